@@ -1,0 +1,34 @@
+#pragma once
+// Where a tensor's bytes live and where its kernels run.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace thimble {
+
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+
+/// `cpu`, `cuda:N`, `dry(cpu)`, `dry(cuda)`. A *dry* device runs the very same code, allocations included, and launches
+/// no kernel: it has no data, so reading a value there throws DeviceError.
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  std::uint8_t index = 0;
+  bool is_dry = false;
+
+  friend constexpr bool operator==(const Device&, const Device&) = default;
+  constexpr bool is_cpu() const noexcept { return kind == DeviceKind::cpu; }
+  constexpr bool is_cuda() const noexcept { return kind == DeviceKind::cuda; }
+};
+
+inline constexpr Device cpu{};
+inline constexpr Device cuda(std::uint8_t index = 0) { return {DeviceKind::cuda, index, false}; }
+inline constexpr Device dry(Device of) { return {of.kind, of.index, true}; }
+
+/// "cpu", "cuda:1", "dry(cpu)".
+std::string to_string(Device device);
+
+/// Reads what to_string writes ("cuda" means "cuda:0"). Throws ValueError with the allowed forms.
+Device parse_device(std::string_view text);
+
+}  // namespace thimble

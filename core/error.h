@@ -1,0 +1,85 @@
+#pragma once
+// Typed errors. Every message names the operation, the value it was given and what is allowed.
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace thimble {
+
+/// Base of every error the library throws.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// A shape, axis or index does not fit the operation: `matmul: inner sizes differ, lhs (2, 3), rhs (4, 5)`.
+class ShapeError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A dtype is not supported by the operation, or two operands disagree.
+class DTypeError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A device is not there, two operands live on different devices, or data is read on a dry device.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// An argument (a rate, a probability, a name, a flag) is outside of what is allowed.
+class ValueError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Misuse of the tape: backward twice, a tensor of another tape, a saved tensor that was overwritten.
+class AutogradError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A plan cannot be made or kept (used by checkpointing and by the budget planner).
+class PlanError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A file cannot be read or written: path, byte offset where reading stopped, and why.
+class FileError : public Error {
+ public:
+  FileError(std::string path, std::uint64_t offset, const std::string& why)
+      : Error(path + ": at byte " + std::to_string(offset) + ": " + why), path_(std::move(path)), offset_(offset) {}
+
+  const std::string& path() const noexcept { return path_; }
+  std::uint64_t offset() const noexcept { return offset_; }
+
+ private:
+  std::string path_;
+  std::uint64_t offset_;
+};
+
+/// A request for memory failed. State is intact and the request can be tried again.
+class OutOfMemory : public Error {
+ public:
+  struct Facts {
+    std::size_t requested_bytes = 0;     ///< what was asked for
+    std::size_t in_use_bytes = 0;        ///< live bytes at that moment
+    std::size_t peak_bytes = 0;          ///< largest live bytes so far
+    std::size_t capacity_bytes = 0;      ///< what the resource may use at most; 0: unbounded
+    std::size_t largest_free_bytes = 0;  ///< the largest block that could have been served
+  };
+
+  OutOfMemory(const std::string& message, Facts facts) : Error(message), facts_(facts) {}
+  const Facts& facts() const noexcept { return facts_; }
+
+ private:
+  Facts facts_;
+};
+
+}  // namespace thimble
