@@ -20,6 +20,7 @@ struct Context {
   std::shared_ptr<Resource> resource;  ///< used for tensors on its device; null: default_resource
   Generator* generator = nullptr;      ///< null: a thread-local default with seed 0
   Transaction* transaction = nullptr;  ///< where side effects of a step are staged (core/transaction.h)
+  bool is_recomputing = false;         ///< a segment is run again: operators must have no side effects
 };
 
 /// This thread's context.

@@ -47,10 +47,9 @@ struct Elementwise {
     if (needs[2] && functor::keeps<F, 2> > 0) bits |= static_cast<unsigned>(functor::keeps<F, 2>);
     return bits;
   }
-  /// False for an operand without a gradient function.
-  static constexpr bool has_gradient(int operand) {
-    return operand == 0 ? functor::keeps<F, 0> >= 0 : operand == 1 ? functor::keeps<F, 1> >= 0 : functor::keeps<F, 2> >= 0;
-  }
+  /// The operands that have a gradient function.
+  static constexpr Needs differentiable{(functor::keeps<F, 0> >= 0 ? 1u : 0u) | (functor::keeps<F, 1> >= 0 ? 2u : 0u) |
+                                        (functor::keeps<F, 2> >= 0 ? 4u : 0u)};
 
   Tensor forward(const Tensor& x, Needs needs, Saved& saved) const
     requires(operands == 1)
@@ -112,6 +111,7 @@ struct Elementwise {
       return {};
     } else {
       if (!needs[W]) return {};
+      if constexpr (functor::passes<F, W>) return sum_to(dy, W == 0 ? saved.lhs_shape : saved.rhs_shape);
       constexpr auto kept = static_cast<unsigned>(functor::keeps<F, W>);
       const bool in_place = !dy_is_needed_later && dy.is_unshared() && dy.is_contiguous();
       const Tensor dx = in_place ? dy : Tensor::empty_like(dy);
@@ -120,9 +120,13 @@ struct Elementwise {
                               {(kept & 1u) ? &saved.lhs : &none, (kept & 2u) ? &saved.rhs : &none,
                                (kept & 4u) ? &saved.third : &none, (kept & 8u) ? &saved.out : &none, &dy},
                               dx);
-      if constexpr (W == 0) return sum_to(dx, saved.lhs_shape);
-      if constexpr (W == 1) return sum_to(dx, saved.rhs_shape);
-      return dx;
+      if constexpr (W == 0) {
+        return sum_to(dx, saved.lhs_shape);
+      } else if constexpr (W == 1) {
+        return sum_to(dx, saved.rhs_shape);
+      } else {
+        return dx;
+      }
     }
   }
 };

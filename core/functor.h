@@ -9,7 +9,8 @@
 //
 // What backward keeps is its signature: `bwd(In x, T dy)` keeps the input, `bwd(Out y, T dy)` the output, `bwd(T dy)`
 // nothing. Binary functors have `fwd(T a, T b)`, `bwd_lhs` and `bwd_rhs`, which may ask for Lhs, Rhs and Out, in that
-// order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand. `T` is
+// order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand. Where the
+// gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is
 // float, double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must be
 // trivially copyable.
 
@@ -110,6 +111,11 @@ constexpr int find_keeps() {
     return find_keeps<Op, W, Mask + 1>();
   }
 }
+
+/// True where the gradient is dy itself (`passes_lhs`, `passes_rhs`), so that it need not be copied.
+template <class Op, int W>
+inline constexpr bool passes = (W == 0 && requires { requires Op::passes_lhs; }) ||
+                               (W == 1 && requires { requires Op::passes_rhs; });
 
 /// What the gradient with respect to operand W keeps (bits 0..2: operands, bit 3: output); -1: there is no gradient.
 template <class Op, int W>

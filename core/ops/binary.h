@@ -11,7 +11,7 @@ namespace thimble::ops {
 /// y = a + b. Keeps nothing.
 struct Add {
   static constexpr const char* name = "add";
-  static constexpr bool integral = true;
+  static constexpr bool integral = true, passes_lhs = true, passes_rhs = true;
   template <class T>
   THIMBLE_HD T fwd(T a, T b) const {
     return a + b;
@@ -29,7 +29,7 @@ struct Add {
 /// y = a - b. Keeps nothing.
 struct Sub {
   static constexpr const char* name = "sub";
-  static constexpr bool integral = true;
+  static constexpr bool integral = true, passes_lhs = true;
   template <class T>
   THIMBLE_HD T fwd(T a, T b) const {
     return a - b;

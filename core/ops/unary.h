@@ -254,7 +254,7 @@ struct Reciprocal {
 /// y = x + value. Keeps nothing.
 struct AddScalar {
   static constexpr const char* name = "add_scalar";
-  static constexpr bool integral = true;
+  static constexpr bool integral = true, passes_lhs = true;
   double value = 0;
   template <class T>
   THIMBLE_HD T fwd(T x) const {
