@@ -44,15 +44,21 @@ Tensor add(Tensor a, Tensor b) {
 }  // namespace backward_detail
 
 void Tape::backward(const Tensor& loss, Tensor seed) {
-  if (!is_on_tape(loss) || !values_[loss.tape_ref().value].needs_grad) {
-    throw AutogradError("backward: " + describe(loss) +
-                        " is not on this tape (it depends on no leaf, was recorded elsewhere, or backward already ran)");
+  if (!loss.leaf() && (!is_on_tape(loss) || !values_[loss.tape_ref().value].needs_grad)) {
+    throw AutogradError(
+        "backward: " + describe(loss) +
+        " is not on this tape (it depends on no leaf, was recorded elsewhere, or backward already ran)");
   }
   if (!seed.defined() && loss.elements() != 1) {
     throw ShapeError("backward: " + describe(loss) + " is not a scalar, so the gradient it starts from must be given");
   }
   if (seed.defined() && seed.shape() != loss.shape()) {
     throw ShapeError("backward: seed " + describe(seed) + " for loss " + describe(loss));
+  }
+  if (loss.leaf()) {  // its own gradient
+    if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
+    accumulate_leaf(*loss.leaf(), std::move(seed));
+    return clear();
   }
   const backward_detail::Scope scope(false);
   try {
@@ -117,8 +123,8 @@ void Tape::check_version(const Node& node, const SavedEdge& edge) const {
   if (now == edge.version) return;
   const std::string path(path_name(node.path));
   throw AutogradError(std::string(node.type->name) + (path.empty() ? "" : " in " + path) + ": " + describe(t) +
-                      ", kept for backward, was overwritten (version " + std::to_string(edge.version) + " was kept, now " +
-                      std::to_string(now) + ")");
+                      ", kept for backward, was overwritten (version " + std::to_string(edge.version) +
+                      " was kept, now " + std::to_string(now) + ")");
 }
 
 void Tape::accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient) {

@@ -13,11 +13,23 @@
 
 namespace thimble {
 
-/// What the tape stores per node: the operator and what it said it keeps, its tensors moved out.
+namespace node_detail {
+
+template <class T>
+using UnlessTensor = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, Tensor>, std::tuple<>,
+                                        std::tuple<std::remove_cvref_t<T>>>;
+template <class... Members>
+auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declval<UnlessTensor<Members>>()...));
+
+}  // namespace node_detail
+
+/// What the tape stores per node: the operator and those members of its `struct Saved` that are not tensors. The
+/// tensors are held by value id (autograd/tape.h).
 template <class Op>
 struct Record {
+  using Attributes = decltype(node_detail::attributes_of(tie_members(std::declval<typename Op::Saved&>())));
   Op op;
-  typename Op::Saved saved;
+  Attributes attributes;
 };
 
 /// An operator's functions, one static instance per type.
@@ -34,9 +46,6 @@ struct OpType {
 };
 
 namespace node_detail {
-
-template <class T, class = void>
-struct Arity;
 
 // Number of tensors in `Tensor forward(const Tensor&..., Needs, Saved&) const`; -1 for a span of them.
 template <class Op, class R, class... Args>
@@ -73,18 +82,44 @@ Tensor forward(const Op& op, std::span<const Tensor> in, Needs needs, typename O
   }
 }
 
-template <class Saved>
-void move_out(Saved& saved, std::span<Tensor> to) {
-  [[maybe_unused]] std::size_t i = 0;
-  for_each_tensor(saved, [&](Tensor& t) { to[i++] = std::exchange(t, Tensor()); });
+template <class... Members>
+constexpr int count_tensors(std::tuple<Members...>*) {
+  return (0 + ... + (std::is_same_v<std::remove_cvref_t<Members>, Tensor> ? 1 : 0));
 }
 
-template <class Saved>
-int count_tensors() {
+// Copies members one by one between a struct Saved and a tuple of attributes.
+template <std::size_t I = 0, class Attributes, class F>
+void visit_attributes([[maybe_unused]] Attributes& attributes, [[maybe_unused]] std::size_t at,
+                      [[maybe_unused]] F&& f) {
+  if constexpr (I < std::tuple_size_v<Attributes>) {
+    if (at == I) return f(std::get<I>(attributes));
+    visit_attributes<I + 1>(attributes, at, f);
+  }
+}
+
+template <class T, class U>
+void assign_if_same(T& to, const U& from) {
+  if constexpr (std::is_same_v<T, U>) to = from;
+}
+
+/// Takes a struct Saved apart: tensors into `tensors`, the rest into `attributes`.
+template <class Saved, class Attributes>
+void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes) {
+  [[maybe_unused]] std::size_t i = 0, j = 0;
+  for_each_member(
+      saved, [&](Tensor& t) { tensors[i++] = std::exchange(t, Tensor()); },
+      [&](auto& member) { visit_attributes(attributes, j++, [&](auto& to) { assign_if_same(to, member); }); });
+}
+
+/// Puts it together again; the tensors are moved from.
+template <class Saved, class Attributes>
+Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   Saved saved{};
-  int n = 0;
-  for_each_tensor(saved, [&](Tensor&) { ++n; });
-  return n;
+  [[maybe_unused]] std::size_t i = 0, j = 0;
+  for_each_member(
+      saved, [&](Tensor& t) { t = std::exchange(tensors[i++], Tensor()); },
+      [&](auto& member) { visit_attributes(attributes, j++, [&](auto& from) { assign_if_same(member, from); }); });
+  return saved;
 }
 
 template <class Op>
@@ -106,19 +141,16 @@ const OpType& op_type() {
       node_detail::cost_of<Op>(),
       sizeof(Record<Op>),
       alignof(Record<Op>),
-      node_detail::count_tensors<Saved>(),
+      node_detail::count_tensors(static_cast<decltype(tie_members(std::declval<Saved&>()))*>(nullptr)),
       [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
         auto& r = *static_cast<Record<Op>*>(record);
-        Saved saved = r.saved;
-        [[maybe_unused]] std::size_t i = 0;
-        for_each_tensor(saved, [&](Tensor& t) { t = std::move(kept[i++]); });
-        return r.op.backward(std::move(saved), std::move(dy), needs);
+        return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy), needs);
       },
       [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs) {
         auto& r = *static_cast<Record<Op>*>(record);
-        r.saved = Saved{};
-        Tensor out = node_detail::forward(r.op, inputs, needs, r.saved);
-        node_detail::move_out(r.saved, kept);
+        Saved saved{};
+        Tensor out = node_detail::forward(r.op, inputs, needs, saved);
+        node_detail::take_apart(saved, kept, r.attributes);
         return out;
       },
       [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};

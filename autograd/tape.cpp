@@ -29,16 +29,18 @@ Tape::Tape() : id_(tape_detail::next_tape_id()) {}
 Tape::~Tape() { clear(); }
 
 void Tape::clear() noexcept {
-  for (Tensor& t : slots_) {
-    if (t.storage()) t = Tensor();
+  for (Value& value : values_) {
+    if (value.holds > 0) {
+      value.holds = 1;
+      release(static_cast<std::uint32_t>(&value - values_.data()));
+    }
   }
+  slots_.clear();  // gradients that were on their way
   for (Node& node : nodes_) node.type->destroy(node.record);
   nodes_.clear();
-  for (Value& value : values_) value = Value();
   values_.clear();
   inputs_.clear();
   saved_.clear();
-  slots_.clear();
   free_slots_.clear();
   leaves_.clear();
   segments_.clear();

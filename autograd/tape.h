@@ -1,5 +1,6 @@
 #pragma once
-// The tape: a flat vector of nodes in execution order. Backward walks it once, from the end, and frees what it consumes.
+// The tape: a flat vector of nodes in execution order. Backward walks it once, from the end, and frees what it
+// consumes.
 //
 //   Tape tape;
 //   Tensor loss;
@@ -38,10 +39,10 @@ class Tape {
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  /// Gradients of `loss` with respect to every leaf it depends on, added to the leaves' grad(). `seed` is the gradient of
-  /// the loss itself, 1 when undefined, and then the loss must have one element. Frees saved tensors and gradients as it
-  /// goes; afterwards the tape is empty. Throws AutogradError (the loss is not on this tape, or a saved tensor was
-  /// overwritten), ShapeError (seed).
+  /// Gradients of `loss` with respect to every leaf it depends on, added to the leaves' grad(). `seed` is the gradient
+  /// of the loss itself, 1 when undefined, and then the loss must have one element. Frees saved tensors and gradients
+  /// as it goes; afterwards the tape is empty. Throws AutogradError (the loss is not on this tape, or a saved tensor
+  /// was overwritten), ShapeError (seed).
   void backward(const Tensor& loss, Tensor seed = {});
 
   /// Drops everything recorded; capacity is kept for the next step.
@@ -64,8 +65,8 @@ class Tape {
   template <class Op>
   void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs);
 
-  /// Nodes recorded from here on keep only what comes from before the segment; backward runs them again. Segments inside a
-  /// segment join it.
+  /// Nodes recorded from here on keep only what comes from before the segment; backward runs them again. Segments
+  /// inside a segment join it.
   void begin_segment();
   void end_segment() noexcept;
   bool is_in_segment() const noexcept { return open_segment_ >= 0; }
@@ -153,10 +154,10 @@ template <class Op>
 void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output,
                   Needs needs) {
   std::array<Tensor, max_saved_tensors> kept;
-  node_detail::move_out(saved, kept);
   const OpType& type = op_type<Op>();
   void* const at = allocate_record(type.size, type.alignment);
-  new (at) Record<Op>{op, std::move(saved)};
+  auto* const record = new (at) Record<Op>{op, {}};
+  node_detail::take_apart(saved, kept, record->attributes);
   push_node(type, at, inputs, std::span(kept).first(static_cast<std::size_t>(type.saved_tensors)), output, needs);
 }
 

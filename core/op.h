@@ -13,8 +13,8 @@
 //     Gradients backward(Saved saved, Tensor dy, Needs needs) const;   // one gradient per operand
 //   };
 //
-// An *elementwise* operator is a functor (core/elementwise.h). Both are called through `apply` (autograd/apply.h), which
-// records them on the tape when one is active.
+// An *elementwise* operator is a functor (core/elementwise.h). Both are called through `apply` (autograd/apply.h),
+// which records them on the tape when one is active.
 //
 // Rules for forward: allocate everything, then launch. Fill only those tensors of `saved` that backward needs for the
 // operands named by `needs` (needs.any() is false outside of a tape: keep nothing, allocate nothing for backward). A
@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -54,7 +55,8 @@ class Needs {
   std::uint32_t bits_ = 0;
 };
 
-/// One gradient per operand, in operand order; undefined where none is needed. Holds up to `capacity` without allocating.
+/// One gradient per operand, in operand order; undefined where none is needed. Holds up to `capacity` without
+/// allocating.
 class Gradients {
  public:
   static constexpr int capacity = 32;
@@ -108,45 +110,52 @@ constexpr int member_count() {
 }
 }  // namespace op_detail
 
-/// Calls f(member) for every member of a `struct Saved` (an aggregate of at most 8), in declaration order.
-template <class Saved, class F>
-constexpr void for_each_member(Saved& saved, F&& f) {
+/// References to the members of a `struct Saved` (an aggregate of at most 8), in declaration order.
+template <class Saved>
+constexpr auto tie_members(Saved& saved) {
   constexpr int n = op_detail::member_count<std::remove_const_t<Saved>>();
-  if constexpr (n == 1) {
+  if constexpr (n == 0) {
+    return std::tuple<>();
+  } else if constexpr (n == 1) {
     auto& [a] = saved;
-    f(a);
+    return std::tie(a);
   } else if constexpr (n == 2) {
     auto& [a, b] = saved;
-    f(a), f(b);
+    return std::tie(a, b);
   } else if constexpr (n == 3) {
     auto& [a, b, c] = saved;
-    f(a), f(b), f(c);
+    return std::tie(a, b, c);
   } else if constexpr (n == 4) {
     auto& [a, b, c, d] = saved;
-    f(a), f(b), f(c), f(d);
+    return std::tie(a, b, c, d);
   } else if constexpr (n == 5) {
     auto& [a, b, c, d, e] = saved;
-    f(a), f(b), f(c), f(d), f(e);
+    return std::tie(a, b, c, d, e);
   } else if constexpr (n == 6) {
     auto& [a, b, c, d, e, g] = saved;
-    f(a), f(b), f(c), f(d), f(e), f(g);
+    return std::tie(a, b, c, d, e, g);
   } else if constexpr (n == 7) {
     auto& [a, b, c, d, e, g, h] = saved;
-    f(a), f(b), f(c), f(d), f(e), f(g), f(h);
-  } else if constexpr (n == 8) {
+    return std::tie(a, b, c, d, e, g, h);
+  } else {
     auto& [a, b, c, d, e, g, h, i] = saved;
-    f(a), f(b), f(c), f(d), f(e), f(g), f(h), f(i);
+    return std::tie(a, b, c, d, e, g, h, i);
   }
 }
 
 inline constexpr int max_saved_tensors = 8;
 
-/// Calls f(tensor) for every tensor among the members.
-template <class Saved, class F>
-constexpr void for_each_tensor(Saved& saved, F&& f) {
-  for_each_member(saved, [&](auto& member) {
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, Tensor>) f(member);
-  });
+/// Calls f(tensor) for every tensor among the members, and g(member) for every other one.
+template <class Saved, class F, class G>
+constexpr void for_each_member(Saved& saved, F&& f, G&& g) {
+  const auto one = [&](auto& member) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, Tensor>) {
+      f(member);
+    } else {
+      g(member);
+    }
+  };
+  std::apply([&](auto&... members) { (one(members), ...); }, tie_members(saved));
 }
 
 }  // namespace thimble
