@@ -10,9 +10,9 @@ namespace thimble::data {
 void append_cifar10(std::span<const std::byte> file, const std::string& path, Images& images) {
   constexpr std::size_t side = 32, channels = 3, plane = side * side, record = 1 + channels * plane, classes = 10;
   if (file.empty() || file.size() % record != 0)
-    throw FileError(path, file.size() - file.size() % record,
-                    std::to_string(file.size()) + " bytes; a CIFAR-10 batch has one or more records of " +
-                        std::to_string(record));
+    throw FileError(
+        path, file.size() - file.size() % record,
+        std::to_string(file.size()) + " bytes; a CIFAR-10 batch has one or more records of " + std::to_string(record));
   if (images.count != 0 && (images.height != side || images.width != side || images.channels != channels))
     throw ShapeError("cifar10: appended to images that are not 32x32 with 3 channels");
   const std::size_t count = file.size() / record;

@@ -10,9 +10,9 @@
 
 namespace thimble::data {
 
-/// Appends the records of a batch to `images`, planes interleaved to (N, H, W, C). `path` is for messages. Throws FileError
-/// when the file is empty, is not a whole number of records of 3073 bytes, or has a label above 9; ShapeError when
-/// `images` has images of another size. `images` is then unchanged.
+/// Appends the records of a batch to `images`, planes interleaved to (N, H, W, C). `path` is for messages. Throws
+/// FileError when the file is empty, is not a whole number of records of 3073 bytes, or has a label above 9; ShapeError
+/// when `images` has images of another size. `images` is then unchanged.
 void append_cifar10(std::span<const std::byte> file, const std::string& path, Images& images);
 
 /// Reads one batch, or several in order. Throws as append_cifar10.

@@ -68,9 +68,8 @@ GzipReader::~GzipReader() = default;
 void GzipReader::read(std::span<std::byte> out) {
   const std::size_t got = state_->run(file_, path_, out);
   if (got < out.size())
-    throw FileError(
-        path_, state_->at(),
-        "the decompressed data end " + std::to_string(out.size() - got) + " bytes before the header says");
+    throw FileError(path_, state_->at(),
+                    "the decompressed data end " + std::to_string(out.size() - got) + " bytes before the header says");
 }
 
 void GzipReader::finish() {

@@ -26,7 +26,8 @@ class GzipReader {
   /// Fills `out` with the next decompressed bytes. Throws FileError when the data end before, or are corrupt.
   void read(std::span<std::byte> out);
 
-  /// Throws FileError unless the decompressed data end here, their checksum and length are right, and the file ends too.
+  /// Throws FileError unless the decompressed data end here, their checksum and length are right, and the file ends
+  /// too.
   void finish();
 
  private:

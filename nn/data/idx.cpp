@@ -9,6 +9,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/file_stream.h>
 #include <thimble/nn/data/gzip.h>
+#include <thimble/nn/data/require.h>
 
 namespace thimble::data {
 
@@ -53,9 +54,9 @@ template <class Reader>
 IdxArray read(Reader reader, std::uint64_t most_bytes, const std::string& path) {
   const std::uint32_t magic = read_u32(reader);
   if (magic != images_magic && magic != labels_magic)
-    throw FileError(path, 0,
-                    "the magic number is " + std::to_string(magic) +
-                        "; allowed: 2051 (0x803, images), 2049 (0x801, labels)");
+    throw FileError(
+        path, 0,
+        "the magic number is " + std::to_string(magic) + "; allowed: 2051 (0x803, images), 2049 (0x801, labels)");
   IdxArray array;
   array.shape.resize(magic == images_magic ? 3 : 1);
   for (std::int64_t& size : array.shape) size = read_u32(reader);
@@ -80,8 +81,7 @@ IdxArray parse_idx(std::span<const std::byte> file, const std::string& path) {
 
 Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
                 const std::string& labels_path) {
-  if (classes < 1 || classes > 256)
-    throw ValueError("idx: classes is " + std::to_string(classes) + "; allowed: 1 to 256");
+  require_between("idx: classes", classes, 1, 256);
   if (images.shape.size() != 3) throw FileError(images_path, 0, "the file has labels; images are needed");
   if (labels.shape.size() != 1) throw FileError(labels_path, 0, "the file has images; labels are needed");
   if (images.shape[0] != labels.shape[0])

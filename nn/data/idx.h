@@ -1,6 +1,6 @@
 #pragma once
-// The IDX files of MNIST and its relatives: a big-endian u32 magic, 0x803 (images) or 0x801 (labels), then three sizes or
-// one, then bytes. Plain or gzip, told apart by the first bytes.
+// The IDX files of MNIST and its relatives: a big-endian u32 magic, 0x803 (images) or 0x801 (labels), then three sizes
+// or one, then bytes. Plain or gzip, told apart by the first bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,12 +21,12 @@ struct IdxArray {
 };
 
 /// Reads a whole file; `path` is for messages. Throws FileError when the magic is neither of the two, when the sizes do
-/// not match the bytes exactly, or promise more than idx_limit_bytes or (gzip) than deflate could hold; when gzip data are
-/// corrupt, cut short, longer than the header says, or followed by anything.
+/// not match the bytes exactly, or promise more than idx_limit_bytes or (gzip) than deflate could hold; when gzip data
+/// are corrupt, cut short, longer than the header says, or followed by anything.
 IdxArray parse_idx(std::span<const std::byte> file, const std::string& path);
 
-/// Pairs images (N, H, W) with labels (N): one channel. Throws FileError, naming the file, when one is not what its name
-/// says, the counts differ, or a label is not below `classes`; ValueError unless 1 <= classes <= 256.
+/// Pairs images (N, H, W) with labels (N): one channel. Throws FileError, naming the file, when one is not what its
+/// name says, the counts differ, or a label is not below `classes`; ValueError unless 1 <= classes <= 256.
 Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
                 const std::string& labels_path);
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/nn/data/require.h>
 #include <thimble/nn/data/splitmix.h>
 
 namespace thimble::data {
@@ -13,13 +14,6 @@ namespace thimble::data {
 namespace sampler_detail {
 
 constexpr std::int64_t largest_count = std::int64_t{1} << 62;
-
-std::int64_t require_between(const char* what, std::int64_t value, std::int64_t low, std::int64_t high) {
-  if (value < low || value > high)
-    throw ValueError(std::string(what) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) + " to " +
-                     std::to_string(high));
-  return value;
-}
 
 void require_room(const char* what, std::size_t room, std::int64_t batch) {
   if (room != static_cast<std::size_t>(batch))
@@ -30,8 +24,8 @@ void require_room(const char* what, std::size_t room, std::int64_t batch) {
 }  // namespace sampler_detail
 
 Permutation::Permutation(std::int64_t count, std::uint64_t key)
-    : count_(static_cast<std::uint64_t>(
-          sampler_detail::require_between("permutation: count", count, 1, sampler_detail::largest_count))),
+    : count_(
+          static_cast<std::uint64_t>(require_between("permutation: count", count, 1, sampler_detail::largest_count))),
       half_bits_(std::max(1, (static_cast<int>(std::bit_width(count_ - 1)) + 1) / 2)) {
   SplitMix random(key);
   for (std::uint64_t& round_key : keys_) round_key = random.next();
@@ -53,12 +47,12 @@ std::int64_t Permutation::operator()(std::int64_t i) const noexcept {
 }
 
 BatchSampler::BatchSampler(std::int64_t count, std::int64_t batch, std::uint64_t seed)
-    : count_(sampler_detail::require_between("batch sampler: count", count, 1, sampler_detail::largest_count)),
-      batch_(sampler_detail::require_between("batch sampler: batch", batch, 1, sampler_detail::largest_count)),
+    : count_(require_between("batch sampler: count", count, 1, sampler_detail::largest_count)),
+      batch_(require_between("batch sampler: batch", batch, 1, sampler_detail::largest_count)),
       seed_(seed) {}
 
 void BatchSampler::indices(std::int64_t step, std::span<std::int64_t> out) const {
-  sampler_detail::require_between("batch sampler: step", step, 0, sampler_detail::largest_count / batch_ - 1);
+  require_between("batch sampler: step", step, 0, sampler_detail::largest_count / batch_ - 1);
   sampler_detail::require_room("batch sampler", out.size(), batch_);
   std::int64_t position = step * batch_;
   while (!out.empty()) {
@@ -78,14 +72,13 @@ std::vector<std::int64_t> BatchSampler::indices(std::int64_t step) const {
 }
 
 WindowSampler::WindowSampler(std::int64_t length, std::int64_t seq, std::int64_t batch, std::uint64_t seed)
-    : length_(
-          sampler_detail::require_between("window sampler: tokens of text", length, 2, sampler_detail::largest_count)),
-      seq_(sampler_detail::require_between("window sampler: sequence length", seq, 1, length - 1)),
-      batch_(sampler_detail::require_between("window sampler: batch", batch, 1, sampler_detail::largest_count)),
+    : length_(require_between("window sampler: tokens of text", length, 2, sampler_detail::largest_count)),
+      seq_(require_between("window sampler: sequence length", seq, 1, length - 1)),
+      batch_(require_between("window sampler: batch", batch, 1, sampler_detail::largest_count)),
       seed_(seed) {}
 
 void WindowSampler::starts(std::int64_t step, std::span<std::int64_t> out) const {
-  sampler_detail::require_between("window sampler: step", step, 0, std::numeric_limits<std::int64_t>::max());
+  require_between("window sampler: step", step, 0, std::numeric_limits<std::int64_t>::max());
   sampler_detail::require_room("window sampler", out.size(), batch_);
   SplitMix random(splitmix64(splitmix64(seed_) + static_cast<std::uint64_t>(step)));
   for (std::int64_t& start : out)

@@ -28,8 +28,8 @@ class Permutation {
   std::array<std::uint64_t, rounds> keys_;
 };
 
-/// Batches without replacement: the steps walk through epoch after epoch, each a fresh permutation of all samples. A batch
-/// may begin in one epoch and end in the next, so every sample is seen exactly once in each and none is dropped.
+/// Batches without replacement: the steps walk through epoch after epoch, each a fresh permutation of all samples. A
+/// batch may begin in one epoch and end in the next, so every sample is seen exactly once in each and none is dropped.
 class BatchSampler {
  public:
   /// Throws ValueError unless count and batch are in 1 .. 2^62.
@@ -52,8 +52,8 @@ class BatchSampler {
   std::uint64_t seed_;
 };
 
-/// Random windows of a long text: each batch has `batch` windows of seq + 1 tokens (inputs, and targets one later), their
-/// starts uniform and independent.
+/// Random windows of a long text: each batch has `batch` windows of seq + 1 tokens (inputs, and targets one later),
+/// their starts uniform and independent.
 class WindowSampler {
  public:
   /// `length` tokens of text. Throws ValueError unless 1 <= seq < length and batch is in 1 .. 2^62.
