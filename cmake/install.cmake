@@ -7,6 +7,7 @@ install(TARGETS thimble EXPORT thimbleTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(TARGET thimble_program)
+  set_target_properties(thimble_program PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
   install(TARGETS thimble_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 foreach(layer IN LISTS thimble_layers)

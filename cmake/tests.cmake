@@ -41,3 +41,16 @@ if(thimble_test_sources)
   target_link_libraries(thimble_tests PRIVATE thimble_bench Catch2::Catch2 nlohmann_json::nlohmann_json ZLIB::ZLIB)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
 endif()
+
+# About the sources themselves: these need nothing of the library, so they also run while it does not build.
+add_executable(thimble_house_tests tests/main.cpp tests/house/sources.cpp tests/house/layering_test.cpp
+                                   tests/house/text_test.cpp tests/house/weight_test.cpp)
+thimble_own_target(thimble_house_tests)
+target_compile_features(thimble_house_tests PRIVATE cxx_std_20)
+target_include_directories(thimble_house_tests PRIVATE tests)
+target_link_libraries(thimble_house_tests PRIVATE Catch2::Catch2)
+target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAKE_CXX_COMPILER}"
+                                                       THIMBLE_HOUSE_INCLUDE="${thimble_include_dir}"
+                                                       THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
+set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+thimble_add_catch_tests(thimble_house_tests house layering_test.cpp text_test.cpp weight_test.cpp)
