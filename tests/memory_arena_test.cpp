@@ -101,8 +101,6 @@ std::size_t random_arena_run(Arena& arena, std::uint32_t seed, int operations, s
   return errors;
 }
 
-bool same_figures(const Arena::Statistics& a, const Arena::Statistics& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
-
 }  // namespace
 
 TEST_CASE("memory arena: contents survive random allocations", "[memory][arena]") {
@@ -228,7 +226,7 @@ TEST_CASE("memory arena: capacity is a bound of what is committed", "[memory][ar
         CHECK(text.find(part) != std::string::npos);
       }
     }
-    CHECK(same_figures(before, arena->statistics()));
+    CHECK(before == arena->statistics());
     Block* const b = arena->allocate({.bytes = 1 * MiB});
     CHECK(arena->statistics().committed_bytes == 4 * MiB);
     arena->deallocate(a, nullptr);
@@ -257,7 +255,7 @@ TEST_CASE("memory arena: refused pages change nothing", "[memory][arena]") {
     state.commits_until_refusal = 0;
     CHECK_THROWS_AS(arena.allocate({.bytes = 30 * MiB}), OutOfMemory);  // at the top
     CHECK_THROWS_AS(arena.allocate({.bytes = 5 * MiB}), OutOfMemory);   // in the hole that was trimmed
-    CHECK(same_figures(before, arena.statistics()));
+    CHECK(before == arena.statistics());
     CHECK(state.granules == granules);
 
     state.commits_until_refusal = -1;
@@ -335,7 +333,7 @@ TEST_CASE("memory arena: a dry arena gives the offsets and figures of a real one
   }
   CHECK(differences == 0);
   CHECK(refusals > 0);
-  CHECK(same_figures(real->statistics(), dry->statistics()));
+  CHECK(real->statistics() == dry->statistics());
   for (const auto& [a, b] : live) {
     real->deallocate(a, nullptr);
     dry->deallocate(b, nullptr);
