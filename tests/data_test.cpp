@@ -10,6 +10,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "gzip_file.h"
 
 using namespace thimble;
 using namespace thimble::data;
