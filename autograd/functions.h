@@ -1,0 +1,6 @@
+#pragma once
+// All differentiable functions. Each runs one operator (core/ops/) and records it when a tape is active.
+
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/norm.h>
+#include <thimble/autograd/functions/view.h>

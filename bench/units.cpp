@@ -1,0 +1,137 @@
+#include <thimble/bench/units.h>
+
+#include <array>
+#include <cstddef>
+#include <limits>
+
+#include <thimble/core/error.h>
+
+namespace thimble {
+namespace units_detail {
+
+struct Unit {
+  std::string_view name;  // lower case
+  std::int64_t bytes;
+};
+
+constexpr std::array<Unit, 10> units = {{{"", 1},
+                                         {"b", 1},
+                                         {"kb", 1'000},
+                                         {"mb", 1'000'000},
+                                         {"gb", 1'000'000'000},
+                                         {"tb", 1'000'000'000'000},
+                                         {"kib", std::int64_t{1} << 10},
+                                         {"mib", std::int64_t{1} << 20},
+                                         {"gib", std::int64_t{1} << 30},
+                                         {"tib", std::int64_t{1} << 40}}};
+
+// What may follow in a message of one line: long or unprintable input is cut or masked.
+std::string shown(std::string_view text) {
+  constexpr std::size_t longest = 40;
+  std::string result = "\"";
+  for (const char c : text.substr(0, longest)) result += c >= ' ' && c <= '~' ? c : '?';
+  return result + (text.size() > longest ? "...\"" : "\"");
+}
+
+[[noreturn]] void refuse(std::string_view text, const std::string& why) {
+  throw ValueError("size: " + shown(text) + " " + why +
+                   "; allowed: bytes (1073741824) or a number with a unit: B, KB, MB, GB, TB (powers of 1000), KiB, "
+                   "MiB, GiB, TiB (powers of 1024), as in 512MiB or 4.99GB");
+}
+
+bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
+
+// The digits at the front of `text`, which are taken off it.
+std::string_view take_digits(std::string_view& text) noexcept {
+  std::size_t count = 0;
+  while (count < text.size() && is_digit(text[count])) ++count;
+  const std::string_view digits = text.substr(0, count);
+  text.remove_prefix(count);
+  return digits;
+}
+
+const Unit* find_unit(std::string_view name) noexcept {
+  for (const Unit& unit : units) {
+    bool is_equal = unit.name.size() == name.size();
+    for (std::size_t i = 0; is_equal && i < name.size(); ++i) {
+      const char lower = name[i] >= 'A' && name[i] <= 'Z' ? static_cast<char>(name[i] - 'A' + 'a') : name[i];
+      is_equal = lower == unit.name[i];
+    }
+    if (is_equal) return &unit;
+  }
+  return nullptr;
+}
+
+}  // namespace units_detail
+
+std::string format_grouped(std::int64_t value) {
+  std::string digits = std::to_string(value);
+  const std::size_t first = value < 0 ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3;) {
+    at -= 3;
+    digits.insert(at, 1, ',');
+  }
+  return digits;
+}
+
+std::string format_bytes(std::int64_t bytes) {
+  constexpr std::array<const char*, 7> names = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  const std::string sign = bytes < 0 ? "-" : "";
+  // Two's complement negation: also right for the smallest value, which has no positive twin.
+  const std::uint64_t magnitude =
+      bytes < 0 ? ~static_cast<std::uint64_t>(bytes) + 1 : static_cast<std::uint64_t>(bytes);
+  if (magnitude < 1024) return sign + std::to_string(magnitude) + " B";
+  std::size_t unit = 1;
+  while (unit + 1 < names.size() && magnitude >> (10 * (unit + 1)) != 0) ++unit;
+  const auto hundredths_in = [magnitude](std::size_t in) {
+    const unsigned shift = static_cast<unsigned>(10 * in);
+    const std::uint64_t rest = magnitude & ((std::uint64_t{1} << shift) - 1);
+    // rest < 2^60, so the product would overflow: halve until it fits, which moves the result by far less than 0.01.
+    const unsigned drop = shift > 50 ? shift - 50 : 0;
+    const std::uint64_t scaled = (rest >> drop) * 100;
+    const unsigned left = shift - drop;
+    return (magnitude >> shift) * 100 + ((scaled + (std::uint64_t{1} << (left - 1))) >> left);
+  };
+  std::uint64_t hundredths = hundredths_in(unit);
+  if (hundredths >= 102'400 && unit + 1 < names.size()) hundredths = hundredths_in(++unit);
+  const std::uint64_t decimals = hundredths % 100;
+  return sign + std::to_string(hundredths / 100) + (decimals < 10 ? ".0" : ".") + std::to_string(decimals) + " " +
+         names[unit];
+}
+
+std::int64_t parse_size(std::string_view text) {
+  constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+  std::string_view rest = text;
+  if (rest.empty()) units_detail::refuse(text, "is empty");
+  if (rest.front() == '-') units_detail::refuse(text, "is negative");
+  const std::string_view whole = units_detail::take_digits(rest);
+  std::string_view fraction;
+  bool has_point = false;
+  if (!rest.empty() && rest.front() == '.') {
+    has_point = true;
+    rest.remove_prefix(1);
+    fraction = units_detail::take_digits(rest);
+  }
+  if (whole.empty() || (has_point && fraction.empty())) units_detail::refuse(text, "is not a number of bytes");
+  if (!rest.empty() && rest.front() == ' ') {
+    rest.remove_prefix(1);
+    if (rest.empty()) units_detail::refuse(text, "ends with a space");
+  }
+  const units_detail::Unit* unit = units_detail::find_unit(rest);
+  if (unit == nullptr) units_detail::refuse(text, "has no known unit");
+  if (has_point && unit->bytes == 1) units_detail::refuse(text, "has a fraction of a byte");
+
+  // floor(unit * 0.d1 d2 ...), from the last digit inwards: dividing and flooring at each step floors the whole.
+  std::int64_t part = 0;
+  for (std::size_t i = fraction.size(); i > 0; --i) part = ((fraction[i - 1] - '0') * unit->bytes + part) / 10;
+  std::int64_t count = 0;
+  for (const char c : whole) {
+    const std::int64_t digit = c - '0';
+    if (count > (largest - digit) / 10) units_detail::refuse(text, "is more than 2^63 - 1 bytes");
+    count = count * 10 + digit;
+  }
+  if (count > (largest - part) / unit->bytes) units_detail::refuse(text, "is more than 2^63 - 1 bytes");
+  return count * unit->bytes + part;
+}
+
+}  // namespace thimble

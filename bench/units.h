@@ -1,0 +1,25 @@
+#pragma once
+// Bytes as people write them and read them.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace thimble {
+
+/// Bytes in the largest binary unit that keeps the number at 1 or above, two decimals: "512 B", "16.00 KiB",
+/// "4.99 GiB". Rounded to nearest; a value that would round to 1024.00 is shown in the next unit. Negative values
+/// (differences) keep their sign.
+std::string format_bytes(std::int64_t bytes);
+
+/// Groups of three digits: "1,234,567", "-1,024".
+std::string format_grouped(std::int64_t value);
+
+/// Reads a SIZE: digits with an optional decimal part, an optional space, and a unit B, KB, MB, GB, TB (powers of 1000)
+/// or KiB, MiB, GiB, TiB (powers of 1024), upper or lower case; without a unit, a whole number of bytes. Exact decimal
+/// arithmetic, a part of a byte is dropped: a budget never grows by reading it ("4.99GB" is 4,990,000,000).
+/// Throws ValueError, naming the text and the allowed forms, for anything else: a sign, NaN, exponents, unknown units,
+/// a fraction of bytes, more than 2^63 - 1 bytes.
+std::int64_t parse_size(std::string_view text);
+
+}  // namespace thimble

@@ -1,0 +1,17 @@
+// What a build without CUDA defines: one line per kernel family.
+
+#include <thimble/core/kernels/copy.h>
+#include <thimble/core/kernels/elementwise.h>
+#include <thimble/core/kernels/norm.h>
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/reduce.h>
+
+namespace thimble::kernels {
+
+const ElementwiseCuda elementwise_cuda = nullptr;
+const CopyKernels* const copy_cuda = nullptr;
+const NormKernels* const norm_cuda = nullptr;
+const OptimizerKernels* const optimizer_cuda = nullptr;
+const ReduceKernels* const reduce_cuda = nullptr;
+
+}  // namespace thimble::kernels

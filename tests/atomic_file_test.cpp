@@ -1,0 +1,168 @@
+#include "catch.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/file.h>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of its own for one test, removed at the end.
+struct Folder {
+  Folder() {
+    std::string pattern = (fs::temp_directory_path() / "thimble-file-XXXXXX").string();
+    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
+    path = pattern;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  std::string operator/(const char* name) const { return (path / name).string(); }
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (const auto& entry : fs::directory_iterator(path)) result.push_back(entry.path().filename().string());
+    return result;
+  }
+  fs::path path;
+};
+
+std::string content(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+// The FileError that writing `text` to `path` throws: its message, or "" when nothing is thrown.
+std::string failure(const std::string& path, std::string_view text) {
+  try {
+    thimble::write_file_atomically(path, text);
+  } catch (const thimble::FileError& error) {
+    CHECK(error.path() == path);
+    return error.what();
+  }
+  return "";
+}
+
+// Lets no file of this process grow past `bytes` while it lives.
+struct FileSizeLimit {
+  explicit FileSizeLimit(rlim_t bytes) {
+    handler = std::signal(SIGXFSZ, SIG_IGN);
+    REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+    struct rlimit limit = old;
+    limit.rlim_cur = bytes;
+    REQUIRE(::setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &old);
+    std::signal(SIGXFSZ, handler);
+  }
+  struct rlimit old {};
+  void (*handler)(int) = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("atomic file: contents arrive whole and replace what was there", "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  for (const std::string& text :
+       {std::string("first"), std::string(), std::string(3'000'000, 'x'), std::string("a\0b", 3)}) {
+    thimble::write_file_atomically(path, text);
+    CHECK(content(path) == text);
+    CHECK(folder.names() == std::vector<std::string>{"model.bin"});
+  }
+}
+
+TEST_CASE("atomic file: the target does not change before commit", "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  thimble::write_file_atomically(path, std::string_view("old"));
+  {
+    thimble::AtomicFile file(path);
+    file.write("part of the ");
+    file.write("new");
+    CHECK(file.size() == 15);
+    CHECK(content(path) == "old");
+  }
+  CHECK(content(path) == "old");
+  CHECK(folder.names().size() == 1);  // the temporary file is gone
+
+  thimble::AtomicFile first(path);
+  thimble::AtomicFile second(path);  // two writers do not share a temporary file
+  first.write("first");
+  second.write("second");
+  first.commit();
+  second.commit();
+  CHECK(content(path) == "second");
+  CHECK(folder.names().size() == 1);
+  CHECK_THROWS_AS(first.write("more"), thimble::FileError);
+  CHECK_THROWS_AS(first.commit(), thimble::FileError);
+}
+
+TEST_CASE("atomic file: a write that fails leaves the old file and nothing else", "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  thimble::write_file_atomically(path, std::string_view("old"));
+  {
+    const FileSizeLimit limit(100'000);
+    try {
+      thimble::write_file_atomically(path, std::string(250'000, 'x'));
+      FAIL("no FileError");
+    } catch (const thimble::FileError& error) {
+      CHECK(error.offset() == 100'000);  // where writing stopped
+      CHECK(error.path() == path);
+    }
+  }
+  CHECK(content(path) == "old");
+  CHECK(folder.names().size() == 1);
+}
+
+TEST_CASE("atomic file: links are followed and permission bits are kept", "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  thimble::write_file_atomically(path, std::string_view("old"));
+  REQUIRE(::chmod(path.c_str(), 0640) == 0);
+  REQUIRE(::symlink("model.bin", (folder / "latest").c_str()) == 0);
+  thimble::write_file_atomically(folder / "latest", std::string_view("new"));
+  CHECK(content(path) == "new");
+  CHECK(fs::is_symlink(folder / "latest"));
+  struct stat status {};
+  REQUIRE(::stat(path.c_str(), &status) == 0);
+  CHECK((status.st_mode & 07777) == 0640);
+}
+
+TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
+  const Folder folder;
+  fs::create_directory(folder / "folder");
+  struct Row {
+    std::string path;
+    const char* why;
+  };
+  const std::vector<Row> rows = {
+      {"", "without a name"},
+      {folder / "folder", "not a regular file"},
+      {"/dev/null", "not a regular file"},
+      {folder / "nowhere/model.bin", "No such file or directory"},
+      {folder / std::string(300, 'n').c_str(), "File name too long"},
+  };
+  for (const Row& row : rows) {
+    INFO(row.path);
+    const std::string message = failure(row.path, "text");
+    INFO(message);
+    CHECK(message.find(row.why) != std::string::npos);
+  }
+  CHECK(folder.names() == std::vector<std::string>{"folder"});
+  // The suffix of the temporary file does not make a valid name too long.
+  CHECK(failure(folder / std::string(255, 'n').c_str(), "text").empty());
+}
