@@ -1,0 +1,61 @@
+#include <thimble/autograd/functions/elementwise.h>
+
+#include <string>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/core/error.h>
+
+namespace thimble {
+
+Tensor neg(const Tensor& x) { return apply<ops::Neg>(x); }
+Tensor abs(const Tensor& x) { return apply<ops::Abs>(x); }
+Tensor exp(const Tensor& x) { return apply<ops::Exp>(x); }
+Tensor log(const Tensor& x) { return apply<ops::Log>(x); }
+Tensor sqrt(const Tensor& x) { return apply<ops::Sqrt>(x); }
+Tensor rsqrt(const Tensor& x) { return apply<ops::Rsqrt>(x); }
+Tensor square(const Tensor& x) { return apply<ops::Square>(x); }
+Tensor pow(const Tensor& x, double exponent) { return apply(ops::Pow{exponent}, x); }
+
+Tensor clamp(const Tensor& x, double low, double high) {
+  if (!(low <= high)) {
+    throw ValueError("clamp: low " + std::to_string(low) + " is above high " + std::to_string(high));
+  }
+  return apply(ops::Clamp{low, high}, x);
+}
+
+Tensor tanh(const Tensor& x) { return apply<ops::Tanh>(x); }
+Tensor sigmoid(const Tensor& x) { return apply<ops::Sigmoid>(x); }
+Tensor relu(const Tensor& x) { return apply<ops::Relu>(x); }
+Tensor leaky_relu(const Tensor& x, double slope) { return apply(ops::LeakyRelu{slope}, x); }
+
+Tensor gelu(const Tensor& x, GeluForm form) {
+  return form == GeluForm::tanh ? apply<ops::GeluTanh>(x) : apply<ops::GeluErf>(x);
+}
+
+Tensor silu(const Tensor& x) { return apply<ops::Silu>(x); }
+Tensor reciprocal(const Tensor& x) { return apply<ops::Reciprocal>(x); }
+
+Tensor add(const Tensor& a, const Tensor& b) { return apply<ops::Add>(a, b); }
+Tensor add(const Tensor& a, double value) { return apply(ops::AddScalar{value}, a); }
+Tensor sub(const Tensor& a, const Tensor& b) { return apply<ops::Sub>(a, b); }
+Tensor mul(const Tensor& a, const Tensor& b) { return apply<ops::Mul>(a, b); }
+Tensor mul(const Tensor& a, double value) { return apply(ops::MulScalar{value}, a); }
+Tensor div(const Tensor& a, const Tensor& b) { return apply<ops::Div>(a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return apply<ops::Minimum>(a, b); }
+Tensor maximum(const Tensor& a, const Tensor& b) { return apply<ops::Maximum>(a, b); }
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  if (condition.dtype() != DType::boolean) {
+    throw DTypeError("where: the condition is " + describe(condition) + ", it must be bool");
+  }
+  return apply<ops::Where>(a, b, condition);
+}
+
+Tensor equal(const Tensor& a, const Tensor& b) { return apply<ops::Equal>(a, b); }
+Tensor not_equal(const Tensor& a, const Tensor& b) { return apply<ops::NotEqual>(a, b); }
+Tensor less(const Tensor& a, const Tensor& b) { return apply<ops::Less>(a, b); }
+Tensor less_equal(const Tensor& a, const Tensor& b) { return apply<ops::LessEqual>(a, b); }
+Tensor greater(const Tensor& a, const Tensor& b) { return apply<ops::Greater>(a, b); }
+Tensor greater_equal(const Tensor& a, const Tensor& b) { return apply<ops::GreaterEqual>(a, b); }
+
+}  // namespace thimble

@@ -1,0 +1,57 @@
+#pragma once
+// Elementwise functions. The formulas, and what each keeps for backward, stand at the operators in core/ops/unary.h and
+// core/ops/binary.h. Binary ones broadcast (NumPy's rules); operands share a dtype and a device. Throw ShapeError,
+// DTypeError, DeviceError.
+
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+Tensor neg(const Tensor& x);
+Tensor abs(const Tensor& x);
+Tensor exp(const Tensor& x);
+Tensor log(const Tensor& x);
+Tensor sqrt(const Tensor& x);
+Tensor rsqrt(const Tensor& x);
+Tensor square(const Tensor& x);
+Tensor pow(const Tensor& x, double exponent);
+/// Throws ValueError when low > high.
+Tensor clamp(const Tensor& x, double low, double high);
+Tensor tanh(const Tensor& x);
+Tensor sigmoid(const Tensor& x);
+Tensor relu(const Tensor& x);
+Tensor leaky_relu(const Tensor& x, double slope = 0.01);
+/// The tanh form is GPT-2's.
+enum class GeluForm : std::uint8_t { tanh, erf };
+Tensor gelu(const Tensor& x, GeluForm form = GeluForm::tanh);
+Tensor silu(const Tensor& x);
+Tensor reciprocal(const Tensor& x);
+
+Tensor add(const Tensor& a, const Tensor& b);
+Tensor add(const Tensor& a, double value);
+Tensor sub(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, const Tensor& b);
+Tensor mul(const Tensor& a, double value);
+Tensor div(const Tensor& a, const Tensor& b);
+Tensor minimum(const Tensor& a, const Tensor& b);
+Tensor maximum(const Tensor& a, const Tensor& b);
+/// condition ? a : b; the condition is bool.
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+
+Tensor equal(const Tensor& a, const Tensor& b);
+Tensor not_equal(const Tensor& a, const Tensor& b);
+Tensor less(const Tensor& a, const Tensor& b);
+Tensor less_equal(const Tensor& a, const Tensor& b);
+Tensor greater(const Tensor& a, const Tensor& b);
+Tensor greater_equal(const Tensor& a, const Tensor& b);
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& a, double value) { return add(a, value); }
+inline Tensor operator*(const Tensor& a, double value) { return mul(a, value); }
+inline Tensor operator*(double value, const Tensor& a) { return mul(a, value); }
+inline Tensor operator-(const Tensor& x) { return neg(x); }
+
+}  // namespace thimble

@@ -1,0 +1,160 @@
+#pragma once
+// How the tape sees an operator: its descriptor and its `struct Saved`, with the type erased.
+
+#include <cstddef>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <thimble/core/elementwise.h>
+#include <thimble/core/error.h>
+#include <thimble/core/op.h>
+
+namespace thimble {
+
+namespace node_detail {
+
+template <class T>
+using UnlessTensor = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, Tensor>, std::tuple<>,
+                                        std::tuple<std::remove_cvref_t<T>>>;
+template <class... Members>
+auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declval<UnlessTensor<Members>>()...));
+
+}  // namespace node_detail
+
+/// What the tape stores per node: the operator and those members of its `struct Saved` that are not tensors. The
+/// tensors are held by value id (autograd/tape.h).
+template <class Op>
+struct Record {
+  using Attributes = decltype(node_detail::attributes_of(tie_members(std::declval<typename Op::Saved&>())));
+  Op op;
+  Attributes attributes;
+};
+
+/// An operator's functions, one static instance per type.
+struct OpType {
+  const char* name;
+  Cost cost;
+  std::size_t size, alignment;  ///< of Record<Op>
+  int saved_tensors;
+  /// Calls the operator's backward with the kept tensors (in declaration order), which it consumes.
+  Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
+  /// Runs forward again; `kept` receives the tensors of Saved.
+  Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
+  void (*destroy)(void* record) noexcept;
+};
+
+namespace node_detail {
+
+// Number of tensors in `Tensor forward(const Tensor&..., Needs, Saved&) const`; -1 for a span of them.
+template <class Op, class R, class... Args>
+constexpr int arity(R (Op::*)(Args...) const) {
+  if constexpr (std::is_same_v<std::remove_cvref_t<std::tuple_element_t<0, std::tuple<Args...>>>,
+                               std::span<const Tensor>>) {
+    return -1;
+  } else {
+    return static_cast<int>(sizeof...(Args)) - 2;
+  }
+}
+
+template <class Op>
+constexpr int arity_of() {
+  if constexpr (requires { Op::operands; }) {
+    return Op::operands;
+  } else {
+    return arity(&Op::forward);
+  }
+}
+
+template <class Op, std::size_t... I>
+Tensor call_forward(const Op& op, std::span<const Tensor> in, Needs needs, typename Op::Saved& saved,
+                    std::index_sequence<I...>) {
+  return op.forward(in[I]..., needs, saved);
+}
+
+template <class Op>
+Tensor forward(const Op& op, std::span<const Tensor> in, Needs needs, typename Op::Saved& saved) {
+  if constexpr (arity_of<Op>() < 0) {
+    return op.forward(in, needs, saved);
+  } else {
+    return call_forward(op, in, needs, saved, std::make_index_sequence<static_cast<std::size_t>(arity_of<Op>())>{});
+  }
+}
+
+template <class... Members>
+constexpr int count_tensors(std::tuple<Members...>*) {
+  return (0 + ... + (std::is_same_v<std::remove_cvref_t<Members>, Tensor> ? 1 : 0));
+}
+
+// Copies members one by one between a struct Saved and a tuple of attributes.
+template <std::size_t I = 0, class Attributes, class F>
+void visit_attributes([[maybe_unused]] Attributes& attributes, [[maybe_unused]] std::size_t at,
+                      [[maybe_unused]] F&& f) {
+  if constexpr (I < std::tuple_size_v<Attributes>) {
+    if (at == I) return f(std::get<I>(attributes));
+    visit_attributes<I + 1>(attributes, at, f);
+  }
+}
+
+template <class T, class U>
+void assign_if_same(T& to, const U& from) {
+  if constexpr (std::is_same_v<T, U>) to = from;
+}
+
+/// Takes a struct Saved apart: tensors into `tensors`, the rest into `attributes`.
+template <class Saved, class Attributes>
+void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes) {
+  [[maybe_unused]] std::size_t i = 0, j = 0;
+  for_each_member(
+      saved, [&](Tensor& t) { tensors[i++] = std::exchange(t, Tensor()); },
+      [&](auto& member) { visit_attributes(attributes, j++, [&](auto& to) { assign_if_same(to, member); }); });
+}
+
+/// Puts it together again; the tensors are moved from.
+template <class Saved, class Attributes>
+Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
+  Saved saved{};
+  [[maybe_unused]] std::size_t i = 0, j = 0;
+  for_each_member(
+      saved, [&](Tensor& t) { t = std::exchange(tensors[i++], Tensor()); },
+      [&](auto& member) { visit_attributes(attributes, j++, [&](auto& from) { assign_if_same(member, from); }); });
+  return saved;
+}
+
+template <class Op>
+constexpr Cost cost_of() {
+  if constexpr (requires { Op::cost; }) {
+    return Op::cost;
+  } else {
+    return Cost::elementwise;
+  }
+}
+
+}  // namespace node_detail
+
+template <class Op>
+const OpType& op_type() {
+  using Saved = typename Op::Saved;
+  static const OpType type{
+      Op::name,
+      node_detail::cost_of<Op>(),
+      sizeof(Record<Op>),
+      alignof(Record<Op>),
+      node_detail::count_tensors(static_cast<decltype(tie_members(std::declval<Saved&>()))*>(nullptr)),
+      [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
+        auto& r = *static_cast<Record<Op>*>(record);
+        return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy), needs);
+      },
+      [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs) {
+        auto& r = *static_cast<Record<Op>*>(record);
+        Saved saved{};
+        Tensor out = node_detail::forward(r.op, inputs, needs, saved);
+        node_detail::take_apart(saved, kept, r.attributes);
+        return out;
+      },
+      [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
+  return type;
+}
+
+}  // namespace thimble

@@ -1,0 +1,230 @@
+// Recording and the life of saved tensors. Walking backward is in backward.cpp.
+
+#include <thimble/autograd/tape.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+
+namespace thimble {
+namespace tape_detail {
+
+constexpr std::size_t page_bytes = 1 << 16;
+
+std::uint32_t next_tape_id() noexcept {
+  static std::atomic<std::uint32_t> counter{0};
+  std::uint32_t id = 0;
+  while (id == 0) id = ++counter;  // 0 means "on no tape"
+  return id;
+}
+
+bool is_same_window(const Tensor& a, const Tensor& b) noexcept {
+  return a.storage() == b.storage() && a.offset() == b.offset() && a.shape() == b.shape() && a.strides() == b.strides();
+}
+
+}  // namespace tape_detail
+
+Tape::Tape() : id_(tape_detail::next_tape_id()) {}
+
+Tape::~Tape() { clear(); }
+
+void Tape::clear() noexcept {
+  for (Value& value : values_) {
+    if (value.holds > 0) {
+      value.holds = 1;
+      release(static_cast<std::uint32_t>(&value - values_.data()));
+    }
+  }
+  slots_.clear();  // gradients that were on their way
+  for (Node& node : nodes_) node.type->destroy(node.record);
+  nodes_.clear();
+  values_.clear();
+  inputs_.clear();
+  saved_.clear();
+  free_slots_.clear();
+  leaves_.clear();
+  segments_.clear();
+  open_segment_ = -1;
+  segment_depth_ = 0;
+  page_ = page_used_ = 0;
+  id_ = tape_detail::next_tape_id();  // refs of the old recording are now on no tape
+}
+
+Needs Tape::needs(std::span<const Tensor> inputs) {
+  if (inputs.size() > static_cast<std::size_t>(Needs::max_operands)) {
+    throw AutogradError("tape: " + std::to_string(inputs.size()) + " operands, at most " +
+                        std::to_string(Needs::max_operands) + " can be recorded");
+  }
+  std::uint32_t bits = 0;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& t = inputs[i];
+    if (t.leaf() || (is_on_tape(t) && values_[t.tape_ref().value].needs_grad)) bits |= 1u << i;
+  }
+  return Needs(bits);
+}
+
+void* Tape::allocate_record(std::size_t size, std::size_t alignment) {
+  if (size > tape_detail::page_bytes || alignment > alignof(std::max_align_t)) {
+    throw AutogradError("tape: an operator's record of " + std::to_string(size) + " bytes is too large");
+  }
+  page_used_ = (page_used_ + alignment - 1) / alignment * alignment;
+  if (page_ < pages_.size() && page_used_ + size > tape_detail::page_bytes) {
+    ++page_;
+    page_used_ = 0;
+  }
+  if (page_ == pages_.size()) pages_.push_back(std::make_unique<std::byte[]>(tape_detail::page_bytes));
+  void* const at = pages_[page_].get() + page_used_;
+  page_used_ += size;
+  return at;
+}
+
+std::uint32_t Tape::new_value(const Tensor& t, std::int32_t producer, bool needs_grad) {
+  Value value;
+  value.producer = producer;
+  value.needs_grad = needs_grad;
+  value.elements = t.elements();
+  values_.push_back(value);
+  return static_cast<std::uint32_t>(values_.size() - 1);
+}
+
+// The value of an operand: known, a leaf seen for the first time, a constant inside a segment, or none.
+std::uint32_t Tape::input_value(const Tensor& t) {
+  if (!t.defined()) return none;
+  if (t.leaf()) {
+    if (t.leaf()->tape_ref.tape != id_) {
+      const std::uint32_t value = new_value(t, -1, true);
+      values_[value].leaf = static_cast<std::int32_t>(leaves_.size());
+      leaves_.push_back(t.leaf());
+      t.leaf()->tape_ref = {id_, value};
+    }
+    return t.leaf()->tape_ref.value;
+  }
+  if (is_on_tape(t)) return t.tape_ref().value;
+  return is_in_segment() ? new_value(t, -1, false) : none;
+}
+
+void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
+                     Tensor& output, Needs needs) {
+  const auto index = static_cast<std::int32_t>(nodes_.size());
+  Node node{};
+  node.type = &type;
+  node.record = record;
+  node.path = context().path;
+  node.needs = needs;
+  node.inputs = static_cast<std::uint16_t>(inputs.size());
+  node.first_input = static_cast<std::uint32_t>(inputs_.size());
+  node.first_saved = static_cast<std::uint32_t>(saved_.size());
+  node.segment = open_segment_;
+  node.is_dropped = is_in_segment();
+  for (const Tensor& t : inputs) inputs_.push_back(input_value(t));
+  saved_.resize(saved_.size() + kept.size());
+  node.output = new_value(output, index, needs.any());
+  nodes_.push_back(node);
+  if (!node.is_dropped) {
+    keep(nodes_.back(), inputs, kept, output);
+  } else {
+    Segment& segment = segments_[static_cast<std::size_t>(open_segment_)];
+    segment.end_node = static_cast<std::uint32_t>(nodes_.size());
+    segment.end_value = static_cast<std::uint32_t>(values_.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const std::uint32_t value = inputs_[node.first_input + i];
+      if (value == none) continue;
+      const bool is_made_inside = values_[value].producer >= static_cast<std::int32_t>(segment.first_node);
+      if (!is_made_inside) segment.externals.emplace_back(static_cast<std::uint32_t>(index), hold(value, inputs[i]));
+    }
+  }
+  output = output.detach();
+  output.set_tape_ref({id_, node.output});
+}
+
+// Holds what the operator saved: operands and the result by reference, anything else as a value of its own.
+void Tape::keep(Node& node, std::span<const Tensor> inputs, std::span<Tensor> kept, const Tensor& output) {
+  const auto producer = values_[node.output].producer;
+  for (std::size_t k = 0; k < kept.size(); ++k) {
+    Tensor t = std::exchange(kept[k], Tensor());
+    if (!t.defined()) continue;
+    std::uint32_t value = none;
+    if (tape_detail::is_same_window(t, output)) value = node.output;
+    for (std::size_t i = 0; i < inputs.size() && value == none; ++i) {
+      if (inputs[i].defined() && tape_detail::is_same_window(t, inputs[i])) value = inputs_[node.first_input + i];
+    }
+    if (value == none) value = new_value(t, producer, false);
+    saved_[node.first_saved + k] = hold(value, t);
+  }
+}
+
+std::int32_t Tape::take_slot(Tensor t) {
+  if (free_slots_.empty()) {
+    slots_.push_back(std::move(t));
+    return static_cast<std::int32_t>(slots_.size() - 1);
+  }
+  const std::int32_t slot = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[static_cast<std::size_t>(slot)] = std::move(t);
+  return slot;
+}
+
+Tensor Tape::free_slot(std::int32_t& slot) noexcept {
+  Tensor t = std::exchange(slots_[static_cast<std::size_t>(slot)], Tensor());
+  free_slots_.push_back(slot);
+  slot = -1;
+  return t;
+}
+
+Tape::SavedEdge Tape::hold(std::uint32_t value, const Tensor& t) {
+  Value& v = values_[value];
+  if (v.holds++ == 0) {
+    v.slot = take_slot(t.detach());
+    if (t.storage()) t.storage()->hold_for_backward();
+  }
+  return {value, t.storage() ? t.storage()->version() : 0};
+}
+
+void Tape::release(std::uint32_t value) noexcept {
+  Value& v = values_[value];
+  if (--v.holds > 0) return;
+  const Tensor t = free_slot(v.slot);
+  if (t.storage()) t.storage()->release_from_backward();
+}
+
+void Tape::begin_segment() {
+  if (segment_depth_++ > 0) return;
+  open_segment_ = static_cast<std::int32_t>(segments_.size());
+  const auto node = static_cast<std::uint32_t>(nodes_.size());
+  const auto value = static_cast<std::uint32_t>(values_.size());
+  segments_.push_back({node, node, value, value, {}});
+}
+
+void Tape::end_segment() noexcept {
+  if (--segment_depth_ == 0) open_segment_ = -1;
+}
+
+std::vector<KeptTensor> Tape::kept(std::size_t node) const {
+  std::vector<KeptTensor> list;
+  const Node& n = nodes_.at(node);
+  for (int k = 0; k < n.type->saved_tensors; ++k) {
+    const SavedEdge& edge = saved_[n.first_saved + static_cast<std::uint32_t>(k)];
+    if (edge.value == none) continue;
+    const Tensor& t = slots_[static_cast<std::size_t>(values_[edge.value].slot)];
+    const Storage* storage = t.storage().get();
+    list.push_back({edge.value, t.shape(), t.dtype(), storage ? storage->bytes() : 0,
+                    storage ? storage->category() : Category::temporary, storage});
+  }
+  return list;
+}
+
+std::size_t Tape::kept_bytes(Category category) const {
+  std::vector<const Storage*> seen;
+  for (const Value& value : values_) {
+    if (value.slot < 0) continue;
+    const Storage* storage = slots_[static_cast<std::size_t>(value.slot)].storage().get();
+    if (storage && storage->category() == category) seen.push_back(storage);
+  }
+  std::sort(seen.begin(), seen.end());
+  seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
+  std::size_t bytes = 0;
+  for (const Storage* storage : seen) bytes += storage->bytes();
+  return bytes;
+}
+
+}  // namespace thimble

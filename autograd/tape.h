@@ -1,0 +1,164 @@
+#pragma once
+// The tape: a flat vector of nodes in execution order. Backward walks it once, from the end, and frees what it
+// consumes.
+//
+//   Tape tape;
+//   Tensor loss;
+//   {
+//     Recording on(tape);
+//     loss = model.forward(x);
+//   }
+//   tape.backward(loss);
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/node.h>
+#include <thimble/core/context.h>
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// One saved tensor of a node, for reports and tests.
+struct KeptTensor {
+  std::uint32_t value;  ///< id on the tape: equal ids are the same tensor
+  Shape shape;
+  DType dtype;
+  std::size_t bytes;  ///< of its storage
+  Category category;
+  const Storage* storage;
+};
+
+class Tape {
+ public:
+  Tape();
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  /// Gradients of `loss` with respect to every leaf it depends on, added to the leaves' grad(). `seed` is the gradient
+  /// of the loss itself, 1 when undefined, and then the loss must have one element. Frees saved tensors and gradients
+  /// as it goes; afterwards the tape is empty. Throws AutogradError (the loss is not on this tape, or a saved tensor
+  /// was overwritten), ShapeError (seed).
+  void backward(const Tensor& loss, Tensor seed = {});
+
+  /// Drops everything recorded; capacity is kept for the next step.
+  void clear() noexcept;
+
+  std::size_t node_count() const noexcept { return nodes_.size(); }
+  const char* node_name(std::size_t node) const { return nodes_.at(node).type->name; }
+  PathId node_path(std::size_t node) const { return nodes_.at(node).path; }
+  /// What a node keeps at this moment; a tensor dropped by a segment is not listed.
+  std::vector<KeptTensor> kept(std::size_t node) const;
+  /// Bytes of all distinct storages that the tape holds for backward, by their category.
+  std::size_t kept_bytes(Category category = Category::activation) const;
+
+  // The rest is for apply() and checkpoint().
+
+  /// Which of the tensors need a gradient on this tape.
+  Needs needs(std::span<const Tensor> inputs);
+
+  /// Adds a node; gives `output` its place on the tape. `saved` is consumed.
+  template <class Op>
+  void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs);
+
+  /// Nodes recorded from here on keep only what comes from before the segment; backward runs them again. Segments
+  /// inside a segment join it.
+  void begin_segment();
+  void end_segment() noexcept;
+  bool is_in_segment() const noexcept { return open_segment_ >= 0; }
+
+ private:
+  static constexpr std::uint32_t none = ~0u;
+
+  struct Value {
+    std::int32_t slot = -1;       // held tensor, in slots_
+    std::int32_t grad_slot = -1;  // gradient so far, in slots_
+    std::int32_t leaf = -1;       // in leaves_
+    std::int32_t producer = -1;   // node; -1: came from outside
+    std::uint32_t holds = 0;      // nodes and segments that will read it in backward
+    std::int64_t elements = 0;
+    bool needs_grad = false;
+  };
+  struct SavedEdge {
+    std::uint32_t value = none;
+    std::uint32_t version = 0;
+  };
+  struct Node {
+    const OpType* type;
+    void* record;
+    std::uint32_t first_input, first_saved;
+    std::uint32_t output;
+    PathId path;
+    std::uint16_t inputs;
+    Needs needs;
+    std::int32_t segment = -1;
+    bool is_dropped = false;
+  };
+  struct Segment {
+    std::uint32_t first_node, end_node;
+    std::uint32_t first_value, end_value;
+    std::vector<std::pair<std::uint32_t, SavedEdge>> externals;  // (reader, value from before that a recompute reads)
+  };
+
+  void* allocate_record(std::size_t size, std::size_t alignment);
+  void push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
+                 Tensor& output, Needs needs);
+  void keep(Node& node, std::span<const Tensor> inputs, std::span<Tensor> kept, const Tensor& output);
+  bool is_on_tape(const Tensor& t) const noexcept { return t.tape_ref().tape == id_; }
+  std::uint32_t input_value(const Tensor& t);
+  std::uint32_t new_value(const Tensor& t, std::int32_t producer, bool needs_grad);
+  SavedEdge hold(std::uint32_t value, const Tensor& t);
+  void release(std::uint32_t value) noexcept;
+  std::int32_t take_slot(Tensor t);
+  Tensor free_slot(std::int32_t& slot) noexcept;
+  void restore(Segment& segment);
+  void drop_externals(Segment& segment) noexcept;
+  void run_node(Node& node);
+  void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
+  void accumulate_leaf(Leaf& leaf, Tensor gradient);
+  void check_version(const Node& node, const SavedEdge& edge) const;
+  void release_kept(Node& node) noexcept;
+
+  std::uint32_t id_;
+  std::vector<Node> nodes_;
+  std::vector<Value> values_;
+  std::vector<std::uint32_t> inputs_;
+  std::vector<SavedEdge> saved_;
+  std::vector<Tensor> slots_;
+  std::vector<std::int32_t> free_slots_;
+  std::vector<std::shared_ptr<Leaf>> leaves_;
+  std::vector<Segment> segments_;
+  std::int32_t open_segment_ = -1;
+  int segment_depth_ = 0;
+  std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records
+  std::size_t page_ = 0, page_used_ = 0;
+};
+
+/// Records on a tape for a scope.
+class Recording {
+ public:
+  explicit Recording(Tape& tape) : before_(context().tape) { context().tape = &tape; }
+  ~Recording() { context().tape = before_; }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+ private:
+  Tape* before_;
+};
+
+template <class Op>
+void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output,
+                  Needs needs) {
+  std::array<Tensor, max_saved_tensors> kept;
+  const OpType& type = op_type<Op>();
+  void* const at = allocate_record(type.size, type.alignment);
+  auto* const record = new (at) Record<Op>{op, {}};
+  node_detail::take_apart(saved, kept, record->attributes);
+  push_node(type, at, inputs, std::span(kept).first(static_cast<std::size_t>(type.saved_tensors)), output, needs);
+}
+
+}  // namespace thimble

@@ -1,0 +1,40 @@
+# CUDA: compiled where a toolkit >= 12 with a working nvcc is found, never needed.
+#   THIMBLE_CUDA=AUTO  use it where found      ON  fail without it      OFF  do not look
+# Sets thimble_cuda to TRUE when cuda/*.cu is to be compiled; the CUDA language is then enabled.
+set(thimble_cuda FALSE)
+file(GLOB_RECURSE thimble_cuda_sources CONFIGURE_DEPENDS cuda/*.cu)
+
+if(NOT THIMBLE_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "THIMBLE_CUDA is ${THIMBLE_CUDA}; allowed are AUTO, ON and OFF")
+endif()
+if(THIMBLE_CUDA STREQUAL "OFF" OR NOT thimble_cuda_sources)
+  return()
+endif()
+
+if(THIMBLE_CUDA STREQUAL "ON")
+  find_package(CUDAToolkit 12 REQUIRED)
+else()
+  find_package(CUDAToolkit 12 QUIET)
+  if(NOT CUDAToolkit_FOUND)
+    return()
+  endif()
+endif()
+
+# The toolkit's own nvcc, so that headers, libraries and compiler are of one version. Named in the environment, where
+# check_language still tries it, rather than in CMAKE_CUDA_COMPILER, which it would take on trust.
+if(NOT DEFINED ENV{CUDACXX} AND CUDAToolkit_NVCC_EXECUTABLE)
+  set(ENV{CUDACXX} ${CUDAToolkit_NVCC_EXECUTABLE})
+endif()
+# Machine code for Ampere and Hopper, and PTX for what comes later.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90")
+endif()
+include(CheckLanguage)
+check_language(CUDA)
+if(CMAKE_CUDA_COMPILER)
+  enable_language(CUDA)
+  find_package(CUDNN 9 QUIET)
+  set(thimble_cuda TRUE)
+elseif(THIMBLE_CUDA STREQUAL "ON")
+  message(FATAL_ERROR "THIMBLE_CUDA is ON, and nvcc of the CUDA toolkit ${CUDAToolkit_VERSION} does not compile here")
+endif()

@@ -1,0 +1,12 @@
+# One program per examples/*.cpp, run as a test where tests are built.
+file(GLOB example_sources CONFIGURE_DEPENDS examples/*.cpp)
+set(example_dir ${PROJECT_BINARY_DIR}/examples)
+file(MAKE_DIRECTORY ${example_dir})
+foreach(source IN LISTS example_sources)
+  get_filename_component(name ${source} NAME_WE)
+  thimble_add_program(example_${name} ${source})
+  set_target_properties(example_${name} PROPERTIES OUTPUT_NAME ${name} RUNTIME_OUTPUT_DIRECTORY ${example_dir})
+  if(THIMBLE_TESTS)
+    thimble_add_test(example.${name} COMMAND example_${name} WORKING_DIRECTORY ${example_dir})
+  endif()
+endforeach()

@@ -1,0 +1,64 @@
+# Installs the library, its headers, the CMake package `thimble` and the pkg-config file.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/thimble)
+
+install(TARGETS thimble EXPORT thimbleTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+if(TARGET thimble_program)
+  set_target_properties(thimble_program PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+  install(TARGETS thimble_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+foreach(layer IN LISTS thimble_layers)
+  install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/thimble
+          FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+endforeach()
+install(FILES ${thimble_include_dir}/thimble/version.h ${thimble_include_dir}/thimble/thimble.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/thimble)
+
+# A static library leaves its own dependencies to whoever links it.
+get_target_property(library_type thimble TYPE)
+set(thimble_needs_openmp FALSE)
+set(thimble_needs_cuda FALSE)
+set(thimble_needs_cudnn FALSE)
+set(thimble_is_static FALSE)
+set(pc_libs "")
+set(pc_requires "")
+if(library_type STREQUAL "STATIC_LIBRARY")
+  set(thimble_is_static TRUE)
+  set(thimble_needs_openmp ${OpenMP_CXX_FOUND})
+  set(thimble_needs_cuda ${thimble_cuda})
+  set(thimble_needs_cudnn ${CUDNN_FOUND})
+  set(pc_requires "zlib")
+  if(OpenMP_CXX_FOUND)
+    string(APPEND pc_libs " ${OpenMP_CXX_FLAGS}")
+  endif()
+  string(APPEND pc_libs " -pthread")
+  if(thimble_cuda)
+    string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcublas -lcublasLt -lcudart_static -ldl -lrt")
+    if(CUDNN_FOUND)
+      string(APPEND pc_libs " -lcudnn")
+    endif()
+  endif()
+endif()
+
+configure_package_config_file(cmake/thimbleConfig.cmake.in ${PROJECT_BINARY_DIR}/thimbleConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/thimbleConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(EXPORT thimbleTargets NAMESPACE thimble:: DESTINATION ${package_dir})
+install(FILES ${PROJECT_BINARY_DIR}/thimbleConfig.cmake ${PROJECT_BINARY_DIR}/thimbleConfigVersion.cmake
+        DESTINATION ${package_dir})
+if(thimble_needs_cudnn)
+  install(FILES cmake/FindCUDNN.cmake DESTINATION ${package_dir})
+endif()
+
+# The way back from the pkg-config file to the prefix, so that an installed tree can be moved.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  set(pc_prefix ${CMAKE_INSTALL_PREFIX})
+else()
+  file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+  set(pc_prefix "\${pcfiledir}/${pc_prefix}")
+endif()
+configure_file(cmake/thimble.pc.in ${PROJECT_BINARY_DIR}/thimble.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/thimble.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,29 @@
+# The program `thimble` (bench/main.cpp and what it shares with the tests) and the benchmarks (bench/*_benchmark.cpp,
+# one program each).
+find_package(CLI11 REQUIRED)
+file(GLOB_RECURSE thimble_bench_sources CONFIGURE_DEPENDS bench/*.cpp)
+set(thimble_benchmark_sources ${thimble_bench_sources})
+list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
+list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/main\\.cpp$|_benchmark\\.cpp$")
+
+# Everything but main(), so that the tests can call it.
+if(thimble_bench_sources)
+  add_library(thimble_bench STATIC ${thimble_bench_sources})
+  thimble_own_target(thimble_bench)
+  target_link_libraries(thimble_bench PUBLIC thimble::thimble CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
+else()
+  add_library(thimble_bench INTERFACE)
+endif()
+
+if(THIMBLE_PROGRAM)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/bench/main.cpp)
+    thimble_add_program(thimble_program bench/main.cpp)
+    target_link_libraries(thimble_program PRIVATE thimble_bench)
+    set_target_properties(thimble_program PROPERTIES OUTPUT_NAME thimble)
+  endif()
+  foreach(source IN LISTS thimble_benchmark_sources)
+    get_filename_component(name ${source} NAME_WE)
+    thimble_add_program(${name} ${source})
+    target_link_libraries(${name} PRIVATE thimble_bench)
+  endforeach()
+endif()

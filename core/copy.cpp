@@ -1,0 +1,116 @@
+#include <thimble/core/copy.h>
+
+#include <cstring>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/copy.h>
+#include <thimble/core/view.h>
+
+namespace thimble {
+
+void copy_into(const Tensor& to, const Tensor& from) {
+  if (to.device() != from.device()) {
+    throw DeviceError("copy: from " + describe(from) + " to " + describe(to) + " crosses devices; use to_device");
+  }
+  if (to.elements() == 0 && from.elements() == 0) return;
+  const Tensor source = from.shape() == to.shape() ? from : view::expand(from, to.shape());
+  launch(to.device(), [&](const Addresses& at) {
+    kernels::copy_kernels(to.device())
+        .copy({to.shape(), at(source), source.dtype(), source.strides(), at(to), to.dtype(), to.strides()});
+  });
+  to.storage()->bump_version();
+}
+
+Tensor clone(const Tensor& t, Category category) {
+  Tensor result = Tensor::empty_like(t, category);
+  copy_into(result, t);
+  return result;
+}
+
+Tensor contiguous(const Tensor& t) { return t.is_contiguous() ? t : clone(t); }
+
+Tensor to_dtype(const Tensor& t, DType dtype) {
+  if (t.dtype() == dtype) return t;
+  Tensor result = Tensor::empty(t.shape(), dtype, t.device());
+  copy_into(result, t);
+  return result;
+}
+
+Tensor to_device(const Tensor& t, Device device) {
+  if (t.device() == device) return t;
+  if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
+  const Tensor source = contiguous(t);
+  Tensor result = Tensor::empty(t.shape(), t.dtype(), device);
+  if (device.is_dry) return result;
+  throw DeviceError("to_device: no copy from " + to_string(t.device()) + " to " + to_string(device) + " in this build");
+}
+
+void fill(const Tensor& t, double value) {
+  if (t.elements() == 0) return;
+  launch(t.device(), [&](const Addresses& at) {
+    kernels::copy_kernels(t.device()).fill({t.shape(), value, at(t), t.dtype(), t.strides()});
+  });
+  t.storage()->bump_version();
+}
+
+Tensor zeros(const Shape& shape, DType dtype, Device device, Category category) {
+  return full(shape, 0, dtype, device, category);
+}
+
+Tensor full(const Shape& shape, double value, DType dtype, Device device, Category category) {
+  Tensor result = Tensor::empty(shape, dtype, device, category);
+  fill(result, value);
+  return result;
+}
+
+Tensor arange(std::int64_t n, DType dtype, Device device) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i);
+  return to_dtype(from_host(values, {n}, device), dtype);
+}
+
+template <class T>
+Tensor from_host(std::span<const T> values, const Shape& shape, Device device, Category category) {
+  if (shape.elements() != static_cast<std::int64_t>(values.size())) {
+    throw ShapeError("from_host: " + std::to_string(values.size()) + " values for shape " + to_string(shape));
+  }
+  Tensor result = Tensor::empty(shape, dtype_of<T>, device, category);
+  if (device.is_dry || values.empty()) return result;
+  if (!device.is_cpu()) throw DeviceError("from_host: " + to_string(device) + " is not in this build");
+  launch(device, [&](const Addresses& at) { std::memcpy(at(result), values.data(), values.size_bytes()); });
+  return result;
+}
+
+template <class T>
+std::vector<T> to_host(const Tensor& t) {
+  if (t.device().is_dry) throw DeviceError("to_host: " + describe(t) + " has no values: a dry device runs no kernels");
+  std::vector<T> values(static_cast<std::size_t>(t.elements()));
+  const Tensor dense = contiguous(to_dtype(t, dtype_of<T>));
+  if (!values.empty()) {
+    launch(t.device(), [&](const Addresses& at) { std::memcpy(values.data(), at(dense), values.size() * sizeof(T)); });
+  }
+  return values;
+}
+
+#define THIMBLE_HOST_COPY(T)                                                                  \
+  template Tensor from_host<T>(std::span<const T>, const Shape&, Device, Category);           \
+  template std::vector<T> to_host<T>(const Tensor&);
+THIMBLE_HOST_COPY(double)
+THIMBLE_HOST_COPY(float)
+THIMBLE_HOST_COPY(f16)
+THIMBLE_HOST_COPY(bf16)
+THIMBLE_HOST_COPY(f8e4m3)
+THIMBLE_HOST_COPY(f8e5m2)
+THIMBLE_HOST_COPY(std::int8_t)
+THIMBLE_HOST_COPY(std::int32_t)
+THIMBLE_HOST_COPY(std::int64_t)
+THIMBLE_HOST_COPY(std::uint8_t)
+#undef THIMBLE_HOST_COPY
+
+double item(const Tensor& t) {
+  if (t.elements() != 1) throw ShapeError("item: " + describe(t) + " has not exactly one element");
+  return to_host<double>(t)[0];
+}
+
+}  // namespace thimble

@@ -1,0 +1,27 @@
+#pragma once
+// Contiguous loops between f32 and the narrow floating formats, one table per instruction set. All tables give the same
+// bits, NaN included; core/convert.h is the interface that the library uses.
+
+#include <cstdint>
+
+#include <thimble/core/dtype.h>
+#include <thimble/core/kernels/isa.h>
+
+namespace thimble::kernels {
+
+/// The loops compiled for one instruction set.
+struct NarrowFloatLoops {
+  using Load = void (*)(const void* src, float* dst, std::int64_t n);
+  using Store = void (*)(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow);
+
+  Load loads[4];    ///< f16, bf16, f8e4m3, f8e5m2, exact
+  Store stores[4];  ///< the same order, nearest even
+
+  Load load(DType dtype) const noexcept { return loads[static_cast<int>(dtype) - static_cast<int>(DType::f16)]; }
+  Store store(DType dtype) const noexcept { return stores[static_cast<int>(dtype) - static_cast<int>(DType::f16)]; }
+};
+
+/// The table for a supported instruction set. That of Isa::generic holds the plain loops, the oracle of the others.
+const NarrowFloatLoops& narrow_float_loops(Isa isa) noexcept;
+
+}  // namespace thimble::kernels

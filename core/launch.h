@@ -1,0 +1,73 @@
+#pragma once
+// Launching is the single place where storages become addresses. On a dry device it does nothing else. An operator
+// first allocates all it needs, then launches; inside a launch nothing may allocate.
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+struct AccessMaker {
+  static Access make() noexcept { return Access(); }
+};
+
+/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last.
+class Addresses {
+ public:
+  /// First element of the tensor; null when it is undefined or has no elements.
+  void* operator()(const Tensor& t) const noexcept {
+    if (!t.storage()) return nullptr;
+    return t.storage()->address(access_) + t.offset() * static_cast<std::int64_t>(size_of(t.dtype()));
+  }
+  template <class T>
+  T* as(const Tensor& t) const noexcept {
+    return static_cast<T*>((*this)(t));
+  }
+
+ private:
+  explicit Addresses(Access access) noexcept : access_(access) {}
+  Access access_;
+  template <class F>
+  friend void launch(Device device, F&& body);
+  friend class Pin;
+};
+
+/// True inside a launch of this thread. Arenas refuse to allocate then, and a test's malloc interposer watches it.
+bool is_launching() noexcept;
+
+namespace launch_detail {
+struct Guard {
+  Guard() noexcept;
+  ~Guard();
+};
+}  // namespace launch_detail
+
+/// Runs `body(addresses)` unless the device is dry. The body runs kernels; it must not allocate.
+template <class F>
+void launch(Device device, F&& body) {
+  if (device.is_dry) return;
+  const launch_detail::Guard guard;
+  body(Addresses(AccessMaker::make()));
+}
+
+/// A user's right to a raw pointer: the block does not move while the Pin lives. Throws DeviceError on a dry device.
+class Pin {
+ public:
+  explicit Pin(const Tensor& tensor);
+
+  void* data() const noexcept { return addresses_(tensor_); }
+  /// Throws DTypeError when T is not the tensor's element type.
+  template <class T>
+  T* as() const {
+    check_dtype(dtype_of<T>);
+    return static_cast<T*>(data());
+  }
+
+ private:
+  void check_dtype(DType dtype) const;
+
+  Tensor tensor_;
+  Addresses addresses_;
+};
+
+}  // namespace thimble

@@ -1,0 +1,57 @@
+#pragma once
+// One block of one resource. It can move: its address is looked up when a kernel is launched, never kept.
+
+#include <cstdint>
+#include <memory>
+
+#include <thimble/core/resource.h>
+
+namespace thimble {
+
+/// The right to see addresses. Only a launch (core/launch.h) and a Pin make one.
+class Access {
+ private:
+  Access() = default;
+  friend struct AccessMaker;
+};
+
+class Storage {
+ public:
+  /// Takes one block of `bytes` > 0 from `resource`, labelled with `category` and the Context's path. Throws OutOfMemory.
+  Storage(std::shared_ptr<Resource> resource, std::size_t bytes, Category category);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  std::size_t bytes() const noexcept { return block_->bytes; }
+  Device device() const noexcept { return device_; }
+  const std::shared_ptr<Resource>& resource() const noexcept { return resource_; }
+  PathId path() const noexcept { return block_->path; }
+  Category category() const noexcept { return block_->category; }
+
+  /// What the block is for when backward does not need it. While it is held for backward, a temporary counts as an
+  /// activation.
+  void set_category(Category category) noexcept;
+
+  /// Counted: the tape holds every storage that backward will read.
+  void hold_for_backward() noexcept;
+  void release_from_backward() noexcept;
+
+  /// Counts in-place writes; the tape compares it to find saved tensors that were overwritten.
+  std::uint32_t version() const noexcept { return version_; }
+  void bump_version() noexcept { ++version_; }
+
+  std::byte* address(Access) const noexcept { return block_->address; }
+
+ private:
+  void relabel() noexcept;
+
+  std::shared_ptr<Resource> resource_;
+  Block* block_;
+  Device device_;
+  Category base_category_;
+  std::uint32_t held_ = 0;
+  std::uint32_t version_ = 0;
+};
+
+}  // namespace thimble

@@ -1,0 +1,226 @@
+#include <thimble/memory/arena.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include <thimble/core/context.h>
+#include <thimble/core/error.h>
+#include <thimble/core/launch.h>
+#include <thimble/memory/bytes.h>
+
+namespace thimble {
+namespace arena_detail {
+
+constexpr std::size_t default_reserve_bytes = std::size_t{1} << 40;
+
+double share_of_holes(std::size_t used, std::size_t of) {
+  return of == 0 ? 0.0 : 1.0 - static_cast<double>(used) / static_cast<double>(of);
+}
+
+}  // namespace arena_detail
+
+Arena::Arena(std::unique_ptr<Backing> backing, Options options)
+    : LockedResource(std::make_shared<ResourceLock>()),
+      backing_(std::move(backing)),
+      granule_(backing_->granule()),
+      poison_(options.poison) {
+  reserve(options);
+  std::size_t limit = reserved_bytes_;
+  if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(granule_ - 1));
+  now_.capacity_bytes = limit;
+  spans_ = std::make_unique<Tlsf>(backing_->alignment(), limit);
+}
+
+void Arena::reserve(const Options& options) {
+  std::size_t wanted = options.reserve_bytes;
+  if (wanted == 0) wanted = options.capacity_bytes;
+  if (wanted == 0) wanted = arena_detail::default_reserve_bytes;
+  wanted = std::max(wanted & ~(granule_ - 1), granule_);
+  for (std::size_t bytes = wanted; bytes >= granule_; bytes = (bytes / 2) & ~(granule_ - 1)) {
+    base_ = backing_->reserve(bytes);
+    if (base_ == nullptr) continue;
+    reserved_bytes_ = bytes;
+    return;
+  }
+  throw DeviceError("arena: " + to_string(device()) + " refuses to reserve addresses, asked for " +
+                    memory::exact_bytes(wanted) + " down to one granule of " + memory::exact_bytes(granule_));
+}
+
+Arena::~Arena() { assert(now_.live_blocks == 0 && "an arena outlives its blocks"); }
+
+void Arena::check(const Request& request) const {
+  if (request.bytes == 0) throw ValueError("arena: allocate of 0 bytes, allowed are 1 and more");
+  if (request.alignment == 0 || (request.alignment & (request.alignment - 1)) != 0 || request.alignment > granule_) {
+    throw ValueError("arena: allocate with alignment " + std::to_string(request.alignment) +
+                     ", allowed are powers of two up to " + std::to_string(granule_));
+  }
+  if (is_launching())
+    throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
+}
+
+Block* Arena::do_allocate(const Request& request) {
+  check(request);
+  if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
+  const Tlsf::Place place = spans_->find(request.bytes, request.alignment);
+  if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
+  if (place.end() > solid_bytes_) {
+    const std::errc error = commit(place.offset, place.end());
+    if (error != std::errc{}) {
+      refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
+    }
+  }
+
+  Tlsf::Span* const span = spans_->take(place);
+  span->address = base_ + span->offset;
+  span->bytes = request.bytes;
+  span->category = request.category;
+  span->path = request.path;
+  now_.requested_bytes += request.bytes;
+  now_.allocated_bytes += span->size;
+  ++now_.live_blocks;
+  ++now_.allocation_count;
+  now_.peak_requested_bytes = std::max(now_.peak_requested_bytes, now_.requested_bytes);
+  now_.peak_allocated_bytes = std::max(now_.peak_allocated_bytes, now_.allocated_bytes);
+  now_.peak_height_bytes = std::max(now_.peak_height_bytes, spans_->height());
+  if (poison_) backing_->fill(span->offset, span->size, poison_value, request.stream);
+  return span;
+}
+
+void Arena::do_deallocate(Block* block, Stream stream) noexcept {
+  auto* const span = static_cast<Tlsf::Span*>(block);
+  if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
+  now_.requested_bytes -= span->bytes;
+  now_.allocated_bytes -= span->size;
+  --now_.live_blocks;
+  spans_->free(span);
+}
+
+void Arena::do_relabel(Block* block, Category category) noexcept { block->category = category; }
+
+/// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) that all have pages, or all have
+/// none, while body returns true. Returns whether it always did.
+template <class Body>
+bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const {
+  for (std::size_t at = first; at < last;) {
+    std::size_t end = at;
+    while (end < last && has_pages_[end] == with_pages) ++end;
+    if (end > at && !body(at * granule_, end * granule_)) return false;
+    at = end + 1;
+  }
+  return true;
+}
+
+/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed.
+std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
+  const std::size_t first = begin / granule_;
+  const std::size_t last = (end + granule_ - 1) / granule_;
+  try {
+    if (has_pages_.size() < last) has_pages_.resize(last, false);
+  } catch (const std::bad_alloc&) {
+    return std::errc::not_enough_memory;
+  }
+  std::errc error{};
+  std::size_t done = first;  // granules below it that are not marked yet were committed just now
+  const bool is_complete = each_run(false, first, last, [&](std::size_t from, std::size_t to) {
+    error = backing_->commit(from, to - from);
+    if (error != std::errc{}) return false;
+    now_.committed_bytes += to - from;
+    ++now_.commit_count;
+    done = to / granule_;
+    return true;
+  });
+  if (!is_complete) {
+    each_run(false, first, done, [&](std::size_t from, std::size_t to) {
+      backing_->decommit(from, to - from);
+      now_.committed_bytes -= to - from;
+      ++now_.decommit_count;
+      return true;
+    });
+    return error;
+  }
+  for (std::size_t at = first; at < last; ++at) has_pages_[at] = true;
+  while (solid_bytes_ / granule_ < has_pages_.size() && has_pages_[solid_bytes_ / granule_]) solid_bytes_ += granule_;
+  now_.peak_committed_bytes = std::max(now_.peak_committed_bytes, now_.committed_bytes);
+  return {};
+}
+
+std::size_t Arena::trim() {
+  const std::lock_guard guard(*lock());
+  const std::size_t before = now_.committed_bytes;
+  // [begin, end) holds no live block: give back the whole granules inside that have pages.
+  const auto give_back = [&](std::size_t begin, std::size_t end) {
+    const std::size_t first = (begin + granule_ - 1) / granule_;
+    const std::size_t last = end / granule_;
+    each_run(true, first, last, [&](std::size_t from, std::size_t to) {
+      backing_->decommit(from, to - from);
+      now_.committed_bytes -= to - from;
+      ++now_.decommit_count;
+      solid_bytes_ = std::min(solid_bytes_, from);
+      return true;
+    });
+    for (std::size_t at = first; at < last; ++at) has_pages_[at] = false;
+  };
+  for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
+    if (span->is_free) give_back(span->offset, span->end());
+  }
+  give_back(spans_->height(), has_pages_.size() * granule_);
+  return before - now_.committed_bytes;
+}
+
+Arena::Statistics Arena::statistics() const {
+  const std::lock_guard guard(*lock());
+  Statistics all = now_;
+  all.height_bytes = spans_->height();
+  all.largest_free_bytes = largest_free_bytes();
+  all.fragmentation = arena_detail::share_of_holes(all.allocated_bytes, all.height_bytes);
+  all.peak_fragmentation = arena_detail::share_of_holes(all.peak_allocated_bytes, all.peak_committed_bytes);
+  return all;
+}
+
+void Arena::reset_peak() {
+  const std::lock_guard guard(*lock());
+  now_.peak_requested_bytes = now_.requested_bytes;
+  now_.peak_allocated_bytes = now_.allocated_bytes;
+  now_.peak_height_bytes = spans_->height();
+  now_.peak_committed_bytes = now_.committed_bytes;
+}
+
+std::vector<Arena::Placed> Arena::blocks() const {
+  const std::lock_guard guard(*lock());
+  std::vector<Placed> placed;
+  placed.reserve(now_.live_blocks);
+  for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
+    if (!span->is_free) placed.push_back({span, span->offset, span->size});
+  }
+  return placed;
+}
+
+std::size_t Arena::largest_free_bytes() const noexcept {
+  return std::max(spans_->largest_free_bytes(), spans_->limit() - spans_->height());
+}
+
+void Arena::refuse(const Request& request, const std::string& why) const {
+  using memory::exact_bytes;
+  const double holes = arena_detail::share_of_holes(now_.allocated_bytes, spans_->height());
+  char percent[16];
+  std::snprintf(percent, sizeof percent, "%.1f %%", 100 * holes);
+  const std::string path(path_name(request.path));
+  throw OutOfMemory(
+      "out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) + " with alignment " +
+          std::to_string(request.alignment) + " as " + std::string(to_string(request.category)) +
+          (path.empty() ? "" : " of '" + path + "'") + ": " + why + "; in use " + exact_bytes(now_.requested_bytes) +
+          " in " + std::to_string(now_.live_blocks) + " blocks, peak " + exact_bytes(now_.peak_requested_bytes) +
+          ", committed " + exact_bytes(now_.committed_bytes) + ", capacity " + exact_bytes(now_.capacity_bytes) +
+          ", largest free block " + exact_bytes(largest_free_bytes()) + ", fragmentation " + percent,
+      {.requested_bytes = request.bytes,
+       .in_use_bytes = now_.requested_bytes,
+       .peak_bytes = now_.peak_requested_bytes,
+       .capacity_bytes = now_.capacity_bytes,
+       .largest_free_bytes = largest_free_bytes()});
+}
+
+}  // namespace thimble

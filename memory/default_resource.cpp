@@ -1,0 +1,42 @@
+#include <array>
+#include <mutex>
+
+#include <thimble/core/error.h>
+#include <thimble/memory/stack.h>
+
+namespace thimble {
+
+std::unique_ptr<Backing> make_backing(Device device) {
+  if (device.is_dry) return make_dry_backing(device);
+  if (device.is_cpu()) return make_cpu_backing();
+  throw DeviceError(to_string(device) + ": this build has no CUDA memory, available are cpu, dry(cpu) and dry(cuda)");
+}
+
+std::shared_ptr<Resource> default_resource(Device device) { return memory::default_stack(device).top; }
+
+namespace memory {
+
+Stack make_resource(Device device, Options options) {
+  Stack stack;
+  stack.arena = std::make_shared<Arena>(make_backing(device), options.arena);
+  stack.top = stack.arena;
+  if (options.limit_bytes != 0) stack.top = stack.limit = std::make_shared<Limit>(stack.top, options.limit_bytes);
+  stack.top = stack.ledger = std::make_shared<Ledger>(stack.top);
+  if (options.trace) stack.top = stack.trace = std::make_shared<Trace>(stack.top);
+  return stack;
+}
+
+const Stack& default_stack(Device device) {
+  // One slot for every device there can be: kind, dryness, index. They are never destroyed, because tensors in static
+  // storage may outlive any order of destruction.
+  static auto* const stacks = new std::array<Stack, 2 * 2 * 256>;
+  static std::mutex mutex;
+  const std::size_t slot = (device.is_cuda() ? 512u : 0u) + (device.is_dry ? 256u : 0u) + device.index;
+  const std::lock_guard guard(mutex);
+  Stack& stack = (*stacks)[slot];
+  if (stack.top == nullptr) stack = make_resource(device);
+  return stack;
+}
+
+}  // namespace memory
+}  // namespace thimble

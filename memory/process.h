@@ -1,0 +1,32 @@
+#pragma once
+// Process figures, read from the kernel: what the library's own books are held against.
+//
+// Policy
+// - Every figure is read afresh from /proc; nothing is cached or estimated. Throws Error where there is no /proc.
+//
+// Terms
+//   resident   pages in physical memory now (VmRSS)
+//   data       private writable mappings (VmData): what RLIMIT_DATA limits
+//   available  what the kernel can still give without swapping or killing, and the control group still allows
+
+#include <cstddef>
+
+namespace thimble::process {
+
+/// Resident bytes of this process (VmRSS).
+std::size_t rss_bytes();
+
+/// Largest resident bytes so far (VmHWM).
+std::size_t peak_rss_bytes();
+
+/// Private writable bytes (VmData): what RLIMIT_DATA is held against.
+std::size_t data_bytes();
+
+/// Resident bytes of the mappings that lie in [begin, begin + bytes) (Rss of smaps).
+std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes);
+
+/// Bytes that can still be had: the smaller of the machine's available memory and what the process's control group
+/// leaves; the largest std::size_t where neither can be read.
+std::size_t available_bytes() noexcept;
+
+}  // namespace thimble::process

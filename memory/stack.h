@@ -1,0 +1,43 @@
+#pragma once
+// Stacks of resources: what default_resource hands out, and what a program builds that wants an arena of its own.
+//
+// Policy
+// - From the bottom: arena, then limit, ledger, trace, where asked for. The ledger is above the limit so that every
+//   refusal carries the table of categories; the trace is on top and sees only what succeeded.
+// - All policies of a stack share one lock (memory/lock.h).
+//
+// Terms
+//   top   the resource to give to tensors
+
+#include <cstddef>
+#include <memory>
+
+#include <thimble/memory/arena.h>
+#include <thimble/memory/ledger.h>
+#include <thimble/memory/limit.h>
+#include <thimble/memory/trace.h>
+
+namespace thimble::memory {
+
+struct Options {
+  Arena::Options arena = {};
+  std::size_t limit_bytes = 0;  ///< bound of live requested bytes; 0: none
+  bool trace = false;           ///< record every event
+};
+
+struct Stack {
+  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Limit> limit;  ///< null unless asked for
+  std::shared_ptr<Ledger> ledger;
+  std::shared_ptr<Trace> trace;  ///< null unless asked for
+  std::shared_ptr<Resource> top;
+};
+
+/// A new stack on `device`. Throws DeviceError when the device is not there.
+Stack make_resource(Device device, Options options = {});
+
+/// The stack under default_resource(device): ledger over arena, made at first use and shared by all. Throws
+/// DeviceError.
+const Stack& default_stack(Device device);
+
+}  // namespace thimble::memory

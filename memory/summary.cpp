@@ -1,0 +1,39 @@
+#include <thimble/memory/summary.h>
+
+#include <cstdio>
+
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/stack.h>
+
+namespace thimble::memory {
+
+std::string to_string(const Arena::Statistics& statistics) {
+  char percent[64];
+  std::snprintf(percent, sizeof percent, "fragmentation %.1f %% now, %.1f %% at the peak",
+                100 * statistics.fragmentation, 100 * statistics.peak_fragmentation);
+  return "  arena: " + std::to_string(statistics.live_blocks) + " blocks, allocated " +
+         exact_bytes(statistics.allocated_bytes) + ", height " + exact_bytes(statistics.height_bytes) + ", committed " +
+         exact_bytes(statistics.committed_bytes) + "\n  arena at the peak: allocated " +
+         exact_bytes(statistics.peak_allocated_bytes) + ", height " + exact_bytes(statistics.peak_height_bytes) +
+         ", committed " + exact_bytes(statistics.peak_committed_bytes) + " of " +
+         exact_bytes(statistics.capacity_bytes) + "\n  " + percent + ", largest free block " +
+         exact_bytes(statistics.largest_free_bytes) + "\n";
+}
+
+std::string summary(Device device) {
+  const Stack& stack = default_stack(device);
+  return stack.ledger->summary() + to_string(stack.arena->statistics());
+}
+
+std::size_t max_allocated(Device device) { return default_stack(device).ledger->max_allocated(); }
+
+void reset_peak(Device device) {
+  const Stack& stack = default_stack(device);
+  stack.arena->trim();
+  stack.arena->reset_peak();
+  stack.ledger->reset_peak();
+}
+
+Arena::Statistics statistics(Device device) { return default_stack(device).arena->statistics(); }
+
+}  // namespace thimble::memory

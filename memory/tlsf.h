@@ -1,0 +1,130 @@
+#pragma once
+// Two-level segregated fit over a range of offsets (Masmano, Ripoll, Crespo, Real: "TLSF: a new dynamic memory
+// allocator for real-time systems", ECRTS 2004), with all metadata outside of the range.
+//
+// Policy
+// - Constant time: two bitmaps find the bin, at most `walk_limit` entries of a bin are looked at. Only a request that
+//   would otherwise be refused looks at every free span.
+// - Good fit: the request's own bin is searched for its smallest span that fits, then the next occupied bin serves.
+// - Low height: bins are kept (nearly) in address order and the lowest address wins among equals; the top is extended
+//   only when no free span fits. Free bytes at the top are no span at all: the top sinks, and an extension begins
+//   there.
+// - Coalescing is immediate: no two free spans are neighbours.
+// - Deterministic: offsets depend on the sequence of requests alone, never on addresses or time.
+// - Spans come from chunks and are recycled, so a steady state calls no allocator. They never move, so a Block is a
+//   stable handle; `first()` and `Span::next` list them by address, which is what sliding blocks together needs.
+// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up.
+//
+// Terms
+//   unit     smallest distance of offsets in bytes; sizes are rounded up to it
+//   span     a stretch of the range, live or free; the live one is the Block that was handed out
+//   bin      a list of free spans of one size class: 32 classes per power of two, exact below 32 units
+//   height   end of the highest live span; 0 when there is none
+//   limit    the height's bound
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/resource.h>
+
+namespace thimble {
+
+class Tlsf {
+ public:
+  struct Span : Block {
+    std::size_t offset = 0;
+    std::size_t size = 0;      // bytes, a multiple of the unit
+    Span* previous = nullptr;  // neighbours by address
+    Span* next = nullptr;
+    Span* bin_previous = nullptr;  // neighbours in a bin; bin_next also chains recycled spans
+    Span* bin_next = nullptr;
+    bool is_free = false;
+
+    std::size_t end() const noexcept { return offset + size; }
+  };
+
+  /// Where a request would go.
+  struct Place {
+    Span* span;          // the free span to cut; null: extend the top
+    std::size_t offset;  // aligned
+    std::size_t size;    // bytes, a multiple of the unit; 0: there is no place
+
+    bool is_found() const noexcept { return size != 0; }
+    std::size_t end() const noexcept { return offset + size; }
+  };
+
+  /// `unit_bytes` is a power of two; `limit_bytes` is rounded down to units.
+  Tlsf(std::size_t unit_bytes, std::size_t limit_bytes);
+
+  ~Tlsf();
+  Tlsf(const Tlsf&) = delete;
+  Tlsf& operator=(const Tlsf&) = delete;
+
+  /// Gets the spans ready that one `take` may need. False when the host has no memory for them.
+  bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
+
+  /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
+  Place find(std::size_t bytes, std::size_t alignment) const noexcept;
+
+  /// Makes the place a live span. `place` was found since the last change, and ready() was true since then.
+  Span* take(const Place& place) noexcept;
+
+  /// Frees a live span.
+  void free(Span* span) noexcept;
+
+  std::size_t height() const noexcept { return height_; }
+  std::size_t limit() const noexcept { return limit_; }
+
+  /// Size of the largest free span below the height. Walks one bin.
+  std::size_t largest_free_bytes() const noexcept;
+
+  /// The span with the lowest address; follow `next`.
+  const Span* first() const noexcept { return first_; }
+
+ private:
+  static constexpr int second_level_bits = 5;
+  static constexpr std::size_t bins_per_level = std::size_t{1} << second_level_bits;
+  static constexpr std::size_t level_count = 64 - second_level_bits + 1;
+  static constexpr int walk_limit = 8;
+  static constexpr std::size_t spans_per_take = 3;  // free ahead, live, free behind
+
+  struct Chunk {
+    Chunk* next;
+    std::array<Span, 256> spans;
+  };
+
+  struct Bin {
+    std::size_t level, index;
+  };
+  Bin bin_of(std::size_t size) const noexcept;
+  Span* next_occupied(Bin bin) const noexcept;
+  Span* find_in_bins(std::size_t size, std::size_t alignment) const noexcept;
+  Span* find_anywhere(std::size_t size, std::size_t alignment) const noexcept;
+
+  void insert(Span* span) noexcept;
+  void remove(Span* span) noexcept;
+  Span* span_ahead(Span* span, std::size_t offset, std::size_t size) noexcept;
+  void unlink(Span* span) noexcept;
+
+  bool add_chunk() noexcept;
+  Span* new_span() noexcept;
+  void recycle(Span* span) noexcept;
+
+  std::size_t unit_;
+  int unit_bits_;
+  std::size_t limit_;
+  std::size_t height_ = 0;
+  Span* first_ = nullptr;
+  Span* last_ = nullptr;
+
+  std::uint64_t levels_ = 0;                           // bit set: the level has an occupied bin
+  std::array<std::uint32_t, level_count> occupied_{};  // per level, bit set: the bin is occupied
+  std::array<std::array<Span*, bins_per_level>, level_count> bins_{};
+
+  Chunk* chunks_ = nullptr;
+  Span* recycled_ = nullptr;
+  std::size_t recycled_count_ = 0;
+};
+
+}  // namespace thimble

@@ -1,0 +1,112 @@
+#include <thimble/nn/data/idx.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+#include <thimble/core/file_stream.h>
+#include <thimble/nn/data/gzip.h>
+#include <thimble/nn/data/require.h>
+
+namespace thimble::data {
+
+namespace idx_detail {
+
+constexpr std::uint32_t images_magic = 0x803, labels_magic = 0x801;
+
+// GzipReader's twin for a file that is not compressed.
+class PlainReader {
+ public:
+  PlainReader(std::span<const std::byte> file, const std::string& path) : file_(file), path_(path) {}
+
+  void read(std::span<std::byte> out) {
+    if (out.size() > file_.size() - at_)
+      throw FileError(path_, file_.size(),
+                      "the file is cut short: " + std::to_string(out.size()) + " bytes wanted from byte " +
+                          std::to_string(at_) + " on");
+    std::copy_n(file_.begin() + static_cast<std::ptrdiff_t>(at_), out.size(), out.begin());
+    at_ += out.size();
+  }
+
+  void finish() const {
+    if (at_ != file_.size())
+      throw FileError(path_, at_, std::to_string(file_.size() - at_) + " bytes after the last value");
+  }
+
+ private:
+  std::span<const std::byte> file_;
+  const std::string& path_;
+  std::size_t at_ = 0;
+};
+
+template <class Reader>
+std::uint32_t read_u32(Reader& reader) {
+  std::array<std::byte, 4> bytes{};
+  reader.read(bytes);
+  return load_be<std::uint32_t>(bytes.data());
+}
+
+// `most_bytes` is what the file could hold at the very best: no more is ever allocated.
+template <class Reader>
+IdxArray read(Reader reader, std::uint64_t most_bytes, const std::string& path) {
+  const std::uint32_t magic = read_u32(reader);
+  if (magic != images_magic && magic != labels_magic)
+    throw FileError(
+        path, 0,
+        "the magic number is " + std::to_string(magic) + "; allowed: 2051 (0x803, images), 2049 (0x801, labels)");
+  IdxArray array;
+  array.shape.resize(magic == images_magic ? 3 : 1);
+  for (std::int64_t& size : array.shape) size = read_u32(reader);
+  most_bytes = std::min(most_bytes, idx_limit_bytes);
+  const std::optional<std::uint64_t> bytes = checked_bytes(array.shape, 1);
+  if (!bytes || *bytes > most_bytes)
+    throw FileError(path, 4,
+                    "the sizes promise " + (bytes ? std::to_string(*bytes) : "more than 2^63 - 1") +
+                        " bytes; this file can hold at most " + std::to_string(most_bytes));
+  array.values.resize(static_cast<std::size_t>(*bytes));
+  reader.read(std::as_writable_bytes(std::span(array.values)));
+  reader.finish();
+  return array;
+}
+
+}  // namespace idx_detail
+
+IdxArray parse_idx(std::span<const std::byte> file, const std::string& path) {
+  if (is_gzip(file)) return idx_detail::read(GzipReader(file, path), file.size() * largest_deflate_ratio, path);
+  return idx_detail::read(idx_detail::PlainReader(file, path), file.size(), path);
+}
+
+Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
+                const std::string& labels_path) {
+  require_between("idx: classes", classes, 1, 256);
+  if (images.shape.size() != 3) throw FileError(images_path, 0, "the file has labels; images are needed");
+  if (labels.shape.size() != 1) throw FileError(labels_path, 0, "the file has images; labels are needed");
+  if (images.shape[0] != labels.shape[0])
+    throw FileError(labels_path, 4,
+                    std::to_string(labels.shape[0]) + " labels for the " + std::to_string(images.shape[0]) +
+                        " images of " + images_path);
+  for (std::size_t i = 0; i < labels.values.size(); ++i)
+    if (labels.values[i] >= classes)
+      throw FileError(labels_path, 8 + i,
+                      "label " + std::to_string(labels.values[i]) + "; allowed: below " + std::to_string(classes));
+  Images out;
+  out.count = images.shape[0];
+  out.height = images.shape[1];
+  out.width = images.shape[2];
+  out.channels = 1;
+  out.classes = classes;
+  out.pixels = std::move(images.values);
+  out.labels.assign(labels.values.begin(), labels.values.end());
+  return out;
+}
+
+Images read_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes) {
+  IdxArray images = parse_idx(read_whole_file(images_path, idx_limit_bytes), images_path);
+  const IdxArray labels = parse_idx(read_whole_file(labels_path, idx_limit_bytes), labels_path);
+  return pair_idx(std::move(images), labels, classes, images_path, labels_path);
+}
+
+}  // namespace thimble::data

@@ -1,0 +1,36 @@
+#pragma once
+// The IDX files of MNIST and its relatives: a big-endian u32 magic, 0x803 (images) or 0x801 (labels), then three sizes
+// or one, then bytes. Plain or gzip, told apart by the first bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/nn/data/images.h>
+
+namespace thimble::data {
+
+/// The most bytes a file may hold once decompressed: several times the largest set in use (EMNIST, 0.55 GB).
+inline constexpr std::uint64_t idx_limit_bytes = std::uint64_t{1} << 32;
+
+struct IdxArray {
+  std::vector<std::int64_t> shape;  ///< (N, H, W) or (N)
+  std::vector<std::uint8_t> values;
+};
+
+/// Reads a whole file; `path` is for messages. Throws FileError when the magic is neither of the two, when the sizes do
+/// not match the bytes exactly, or promise more than idx_limit_bytes or (gzip) than deflate could hold; when gzip data
+/// are corrupt, cut short, longer than the header says, or followed by anything.
+IdxArray parse_idx(std::span<const std::byte> file, const std::string& path);
+
+/// Pairs images (N, H, W) with labels (N): one channel. Throws FileError, naming the file, when one is not what its
+/// name says, the counts differ, or a label is not below `classes`; ValueError unless 1 <= classes <= 256.
+Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,
+                const std::string& labels_path);
+
+/// Reads two files, each plain or gzip. Throws as parse_idx and pair_idx.
+Images read_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes = 10);
+
+}  // namespace thimble::data

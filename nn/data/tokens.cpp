@@ -1,0 +1,70 @@
+#include <thimble/nn/data/tokens.h>
+
+#include <algorithm>
+#include <limits>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+#include <thimble/core/file.h>
+#include <thimble/core/file_stream.h>
+
+namespace thimble::data {
+
+namespace tokens_detail {
+
+constexpr std::size_t header_bytes = 256 * 4;
+constexpr std::uint32_t magic = 20240520, version = 1;
+constexpr std::uint32_t largest_count = std::numeric_limits<std::int32_t>::max();
+
+void require_field(const std::string& path, std::size_t offset, const char* name, std::uint32_t value,
+                   std::uint32_t allowed) {
+  if (value != allowed)
+    throw FileError(path, offset,
+                    std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(allowed));
+}
+
+}  // namespace tokens_detail
+
+std::vector<std::uint16_t> parse_tokens(std::span<const std::byte> file, const std::string& path) {
+  constexpr std::size_t header_bytes = tokens_detail::header_bytes;
+  if (file.size() < header_bytes)
+    throw FileError(path, file.size(), "the file ends inside the header of " + std::to_string(header_bytes) + " bytes");
+  tokens_detail::require_field(path, 0, "the magic number", load_le<std::uint32_t>(file.data()), tokens_detail::magic);
+  tokens_detail::require_field(path, 4, "the version", load_le<std::uint32_t>(file.data() + 4), tokens_detail::version);
+  const auto count = load_le<std::uint32_t>(file.data() + 8);
+  if (count > tokens_detail::largest_count) throw FileError(path, 8, "the number of tokens is negative");
+  const std::uint64_t wanted = 2 * std::uint64_t{count}, available = file.size() - header_bytes;
+  if (available != wanted)
+    throw FileError(path, header_bytes + std::min(available, wanted),
+                    std::string(available < wanted ? "the file is cut short" : "bytes after the last token") + ": " +
+                        std::to_string(count) + " tokens need " + std::to_string(wanted) + " bytes, the file has " +
+                        std::to_string(available));
+  std::vector<std::uint16_t> tokens(count);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    tokens[i] = load_le<std::uint16_t>(file.data() + header_bytes + 2 * i);
+  return tokens;
+}
+
+std::vector<std::uint16_t> read_tokens(const std::string& path) {
+  constexpr std::uint64_t most_bytes = tokens_detail::header_bytes + 2 * std::uint64_t{tokens_detail::largest_count};
+  return parse_tokens(read_whole_file(path, most_bytes), path);
+}
+
+std::vector<std::byte> format_tokens(std::span<const std::uint16_t> tokens) {
+  if (tokens.size() > tokens_detail::largest_count)
+    throw ValueError("tokens: " + std::to_string(tokens.size()) + " tokens; allowed: at most " +
+                     std::to_string(tokens_detail::largest_count));
+  std::vector<std::byte> file(tokens_detail::header_bytes + 2 * tokens.size());
+  store_le(tokens_detail::magic, file.data());
+  store_le(tokens_detail::version, file.data() + 4);
+  store_le(static_cast<std::uint32_t>(tokens.size()), file.data() + 8);
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    store_le(tokens[i], file.data() + tokens_detail::header_bytes + 2 * i);
+  return file;
+}
+
+void write_tokens(const std::string& path, std::span<const std::uint16_t> tokens) {
+  write_file_atomically(path, format_tokens(tokens));
+}
+
+}  // namespace thimble::data

@@ -1,0 +1,26 @@
+#pragma once
+// Files of 16-bit tokens as llm.c writes them: 256 little-endian int32 {20240520, 1, number of tokens, 0 ...}, then
+// that many uint16.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace thimble::data {
+
+/// Reads the tokens from the bytes of a whole file; `path` is for messages. Throws FileError when the magic number or
+/// the version is another, the count is negative, or the file does not end exactly after the tokens.
+std::vector<std::uint16_t> parse_tokens(std::span<const std::byte> file, const std::string& path);
+
+/// Reads a file. Throws as parse_tokens.
+std::vector<std::uint16_t> read_tokens(const std::string& path);
+
+/// The bytes of a file of these tokens. Throws ValueError for more than 2^31 - 1 of them.
+std::vector<std::byte> format_tokens(std::span<const std::uint16_t> tokens);
+
+/// Writes a file, which appears under its name only when complete. Throws ValueError as format_tokens, FileError.
+void write_tokens(const std::string& path, std::span<const std::uint16_t> tokens);
+
+}  // namespace thimble::data

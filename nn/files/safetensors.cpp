@@ -1,0 +1,219 @@
+#include <thimble/nn/files/safetensors.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble {
+
+namespace safetensors_detail {
+
+static_assert(std::endian::native == std::endian::little, "elements are read and written as they lie in memory");
+
+struct Row {
+  std::string_view name;
+  std::size_t bytes;
+  std::optional<DType> ours;
+};
+constexpr std::array<Row, 15> rows{{{"BOOL", 1, DType::boolean},
+                                    {"U8", 1, DType::u8},
+                                    {"I8", 1, DType::i8},
+                                    {"F8_E5M2", 1, DType::f8e5m2},
+                                    {"F8_E4M3", 1, DType::f8e4m3},
+                                    {"I16", 2, std::nullopt},
+                                    {"U16", 2, std::nullopt},
+                                    {"F16", 2, DType::f16},
+                                    {"BF16", 2, DType::bf16},
+                                    {"I32", 4, DType::i32},
+                                    {"U32", 4, std::nullopt},
+                                    {"F32", 4, DType::f32},
+                                    {"F64", 8, DType::f64},
+                                    {"I64", 8, DType::i64},
+                                    {"U64", 8, std::nullopt}}};
+
+constexpr const Row& row(SafetensorsDType dtype) { return rows[static_cast<std::size_t>(dtype)]; }
+
+// Text as a JSON string. Throws ValueError when it is not UTF-8.
+std::string json_string(const std::string& text) {
+  try {
+    return nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw ValueError("safetensors: " + quote(text) + " is not UTF-8 text");
+  }
+}
+
+void require_header_bytes(std::uint64_t bytes) {
+  if (bytes > safetensors_header_limit)
+    throw ValueError("safetensors: the header would have at least " + std::to_string(bytes) +
+                     " bytes; allowed: at most " + std::to_string(safetensors_header_limit));
+}
+
+template <class Sizes>
+std::string json_array(const Sizes& sizes) {
+  std::string text = "[";
+  for (const auto size : sizes) text += (text.size() == 1 ? "" : ",") + std::to_string(size);
+  return text + "]";
+}
+
+std::vector<std::byte> read_start(const InputFile& file) {
+  std::array<std::byte, 8> length;
+  const std::size_t available = static_cast<std::size_t>(std::min<std::uint64_t>(file.bytes(), length.size()));
+  file.read(0, std::span(length).first(available));
+  const std::uint64_t bytes = safetensors_header_bytes(std::span(length).first(available), file.bytes(), file.path());
+  std::vector<std::byte> start(static_cast<std::size_t>(bytes));
+  file.read(0, start);
+  return start;
+}
+
+}  // namespace safetensors_detail
+
+std::string_view to_string(SafetensorsDType dtype) noexcept { return safetensors_detail::row(dtype).name; }
+
+std::size_t size_of(SafetensorsDType dtype) noexcept { return safetensors_detail::row(dtype).bytes; }
+
+SafetensorsDType to_safetensors_dtype(DType dtype) noexcept {
+  const auto& rows = safetensors_detail::rows;
+  const auto* found = std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return row.ours == dtype; });
+  return static_cast<SafetensorsDType>(found - rows.begin());
+}
+
+std::optional<DType> to_dtype(SafetensorsDType dtype) noexcept { return safetensors_detail::row(dtype).ours; }
+
+DType loadable_dtype(const SafetensorsEntry& entry) {
+  if (const std::optional<DType> dtype = to_dtype(entry.dtype)) return *dtype;
+  std::string allowed;
+  for (const auto& row : safetensors_detail::rows)
+    if (row.ours) allowed += (allowed.empty() ? "" : ", ") + std::string(row.name);
+  throw DTypeError("safetensors: tensor " + quote(entry.name) + " has dtype " + std::string(to_string(entry.dtype)) +
+                   ", which cannot be loaded; allowed: " + allowed);
+}
+
+const SafetensorsEntry* SafetensorsHeader::find(std::string_view name) const noexcept {
+  const auto found = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                      [&](std::uint32_t i, std::string_view n) { return tensors[i].name < n; });
+  return found != by_name_.end() && tensors[*found].name == name ? &tensors[*found] : nullptr;
+}
+
+const std::string* SafetensorsHeader::index_names() {
+  by_name_.resize(tensors.size());
+  std::iota(by_name_.begin(), by_name_.end(), 0U);
+  std::sort(by_name_.begin(), by_name_.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name < tensors[b].name; });
+  for (std::size_t i = 1; i < by_name_.size(); ++i)
+    if (tensors[by_name_[i]].name == tensors[by_name_[i - 1]].name) return &tensors[by_name_[i]].name;
+  return nullptr;
+}
+
+SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
+                                      std::map<std::string, std::string> metadata) {
+  SafetensorsHeader header;
+  header.tensors = std::move(tensors);
+  header.metadata = std::move(metadata);
+  std::sort(header.tensors.begin(), header.tensors.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return a.dtype != b.dtype ? a.dtype > b.dtype : a.name < b.name;
+  });
+  std::uint64_t offset = 0;
+  for (SafetensorsEntry& entry : header.tensors) {
+    if (entry.name == "__metadata__") throw ValueError("safetensors: a tensor cannot be named '__metadata__'");
+    const std::optional<std::uint64_t> bytes = checked_bytes(entry.shape, size_of(entry.dtype));
+    if (!bytes || entry.shape.size() > safetensors_rank_limit || offset + *bytes > INT64_MAX)
+      throw ShapeError("safetensors: the shape of tensor " + quote(entry.name) + " has a negative size, more than " +
+                       std::to_string(safetensors_rank_limit) + " sizes or more than 2^63 - 1 bytes");
+    entry.begin = offset;
+    entry.end = offset += *bytes;
+  }
+  if (const std::string* twice = header.index_names())
+    throw ValueError("safetensors: tensor " + quote(*twice) + " is there twice");
+  header.data_offset = format_safetensors_header(header).size();
+  return header;
+}
+
+std::string format_safetensors_header(const SafetensorsHeader& header) {
+  std::uint64_t least = 0;  // text alone, before it is turned into JSON
+  for (const auto& [key, value] : header.metadata) least += key.size() + value.size();
+  for (const SafetensorsEntry& entry : header.tensors) least += entry.name.size();
+  safetensors_detail::require_header_bytes(least);
+  std::string text = "{";
+  if (!header.metadata.empty()) {
+    text += "\"__metadata__\":{";
+    bool is_first = true;
+    for (const auto& [key, value] : header.metadata) {
+      text +=
+          (is_first ? "" : ",") + safetensors_detail::json_string(key) + ":" + safetensors_detail::json_string(value);
+      is_first = false;
+    }
+    text += "}";
+  }
+  for (const SafetensorsEntry& entry : header.tensors) {
+    text += (text.size() == 1 ? "" : ",") + safetensors_detail::json_string(entry.name) + ":{\"dtype\":\"" +
+            std::string(to_string(entry.dtype)) + "\",\"shape\":" + safetensors_detail::json_array(entry.shape) +
+            ",\"data_offsets\":" + safetensors_detail::json_array(std::array{entry.begin, entry.end}) + "}";
+  }
+  text += "}";
+  text.append((8 - text.size() % 8) % 8, ' ');
+  safetensors_detail::require_header_bytes(text.size());
+  std::array<std::byte, 8> length;
+  store_le<std::uint64_t>(text.size(), length.data());
+  return std::string(reinterpret_cast<const char*>(length.data()), length.size()) + text;
+}
+
+SafetensorsReader::SafetensorsReader(const std::string& path)
+    : file_(path), header_(parse_safetensors(safetensors_detail::read_start(file_), file_.bytes(), path)) {}
+
+const SafetensorsEntry& SafetensorsReader::entry(std::string_view name) const {
+  if (const SafetensorsEntry* found = header_.find(name)) return *found;
+  throw FileError(path(), 8, "there is no tensor " + quote(name) + " in this file");
+}
+
+void SafetensorsReader::read(const SafetensorsEntry& entry, std::span<std::byte> out) const {
+  if (out.size() != entry.bytes())
+    throw ShapeError("safetensors: room for " + std::to_string(out.size()) + " bytes, tensor " + quote(entry.name) +
+                     " has " + std::to_string(entry.bytes()));
+  read_part(entry, 0, out);
+}
+
+void SafetensorsReader::read_part(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> out) const {
+  if (first > entry.bytes() || out.size() > entry.bytes() - first)
+    throw ShapeError("safetensors: bytes " + std::to_string(first) + " to " + std::to_string(first + out.size()) +
+                     " wanted, tensor " + quote(entry.name) + " has " + std::to_string(entry.bytes()));
+  const std::uint64_t offset = header_.data_offset + entry.begin + first;
+  file_.read(offset, out);
+  if (entry.dtype != SafetensorsDType::boolean) return;
+  const std::size_t bad = find_invalid_bool(out);
+  if (bad < out.size())
+    throw FileError(path(), offset + bad, "tensor " + quote(entry.name) + " has a BOOL that is neither 0 nor 1");
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> tensors,
+                                     std::map<std::string, std::string> metadata)
+    : header_(lay_out_safetensors(std::move(tensors), std::move(metadata))),
+      file_(path),
+      written_(header_.tensors.size(), 0) {
+  file_.write(format_safetensors_header(header_));
+}
+
+void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
+  const SafetensorsEntry* entry = header_.find(name);
+  if (entry == nullptr) throw ValueError("safetensors: no tensor " + quote(name) + " was announced for this file");
+  std::uint64_t& written = written_[static_cast<std::size_t>(entry - header_.tensors.data())];
+  if (bytes.size() > entry->bytes() - written)
+    throw ValueError("safetensors: tensor " + quote(name) + " has " + std::to_string(entry->bytes()) + " bytes, got " +
+                     std::to_string(written) + " and then " + std::to_string(bytes.size()));
+  file_.write(header_.data_offset + entry->begin + written, bytes);
+  written += bytes.size();
+}
+
+void SafetensorsWriter::commit() {
+  for (std::size_t i = 0; i < written_.size(); ++i)
+    if (const SafetensorsEntry& entry = header_.tensors[i]; written_[i] != entry.bytes())
+      throw ValueError("safetensors: tensor " + quote(entry.name) + " has " + std::to_string(entry.bytes()) +
+                       " bytes, only " + std::to_string(written_[i]) + " were written");
+  file_.commit();
+}
+
+}  // namespace thimble

@@ -1,0 +1,157 @@
+#pragma once
+// safetensors files (huggingface.co/docs/safetensors): a u64 N, N bytes of JSON that name every tensor's dtype, shape
+// and byte range, then the bytes. Here on plain bytes; nothing is ever read whole.
+//
+// What makes a file valid: N <= 100,000,000 and within the file; the JSON is one object and begins with '{'; each key
+// is there once; each range has the bytes of its shape and dtype; the ranges, sorted, cover the rest of the file
+// without a hole or an overlap. Everything else is refused with a FileError that names the file, the byte and the
+// reason.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <thimble/core/dtype.h>
+#include <thimble/core/file.h>
+#include <thimble/core/file_stream.h>
+
+namespace thimble {
+
+/// The format's element types, by growing alignment (the order in which a file lies, backwards).
+enum class SafetensorsDType : std::uint8_t {
+  boolean,
+  u8,
+  i8,
+  f8_e5m2,
+  f8_e4m3,
+  i16,
+  u16,
+  f16,
+  bf16,
+  i32,
+  u32,
+  f32,
+  f64,
+  i64,
+  u64
+};
+
+/// "BOOL", "U8", "F8_E4M3", "BF16", ...: the name in the file.
+std::string_view to_string(SafetensorsDType dtype) noexcept;
+/// Bytes of one element.
+std::size_t size_of(SafetensorsDType dtype) noexcept;
+/// The file's type for one of ours; every DType has one.
+SafetensorsDType to_safetensors_dtype(DType dtype) noexcept;
+/// Our type for one of the file's; nullopt for I16, U16, U32 and U64, which can be inspected but not loaded.
+std::optional<DType> to_dtype(SafetensorsDType dtype) noexcept;
+
+/// The longest header allowed, in bytes of JSON, and the most sizes of a shape. The first is the format's; the second
+/// is NumPy's and PyTorch's, taken so that a header cannot ask for much more memory than it has bytes.
+inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
+inline constexpr std::size_t safetensors_rank_limit = 64;
+
+/// One tensor of a file.
+struct SafetensorsEntry {
+  std::string name;
+  SafetensorsDType dtype = SafetensorsDType::f32;
+  std::vector<std::int64_t> shape;  ///< at most 64 sizes
+  std::uint64_t begin = 0;          ///< its first byte, counted from SafetensorsHeader::data_offset
+  std::uint64_t end = 0;            ///< one past its last byte
+
+  std::uint64_t bytes() const noexcept { return end - begin; }
+  friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
+};
+
+/// What a file says about itself.
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> tensors;        ///< in the order of their bytes
+  std::map<std::string, std::string> metadata;  ///< `__metadata__`
+  std::uint64_t data_offset = 0;                ///< where the tensors' bytes begin in the file: 8 + N
+
+  /// The tensor of that name, nullptr when there is none. Takes O(log tensors).
+  const SafetensorsEntry* find(std::string_view name) const noexcept;
+
+  /// Builds what find() searches, after `tensors` was filled. Returns a name that is there twice, nullptr when none is.
+  const std::string* index_names();
+
+ private:
+  std::vector<std::uint32_t> by_name_;  // indices into `tensors`, sorted by name
+};
+
+/// Our dtype of an entry. Throws DTypeError naming the tensor and its dtype when we have none (I16, U16, U32, U64).
+DType loadable_dtype(const SafetensorsEntry& entry);
+
+/// 8 + N for a file of `file_bytes` bytes, from its first eight bytes. Throws FileError.
+std::uint64_t safetensors_header_bytes(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                       const std::string& path);
+
+/// Reads the header from the first bytes of a file of `file_bytes` bytes: at least 8 + N of them (the whole file will
+/// do). `path` is for messages only. Throws FileError for everything that makes a file invalid.
+SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint64_t file_bytes,
+                                    const std::string& path);
+
+/// Lays tensors out for writing: largest dtype first, then by name, without gaps; begin and end of `tensors` are not
+/// read. Throws ValueError for a name that is there twice, is `__metadata__` or is not UTF-8, ShapeError for a shape
+/// that is negative, has more than 64 sizes or more than 2^63 - 1 bytes.
+SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
+                                      std::map<std::string, std::string> metadata);
+
+/// The 8 + N bytes in front of the data: compact JSON, metadata first and sorted, padded with spaces to a multiple
+/// of 8. Throws ValueError for text that is not UTF-8 and when N would exceed 100,000,000.
+std::string format_safetensors_header(const SafetensorsHeader& header);
+
+/// A file open for reading; only the header is in memory. Several threads may read at once.
+class SafetensorsReader {
+ public:
+  /// Opens a file and checks its header. Throws FileError.
+  explicit SafetensorsReader(const std::string& path);
+
+  const std::string& path() const noexcept { return file_.path(); }
+  const SafetensorsHeader& header() const noexcept { return header_; }
+  /// The tensor of that name. Throws FileError when there is none.
+  const SafetensorsEntry& entry(std::string_view name) const;
+
+  /// Reads the whole of a tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (ShapeError
+  /// when not). Throws FileError, also for a BOOL that is neither 0 nor 1.
+  void read(const SafetensorsEntry& entry, std::span<std::byte> out) const;
+
+  /// Reads out.size() bytes of a tensor from its byte `first` on: a large tensor in pieces. Throws ShapeError when they
+  /// are not within the tensor, FileError as read().
+  void read_part(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> out) const;
+
+ private:
+  InputFile file_;
+  SafetensorsHeader header_;
+};
+
+/// A file being written, tensor by tensor in any order, each in as many pieces as the caller likes. It appears under
+/// its name at commit(); without that nothing is left behind. What was read from a file of ours and is written again
+/// gives the same bytes.
+class SafetensorsWriter {
+ public:
+  /// Writes the header. Throws as lay_out_safetensors and format_safetensors_header, FileError.
+  SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> tensors,
+                    std::map<std::string, std::string> metadata = {});
+
+  /// The layout; header().tensors is the order in which writing is sequential on disk.
+  const SafetensorsHeader& header() const noexcept { return header_; }
+
+  /// Appends the next bytes of a tensor, little-endian and row-major. Throws ValueError when there is no tensor of that
+  /// name or it gets more bytes than it has, FileError.
+  void append(std::string_view name, std::span<const std::byte> bytes);
+
+  /// Gives the file its name, durably. Throws ValueError naming the first tensor that is not complete, FileError.
+  void commit();
+
+ private:
+  SafetensorsHeader header_;
+  AtomicFile file_;
+  std::vector<std::uint64_t> written_;  // bytes so far, by index into header_.tensors
+};
+
+}  // namespace thimble

@@ -1,0 +1,120 @@
+// The folders form layers: which may include which stands in cmake/layers.cmake. A change that needs a new edge changes
+// that table, not this test.
+
+#include <algorithm>
+
+#include "catch.h"
+#include "sources.h"
+
+namespace {
+
+using house::LayerTable;
+
+/// The library that an include belongs to, when it is one that only some layers may use.
+std::string guest(const std::string& include) {
+  if (include.starts_with("Eigen/") || include.starts_with("unsupported/Eigen/")) return "Eigen";
+  if (include.starts_with("nlohmann/")) return "nlohmann-json";
+  if (include == "zlib.h") return "zlib";
+  if (include.starts_with("CLI/")) return "CLI11";
+  if (include.starts_with("catch2/")) return "Catch2";
+  return {};
+}
+
+/// Guests and the layers whose .cpp files may use them; no header of the library may.
+bool is_welcome(const std::string& name, const std::string& layer) {
+  if (name == "Eigen") return layer == "core";
+  if (name == "nlohmann-json" || name == "zlib") return layer == "nn" || layer == "models";
+  return false;
+}
+
+std::vector<std::string> problems_of(const std::string& path, const std::string& text, const LayerTable& layers) {
+  std::vector<std::string> problems;
+  const std::string layer = house::layer_of(path);
+  if (!layers.contains(layer) || !house::is_code(path)) return problems;
+  for (const std::string& include : house::includes_of(text)) {
+    const auto report = [&](const std::string& why) {
+      problems.push_back(path + ": includes " + include + ": " + why);
+    };
+    if (const std::string name = guest(include); !name.empty()) {
+      if (house::is_header(path)) report(name + " in a header of the library");
+      if (!is_welcome(name, layer)) report(name + " in " + layer + "/");
+    }
+    if (include.find("..") != std::string::npos || text.find("#include \"" + include) != std::string::npos) {
+      report("the one spelling is <thimble/" + layer + "/...>");
+    }
+    if (!include.starts_with("thimble/") || include == "thimble/version.h") continue;
+    const std::string target = house::layer_of(std::string_view(include).substr(8));
+    if (target != layer && !layers.at(layer).contains(target)) report(layer + "/ is below " + target + "/");
+  }
+  return problems;
+}
+
+LayerTable layers_of(const std::vector<house::Source>& files) {
+  const auto table =
+      std::find_if(files.begin(), files.end(), [](const house::Source& s) { return s.path == "cmake/layers.cmake"; });
+  return house::read_layers(table->text);
+}
+
+}  // namespace
+
+TEST_CASE("layering: every file includes only its own layer and those below", "[house]") {
+  const std::vector<house::Source> files = house::all_files();
+  const LayerTable layers = layers_of(files);
+  REQUIRE(layers.size() >= 7);
+  std::vector<std::string> problems;
+  std::size_t checked = 0;
+  for (const house::Source& file : files) {
+    checked += layers.contains(house::layer_of(file.path)) && house::is_code(file.path) ? 1 : 0;
+    for (std::string& problem : problems_of(file.path, file.text, layers)) problems.push_back(std::move(problem));
+  }
+  INFO(house::lines(problems));
+  CHECK(problems.empty());
+  CHECK(checked > 20);
+}
+
+TEST_CASE("layering: the table of layers has no cycle", "[house]") {
+  LayerTable layers = layers_of(house::all_files());
+  // A layer whose includes are all gone can go; when none can, what is left is a cycle or names an unknown layer.
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (auto layer = layers.begin(); layer != layers.end();) {
+      const bool is_free =
+          std::none_of(layer->second.begin(), layer->second.end(), [&](const auto& l) { return layers.contains(l); });
+      changed |= is_free;
+      layer = is_free ? layers.erase(layer) : std::next(layer);
+    }
+  }
+  CHECK(layers.empty());
+}
+
+TEST_CASE("layering: the check finds what it is for", "[house]") {
+  const LayerTable layers{{"core", {}}, {"memory", {"core"}}, {"nn", {"core", "memory"}}};
+  struct Row {
+    const char* path;
+    const char* text;
+    std::size_t problems;
+  };
+  const Row rows[] = {
+      {"memory/a.h", "#include <thimble/core/tensor.h>\n#include <thimble/memory/b.h>\n#include <vector>\n", 0},
+      {"core/a.cpp", "#include <Eigen/Core>\n#include <thimble/version.h>\n", 0},
+      {"nn/a.cpp", "#include <nlohmann/json.hpp>\n#include <zlib.h>\n", 0},
+      {"bench/a.cpp", "#include <thimble/nn/module.h>\n#include <CLI/CLI.hpp>\n", 0},
+      {"core/a.cpp", "// #include <thimble/nn/a.h>\n/*\n#include <thimble/nn/a.h>\n*/\n", 0},
+      {"core/a.h", "#include <thimble/memory/arena.h>\n", 1},
+      {"core/a.cpp", "#if X\n  #  include <thimble/nn/a.h>\n#endif\n", 1},
+      {"memory/a.cpp", "/* one line */\n#include <thimble/nn/a.h>\n", 1},
+      {"core/a.cpp", "#include <thimble/thimble.h>\n", 1},
+      {"core/a.cpp", "#include \"b.h\"\n", 1},
+      {"core/a.h", "#include <Eigen/Core>\n", 1},
+      {"nn/a.cpp", "#include <Eigen/Core>\n", 1},
+      {"nn/a.h", "#include <zlib.h>\n", 1},
+      {"core/a.cpp", "#include <nlohmann/json.hpp>\n", 1},
+      {"nn/a.cpp", "#include <CLI/CLI.hpp>\n", 1},
+      {"memory/a.h", "#include <Eigen/Core>\n", 2},
+  };
+  for (const Row& row : rows) {
+    const std::vector<std::string> problems = problems_of(row.path, row.text, layers);
+    INFO(row.path << ":\n" << row.text << "found:\n" << house::lines(problems));
+    CHECK(problems.size() == row.problems);
+  }
+}
