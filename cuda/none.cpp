@@ -3,6 +3,8 @@
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/elementwise.h>
+#include <thimble/core/kernels/norm.h>
+#include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/softmax.h>
@@ -11,6 +13,8 @@ namespace thimble::kernels {
 
 const ElementwiseCuda elementwise_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
+const NormKernels* const norm_cuda = nullptr;
+const OptimizerKernels* const optimizer_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
 const RandomKernels* const random_cuda = nullptr;
 const SoftmaxKernels* const softmax_cuda = nullptr;

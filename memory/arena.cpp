@@ -1,7 +1,6 @@
 #include <thimble/memory/arena.h>
 
 #include <algorithm>
-#include <bit>
 #include <cassert>
 #include <cstdio>
 #include <mutex>
@@ -25,7 +24,10 @@ double share_of_holes(std::size_t used, std::size_t of) {
 }  // namespace arena_detail
 
 Arena::Arena(std::unique_ptr<Backing> backing, Options options)
-    : backing_(std::move(backing)), granule_(backing_->granule()), poison_(options.poison) {
+    : LockedResource(std::make_shared<ResourceLock>()),
+      backing_(std::move(backing)),
+      granule_(backing_->granule()),
+      poison_(options.poison) {
   reserve(options);
   std::size_t limit = reserved_bytes_;
   if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(granule_ - 1));
@@ -52,7 +54,7 @@ Arena::~Arena() { assert(now_.live_blocks == 0 && "an arena outlives its blocks"
 
 void Arena::check(const Request& request) const {
   if (request.bytes == 0) throw ValueError("arena: allocate of 0 bytes, allowed are 1 and more");
-  if (!std::has_single_bit(request.alignment) || request.alignment > granule_) {
+  if (request.alignment == 0 || (request.alignment & (request.alignment - 1)) != 0 || request.alignment > granule_) {
     throw ValueError("arena: allocate with alignment " + std::to_string(request.alignment) +
                      ", allowed are powers of two up to " + std::to_string(granule_));
   }
@@ -60,20 +62,16 @@ void Arena::check(const Request& request) const {
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
 }
 
-Block* Arena::allocate(const Request& request) {
-  const std::lock_guard guard(*lock());
+Block* Arena::do_allocate(const Request& request) {
   check(request);
-  Tlsf::Place place;
-  std::errc error{};
-  try {
-    place = spans_->find(request.bytes, request.alignment);
-    if (place.is_found && place.end() > solid_bytes_) error = commit(place.offset, place.end());
-  } catch (const std::bad_alloc&) {
-    refuse(request, "the host has no memory for the arena's own books");
-  }
-  if (!place.is_found) refuse(request, "no free block is large enough within the capacity");
-  if (error != std::errc{}) {
-    refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
+  if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
+  const Tlsf::Place place = spans_->find(request.bytes, request.alignment);
+  if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
+  if (place.end() > solid_bytes_) {
+    const std::errc error = commit(place.offset, place.end());
+    if (error != std::errc{}) {
+      refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
+    }
   }
 
   Tlsf::Span* const span = spans_->take(place);
@@ -92,9 +90,7 @@ Block* Arena::allocate(const Request& request) {
   return span;
 }
 
-void Arena::deallocate(Block* block, Stream stream) noexcept {
-  if (block == nullptr) return;
-  const std::lock_guard guard(*lock());
+void Arena::do_deallocate(Block* block, Stream stream) noexcept {
   auto* const span = static_cast<Tlsf::Span*>(block);
   if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
   now_.requested_bytes -= span->bytes;
@@ -103,10 +99,7 @@ void Arena::deallocate(Block* block, Stream stream) noexcept {
   spans_->free(span);
 }
 
-void Arena::relabel(Block* block, Category category) noexcept {
-  const std::lock_guard guard(*lock());
-  block->category = category;
-}
+void Arena::do_relabel(Block* block, Category category) noexcept { block->category = category; }
 
 /// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) that all have pages, or all have
 /// none, while body returns true. Returns whether it always did.
@@ -121,12 +114,15 @@ bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&
   return true;
 }
 
-/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed. Throws
-/// std::bad_alloc.
-std::errc Arena::commit(std::size_t begin, std::size_t end) {
+/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed.
+std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
   const std::size_t first = begin / granule_;
   const std::size_t last = (end + granule_ - 1) / granule_;
-  if (has_pages_.size() < last) has_pages_.resize(last, false);
+  try {
+    if (has_pages_.size() < last) has_pages_.resize(last, false);
+  } catch (const std::bad_alloc&) {
+    return std::errc::not_enough_memory;
+  }
   std::errc error{};
   std::size_t done = first;  // granules below it that are not marked yet were committed just now
   const bool is_complete = each_run(false, first, last, [&](std::size_t from, std::size_t to) {

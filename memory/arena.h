@@ -43,21 +43,23 @@ class Arena final : public LockedResource {
 
   struct Statistics {
     std::size_t requested_bytes = 0;
-    std::size_t allocated_bytes = 0;
-    std::size_t height_bytes = 0;
-    std::size_t committed_bytes = 0;
     std::size_t peak_requested_bytes = 0;
+    std::size_t allocated_bytes = 0;
     std::size_t peak_allocated_bytes = 0;
+    std::size_t height_bytes = 0;
     std::size_t peak_height_bytes = 0;
+    std::size_t committed_bytes = 0;
     std::size_t peak_committed_bytes = 0;
+    std::size_t live_blocks = 0;
     std::size_t capacity_bytes = 0;
     std::size_t largest_free_bytes = 0;  ///< the largest request that can be served, pages permitting
-    std::size_t live_blocks = 0;
     std::uint64_t allocation_count = 0;  ///< since construction, as are the two below
     std::uint64_t commit_count = 0;      ///< calls that put pages under the range
     std::uint64_t decommit_count = 0;    ///< calls that gave pages back
     double fragmentation = 0;            ///< 1 - allocated / height: the share of the height that is holes
     double peak_fragmentation = 0;       ///< 1 - peak allocated / peak committed
+
+    friend bool operator==(const Statistics&, const Statistics&) = default;
   };
 
   /// Reserves the range. Throws DeviceError when not even one granule of addresses can be had.
@@ -67,11 +69,6 @@ class Arena final : public LockedResource {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Throws OutOfMemory (capacity reached, or pages refused; nothing has changed), ValueError (0 bytes, or an alignment
-  /// that is no power of two or above the granule), Error (called inside a launch).
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
-  void relabel(Block* block, Category category) noexcept override;
   Device device() const noexcept override { return backing_->device(); }
 
   Statistics statistics() const;
@@ -96,11 +93,17 @@ class Arena final : public LockedResource {
   std::size_t granule() const noexcept { return granule_; }
 
  private:
+  /// Throws OutOfMemory (capacity reached, or pages refused; nothing has changed), ValueError (0 bytes, or an alignment
+  /// that is no power of two or above the granule), Error (called inside a launch).
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
+
   static constexpr std::byte poison_value{0xFF};
 
   void reserve(const Options& options);
   void check(const Request& request) const;
-  std::errc commit(std::size_t begin, std::size_t end);
+  std::errc commit(std::size_t begin, std::size_t end) noexcept;
   template <class Body>
   bool each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const;
   std::size_t largest_free_bytes() const noexcept;

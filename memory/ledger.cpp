@@ -33,7 +33,7 @@ std::string line(std::string_view name, std::size_t now, std::size_t at_peak) {
 
 }  // namespace ledger_detail
 
-Ledger::Ledger(std::shared_ptr<Resource> upstream) : LockedResource(*upstream), upstream_(std::move(upstream)) {}
+Ledger::Ledger(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
 
 void Ledger::add(Cell& cell, std::size_t bytes) noexcept {
   if (cell.peak_serial != peak_serial_) {
@@ -58,12 +58,11 @@ void Ledger::make_row(PathId path) {
   }
 }
 
-Block* Ledger::allocate(const Request& request) {
-  const std::lock_guard guard(*lock());
+Block* Ledger::do_allocate(const Request& request) {
   if (request.path >= rows_.size()) make_row(request.path);
   Block* block = nullptr;
   try {
-    block = upstream_->allocate(request);
+    block = upstream_allocate(request);
   } catch (const OutOfMemory& error) {
     OutOfMemory::Facts facts = error.facts();
     facts.in_use_bytes = live_;
@@ -82,18 +81,15 @@ Block* Ledger::allocate(const Request& request) {
   return block;
 }
 
-void Ledger::deallocate(Block* block, Stream stream) noexcept {
-  if (block == nullptr) return;
-  const std::lock_guard guard(*lock());
+void Ledger::do_deallocate(Block* block, Stream stream) noexcept {
   const std::size_t category = ledger_detail::index(block->category);
   subtract(totals_[category], block->bytes);
   subtract(rows_[block->path][category], block->bytes);
   live_ -= block->bytes;
-  upstream_->deallocate(block, stream);
+  upstream_deallocate(block, stream);
 }
 
-void Ledger::relabel(Block* block, Category category) noexcept {
-  const std::lock_guard guard(*lock());
+void Ledger::do_relabel(Block* block, Category category) noexcept {
   const std::size_t before = ledger_detail::index(block->category);
   const std::size_t after = ledger_detail::index(category);
   Row& row = rows_[block->path];
@@ -102,7 +98,7 @@ void Ledger::relabel(Block* block, Category category) noexcept {
   add(totals_[after], block->bytes);
   add(row[after], block->bytes);
   category_peaks_[after] = std::max(category_peaks_[after], totals_[after].live);
-  upstream_->relabel(block, category);
+  upstream_relabel(block, category);
 }
 
 std::size_t Ledger::bytes() const {
@@ -127,11 +123,7 @@ std::size_t Ledger::sum(std::string_view prefix, Value&& value) const {
 }
 
 std::size_t Ledger::bytes_by_path(std::string_view prefix) const {
-  return sum(prefix, [](const Row& row) {
-    std::size_t bytes = 0;
-    for (const Cell& cell : row) bytes += cell.live;
-    return bytes;
-  });
+  return sum(prefix, [](const Row& row) { return ledger_detail::total(now(row)); });
 }
 
 std::size_t Ledger::bytes(Category category, std::string_view prefix) const {
@@ -139,29 +131,33 @@ std::size_t Ledger::bytes(Category category, std::string_view prefix) const {
 }
 
 std::size_t Ledger::peak_bytes_by_path(std::string_view prefix) const {
-  return sum(prefix, [&](const Row& row) {
-    std::size_t bytes = 0;
-    for (const Cell& cell : row) bytes += at_peak(cell);
-    return bytes;
-  });
+  return sum(prefix, [&](const Row& row) { return ledger_detail::total(at_peak(row)); });
 }
 
 std::size_t Ledger::peak_bytes(Category category, std::string_view prefix) const {
   return sum(prefix, [&](const Row& row) { return at_peak(row[ledger_detail::index(category)]); });
 }
 
+CategoryBytes Ledger::now(const Row& row) noexcept {
+  CategoryBytes bytes{};
+  for (std::size_t i = 0; i < category_count; ++i) bytes[i] = row[i].live;
+  return bytes;
+}
+
+CategoryBytes Ledger::at_peak(const Row& row) const noexcept {
+  CategoryBytes bytes{};
+  for (std::size_t i = 0; i < category_count; ++i) bytes[i] = at_peak(row[i]);
+  return bytes;
+}
+
 CategoryBytes Ledger::bytes_by_category() const {
   const std::lock_guard guard(*lock());
-  CategoryBytes bytes{};
-  for (std::size_t i = 0; i < category_count; ++i) bytes[i] = totals_[i].live;
-  return bytes;
+  return now(totals_);
 }
 
 CategoryBytes Ledger::peak_by_category() const {
   const std::lock_guard guard(*lock());
-  CategoryBytes bytes{};
-  for (std::size_t i = 0; i < category_count; ++i) bytes[i] = at_peak(totals_[i]);
-  return bytes;
+  return at_peak(totals_);
 }
 
 std::size_t Ledger::max_allocated() const {
@@ -183,13 +179,13 @@ void Ledger::reset_peak() {
 
 std::vector<Ledger::PathRow> Ledger::paths() const {
   const std::lock_guard guard(*lock());
+  return path_rows();
+}
+
+std::vector<Ledger::PathRow> Ledger::path_rows() const {
   std::vector<PathRow> result;
   for (std::size_t path = 0; path < rows_.size(); ++path) {
-    PathRow row{static_cast<PathId>(path), {}, {}};
-    for (std::size_t i = 0; i < category_count; ++i) {
-      row.now[i] = rows_[path][i].live;
-      row.at_peak[i] = at_peak(rows_[path][i]);
-    }
+    const PathRow row{static_cast<PathId>(path), now(rows_[path]), at_peak(rows_[path])};
     if (ledger_detail::total(row.now) + ledger_detail::total(row.at_peak) > 0) result.push_back(row);
   }
   return result;
@@ -198,17 +194,17 @@ std::vector<Ledger::PathRow> Ledger::paths() const {
 std::string Ledger::summary(std::size_t path_count) const {
   using namespace ledger_detail;
   const std::lock_guard guard(*lock());
-  const CategoryBytes now = bytes_by_category();
-  const CategoryBytes then = peak_by_category();
+  const CategoryBytes live = now(totals_);
+  const CategoryBytes peak = at_peak(totals_);
   char head[128];
   std::snprintf(head, sizeof head, "  %-32s %32s %32s\n", "category", "now", "at the peak");
   std::string text = "memory on " + to_string(device()) + "\n" + head;
   for (std::size_t i = 0; i < category_count; ++i) {
-    text += line(to_string(static_cast<Category>(i)), now[i], then[i]);
+    text += line(to_string(static_cast<Category>(i)), live[i], peak[i]);
   }
   text += line("all", live_, peak_);
 
-  std::vector<PathRow> rows = paths();
+  std::vector<PathRow> rows = path_rows();
   const std::size_t shown = std::min(path_count, rows.size());
   if (shown == 0) return text;
   const auto has_more = [](const PathRow& a, const PathRow& b) {

@@ -32,15 +32,10 @@ namespace thimble {
 /// Bytes per category, indexed by the category's number.
 using CategoryBytes = std::array<std::size_t, category_count>;
 
-class Ledger final : public LockedResource {
+/// Throws what upstream throws; an OutOfMemory gains the bytes in use by category.
+class Ledger final : public Decorator {
  public:
   explicit Ledger(std::shared_ptr<Resource> upstream);
-
-  /// Throws what upstream throws; an OutOfMemory gains the bytes in use by category.
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
-  void relabel(Block* block, Category category) noexcept override;
-  Device device() const noexcept override { return upstream_->device(); }
 
   /// Live bytes: all, of a category, at and below a path, and both.
   std::size_t bytes() const;
@@ -73,6 +68,10 @@ class Ledger final : public LockedResource {
   std::string summary(std::size_t path_count = 10) const;
 
  private:
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
+
   struct Cell {
     std::size_t live = 0;
     std::size_t at_peak = 0;        // holds when the cell has changed since the peak; else live does
@@ -83,12 +82,14 @@ class Ledger final : public LockedResource {
   void add(Cell& cell, std::size_t bytes) noexcept;
   void subtract(Cell& cell, std::size_t bytes) noexcept;
   std::size_t at_peak(const Cell& cell) const noexcept;
+  CategoryBytes at_peak(const Row& row) const noexcept;
+  static CategoryBytes now(const Row& row) noexcept;
+  std::vector<PathRow> path_rows() const;
   void make_row(PathId path);
   template <class Value>
   std::size_t sum(std::string_view prefix, Value&& value) const;
   std::string category_list() const;
 
-  std::shared_ptr<Resource> upstream_;
   Row totals_{};
   CategoryBytes category_peaks_{};
   std::vector<Row> rows_;  // by PathId

@@ -10,11 +10,10 @@
 namespace thimble {
 
 Limit::Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes)
-    : LockedResource(*upstream), upstream_(std::move(upstream)), limit_bytes_(limit_bytes) {}
+    : Decorator(std::move(upstream)), limit_bytes_(limit_bytes) {}
 
-Block* Limit::allocate(const Request& request) {
+Block* Limit::do_allocate(const Request& request) {
   using memory::exact_bytes;
-  const std::lock_guard guard(*lock());
   const std::size_t left = limit_bytes_ - live_bytes_;
   if (request.bytes > left) {
     throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) + " as " +
@@ -27,17 +26,15 @@ Block* Limit::allocate(const Request& request) {
                        .capacity_bytes = limit_bytes_,
                        .largest_free_bytes = left});
   }
-  Block* const block = upstream_->allocate(request);
+  Block* const block = upstream_allocate(request);
   live_bytes_ += request.bytes;
   peak_bytes_ = std::max(peak_bytes_, live_bytes_);
   return block;
 }
 
-void Limit::deallocate(Block* block, Stream stream) noexcept {
-  if (block == nullptr) return;
-  const std::lock_guard guard(*lock());
+void Limit::do_deallocate(Block* block, Stream stream) noexcept {
   live_bytes_ -= block->bytes;
-  upstream_->deallocate(block, stream);
+  upstream_deallocate(block, stream);
 }
 
 std::size_t Limit::live_bytes() const {

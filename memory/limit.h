@@ -16,21 +16,19 @@
 
 namespace thimble {
 
-class Limit final : public LockedResource {
+/// allocate throws OutOfMemory when the limit would be exceeded, and what upstream throws.
+class Limit final : public Decorator {
  public:
   Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes);
-
-  /// Throws OutOfMemory when the limit would be exceeded, and what upstream throws.
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
-  void relabel(Block* block, Category category) noexcept override { upstream_->relabel(block, category); }
-  Device device() const noexcept override { return upstream_->device(); }
 
   std::size_t limit_bytes() const noexcept { return limit_bytes_; }
   std::size_t live_bytes() const;
 
  private:
-  std::shared_ptr<Resource> upstream_;
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+
   std::size_t limit_bytes_;
   std::size_t live_bytes_ = 0;
   std::size_t peak_bytes_ = 0;

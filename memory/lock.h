@@ -4,53 +4,48 @@
 // Policy
 // - A stack (trace over ledger over limit over arena) shares the lock of its bottom: a request is one transaction for
 //   all of them, so ledger, trace and arena never disagree about order, whichever threads ask.
-// - The thread that holds the lock may take it again (a decorator calls its upstream); that costs no atomic
-//   read-modify-write. Taking it costs one, releasing it none: half of std::mutex, on a path that is some ten
-//   nanoseconds long.
+// - The public calls of Resource take the lock and go down the stack by the do_ functions, which expect it held.
+// - A lock is biased towards the first thread that takes it: for that thread, taking and releasing are plain loads and
+//   stores. The first other thread ends the bias for good, and from then on it is a spin lock. One thread makes nearly
+//   all requests of a training step, and an atomic read-modify-write costs as much as the rest of a request.
 // - Waiters spin briefly, then yield: what is under the lock is short except for a commit of pages.
 //
 // Terms
-//   owner   the thread inside, named by the address of one of its thread-local bytes
-//   depth   how often the owner has taken the lock
+//   owner    the thread that the lock is biased to, named by the address of one of its thread-local bytes
+//   revoke   end the bias: raise a flag, force a memory barrier on every thread (Linux's membarrier), wait until the
+//            owner is outside. Either the owner's store "inside" is seen here, or the flag is seen there
 
 #include <atomic>
-#include <cstdint>
 #include <memory>
-#include <thread>
 
 #include <thimble/core/resource.h>
 
 namespace thimble {
 
-/// A recursive spin lock. Meets the standard's Lockable requirements (std::lock_guard, std::unique_lock).
+/// Not recursive. Meets the standard's BasicLockable requirements (std::lock_guard).
 class ResourceLock {
  public:
   void lock() noexcept {
-    const char* const self = this_thread();
-    if (owner_.load(std::memory_order_relaxed) == self) {
-      ++depth_;
-      return;
+    if (owner_.load(std::memory_order_relaxed) == this_thread()) {
+      is_owner_inside_.store(true, std::memory_order_relaxed);
+      std::atomic_signal_fence(std::memory_order_seq_cst);  // on the processor: the revoker's membarrier
+      if (!is_revoked_.load(std::memory_order_relaxed)) return;
+      is_owner_inside_.store(false, std::memory_order_relaxed);
     }
-    for (int spins = 0; !try_take(self); ++spins) {
-      if (spins >= 64) std::this_thread::yield();
-    }
-  }
-
-  bool try_lock() noexcept {
-    const char* const self = this_thread();
-    if (owner_.load(std::memory_order_relaxed) == self) {
-      ++depth_;
-      return true;
-    }
-    return try_take(self);
+    lock_shared();
   }
 
   void unlock() noexcept {
-    if (depth_ > 0) {
-      --depth_;
-      return;
+    if (owner_.load(std::memory_order_relaxed) == this_thread() && is_owner_inside_.load(std::memory_order_relaxed)) {
+      is_owner_inside_.store(false, std::memory_order_release);
+    } else {
+      is_taken_.store(false, std::memory_order_release);
     }
-    owner_.store(nullptr, std::memory_order_release);
+  }
+
+  /// True while the owner goes in and out without atomic read-modify-writes.
+  bool is_biased() const noexcept {
+    return owner_.load(std::memory_order_relaxed) != nullptr && !is_revoked_.load(std::memory_order_relaxed);
   }
 
  private:
@@ -59,33 +54,58 @@ class ResourceLock {
     return &marker;
   }
 
-  bool try_take(const char* self) noexcept {
-    if (owner_.load(std::memory_order_relaxed) != nullptr) return false;
-    const char* nobody = nullptr;
-    return owner_.compare_exchange_strong(nobody, self, std::memory_order_acquire, std::memory_order_relaxed);
-  }
+  void lock_shared() noexcept;
+  void revoke() noexcept;
 
   std::atomic<const char*> owner_{nullptr};
-  std::uint32_t depth_ = 0;  // beyond the first time; written by the owner only
+  std::atomic<bool> is_owner_inside_{false};  // written by the owner only
+  std::atomic<bool> is_revoked_{false};
+  std::atomic<bool> is_taken_{false};  // by whoever came through lock_shared
 };
 
-/// A resource with a lock that what is stacked on it shares.
+/// A resource with a lock that what is stacked on it shares. Derived classes implement the do_ functions, which are
+/// called with the lock held.
 class LockedResource : public Resource {
  public:
+  Block* allocate(const Request& request) final;
+  void deallocate(Block* block, Stream stream) noexcept final;  ///< nullptr is allowed and does nothing
+  void relabel(Block* block, Category category) noexcept final;
+
   const std::shared_ptr<ResourceLock>& lock() const noexcept { return lock_; }
 
  protected:
-  /// The bottom of a stack: a lock of its own.
-  LockedResource() : lock_(std::make_shared<ResourceLock>()) {}
+  explicit LockedResource(std::shared_ptr<ResourceLock> lock) : lock_(std::move(lock)) {}
 
-  /// A decorator: the lock of `upstream`, or one of its own where upstream has none to share.
-  explicit LockedResource(const Resource& upstream) {
-    const auto* locked = dynamic_cast<const LockedResource*>(&upstream);
-    lock_ = locked != nullptr ? locked->lock() : std::make_shared<ResourceLock>();
+  virtual Block* do_allocate(const Request& request) = 0;
+  virtual void do_deallocate(Block* block, Stream stream) noexcept = 0;
+  virtual void do_relabel(Block* block, Category category) noexcept = 0;
+
+ private:
+  friend class Decorator;
+  std::shared_ptr<ResourceLock> lock_;
+};
+
+/// A policy over any resource, which it owns: shares the upstream's lock, or has one of its own where there is none.
+class Decorator : public LockedResource {
+ public:
+  Device device() const noexcept final { return upstream_->device(); }
+
+ protected:
+  explicit Decorator(std::shared_ptr<Resource> upstream);
+
+  Block* upstream_allocate(const Request& request) {
+    return locked_ != nullptr ? locked_->do_allocate(request) : upstream_->allocate(request);
+  }
+  void upstream_deallocate(Block* block, Stream stream) noexcept {
+    locked_ != nullptr ? locked_->do_deallocate(block, stream) : upstream_->deallocate(block, stream);
+  }
+  void upstream_relabel(Block* block, Category category) noexcept {
+    locked_ != nullptr ? locked_->do_relabel(block, category) : upstream_->relabel(block, category);
   }
 
  private:
-  std::shared_ptr<ResourceLock> lock_;
+  std::shared_ptr<Resource> upstream_;
+  LockedResource* locked_;  // the same object, when it shares its lock
 };
 
 }  // namespace thimble

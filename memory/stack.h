@@ -20,7 +20,7 @@
 namespace thimble::memory {
 
 struct Options {
-  Arena::Options arena;
+  Arena::Options arena = {};
   std::size_t limit_bytes = 0;  ///< bound of live requested bytes; 0: none
   bool trace = false;           ///< record every event
 };

@@ -9,7 +9,7 @@
 
 namespace thimble {
 
-Trace::Trace(std::shared_ptr<Resource> upstream) : LockedResource(*upstream), upstream_(std::move(upstream)) {}
+Trace::Trace(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
 
 void Trace::record(const Event& event) noexcept {
   try {
@@ -19,9 +19,8 @@ void Trace::record(const Event& event) noexcept {
   }
 }
 
-Block* Trace::allocate(const Request& request) {
-  const std::lock_guard guard(*lock());
-  Block* const block = upstream_->allocate(request);
+Block* Trace::do_allocate(const Request& request) {
+  Block* const block = upstream_allocate(request);
   const auto alignment = static_cast<std::uint32_t>(request.alignment);
   try {
     live_.emplace(block, Live{next_id_, alignment});
@@ -32,22 +31,19 @@ Block* Trace::allocate(const Request& request) {
   return block;
 }
 
-void Trace::deallocate(Block* block, Stream stream) noexcept {
-  if (block == nullptr) return;
-  const std::lock_guard guard(*lock());
+void Trace::do_deallocate(Block* block, Stream stream) noexcept {
   if (const auto found = live_.find(block); found != live_.end()) {
     record({Action::free, block->category, block->path, 0, found->second.id, block->bytes});
     live_.erase(found);
   }
-  upstream_->deallocate(block, stream);
+  upstream_deallocate(block, stream);
 }
 
-void Trace::relabel(Block* block, Category category) noexcept {
-  const std::lock_guard guard(*lock());
+void Trace::do_relabel(Block* block, Category category) noexcept {
   if (const auto found = live_.find(block); found != live_.end()) {
     record({Action::relabel, category, block->path, 0, found->second.id, block->bytes});
   }
-  upstream_->relabel(block, category);
+  upstream_relabel(block, category);
 }
 
 void Trace::restart() {

@@ -26,7 +26,7 @@
 
 namespace thimble {
 
-class Trace final : public LockedResource {
+class Trace final : public Decorator {
  public:
   enum class Action : std::uint8_t { allocate, free, relabel };
 
@@ -50,11 +50,6 @@ class Trace final : public LockedResource {
 
   explicit Trace(std::shared_ptr<Resource> upstream);
 
-  Block* allocate(const Request& request) override;
-  void deallocate(Block* block, Stream stream) noexcept override;
-  void relabel(Block* block, Category category) noexcept override;
-  Device device() const noexcept override { return upstream_->device(); }
-
   /// Forgets all events and begins with the blocks that live now, oldest first, numbered from 0.
   void restart();
 
@@ -65,6 +60,10 @@ class Trace final : public LockedResource {
   friend bool operator==(const Trace& a, const Trace& b) { return a.events() == b.events(); }
 
  private:
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
+
   void record(const Event& event) noexcept;
 
   struct Live {
@@ -72,7 +71,6 @@ class Trace final : public LockedResource {
     std::uint32_t alignment;
   };
 
-  std::shared_ptr<Resource> upstream_;
   std::vector<Event> events_;
   std::unordered_map<const Block*, Live> live_;
   std::uint64_t next_id_ = 0;

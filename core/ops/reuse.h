@@ -1,0 +1,18 @@
+#pragma once
+// Writing a result where an operand lies.
+
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// True when backward may write a result of the same shape and dtype in t's buffer: nobody else holds it, t is dense,
+/// and it is all of its storage (a part would keep the rest alive).
+inline bool is_reusable(const Tensor& t) {
+  return t.is_unshared() && t.is_contiguous() && t.storage()->bytes() == t.bytes();
+}
+
+/// A dense tensor like t whose elements may be written: t itself where it is reusable, else a new one. An elementwise
+/// kernel gives the same bits in both.
+inline Tensor reused_or_new(const Tensor& t) { return is_reusable(t) ? t : Tensor::empty_like(t); }
+
+}  // namespace thimble

@@ -1,0 +1,173 @@
+#include <thimble/memory/process.h>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <vector>
+
+#include <thimble/core/context.h>
+#include <thimble/core/error.h>
+#include <thimble/memory/stack.h>
+
+#include "catch.h"
+
+namespace {
+
+using thimble::Arena;
+using thimble::Block;
+using thimble::OutOfMemory;
+namespace process = thimble::process;
+
+constexpr std::size_t process_MiB = std::size_t{1} << 20;
+
+/// Runs `body` in a child process and returns what it returned; 255 when it died.
+template <class Body>
+int in_child(Body&& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+std::size_t arena_rss(const Arena& arena) { return process::mapping_rss_bytes(arena.base(), arena.reserved_bytes()); }
+
+/// Lowers RLIMIT_DATA to what the process has now and `more`.
+bool limit_data(std::size_t more) {
+  const rlim_t bytes = process::data_bytes() + more;
+  const rlimit limit{bytes, bytes};
+  return setrlimit(RLIMIT_DATA, &limit) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("memory process: resident bytes of the arena are its committed bytes", "[memory][process]") {
+  thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+  const Arena& arena = *stack.arena;
+  CHECK(arena_rss(arena) == 0);
+  std::mt19937 random(17);
+  std::vector<Block*> live;
+  std::size_t differences = 0;
+  for (int i = 0; i < 120; ++i) {
+    if (random() % 3 != 0 || live.empty()) {
+      live.push_back(stack.top->allocate({.bytes = 1 + random() % (5 * process_MiB)}));
+      // Written or not, a block's pages are resident.
+      if (i % 2 == 0) std::memset(live.back()->address, 1, live.back()->bytes);
+    } else {
+      const std::size_t which = random() % live.size();
+      stack.top->deallocate(live[which], nullptr);
+      live[which] = live.back();
+      live.pop_back();
+    }
+    if (i % 20 == 19) stack.arena->trim();
+    if (arena_rss(arena) != arena.statistics().committed_bytes) ++differences;
+  }
+  CHECK(arena.statistics().committed_bytes > 50 * process_MiB);
+  CHECK(differences == 0);
+  for (Block* block : live) stack.top->deallocate(block, nullptr);
+  stack.arena->trim();
+  CHECK(arena_rss(arena) == 0);
+}
+
+TEST_CASE("memory process: the process grows by what the arena commits", "[memory][process]") {
+  const int result = in_child([] {
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+    const std::size_t rss = process::rss_bytes(), data = process::data_bytes();
+    Block* const block = stack.top->allocate({.bytes = 100 * process_MiB});
+    const auto near = [](std::size_t grown) { return grown >= 100 * process_MiB && grown < 101 * process_MiB; };
+    if (!near(process::rss_bytes() - rss)) return 1;
+    if (!near(process::data_bytes() - data)) return 2;
+    const std::size_t faults_peak = process::peak_rss_bytes();
+    std::memset(block->address, 1, block->bytes);
+    if (process::peak_rss_bytes() > faults_peak + process_MiB) return 3;  // nothing is touched twice
+    stack.top->deallocate(block, nullptr);
+    stack.arena->trim();
+    if (process::rss_bytes() > rss + process_MiB) return 4;
+    if (process::data_bytes() > data + process_MiB) return 5;
+    if (process::peak_rss_bytes() < rss + 100 * process_MiB) return 6;
+    return 0;
+  });
+  CHECK(result == 0);
+}
+
+TEST_CASE("memory process: reserving costs no data, and a data limit is met as OutOfMemory", "[memory][process]") {
+  const int result = in_child([] {
+    if (!limit_data(64 * process_MiB)) return 1;
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+    if (stack.arena->reserved_bytes() < 1024 * process_MiB) return 2;
+    std::vector<Block*> blocks;
+    try {
+      for (;;) blocks.push_back(stack.top->allocate({.bytes = 4 * process_MiB}));
+    } catch (const OutOfMemory& error) {
+      if (std::strstr(error.what(), "the system refuses more pages") == nullptr) return 3;
+    }
+    if (blocks.size() < 14 || blocks.size() > 16) return 4;
+    const Arena::Statistics before = stack.arena->statistics();
+    try {
+      stack.top->allocate({.bytes = 4 * process_MiB});
+      return 5;
+    } catch (const OutOfMemory&) {
+    }
+    if (!(before == stack.arena->statistics())) return 6;
+    stack.top->deallocate(blocks.back(), nullptr);
+    blocks.back() = stack.top->allocate({.bytes = 4 * process_MiB});  // a retry in what is there
+    for (Block* block : blocks) stack.top->deallocate(block, nullptr);
+    return 0;
+  });
+  CHECK(result == 0);
+}
+
+TEST_CASE("memory process: more than the machine has is refused before it is taken", "[memory][process]") {
+  thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+  const std::size_t available = process::available_bytes();
+  CHECK(available > 0);
+  CHECK_THROWS_AS(stack.top->allocate({.bytes = available + 64 * process_MiB}), OutOfMemory);
+  CHECK(stack.arena->statistics().committed_bytes == 0);
+}
+
+TEST_CASE("memory process: a steady state calls no allocator", "[memory][process]") {
+  const int result = in_child([] {
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu, {.limit_bytes = 512 * process_MiB});
+    const thimble::PathId paths[] = {0, thimble::join_path(0, "a"), thimble::join_path(0, "b")};
+    std::vector<Block*> live(400, nullptr);
+    const auto step = [&] {
+      std::mt19937 random(1);
+      for (int i = 0; i < 20000; ++i) {
+        Block*& slot = live[random() % live.size()];
+        stack.top->deallocate(slot, nullptr);
+        slot = nullptr;
+        slot = stack.top->allocate({.bytes = 1 + random() % 20000, .path = paths[random() % 3]});
+        stack.top->relabel(slot, thimble::Category::activation);
+      }
+      for (Block*& slot : live) {
+        stack.top->deallocate(slot, nullptr);
+        slot = nullptr;
+      }
+    };
+    step();
+    // From here on the heap has nothing left to give, not even a few bytes.
+    if (!limit_data(0)) return 1;
+    for (std::size_t bytes = 64 * process_MiB; bytes > 0; bytes = bytes > 16 ? bytes / 2 : 0) {
+      void* volatile block = nullptr;  // volatile: an unused malloc may be assumed to succeed
+      do {
+        block = std::malloc(bytes);
+      } while (block != nullptr);
+    }
+    void* volatile block = ::operator new(1, std::nothrow);
+    if (block != nullptr) return 2;
+    try {
+      for (int repeat = 0; repeat < 3; ++repeat) step();
+    } catch (...) {
+      return 3;
+    }
+    return 0;
+  });
+  CHECK(result == 0);
+}
