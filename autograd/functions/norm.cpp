@@ -12,8 +12,8 @@ template <ops::NormTail tail>
 Tensor batch_norm_with(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                        const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options) {
   if (options.training) {
-    return apply(ops::BatchNorm<tail>{running_mean.detach(), running_var.detach(), options.momentum, options.epsilon}, x,
-                 residual, weight, bias);
+    return apply(ops::BatchNorm<tail>{running_mean.detach(), running_var.detach(), options.momentum, options.epsilon},
+                 x, residual, weight, bias);
   }
   return apply(ops::BatchNormEval<tail>{options.epsilon}, x, residual, weight, bias, running_mean, running_var);
 }
@@ -34,14 +34,14 @@ Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight, co
 
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                   const Tensor& running_var, const BatchNormOptions& options) {
-  return norm_functions_detail::batch_norm_with<ops::NormTail::none>(x, Tensor(), weight, bias, running_mean, running_var,
-                                                                     options);
+  return norm_functions_detail::batch_norm_with<ops::NormTail::none>(x, Tensor(), weight, bias, running_mean,
+                                                                     running_var, options);
 }
 
 Tensor batch_norm_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                        const Tensor& running_var, const BatchNormOptions& options) {
-  return norm_functions_detail::batch_norm_with<ops::NormTail::relu>(x, Tensor(), weight, bias, running_mean, running_var,
-                                                                     options);
+  return norm_functions_detail::batch_norm_with<ops::NormTail::relu>(x, Tensor(), weight, bias, running_mean,
+                                                                     running_var, options);
 }
 
 Tensor batch_norm_add_relu(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,

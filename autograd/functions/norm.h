@@ -8,7 +8,8 @@
 namespace thimble {
 
 /// Over the last `axes` axes of x, which are the shape of weight and bias.
-Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double epsilon = 1e-5, int axes = 1);
+Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double epsilon = 1e-5,
+                  int axes = 1);
 Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double epsilon = 1e-6, int axes = 1);
 
 /// x: (N, ..., C); each sample over each of `groups` groups of channels. weight, bias: (C).
@@ -21,8 +22,8 @@ struct BatchNormOptions {
   double epsilon = 1e-5;
 };
 
-/// x: (..., C), over all axes but the last; all others are (C). The running statistics may be undefined in training; they
-/// are changed once for each forward, never in a recompute, and inside of a Transaction when that is committed.
+/// x: (..., C), over all axes but the last; all others are (C). The running statistics may be undefined in training;
+/// they are changed once for each forward, never in a recompute, and inside of a Transaction when that is committed.
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                   const Tensor& running_var, const BatchNormOptions& options = {});
 /// max(batch_norm(x), 0), bit for bit.

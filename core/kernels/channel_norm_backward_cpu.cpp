@@ -27,13 +27,14 @@ struct GradientCoefficients {
 
 // The gradient before the tail for n <= channel_chunk neighbouring channels of a row: dy itself, or `buffer`.
 template <class T>
-inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all, std::int64_t coefficient,
-                            std::int64_t element, const T* x, const T* dy, std::int64_t n, T* buffer) {
+inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all,
+                            std::int64_t coefficient, std::int64_t element, const T* x, const T* dy, std::int64_t n,
+                            T* buffer) {
   if (args.tail == NormTail::none) return dy;
   if (args.tail == NormTail::relu) {
     normalize_run(all, coefficient, x, buffer, n);
-    round_elements(buffer, args.dtype, n);
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = buffer[i] > T(0) ? dy[i] : T(0);
+    const T zero = round_for_relu(buffer, args.dtype, n);
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = buffer[i] > zero ? dy[i] : T(0);
   } else {
     std::copy(dy, dy + n, buffer);
     apply_mask(args.mask, element, buffer, n);
@@ -90,7 +91,8 @@ void merge_stretches(const ChannelNormGradArgs& args) {
         *sum += sums[s * 2 * args.channels];
         *product += sums[(s * 2 + 1) * args.channels];
       }
-      if (args.rstd) *product *= static_cast<double>(static_cast<const T*>(args.rstd)[instance * args.groups + channel / size]);
+      if (args.rstd)
+        *product *= static_cast<double>(static_cast<const T*>(args.rstd)[instance * args.groups + channel / size]);
     }
   });
 }
@@ -114,7 +116,8 @@ void fill_gradient_coefficients(const ChannelNormGradArgs& args) {
     const double elements = static_cast<double>(args.rows * size);
     const std::int64_t coefficient = instance * args.channels + first;
     std::fill(all.constant + coefficient, all.constant + coefficient + size, static_cast<T>(rstd * (sum / elements)));
-    std::fill(all.slope + coefficient, all.slope + coefficient + size, static_cast<T>(rstd * rstd * (product / elements)));
+    std::fill(all.slope + coefficient, all.slope + coefficient + size,
+              static_cast<T>(rstd * rstd * (product / elements)));
   }
 }
 
@@ -134,13 +137,13 @@ void store_parameter_gradient(const ChannelNormGradArgs& args, std::int64_t offs
 template <class T>
 struct InputGradients {
   static void run(const ChannelNormGradArgs& args, std::int64_t begin, std::int64_t end) {
-    alignas(64) T x[channel_chunk], dy[channel_chunk], masked[channel_chunk];
+    alignas(64) T x_buffer[channel_chunk], dy_buffer[channel_chunk], masked[channel_chunk], result[channel_chunk];
     const GradientCoefficients<T> all(args.coefficients, args.instances * args.channels);
     const bool reads_x = args.tail == NormTail::relu || (args.dx && !args.has_fixed_statistics);
     for (std::int64_t at = begin; at < end; at += channel_chunk) {
       const std::int64_t n = std::min(channel_chunk, end - at);
-      load_elements(args.dy, args.dtype, at, 1, dy, n);
-      if (reads_x) load_elements(args.x, args.dtype, at, 1, x, n);
+      const T* const dy = read_elements(args.dy, args.dtype, at, n, dy_buffer);
+      const T* const x = reads_x ? read_elements(args.x, args.dtype, at, n, x_buffer) : x_buffer;
       const auto for_each_run = [&](auto&& body) { for_each_channel_run(args.rows, args.channels, at, n, body); };
       if (args.tail == NormTail::relu) {
         for_each_run([&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
@@ -149,25 +152,24 @@ struct InputGradients {
       } else if (args.tail == NormTail::add_relu) {
         before_tail(args, all.forward, 0, at, x, dy, n, masked);
       }
-      T* const g = args.tail == NormTail::none ? dy : masked;
+      const T* const g = args.tail == NormTail::none ? dy : masked;
       if (args.dresidual) store_elements(g, args.dresidual, args.dtype, at, n);
       if (!args.dx) continue;
       for_each_run([&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
-        gradient_run(all, coefficient, args.has_fixed_statistics, x + i, g + i, run);
+        gradient_run(all, coefficient, args.has_fixed_statistics, x + i, g + i, result + i, run);
       });
-      store_elements(g, args.dx, args.dtype, at, n);
+      store_elements(result, args.dx, args.dtype, at, n);  // dx may lie where x or dy does
     }
   }
 
-  // g becomes dx.
   static void gradient_run(const GradientCoefficients<T>& all, std::int64_t at, bool has_fixed_statistics,
-                           const T* __restrict x, T* __restrict g, std::int64_t n) {
-    const T *__restrict centre = all.forward.centre + at, *__restrict scale = all.forward.scale + at;
-    const T *__restrict constant = all.constant + at, *__restrict slope = all.slope + at;
+                           const T* __restrict x, const T* __restrict g, T* __restrict dx, std::int64_t n) {
+    const T* __restrict centre = all.forward.centre + at, * __restrict scale = all.forward.scale + at;
+    const T* __restrict constant = all.constant + at, * __restrict slope = all.slope + at;
     if (has_fixed_statistics) {
-      for (std::int64_t i = 0; i < n; ++i) g[i] *= scale[i];
+      for (std::int64_t i = 0; i < n; ++i) dx[i] = scale[i] * g[i];
     } else {
-      for (std::int64_t i = 0; i < n; ++i) g[i] = scale[i] * g[i] - (constant[i] + (x[i] - centre[i]) * slope[i]);
+      for (std::int64_t i = 0; i < n; ++i) dx[i] = scale[i] * g[i] - (constant[i] + (x[i] - centre[i]) * slope[i]);
     }
   }
 };
@@ -190,9 +192,8 @@ void backward(const ChannelNormGradArgs& args) {
     if (args.dx && !args.has_fixed_statistics) fill_gradient_coefficients<T>(args);
   }
   if (!args.dx && !args.dresidual) return;
-  parallel_for(args.instances * args.rows * args.channels, channel_grain, [&](std::int64_t begin, std::int64_t end) {
-    run_variant<InputGradients<T>>(args, begin, end);
-  });
+  parallel_for(args.instances * args.rows * args.channels, channel_grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<InputGradients<T>>(args, begin, end); });
 }
 
 }  // namespace channel_norm_detail

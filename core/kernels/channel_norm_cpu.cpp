@@ -99,31 +99,34 @@ void group_statistics(const ChannelNormArgs& args) {
 template <class T>
 inline void apply_tail(const ChannelNormArgs& args, std::int64_t element, std::int64_t n, T* y) {
   if (args.tail == NormTail::none) return;
-  round_elements(y, args.dtype, n);
   if (args.tail == NormTail::add_relu) {
-    T residual[channel_chunk];
-    load_elements(args.residual, args.dtype, element, 1, residual, n);
-    for (std::int64_t i = 0; i < n; ++i) y[i] += residual[i];
+    T buffer[channel_chunk];
+    const T* const residual = read_elements(args.residual, args.dtype, element, n, buffer);
     round_elements(y, args.dtype, n);
+    for (std::int64_t i = 0; i < n; ++i) y[i] += residual[i];
   }
-  for (std::int64_t i = 0; i < n; ++i) y[i] = y[i] < T(0) ? T(0) : y[i];
-  if (args.mask) pack_mask(y, n, args.mask + element / 8);
+  const T zero = round_for_relu(y, args.dtype, n);
+  for (std::int64_t i = 0; i < n; ++i) y[i] = y[i] < -zero ? T(0) : y[i];
+  if (args.mask) pack_mask(y, n, zero, args.mask + element / 8);
 }
 
 // Elements [begin, end) in memory order; begin is a multiple of the chunk.
 template <class T>
 struct Normalize {
   static void run(const ChannelNormArgs& args, std::int64_t begin, std::int64_t end) {
-    alignas(64) T values[channel_chunk];
+    alignas(64) T in[channel_chunk], out[channel_chunk];
     const ChannelCoefficients<T> all(args.coefficients, args.instances * args.channels);
+    const bool is_stored_directly = args.dtype == dtype_of<T>;
     for (std::int64_t at = begin; at < end; at += channel_chunk) {
       const std::int64_t n = std::min(channel_chunk, end - at);
-      load_elements(args.x, args.dtype, at, 1, values, n);
-      for_each_channel_run(args.rows, args.channels, at, n, [&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
-        normalize_run(all, coefficient, values + i, values + i, run);
-      });
-      apply_tail(args, at, n, values);
-      store_elements(values, args.y, args.dtype, at, n);
+      const T* const x = read_elements(args.x, args.dtype, at, n, in);
+      T* const y = is_stored_directly ? static_cast<T*>(args.y) + at : out;
+      for_each_channel_run(args.rows, args.channels, at, n,
+                           [&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
+                             normalize_run(all, coefficient, x + i, y + i, run);
+                           });
+      apply_tail(args, at, n, y);
+      if (!is_stored_directly) store_elements(y, args.y, args.dtype, at, n);
     }
   }
 };
@@ -136,9 +139,8 @@ void forward(const ChannelNormArgs& args) {
   }
   fill_coefficients<T>(args.instances, args.channels, args.groups, args.mean, args.rstd, args.weight, args.bias,
                        args.coefficients);
-  parallel_for(args.instances * args.rows * args.channels, channel_grain, [&](std::int64_t begin, std::int64_t end) {
-    run_variant<Normalize<T>>(args, begin, end);
-  });
+  parallel_for(args.instances * args.rows * args.channels, channel_grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<Normalize<T>>(args, begin, end); });
 }
 
 template <class T>

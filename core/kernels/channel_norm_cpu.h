@@ -18,8 +18,8 @@ namespace thimble::kernels::channel_norm_detail {
 // Channels that are summed side by side.
 inline constexpr std::int64_t channel_tile = 256;
 // Elements that are normalised at once; a multiple of 8, so that chunks share no byte of a mask.
-inline constexpr std::int64_t channel_chunk = 1024;
-inline constexpr std::int64_t channel_grain = 16 * channel_chunk;
+inline constexpr std::int64_t channel_chunk = 512;
+inline constexpr std::int64_t channel_grain = 32 * channel_chunk;
 
 inline std::int64_t stretch_count(std::int64_t rows) {
   return std::max<std::int64_t>(1, (rows + channel_norm_stretch - 1) / channel_norm_stretch);
@@ -37,14 +37,15 @@ struct TileJob {
 template <class F>
 void for_each_tile(std::int64_t instances, std::int64_t rows, std::int64_t channels, F&& body) {
   const std::int64_t stretches = stretch_count(rows), tiles = (channels + channel_tile - 1) / channel_tile;
-  const std::int64_t elements = std::max<std::int64_t>(1, std::min(rows, channel_norm_stretch) * std::min(channels, channel_tile));
+  const std::int64_t elements =
+      std::max<std::int64_t>(1, std::min(rows, channel_norm_stretch) * std::min(channels, channel_tile));
   const std::int64_t grain = std::max<std::int64_t>(1, channel_grain / elements);
   parallel_for(instances * stretches * tiles, grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t at = first; at < last; ++at) {
       const std::int64_t tile = at % tiles, stretch = at / tiles % stretches;
       const std::int64_t begin = stretch * channel_norm_stretch, channel = tile * channel_tile;
-      body(TileJob{at / tiles / stretches, stretch, stretches, begin, std::min(rows, begin + channel_norm_stretch), channel,
-                   std::min(channel_tile, channels - channel)});
+      body(TileJob{at / tiles / stretches, stretch, stretches, begin, std::min(rows, begin + channel_norm_stretch),
+                   channel, std::min(channel_tile, channels - channel)});
     }
   });
 }
@@ -80,7 +81,8 @@ inline Tile<T> load_tile(const void* x, DType dtype, std::int64_t channels, std:
 // Calls body(i, coefficient, n) for runs of neighbouring channels in the n elements from `element` on: elements
 // element + i ... belong to coefficients coefficient ..., which are counted over (instances, channels).
 template <class F>
-inline void for_each_channel_run(std::int64_t rows, std::int64_t channels, std::int64_t element, std::int64_t n, F&& body) {
+inline void for_each_channel_run(std::int64_t rows, std::int64_t channels, std::int64_t element, std::int64_t n,
+                                 F&& body) {
   std::int64_t row = element / channels, channel = element % channels;
   for (std::int64_t i = 0; i < n; ++row, channel = 0) {
     const std::int64_t run = std::min(n - i, channels - channel);
@@ -114,8 +116,9 @@ void fill_coefficients(std::int64_t instances, std::int64_t channels, std::int64
 }
 
 template <class T>
-inline void normalize_run(const ChannelCoefficients<T>& all, std::int64_t at, const T* x, T* y, std::int64_t n) {
-  const T *__restrict centre = all.centre + at, *__restrict scale = all.scale + at, *__restrict offset = all.offset + at;
+inline void normalize_run(const ChannelCoefficients<T>& all, std::int64_t at, const T* __restrict x, T* __restrict y,
+                          std::int64_t n) {
+  const T* __restrict centre = all.centre + at, * __restrict scale = all.scale + at, * __restrict offset = all.offset + at;
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - centre[i]) * scale[i] + offset[i];
 }
 
@@ -128,13 +131,24 @@ inline void round_elements(T* values, DType dtype, std::int64_t n) {
   load_elements(narrow, dtype, 0, 1, values, n);
 }
 
-// Bit i % 8 of byte i / 8 is values[i] > 0.
+// The largest value that becomes zero when it is rounded to the dtype (half of the smallest subnormal; ties go to
+// even). Relu compares with it where values are rounded only when they are stored. 8-bit values are rounded before
+// instead, because E4M3 makes NaN of large ones.
 template <class T>
-inline void pack_mask(const T* values, std::int64_t n, std::uint8_t* mask) {
+inline T round_for_relu(T* values, DType dtype, std::int64_t n) {
+  if (dtype == DType::f16) return static_cast<T>(0x1p-25);
+  if (dtype == DType::bf16) return static_cast<T>(0x1p-134);
+  round_elements(values, dtype, n);
+  return T(0);
+}
+
+// Bit i % 8 of byte i / 8 is values[i] > zero.
+template <class T>
+inline void pack_mask(const T* values, std::int64_t n, T zero, std::uint8_t* mask) {
   for (std::int64_t i = 0; i < n; i += 8) {
     unsigned bits = 0;
     for (std::int64_t bit = 0; bit < std::min<std::int64_t>(8, n - i); ++bit) {
-      bits |= static_cast<unsigned>(values[i + bit] > T(0)) << bit;
+      bits |= static_cast<unsigned>(values[i + bit] > zero) << bit;
     }
     mask[i / 8] = static_cast<std::uint8_t>(bits);
   }

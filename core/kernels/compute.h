@@ -30,6 +30,14 @@ void load_elements(const void* data, DType dtype, std::int64_t element, std::int
   }
 }
 
+/// The n elements from `element` on: where they lie when they are of type T already, else converted into `buffer`.
+template <class T>
+const T* read_elements(const void* data, DType dtype, std::int64_t element, std::int64_t n, T* buffer) {
+  if (dtype == dtype_of<T>) return static_cast<const T*>(data) + element;
+  load_elements(data, dtype, element, 1, buffer, n);
+  return buffer;
+}
+
 /// data[element + i stride] = from[i], converted to the dtype.
 template <class T>
 void store_elements(const T* from, void* data, DType dtype, std::int64_t element, std::int64_t stride, std::int64_t n) {

@@ -103,13 +103,13 @@ inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row
   double squares = 0;
   for (std::int64_t at = 0; at < args.length; at += room) {
     const std::int64_t n = std::min(room, args.length - at);
-    load_elements(args.x, args.dtype, row * args.length + at, 1, buffer, n);
+    const T* const x = read_elements(args.x, args.dtype, row * args.length + at, n, buffer);
     for (std::int64_t i = 0; i < n; i += block) {
       const std::int64_t count = std::min(block, n - i);
       if (args.is_centred) {
-        moments.merge(block_moments(buffer + i, count));
+        moments.merge(block_moments(x + i, count));
       } else {
-        squares += block_dot(buffer + i, buffer + i, count);
+        squares += block_dot(x + i, x + i, count);
       }
     }
   }
@@ -117,36 +117,39 @@ inline RowStatistics<T> row_statistics(const RowNormArgs& args, std::int64_t row
   return {static_cast<T>(moments.mean), static_cast<T>(1 / std::sqrt(variance + args.epsilon))};
 }
 
-// y = (x - mean) rstd weight + bias over n elements; `values` is x, then y.
+// y = (x - mean) rstd weight + bias over n elements.
 template <class T>
-inline void normalize(RowStatistics<T> row, const T* __restrict weight, const T* __restrict bias, T* __restrict values,
-                      std::int64_t n) {
+inline void normalize(RowStatistics<T> row, const T* __restrict x, const T* __restrict weight, const T* __restrict bias,
+                      T* __restrict y, std::int64_t n) {
   if (weight && bias) {
-    for (std::int64_t i = 0; i < n; ++i) values[i] = (values[i] - row.mean) * row.rstd * weight[i] + bias[i];
+    for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - row.mean) * row.rstd * weight[i] + bias[i];
     return;
   }
-  for (std::int64_t i = 0; i < n; ++i) values[i] = (values[i] - row.mean) * row.rstd;
+  for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - row.mean) * row.rstd;
   if (weight) {
-    for (std::int64_t i = 0; i < n; ++i) values[i] *= weight[i];
+    for (std::int64_t i = 0; i < n; ++i) y[i] *= weight[i];
   }
   if (bias) {
-    for (std::int64_t i = 0; i < n; ++i) values[i] += bias[i];
+    for (std::int64_t i = 0; i < n; ++i) y[i] += bias[i];
   }
 }
 
 template <class T>
 struct Forward {
   static void run(const RowNormArgs& args, std::int64_t begin, std::int64_t end) {
-    alignas(64) T buffer[room];
+    alignas(64) T in[room], out[room];
     const T* const weight = static_cast<const T*>(args.weight);
     const T* const bias = static_cast<const T*>(args.bias);
+    const bool is_stored_directly = args.dtype == dtype_of<T>;
     for (std::int64_t row = begin; row < end; ++row) {
-      const RowStatistics<T> statistics = row_statistics(args, row, buffer);
+      const RowStatistics<T> statistics = row_statistics(args, row, in);
       for (std::int64_t at = 0; at < args.length; at += room) {
-        const std::int64_t n = std::min(room, args.length - at);
-        if (args.length > room) load_elements(args.x, args.dtype, row * args.length + at, 1, buffer, n);
-        normalize(statistics, weight ? weight + at : nullptr, bias ? bias + at : nullptr, buffer, n);
-        store_elements(buffer, args.y, args.dtype, row * args.length + at, n);
+        const std::int64_t n = std::min(room, args.length - at), element = row * args.length + at;
+        const bool is_in_buffer = args.length <= room && !is_stored_directly;
+        const T* const x = is_in_buffer ? in : read_elements(args.x, args.dtype, element, n, in);
+        T* const y = is_stored_directly ? static_cast<T*>(args.y) + element : out;
+        normalize(statistics, x, weight ? weight + at : nullptr, bias ? bias + at : nullptr, y, n);
+        if (!is_stored_directly) store_elements(y, args.y, args.dtype, element, n);
       }
       if (args.mean) static_cast<T*>(args.mean)[row] = statistics.mean;
       if (args.rstd) static_cast<T*>(args.rstd)[row] = statistics.rstd;
@@ -160,11 +163,12 @@ struct Piece {
   alignas(64) T xhat[room];
   alignas(64) T g[room];
 
-  // Before the weight is applied g is dy.
+  // Before the weight is applied g is dy. The bias's gradient alone needs no x.
   void load(const RowNormGradArgs& args, RowStatistics<T> row, std::int64_t element, std::int64_t n) {
-    load_elements(args.x, args.dtype, element, 1, xhat, n);
     load_elements(args.dy, args.dtype, element, 1, g, n);
-    for (std::int64_t i = 0; i < n; ++i) xhat[i] = (xhat[i] - row.mean) * row.rstd;
+    if (!args.x) return;
+    const T* const x = read_elements(args.x, args.dtype, element, n, xhat);
+    for (std::int64_t i = 0; i < n; ++i) xhat[i] = (x[i] - row.mean) * row.rstd;
   }
   void apply_weight(const void* weight, std::int64_t at, std::int64_t n) {
     if (!weight) return;
@@ -190,7 +194,7 @@ struct Backward {
     const auto length = static_cast<double>(args.length);
     for (std::int64_t row = begin; row < end; ++row) {
       const RowStatistics<T> statistics{args.mean ? static_cast<const T*>(args.mean)[row] : T(0),
-                                        static_cast<const T*>(args.rstd)[row]};
+                                        args.rstd ? static_cast<const T*>(args.rstd)[row] : T(0)};
       double sum_g = 0, sum_g_xhat = 0;
       for (std::int64_t at = 0; at < args.length; at += room) {
         const std::int64_t n = std::min(room, args.length - at);
@@ -206,7 +210,8 @@ struct Backward {
         }
       }
       if (args.dx) {
-        store_gradient(args, row, statistics, static_cast<T>(sum_g / length), static_cast<T>(sum_g_xhat / length), piece);
+        store_gradient(args, row, statistics, static_cast<T>(sum_g / length), static_cast<T>(sum_g_xhat / length),
+                       piece);
       }
     }
   }
@@ -231,9 +236,8 @@ struct Backward {
 template <class T>
 void forward(const RowNormArgs& args) {
   const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::max<std::int64_t>(1, args.length));
-  parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    run_variant<Forward<T>>(args, begin, end);
-  });
+  parallel_for(args.rows, grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<Forward<T>>(args, begin, end); });
 }
 
 // Adds up the blocks' rows of sums and stores them.

@@ -2,15 +2,16 @@
 // The normalisation kernel family, two shapes of one idea:
 //
 //   rows       x is (rows, length), statistics over each row                     layer norm, RMS norm
-//   channels   x is (instances, rows, channels), statistics over the rows and    batch norm: 1 instance, a group per channel
+//   channels   x is (instances, rows, channels), statistics over the rows and    batch norm: 1 instance, a group per
+//   channel
 //              over the channels of each group, for every instance               group norm: 1 instance per image
 //
 // "Compute type" is f64 for f64 and f32 for every other dtype of x; statistics, weight and bias are handed over in it.
 //
-// Statistics are computed in fixed blocks: each by the corrected two-pass method in the compute type (d = x - shift, where
-// shift is the block's rounded mean; mean = shift + sum d / n; M2 = sum d^2 - (sum d)^2 / n), blocks are merged in f64 in
-// order (Chan, Golub, LeVeque: Algorithms for computing the sample variance, The American Statistician 37, 1983). Sums
-// over rows in backward use the same blocks: the compute type within a block, f64 across blocks.
+// Statistics are computed in fixed blocks: each by the corrected two-pass method in the compute type (d = x - shift,
+// where shift is the block's rounded mean; mean = shift + sum d / n; M2 = sum d^2 - (sum d)^2 / n), blocks are merged
+// in f64 in order (Chan, Golub, LeVeque: Algorithms for computing the sample variance, The American Statistician 37,
+// 1983). Sums over rows in backward use the same blocks: the compute type within a block, f64 across blocks.
 
 #include <cstdint>
 
@@ -44,11 +45,11 @@ struct RowNormGradArgs {
   DType dtype = DType::f32;  ///< of x, dy and dx
   std::int64_t rows = 0, length = 0;
   bool is_centred = true;
-  const void* x = nullptr;
+  const void* x = nullptr;  ///< read for dx and dweight
   const void* dy = nullptr;
   const void* weight = nullptr;  ///< (length), compute type; null: 1
-  const void* mean = nullptr;    ///< (rows), compute type; null without centring
-  const void* rstd = nullptr;    ///< (rows), compute type
+  const void* mean = nullptr;    ///< (rows), compute type; null without centring; read with x
+  const void* rstd = nullptr;    ///< (rows), compute type; read with x
   void* dx = nullptr;            ///< null: not asked for
   DType parameter_dtype = DType::f32;
   void* dweight = nullptr;  ///< (length); null: not asked for

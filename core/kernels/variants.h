@@ -1,6 +1,6 @@
 #pragma once
-// One source, one variant per instruction set: a kernel's inner part is a struct with a static `run`, and the variant for
-// the CPU in use is chosen when it is called. With contraction off all variants give the same bits.
+// One source, one variant per instruction set: a kernel's inner part is a struct with a static `run`, and the variant
+// for the CPU in use is chosen when it is called. With contraction off all variants give the same bits.
 
 #include <thimble/core/kernels/isa.h>
 

@@ -63,8 +63,17 @@ Tensor BatchNorm<tail>::forward(const Tensor& x, const Tensor& residual, const T
   batch_norm_detail::check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
   batch_norm_detail::check_training(name, x, momentum);
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()), tail, epsilon, momentum, false, x, residual,
-                                weight, bias, running_mean, running_var};
+  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()),
+                                tail,
+                                epsilon,
+                                momentum,
+                                false,
+                                x,
+                                residual,
+                                weight,
+                                bias,
+                                running_mean,
+                                running_var};
   const bool finds_mask_in_x = tail == NormTail::relu && needs.any();
   const bool keeps_statistics = needs[0] || needs[2] || finds_mask_in_x;
   norm_detail::ChannelNormKept kept;
@@ -97,8 +106,17 @@ Tensor BatchNormEval<tail>::forward(const Tensor& x, const Tensor& residual, con
   batch_norm_detail::check_operands(name, tail, x, residual, weight, bias, running_mean, running_var, epsilon);
   if (!running_mean.defined()) throw ValueError(std::string(name) + ": running_mean and running_var are needed");
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
-  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()), tail, epsilon, 0, true, x, residual, weight, bias,
-                                running_mean, running_var};
+  norm_detail::ChannelNorm call{batch_norm_detail::layout_of(x.shape()),
+                                tail,
+                                epsilon,
+                                0,
+                                true,
+                                x,
+                                residual,
+                                weight,
+                                bias,
+                                running_mean,
+                                running_var};
   norm_detail::ChannelNormKept kept;
   const Tensor y = norm_detail::channel_norm_forward(call, false, tail == NormTail::add_relu && needs.any(), kept);
   const bool finds_mask_in_x = tail == NormTail::relu && needs.any();

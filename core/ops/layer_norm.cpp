@@ -56,8 +56,8 @@ Tensor forward_rows(const Tensor& operand, const Tensor& weight, const Tensor& b
   }
   launch(x.device(), [&](const Addresses& at) {
     kernels::norm_kernels(x.device())
-        .row_forward({x.dtype(), layout.rows, layout.length, is_centred, epsilon, at(x), at(w), at(b), at(y), at(kept.mean),
-                      at(kept.rstd)});
+        .row_forward({x.dtype(), layout.rows, layout.length, is_centred, epsilon, at(x), at(w), at(b), at(y),
+                      at(kept.mean), at(kept.rstd)});
   });
   return y;
 }
@@ -99,8 +99,7 @@ Tensor LayerNorm::forward(const Tensor& x, const Tensor& weight, const Tensor& b
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, bias, x.dtype());
   const bool keeps_statistics = needs[0] || needs[1];
   layer_norm_detail::Statistics kept;
-  const Tensor y =
-      layer_norm_detail::forward_rows(x, weight, bias, axes, epsilon, true, keeps_statistics, kept);
+  const Tensor y = layer_norm_detail::forward_rows(x, weight, bias, axes, epsilon, true, keeps_statistics, kept);
   if (keeps_statistics) {
     saved.x = x;
     saved.mean = kept.mean;
@@ -111,16 +110,15 @@ Tensor LayerNorm::forward(const Tensor& x, const Tensor& weight, const Tensor& b
 }
 
 Gradients LayerNorm::backward(Saved saved, Tensor dy, Needs needs) const {
-  return layer_norm_detail::backward_rows(std::move(saved.x), {saved.mean, saved.rstd}, saved.weight, std::move(dy), axes,
-                                          true, saved.parameter_dtype, needs);
+  return layer_norm_detail::backward_rows(std::move(saved.x), {saved.mean, saved.rstd}, saved.weight, std::move(dy),
+                                          axes, true, saved.parameter_dtype, needs);
 }
 
 Tensor RmsNorm::forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const {
   layer_norm_detail::check_operands(name, x, weight, Tensor(), axes, epsilon);
   saved.parameter_dtype = norm_detail::common_dtype(name, weight, Tensor(), x.dtype());
   layer_norm_detail::Statistics kept;
-  const Tensor y =
-      layer_norm_detail::forward_rows(x, weight, Tensor(), axes, epsilon, false, needs.any(), kept);
+  const Tensor y = layer_norm_detail::forward_rows(x, weight, Tensor(), axes, epsilon, false, needs.any(), kept);
   if (needs.any()) {
     saved.x = x;
     saved.rstd = kept.rstd;
@@ -130,8 +128,8 @@ Tensor RmsNorm::forward(const Tensor& x, const Tensor& weight, Needs needs, Save
 }
 
 Gradients RmsNorm::backward(Saved saved, Tensor dy, Needs needs) const {
-  Gradients all = layer_norm_detail::backward_rows(std::move(saved.x), {Tensor(), saved.rstd}, saved.weight, std::move(dy),
-                                                   axes, false, saved.parameter_dtype, needs);
+  Gradients all = layer_norm_detail::backward_rows(std::move(saved.x), {Tensor(), saved.rstd}, saved.weight,
+                                                   std::move(dy), axes, false, saved.parameter_dtype, needs);
   return {all[0], all[1]};
 }
 

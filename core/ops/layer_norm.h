@@ -5,13 +5,13 @@
 
 namespace thimble::ops {
 
-/// y = (x - mean) rstd weight + bias, where mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) are those of the
-/// last `axes` axes. Ba, Kiros, Hinton 2016 (arXiv:1607.06450), equation 4.
+/// y = (x - mean) rstd weight + bias, where mean and rstd = 1 / sqrt(variance + epsilon) (biased variance) are those of
+/// the last `axes` axes. Ba, Kiros, Hinton 2016 (arXiv:1607.06450), equation 4.
 ///
 /// x: (..., L), floating; weight, bias: x's last axes, or undefined; in x's dtype or f32. With g = dy weight and
-/// xhat = (x - mean) rstd: dx = (g - mean(g) - xhat mean(g xhat)) rstd, dweight = sum of dy xhat, dbias = sum of dy over rows.
-/// Keeps x, mean and rstd for x or weight, and weight for x; nothing for bias. Throws ShapeError, DTypeError, DeviceError,
-/// ValueError.
+/// xhat = (x - mean) rstd: dx = (g - mean(g) - xhat mean(g xhat)) rstd, dweight = sum of dy xhat, dbias = sum of dy
+/// over rows. Keeps x, mean and rstd for x or weight, and weight for x; nothing for bias. Throws ShapeError,
+/// DTypeError, DeviceError, ValueError.
 struct LayerNorm {
   static constexpr const char* name = "layer_norm";
   static constexpr Cost cost = Cost::reduction;
@@ -29,7 +29,8 @@ struct LayerNorm {
 /// y = x rstd weight, where rstd = 1 / sqrt(mean(x^2) + epsilon) over the last `axes` axes. Zhang, Sennrich 2019
 /// (arXiv:1910.07467), equation 4.
 ///
-/// Shapes, dtypes and errors are those of LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight for x.
+/// Shapes, dtypes and errors are those of LayerNorm. dx = (g - xhat mean(g xhat)) rstd. Keeps x and rstd, and weight
+/// for x.
 struct RmsNorm {
   static constexpr const char* name = "rms_norm";
   static constexpr Cost cost = Cost::reduction;

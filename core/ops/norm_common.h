@@ -1,6 +1,6 @@
 #pragma once
-// What the normalisation operators share: checks of operands, and the calls of the channel kernels (core/kernels/norm.h)
-// that batch norm and group norm are made of.
+// What the normalisation operators share: checks of operands, and the calls of the channel kernels
+// (core/kernels/norm.h) that batch norm and group norm are made of.
 
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/tensor.h>
@@ -12,8 +12,8 @@ constexpr DType statistics_dtype(DType dtype) noexcept { return dtype == DType::
 
 /// Throws DTypeError unless x is floating, ShapeError unless its rank is at least `rank`, ValueError when epsilon < 0.
 void check_input(const char* operation, const Tensor& x, int rank, double epsilon);
-/// A weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or, where x is
-/// narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
+/// A weight, bias or running statistic of x: undefined, or of the given shape, on x's device, in x's dtype or, where x
+/// is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
 void check_parameter(const char* operation, const char* what, const Tensor& parameter, const Tensor& x,
                      const Shape& shape);
 /// The dtype of those that are defined, which must be one. Throws DTypeError.
@@ -52,9 +52,9 @@ struct ChannelNormGradients {
   Tensor x, residual, weight, bias;
 };
 
-/// The gradients. Of `call` it needs: x and statistics (`kept`, or the running ones) for x, weight, or a relu tail (x is
-/// not needed for x's gradient under fixed statistics); weight for x or a relu tail; bias for a relu tail; the mask for an
-/// add_relu tail. dx and dresidual are written in place of dy and x where nobody else holds those.
+/// The gradients. Of `call` it needs: x and statistics (`kept`, or the running ones) for x, weight, or a relu tail (x
+/// is not needed for x's gradient under fixed statistics); weight for x or a relu tail; bias for a relu tail; the mask
+/// for an add_relu tail. dx and dresidual are written in place of dy and x where nobody else holds those.
 ChannelNormGradients channel_norm_backward(ChannelNorm call, ChannelNormKept kept, Tensor dy, ChannelNormWants wants,
                                            DType parameter_dtype);
 
