@@ -33,7 +33,7 @@ std::vector<float> mask_of(std::int64_t rows, std::int64_t columns, double p, co
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < columns; ++c) {
       const PhiloxBlock b =
-          random_block(at, static_cast<std::uint32_t>(c / 4), static_cast<std::uint32_t>(at.first_sample + r));
+          kernels::random_block(at, static_cast<std::uint32_t>(c / 4), static_cast<std::uint32_t>(at.first_sample + r));
       mask.push_back(b.word[c % 4] < p * 0x1p32 ? 0.0f : 1.0f);
     }
   }
