@@ -4,11 +4,11 @@
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/gather.h>
-#include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/matmul.h>
+#include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/softmax.h>
 
