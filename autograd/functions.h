@@ -3,6 +3,7 @@
 
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/indexing.h>
+#include <thimble/autograd/functions/matmul.h>
 #include <thimble/autograd/functions/norm.h>
 #include <thimble/autograd/functions/pool.h>
 #include <thimble/autograd/functions/view.h>

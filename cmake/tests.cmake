@@ -54,3 +54,34 @@ target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAK
                                                        THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
 set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 thimble_add_catch_tests(thimble_house_tests house layering_test.cpp text_test.cpp weight_test.cpp)
+
+# Programs that get the library in each of the ways there are. They compile inside of the test, as a user would. Tests of
+# the configuration CI are run by `ctest -C CI` alone.
+if(NOT THIMBLE_SANITIZE)
+  set(consumer_dir ${PROJECT_SOURCE_DIR}/tests/consumer)
+  set(consumer_build ${PROJECT_BINARY_DIR}/consumer)
+  get_target_property(eigen_dir Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
+  set(second_cxx clang++)
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    set(second_cxx g++)
+  endif()
+  find_program(THIMBLE_SECOND_CXX NAMES ${second_cxx} ${CMAKE_CXX_COMPILER} DOC "The compiler to try the library with, too")
+
+  # thimble_add_single_header_test(name form compiler [FLAGS flag...] [CONFIGURATIONS CI])
+  function(thimble_add_single_header_test name form compiler)
+    cmake_parse_arguments(PARSE_ARGV 3 arg "" "CONFIGURATIONS" "FLAGS")
+    thimble_add_test(consumer.${name}
+      COMMAND sh ${consumer_dir}/single_header/run.sh ${form} ${compiler} ${PROJECT_BINARY_DIR}/single_header
+              ${eigen_dir} ${consumer_build}/${name} ${arg_FLAGS}
+      CONFIGURATIONS ${arg_CONFIGURATIONS})
+  endfunction()
+  thimble_add_single_header_test(one_file one_file ${CMAKE_CXX_COMPILER})
+  thimble_add_single_header_test(two_files two_files ${THIMBLE_SECOND_CXX} FLAGS -DTHIMBLE_WITH_FILES)
+  thimble_add_single_header_test(one_file_second_compiler one_file ${THIMBLE_SECOND_CXX} CONFIGURATIONS CI)
+  thimble_add_single_header_test(two_files_first_compiler two_files ${CMAKE_CXX_COMPILER} FLAGS -fopenmp
+                                 CONFIGURATIONS CI)
+  if(THIMBLE_INSTALL)
+    thimble_add_test(consumer.installed COMMAND sh ${consumer_dir}/installed/run.sh ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER}
+                                                ${PROJECT_BINARY_DIR} ${consumer_build}/installed)
+  endif()
+endif()

@@ -3,6 +3,7 @@
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/gather.h>
+#include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/pool.h>
@@ -13,6 +14,7 @@ namespace thimble::kernels {
 const ElementwiseCuda elementwise_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
+const MatmulKernels* const matmul_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;

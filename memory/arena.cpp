@@ -62,24 +62,18 @@ void Arena::check(const Request& request) const {
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
 }
 
-/// A place with pages under it, or a refusal.
-Tlsf::Place Arena::find(const Request& request) try {
+Block* Arena::do_allocate(const Request& request) {
+  check(request);
+  if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
   const Tlsf::Place place = spans_->find(request.bytes, request.alignment);
-  if (!place.is_found) refuse(request, "no free block is large enough within the capacity");
+  if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
   if (place.end() > solid_bytes_) {
     const std::errc error = commit(place.offset, place.end());
     if (error != std::errc{}) {
       refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
     }
   }
-  return place;
-} catch (const std::bad_alloc&) {
-  refuse(request, "the host has no memory for the arena's own books");
-}
 
-Block* Arena::do_allocate(const Request& request) {
-  check(request);
-  const Tlsf::Place place = find(request);
   Tlsf::Span* const span = spans_->take(place);
   span->address = base_ + span->offset;
   span->bytes = request.bytes;
@@ -120,12 +114,15 @@ bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&
   return true;
 }
 
-/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed. Throws
-/// std::bad_alloc.
-std::errc Arena::commit(std::size_t begin, std::size_t end) {
+/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed.
+std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
   const std::size_t first = begin / granule_;
   const std::size_t last = (end + granule_ - 1) / granule_;
-  if (has_pages_.size() < last) has_pages_.resize(last, false);
+  try {
+    if (has_pages_.size() < last) has_pages_.resize(last, false);
+  } catch (const std::bad_alloc&) {
+    return std::errc::not_enough_memory;
+  }
   std::errc error{};
   std::size_t done = first;  // granules below it that are not marked yet were committed just now
   const bool is_complete = each_run(false, first, last, [&](std::size_t from, std::size_t to) {

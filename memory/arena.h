@@ -43,16 +43,16 @@ class Arena final : public LockedResource {
 
   struct Statistics {
     std::size_t requested_bytes = 0;
-    std::size_t allocated_bytes = 0;
-    std::size_t height_bytes = 0;
-    std::size_t committed_bytes = 0;
     std::size_t peak_requested_bytes = 0;
+    std::size_t allocated_bytes = 0;
     std::size_t peak_allocated_bytes = 0;
+    std::size_t height_bytes = 0;
     std::size_t peak_height_bytes = 0;
+    std::size_t committed_bytes = 0;
     std::size_t peak_committed_bytes = 0;
+    std::size_t live_blocks = 0;
     std::size_t capacity_bytes = 0;
     std::size_t largest_free_bytes = 0;  ///< the largest request that can be served, pages permitting
-    std::size_t live_blocks = 0;
     std::uint64_t allocation_count = 0;  ///< since construction, as are the two below
     std::uint64_t commit_count = 0;      ///< calls that put pages under the range
     std::uint64_t decommit_count = 0;    ///< calls that gave pages back
@@ -103,8 +103,7 @@ class Arena final : public LockedResource {
 
   void reserve(const Options& options);
   void check(const Request& request) const;
-  Tlsf::Place find(const Request& request);
-  std::errc commit(std::size_t begin, std::size_t end);
+  std::errc commit(std::size_t begin, std::size_t end) noexcept;
   template <class Body>
   bool each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const;
   std::size_t largest_free_bytes() const noexcept;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <new>
+#include <utility>
 
 namespace thimble {
 namespace tlsf_detail {
@@ -14,6 +16,10 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) { return (valu
 Tlsf::Tlsf(std::size_t unit_bytes, std::size_t limit_bytes)
     : unit_(unit_bytes), unit_bits_(std::countr_zero(unit_bytes)), limit_(limit_bytes & ~(unit_bytes - 1)) {
   assert(std::has_single_bit(unit_bytes));
+}
+
+Tlsf::~Tlsf() {
+  while (chunks_ != nullptr) delete std::exchange(chunks_, chunks_->next);
 }
 
 Tlsf::Bin Tlsf::bin_of(std::size_t size) const noexcept {
@@ -34,27 +40,23 @@ Tlsf::Span* Tlsf::next_occupied(Bin bin) const noexcept {
   return bins_[level][static_cast<std::size_t>(std::countr_zero(occupied_[level]))];
 }
 
-Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) {
+Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) const noexcept {
   using tlsf_detail::round_up;
-  ready_spans();
-  Place place;
-  if (bytes > limit_) return place;  // also keeps the sums below from wrapping
+  if (bytes > limit_) return {nullptr, 0, 0};  // also keeps the sums below from wrapping
   alignment = std::max(alignment, unit_);
-  place.size = round_up(bytes, unit_);
-  place.span = find_in_bins(place.size, alignment);
-  if (place.span == nullptr) {
-    place.offset = round_up(height_, alignment);
-    place.is_found = place.offset <= limit_ && place.size <= limit_ - place.offset;
-    if (place.is_found) return place;
-    place.span = find_anywhere(place.size, alignment);
-    if (place.span == nullptr) return place;
+  const std::size_t size = round_up(bytes, unit_);
+  Span* span = find_in_bins(size, alignment);
+  if (span == nullptr) {
+    const std::size_t offset = round_up(height_, alignment);
+    if (offset <= limit_ && size <= limit_ - offset) return {nullptr, offset, size};
+    span = find_anywhere(size, alignment);
+    if (span == nullptr) return {nullptr, 0, 0};
   }
-  place.offset = round_up(place.span->offset, alignment);
-  place.is_found = true;
-  return place;
+  return {span, round_up(span->offset, alignment), size};
 }
 
 Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const noexcept {
+  if (levels_ == 0) return nullptr;
   const Bin bin = bin_of(size);
   Span* best = nullptr;
   int steps = 0;
@@ -191,11 +193,13 @@ void Tlsf::unlink(Span* span) noexcept {
   (span->next != nullptr ? span->next->previous : last_) = span->previous;
 }
 
-/// One request needs up to three spans: free ahead, live, free behind.
-void Tlsf::ready_spans() {
-  if (recycled_count_ >= 3) return;
-  chunks_.push_back(std::make_unique<Span[]>(chunk_spans));
-  for (std::size_t i = chunk_spans; i-- > 0;) recycle(&chunks_.back()[i]);
+bool Tlsf::add_chunk() noexcept {
+  auto* const chunk = new (std::nothrow) Chunk;
+  if (chunk == nullptr) return false;
+  chunk->next = chunks_;
+  chunks_ = chunk;
+  for (std::size_t i = chunk->spans.size(); i-- > 0;) recycle(&chunk->spans[i]);
+  return true;
 }
 
 Tlsf::Span* Tlsf::new_span() noexcept {

@@ -25,8 +25,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <vector>
 
 #include <thimble/core/resource.h>
 
@@ -48,22 +46,28 @@ class Tlsf {
 
   /// Where a request would go.
   struct Place {
-    Span* span = nullptr;    // the free span to cut; null: extend the top
-    std::size_t offset = 0;  // aligned
-    std::size_t size = 0;    // bytes, a multiple of the unit
-    bool is_found = false;
+    Span* span;          // the free span to cut; null: extend the top
+    std::size_t offset;  // aligned
+    std::size_t size;    // bytes, a multiple of the unit; 0: there is no place
 
+    bool is_found() const noexcept { return size != 0; }
     std::size_t end() const noexcept { return offset + size; }
   };
 
   /// `unit_bytes` is a power of two; `limit_bytes` is rounded down to units.
   Tlsf(std::size_t unit_bytes, std::size_t limit_bytes);
 
-  /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing but may get a chunk
-  /// of spans ready. Throws std::bad_alloc when the host has no memory for that.
-  Place find(std::size_t bytes, std::size_t alignment);
+  ~Tlsf();
+  Tlsf(const Tlsf&) = delete;
+  Tlsf& operator=(const Tlsf&) = delete;
 
-  /// Makes the place a live span. `place` is what the last `find` gave.
+  /// Gets the spans ready that one `take` may need. False when the host has no memory for them.
+  bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
+
+  /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
+  Place find(std::size_t bytes, std::size_t alignment) const noexcept;
+
+  /// Makes the place a live span. `place` was found since the last change, and ready() was true since then.
   Span* take(const Place& place) noexcept;
 
   /// Frees a live span.
@@ -83,7 +87,12 @@ class Tlsf {
   static constexpr std::size_t bins_per_level = std::size_t{1} << second_level_bits;
   static constexpr std::size_t level_count = 64 - second_level_bits + 1;
   static constexpr int walk_limit = 8;
-  static constexpr std::size_t chunk_spans = 256;
+  static constexpr std::size_t spans_per_take = 3;  // free ahead, live, free behind
+
+  struct Chunk {
+    Chunk* next;
+    std::array<Span, 256> spans;
+  };
 
   struct Bin {
     std::size_t level, index;
@@ -98,7 +107,7 @@ class Tlsf {
   Span* span_ahead(Span* span, std::size_t offset, std::size_t size) noexcept;
   void unlink(Span* span) noexcept;
 
-  void ready_spans();
+  bool add_chunk() noexcept;
   Span* new_span() noexcept;
   void recycle(Span* span) noexcept;
 
@@ -113,7 +122,7 @@ class Tlsf {
   std::array<std::uint32_t, level_count> occupied_{};  // per level, bit set: the bin is occupied
   std::array<std::array<Span*, bins_per_level>, level_count> bins_{};
 
-  std::vector<std::unique_ptr<Span[]>> chunks_;
+  Chunk* chunks_ = nullptr;
   Span* recycled_ = nullptr;
   std::size_t recycled_count_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include <thimble/core/bytes.h>
+#include <thimble/core/file.h>
 #include <thimble/core/file_stream.h>
 
 #include "catch.h"
@@ -57,7 +58,7 @@ TEST_CASE("file_stream: a file appears whole or not at all", "[files]") {
     file.write(4, bytes_of(std::string("tail")));
     file.write(0, bytes_of(std::string("head")));
     file.commit();
-    CHECK(contains(file_error([&] { file.commit(); }), "commit is called once"));
+    CHECK(contains(file_error([&] { file.commit(); }), "cannot commit twice"));
     CHECK(contains(file_error([&] { file.write(0, bytes_of(std::string("x"))); }), "after commit"));
   }
   CHECK(read_text_file(path) == "headtail");
@@ -76,11 +77,11 @@ TEST_CASE("file_stream: a file appears whole or not at all", "[files]") {
 
 TEST_CASE("file_stream: what cannot be written is refused and left alone", "[files]") {
   const TemporaryFolder folder;
-  CHECK(contains(file_error([&] { AtomicFile file(folder / "none/a.bin"); }), "cannot create a file in this folder"));
+  CHECK(contains(file_error([&] { AtomicFile file(folder / "none/a.bin"); }), "cannot create "));
   CHECK(contains(file_error([&] { AtomicFile file(folder.path()); }), "not a regular file"));
   CHECK(contains(file_error([&] { AtomicFile file("/dev/null"); }), "not a regular file"));
   std::filesystem::create_symlink("missing", folder / "dangling");
-  CHECK(contains(file_error([&] { AtomicFile file(folder / "dangling"); }), "cannot follow the symbolic link"));
+  CHECK(contains(file_error([&] { AtomicFile file(folder / "dangling"); }), "cannot follow"));
   CHECK(folder.entries() == 1);
 
   write_text_file(folder / "real", "old");

@@ -1,8 +1,6 @@
 #pragma once
 // What tests of file formats share: a folder that goes away, bytes from text and numbers, the reason of an error.
 
-#include <zlib.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -87,23 +85,6 @@ std::string file_error(F&& call) {
 }
 
 inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-
-/// `text` as a gzip file.
-inline std::string gzip(std::string_view text, int level = 6) {
-  z_stream stream{};
-  if (deflateInit2(&stream, level, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY) != Z_OK)
-    throw std::runtime_error("deflateInit2 failed");
-  std::string out(deflateBound(&stream, static_cast<uLong>(text.size())) + 64, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  const int code = deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  if (code != Z_STREAM_END) throw std::runtime_error("deflate failed");
-  return out;
-}
 
 /// The folder of the test sources: where this file was when it was compiled, else `tests` in the current folder or one
 /// of the two above.

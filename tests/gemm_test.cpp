@@ -1,131 +1,28 @@
-// Matmul kernels against the plain reference: shapes, layouts, dtypes, epilogues, instruction sets; and the promise
-// that the bits of an element depend on k alone.
+// Matmul kernels against the plain reference: shapes, layouts, dtypes, epilogues, instruction sets.
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/gemm.h>
-#include <thimble/core/kernels/isa.h>
-#include <thimble/core/kernels/row_convert.h>
 
 #include "catch.h"
-
-using namespace thimble;
-using namespace thimble::kernels;
+#include "gemm_calls.h"
 
 namespace gemm_test {
 
-/// Restores instruction set and thread count.
-struct Settings {
-  Isa saved_isa = isa();
-  int saved_threads = thread_count();
-  ~Settings() {
-    set_isa(saved_isa);
-    set_thread_count(saved_threads);
-  }
-};
-
-std::vector<Isa> supported() {
-  std::vector<Isa> list;
-  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
-    if (is_supported(isa)) list.push_back(isa);
-  }
-  return list;
-}
-
-/// Bytes of `count` elements, filled from a fixed sequence: floats in (-1, 1), integers small.
-struct Data {
-  Data(DType dtype, std::int64_t count, unsigned seed)
-      : dtype(dtype), bytes(static_cast<std::size_t>(count) * size_of(dtype)) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::uint64_t mixed =
-          (static_cast<std::uint64_t>(seed) << 40 | static_cast<std::uint64_t>(i)) * 0x9E3779B97F4A7C15u;
-      mixed = (mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9u;
-      const double unit = static_cast<double>(mixed >> 11) / 4503599627370496.0 - 1.0;
-      const bool is_unsigned = dtype == DType::boolean || dtype == DType::u8;
-      const double value = is_floating(dtype) ? unit : is_unsigned ? std::floor(unit * 3 + 3) : std::floor(unit * 11);
-      store_row<double>(dtype, Isa::generic)(&value, 1, bytes.data(), i, 1);
-    }
-  }
-  std::int64_t count() const { return static_cast<std::int64_t>(bytes.size() / size_of(dtype)); }
-  double operator[](std::int64_t i) const {
-    double value = 0;
-    load_row<double>(dtype, Isa::generic)(bytes.data(), i, 1, 1, &value);
-    return value;
-  }
-
-  DType dtype;
-  std::vector<std::byte> bytes;
-};
-
-struct Workspace {
-  explicit Workspace(std::size_t size) : bytes(size + 64, std::byte{0xFF}), size(size) {}  // 0xFF...: NaN
-  void* get() {
-    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
-    return bytes.data() + (64 - address % 64) % 64;
-  }
-  /// The bytes behind the workspace are as they were.
-  bool is_intact() {
-    const auto* end = static_cast<std::byte*>(get()) + size;
-    for (const auto* p = end; p != bytes.data() + bytes.size(); ++p) {
-      if (*p != std::byte{0xFF}) return false;
-    }
-    return true;
-  }
-  std::vector<std::byte> bytes;
-  std::size_t size;
-};
-
-void compute(const GemmArgs& args, int threads = 1) {
-  set_thread_count(threads);
-  Workspace workspace(gemm_workspace_bytes(args, threads));
-  gemm(args, workspace.get(), threads);
-  REQUIRE(workspace.is_intact());
-}
-
-/// Half a unit in the last place of the dtype, relative.
-double epsilon(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return 1.2e-16;
-    case DType::f32:
-      return 6e-8;
-    case DType::f16:
-      return 5e-4;
-    case DType::bf16:
-      return 4e-3;
-    case DType::f8e4m3:
-      return 0.0626;
-    case DType::f8e5m2:
-      return 0.126;
-    default:
-      return 0;
-  }
-}
-
-enum class Layout { plain, a_turned, b_turned, both_turned, c_turned, spread };
-const char* name(Layout layout) {
-  constexpr const char* names[] = {"plain", "a turned", "b turned", "both turned", "c turned", "spread"};
-  return names[static_cast<int>(layout)];
-}
-
-void set_layout(GemmArgs& g, Layout layout) {
-  const bool a_turned = layout == Layout::a_turned || layout == Layout::both_turned;
-  const bool b_turned = layout == Layout::b_turned || layout == Layout::both_turned;
-  const std::int64_t step = layout == Layout::spread ? 2 : 1;
-  g.a_row_stride = a_turned ? 1 : g.k * step + (step - 1);
-  g.a_column_stride = a_turned ? g.m : step;
-  g.b_row_stride = b_turned ? 1 : g.n * step + (step - 1);
-  g.b_column_stride = b_turned ? g.k : step;
-  g.c_row_stride = layout == Layout::c_turned ? 1 : g.n * step + (step - 1);
-  g.c_column_stride = layout == Layout::c_turned ? g.m : step;
-}
 std::int64_t extent(std::int64_t rows, std::int64_t columns, std::int64_t row_stride, std::int64_t column_stride) {
   return rows == 0 || columns == 0 ? 1 : (rows - 1) * row_stride + (columns - 1) * column_stride + 1;
+}
+
+/// 64-bit integers cut down to a narrower dtype, as every store does.
+Data wrapped(const Data& wide, DType dtype) {
+  Data narrow(dtype, wide.count(), 0);
+  const auto* values = reinterpret_cast<const std::int64_t*>(wide.bytes.data());
+  store_row<std::int64_t>(dtype, Isa::generic)(values, wide.count(), narrow.bytes.data(), 0, 1);
+  return narrow;
 }
 
 /// Computes `g` with both, into copies of the same C, and compares every byte between elements and every element within
@@ -153,19 +50,16 @@ void check(GemmArgs g, int threads = 2) {
   const bool is_integer = !is_floating(g.dtype);
   GemmArgs r = g;
   r.c_dtype = is_integer ? DType::i64 : DType::f64;
-  Data expected(r.c_dtype, c_count, 0), expected_pre(r.c_dtype, c_count, 0), wide_bias(r.c_dtype, bias_count, 0);
-  for (std::int64_t i = 0; i < c_count; ++i) {
-    const double value = c[i];
-    store_row<double>(r.c_dtype, Isa::generic)(&value, 1, expected.bytes.data(), i, 1);
-  }
-  for (std::int64_t i = 0; i < bias_count; ++i) {
-    const double value = bias[i];
-    store_row<double>(r.c_dtype, Isa::generic)(&value, 1, wide_bias.bytes.data(), i, 1);
-  }
+  Data expected = c.converted(r.c_dtype), expected_pre = pre.converted(r.c_dtype);
+  const Data wide_bias = bias.converted(r.c_dtype);
   r.c = expected.bytes.data();
   if (r.bias != nullptr) r.bias = wide_bias.bytes.data();
   if (r.pre_activation != nullptr) r.pre_activation = expected_pre.bytes.data();
   gemm_reference(r);
+  if (is_integer) {
+    expected = wrapped(expected, g.c_dtype);
+    expected_pre = wrapped(expected_pre, g.c_dtype);
+  }
 
   g.c = c.bytes.data();
   if (g.pre_activation != nullptr) g.pre_activation = pre.bytes.data();
@@ -192,32 +86,24 @@ void check(GemmArgs g, int threads = 2) {
   const double arithmetic = epsilon(g.dtype == DType::f64 ? DType::f64 : DType::f32) *
                             (16 + 2 * static_cast<double>(std::min<std::int64_t>(g.k, 256)));
   int wrong = 0, touched = 0;
-  const auto differs = [&](double got, double want) {
-    if (is_integer) return got != want;
+  const auto differs = [&](double result, double exact) {
+    if (is_integer) return result != exact;
     const double subnormal = size_of(g.c_dtype) == 1 ? 0.001 : 0;  // half of E4M3's smallest
-    return !(std::abs(got - want) <= epsilon(g.c_dtype) * std::abs(want) + arithmetic + subnormal);
+    return !(std::abs(result - exact) <= epsilon(g.c_dtype) * std::abs(exact) + arithmetic + subnormal);
   };
-  for (std::int64_t i = 0; i < c_count; ++i) {
-    if (!is_element[static_cast<std::size_t>(i)]) {
-      const bool is_same = c[i] == c_before[i] && pre[i] == pre_before[i];
+  const std::vector<double> got = c.values(), want = expected.values(), before = c_before.values();
+  const std::vector<double> got_pre = pre.values(), want_pre = expected_pre.values(), before_pre = pre_before.values();
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (!is_element[i]) {
+      const bool is_same = got[i] == before[i] && got_pre[i] == before_pre[i];
       touched += !is_same;
       continue;
     }
-    wrong += differs(c[i], expected[i]);
-    if (g.pre_activation != nullptr) wrong += differs(pre[i], expected_pre[i]);
+    wrong += differs(got[i], want[i]);
+    if (g.pre_activation != nullptr) wrong += differs(got_pre[i], want_pre[i]);
   }
   CHECK(wrong == 0);
   CHECK(touched == 0);
-}
-
-GemmArgs plain(std::int64_t m, std::int64_t n, std::int64_t k, DType dtype = DType::f32) {
-  GemmArgs g;
-  g.m = m;
-  g.n = n;
-  g.k = k;
-  g.dtype = g.c_dtype = dtype;
-  set_layout(g, Layout::plain);
-  return g;
 }
 
 }  // namespace gemm_test
@@ -262,11 +148,7 @@ TEST_CASE("gemm: every pair of storage dtypes", "[gemm]") {
           GemmArgs g = plain(19, 53, 77, dtype);
           g.c_dtype = c_dtype;
           set_layout(g, layout);
-          g.accumulate = layout == Layout::spread && c_dtype != DType::boolean;
-          // Sums of f64 may be anything, and narrow integers wrap: keep both in range of what the reference compares.
-          if (!is_floating(dtype) && size_of(c_dtype) == 1) g.k = 1, set_layout(g, layout);
-          if (!is_floating(dtype) && c_dtype == DType::boolean) continue;
-          if (c_dtype == DType::u8 && (dtype != DType::u8 && dtype != DType::boolean)) continue;
+          g.accumulate = layout == Layout::spread;
           check(g);
         }
       }
@@ -321,7 +203,7 @@ TEST_CASE("gemm: epilogues", "[gemm]") {
           for (int options = 0; options < 8; ++options) {
             INFO(to_string(set) << " " << to_string(dtype) << " " << name(layout) << " activation "
                                 << static_cast<int>(activation) << " options " << options);
-            GemmArgs g = plain(21, 50, options % 2 == 0 ? 40 : 260, dtype);
+            GemmArgs g = plain(21, 50, options == 5 ? 260 : 12, dtype);
             set_layout(g, layout);
             g.activation = activation;
             g.alpha = is_floating(dtype) ? 0.75 : -3;
@@ -373,115 +255,6 @@ TEST_CASE("gemm: batches broadcast and permute", "[gemm]") {
     none.batch[0].size = 0;
     CHECK(gemm_workspace_bytes(none) == 0);
     gemm(none, nullptr);
-  }
-}
-
-TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
-  Settings settings;
-  constexpr std::int64_t m = 70, n = 131;
-  for (const Isa set : supported()) {
-    set_isa(set);
-    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
-      for (const std::int64_t k : {60, 256, 700}) {
-        INFO(to_string(set) << " " << to_string(dtype) << " k " << k);
-        const Data a(dtype, m * k, 1), b(dtype, k * n, 2), bias(dtype, n, 3);
-        Data whole(dtype, m * n, 0);
-        GemmArgs g = plain(m, n, k, dtype);
-        g.a = a.bytes.data();
-        g.b = b.bytes.data();
-        g.c = whole.bytes.data();
-        g.bias = bias.bytes.data();
-        g.activation = Activation::gelu_tanh;
-        compute(g, 1);
-        const std::size_t element = size_of(dtype);
-
-        for (const int threads : {2, 5}) {
-          Data other(dtype, m * n, 9);
-          g.c = other.bytes.data();
-          compute(g, threads);
-          CHECK(other.bytes == whole.bytes);
-        }
-        // Rows alone, in pairs, in thirteens; each a matmul of its own.
-        for (const std::int64_t rows : {1, 2, 13}) {
-          Data other(dtype, m * n, 9);
-          for (std::int64_t row = 0; row < m; row += rows) {
-            GemmArgs part = g;
-            part.m = std::min(rows, m - row);
-            part.a = a.bytes.data() + static_cast<std::size_t>(row * k) * element;
-            part.c = other.bytes.data() + static_cast<std::size_t>(row * n) * element;
-            compute(part, 2);
-          }
-          CHECK(other.bytes == whole.bytes);
-        }
-        // Columns alone and in groups.
-        for (const std::int64_t columns : {1, 17}) {
-          Data other(dtype, m * n, 9);
-          for (std::int64_t column = 0; column < n; column += columns) {
-            GemmArgs part = g;
-            part.n = std::min(columns, n - column);
-            part.b = b.bytes.data() + static_cast<std::size_t>(column) * element;
-            part.c = other.bytes.data() + static_cast<std::size_t>(column) * element;
-            part.bias = bias.bytes.data() + static_cast<std::size_t>(column) * element;
-            compute(part, 1);
-          }
-          CHECK(other.bytes == whole.bytes);
-        }
-        // The same matrices stored turned, and at odd addresses.
-        Data a_turned(dtype, m * k + 1, 0), b_turned(dtype, k * n + 1, 0), c_turned(dtype, m * n, 9);
-        const auto turn = [&](const Data& from, Data& to, std::int64_t rows, std::int64_t columns) {
-          for (std::int64_t i = 0; i < rows; ++i) {
-            for (std::int64_t j = 0; j < columns; ++j) {
-              std::memcpy(to.bytes.data() + static_cast<std::size_t>(1 + j * rows + i) * element,
-                          from.bytes.data() + static_cast<std::size_t>(i * columns + j) * element, element);
-            }
-          }
-        };
-        turn(a, a_turned, m, k);
-        turn(b, b_turned, k, n);
-        for (const int threads : {1, 2}) {
-          GemmArgs turned = g;
-          set_layout(turned, Layout::both_turned);
-          turned.a = a_turned.bytes.data() + element;
-          turned.b = b_turned.bytes.data() + element;
-          turned.c = c_turned.bytes.data();
-          compute(turned, threads);
-          CHECK(c_turned.bytes == whole.bytes);
-          // And C turned as well: compared element by element.
-          turned.c_row_stride = 1;
-          turned.c_column_stride = m;
-          compute(turned, threads);
-          bool is_same = true;
-          for (std::int64_t i = 0; i < m; ++i) {
-            for (std::int64_t j = 0; j < n; ++j) {
-              is_same = is_same &&
-                        std::memcmp(c_turned.bytes.data() + static_cast<std::size_t>(j * m + i) * element,
-                                    whole.bytes.data() + static_cast<std::size_t>(i * n + j) * element, element) == 0;
-            }
-          }
-          CHECK(is_same);
-        }
-      }
-    }
-  }
-}
-
-TEST_CASE("gemm: AVX2 and AVX-512 agree bitwise", "[gemm]") {
-  if (!is_supported(Isa::avx512)) return;
-  Settings settings;
-  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f8e4m3}) {
-    const Data a(dtype, 33 * 600, 1), b(dtype, 600 * 70, 2);
-    GemmArgs g = plain(33, 70, 600, dtype);
-    g.a = a.bytes.data();
-    g.b = b.bytes.data();
-    g.activation = Activation::gelu_erf;
-    Data narrow(dtype, 33 * 70, 0), wide(dtype, 33 * 70, 9);
-    set_isa(Isa::avx2);
-    g.c = narrow.bytes.data();
-    compute(g);
-    set_isa(Isa::avx512);
-    g.c = wide.bytes.data();
-    compute(g);
-    CHECK(narrow.bytes == wide.bytes);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -89,7 +90,8 @@ TEST_CASE("memory stack: how bytes are written", "[memory][stack]") {
   };
   for (const Row& row :
        {Row{0, "0 B"}, Row{1023, "1023 B"}, Row{1024, "1.00 KiB (1024 B)"}, Row{1536, "1.50 KiB (1536 B)"},
-        Row{15820000000, "14.73 GiB (15820000000 B)"}, Row{~std::size_t{0}, "16.00 EiB (18446744073709551615 B)"}}) {
+        Row{1048575, "1.00 MiB (1048575 B)"}, Row{15820000000, "14.73 GiB (15820000000 B)"},
+        Row{~std::size_t{0}, "16.00 EiB (18446744073709551615 B)"}}) {
     CHECK(memory::exact_bytes(row.bytes) == row.text);
   }
   CHECK(memory::human_bytes(1536) == "1.50 KiB");
@@ -101,7 +103,7 @@ TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark][memory]"
   std::vector<Block*> live(512, nullptr);
   const auto best_of = [](const char* name, int pairs, auto&& body) {
     double best = 1e300;
-    for (int repeat = 0; repeat < 7; ++repeat) {
+    for (int repeat = 0; repeat < 300; ++repeat) {
       const auto start = std::chrono::steady_clock::now();
       body();
       const std::chrono::duration<double, std::nano> ns = std::chrono::steady_clock::now() - start;
@@ -110,21 +112,27 @@ TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark][memory]"
     std::printf("%-40s %6.1f ns per allocate and free\n", name, best);
     CHECK(best > 0);
   };
-  best_of("one block at a time", 1000000, [&] {
-    for (std::size_t i = 0; i < 1000000; ++i) {
+  best_of("one block at a time", 10000, [&] {
+    for (std::size_t i = 0; i < 10000; ++i) {
       resource.deallocate(resource.allocate({.bytes = 1000 + (i & 1023) * 64}), nullptr);
     }
   });
-  best_of("512 blocks up, then down", 512 * 1000, [&] {
-    for (int repeat = 0; repeat < 1000; ++repeat) {
+  best_of("the same from malloc, for comparison", 10000, [&] {
+    for (std::size_t i = 0; i < 10000; ++i) {
+      void* volatile block = std::malloc(1000 + (i & 1023) * 64);
+      std::free(block);
+    }
+  });
+  best_of("512 blocks up, then down", 512 * 20, [&] {
+    for (int repeat = 0; repeat < 20; ++repeat) {
       for (std::size_t i = 0; i < 512; ++i) live[i] = resource.allocate({.bytes = 64 + i * 64});
       for (std::size_t i = 512; i-- > 0;) resource.deallocate(live[i], nullptr);
     }
   });
   for (Block*& block : live) block = resource.allocate({.bytes = 1000});
-  best_of("a random one of 512 replaced", 1000000, [&] {
+  best_of("a random one of 512 replaced", 10000, [&] {
     std::uint32_t random = 1;
-    for (int i = 0; i < 1000000; ++i) {
+    for (int i = 0; i < 10000; ++i) {
       random = random * 1664525u + 1013904223u;
       Block*& block = live[random >> 23];
       resource.deallocate(block, nullptr);

@@ -75,7 +75,7 @@ TlsfRun random_tlsf_run(std::uint32_t seed, int operations, std::size_t limit, s
       const std::size_t bytes = 1 + static_cast<std::size_t>(random()) % (random() % 4 == 0 ? largest_request : 2000);
       const std::size_t alignment = random() % 16 == 0 ? tlsf_unit << random() % 8 : tlsf_unit;
       const Tlsf::Place place = tlsf.find(bytes, alignment);
-      if (!place.is_found) {
+      if (!place.is_found()) {
         ++run.refusals;
         if (model.largest_fit(alignment, limit) >= (bytes + tlsf_unit - 1) / tlsf_unit * tlsf_unit) {
           ++run.refusals_that_fit;
@@ -85,6 +85,7 @@ TlsfRun random_tlsf_run(std::uint32_t seed, int operations, std::size_t limit, s
       const bool is_right = place.offset % alignment == 0 && place.size >= bytes && place.size < bytes + tlsf_unit &&
                             place.end() <= limit && model.is_disjoint(place.offset, place.size);
       if (!is_right) ++run.errors;
+      if (!tlsf.ready()) ++run.errors;
       live.push_back(tlsf.take(place));
       if (live.back()->offset != place.offset || live.back()->size != place.size) ++run.errors;
       model.live[place.offset] = place.size;
@@ -109,7 +110,7 @@ TlsfRun random_tlsf_run(std::uint32_t seed, int operations, std::size_t limit, s
 
 Tlsf::Span* tlsf_allocate(Tlsf& tlsf, std::size_t bytes, std::size_t alignment = tlsf_unit) {
   const Tlsf::Place place = tlsf.find(bytes, alignment);
-  return place.is_found ? tlsf.take(place) : nullptr;
+  return place.is_found() && tlsf.ready() ? tlsf.take(place) : nullptr;
 }
 
 }  // namespace

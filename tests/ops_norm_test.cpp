@@ -413,7 +413,8 @@ TEST_CASE("ops_norm: running statistics") {
   }
   SECTION("are updated exactly once under checkpointing, with the same gradients") {
     const auto run = [&](bool in_segment) {
-      const auto [mean, var] = make();
+      const auto statistics = make();
+      const Tensor &mean = statistics.first, &var = statistics.second;
       Tensor leaf = clone(x);
       leaf.require_grad();
       Tape tape;

@@ -285,7 +285,7 @@ TEST_CASE("safetensors: a writer that is given up leaves the old file", "[files]
   }
   CHECK(read_text_file(path) == "old");
   CHECK(folder.entries() == 1);
-  CHECK(contains(file_error([&] { SafetensorsWriter(folder / "none/a", {}); }), "cannot create a file"));
+  CHECK(contains(file_error([&] { SafetensorsWriter(folder / "none/a", {}); }), "cannot create "));
 }
 
 TEST_CASE("safetensors: a BOOL is 0 or 1", "[files][safetensors]") {

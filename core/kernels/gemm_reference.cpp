@@ -2,25 +2,13 @@
 
 #include <thimble/core/kernels/gemm.h>
 
-#include <cmath>
 #include <type_traits>
 
+#include <thimble/core/kernels/reference_value.h>
 #include <thimble/core/kernels/row_convert.h>
 
 namespace thimble::kernels {
 namespace gemm_reference_detail {
-
-template <class T>
-T activate(Activation activation, T x) noexcept {
-  if (activation == Activation::relu) return x < T{0} ? T{0} : x;
-  if constexpr (std::is_floating_point_v<T>) {
-    if (activation == Activation::gelu_tanh) {
-      return x / 2 * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
-    }
-    if (activation == Activation::gelu_erf) return x / 2 * (1 + std::erf(x / std::sqrt(2.0)));
-  }
-  return x;
-}
 
 /// Integers sum unsigned, that is wrapping around.
 template <class T>
@@ -29,15 +17,10 @@ using Sum = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigne
 /// The sum over p of a[i, p] b[p, j], for operands of type S.
 template <class T, class S>
 Sum<T> dot(const GemmArgs& args, std::int64_t a_first, std::int64_t b_first) noexcept {
-  const S* a = static_cast<const S*>(args.a) + a_first;
-  const S* b = static_cast<const S*>(args.b) + b_first;
-  const auto widen = [](S value) {
-    if constexpr (std::is_arithmetic_v<S>) return static_cast<Sum<T>>(static_cast<T>(value));
-    if constexpr (!std::is_arithmetic_v<S>) return static_cast<Sum<T>>(static_cast<float>(value));
-  };
   Sum<T> sum = 0;
   for (std::int64_t p = 0; p < args.k; ++p) {
-    sum += widen(a[p * args.a_column_stride]) * widen(b[p * args.b_row_stride]);
+    sum += static_cast<Sum<T>>(reference_value<T, S>(args.a, a_first + p * args.a_column_stride)) *
+           static_cast<Sum<T>>(reference_value<T, S>(args.b, b_first + p * args.b_row_stride));
   }
   return sum;
 }
@@ -60,7 +43,7 @@ void multiply(const GemmArgs& args, std::int64_t a0, std::int64_t b0, std::int64
       const std::int64_t at = c0 + i * args.c_row_stride + j * args.c_column_stride;
       T value = static_cast<T>(sum);
       if (args.pre_activation != nullptr) store(&value, 1, args.pre_activation, at, 1);
-      value = activate(args.activation, value);
+      value = reference_activation(args.activation, value);
       if (args.accumulate) value = static_cast<T>(static_cast<Sum<T>>(value) + read(args.c, at));
       store(&value, 1, args.c, at, 1);
     }
