@@ -105,7 +105,7 @@ template <class T>
 std::size_t workspace_of(const GemmArgs& args, int threads) noexcept {
   const MicroShape micro = micro_shape(microkernels<T>(isa()));
   const Decision<T> decision = decide<T>(args, micro, threads);
-  const LeftMatrix<T> left(decision.sides.left, isa());
+  const LeftMatrix<T> left(decision.sides.left);
   const std::int64_t rows = std::min(decision.tiling.rows, decision.problem.m);
   return workspace_bytes(decision.problem, decision.tiling, micro, left.scratch_elements(rows));
 }
@@ -126,9 +126,7 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
   output.alpha = static_cast<T>(args.alpha);
   output.rows = decision.sides.rows;
   output.column_stride = decision.sides.column_stride;
-  output.load = load_row<T>(args.c_dtype, set);
-  output.store = store_row<T>(args.c_dtype, set);
-  const LeftMatrix<T> left(decision.sides.left, set);
+  const LeftMatrix<T> left(decision.sides.left);
   const RightMatrix<T> right(decision.sides.right, set);
   run<T>(decision.problem, decision.tiling, kernels, left, right, output, finish<T>(set), workspace);
 }

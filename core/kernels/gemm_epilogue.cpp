@@ -2,7 +2,9 @@
 
 #include <type_traits>
 
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
+#include <thimble/core/ops/unary.h>
 
 namespace thimble::kernels::gemm_detail {
 namespace epilogue_detail {
@@ -32,14 +34,26 @@ THIMBLE_ALWAYS_INLINE T add(T a, T b) noexcept {
 template <class T>
 THIMBLE_ALWAYS_INLINE void activate(Activation activation, T* __restrict values, int count) noexcept {
   if (activation == Activation::relu) {
-    for (int i = 0; i < count; ++i) values[i] = values[i] < T{0} ? T{0} : values[i];
+    for (int i = 0; i < count; ++i) values[i] = ops::Relu{}.fwd(values[i]);
   }
   if constexpr (std::is_floating_point_v<T>) {
     if (activation == Activation::gelu_tanh) {
-      for (int i = 0; i < count; ++i) values[i] = gelu_tanh(values[i]);
+      for (int i = 0; i < count; ++i) values[i] = ops::GeluTanh{}.fwd(values[i]);
     } else if (activation == Activation::gelu_erf) {
-      for (int i = 0; i < count; ++i) values[i] = gelu_erf(values[i]);
+      for (int i = 0; i < count; ++i) values[i] = ops::GeluErf{}.fwd(values[i]);
     }
+  }
+}
+
+template <class T>
+void store_row(const T* values, int count, void* base, DType dtype, std::int64_t first, std::int64_t stride) noexcept {
+  std::byte* const to = element_at(base, dtype, first);
+  if constexpr (std::is_same_v<T, float>) {
+    store_f32(values, to, dtype, stride, count);
+  } else if constexpr (std::is_same_v<T, double>) {
+    store_f64(values, to, dtype, stride, count);
+  } else {
+    store_i64(values, to, dtype, stride, count);
   }
 }
 
@@ -104,7 +118,7 @@ THIMBLE_ALWAYS_INLINE void finish_rows(const Output<T>& output, const OutputTile
   alignas(64) T there[max_columns];
   if (output.bias != nullptr) {
     const std::int64_t first = tile.bias_offset + (output.bias_along_rows ? tile.row : tile.column);
-    output.load(output.bias, first, 1, output.bias_along_rows ? tile.rows : tile.columns, bias);
+    load_elements(output.bias, output.dtype, first, 1, bias, output.bias_along_rows ? tile.rows : tile.columns);
   }
   const bool has_column_bias = output.bias != nullptr && !output.bias_along_rows;
   RowCursor cursor(output.rows, tile.row);
@@ -116,7 +130,7 @@ THIMBLE_ALWAYS_INLINE void finish_rows(const Output<T>& output, const OutputTile
       for (int i = 0; i < tile.columns; ++i) values[i] = add(values[i], bias[r]);
     }
     if (output.pre_activation != nullptr) {
-      output.store(values, tile.columns, output.pre_activation, at, output.column_stride);
+      store_row(values, tile.columns, output.pre_activation, output.dtype, at, output.column_stride);
     }
     activate(output.activation, values, tile.columns);
     if (is_plain) {
@@ -124,10 +138,10 @@ THIMBLE_ALWAYS_INLINE void finish_rows(const Output<T>& output, const OutputTile
       continue;
     }
     if (output.accumulate) {
-      output.load(output.c, at, output.column_stride, tile.columns, there);
+      load_elements(output.c, output.dtype, at, output.column_stride, there, tile.columns);
       for (int i = 0; i < tile.columns; ++i) values[i] = add(values[i], there[i]);
     }
-    output.store(values, tile.columns, output.c, at, output.column_stride);
+    store_row(values, tile.columns, output.c, output.dtype, at, output.column_stride);
   }
 }
 

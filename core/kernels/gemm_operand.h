@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
-#include <thimble/core/kernels/row_convert.h>
 
 namespace thimble::kernels::gemm_detail {
 
@@ -53,6 +53,11 @@ using Transpose = void (*)(const T* in, std::int64_t in_stride, int rows, int de
 template <class T>
 Transpose<T> transpose(Isa isa) noexcept;
 
+/// out[i] = element first + i * stride of `data`, converted to T; count may be 0.
+template <class T>
+void read_row(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t count,
+              T* out) noexcept;
+
 /// A matrix in memory with any strides (elements) and any storage dtype.
 struct MatrixView {
   const void* data = nullptr;
@@ -64,7 +69,7 @@ struct MatrixView {
 template <class T>
 class LeftMatrix final : public LeftOperand<T> {
  public:
-  LeftMatrix(const MatrixView& view, Isa isa) noexcept : view_(view), load_(load_row<T>(view.dtype, isa)) {}
+  explicit LeftMatrix(const MatrixView& view) noexcept : view_(view) {}
   std::int64_t scratch_elements(std::int64_t rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                     T* scratch) const noexcept override;
@@ -73,27 +78,41 @@ class LeftMatrix final : public LeftOperand<T> {
   bool is_in_place() const noexcept { return view_.dtype == dtype_of<T> && view_.column_stride == 1; }
 
   MatrixView view_;
-  LoadRow<T> load_;
 };
 
 template <class T>
 class RightMatrix final : public RightOperand<T> {
  public:
-  RightMatrix(const MatrixView& view, Isa isa) noexcept
-      : view_(view), load_(load_row<T>(view.dtype, isa)), transpose_(transpose<T>(isa)) {}
+  RightMatrix(const MatrixView& view, Isa isa) noexcept : view_(view), transpose_(transpose<T>(isa)) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
             int width, T* panels) const noexcept override;
 
  private:
-  void pack_along_columns(std::int64_t first, std::int64_t columns, std::int64_t depth, int width,
-                          T* panels) const noexcept;
-  void pack_along_depth(std::int64_t first, std::int64_t columns, std::int64_t depth, int width,
-                        T* panels) const noexcept;
+  void pack_columns(std::int64_t first, std::int64_t columns, std::int64_t depth, int width, T* panels) const noexcept;
 
   MatrixView view_;
-  LoadRow<T> load_;
   Transpose<T> transpose_;
 };
+
+/// Copies rows p, p + 1, ... of a packed block's `depth` rows, each `columns` elements, into its panels.
+template <class T>
+void copy_to_panels(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p, std::int64_t depth,
+                    std::int64_t columns, int width, T* panels) noexcept;
+
+/// Packs a block whose rows are made by fill(p, column, count, out), p < depth.
+template <class T, class Fill>
+void pack_rows(std::int64_t columns, std::int64_t depth, int width, T* panels, Fill&& fill) noexcept {
+  constexpr std::int64_t most = 512;
+  alignas(64) T row[most];
+  const std::int64_t chunk = most / width * width;
+  for (std::int64_t p = 0; p < depth; ++p) {
+    for (std::int64_t j = 0; j < columns; j += chunk) {
+      const std::int64_t count = columns - j < chunk ? columns - j : chunk;
+      fill(p, j, count, row);
+      copy_to_panels(row, 0, 1, p, depth, count, width, panels + j * depth);
+    }
+  }
+}
 
 /// Elements between rows of `length` elements such that rows begin on cache lines and neighbours in different sets.
 template <class T>
