@@ -27,8 +27,9 @@ struct GradientCoefficients {
 
 // The gradient before the tail for n <= channel_chunk neighbouring channels of a row: dy itself, or `buffer`.
 template <class T>
-inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all, std::int64_t coefficient,
-                            std::int64_t element, const T* x, const T* dy, std::int64_t n, T* buffer) {
+inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoefficients<T>& all,
+                            std::int64_t coefficient, std::int64_t element, const T* x, const T* dy, std::int64_t n,
+                            T* buffer) {
   if (args.tail == NormTail::none) return dy;
   if (args.tail == NormTail::relu) {
     normalize_run(all, coefficient, x, buffer, n);
@@ -90,7 +91,8 @@ void merge_stretches(const ChannelNormGradArgs& args) {
         *sum += sums[s * 2 * args.channels];
         *product += sums[(s * 2 + 1) * args.channels];
       }
-      if (args.rstd) *product *= static_cast<double>(static_cast<const T*>(args.rstd)[instance * args.groups + channel / size]);
+      if (args.rstd)
+        *product *= static_cast<double>(static_cast<const T*>(args.rstd)[instance * args.groups + channel / size]);
     }
   });
 }
@@ -114,7 +116,8 @@ void fill_gradient_coefficients(const ChannelNormGradArgs& args) {
     const double elements = static_cast<double>(args.rows * size);
     const std::int64_t coefficient = instance * args.channels + first;
     std::fill(all.constant + coefficient, all.constant + coefficient + size, static_cast<T>(rstd * (sum / elements)));
-    std::fill(all.slope + coefficient, all.slope + coefficient + size, static_cast<T>(rstd * rstd * (product / elements)));
+    std::fill(all.slope + coefficient, all.slope + coefficient + size,
+              static_cast<T>(rstd * rstd * (product / elements)));
   }
 }
 
@@ -162,8 +165,8 @@ struct InputGradients {
   // g becomes dx.
   static void gradient_run(const GradientCoefficients<T>& all, std::int64_t at, bool has_fixed_statistics,
                            const T* __restrict x, T* __restrict g, std::int64_t n) {
-    const T *__restrict centre = all.forward.centre + at, *__restrict scale = all.forward.scale + at;
-    const T *__restrict constant = all.constant + at, *__restrict slope = all.slope + at;
+    const T* __restrict centre = all.forward.centre + at, * __restrict scale = all.forward.scale + at;
+    const T* __restrict constant = all.constant + at, * __restrict slope = all.slope + at;
     if (has_fixed_statistics) {
       for (std::int64_t i = 0; i < n; ++i) g[i] *= scale[i];
     } else {
@@ -190,9 +193,8 @@ void backward(const ChannelNormGradArgs& args) {
     if (args.dx && !args.has_fixed_statistics) fill_gradient_coefficients<T>(args);
   }
   if (!args.dx && !args.dresidual) return;
-  parallel_for(args.instances * args.rows * args.channels, channel_grain, [&](std::int64_t begin, std::int64_t end) {
-    run_variant<InputGradients<T>>(args, begin, end);
-  });
+  parallel_for(args.instances * args.rows * args.channels, channel_grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<InputGradients<T>>(args, begin, end); });
 }
 
 }  // namespace channel_norm_detail

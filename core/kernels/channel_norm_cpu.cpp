@@ -119,9 +119,10 @@ struct Normalize {
     for (std::int64_t at = begin; at < end; at += channel_chunk) {
       const std::int64_t n = std::min(channel_chunk, end - at);
       load_elements(args.x, args.dtype, at, 1, values, n);
-      for_each_channel_run(args.rows, args.channels, at, n, [&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
-        normalize_run(all, coefficient, values + i, values + i, run);
-      });
+      for_each_channel_run(args.rows, args.channels, at, n,
+                           [&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
+                             normalize_run(all, coefficient, values + i, values + i, run);
+                           });
       apply_tail(args, at, n, values);
       store_elements(values, args.y, args.dtype, at, n);
     }
@@ -136,9 +137,8 @@ void forward(const ChannelNormArgs& args) {
   }
   fill_coefficients<T>(args.instances, args.channels, args.groups, args.mean, args.rstd, args.weight, args.bias,
                        args.coefficients);
-  parallel_for(args.instances * args.rows * args.channels, channel_grain, [&](std::int64_t begin, std::int64_t end) {
-    run_variant<Normalize<T>>(args, begin, end);
-  });
+  parallel_for(args.instances * args.rows * args.channels, channel_grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<Normalize<T>>(args, begin, end); });
 }
 
 template <class T>

@@ -38,7 +38,7 @@ class Executor {
       run<T>(problem, tiling, kernels, left, right, output, finish<T>(isa()), workspace_);
       return;
     }
-    const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m));
+    const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m), kernels.rows);
     bytes_ = std::max(bytes_, workspace_bytes(problem, tiling, micro, left_elements));
   }
   std::size_t bytes() const noexcept { return bytes_; }

@@ -77,9 +77,9 @@ template <class T>
 class LeftWindow final : public LeftOperand<T> {
  public:
   explicit LeftWindow(const Window& window) noexcept : reader_(window) {}
-  std::int64_t scratch_elements(std::int64_t rows) const noexcept override;
+  std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
-                    T* scratch) const noexcept override;
+                    int panel_rows, T* scratch) const noexcept override;
 
  private:
   WindowReader<T> reader_;
@@ -91,7 +91,7 @@ class RightWindow final : public RightOperand<T> {
  public:
   explicit RightWindow(const Window& window) noexcept : reader_(window) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
-            int width, T* panels) const noexcept override;
+            const gemm_detail::Panels<T>& panels) const noexcept override;
 
  private:
   WindowReader<T> reader_;
@@ -118,7 +118,7 @@ class RightTurnedTaps final : public RightOperand<T> {
  public:
   explicit RightTurnedTaps(const TurnedTaps& taps) noexcept : taps_(taps) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
-            int width, T* panels) const noexcept override;
+            const gemm_detail::Panels<T>& panels) const noexcept override;
 
  private:
   TurnedTaps taps_;

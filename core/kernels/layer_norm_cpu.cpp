@@ -206,7 +206,8 @@ struct Backward {
         }
       }
       if (args.dx) {
-        store_gradient(args, row, statistics, static_cast<T>(sum_g / length), static_cast<T>(sum_g_xhat / length), piece);
+        store_gradient(args, row, statistics, static_cast<T>(sum_g / length), static_cast<T>(sum_g_xhat / length),
+                       piece);
       }
     }
   }
@@ -231,9 +232,8 @@ struct Backward {
 template <class T>
 void forward(const RowNormArgs& args) {
   const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::max<std::int64_t>(1, args.length));
-  parallel_for(args.rows, grain, [&](std::int64_t begin, std::int64_t end) {
-    run_variant<Forward<T>>(args, begin, end);
-  });
+  parallel_for(args.rows, grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<Forward<T>>(args, begin, end); });
 }
 
 // Adds up the blocks' rows of sums and stores them.

@@ -38,7 +38,8 @@ void add_blocks(const T* values, std::int64_t n, Total<T>& total) {
   if (n == interleaved_blocks * reduce_block) {  // eight independent chains
     std::array<T, interleaved_blocks> sums{};
     for (std::int64_t i = 0; i < reduce_block; ++i) {
-      for (std::int64_t b = 0; b < interleaved_blocks; ++b) sums[static_cast<std::size_t>(b)] += values[b * reduce_block + i];
+      for (std::int64_t b = 0; b < interleaved_blocks; ++b)
+        sums[static_cast<std::size_t>(b)] += values[b * reduce_block + i];
     }
     for (const T sum : sums) total += static_cast<Total<T>>(sum);
     return;
@@ -112,7 +113,8 @@ void sum(const ReduceArgs& args) {
   const std::int64_t tiles_per_row = (inner + width - 1) / width;
   const std::int64_t tiles = is_tiled ? outputs / inner * tiles_per_row : outputs;
   auto* partial = reinterpret_cast<Total<T>*>(args.partial);
-  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, std::min(length, reduce_stretch) * width));
+  const std::int64_t grain =
+      std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, std::min(length, reduce_stretch) * width));
   parallel_for(tiles * stretches, grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t job = first; job < last; ++job) {
       const std::int64_t which = job / stretches, stretch = job % stretches;
