@@ -24,4 +24,8 @@ add_custom_command(
           ${single_header_inputs}
   COMMENT "Writing single_header/thimble.hpp"
   VERBATIM)
-add_custom_target(single_header DEPENDS ${single_header})
+if(THIMBLE_TESTS)
+  add_custom_target(single_header ALL DEPENDS ${single_header})
+else()
+  add_custom_target(single_header DEPENDS ${single_header})
+endif()

@@ -41,7 +41,7 @@ std::string followed(const std::string& path) {
 }  // namespace file_detail
 
 void AtomicFile::fail(const std::string& what, int error) const {
-  throw FileError(path_, written_, what + ": " + std::strerror(error));
+  throw FileError(path_, size_, what + ": " + std::strerror(error));
 }
 
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
@@ -54,6 +54,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     mode = status.st_mode & 07777;
   } else if (errno != ENOENT) {
     fail("cannot write", errno);
+  } else if (::lstat(path.c_str(), &status) == 0) {
+    throw FileError(path, 0, "cannot follow the symbolic link: what it names is not there");
   }
   target_ = exists ? file_detail::followed(path) : path;
   const std::string temporary = file_detail::temporary_name(target_);
@@ -69,15 +71,16 @@ AtomicFile::~AtomicFile() {
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
-void AtomicFile::write(std::span<const std::byte> bytes) {
-  if (descriptor_ < 0) throw FileError(path_, written_, "cannot append: the file is already committed");
+void AtomicFile::write(std::uint64_t offset, std::span<const std::byte> bytes) {
+  if (descriptor_ < 0) throw FileError(path_, offset, "cannot write after commit");
   while (!bytes.empty()) {
     // Some systems refuse a single write of 2 GiB or more.
     const std::size_t part = bytes.size() < (std::size_t{1} << 30) ? bytes.size() : std::size_t{1} << 30;
-    const ssize_t count = ::write(descriptor_, bytes.data(), part);
+    const ssize_t count = ::pwrite(descriptor_, bytes.data(), part, static_cast<off_t>(offset));
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail("cannot write", errno);
-    written_ += static_cast<std::uint64_t>(count);
+    if (count < 0) throw FileError(path_, offset, std::string("cannot write: ") + std::strerror(errno));
+    offset += static_cast<std::uint64_t>(count);
+    if (offset > size_) size_ = offset;
     bytes = bytes.subspan(static_cast<std::size_t>(count));
   }
 }
@@ -85,7 +88,7 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 void AtomicFile::write(std::string_view text) { write(std::as_bytes(std::span(text.data(), text.size()))); }
 
 void AtomicFile::commit() {
-  if (descriptor_ < 0) throw FileError(path_, written_, "cannot commit twice");
+  if (descriptor_ < 0) throw FileError(path_, size_, "cannot commit twice");
   if (::fsync(descriptor_) != 0) fail("cannot fsync", errno);
   const int closing = descriptor_;
   descriptor_ = -1;

@@ -25,15 +25,20 @@ class AtomicFile {
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Appends. Throws FileError with the offset at which writing stopped; the file can then only be given up.
-  void write(std::span<const std::byte> bytes);
-  void write(std::string_view text);
+  /// The path as given.
+  const std::string& path() const noexcept { return path_; }
 
-  /// Bytes appended so far.
-  std::uint64_t size() const noexcept { return written_; }
+  /// Appends. Throws FileError with the offset at which writing stopped; the file can then only be given up.
+  void write(std::span<const std::byte> bytes) { write(size_, bytes); }
+  void write(std::string_view text);
+  /// Writes at `offset`; what lies between written ranges reads as zeros. Throws FileError.
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
+
+  /// End of the furthest write.
+  std::uint64_t size() const noexcept { return size_; }
 
   /// Replaces the target. Throws FileError; the target is then the old file, unless the message names the folder's
-  /// fsync, after which the new file is in place but may not survive a power failure. Nothing can be appended after.
+  /// fsync, after which the new file is in place but may not survive a power failure. Nothing can be written after.
   void commit();
 
  private:
@@ -43,7 +48,7 @@ class AtomicFile {
   std::string target_;     // with symbolic links resolved
   std::string temporary_;  // empty once it is renamed or removed
   int descriptor_ = -1;
-  std::uint64_t written_ = 0;
+  std::uint64_t size_ = 0;
 };
 
 /// Writes `bytes` to `path` through an AtomicFile. Throws FileError.

@@ -1,5 +1,5 @@
 #pragma once
-// Files in pieces: reading at any offset, and writing a file that appears under its name only when it is complete.
+// Reading files in pieces, at any offset. Writing is in core/file.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,35 +35,5 @@ class InputFile {
 
 /// The whole of a file. Throws FileError when it cannot be read or has more than `most_bytes`.
 std::vector<std::byte> read_whole_file(const std::string& path, std::uint64_t most_bytes);
-
-/// A file being written. Bytes go to a temporary file in the same folder; commit() gives it its name in one step, so
-/// that a reader sees the old file or the new one, never a part. Without commit() nothing is left behind and an older
-/// file of that name is untouched. A symbolic link is followed, and stays a link.
-class AtomicFile {
- public:
-  /// Throws FileError when the folder cannot be written or `path` names something that is not a regular file.
-  explicit AtomicFile(std::string path);
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
-  ~AtomicFile();
-
-  /// The path as given.
-  const std::string& path() const noexcept { return path_; }
-
-  /// Writes at `offset`; what lies between written ranges reads as zeros. Throws FileError (a full disk, a limit).
-  void write(std::uint64_t offset, std::span<const std::byte> bytes);
-
-  /// fsync of the file, rename to path(), fsync of the folder. To be called once. Throws FileError; unless the folder's
-  /// fsync was what failed, the old file is then still there and the temporary one is removed.
-  void commit();
-
- private:
-  void discard() noexcept;
-
-  std::string path_;
-  std::string target_;     // path_ with symbolic links resolved
-  std::string temporary_;  // in the folder of target_
-  int descriptor_ = -1;
-};
 
 }  // namespace thimble

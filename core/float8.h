@@ -7,9 +7,6 @@
 
 namespace thimble {
 
-/// What FP8 conversion does with values too large; see Overflow.
-using Fp8Overflow = Overflow;
-
 /// E4M3 (the "FN" variant: no infinity, one NaN). Largest 448 (0x7E); smallest normal 2^-6, subnormal 2^-9. Magnitudes
 /// up to 464 round to 448; larger ones and infinity become NaN (0x7F, sign kept), with `saturate` 448.
 struct f8e4m3 : minifloat::Value<f8e4m3, minifloat::Format<std::uint8_t, 4, 3, 0x7E, 0x7F>> {

@@ -5,23 +5,19 @@
 #include <cstdint>
 #include <type_traits>
 
+#include <thimble/core/bits.h>
 #include <thimble/core/config.h>
 
 namespace thimble {
 
-/// What a finite value too large for the format, or an infinity, becomes.
-enum class Overflow : std::uint8_t {
+/// What a value too large for an FP8 format, infinity included, becomes. (The 16-bit formats always overflow to
+/// infinity: that is how a gradient scaler notices.)
+enum class Fp8Overflow : std::uint8_t {
   nonfinite,  ///< infinity where the format has one, NaN where not (E4M3)
   saturate,   ///< the largest finite value, sign kept; NaN stays NaN
 };
 
 namespace minifloat {
-
-/// std::bit_cast that device code can call too.
-template <class To, class From>
-THIMBLE_HD constexpr To bit_cast(From from) noexcept {
-  return __builtin_bit_cast(To, from);
-}
 
 /// Bit layout of a source type.
 template <class Source>
@@ -53,10 +49,10 @@ struct Format {
   static constexpr bool has_infinity = nan_code_ != max_code_ + 1;
 
   /// Nearest code, ties to even, in one rounding; the sign survives, also on zero and NaN. Free of branches, so that
-  /// loops over it vectorize. It never computes with subnormal numbers (but for float -> bf16, which is integer
-  /// arithmetic), so processor modes that flush them do not matter.
+  /// loops over it vectorize. Subnormal operands meet floating arithmetic only where they vanish in the sum, and no
+  /// result of it is subnormal, so processor modes that flush subnormals do not matter.
   template <class Source>
-  THIMBLE_HD static constexpr Bits encode(Source value, Overflow overflow) noexcept {
+  THIMBLE_HD static constexpr Bits encode(Source value, Fp8Overflow overflow) noexcept {
     using L = Layout<Source>;
     using U = typename L::Bits;
     constexpr int shift = L::mantissa_bits - mantissa_bits;
@@ -76,13 +72,15 @@ struct Format {
       // Subnormal results: adding a power of two whose last place is the smallest subnormal rounds the sum there.
       constexpr U smallest_normal = static_cast<U>(bias_difference + 1) << L::mantissa_bits;
       constexpr U anchor = static_cast<U>(bias_difference + 1 + shift) << L::mantissa_bits;
-      const U small = magnitude < smallest_normal ? magnitude : 0;  // a constant expression may not compute with NaN
+      const U small =
+          select_if_less(magnitude, smallest_normal, magnitude, U{0});  // no arithmetic with infinity or NaN
       const U subnormal = bit_cast<U>(bit_cast<Source>(small) + bit_cast<Source>(anchor)) - anchor;
-      code = magnitude < smallest_normal ? subnormal : code;
+      code = select_if_less(magnitude, smallest_normal, subnormal, code);
     }
-    const U too_large = overflow == Overflow::saturate ? max_code : max_code + 1;
-    code = code > max_code ? too_large : code;
-    code = magnitude > source_infinity ? nan_code : code;
+    const bool saturates = sizeof(Bits) == 1 && overflow == Fp8Overflow::saturate;
+    const U too_large = saturates ? max_code : max_code + 1;
+    code = select_if_less(code, U{max_code + 1}, code, too_large);
+    code = select_if_less(source_infinity, magnitude, U{nan_code}, code);
     return static_cast<Bits>(code | sign);
   }
 
@@ -98,16 +96,20 @@ struct Format {
       constexpr std::uint32_t quiet_nan = 0x7FC00000u;
       constexpr std::uint32_t float_infinity = 0x7F800000u;
       const std::uint32_t magnitude = bits & (sign_bit - 1);
-      const std::uint32_t sign = (bits & sign_bit) != 0 ? 0x80000000u : 0u;
+      const std::uint32_t sign = static_cast<std::uint32_t>(bits & sign_bit) << (32 - 8 * sizeof(Bits));
       const std::uint32_t moved = magnitude << shift;
       const std::uint32_t normal = moved + (static_cast<std::uint32_t>(bias_difference) << L::mantissa_bits);
       // 2^e (1 + m) - 2^e with the smallest normal's exponent e: exact, and free of float subnormals.
       const std::uint32_t subnormal =
           bit_cast<std::uint32_t>(bit_cast<float>(smallest_normal | moved) - bit_cast<float>(smallest_normal));
-      std::uint32_t result = magnitude < (1u << mantissa_bits) ? subnormal : normal;
-      if constexpr (has_infinity) result = magnitude == max_code + 1 ? float_infinity : result;
-      constexpr unsigned largest_number = has_infinity ? max_code + 1 : max_code;
-      result = magnitude > largest_number ? quiet_nan | (moved & 0x007FFFFFu) : result;
+      std::uint32_t result = select_if_less(magnitude, std::uint32_t{1} << mantissa_bits, subnormal, normal);
+      const std::uint32_t nan = quiet_nan | (moved & 0x007FFFFFu);
+      if constexpr (has_infinity) {
+        result = select_if_less(magnitude, max_code + 1, result, float_infinity);
+        result = select_if_less(magnitude, max_code + 2, result, nan);
+      } else {
+        result = select_if_less(magnitude, max_code + 1, result, nan);
+      }
       return bit_cast<float>(result | sign);
     }
   }
@@ -144,11 +146,11 @@ struct Value {
   Bits bits;
 
   Value() = default;
-  THIMBLE_HD constexpr explicit Value(float value) noexcept : bits(Format::encode(value, Overflow::nonfinite)) {}
-  THIMBLE_HD constexpr explicit Value(double value) noexcept : bits(Format::encode(value, Overflow::nonfinite)) {}
+  THIMBLE_HD constexpr explicit Value(float value) noexcept : bits(Format::encode(value, Fp8Overflow::nonfinite)) {}
+  THIMBLE_HD constexpr explicit Value(double value) noexcept : bits(Format::encode(value, Fp8Overflow::nonfinite)) {}
   template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
   THIMBLE_HD constexpr explicit Value(Integer value) noexcept
-      : bits(Format::encode(to_odd_double(value), Overflow::nonfinite)) {}
+      : bits(Format::encode(to_odd_double(value), Fp8Overflow::nonfinite)) {}
 
   /// Exact.
   THIMBLE_HD constexpr operator float() const noexcept {
@@ -160,12 +162,12 @@ struct Value {
     result.bits = bits;
     return result;
   }
-  /// As the constructors, but what is too large, infinities included, becomes the largest finite value.
-  THIMBLE_HD static constexpr Derived saturate(float value) noexcept {
-    return from_bits(Format::encode(value, Overflow::saturate));
+  /// As the constructors, but what is too large, infinities included, becomes the largest finite value. FP8 only.
+  THIMBLE_HD static constexpr Derived saturate(float value) noexcept requires(sizeof(Bits) == 1) {
+    return from_bits(Format::encode(value, Fp8Overflow::saturate));
   }
-  THIMBLE_HD static constexpr Derived saturate(double value) noexcept {
-    return from_bits(Format::encode(value, Overflow::saturate));
+  THIMBLE_HD static constexpr Derived saturate(double value) noexcept requires(sizeof(Bits) == 1) {
+    return from_bits(Format::encode(value, Fp8Overflow::saturate));
   }
   THIMBLE_HD static constexpr Derived max() noexcept { return from_bits(static_cast<Bits>(Format::max_code)); }
   THIMBLE_HD static constexpr Derived quiet_nan() noexcept { return from_bits(static_cast<Bits>(Format::nan_code)); }

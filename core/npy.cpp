@@ -9,6 +9,7 @@
 
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/file.h>
 #include <thimble/core/file_stream.h>
 #include <thimble/core/shape.h>
 

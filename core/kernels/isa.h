@@ -1,23 +1,41 @@
 #pragma once
-// Which instruction set the CPU kernels use: the best that this CPU has, unless set.
+// Which instruction set the CPU kernels use.
 
 #include <cstdint>
 #include <string_view>
 
+/// Function attributes of the variants for an instruction set, and for bodies that are compiled once per variant: an
+/// inlined body takes on the instruction set of the function around it.
+#if defined(__x86_64__)
+#define THIMBLE_TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define THIMBLE_TARGET_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#endif
+#define THIMBLE_ALWAYS_INLINE inline __attribute__((always_inline))
+
 namespace thimble::kernels {
 
-enum class Isa : std::uint8_t { generic, avx2, avx512 };
+/// Instruction sets that kernels have variants for, each including those before it.
+enum class Isa : std::uint8_t {
+  generic,  ///< what the compiler targets by default; multiply and add round separately
+  avx2,     ///< AVX2 and FMA
+  avx512,   ///< AVX-512 F, BW, DQ and VL
+};
+inline constexpr int isa_count = 3;
 
 /// "generic", "avx2", "avx512".
 std::string_view to_string(Isa isa) noexcept;
 
-/// The best this CPU offers. avx2 implies FMA and F16C; avx512 implies F, BW, DQ, VL.
+/// True when this machine can run the variant.
+bool is_supported(Isa isa) noexcept;
+
+/// The best supported instruction set.
 Isa best_isa() noexcept;
 
-/// The one in force.
+/// The instruction set in use: best_isa() unless set. Results are bitwise repeatable per instruction set; a plan
+/// records it, because workspaces depend on it.
 Isa isa() noexcept;
 
-/// Chooses one (for tests and for plans made on another machine). Throws ValueError when this CPU lacks it.
+/// Sets the instruction set that kernels use from now on. Throws ValueError when this machine does not support it.
 void set_isa(Isa isa);
 
 }  // namespace thimble::kernels

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <thimble/core/dtype.h>
+#include <thimble/core/file.h>
 #include <thimble/core/file_stream.h>
 
 namespace thimble {

@@ -1,0 +1,26 @@
+#pragma once
+// Reading by index, and putting tensors together. What each keeps for backward stands at the operators in
+// core/ops/gather.h and core/ops/concat.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
+
+#include <initializer_list>
+#include <span>
+
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// Rows of table (V, C) named by ids (...), i32 or i64: (..., C). Throws ValueError with the first id that is out of
+/// range.
+Tensor embedding(const Tensor& table, const Tensor& ids);
+/// y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three; the result has the shape of index (i32 or i64).
+Tensor gather(const Tensor& x, int axis, const Tensor& index);
+
+/// One after the other along `axis`.
+Tensor concat(std::span<const Tensor> parts, int axis);
+Tensor concat(std::initializer_list<Tensor> parts, int axis);
+/// low[i] elements of `value` before axis i and high[i] after it; axes beyond the lists get none.
+Tensor pad(const Tensor& x, std::span<const std::int64_t> low, std::span<const std::int64_t> high, double value = 0);
+Tensor pad(const Tensor& x, std::initializer_list<std::int64_t> low, std::initializer_list<std::int64_t> high,
+           double value = 0);
+
+}  // namespace thimble

@@ -1,0 +1,23 @@
+#include <thimble/autograd/functions/matmul.h>
+
+#include <thimble/autograd/apply.h>
+
+namespace thimble {
+
+Tensor matmul(const Tensor& a, const Tensor& b) { return apply<ops::Matmul>(a, b); }
+
+Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, double alpha) {
+  return apply(ops::Matmul{transpose_a, transpose_b, alpha}, a, b);
+}
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, kernels::Activation activation,
+              bool weight_is_in_out) {
+  return apply(ops::Linear{activation, weight_is_in_out}, x, weight, bias);
+}
+
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
+  return apply(ops::Conv2d{o.stride, o.stride, o.padding, o.padding, o.dilation, o.dilation, o.groups}, x, weight,
+               bias);
+}
+
+}  // namespace thimble

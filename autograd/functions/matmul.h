@@ -1,0 +1,26 @@
+#pragma once
+// Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul.h and core/ops/conv.h.
+
+#include <thimble/core/ops/conv.h>
+#include <thimble/core/ops/matmul.h>
+
+namespace thimble {
+
+/// (..., M, K) x (..., K, N) -> (..., M, N); leading axes broadcast; permuted operands need no copy.
+Tensor matmul(const Tensor& a, const Tensor& b);
+/// alpha op(a) op(b).
+Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b, double alpha = 1);
+/// act(x W^T + bias) with W (O, I), or W (I, O) as `weight_is_in_out`; bias may be undefined.
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
+              kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false);
+
+struct Conv2dOptions {
+  std::int64_t stride = 1;
+  std::int64_t padding = 0;
+  std::int64_t dilation = 1;
+  std::int64_t groups = 1;
+};
+/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O).
+Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
+
+}  // namespace thimble

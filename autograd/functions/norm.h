@@ -1,0 +1,36 @@
+#pragma once
+// Normalisations. Formulas, sources and what each keeps for backward stand at the operators in core/ops/layer_norm.h,
+// group_norm.h and batch_norm.h. Weight and bias may be undefined; they are in x's dtype or in f32. Throw ShapeError,
+// DTypeError, DeviceError, ValueError.
+
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// Over the last `axes` axes of x, which are the shape of weight and bias.
+Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double epsilon = 1e-5,
+                  int axes = 1);
+Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double epsilon = 1e-6, int axes = 1);
+
+/// x: (N, ..., C); each sample over each of `groups` groups of channels. weight, bias: (C).
+Tensor group_norm(const Tensor& x, std::int64_t groups, const Tensor& weight = {}, const Tensor& bias = {},
+                  double epsilon = 1e-5);
+
+struct BatchNormOptions {
+  bool training = true;  ///< statistics of the batch, and the running ones are updated; else the running ones are used
+  double momentum = 0.1;
+  double epsilon = 1e-5;
+};
+
+/// x: (..., C), over all axes but the last; all others are (C). The running statistics may be undefined in training;
+/// they are changed once for each forward, never in a recompute, and inside of a Transaction when that is committed.
+Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                  const Tensor& running_var, const BatchNormOptions& options = {});
+/// max(batch_norm(x), 0), bit for bit.
+Tensor batch_norm_relu(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
+                       const Tensor& running_var, const BatchNormOptions& options = {});
+/// max(batch_norm(x) + residual, 0), bit for bit. The residual has x's shape and dtype.
+Tensor batch_norm_add_relu(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
+                           const Tensor& running_mean, const Tensor& running_var, const BatchNormOptions& options = {});
+
+}  // namespace thimble

@@ -1,0 +1,25 @@
+#pragma once
+// Bit arithmetic shared by the number formats and the elementary functions. It serves one aim: loops without branches.
+
+#include <cstdint>
+
+#include <thimble/core/config.h>
+
+namespace thimble {
+
+/// std::bit_cast that device code can call too.
+template <class To, class From>
+THIMBLE_HD constexpr To bit_cast(From from) noexcept {
+  return __builtin_bit_cast(To, from);
+}
+
+/// `x` where a < b, else `y`, for a, b < 2^(bits - 1), as bit arithmetic. A conditional would let the compiler move the
+/// floating operations behind x or y into a branch, from where it may not take them back into a vector loop (they could
+/// trap).
+template <class U>
+THIMBLE_HD constexpr U select_if_less(U a, U b, U x, U y) noexcept {
+  const U mask = U{0} - ((a - b) >> (8 * sizeof(U) - 1));
+  return y ^ ((x ^ y) & mask);
+}
+
+}  // namespace thimble

@@ -1,0 +1,118 @@
+#pragma once
+// Two-dimensional convolution of NHWC images on raw pointers: forward, and the gradients of input, weight and bias.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/dtype.h>
+#include <thimble/core/kernels/activation.h>
+#include <thimble/core/parallel.h>
+
+namespace thimble::kernels {
+
+/// Sizes of a convolution of x (N, H, W, C) with weight (O, KH, KW, C / groups) to y (N, OH, OW, O), all dense.
+/// Output channel o belongs to group o / (O / groups) and sees the C / groups input channels of that group:
+///
+///     y[n, oh, ow, o] = sum over kh, kw, c of weight[o, kh, kw, c] x[n, ih, iw, group * C / groups + c]
+///     ih = oh * stride_h + kh * dilation_h - pad_top,   iw = ow * stride_w + kw * dilation_w - pad_left
+///
+/// where x is zero outside of the image. `groups` divides C and O.
+struct ConvShape {
+  std::int64_t images = 0;    ///< N
+  std::int64_t height = 0;    ///< H
+  std::int64_t width = 0;     ///< W
+  std::int64_t channels = 0;  ///< C
+  std::int64_t filters = 0;   ///< O
+  std::int64_t kernel_h = 1;
+  std::int64_t kernel_w = 1;
+  std::int64_t stride_h = 1;
+  std::int64_t stride_w = 1;
+  std::int64_t pad_top = 0;
+  std::int64_t pad_bottom = 0;
+  std::int64_t pad_left = 0;
+  std::int64_t pad_right = 0;
+  std::int64_t dilation_h = 1;
+  std::int64_t dilation_w = 1;
+  std::int64_t groups = 1;
+
+  /// OH and OW; 0 when the kernel does not fit into the padded image.
+  std::int64_t out_height() const noexcept;
+  std::int64_t out_width() const noexcept;
+};
+
+/// What the four computations have in common. The two operands are of floating dtype `dtype`, what is computed (and
+/// bias, pre_activation) of floating `out_dtype`; arithmetic is in f32 (f64 for f64), one rounding at the store.
+///
+/// Order of accumulation, as in GemmArgs: the reduction is cut into blocks of 256, each one chain in ascending order,
+/// blocks added in ascending order. The reduction runs over (kh, kw, c) in the forward pass, over the taps that reach
+/// the pixel, last first, and o in the input's gradient, over (n, oh, ow) in the weight's and the bias's. Products with
+/// padding are exact zeros among them. It never depends on threads, addresses or tiles, nor, forward and in the input's
+/// gradient, on the number of images.
+
+/// y = act(x * weight + bias), and pre_activation = x * weight + bias when asked for.
+struct ConvForwardArgs {
+  ConvShape shape;
+  const void* x = nullptr;
+  const void* weight = nullptr;
+  const void* bias = nullptr;  ///< null or (O)
+  void* y = nullptr;
+  DType dtype = DType::f32;
+  DType out_dtype = DType::f32;
+  Activation activation = Activation::none;
+  void* pre_activation = nullptr;  ///< null, or laid out as y
+};
+
+/// dx = (accumulate ? dx : 0) + sum over kh, kw, o of weight[o, kh, kw, c] dy[n, oh, ow, o].
+struct ConvInputGradArgs {
+  ConvShape shape;
+  const void* dy = nullptr;
+  const void* weight = nullptr;
+  void* dx = nullptr;
+  DType dtype = DType::f32;
+  DType out_dtype = DType::f32;
+  bool accumulate = false;
+};
+
+/// dweight = (accumulate ? dweight : 0) + sum over n, oh, ow of dy[n, oh, ow, o] x[n, ih, iw, c].
+struct ConvWeightGradArgs {
+  ConvShape shape;
+  const void* x = nullptr;
+  const void* dy = nullptr;
+  void* dweight = nullptr;
+  DType dtype = DType::f32;
+  DType out_dtype = DType::f32;
+  bool accumulate = false;
+};
+
+/// Sums over rows: out[j] = (accumulate ? out[j] : 0) + sum over i of in[i, j], in (rows, columns) dense. The bias's
+/// gradient, with rows = N * OH * OW and columns = O. Needs no workspace.
+struct ColumnSumArgs {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  const void* in = nullptr;
+  void* out = nullptr;
+  DType dtype = DType::f32;
+  DType out_dtype = DType::f32;
+  bool accumulate = false;
+};
+
+/// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(); pointers are not looked at. At most
+/// about 1.6 MiB (f32) per thread.
+std::size_t conv_workspace_bytes(const ConvForwardArgs& args, int threads = thread_count()) noexcept;
+std::size_t conv_workspace_bytes(const ConvInputGradArgs& args, int threads = thread_count()) noexcept;
+std::size_t conv_workspace_bytes(const ConvWeightGradArgs& args, int threads = thread_count()) noexcept;
+
+/// Compute on up to `threads` threads with a workspace of that many bytes, aligned to 64. They allocate nothing and
+/// throw nothing; the caller has validated sizes.
+void conv_forward(const ConvForwardArgs& args, void* workspace, int threads = thread_count()) noexcept;
+void conv_input_grad(const ConvInputGradArgs& args, void* workspace, int threads = thread_count()) noexcept;
+void conv_weight_grad(const ConvWeightGradArgs& args, void* workspace, int threads = thread_count()) noexcept;
+void column_sum(const ColumnSumArgs& args) noexcept;
+
+/// The oracles: seven plain loops that accumulate in double.
+void conv_forward_reference(const ConvForwardArgs& args) noexcept;
+void conv_input_grad_reference(const ConvInputGradArgs& args) noexcept;
+void conv_weight_grad_reference(const ConvWeightGradArgs& args) noexcept;
+void column_sum_reference(const ColumnSumArgs& args) noexcept;
+
+}  // namespace thimble::kernels

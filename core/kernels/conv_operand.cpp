@@ -1,0 +1,122 @@
+#include <thimble/core/kernels/conv_operand.h>
+
+#include <algorithm>
+
+namespace thimble::kernels::conv_detail {
+
+template <class T>
+void WindowReader<T>::read(const Place& place, std::int64_t offset, std::int64_t first, std::int64_t count,
+                           T* out) const noexcept {
+  if (count == 0) return;  // a window without taps or channels
+  const std::int64_t line_columns = window_.w.taps * window_.channels;
+  const std::int64_t top = place.i * window_.h.step + window_.h.origin;
+  const std::int64_t left = place.j * window_.w.step + window_.w.origin;
+  std::int64_t tap = first / line_columns;
+  std::int64_t start = first % line_columns;
+  while (count > 0) {
+    const std::int64_t length = std::min(count, line_columns - start);
+    const std::int64_t y = top + tap * window_.h.tap_step;
+    if (y < 0 || y >= window_.h.size) {
+      std::fill(out, out + length, T{0});
+    } else {
+      const std::int64_t line = (place.image * window_.h.size + y) * window_.w.size * window_.all_channels + offset;
+      read_line(line, left, start, length, out);
+    }
+    out += length;
+    count -= length;
+    start = 0;
+    ++tap;
+  }
+}
+
+/// Columns [first, first + count) of the taps of one line; `line` is the element where the line begins in the image,
+/// `left` the position of the first tap, which may lie outside.
+template <class T>
+void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count,
+                                T* out) const noexcept {
+  const std::int64_t channels = window_.channels;
+  if (is_line_contiguous_) {
+    // [begin, end): the columns that lie inside of the image.
+    const std::int64_t begin = std::clamp(-left * channels, first, first + count);
+    const std::int64_t end = std::clamp((window_.w.size - left) * channels, begin, first + count);
+    std::fill(out, out + (begin - first), T{0});
+    if (end > begin) load_(window_.image, line + left * channels + begin, 1, end - begin, out + (begin - first));
+    std::fill(out + (end - first), out + count, T{0});
+    return;
+  }
+  std::int64_t tap = first / channels;
+  std::int64_t channel = first % channels;
+  while (count > 0) {
+    const std::int64_t length = std::min(count, channels - channel);
+    const std::int64_t x = left + tap * window_.w.tap_step;
+    if (x < 0 || x >= window_.w.size) {
+      std::fill(out, out + length, T{0});
+    } else {
+      load_(window_.image, line + x * window_.all_channels + channel, 1, length, out);
+    }
+    out += length;
+    count -= length;
+    channel = 0;
+    ++tap;
+  }
+}
+
+template <class T>
+std::int64_t LeftWindow<T>::scratch_elements(std::int64_t rows) const noexcept {
+  return rows * gemm_detail::padded<T>(gemm_detail::block_depth);
+}
+
+template <class T>
+LeftBlock<T> LeftWindow<T>::open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
+                                 std::int64_t depth, T* scratch) const noexcept {
+  const std::int64_t stride = gemm_detail::padded<T>(gemm_detail::block_depth);
+  auto place = reader_.place(row);
+  for (std::int64_t r = 0; r < rows; ++r, reader_.advance(place)) {
+    reader_.read(place, offset, k, depth, scratch + r * stride);
+  }
+  return {scratch, stride, 1};
+}
+
+template <class T>
+void RightWindow<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k,
+                          std::int64_t depth, int width, T* panels) const noexcept {
+  auto place = reader_.place(k);
+  for (std::int64_t p = 0; p < depth; ++p, reader_.advance(place)) {
+    for (std::int64_t j = 0; j < columns; j += width) {
+      const std::int64_t count = std::min<std::int64_t>(width, columns - j);
+      T* out = panels + j * depth + p * width;
+      reader_.read(place, offset, column + j, count, out);
+      std::fill(out + count, out + width, T{0});
+    }
+  }
+}
+
+template <class T>
+void RightTurnedTaps<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k,
+                              std::int64_t depth, int width, T* panels) const noexcept {
+  for (std::int64_t p = 0; p < depth; ++p) {
+    const std::int64_t tap = (k + p) / taps_.filters;
+    const std::int64_t filter = (k + p) % taps_.filters;
+    const std::int64_t y = taps_.first_h - tap / taps_.taps_w * taps_.step_h;
+    const std::int64_t x = taps_.first_w - tap % taps_.taps_w * taps_.step_w;
+    const std::int64_t first =
+        offset + filter * taps_.filter_stride + y * taps_.line_stride + x * taps_.tap_stride + column;
+    for (std::int64_t j = 0; j < columns; j += width) {
+      const std::int64_t count = std::min<std::int64_t>(width, columns - j);
+      T* out = panels + j * depth + p * width;
+      load_(taps_.weight, first + j, 1, count, out);
+      std::fill(out + count, out + width, T{0});
+    }
+  }
+}
+
+template class WindowReader<float>;
+template class WindowReader<double>;
+template class LeftWindow<float>;
+template class LeftWindow<double>;
+template class RightWindow<float>;
+template class RightWindow<double>;
+template class RightTurnedTaps<float>;
+template class RightTurnedTaps<double>;
+
+}  // namespace thimble::kernels::conv_detail

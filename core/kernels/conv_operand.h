@@ -1,0 +1,131 @@
+#pragma once
+// The operands of convolution as a matmul. The matrix whose rows are pixels and whose columns are (tap, channel) is
+// never stored: blocks of it are read straight from the image into the workspace.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/gemm_operand.h>
+
+namespace thimble::kernels::conv_detail {
+
+using gemm_detail::LeftBlock;
+using gemm_detail::LeftOperand;
+using gemm_detail::RightOperand;
+
+/// Along one image axis: pixel i of the grid and tap t meet at image position i * step + origin + t * tap_step.
+struct WindowAxis {
+  std::int64_t grid = 0;      ///< pixels of the grid
+  std::int64_t size = 0;      ///< pixels of the image
+  std::int64_t step = 1;      ///< image pixels from one grid pixel to the next
+  std::int64_t origin = 0;    ///< where the first tap of the first grid pixel lies
+  std::int64_t tap_step = 1;  ///< image pixels from one tap to the next
+  std::int64_t taps = 1;
+};
+
+/// A matrix with a row for every pixel (image, i, j) of a grid and a column for every (tap_h, tap_w, channel): what a
+/// dense NHWC image shows there, zero outside of it.
+struct Window {
+  const void* image = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t all_channels = 0;  ///< from one pixel to the next
+  std::int64_t channels = 0;      ///< of the group
+  WindowAxis h;
+  WindowAxis w;
+
+  std::int64_t columns() const noexcept { return h.taps * w.taps * channels; }
+  std::int64_t grid_pixels() const noexcept { return h.grid * w.grid; }
+};
+
+/// Reads pieces of a window's rows.
+template <class T>
+class WindowReader {
+ public:
+  WindowReader(const Window& window, Isa isa) noexcept
+      : window_(window),
+        load_(load_row<T>(window.dtype, isa)),
+        is_line_contiguous_(window.w.tap_step == 1 && window.all_channels == window.channels) {}
+
+  /// A place (image, i, j) that moves on row by row.
+  struct Place {
+    std::int64_t image;
+    std::int64_t i;
+    std::int64_t j;
+  };
+  Place place(std::int64_t row) const noexcept {
+    const std::int64_t pixels = window_.grid_pixels();
+    if (pixels == 0) return {0, 0, 0};
+    return {row / pixels, row % pixels / window_.w.grid, row % window_.w.grid};
+  }
+  void advance(Place& place) const noexcept {
+    if (++place.j < window_.w.grid) return;
+    place.j = 0;
+    if (++place.i < window_.h.grid) return;
+    place.i = 0;
+    ++place.image;
+  }
+
+  /// out = columns [first, first + count) of the row at `place`, of the group whose channels begin at `offset`.
+  void read(const Place& place, std::int64_t offset, std::int64_t first, std::int64_t count, T* out) const noexcept;
+
+ private:
+  void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
+
+  Window window_;
+  LoadRow<T> load_;
+  bool is_line_contiguous_;  ///< the taps of one line are one run of memory
+};
+
+/// The window as left operand: pixels x (tap, channel).
+template <class T>
+class LeftWindow final : public LeftOperand<T> {
+ public:
+  LeftWindow(const Window& window, Isa isa) noexcept : reader_(window, isa) {}
+  std::int64_t scratch_elements(std::int64_t rows) const noexcept override;
+  LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                    T* scratch) const noexcept override;
+
+ private:
+  WindowReader<T> reader_;
+};
+
+/// The window as right operand, summed over pixels: pixels x (tap, channel).
+template <class T>
+class RightWindow final : public RightOperand<T> {
+ public:
+  RightWindow(const Window& window, Isa isa) noexcept : reader_(window, isa) {}
+  void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
+            int width, T* panels) const noexcept override;
+
+ private:
+  WindowReader<T> reader_;
+};
+
+/// Some taps of a weight (O, KH, KW, C) as right operand: rows (tap_h, tap_w, o), columns c. Tap (a, b) is
+/// (first_h - a * step_h, first_w - b * step_w): the last first, as an input pixel meets them in ascending order.
+struct TurnedTaps {
+  const void* weight = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t filters = 0;        ///< of the group
+  std::int64_t filter_stride = 0;  ///< KH * KW * C
+  std::int64_t line_stride = 0;    ///< KW * C
+  std::int64_t tap_stride = 0;     ///< C, of the group
+  std::int64_t first_h = 0;
+  std::int64_t first_w = 0;
+  std::int64_t step_h = 1;
+  std::int64_t step_w = 1;
+  std::int64_t taps_w = 1;
+};
+
+template <class T>
+class RightTurnedTaps final : public RightOperand<T> {
+ public:
+  RightTurnedTaps(const TurnedTaps& taps, Isa isa) noexcept : taps_(taps), load_(load_row<T>(taps.dtype, isa)) {}
+  void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
+            int width, T* panels) const noexcept override;
+
+ private:
+  TurnedTaps taps_;
+  LoadRow<T> load_;
+};
+
+}  // namespace thimble::kernels::conv_detail

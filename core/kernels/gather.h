@@ -1,0 +1,73 @@
+#pragma once
+// The gather kernel family: reading elements and rows that an index names, and adding gradients back in a fixed order.
+
+#include <cstdint>
+
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
+
+namespace thimble::kernels {
+
+/// The first index, in row-major order, that is out of range; position -1: there is none. Elements that such an index
+/// names are not read.
+struct BadIndex {
+  std::int64_t position = -1;
+  std::int64_t value = 0;
+};
+
+/// out[p] = table[ids[p]] for rows of `columns` elements.
+struct EmbeddingArgs {
+  std::int64_t rows = 0, columns = 0, positions = 0;
+  DType dtype = DType::f32;  ///< of table and out
+  const void* table = nullptr;
+  const void* ids = nullptr;
+  DType ids_dtype = DType::i64;  ///< i32 or i64
+  void* out = nullptr;
+};
+
+/// dtable[r] = sum of dy[p] over the positions p with ids[p] == r, ascending: blocks of `embedding_block` rows in the
+/// compute type, blocks in f64; rows that no id names are zero. All ids are in range.
+struct EmbeddingGradArgs {
+  std::int64_t rows = 0, columns = 0, positions = 0;
+  DType dtype = DType::f32;  ///< of dy and dtable
+  const void* dy = nullptr;
+  const void* ids = nullptr;
+  DType ids_dtype = DType::i64;
+  void* dtable = nullptr;
+  std::int64_t* order = nullptr;  ///< workspace, embedding_order_elements(rows, positions)
+};
+inline constexpr std::int64_t embedding_block = 128;
+constexpr std::int64_t embedding_order_elements(std::int64_t rows, std::int64_t positions) noexcept {
+  return rows + 1 + positions;
+}
+
+/// Lines along one axis: out[line, j] = x[line, index[line, j]]. `lines` is the shape of the lines; strides in
+/// elements. index and out are dense and of one shape.
+struct GatherArgs {
+  Shape lines, x_strides, out_strides;    ///< strides from line to line
+  std::int64_t x_length = 0;              ///< elements of a line of x
+  std::int64_t out_length = 0;            ///< elements of a line of index and out
+  std::int64_t x_step = 0, out_step = 0;  ///< from element to element of a line
+  DType dtype = DType::f32;               ///< of x and out; in scatter_add, of out
+  void* x = nullptr;                      ///< read; in scatter_add written, in the compute type of dtype
+  const void* index = nullptr;
+  DType index_dtype = DType::i64;  ///< i32 or i64
+  void* out = nullptr;             ///< written; in scatter_add read
+};
+
+struct GatherKernels {
+  BadIndex (*embedding)(const EmbeddingArgs&) = nullptr;
+  void (*embedding_backward)(const EmbeddingGradArgs&) = nullptr;
+  BadIndex (*gather)(const GatherArgs&) = nullptr;
+  /// x[line, index[line, j]] += out[line, j] for ascending j. All indices are in range.
+  void (*scatter_add)(const GatherArgs&) = nullptr;
+};
+
+extern const GatherKernels gather_cpu;
+extern const GatherKernels* const gather_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has no kernels for the device.
+const GatherKernels& gather_kernels(Device device);
+
+}  // namespace thimble::kernels

@@ -1,0 +1,183 @@
+#include <thimble/core/kernels/gemm_driver.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include <thimble/core/parallel.h>
+
+namespace thimble::kernels::gemm_detail {
+namespace driver_detail {
+
+inline constexpr std::int64_t max_microtile_elements = 64 * max_tile_rows;
+
+std::int64_t blocks_of(std::int64_t k) noexcept {
+  return std::max<std::int64_t>(1, (k + block_depth - 1) / block_depth);
+}
+
+/// Elements of one thread's sections of the workspace, each a whole number of cache lines.
+struct Sections {
+  std::int64_t right;
+  std::int64_t scratch;
+  std::int64_t left;
+
+  std::int64_t total() const noexcept { return right + scratch + left; }
+};
+
+Sections sections(const Problem& problem, const Tiling& tiling, int element_bytes,
+                  std::int64_t left_elements) noexcept {
+  const auto whole_lines = [&](std::int64_t elements) {
+    const std::int64_t line = 64 / element_bytes;
+    return (elements + line - 1) / line * line;
+  };
+  const std::int64_t depth = tiling.keeps_right ? problem.k : std::min(problem.k, block_depth);
+  const std::int64_t scratch = problem.k > block_depth ? tiling.rows * tiling.columns : 0;
+  return {whole_lines(tiling.columns * depth), whole_lines(scratch), whole_lines(left_elements)};
+}
+
+struct Offsets {
+  std::int64_t left = 0;
+  std::int64_t right = 0;
+  std::int64_t out = 0;
+  std::int64_t bias = 0;
+};
+
+Offsets batch_offsets(const Problem& problem, std::int64_t index) noexcept {
+  Offsets offsets;
+  for (int i = problem.batch_rank - 1; i >= 0; --i) {
+    const BatchDim& dim = problem.batch[static_cast<std::size_t>(i)];
+    const std::int64_t at = index % dim.size;
+    index /= dim.size;
+    offsets.left += at * dim.left;
+    offsets.right += at * dim.right;
+    offsets.out += at * dim.out;
+    offsets.bias += at * dim.bias;
+  }
+  return offsets;
+}
+
+/// What one thread does: tile after tile, remembering which right blocks are still packed.
+template <class T>
+class Worker {
+ public:
+  Worker(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
+         const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, const Sections& sections,
+         T* workspace) noexcept
+      : problem_(problem),
+        tiling_(tiling),
+        kernels_(kernels),
+        left_(left),
+        right_(right),
+        output_(output),
+        finish_(finish),
+        is_plain_(output.is_plain()),
+        right_panels_(workspace),
+        scratch_(right_panels_ + sections.right),
+        left_scratch_(scratch_ + sections.scratch) {}
+
+  void compute_tile(std::int64_t batch, std::int64_t tile_row, std::int64_t tile_column) noexcept {
+    offsets_ = batch_offsets(problem_, batch);
+    row_ = tile_row * tiling_.rows;
+    rows_ = std::min(tiling_.rows, problem_.m - row_);
+    column_ = tile_column * tiling_.columns;
+    columns_ = std::min(tiling_.columns, problem_.n - column_);
+    const std::int64_t blocks = blocks_of(problem_.k);
+    const bool is_packed = packed_offset_ == offsets_.right && packed_column_ == column_;
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      const std::int64_t k = block * block_depth;
+      const std::int64_t depth = std::min(block_depth, problem_.k - k);
+      const std::int64_t panel_columns = (columns_ + kernels_.columns() - 1) / kernels_.columns() * kernels_.columns();
+      T* panels = right_panels_ + (tiling_.keeps_right ? k * panel_columns : 0);
+      if (!is_packed) right_.pack(offsets_.right, column_, columns_, k, depth, kernels_.columns(), panels);
+      const LeftBlock<T> left = left_.open(offsets_.left, row_, rows_, k, depth, left_scratch_);
+      multiply_block(left, panels, depth, block == 0, block + 1 == blocks);
+    }
+    if (tiling_.keeps_right || blocks == 1) {
+      packed_offset_ = offsets_.right;
+      packed_column_ = column_;
+    }
+  }
+
+ private:
+  /// A panel of the left block stays in the first-level cache while the right block streams by.
+  void multiply_block(const LeftBlock<T>& left, const T* panels, std::int64_t depth, bool is_first,
+                      bool is_last) noexcept {
+    alignas(64) T finished[max_microtile_elements];
+    T* partial = scratch_;
+    for (std::int64_t i = 0; i < rows_; i += kernels_.rows) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, rows_ - i));
+      for (std::int64_t j = 0; j < columns_; j += kernels_.columns(), partial += kernels_.rows * kernels_.columns()) {
+        const int columns = static_cast<int>(std::min<std::int64_t>(kernels_.columns(), columns_ - j));
+        // Whole vectors of a plain C are written by the microkernel itself.
+        const bool is_direct = is_last && is_plain_ && columns % kernels_.lanes == 0;
+        T* out = is_direct ? direct_out(row_ + i, column_ + j) : is_last ? finished : partial;
+        const std::int64_t out_stride = is_direct ? output_.rows.pixel : kernels_.columns();
+        kernels_.select(rows, columns)({left.base + i * left.row_stride, left.row_stride, left.depth_stride,
+                                        panels + j * depth, depth, is_first ? nullptr : partial, out, out_stride});
+        if (!is_last || is_direct) continue;
+        finish_(output_, {offsets_.out, offsets_.bias, row_ + i, column_ + j, rows, columns}, finished,
+                kernels_.columns());
+      }
+    }
+  }
+
+  T* direct_out(std::int64_t row, std::int64_t column) const noexcept {
+    return static_cast<T*>(output_.c) + offsets_.out + row * output_.rows.pixel + column;
+  }
+
+  const Problem& problem_;
+  const Tiling& tiling_;
+  const Microkernels<T>& kernels_;
+  const LeftOperand<T>& left_;
+  const RightOperand<T>& right_;
+  const Output<T>& output_;
+  Finish<T> finish_;
+  bool is_plain_;
+  T* right_panels_;
+  T* scratch_;
+  T* left_scratch_;
+  Offsets offsets_;
+  std::int64_t row_ = 0, rows_ = 0, column_ = 0, columns_ = 0;
+  std::int64_t packed_offset_ = 0;
+  std::int64_t packed_column_ = -1;  // none
+};
+
+}  // namespace driver_detail
+
+std::size_t workspace_bytes(const Problem& problem, const Tiling& tiling, const MicroShape& micro,
+                            std::int64_t left_elements) noexcept {
+  const auto sections = driver_detail::sections(problem, tiling, micro.element_bytes, left_elements);
+  return static_cast<std::size_t>(sections.total() * micro.element_bytes * tiling.threads);
+}
+
+template <class T>
+void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
+         const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, void* workspace) noexcept {
+  using namespace driver_detail;
+  const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m));
+  const Sections parts = sections(problem, tiling, static_cast<int>(sizeof(T)), left_elements);
+  const std::int64_t tile_rows = tiling.tile_rows(problem.m);
+  const std::int64_t tile_columns = tiling.tile_columns(problem.n);
+  const std::int64_t tiles = problem.batch_size() * tile_rows * tile_columns;
+  // Tiles are handed out in order, row by row of one column, so that a thread's next tile often needs the blocks that
+  // it has packed.
+  std::atomic<std::int64_t> next{0};
+  parallel_threads(tiling.threads, [&](int thread) {
+    Worker<T> worker(problem, tiling, kernels, left, right, output, finish, parts,
+                     static_cast<T*>(workspace) + thread * parts.total());
+    for (;;) {
+      const std::int64_t tile = next.fetch_add(1, std::memory_order_relaxed);
+      if (tile >= tiles) return;
+      worker.compute_tile(tile / (tile_rows * tile_columns), tile % tile_rows, tile / tile_rows % tile_columns);
+    }
+  });
+}
+
+template void run<float>(const Problem&, const Tiling&, const Microkernels<float>&, const LeftOperand<float>&,
+                         const RightOperand<float>&, const Output<float>&, Finish<float>, void*) noexcept;
+template void run<double>(const Problem&, const Tiling&, const Microkernels<double>&, const LeftOperand<double>&,
+                          const RightOperand<double>&, const Output<double>&, Finish<double>, void*) noexcept;
+template void run<std::int64_t>(const Problem&, const Tiling&, const Microkernels<std::int64_t>&,
+                                const LeftOperand<std::int64_t>&, const RightOperand<std::int64_t>&,
+                                const Output<std::int64_t>&, Finish<std::int64_t>, void*) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail

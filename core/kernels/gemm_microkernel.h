@@ -1,0 +1,54 @@
+#pragma once
+// The innermost loop of the matmul: a block of C kept in registers.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/isa.h>
+
+namespace thimble::kernels::gemm_detail {
+
+/// Depth (elements of k) of one block of accumulation. Part of the definition of every result: an element of C is
+/// (block 0 + block 1) + block 2 + ..., each block one chain of fused multiply-adds (generic: multiply, add) from zero
+/// in ascending k. Changing it changes bits.
+inline constexpr std::int64_t block_depth = 256;
+
+inline constexpr int max_tile_rows = 8;
+inline constexpr int max_tile_vectors = 3;
+
+/// out (rows, columns) = [total +] a (rows, depth) b (depth, columns), where element (r, p) of a is
+/// a[r * row_stride + p * depth_stride], b is packed with `columns()` elements per p, total has rows of `columns()`
+/// elements, and both are 64-byte aligned.
+template <class T>
+struct Microtile {
+  const T* a;
+  std::int64_t row_stride;
+  std::int64_t depth_stride;
+  const T* b;
+  std::int64_t depth;
+  const T* total;           ///< the sum of the blocks before; null for the first
+  T* out;                   ///< may be `total`
+  std::int64_t out_stride;  ///< from one row of out to the next
+};
+
+/// The microkernels of one type and instruction set.
+template <class T>
+struct Microkernels {
+  using Kernel = void (*)(const Microtile<T>&);
+
+  int rows;                                         ///< rows of a full microtile
+  int lanes;                                        ///< elements of a vector register
+  int vectors;                                      ///< vectors in a row of a full microtile
+  Kernel kernels[max_tile_vectors][max_tile_rows];  ///< [vectors - 1][rows - 1]
+
+  constexpr int columns() const noexcept { return lanes * vectors; }
+  /// The kernel that computes at least `columns` columns of `rows` rows. Every kernel accumulates an element alike.
+  Kernel select(int row_count, int column_count) const noexcept {
+    return kernels[(column_count + lanes - 1) / lanes - 1][row_count - 1];
+  }
+};
+
+/// T is float, double or std::int64_t (which wraps around).
+template <class T>
+const Microkernels<T>& microkernels(Isa isa) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail

@@ -1,0 +1,124 @@
+// How a matmul is cut into tiles: a small model of what packing, computing and idle threads cost.
+
+#include <algorithm>
+
+#include <thimble/core/kernels/gemm_driver.h>
+
+namespace thimble::kernels::gemm_detail {
+namespace tiling_detail {
+
+// Bounds on what a thread keeps: packed blocks should stay in its second-level cache.
+inline constexpr std::int64_t right_block_bytes = 400 * 1024;
+inline constexpr std::int64_t scratch_bytes = 512 * 1024;
+
+inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
+inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
+inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
+
+/// Of all blocks of a tile's columns, per thread: together at most 3 MiB while threads are few.
+std::int64_t right_kept_bytes(int threads) noexcept {
+  return std::clamp<std::int64_t>(3072 / threads, 768, 1536) * 1024;
+}
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
+
+/// Cycles per element of k: two multiply-adds, two loads per cycle, and chains four cycles long.
+double depth_cycles(std::int64_t rows, std::int64_t vectors) noexcept {
+  if (rows == 0 || vectors == 0) return 0;
+  return static_cast<double>(std::max<std::int64_t>({rows * vectors, rows + vectors, 8})) / 2;
+}
+
+/// Cycles inside microkernels and epilogues, which do not depend on the tiling.
+double compute_cycles(const Problem& problem, const MicroShape& micro) noexcept {
+  const std::int64_t row_panels = problem.m / micro.rows, row_tail = problem.m % micro.rows;
+  const std::int64_t panels = problem.n / micro.columns();
+  const std::int64_t tail_vectors = ceil_div(problem.n % micro.columns(), micro.lanes);
+  const auto band = [&](std::int64_t rows) {
+    return static_cast<double>(panels) * depth_cycles(rows, micro.vectors) + depth_cycles(rows, tail_vectors);
+  };
+  const double microtiles = static_cast<double>(ceil_div(problem.m, micro.rows)) *
+                            static_cast<double>(ceil_div(problem.n, micro.columns())) *
+                            static_cast<double>(ceil_div(problem.k, block_depth));
+  return (static_cast<double>(row_panels) * band(micro.rows) + band(row_tail)) * static_cast<double>(problem.k) +
+         microtiles * microtile_overhead_cycles +
+         static_cast<double>(problem.m) * static_cast<double>(problem.n) * problem.output_cost;
+}
+
+bool broadcasts_right(const Problem& problem) noexcept {
+  for (int i = 0; i < problem.batch_rank; ++i) {
+    if (problem.batch[i].size > 1 && problem.batch[i].right == 0) return true;
+  }
+  return false;
+}
+
+/// Fills in what follows from the tile's sizes; false when a bound is broken.
+bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) noexcept {
+  const std::int64_t bytes = micro.element_bytes;
+  if (tiling.columns * std::min(problem.k, block_depth) * bytes > right_block_bytes &&
+      tiling.columns > micro.columns()) {
+    return false;
+  }
+  if (problem.k > block_depth && tiling.rows * tiling.columns * bytes > scratch_bytes) return false;
+  const bool has_reuse = tiling.tile_rows(problem.m) > 1 || broadcasts_right(problem);
+  tiling.keeps_right = has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <=
+                                        right_kept_bytes(tiling.threads);
+  return true;
+}
+
+double cost_of(const Problem& problem, const Tiling& tiling, double compute, double batch) noexcept {
+  const double tile_rows = static_cast<double>(tiling.tile_rows(problem.m));
+  const double tile_columns = static_cast<double>(tiling.tile_columns(problem.n));
+  const double threads = tiling.threads;
+  const double tasks = batch * tile_rows * tile_columns;
+  const double k = static_cast<double>(problem.k);
+  const bool is_kept = tiling.keeps_right || problem.k <= block_depth;
+  const double packs = is_kept ? std::min(threads, tile_rows) : tile_rows;
+  const double work = batch * (compute + packs * k * static_cast<double>(problem.n) * problem.right_cost +
+                               tile_columns * k * static_cast<double>(problem.m) * problem.left_cost);
+  const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
+  return work / tasks * rounds + (tiling.threads > 1 ? thread_start_cycles : 0);
+}
+
+}  // namespace tiling_detail
+
+std::int64_t Problem::batch_size() const noexcept {
+  std::int64_t size = 1;
+  for (int i = 0; i < batch_rank; ++i) size *= batch[i].size;
+  return size;
+}
+
+Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int threads) noexcept {
+  using namespace tiling_detail;
+  const double batch = static_cast<double>(problem.batch_size());
+  const double compute = compute_cycles(problem, micro);
+  const std::int64_t row_panels = ceil_div(problem.m, micro.rows);
+  const std::int64_t column_panels = ceil_div(problem.n, micro.columns());
+  if (batch * compute < worthwhile_cycles) threads = 1;
+
+  Tiling best;
+  const auto consider = [&](std::int64_t rows, std::int64_t columns) {
+    Tiling tiling;
+    // Tiles of equal size rather than a small one at the end.
+    tiling.rows = ceil_div(row_panels, ceil_div(row_panels, rows)) * micro.rows;
+    tiling.columns = ceil_div(column_panels, ceil_div(column_panels, columns)) * micro.columns();
+    tiling.threads = threads;
+    if (!complete(problem, micro, tiling)) return false;
+    tiling.cost = cost_of(problem, tiling, compute, batch);
+    if (best.rows == 0 || tiling.cost < best.cost) best = tiling;
+    return true;
+  };
+  const bool is_small = threads == 1 && row_panels <= 48 && column_panels <= 16;
+  if (is_small && consider(row_panels, column_panels)) return best;
+  for (const std::int64_t columns : {1, 2, 3, 4, 6, 8, 12, 16}) {
+    for (const std::int64_t rows : {1, 2, 4, 8, 16, 32, 48}) {
+      consider(std::min(rows, row_panels), std::min(columns, column_panels));
+      if (rows >= row_panels) break;
+    }
+    if (columns >= column_panels) break;
+  }
+  best.threads = static_cast<int>(
+      std::min<std::int64_t>(threads, problem.batch_size() * best.tile_rows(problem.m) * best.tile_columns(problem.n)));
+  return best;
+}
+
+}  // namespace thimble::kernels::gemm_detail

@@ -1,0 +1,72 @@
+#pragma once
+// The optimizer kernel family: one pass over a parameter, its gradient and its state. Arithmetic in f32 (f64 for f64
+// parameters); state tensors have the parameter's compute type.
+
+#include <cstdint>
+
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+
+namespace thimble::kernels {
+
+/// d = g + weight_decay p;  m = momentum m + d;  p -= rate (nesterov ? d + momentum m : m), or rate d without momentum.
+struct SgdArgs {
+  std::int64_t n = 0;
+  void* parameter = nullptr;
+  DType dtype = DType::f32;
+  const void* gradient = nullptr;
+  DType gradient_dtype = DType::f32;
+  void* momentum_buffer = nullptr;  ///< null: no momentum
+  DType state_dtype = DType::f32;
+  double rate = 0, momentum = 0, weight_decay = 0;
+  bool nesterov = false;
+};
+
+/// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon), c = 1 -
+/// b^step. Weight decay: decoupled (AdamW) p *= 1 - rate decay before; else g += decay p.
+struct AdamArgs {
+  std::int64_t n = 0;
+  void* parameter = nullptr;
+  DType dtype = DType::f32;
+  const void* gradient = nullptr;
+  DType gradient_dtype = DType::f32;
+  void* first_moment = nullptr;
+  void* second_moment = nullptr;
+  DType state_dtype = DType::f32;
+  double rate = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
+  bool is_decoupled = true;
+  std::int64_t step = 1;  ///< of this update, from 1
+};
+
+/// norms[index] = sum of squares, in f64, in the fixed order of kernels/reduce.h.
+struct SquareSumArgs {
+  std::int64_t n = 0;
+  const void* gradient = nullptr;
+  DType dtype = DType::f32;
+  double* sum = nullptr;
+};
+
+/// gradient *= min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum of sums[0 .. count)).
+struct ClipArgs {
+  std::int64_t n = 0;
+  void* gradient = nullptr;
+  DType dtype = DType::f32;
+  const double* sums = nullptr;
+  std::int64_t count = 0;
+  double max_norm = 1;
+};
+
+struct OptimizerKernels {
+  void (*sgd)(const SgdArgs&) = nullptr;
+  void (*adam)(const AdamArgs&) = nullptr;
+  void (*square_sum)(const SquareSumArgs&) = nullptr;
+  void (*clip)(const ClipArgs&) = nullptr;
+};
+
+extern const OptimizerKernels optimizer_cpu;
+extern const OptimizerKernels* const optimizer_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has no kernels for the device.
+const OptimizerKernels& optimizer_kernels(Device device);
+
+}  // namespace thimble::kernels

@@ -1,0 +1,79 @@
+#pragma once
+// The pooling kernel family: images are (N, H, W, C), windows slide over H and W.
+
+#include <array>
+#include <cstdint>
+
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+
+namespace thimble::kernels {
+
+/// Which elements each output looks at: output (oh, ow) sees the inputs (oh stride - padding + k dilation) that exist,
+/// for k = 0 .. kernel - 1 along each axis. Index 0 is H, index 1 is W.
+struct PoolWindows {
+  std::int64_t images = 0, channels = 0;
+  std::array<std::int64_t, 2> in{}, out{};
+  std::array<std::int64_t, 2> kernel{}, stride{}, padding{}, dilation{1, 1};
+
+  std::int64_t taps() const noexcept { return kernel[0] * kernel[1]; }
+};
+
+/// What a place in the window is stored as: u8 up to 255 of them, else i32. The largest value is `no tap`: the window
+/// has no element.
+constexpr DType pool_tap_dtype(std::int64_t taps) noexcept { return taps <= 255 ? DType::u8 : DType::i32; }
+constexpr std::int64_t pool_no_tap(DType dtype) noexcept { return dtype == DType::u8 ? 255 : 0x7fffffff; }
+
+/// y = the largest element of each window, the first in row-major order among equals; NaN is larger than all, the last
+/// one wins; a window without elements gives -inf.
+struct MaxPoolArgs {
+  PoolWindows windows;
+  DType dtype = DType::f32;  ///< of x and y
+  const void* x = nullptr;
+  void* y = nullptr;     ///< null: not asked for
+  void* taps = nullptr;  ///< where in the window that element is, in pool_tap_dtype; null: not asked for
+};
+
+/// dx[i] = sum of dy over the windows whose largest element i is, in row-major order of the windows.
+struct MaxPoolGradArgs {
+  PoolWindows windows;
+  DType dtype = DType::f32;
+  const void* taps = nullptr;
+  const void* dy = nullptr;
+  void* dx = nullptr;
+};
+
+/// y = sum of each window in row-major order / divisor: all places of the window that are inside of the padded image
+/// when counts_padding, else those inside of the image (PyTorch's rules).
+struct AveragePoolArgs {
+  PoolWindows windows;
+  DType dtype = DType::f32;
+  bool counts_padding = true;
+  const void* x = nullptr;  ///< dy in backward
+  void* y = nullptr;        ///< dx in backward
+};
+
+/// y[n, c] = mean over rows of x[n, rows, c]: blocks of `pool_block` rows in the compute type, blocks in f64.
+struct GlobalAveragePoolArgs {
+  std::int64_t images = 0, rows = 0, channels = 0;
+  DType dtype = DType::f32;
+  const void* x = nullptr;
+  void* y = nullptr;
+};
+inline constexpr std::int64_t pool_block = 64;
+
+struct PoolKernels {
+  void (*max)(const MaxPoolArgs&) = nullptr;
+  void (*max_backward)(const MaxPoolGradArgs&) = nullptr;
+  void (*average)(const AveragePoolArgs&) = nullptr;
+  void (*average_backward)(const AveragePoolArgs&) = nullptr;
+  void (*global_average)(const GlobalAveragePoolArgs&) = nullptr;
+};
+
+extern const PoolKernels pool_cpu;
+extern const PoolKernels* const pool_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has no kernels for the device.
+const PoolKernels& pool_kernels(Device device);
+
+}  // namespace thimble::kernels

@@ -1,0 +1,26 @@
+#pragma once
+// Matrix products on tensors, which the tape does not see: what operators are made of.
+
+#include <thimble/core/kernels/activation.h>
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// One product c = act(alpha a b + bias): a (..., M, K), b (..., K, N), c (..., M, N), any strides; leading axes of a and b
+/// are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c.
+struct MatmulCall {
+  const char* operation;  ///< for errors
+  Tensor a, b, c;
+  Tensor bias, pre_activation;
+  double alpha = 1;
+  bool accumulate = false;
+  kernels::Activation activation = kernels::Activation::none;
+};
+
+/// Takes the workspace, then launches. Throws ShapeError, DTypeError (floating and integer mixed), DeviceError.
+void matmul_into(const MatmulCall& call);
+
+/// x (R, C) summed over rows -> (C), in the order of the matmul kernels.
+Tensor column_sum(const Tensor& x);
+
+}  // namespace thimble

@@ -1,0 +1,141 @@
+#include <thimble/core/ops/conv.h>
+
+#include <string>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/matmul.h>
+#include <thimble/core/launch.h>
+#include <thimble/core/matmul.h>
+#include <thimble/core/view.h>
+
+namespace thimble::ops {
+namespace conv_detail {
+
+kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) {
+  kernels::ConvShape s;
+  s.images = x[0];
+  s.height = x[1];
+  s.width = x[2];
+  s.channels = x[3];
+  s.filters = weight[0];
+  s.kernel_h = weight[1];
+  s.kernel_w = weight[2];
+  s.stride_h = op.stride_h;
+  s.stride_w = op.stride_w;
+  s.pad_top = s.pad_bottom = op.pad_h;
+  s.pad_left = s.pad_right = op.pad_w;
+  s.dilation_h = op.dilation_h;
+  s.dilation_w = op.dilation_w;
+  s.groups = op.groups;
+  return s;
+}
+
+void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const std::string sides = "input " + to_string(x.shape()) + ", weight " + to_string(weight.shape());
+  if (x.rank() != 4 || weight.rank() != 4) {
+    throw ShapeError("conv2d: " + sides + "; (N, H, W, C) and (O, KH, KW, C / groups) are needed");
+  }
+  if (op.stride_h < 1 || op.stride_w < 1 || op.dilation_h < 1 || op.dilation_w < 1 || op.pad_h < 0 || op.pad_w < 0 ||
+      op.groups < 1) {
+    throw ValueError("conv2d: stride, dilation and groups must be >= 1, padding >= 0");
+  }
+  if (x.shape()[3] % op.groups != 0 || weight.shape()[0] % op.groups != 0 ||
+      weight.shape()[3] * op.groups != x.shape()[3]) {
+    throw ShapeError("conv2d: " + sides + " do not fit " + std::to_string(op.groups) + " groups");
+  }
+  if (bias.defined() && bias.shape() != Shape{weight.shape()[0]}) {
+    throw ShapeError("conv2d: bias " + to_string(bias.shape()) + " for " + std::to_string(weight.shape()[0]) +
+                     " filters");
+  }
+  if (x.dtype() != weight.dtype() || !is_floating(x.dtype()) || (bias.defined() && bias.dtype() != x.dtype())) {
+    throw DTypeError("conv2d: input " + describe(x) + ", weight " + describe(weight) + ", bias " + describe(bias) +
+                     "; one floating dtype is needed");
+  }
+  if (x.device() != weight.device()) {
+    throw DeviceError("conv2d: operands on different devices, " + describe(x) + " and " + describe(weight));
+  }
+  const kernels::ConvShape s = sizes(op, x.shape(), weight.shape());
+  if (s.out_height() < 1 || s.out_width() < 1) {
+    throw ShapeError("conv2d: the kernel does not fit into the padded image, " + sides);
+  }
+}
+
+const kernels::MatmulKernels& kernels_of(Device device) {
+  return device.is_dry ? kernels::matmul_cpu : kernels::matmul_kernels(device);
+}
+
+Tensor workspace_of(std::size_t bytes, Device device) {
+  if (bytes == 0) return {};
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
+}
+
+}  // namespace conv_detail
+
+Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
+  conv_detail::check(*this, x, weight, bias);
+  const Tensor image = contiguous(x), filters = contiguous(weight), offset = bias.defined() ? contiguous(bias) : bias;
+  kernels::ConvForwardArgs args;
+  args.shape = conv_detail::sizes(*this, x.shape(), weight.shape());
+  args.dtype = args.out_dtype = x.dtype();
+  const Tensor y = Tensor::empty({x.shape()[0], args.shape.out_height(), args.shape.out_width(), weight.shape()[0]},
+                                 x.dtype(), x.device());
+  if (y.elements() > 0) {
+    const auto& kernels = conv_detail::kernels_of(x.device());
+    const int threads = thread_count();
+    const Tensor workspace = conv_detail::workspace_of(kernels.conv_forward_bytes(args, threads), x.device());
+    launch(x.device(), [&](const Addresses& at) {
+      args.x = at(image);
+      args.weight = at(filters);
+      args.bias = at(offset);
+      args.y = at(y);
+      kernels.conv_forward(args, at(workspace), threads);
+    });
+  }
+  if (needs[1]) saved.x = x;
+  if (needs[0]) saved.weight = weight;
+  saved.x_shape = x.shape();
+  saved.weight_shape = weight.shape();
+  return y;
+}
+
+Gradients Conv2d::backward(Saved saved, Tensor dy, Needs needs) const {
+  const kernels::ConvShape shape = conv_detail::sizes(*this, saved.x_shape, saved.weight_shape);
+  const Device device = dy.device();
+  const auto& kernels = conv_detail::kernels_of(device);
+  const int threads = thread_count();
+  dy = contiguous(dy);  // (N, OH, OW, O)
+  Tensor dx, dweight, dbias;
+  if (needs[1]) {
+    const Tensor x = contiguous(std::exchange(saved.x, Tensor()));
+    dweight = Tensor::empty(saved.weight_shape, dy.dtype(), device);
+    kernels::ConvWeightGradArgs args;
+    args.shape = shape;
+    args.dtype = args.out_dtype = dy.dtype();
+    const Tensor workspace = conv_detail::workspace_of(kernels.conv_weight_grad_bytes(args, threads), device);
+    launch(device, [&](const Addresses& at) {
+      args.x = at(x);
+      args.dy = at(dy);
+      args.dweight = at(dweight);
+      kernels.conv_weight_grad(args, at(workspace), threads);
+    });
+  }
+  if (needs[2]) dbias = column_sum(view::reshape(dy, {dy.elements() / dy.size(3), dy.size(3)}));
+  if (needs[0]) {
+    const Tensor weight = contiguous(saved.weight);
+    dx = Tensor::empty(saved.x_shape, dy.dtype(), device);
+    kernels::ConvInputGradArgs args;
+    args.shape = shape;
+    args.dtype = args.out_dtype = dy.dtype();
+    const Tensor workspace = conv_detail::workspace_of(kernels.conv_input_grad_bytes(args, threads), device);
+    launch(device, [&](const Addresses& at) {
+      args.dy = at(dy);
+      args.weight = at(weight);
+      args.dx = at(dx);
+      kernels.conv_input_grad(args, at(workspace), threads);
+    });
+  }
+  return {dx, dweight, dbias};
+}
+
+}  // namespace thimble::ops

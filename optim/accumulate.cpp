@@ -1,0 +1,29 @@
+#include <thimble/optim/accumulate.h>
+
+#include <string>
+
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/tape.h>
+#include <thimble/core/error.h>
+
+namespace thimble::optim {
+
+Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of) {
+  if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
+  Tape tape;
+  Tensor total;
+  for (std::int64_t i = 0; i < count; ++i) {
+    current_generator().start_pass(i * samples);
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = loss_of(i);
+      if (count > 1) loss = loss * (1.0 / static_cast<double>(count));
+    }
+    tape.backward(loss);
+    total = total.defined() ? add(total, loss.detach()) : loss.detach();
+  }
+  return total;
+}
+
+}  // namespace thimble::optim

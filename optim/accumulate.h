@@ -1,0 +1,17 @@
+#pragma once
+// Gradient accumulation: a batch in `count` micro-batches, at the memory of one.
+
+#include <cstdint>
+
+#include <thimble/core/parallel.h>
+#include <thimble/core/tensor.h>
+
+namespace thimble::optim {
+
+/// Forward and backward of `count` micro-batches of `samples` samples each; gradients add up in the leaves.
+/// `loss_of(i)` gives micro-batch i's mean loss (recorded on a tape of its own); it is divided by `count`, so that the
+/// sum of gradients is that of the mean over the whole batch. Random operators draw what the whole batch would have
+/// drawn. Returns the mean of the losses (one element). Throws ValueError when count < 1.
+Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of);
+
+}  // namespace thimble::optim

@@ -1,0 +1,33 @@
+#pragma once
+// Adam (Kingma & Ba 2015, algorithm 1) and AdamW (Loshchilov & Hutter 2019, algorithm 2).
+
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::optim {
+
+struct AdamOptions {
+  double rate = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;
+  double epsilon = 1e-8;
+  double weight_decay = 0;
+  bool is_decoupled = true;  ///< AdamW; false: the decay is added to the gradient (Adam with L2)
+  /// Tensors of lower rank (biases, norms) are not decayed. 0: all are; 2 is the habit for transformers.
+  int smallest_decayed_rank = 0;
+};
+
+/// State: 8 bytes per parameter element (two moments in f32).
+class Adam final : public Optimizer {
+ public:
+  /// Throws ValueError for options out of range.
+  Adam(std::vector<Named> parameters, AdamOptions options);
+  std::vector<Named> state() const override;
+  const char* name() const noexcept override { return options_.is_decoupled ? "adamw" : "adam"; }
+
+ private:
+  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+
+  AdamOptions options_;
+  std::vector<Tensor> first_, second_;
+};
+
+}  // namespace thimble::optim

@@ -1,0 +1,18 @@
+#pragma once
+// Clipping by the global norm (Pascanu et al. 2013, algorithm 1).
+
+#include <vector>
+
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::optim {
+
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)), norm being that of all of them as one vector. Returns the
+/// sums of squares per gradient (f64, on the device): reading them is the caller's choice, the scaling does not wait.
+/// Throws ValueError when max_norm is not positive.
+Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
+
+/// sqrt of their sum. Throws DeviceError on a dry device.
+double norm_of(const Tensor& square_sums);
+
+}  // namespace thimble::optim

@@ -1,0 +1,31 @@
+#pragma once
+// Stochastic gradient descent with momentum (Polyak 1964; Sutskever et al. 2013 for Nesterov's form, as PyTorch has
+// it).
+
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::optim {
+
+struct SgdOptions {
+  double rate = 0.1;
+  double momentum = 0;      ///< 0: no state
+  double weight_decay = 0;  ///< added to the gradient
+  bool nesterov = false;    ///< needs momentum > 0
+};
+
+/// State: 4 bytes per parameter element with momentum, else none.
+class Sgd final : public Optimizer {
+ public:
+  /// Throws ValueError for options out of range.
+  Sgd(std::vector<Named> parameters, SgdOptions options);
+  std::vector<Named> state() const override;
+  const char* name() const noexcept override { return "sgd"; }
+
+ private:
+  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+
+  SgdOptions options_;
+  std::vector<Tensor> momentum_;
+};
+
+}  // namespace thimble::optim

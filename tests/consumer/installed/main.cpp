@@ -1,0 +1,5 @@
+#include <thimble/thimble.h>
+
+#include "../program.h"
+
+int main() { return consumer_main(); }

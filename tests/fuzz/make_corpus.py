@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Writes the seeds of the fuzzing programs to tests/fuzz/corpus/NAME/: small valid files of every kind, and a few almost
+valid ones. Needs nothing but Python; the files are kept in the repository, so this runs only when they change."""
+import gzip
+import pathlib
+import struct
+
+corpus = pathlib.Path(__file__).parent / "corpus"
+
+
+def write(target, name, data):
+    folder = corpus / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(data)
+
+
+def safetensors(text, data):
+    return struct.pack("<Q", len(text)) + text + bytes(data)
+
+
+def npy(header, data, version=1):
+    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(header)) + header + data
+
+
+write("safetensors", "empty", safetensors(b"{}      ", 0))
+write("safetensors", "one", safetensors(b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}', 24))
+write("safetensors", "metadata", safetensors(b'{"__metadata__":{"format":"pt","k":"\\u00e9\\n"}}', 0))
+names = ["BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "I16", "U16", "F16", "BF16", "I32", "U32", "F32", "F64", "I64", "U64"]
+sizes = [1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8]
+at, entries = 0, []
+for name, size in zip(names, sizes):
+    entries.append('"%s":{"dtype":"%s","shape":[%d],"data_offsets":[%d,%d]}' % (name, name, 1, at, at + size))
+    at += size
+write("safetensors", "every_dtype", safetensors(("{" + ",".join(entries) + "}").encode(), at))
+write("safetensors", "scalar_and_empty", safetensors(
+    b'{"s":{"dtype":"F64","shape":[],"data_offsets":[0,8]},"e":{"dtype":"U8","shape":[0,9],"data_offsets":[8,8]}}', 8))
+write("safetensors", "twice", safetensors(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
+                                          b'"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', 2))
+write("safetensors", "overflow", safetensors(
+    b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,18446744073709551615]}}', 8))
+write("safetensors", "deep", safetensors(b'{"a":' + b"[" * 40, 0))
+write("safetensors", "long_header", struct.pack("<Q", 2**63) + b"{}")
+
+header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
+write("npy", "f4", npy(header.ljust(117) + b"\n", bytes(24)))
+write("npy", "v2", npy(header + b"\n", bytes(24), 2))
+write("npy", "v3", npy(header + b"\n", bytes(24), 3))
+write("npy", "scalar", npy(b"{\"shape\": (), 'fortran_order': False, 'descr': '<i8'}\n", bytes(8)))
+write("npy", "bool", npy(b"{'descr': '|b1', 'fortran_order': False, 'shape': (4,), }\n", b"\0\1\1\0"))
+write("npy", "fortran", npy(header.replace(b"False", b"True") + b"\n", bytes(24)))
+write("npy", "overflow", npy(header.replace(b"(2, 3)", b"(4294967296, 4294967296)") + b"\n", bytes(24)))
+
+images = struct.pack(">IIII", 0x803, 2, 2, 3) + bytes(range(12))
+labels = struct.pack(">II", 0x801, 3) + b"\0\5\11"
+write("idx", "images", images)
+write("idx", "labels", labels)
+write("idx", "images.gz", gzip.compress(images, mtime=0))
+write("idx", "labels.gz", gzip.compress(labels, mtime=0))
+write("idx", "stored.gz", gzip.compress(images, 0, mtime=0))
+write("idx", "bomb.gz", gzip.compress(images + bytes(100000), mtime=0))
+write("idx", "huge", struct.pack(">IIII", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1))
+write("idx", "huge.gz", gzip.compress(struct.pack(">IIII", 0x803, 1000, 1000, 1000), mtime=0))
+
+write("tokens", "empty", struct.pack("<256i", 20240520, 1, 0, *[0] * 253))
+write("tokens", "four", struct.pack("<256i", 20240520, 1, 4, *[0] * 253) + struct.pack("<4H", 0, 1, 50256, 65535))
+write("tokens", "negative", struct.pack("<256i", 20240520, 1, -1, *[0] * 253))
+
+record = bytes([7]) + bytes(i * 7 % 256 for i in range(3072))
+write("cifar", "one", record)
+write("cifar", "two", record + bytes([9]) + bytes(3072))
+write("cifar", "label", bytes([10]) + bytes(3072))

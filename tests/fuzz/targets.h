@@ -1,0 +1,147 @@
+#pragma once
+// What is done with arbitrary bytes: each function reads them as one format, lets an Error of the library pass (a file
+// was refused, which is right), and throws Broken when something accepted does not hold what the reader promises. The
+// fuzzing programs beside this file call them, and so does tests/fuzz_test.cpp.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+#include <thimble/core/npy.h>
+#include <thimble/nn/data/cifar.h>
+#include <thimble/nn/data/gzip.h>
+#include <thimble/nn/data/idx.h>
+#include <thimble/nn/data/tokens.h>
+#include <thimble/nn/files/safetensors.h>
+
+#include "../gzip_file.h"
+
+namespace fuzz {
+
+using Bytes = std::span<const std::byte>;
+
+class Broken : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+inline void require(bool holds, const char* what) {
+  if (!holds) throw Broken(what);
+}
+
+/// An accepted header, laid out and written again, reads the same.
+inline void safetensors(Bytes file) {
+  thimble::SafetensorsHeader header;
+  try {
+    header = thimble::parse_safetensors(file, file.size(), "fuzz");
+  } catch (const thimble::FileError&) {
+    return;
+  }
+  std::uint64_t covered = 0;
+  for (const auto& tensor : header.tensors) {
+    require(tensor.begin == covered, "ranges do not tile the data");
+    require(header.find(tensor.name) == &tensor, "a tensor is not found by its name");
+    covered = tensor.end;
+  }
+  require(header.data_offset + covered == file.size(), "ranges do not end with the file");
+  const auto laid_out = thimble::lay_out_safetensors(header.tensors, header.metadata);
+  const std::string text = thimble::format_safetensors_header(laid_out);
+  const auto again = thimble::parse_safetensors(thimble::bytes_of(text), text.size() + covered, "fuzz");
+  require(again.metadata == header.metadata, "metadata changed");
+  require(again.tensors.size() == header.tensors.size(), "tensors were lost");
+  for (const auto& tensor : header.tensors) {
+    const auto* same = again.find(tensor.name);
+    require(same != nullptr && same->dtype == tensor.dtype && same->shape == tensor.shape, "a tensor changed");
+  }
+  require(thimble::format_safetensors_header(again) == text, "writing again changes the header");
+}
+
+/// An accepted array, written again, reads the same.
+inline void npy(Bytes file) {
+  thimble::NpyArray array;
+  try {
+    array = thimble::parse_npy(file, "fuzz");
+  } catch (const thimble::FileError&) {
+    return;
+  }
+  std::string text = thimble::npy_header(array.dtype, array.shape);
+  require(text.size() % 64 == 0, "the data are not aligned to 64");
+  text.append(reinterpret_cast<const char*>(array.data.data()), array.data.size());
+  const thimble::NpyArray again = thimble::parse_npy(thimble::bytes_of(text), "fuzz");
+  require(again.dtype == array.dtype && again.shape == array.shape && again.data == array.data, "the array changed");
+}
+
+/// Reads as IDX. Returns whether the file was accepted.
+inline bool idx_accepts(Bytes file, thimble::data::IdxArray& array) {
+  try {
+    array = thimble::data::parse_idx(file, "fuzz");
+  } catch (const thimble::FileError&) {
+    return false;
+  }
+  require(thimble::checked_bytes(array.shape, 1) == array.values.size(), "values do not match the sizes");
+  return true;
+}
+
+/// An IDX file is accepted compressed exactly when it is accepted plain, and holds the same; bytes after it never are.
+inline void idx(Bytes file) {
+  thimble::data::IdxArray plain, packed;
+  const bool is_accepted = idx_accepts(file, plain);
+  if (thimble::data::is_gzip(file)) return;
+  const std::string_view text(reinterpret_cast<const char*>(file.data()), file.size());
+  const std::string compressed = files_test::gzip(text, file.size() % 2 == 0 ? 0 : 6);
+  require(idx_accepts(thimble::bytes_of(compressed), packed) == is_accepted, "plain and gzip differ in being accepted");
+  if (!is_accepted) return;
+  require(packed.shape == plain.shape && packed.values == plain.values, "plain and gzip differ in what they hold");
+  require(!idx_accepts(thimble::bytes_of(compressed + "x"), packed), "bytes after the gzip data were accepted");
+  try {
+    const auto images = thimble::data::pair_idx(plain, packed, 10, "fuzz", "fuzz");
+    require(images.labels.size() == static_cast<std::size_t>(images.count), "labels do not match the count");
+  } catch (const thimble::FileError&) {
+  }
+}
+
+/// Accepted tokens, written again, read the same.
+inline void tokens(Bytes file) {
+  std::vector<std::uint16_t> all;
+  try {
+    all = thimble::data::parse_tokens(file, "fuzz");
+  } catch (const thimble::FileError&) {
+    return;
+  }
+  const std::vector<std::byte> again = thimble::data::format_tokens(all);
+  require(again.size() == file.size(), "writing again changes the size");
+  require(thimble::data::parse_tokens(again, "fuzz") == all, "tokens changed");
+}
+
+/// Accepted records are counted and their labels are in range; refused ones change nothing.
+inline void cifar(Bytes file) {
+  thimble::data::Images images;
+  try {
+    thimble::data::append_cifar10(file, "fuzz", images);
+  } catch (const thimble::FileError&) {
+    require(images.count == 0 && images.pixels.empty() && images.labels.empty(), "a refused file left something");
+    return;
+  }
+  require(images.pixels.size() == static_cast<std::size_t>(images.count * images.image_elements()), "pixels");
+  require(images.labels.size() == static_cast<std::size_t>(images.count), "labels");
+  for (const auto label : images.labels) require(label < images.classes, "a label is out of range");
+}
+
+struct Target {
+  std::string_view name;
+  void (*run)(Bytes file);
+};
+
+/// Every target; each has its corpus in tests/fuzz/corpus/NAME and its program in tests/fuzz/NAME.cpp.
+inline constexpr std::array<Target, 5> targets{
+    {{"safetensors", safetensors}, {"npy", npy}, {"idx", idx}, {"tokens", tokens}, {"cifar", cifar}}};
+
+}  // namespace fuzz

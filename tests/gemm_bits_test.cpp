@@ -1,0 +1,118 @@
+// The promise of matmul that the bits of an element depend on k alone.
+
+#include <algorithm>
+#include <cstring>
+
+#include "catch.h"
+#include "gemm_calls.h"
+
+using namespace gemm_test;
+
+TEST_CASE("gemm: the bits of an element depend on k alone", "[gemm]") {
+  Settings settings;
+  constexpr std::int64_t m = 70, n = 131;
+  for (const Isa set : supported()) {
+    set_isa(set);
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      for (const std::int64_t k : {60, 256, 700}) {
+        INFO(to_string(set) << " " << to_string(dtype) << " k " << k);
+        const Data a(dtype, m * k, 1), b(dtype, k * n, 2), bias(dtype, n, 3);
+        Data whole(dtype, m * n, 0);
+        GemmArgs g = plain(m, n, k, dtype);
+        g.a = a.bytes.data();
+        g.b = b.bytes.data();
+        g.c = whole.bytes.data();
+        g.bias = bias.bytes.data();
+        g.activation = Activation::gelu_tanh;
+        compute(g, 1);
+        const std::size_t element = size_of(dtype);
+
+        for (const int threads : {2, 5}) {
+          Data other(dtype, m * n, 9);
+          g.c = other.bytes.data();
+          compute(g, threads);
+          CHECK(other.bytes == whole.bytes);
+        }
+        // Rows alone, in pairs, in thirteens; each a matmul of its own.
+        for (const std::int64_t rows : {1, 2, 13}) {
+          Data other(dtype, m * n, 9);
+          for (std::int64_t row = 0; row < m; row += rows) {
+            GemmArgs part = g;
+            part.m = std::min(rows, m - row);
+            part.a = a.bytes.data() + static_cast<std::size_t>(row * k) * element;
+            part.c = other.bytes.data() + static_cast<std::size_t>(row * n) * element;
+            compute(part, 2);
+          }
+          CHECK(other.bytes == whole.bytes);
+        }
+        // Columns alone and in groups.
+        for (const std::int64_t columns : {1, 17}) {
+          Data other(dtype, m * n, 9);
+          for (std::int64_t column = 0; column < n; column += columns) {
+            GemmArgs part = g;
+            part.n = std::min(columns, n - column);
+            part.b = b.bytes.data() + static_cast<std::size_t>(column) * element;
+            part.c = other.bytes.data() + static_cast<std::size_t>(column) * element;
+            part.bias = bias.bytes.data() + static_cast<std::size_t>(column) * element;
+            compute(part, 1);
+          }
+          CHECK(other.bytes == whole.bytes);
+        }
+        // The same matrices stored turned, and at odd addresses.
+        Data a_turned(dtype, m * k + 1, 0), b_turned(dtype, k * n + 1, 0), c_turned(dtype, m * n, 9);
+        const auto turn = [&](const Data& from, Data& to, std::int64_t rows, std::int64_t columns) {
+          for (std::int64_t i = 0; i < rows; ++i) {
+            for (std::int64_t j = 0; j < columns; ++j) {
+              std::memcpy(to.bytes.data() + static_cast<std::size_t>(1 + j * rows + i) * element,
+                          from.bytes.data() + static_cast<std::size_t>(i * columns + j) * element, element);
+            }
+          }
+        };
+        turn(a, a_turned, m, k);
+        turn(b, b_turned, k, n);
+        for (const int threads : {1, 2}) {
+          GemmArgs turned = g;
+          set_layout(turned, Layout::both_turned);
+          turned.a = a_turned.bytes.data() + element;
+          turned.b = b_turned.bytes.data() + element;
+          turned.c = c_turned.bytes.data();
+          compute(turned, threads);
+          CHECK(c_turned.bytes == whole.bytes);
+          // And C turned as well: compared element by element.
+          turned.c_row_stride = 1;
+          turned.c_column_stride = m;
+          compute(turned, threads);
+          bool is_same = true;
+          for (std::int64_t i = 0; i < m; ++i) {
+            for (std::int64_t j = 0; j < n; ++j) {
+              is_same = is_same &&
+                        std::memcmp(c_turned.bytes.data() + static_cast<std::size_t>(j * m + i) * element,
+                                    whole.bytes.data() + static_cast<std::size_t>(i * n + j) * element, element) == 0;
+            }
+          }
+          CHECK(is_same);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gemm: AVX2 and AVX-512 agree bitwise", "[gemm]") {
+  if (!is_supported(Isa::avx512)) return;
+  Settings settings;
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f8e4m3}) {
+    const Data a(dtype, 33 * 600, 1), b(dtype, 600 * 70, 2);
+    GemmArgs g = plain(33, 70, 600, dtype);
+    g.a = a.bytes.data();
+    g.b = b.bytes.data();
+    g.activation = Activation::gelu_erf;
+    Data narrow(dtype, 33 * 70, 0), wide(dtype, 33 * 70, 9);
+    set_isa(Isa::avx2);
+    g.c = narrow.bytes.data();
+    compute(g);
+    set_isa(Isa::avx512);
+    g.c = wide.bytes.data();
+    compute(g);
+    CHECK(narrow.bytes == wide.bytes);
+  }
+}

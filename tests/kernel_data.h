@@ -1,0 +1,107 @@
+#pragma once
+// What the tests of CPU kernels share: settings that restore themselves, data of any dtype, guarded workspace.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <thimble/core/dtype.h>
+#include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/row_convert.h>
+#include <thimble/core/parallel.h>
+
+namespace kernel_test {
+
+using namespace thimble;
+using namespace thimble::kernels;
+
+/// Restores instruction set and thread count.
+struct Settings {
+  Isa saved_isa = isa();
+  int saved_threads = thread_count();
+  ~Settings() {
+    set_isa(saved_isa);
+    set_thread_count(saved_threads);
+  }
+};
+
+inline std::vector<Isa> supported() {
+  std::vector<Isa> list;
+  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
+    if (is_supported(isa)) list.push_back(isa);
+  }
+  return list;
+}
+
+/// `count` elements from a fixed sequence: floats in (-1, 1), integers small.
+struct Data {
+  Data(DType dtype, std::int64_t count, unsigned seed)
+      : dtype(dtype), bytes(static_cast<std::size_t>(count) * size_of(dtype)) {
+    const bool is_unsigned = dtype == DType::boolean || dtype == DType::u8;
+    std::vector<double> list(static_cast<std::size_t>(count));
+    std::uint64_t state = seed;
+    for (double& value : list) {
+      state = (state + 0x9E3779B97F4A7C15u) * 0xBF58476D1CE4E5B9u;
+      value = static_cast<double>((state ^ (state >> 31)) >> 11) / 4503599627370496.0 - 1.0;
+      if (!is_floating(dtype)) value = std::floor(is_unsigned ? value * 3 + 3 : value * 11);
+    }
+    store_row<double>(dtype, Isa::generic)(list.data(), count, bytes.data(), 0, 1);
+  }
+  std::int64_t count() const { return static_cast<std::int64_t>(bytes.size() / size_of(dtype)); }
+  std::vector<double> values() const {
+    std::vector<double> list(static_cast<std::size_t>(count()));
+    load_row<double>(dtype, Isa::generic)(bytes.data(), 0, 1, count(), list.data());
+    return list;
+  }
+  /// The same values in another dtype, rounded where it is narrower.
+  Data converted(DType to) const {
+    Data other(to, 0, 0);
+    other.bytes.resize(static_cast<std::size_t>(count()) * size_of(to));
+    store_row<double>(to, Isa::generic)(values().data(), count(), other.bytes.data(), 0, 1);
+    return other;
+  }
+
+  DType dtype;
+  std::vector<std::byte> bytes;
+};
+
+struct Workspace {
+  explicit Workspace(std::size_t size) : bytes(size + 256, std::byte{0xFF}), size(size) {}  // 0xFF...: NaN
+  void* get() {
+    const auto address = reinterpret_cast<std::uintptr_t>(bytes.data());
+    return bytes.data() + (64 - address % 64) % 64;
+  }
+  /// The bytes behind the workspace are as they were.
+  bool is_intact() {
+    const auto* end = static_cast<std::byte*>(get()) + size;
+    for (const auto* p = end; p != bytes.data() + bytes.size(); ++p) {
+      if (*p != std::byte{0xFF}) return false;
+    }
+    return true;
+  }
+  std::vector<std::byte> bytes;
+  std::size_t size;
+};
+
+/// Half a unit in the last place of the dtype, relative.
+inline double epsilon(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return 1.2e-16;
+    case DType::f32:
+      return 6e-8;
+    case DType::f16:
+      return 5e-4;
+    case DType::bf16:
+      return 4e-3;
+    case DType::f8e4m3:
+      return 0.0626;
+    case DType::f8e5m2:
+      return 0.126;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace kernel_test

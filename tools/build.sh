@@ -1,0 +1,76 @@
+# Sourced by reproduce.sh, test.sh and .ci/run, which stand in the project's root: packages, configuring, building.
+set -euo pipefail
+
+program_packages="g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev zlib1g-dev"
+test_packages="$program_packages catch2"
+cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+
+say() { printf '%s\n' "$*"; }
+
+# as_root COMMAND...: runs it as root; fails where that takes a password and nobody is there to type it.
+as_root() {
+  if [ "$(id -u)" -eq 0 ]; then
+    "$@"
+  elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+    sudo "$@"
+  else
+    return 1
+  fi
+}
+
+# need_packages PACKAGE...: installs what is missing on Debian and its relatives, or names it. What cannot be installed
+# may still be there in another way, so configuring has the last word.
+need_packages() {
+  local missing=() package log
+  command -v dpkg-query >/dev/null || return 0
+  for package in "$@"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  say "Installing ${missing[*]}"
+  log=$(mktemp)
+  if as_root apt-get -qq update >"$log" 2>&1 &&
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install "${missing[@]}" \
+      >>"$log" 2>&1; then
+    rm -f "$log"
+    return 0
+  fi
+  tail -n 5 "$log" >&2
+  rm -f "$log"
+  say "Could not install: ${missing[*]}" >&2
+  say "As root: apt-get install ${missing[*]}" >&2
+  command -v cmake >/dev/null || exit 1
+}
+
+# configure DIR OPTION...: quiet unless it fails.
+configure() {
+  local dir=$1 log generator=()
+  shift
+  if [ ! -e "$dir/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  log=$(mktemp)
+  if ! cmake -B "$dir" "${generator[@]}" "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    rm -f "$log"
+    exit 1
+  fi
+  rm -f "$log"
+}
+
+# compile DIR TARGET...: builds with all cores. Of the build tool's steps one in ten is shown, and all that is not a step.
+compile() {
+  local dir=$1 line steps tenth=0
+  local step='^\[ *([0-9]+)(/([0-9]+)|%)\]' # ninja counts "[3/120]", make "[ 2%]"
+  shift
+  say "Compiling in $dir/ on $cores cores"
+  cmake --build "$dir" -j "$cores" --target "$@" 2>&1 | while IFS= read -r line; do
+    if [[ $line =~ $step ]]; then
+      steps=${BASH_REMATCH[3]:-100}
+      if [ $((10 * BASH_REMATCH[1] / steps)) -gt "$tenth" ]; then
+        tenth=$((10 * BASH_REMATCH[1] / steps))
+        say "  ${BASH_REMATCH[1]} of $steps, ${SECONDS} s"
+      fi
+    elif [[ $line != "ninja: Entering"* && $line != "ninja: no work"* ]]; then
+      say "$line"
+    fi
+  done
+}
