@@ -17,8 +17,8 @@ namespace thimble::kernels {
 const ElementwiseCuda elementwise_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
-const NormKernels* const norm_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
+const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
