@@ -1,6 +1,14 @@
 # The tests: tests/*_test.cpp in one program, one ctest entry per file, and tests/house about the sources themselves.
 find_package(Catch2 REQUIRED)
 
+# The test programs' main(). It is never the code under test, and takes an optimizer half a minute.
+add_library(thimble_test_main STATIC tests/main.cpp)
+thimble_own_target(thimble_test_main)
+target_compile_features(thimble_test_main PUBLIC cxx_std_20)
+target_compile_options(thimble_test_main PRIVATE -O0)
+target_include_directories(thimble_test_main PUBLIC tests)
+target_link_libraries(thimble_test_main PUBLIC Catch2::Catch2)
+
 # Data sets are looked for in the folder THIMBLE_DATA, by default the one beside the project.
 set(thimble_data "$ENV{THIMBLE_DATA}")
 if(NOT thimble_data)
@@ -43,12 +51,10 @@ if(thimble_test_sources)
 endif()
 
 # About the sources themselves: these need nothing of the library, so they also run while it does not build.
-add_executable(thimble_house_tests tests/main.cpp tests/house/sources.cpp tests/house/layering_test.cpp
-                                   tests/house/text_test.cpp tests/house/weight_test.cpp)
+add_executable(thimble_house_tests tests/house/sources.cpp tests/house/layering_test.cpp tests/house/text_test.cpp
+                                   tests/house/weight_test.cpp)
 thimble_own_target(thimble_house_tests)
-target_compile_features(thimble_house_tests PRIVATE cxx_std_20)
-target_include_directories(thimble_house_tests PRIVATE tests)
-target_link_libraries(thimble_house_tests PRIVATE Catch2::Catch2)
+target_link_libraries(thimble_house_tests PRIVATE thimble_test_main)
 target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAKE_CXX_COMPILER}"
                                                        THIMBLE_HOUSE_INCLUDE="${thimble_include_dir}"
                                                        THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
@@ -81,7 +87,7 @@ if(NOT THIMBLE_SANITIZE)
   thimble_add_single_header_test(two_files_first_compiler two_files ${CMAKE_CXX_COMPILER} FLAGS -fopenmp
                                  CONFIGURATIONS CI)
   if(THIMBLE_INSTALL)
-    thimble_add_test(consumer.installed COMMAND sh ${consumer_dir}/installed/run.sh ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER}
-                                                ${PROJECT_BINARY_DIR} ${consumer_build}/installed)
+    thimble_add_test(consumer.installed COMMAND sh ${consumer_dir}/installed/run.sh ${CMAKE_COMMAND} ${CMAKE_GENERATOR}
+                                                ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR} ${consumer_build}/installed)
   endif()
 endif()

@@ -36,7 +36,7 @@ void load_elements(const void* src, std::int64_t stride, Compute* dst, std::int6
   if (stride != 1) {
     load_strided<T>(src, stride, dst, n);
   } else if constexpr (is_narrow_float<T> && std::is_same_v<Compute, float>) {
-    narrow_float_loops().load(dtype_of<T>)(src, dst, n);
+    kernels::narrow_float_loops(kernels::isa()).load(dtype_of<T>)(src, dst, n);
   } else {
     load_strided<T>(src, 1, dst, n);
   }
@@ -47,7 +47,7 @@ void store_elements(const Compute* src, void* dst, std::int64_t stride, std::int
   if (stride != 1) {
     store_strided<T>(src, dst, stride, n, overflow);
   } else if constexpr (is_narrow_float<T> && std::is_same_v<Compute, float>) {
-    narrow_float_loops().store(dtype_of<T>)(src, dst, n, overflow);
+    kernels::narrow_float_loops(kernels::isa()).store(dtype_of<T>)(src, dst, n, overflow);
   } else {
     store_strided<T>(src, dst, 1, n, overflow);
   }

@@ -49,8 +49,8 @@ struct Format {
   static constexpr bool has_infinity = nan_code_ != max_code_ + 1;
 
   /// Nearest code, ties to even, in one rounding; the sign survives, also on zero and NaN. Free of branches, so that
-  /// loops over it vectorize. It never computes with subnormal numbers (but for float -> bf16, which is integer
-  /// arithmetic), so processor modes that flush them do not matter.
+  /// loops over it vectorize. Subnormal operands meet floating arithmetic only where they vanish in the sum, and no
+  /// result of it is subnormal, so processor modes that flush subnormals do not matter.
   template <class Source>
   THIMBLE_HD static constexpr Bits encode(Source value, Fp8Overflow overflow) noexcept {
     using L = Layout<Source>;

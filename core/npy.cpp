@@ -296,8 +296,8 @@ void write_npy(const std::string& path, DType dtype, std::span<const std::int64_
     throw ShapeError("write_npy: " + std::to_string(data.size()) + " bytes given, the shape has " +
                      std::to_string(bytes));
   AtomicFile file(path);
-  file.write(0, bytes_of(header));
-  file.write(header.size(), data);
+  file.write(header);
+  file.write(data);
   file.commit();
 }
 

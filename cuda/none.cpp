@@ -1,13 +1,16 @@
 // What a build without CUDA defines: one line per kernel family.
 
 #include <thimble/core/kernels/copy.h>
+#include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
+#include <thimble/core/kernels/softmax.h>
 
 namespace thimble::kernels {
 
@@ -19,5 +22,8 @@ const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
+const RandomKernels* const random_cuda = nullptr;
+const SoftmaxKernels* const softmax_cuda = nullptr;
+const CrossEntropyKernels* const cross_entropy_cuda = nullptr;
 
 }  // namespace thimble::kernels

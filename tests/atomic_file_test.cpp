@@ -110,6 +110,30 @@ TEST_CASE("atomic file: the target does not change before commit", "[file]") {
   CHECK_THROWS_AS(first.commit(), thimble::FileError);
 }
 
+TEST_CASE("atomic file: parts can be written where they belong", "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  const std::string head = "head", tail = "tail";
+  thimble::AtomicFile file(path);
+  file.write(6, std::as_bytes(std::span(tail)));
+  file.write(0, std::as_bytes(std::span(head)));
+  CHECK(file.size() == 10);
+  file.write("!");  // appends to the furthest part
+  file.commit();
+  CHECK(content(path) == std::string("head\0\0tail!", 11));
+  CHECK_THROWS_AS(file.write(0, std::as_bytes(std::span(head))), thimble::FileError);
+}
+
+TEST_CASE("atomic file: a new file has the permission bits of any new file", "[file]") {
+  const Folder folder;
+  thimble::write_file_atomically(folder / "model.bin", std::string_view("new"));
+  struct stat status {};
+  REQUIRE(::stat((folder / "model.bin").c_str(), &status) == 0);
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  CHECK((status.st_mode & 0777) == (0666 & ~mask));
+}
+
 TEST_CASE("atomic file: a write that fails leaves the old file and nothing else", "[file]") {
   const Folder folder;
   const std::string path = folder / "model.bin";
@@ -145,6 +169,7 @@ TEST_CASE("atomic file: links are followed and permission bits are kept", "[file
 TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
   const Folder folder;
   fs::create_directory(folder / "folder");
+  REQUIRE(::symlink("missing", (folder / "dangling").c_str()) == 0);
   struct Row {
     std::string path;
     const char* why;
@@ -152,6 +177,7 @@ TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
   const std::vector<Row> rows = {
       {"", "without a name"},
       {folder / "folder", "not a regular file"},
+      {folder / "dangling", "cannot follow the symbolic link"},
       {"/dev/null", "not a regular file"},
       {folder / "nowhere/model.bin", "No such file or directory"},
       {folder / std::string(300, 'n').c_str(), "File name too long"},
@@ -162,7 +188,7 @@ TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
     INFO(message);
     CHECK(message.find(row.why) != std::string::npos);
   }
-  CHECK(folder.names() == std::vector<std::string>{"folder"});
+  CHECK(folder.names().size() == 2);
   // The suffix of the temporary file does not make a valid name too long.
   CHECK(failure(folder / std::string(255, 'n').c_str(), "text").empty());
 }

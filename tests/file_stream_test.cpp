@@ -1,10 +1,6 @@
-#include <sys/resource.h>
-#include <sys/stat.h>
-
-#include <csignal>
+#include <algorithm>
 
 #include <thimble/core/bytes.h>
-#include <thimble/core/file.h>
 #include <thimble/core/file_stream.h>
 
 #include "catch.h"
@@ -41,76 +37,6 @@ TEST_CASE("file_stream: checked sizes and quoted text", "[files]") {
   CHECK(quote("wte.weight") == "'wte.weight'");
   CHECK(quote(std::string_view("a\0\n\xff", 4)) == "'a\\x00\\x0a\\xff'");
   CHECK(quote("abcdef", 3) == "'abc'...");
-}
-
-TEST_CASE("file_stream: a file appears whole or not at all", "[files]") {
-  const TemporaryFolder folder;
-  const std::string path = folder / "a.bin";
-  {
-    AtomicFile file(path);
-    file.write(4, bytes_of(std::string("tail")));
-    CHECK_FALSE(std::filesystem::exists(path));
-    CHECK(folder.entries() == 1);
-  }
-  CHECK(folder.entries() == 0);
-  {
-    AtomicFile file(path);
-    file.write(4, bytes_of(std::string("tail")));
-    file.write(0, bytes_of(std::string("head")));
-    file.commit();
-    CHECK(contains(file_error([&] { file.commit(); }), "cannot commit twice"));
-    CHECK(contains(file_error([&] { file.write(0, bytes_of(std::string("x"))); }), "after commit"));
-  }
-  CHECK(read_text_file(path) == "headtail");
-  {
-    AtomicFile file(path);
-    file.write(0, bytes_of(std::string("never seen")));
-  }
-  CHECK(read_text_file(path) == "headtail");
-  CHECK(folder.entries() == 1);
-  struct stat facts {};
-  REQUIRE(::stat(path.c_str(), &facts) == 0);
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  CHECK((facts.st_mode & 0777) == (0666 & ~mask));
-}
-
-TEST_CASE("file_stream: what cannot be written is refused and left alone", "[files]") {
-  const TemporaryFolder folder;
-  CHECK(contains(file_error([&] { AtomicFile file(folder / "none/a.bin"); }), "cannot create "));
-  CHECK(contains(file_error([&] { AtomicFile file(folder.path()); }), "not a regular file"));
-  CHECK(contains(file_error([&] { AtomicFile file("/dev/null"); }), "not a regular file"));
-  std::filesystem::create_symlink("missing", folder / "dangling");
-  CHECK(contains(file_error([&] { AtomicFile file(folder / "dangling"); }), "cannot follow"));
-  CHECK(folder.entries() == 1);
-
-  write_text_file(folder / "real", "old");
-  std::filesystem::create_symlink("real", folder / "link");
-  AtomicFile file(folder / "link");
-  file.write(0, bytes_of(std::string("new")));
-  file.commit();
-  CHECK(std::filesystem::is_symlink(folder / "link"));
-  CHECK(read_text_file(folder / "real") == "new");
-}
-
-TEST_CASE("file_stream: a full disk leaves nothing behind", "[files]") {
-  const TemporaryFolder folder;
-  // A limit on file sizes stands for the full disk: writes beyond it fail with EFBIG.
-  rlimit before{};
-  REQUIRE(::getrlimit(RLIMIT_FSIZE, &before) == 0);
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit small = before;
-  small.rlim_cur = 4096;
-  REQUIRE(::setrlimit(RLIMIT_FSIZE, &small) == 0);
-  const std::string error = file_error([&] {
-    AtomicFile file(folder / "a.bin");
-    file.write(0, std::vector<std::byte>(8192));
-    file.commit();
-  });
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
-  CHECK(contains(error, "at byte 4096: cannot write"));
-  CHECK(folder.entries() == 0);
 }
 
 TEST_CASE("file_stream: reading names what is missing", "[files]") {

@@ -234,8 +234,7 @@ TEST_CASE("formats: all loops give the bits of the plain loop", "[formats]") {
     inputs.push_back(std::bit_cast<float>(0xFF800000u | payload));
   }
   const std::int64_t n = static_cast<std::int64_t>(inputs.size());
-  const auto tables = all_narrow_float_loops();
-  REQUIRE(std::string(tables.front().name) == "generic");
+  const kernels::NarrowFloatLoops& plain_loops = kernels::narrow_float_loops(kernels::Isa::generic);
   for (const DType dtype : {DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
     const std::size_t bytes = inputs.size() * size_of(dtype);
     const std::int64_t codes = size_of(dtype) == 2 ? 65'536 : 256;
@@ -244,23 +243,31 @@ TEST_CASE("formats: all loops give the bits of the plain loop", "[formats]") {
       all_codes.push_back(static_cast<std::uint16_t>(size_of(dtype) == 2 ? code : (2 * code) | (2 * code + 1) << 8));
     }
     std::vector<float> expected(static_cast<std::size_t>(codes)), decoded(expected.size());
-    tables.front().load(dtype)(all_codes.data(), expected.data(), codes);
+    plain_loops.load(dtype)(all_codes.data(), expected.data(), codes);
     visit(dtype, [&]<class T>() {
       if constexpr (!std::is_arithmetic_v<T>) {  // the oracle itself against the scalar codec
         std::size_t wrong = 0;
         std::vector<T> stored(inputs.size());
-        tables.front().store(dtype)(inputs.data(), stored.data(), n, Fp8Overflow::nonfinite);
+        plain_loops.store(dtype)(inputs.data(), stored.data(), n, Fp8Overflow::nonfinite);
         for (std::size_t i = 0; i < inputs.size(); ++i) wrong += stored[i].bits != T(inputs[i]).bits;
         CHECK(wrong == 0);
       }
     });
-    for (const NarrowFloatLoops& loops : tables) {
-      INFO(loops.name << " " << to_string(dtype));
+    for (const kernels::Isa isa : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
+      if (!kernels::is_supported(isa)) continue;
+      const kernels::NarrowFloatLoops& loops = kernels::narrow_float_loops(isa);
+      INFO(to_string(isa) << " " << to_string(dtype));
       loops.load(dtype)(all_codes.data(), decoded.data(), codes);
       CHECK(std::memcmp(decoded.data(), expected.data(), decoded.size() * sizeof(float)) == 0);
+      for (std::int64_t length = 0; length < 40; ++length) {  // ends that do not fill a vector
+        std::vector<float> part(static_cast<std::size_t>(length) + 1, 7.0f);
+        loops.load(dtype)(all_codes.data(), part.data(), length);
+        CHECK(std::memcmp(part.data(), expected.data(), static_cast<std::size_t>(length) * sizeof(float)) == 0);
+        CHECK(part.back() == 7.0f);
+      }
       for (const Fp8Overflow overflow : {Fp8Overflow::nonfinite, Fp8Overflow::saturate}) {
         std::vector<std::byte> plain(bytes), fast(bytes);
-        tables.front().store(dtype)(inputs.data(), plain.data(), n, overflow);
+        plain_loops.store(dtype)(inputs.data(), plain.data(), n, overflow);
         loops.store(dtype)(inputs.data(), fast.data(), n, overflow);
         CHECK(std::memcmp(plain.data(), fast.data(), bytes) == 0);
       }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include <thimble/core/kernels/isa.h>
 #include <thimble/core/math.h>
 
 #include "catch.h"
@@ -39,12 +40,11 @@ void loop_baseline(const float* __restrict x, float* __restrict y, std::int64_t 
 }
 #if defined(__x86_64__)
 template <FloatFunction function>
-__attribute__((target("avx2,fma"))) void loop_avx2(const float* __restrict x, float* __restrict y, std::int64_t n) {
+THIMBLE_TARGET_AVX2 void loop_avx2(const float* __restrict x, float* __restrict y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = function(x[i]);
 }
 template <FloatFunction function>
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))) void loop_avx512(const float* __restrict x,
-                                                                               float* __restrict y, std::int64_t n) {
+THIMBLE_TARGET_AVX512 void loop_avx512(const float* __restrict x, float* __restrict y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = function(x[i]);
 }
 #endif
@@ -229,16 +229,12 @@ TEST_CASE("math: every instruction set gives the same bits", "[math]") {
   for (const Function& function : functions()) {
     std::vector<float> expected(values.size());
     function.scalar(values.data(), expected.data(), n);
-    std::vector<std::pair<const char*, Loop>> loops = {{"baseline", function.baseline}};
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) loops.emplace_back("avx2", function.avx2);
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq")) {
-      loops.emplace_back("avx512", function.avx512);
-    }
-#endif
-    for (const auto& [name, loop] : loops) {
-      INFO(function.name << " " << name);
+    const std::pair<kernels::Isa, Loop> loops[] = {{kernels::Isa::generic, function.baseline},
+                                                   {kernels::Isa::avx2, function.avx2},
+                                                   {kernels::Isa::avx512, function.avx512}};
+    for (const auto& [isa, loop] : loops) {
+      if (!kernels::is_supported(isa)) continue;
+      INFO(function.name << " " << to_string(isa));
       std::vector<float> result(values.size());
       loop(values.data(), result.data(), n);
       CHECK(std::memcmp(result.data(), expected.data(), bytes) == 0);

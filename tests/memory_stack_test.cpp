@@ -97,7 +97,7 @@ TEST_CASE("memory stack: how bytes are written", "[memory][stack]") {
   CHECK(memory::human_bytes(1536) == "1.50 KiB");
 }
 
-TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark][memory]") {
+TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark]") {
   const memory::Stack stack = memory::make_resource(thimble::cpu);
   thimble::Resource& resource = *stack.top;
   std::vector<Block*> live(512, nullptr);

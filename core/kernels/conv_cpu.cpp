@@ -12,11 +12,13 @@ namespace conv_cpu_detail {
 using namespace conv_detail;
 using namespace gemm_detail;
 
-// Cycles to bring an element to a microkernel, as in gemm_cpu.cpp; a window's row comes in short pieces.
-inline constexpr double copy_cycles = 0.2;
-inline constexpr double window_cycles = 0.35;
-inline constexpr double convert_cycles = 0.5;
-inline constexpr double turn_cycles = 0.6;
+// Cycles to bring an element to a microkernel or home, as in gemm_cpu.cpp.
+inline constexpr double in_place_cycles = 0.25;
+inline constexpr double copy_cycles = 0.6;
+inline constexpr double copy_left_cycles = 0.9;
+inline constexpr double window_cycles = 0.6;
+inline constexpr double convert_cycles = 0.4;  // on top
+inline constexpr double store_cycles = 0.2;
 
 /// Either adds up the workspace that matmuls need, or computes them with it.
 template <class T>
@@ -99,13 +101,13 @@ template <class T>
 void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;
   const Group group(s);
-  const bool is_converted = args.dtype != dtype_of<T>;
+  const double conversion = args.dtype == dtype_of<T> ? 0 : convert_cycles;
   Problem problem;
   problem.m = out_pixels(s);
   problem.n = group.filters;
   problem.k = group.filter_elements;
-  problem.right_cost = turn_cycles + (is_converted ? convert_cycles : 0);
-  problem.output_cost = copy_cycles;
+  problem.right_cost = copy_cycles + conversion;
+  problem.output_cost = store_cycles;
   add_groups(problem, s, group.channels, group.weights(), group.filters, group.filters);
 
   Output<T> output = output_to<T>(args.y, args.out_dtype);
@@ -115,10 +117,10 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
   output.rows.pixel = s.filters;
   const RightMatrix<T> right({args.weight, 1, group.filter_elements, args.dtype}, isa());
   if (is_pointwise(s)) {
-    problem.left_cost = is_converted ? convert_cycles : 0;
+    problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
     execute(problem, LeftMatrix<T>({args.x, s.channels, 1, args.dtype}, isa()), right, output);
   } else {
-    problem.left_cost = is_converted ? convert_cycles : window_cycles;
+    problem.left_cost = window_cycles + conversion;
     execute(problem, LeftWindow<T>(input_window(s, args.x, args.dtype), isa()), right, output);
   }
 }
@@ -128,13 +130,13 @@ template <class T>
 void multiply(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;
   const Group group(s);
-  const bool is_converted = args.dtype != dtype_of<T>;
+  const double conversion = args.dtype == dtype_of<T> ? 0 : convert_cycles;
   Problem problem;
   problem.m = group.filters;
   problem.n = group.filter_elements;
   problem.k = out_pixels(s);
-  problem.left_cost = is_converted ? convert_cycles : copy_cycles;
-  problem.output_cost = copy_cycles;
+  problem.left_cost = copy_left_cycles + conversion;
+  problem.output_cost = store_cycles;
   add_groups(problem, s, group.filters, group.channels, group.weights(), 0);
 
   Output<T> output = output_to<T>(args.dweight, args.out_dtype);
@@ -142,10 +144,10 @@ void multiply(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   output.rows.pixel = group.filter_elements;
   const LeftMatrix<T> left({args.dy, 1, s.filters, args.dtype}, isa());
   if (is_pointwise(s)) {
-    problem.right_cost = is_converted ? convert_cycles : copy_cycles;
+    problem.right_cost = copy_cycles + conversion;
     execute(problem, left, RightMatrix<T>({args.x, s.channels, 1, args.dtype}, isa()), output);
   } else {
-    problem.right_cost = is_converted ? convert_cycles : window_cycles;
+    problem.right_cost = window_cycles + conversion;
     execute(problem, left, RightWindow<T>(input_window(s, args.x, args.dtype), isa()), output);
   }
 }
@@ -184,7 +186,7 @@ template <class T>
 void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
   const ConvShape& s = args.shape;
   const Group group(s);
-  const bool is_converted = args.dtype != dtype_of<T>;
+  const double conversion = args.dtype == dtype_of<T> ? 0 : convert_cycles;
   for (std::int64_t y = 0; y < s.stride_h; ++y) {
     for (std::int64_t x = 0; x < s.stride_w; ++x) {
       const Phase h = phase_of(y, s.height, s.out_height(), s.kernel_h, s.stride_h, s.pad_top, s.dilation_h);
@@ -193,8 +195,8 @@ void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
       problem.m = s.images * h.axis.grid * w.axis.grid;
       problem.n = group.channels;
       problem.k = h.axis.taps * w.axis.taps * group.filters;
-      problem.right_cost = is_converted ? convert_cycles : copy_cycles;
-      problem.output_cost = copy_cycles;
+      problem.right_cost = copy_cycles + conversion;
+      problem.output_cost = store_cycles;
       add_groups(problem, s, group.filters, group.weights(), group.channels, 0);
       if (problem.k == 0 && args.accumulate) continue;
 
@@ -216,10 +218,10 @@ void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
            h.last_tap, w.last_tap, h.tap_stride, w.tap_stride, w.axis.taps},
           isa());
       if (is_pointwise(s)) {
-        problem.left_cost = is_converted ? convert_cycles : 0;
+        problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
         execute(problem, LeftMatrix<T>({args.dy, s.filters, 1, args.dtype}, isa()), right, output);
       } else {
-        problem.left_cost = is_converted ? convert_cycles : window_cycles;
+        problem.left_cost = window_cycles + conversion;
         const Window window{args.dy, args.dtype, s.filters, group.filters, h.axis, w.axis};
         execute(problem, LeftWindow<T>(window, isa()), right, output);
       }

@@ -69,6 +69,7 @@ class Worker {
         right_(right),
         output_(output),
         finish_(finish),
+        is_plain_(output.is_plain()),
         right_panels_(workspace),
         scratch_(right_panels_ + sections.right),
         left_scratch_(scratch_ + sections.scratch) {}
@@ -106,14 +107,21 @@ class Worker {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, rows_ - i));
       for (std::int64_t j = 0; j < columns_; j += kernels_.columns(), partial += kernels_.rows * kernels_.columns()) {
         const int columns = static_cast<int>(std::min<std::int64_t>(kernels_.columns(), columns_ - j));
-        T* out = is_last ? finished : partial;
+        // Whole vectors of a plain C are written by the microkernel itself.
+        const bool is_direct = is_last && is_plain_ && columns % kernels_.lanes == 0;
+        T* out = is_direct ? direct_out(row_ + i, column_ + j) : is_last ? finished : partial;
+        const std::int64_t out_stride = is_direct ? output_.rows.pixel : kernels_.columns();
         kernels_.select(rows, columns)({left.base + i * left.row_stride, left.row_stride, left.depth_stride,
-                                        panels + j * depth, depth, is_first ? nullptr : partial, out});
-        if (!is_last) continue;
+                                        panels + j * depth, depth, is_first ? nullptr : partial, out, out_stride});
+        if (!is_last || is_direct) continue;
         finish_(output_, {offsets_.out, offsets_.bias, row_ + i, column_ + j, rows, columns}, finished,
                 kernels_.columns());
       }
     }
+  }
+
+  T* direct_out(std::int64_t row, std::int64_t column) const noexcept {
+    return static_cast<T*>(output_.c) + offsets_.out + row * output_.rows.pixel + column;
   }
 
   const Problem& problem_;
@@ -123,6 +131,7 @@ class Worker {
   const RightOperand<T>& right_;
   const Output<T>& output_;
   Finish<T> finish_;
+  bool is_plain_;
   T* right_panels_;
   T* scratch_;
   T* left_scratch_;

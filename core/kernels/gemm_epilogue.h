@@ -33,6 +33,12 @@ struct Output {
   std::int64_t column_stride = 1;
   LoadRow<T> load = nullptr;  ///< conversions of `dtype`
   StoreRow<T> store = nullptr;
+
+  /// C is the accumulators as they are, in rows of T.
+  bool is_plain() const noexcept {
+    return dtype == dtype_of<T> && column_stride == 1 && rows.width == INT64_MAX && alpha == T{1} && bias == nullptr &&
+           activation == Activation::none && pre_activation == nullptr && !accumulate;
+  }
 };
 
 /// The part of C that one microtile computes, and where the batch's C and bias begin (elements).

@@ -18,6 +18,7 @@ THIMBLE_ALWAYS_INLINE void plain_body(const Microtile<T>& tile) {
   using Element =
       typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
   typedef Element Vector __attribute__((vector_size(bytes), may_alias));
+  typedef Element UnalignedVector __attribute__((vector_size(bytes), may_alias, aligned(sizeof(T))));
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sum[rows][vectors] = {};
   const T* a = tile.a;
@@ -34,10 +35,11 @@ THIMBLE_ALWAYS_INLINE void plain_body(const Microtile<T>& tile) {
   }
   for (int r = 0; r < rows; ++r) {
     for (int v = 0; v < vectors; ++v) {
-      const int at = (r * panel_vectors + v) * lanes;
       Vector value = sum[r][v];
-      if (tile.total != nullptr) value = *reinterpret_cast<const Vector*>(tile.total + at) + value;
-      *reinterpret_cast<Vector*>(tile.out + at) = value;
+      if (tile.total != nullptr) {
+        value = *reinterpret_cast<const Vector*>(tile.total + (r * panel_vectors + v) * lanes) + value;
+      }
+      *reinterpret_cast<UnalignedVector*>(tile.out + r * tile.out_stride + v * lanes) = value;
     }
   }
 }
@@ -54,8 +56,8 @@ struct Generic {
 
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load256(const float* p) { return _mm256_load_ps(p); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256d load256(const double* p) { return _mm256_load_pd(p); }
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void store256(float* p, __m256 v) { _mm256_store_ps(p, v); }
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void store256(double* p, __m256d v) { _mm256_store_pd(p, v); }
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void store256(float* p, __m256 v) { _mm256_storeu_ps(p, v); }
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void store256(double* p, __m256d v) { _mm256_storeu_pd(p, v); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 spread256(float x) { return _mm256_set1_ps(x); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256d spread256(double x) { return _mm256_set1_pd(x); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 add256(__m256 a, __m256 b) { return _mm256_add_ps(a, b); }
@@ -99,8 +101,9 @@ struct Avx2 {
     for (int r = 0; r < row_count; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < vector_count; ++v) {
-        const int at = (r * vectors + v) * lanes;
-        store256(tile.out + at, tile.total != nullptr ? add256(load256(tile.total + at), sum[r][v]) : sum[r][v]);
+        const T* total = tile.total + (r * vectors + v) * lanes;
+        store256(tile.out + r * tile.out_stride + v * lanes,
+                 tile.total != nullptr ? add256(load256(total), sum[r][v]) : sum[r][v]);
       }
     }
   }
@@ -116,8 +119,8 @@ struct Avx2Integers {
 
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512 load512(const float* p) { return _mm512_load_ps(p); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512d load512(const double* p) { return _mm512_load_pd(p); }
-THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void store512(float* p, __m512 v) { _mm512_store_ps(p, v); }
-THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void store512(double* p, __m512d v) { _mm512_store_pd(p, v); }
+THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void store512(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
+THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void store512(double* p, __m512d v) { _mm512_storeu_pd(p, v); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512 spread512(float x) { return _mm512_set1_ps(x); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512d spread512(double x) { return _mm512_set1_pd(x); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512 add512(__m512 a, __m512 b) { return _mm512_add_ps(a, b); }
@@ -162,8 +165,9 @@ struct Avx512 {
     for (int r = 0; r < row_count; ++r) {
 #pragma GCC unroll 3
       for (int v = 0; v < vector_count; ++v) {
-        const int at = (r * vectors + v) * lanes;
-        store512(tile.out + at, tile.total != nullptr ? add512(load512(tile.total + at), sum[r][v]) : sum[r][v]);
+        const T* total = tile.total + (r * vectors + v) * lanes;
+        store512(tile.out + r * tile.out_stride + v * lanes,
+                 tile.total != nullptr ? add512(load512(total), sum[r][v]) : sum[r][v]);
       }
     }
   }

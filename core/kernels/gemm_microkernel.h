@@ -16,8 +16,8 @@ inline constexpr int max_tile_rows = 8;
 inline constexpr int max_tile_vectors = 3;
 
 /// out (rows, columns) = [total +] a (rows, depth) b (depth, columns), where element (r, p) of a is
-/// a[r * row_stride + p * depth_stride], b is packed with `columns()` elements per p, and total and out have rows of
-/// `columns()` elements. b, total and out are 64-byte aligned.
+/// a[r * row_stride + p * depth_stride], b is packed with `columns()` elements per p, total has rows of `columns()`
+/// elements, and both are 64-byte aligned.
 template <class T>
 struct Microtile {
   const T* a;
@@ -25,8 +25,9 @@ struct Microtile {
   std::int64_t depth_stride;
   const T* b;
   std::int64_t depth;
-  const T* total;  ///< the sum of the blocks before; null for the first
-  T* out;          ///< may be `total`
+  const T* total;           ///< the sum of the blocks before; null for the first
+  T* out;                   ///< may be `total`
+  std::int64_t out_stride;  ///< from one row of out to the next
 };
 
 /// The microkernels of one type and instruction set.

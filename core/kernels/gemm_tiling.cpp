@@ -9,12 +9,16 @@ namespace tiling_detail {
 
 // Bounds on what a thread keeps: packed blocks should stay in its second-level cache.
 inline constexpr std::int64_t right_block_bytes = 400 * 1024;
-inline constexpr std::int64_t right_kept_bytes = 800 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 
 inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
 inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
 inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
+
+/// Of all blocks of a tile's columns, per thread: together at most 3 MiB while threads are few.
+std::int64_t right_kept_bytes(int threads) noexcept {
+  return std::clamp<std::int64_t>(3072 / threads, 768, 1536) * 1024;
+}
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
@@ -56,8 +60,8 @@ bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) n
   }
   if (problem.k > block_depth && tiling.rows * tiling.columns * bytes > scratch_bytes) return false;
   const bool has_reuse = tiling.tile_rows(problem.m) > 1 || broadcasts_right(problem);
-  tiling.keeps_right =
-      has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <= right_kept_bytes;
+  tiling.keeps_right = has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <=
+                                        right_kept_bytes(tiling.threads);
   return true;
 }
 

@@ -6,104 +6,104 @@
 #include <immintrin.h>
 #endif
 
-namespace thimble {
+namespace thimble::kernels {
 namespace narrow_float_detail {
 
-// The codec in core/minifloat.h is free of branches, so each of these loops vectorizes in whatever instruction set its
-// function is compiled for. Only f16 is worth intrinsics: the processor has the conversion itself.
+// The codec in core/minifloat.h is free of branches, so these loops vectorize in whatever instruction set the function
+// around them is compiled for. Only f16 is worth intrinsics: the processor has the conversion itself.
 
 template <class T>
-void load_generic(const void* src, float* __restrict dst, std::int64_t n) {
+THIMBLE_ALWAYS_INLINE void load_loop(const void* src, float* __restrict dst, std::int64_t n) {
   const T* from = static_cast<const T*>(src);
   for (std::int64_t i = 0; i < n; ++i) dst[i] = from[i];
 }
 
 template <class T>
-void store_generic(const float* __restrict src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+THIMBLE_ALWAYS_INLINE void store_loop(const float* __restrict src, void* dst, std::int64_t n, Fp8Overflow overflow) {
   T* to = static_cast<T*>(dst);
   for (std::int64_t i = 0; i < n; ++i) to[i] = convert_value<T>(src[i], overflow);
 }
 
+template <class T>
+void load_generic(const void* src, float* dst, std::int64_t n) {
+  load_loop<T>(src, dst, n);
+}
+
+template <class T>
+void store_generic(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  store_loop<T>(src, dst, n, overflow);
+}
+
 constexpr NarrowFloatLoops generic_loops = {
-    "generic",
     {load_generic<f16>, load_generic<bf16>, load_generic<f8e4m3>, load_generic<f8e5m2>},
     {store_generic<f16>, store_generic<bf16>, store_generic<f8e4m3>, store_generic<f8e5m2>}};
 
 #if defined(__x86_64__)
 
 template <class T>
-__attribute__((target("avx2"))) void load_avx2(const void* src, float* __restrict dst, std::int64_t n) {
-  const T* from = static_cast<const T*>(src);
-  for (std::int64_t i = 0; i < n; ++i) dst[i] = from[i];
+THIMBLE_TARGET_AVX2 void load_avx2(const void* src, float* dst, std::int64_t n) {
+  load_loop<T>(src, dst, n);
 }
 
 template <class T>
-__attribute__((target("avx2"))) void store_avx2(const float* __restrict src, void* dst, std::int64_t n,
-                                                Fp8Overflow overflow) {
-  T* to = static_cast<T*>(dst);
-  for (std::int64_t i = 0; i < n; ++i) to[i] = convert_value<T>(src[i], overflow);
+THIMBLE_TARGET_AVX2 void store_avx2(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  store_loop<T>(src, dst, n, overflow);
 }
 
 template <class T>
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))) void load_avx512(const void* src, float* __restrict dst,
-                                                                               std::int64_t n) {
-  const T* from = static_cast<const T*>(src);
-  for (std::int64_t i = 0; i < n; ++i) dst[i] = from[i];
+THIMBLE_TARGET_AVX512 void load_avx512(const void* src, float* dst, std::int64_t n) {
+  load_loop<T>(src, dst, n);
 }
 
 template <class T>
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))) void store_avx512(const float* __restrict src, void* dst,
-                                                                                std::int64_t n, Fp8Overflow overflow) {
-  T* to = static_cast<T*>(dst);
-  for (std::int64_t i = 0; i < n; ++i) to[i] = convert_value<T>(src[i], overflow);
+THIMBLE_TARGET_AVX512 void store_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  store_loop<T>(src, dst, n, overflow);
 }
 
 // The masked forms with all lanes on compile to the plain instructions, without g++ 12's false warning about them.
 constexpr __mmask16 all_lanes = 0xFFFF;
 
 // vcvtph2ps makes NaN quiet and keeps its payload, as Format::decode does.
-__attribute__((target("avx2,f16c"))) void load_f16_avx2(const void* src, float* dst, std::int64_t n) {
+__attribute__((target("avx2,f16c"))) void load_f16_f16c(const void* src, float* dst, std::int64_t n) {
   const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
     _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
   }
-  load_generic<f16>(from + i, dst + i, n - i);
+  load_loop<f16>(from + i, dst + i, n - i);
 }
 
-__attribute__((target("avx512f"))) void load_f16_avx512(const void* src, float* dst, std::int64_t n) {
+THIMBLE_TARGET_AVX512 void load_f16_avx512(const void* src, float* dst, std::int64_t n) {
   const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
-    _mm512_storeu_ps(dst + i,
-                     _mm512_maskz_cvtph_ps(all_lanes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+    _mm512_storeu_ps(dst + i, _mm512_maskz_cvtph_ps(all_lanes, codes));
   }
-  load_generic<f16>(from + i, dst + i, n - i);
+  load_loop<f16>(from + i, dst + i, n - i);
 }
 
 // vcvtps2ph gives a NaN the upper bits of its payload: masking them away leaves the canonical 0x7E00 / 0xFE00.
-constexpr int canonical_nan_mask = 0xFE00;
+constexpr short canonical_nan_mask = static_cast<short>(0xFE00);
 
-__attribute__((target("avx2,f16c"))) void store_f16_avx2(const float* src, void* dst, std::int64_t n,
+__attribute__((target("avx2,f16c"))) void store_f16_f16c(const float* src, void* dst, std::int64_t n,
                                                          Fp8Overflow overflow) {
   std::uint16_t* to = static_cast<std::uint16_t*>(dst);
+  const __m128i mask = _mm_set1_epi16(canonical_nan_mask);
   std::int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
     const __m256 values = _mm256_loadu_ps(src + i);
-    __m128i codes = _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
-    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-    const __m128i nan16 = _mm_packs_epi32(_mm256_castsi256_si128(nan), _mm256_extracti128_si256(nan, 1));
-    const __m128i canonical = _mm_and_si128(codes, _mm_set1_epi16(static_cast<short>(canonical_nan_mask)));
-    codes = _mm_blendv_epi8(codes, canonical, nan16);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), codes);
+    const __m128i codes = _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i nan32 = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m128i nan = _mm_packs_epi32(_mm256_castsi256_si128(nan32), _mm256_extracti128_si256(nan32, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm_blendv_epi8(codes, _mm_and_si128(codes, mask), nan));
   }
-  store_generic<f16>(src + i, to + i, n - i, overflow);
+  store_loop<f16>(src + i, to + i, n - i, overflow);
 }
 
-__attribute__((target("avx512f,avx512bw,avx512vl"))) void store_f16_avx512(const float* src, void* dst, std::int64_t n,
-                                                                           Fp8Overflow overflow) {
+THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
   std::uint16_t* to = static_cast<std::uint16_t*>(dst);
-  const __m256i mask = _mm256_set1_epi16(static_cast<short>(canonical_nan_mask));
+  const __m256i mask = _mm256_set1_epi16(canonical_nan_mask);
   std::int64_t i = 0;
   for (; i + 16 <= n; i += 16) {
     const __m512 values = _mm512_loadu_ps(src + i);
@@ -112,50 +112,38 @@ __attribute__((target("avx512f,avx512bw,avx512vl"))) void store_f16_avx512(const
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
                         _mm256_mask_mov_epi16(codes, nan, _mm256_and_si256(codes, mask)));
   }
-  store_generic<f16>(src + i, to + i, n - i, overflow);
+  store_loop<f16>(src + i, to + i, n - i, overflow);
 }
 
-constexpr NarrowFloatLoops avx2_loops = {"avx2",
-                                         {load_f16_avx2, load_avx2<bf16>, load_avx2<f8e4m3>, load_avx2<f8e5m2>},
-                                         {store_f16_avx2, store_avx2<bf16>, store_avx2<f8e4m3>, store_avx2<f8e5m2>}};
-
-constexpr NarrowFloatLoops avx512_loops = {
-    "avx512",
-    {load_f16_avx512, load_avx512<bf16>, load_avx512<f8e4m3>, load_avx512<f8e5m2>},
-    {store_f16_avx512, store_avx512<bf16>, store_avx512<f8e4m3>, store_avx512<f8e5m2>}};
-
-#endif
-
-#if defined(__x86_64__)
 /// CPUID.1:ECX bit 29; clang 14 does not know the name for __builtin_cpu_supports.
 bool has_f16c() noexcept {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & (1u << 29)) != 0;
 }
-#endif
 
-struct Available {
-  NarrowFloatLoops tables[3] = {generic_loops, generic_loops, generic_loops};
-  std::size_t count = 1;
+/// A processor (or a virtual machine) may have AVX2 without F16C.
+NarrowFloatLoops avx2_loops() noexcept {
+  const bool f16c = has_f16c();
+  return {{f16c ? load_f16_f16c : load_avx2<f16>, load_avx2<bf16>, load_avx2<f8e4m3>, load_avx2<f8e5m2>},
+          {f16c ? store_f16_f16c : store_avx2<f16>, store_avx2<bf16>, store_avx2<f8e4m3>, store_avx2<f8e5m2>}};
+}
 
-  Available() noexcept {
-#if defined(__x86_64__)
-    if (!__builtin_cpu_supports("avx2") || !has_f16c()) return;
-    tables[count++] = avx2_loops;
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
-      return;
-    }
-    tables[count++] = avx512_loops;
+constexpr NarrowFloatLoops avx512_loops = {
+    {load_f16_avx512, load_avx512<bf16>, load_avx512<f8e4m3>, load_avx512<f8e5m2>},
+    {store_f16_avx512, store_avx512<bf16>, store_avx512<f8e4m3>, store_avx512<f8e5m2>}};
+
 #endif
-  }
-};
 
 }  // namespace narrow_float_detail
 
-std::span<const NarrowFloatLoops> all_narrow_float_loops() noexcept {
-  static const narrow_float_detail::Available available;
-  return {available.tables, available.count};
+const NarrowFloatLoops& narrow_float_loops(Isa isa) noexcept {
+#if defined(__x86_64__)
+  static const NarrowFloatLoops avx2_table = narrow_float_detail::avx2_loops();
+  if (isa == Isa::avx512) return narrow_float_detail::avx512_loops;
+  if (isa == Isa::avx2) return avx2_table;
+#endif
+  static_cast<void>(isa);
+  return narrow_float_detail::generic_loops;
 }
 
-}  // namespace thimble
+}  // namespace thimble::kernels

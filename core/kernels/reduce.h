@@ -15,15 +15,58 @@ namespace thimble::kernels {
 inline constexpr std::int64_t reduce_block = 128;
 inline constexpr std::int64_t reduce_stretch = 1 << 16;
 
-/// out[k] = sum over r of in[k, r]; k runs over `kept`, r over `reduced`, both in row-major order. The output is dense.
+/// What is summed, x being the input and c the other operand.
+enum class ReduceMap : std::uint8_t {
+  value,               ///< x
+  squared_difference,  ///< (x - c)^2
+  exp_difference       ///< e^(x - c), with c = 0 where c is not finite
+};
+
+struct ReduceOperand {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  Shape kept_strides, reduced_strides;
+};
+
+/// out[k] = (sum over r of map(in[k, r], other[k, r])) / divisor; for exp_difference out[k] = other[k] + log(sum), and
+/// `other` must be dense over k, constant over r, and of the type computed in. k runs over `kept`, r over `reduced`,
+/// both in row-major order. The output is dense and may be `other`. Integers are summed in i64 and take the map `value`
+/// and the divisor 1 only.
 struct ReduceArgs {
-  const void* in = nullptr;
-  DType in_dtype = DType::f32;
-  Shape kept, kept_strides;
-  Shape reduced, reduced_strides;
+  Shape kept, reduced;
+  ReduceOperand in;
+  ReduceMap map = ReduceMap::value;
+  ReduceOperand other;  ///< not read for `value`
+  double divisor = 1;
   void* out = nullptr;
   DType out_dtype = DType::f32;
   double* partial = nullptr;  ///< reduce_partial_elements(...) doubles; unused when that is 0
+};
+
+/// The extreme of each reduction: out[k] = max (or min) over r of in[k, r] and its place r, counted in row-major order
+/// of `reduced`. The first NaN wins over everything, the first of equal values over later ones. Either output may be
+/// null; both are dense. `reduced` is not empty.
+struct ExtremeArgs {
+  Shape kept, reduced;
+  ReduceOperand in;
+  bool is_max = true;
+  void* values = nullptr;
+  DType values_dtype = DType::f32;
+  void* places = nullptr;
+  DType places_dtype = DType::i64;
+  double* partial = nullptr;  ///< 2 reduce_partial_elements(...) doubles; unused when that is 0
+};
+
+/// out[k, places[k]] = dy[k]; other elements of out are not touched. `out` and dy share a dtype; places are dense.
+struct PlaceArgs {
+  Shape kept, reduced;
+  const void* dy = nullptr;
+  Shape dy_strides;
+  const void* places = nullptr;
+  DType places_dtype = DType::i64;
+  void* out = nullptr;
+  DType dtype = DType::f32;
+  Shape out_kept_strides, out_reduced_strides;
 };
 
 /// Doubles needed between the two stages of a long reduction; 0 when one stage does.
@@ -31,6 +74,8 @@ std::int64_t reduce_partial_elements(std::int64_t kept, std::int64_t reduced) no
 
 struct ReduceKernels {
   void (*sum)(const ReduceArgs&) = nullptr;
+  void (*extreme)(const ExtremeArgs&) = nullptr;
+  void (*place)(const PlaceArgs&) = nullptr;
 };
 
 extern const ReduceKernels reduce_cpu;

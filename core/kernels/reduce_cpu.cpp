@@ -2,43 +2,51 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 
-#include <thimble/core/convert.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/reduce.h>
-#include <thimble/core/kernels/strided.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/kernels/reduce_cpu.h>
+#include <thimble/core/kernels/reduce_jobs.h>
+#include <thimble/core/kernels/variants.h>
+#include <thimble/core/math.h>
 
 namespace thimble::kernels {
 namespace reduce_detail {
 
-// Outputs that are summed side by side when the kept axis is the contiguous one.
-constexpr std::int64_t tile = 64;
 constexpr std::int64_t interleaved_blocks = 8;
-
-template <class T>
-void load(const void* data, DType dtype, std::int64_t element, std::int64_t stride, T* to, std::int64_t n) {
-  const std::byte* from = static_cast<const std::byte*>(data) + element * static_cast<std::int64_t>(size_of(dtype));
-  if constexpr (std::is_same_v<T, float>) {
-    load_f32(from, dtype, stride, to, n);
-  } else if constexpr (std::is_same_v<T, double>) {
-    load_f64(from, dtype, stride, to, n);
-  } else {
-    load_i64(from, dtype, stride, to, n);
-  }
-}
 
 // i64 sums must stay exact, so totals have a type of their own.
 template <class T>
 using Total = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, double>;
 
+// A row's largest value, as exp_difference takes it off: without one that is finite nothing can be taken off.
+template <class T>
+inline T finite_or_zero(T c) {
+  return c - c == T(0) ? c : T(0);
+}
+
+template <class T, ReduceMap Map>
+inline void map_values(T* values, const T* others, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    if constexpr (Map == ReduceMap::squared_difference) {
+      const T difference = values[i] - others[i];
+      values[i] = difference * difference;
+    } else {
+      values[i] = math::exp(values[i] - finite_or_zero(others[i]));
+    }
+  }
+}
+
 // The block sums of up to 8 blocks held in `values`, added to `total` in order.
 template <class T>
-void add_blocks(const T* values, std::int64_t n, Total<T>& total) {
+inline void add_blocks(const T* values, std::int64_t n, Total<T>& total) {
   if (n == interleaved_blocks * reduce_block) {  // eight independent chains
     std::array<T, interleaved_blocks> sums{};
     for (std::int64_t i = 0; i < reduce_block; ++i) {
-      for (std::int64_t b = 0; b < interleaved_blocks; ++b) sums[static_cast<std::size_t>(b)] += values[b * reduce_block + i];
+      for (std::int64_t b = 0; b < interleaved_blocks; ++b)
+        sums[static_cast<std::size_t>(b)] += values[b * reduce_block + i];
     }
     for (const T sum : sums) total += static_cast<Total<T>>(sum);
     return;
@@ -50,108 +58,128 @@ void add_blocks(const T* values, std::int64_t n, Total<T>& total) {
   }
 }
 
-// One output, elements [begin, end) of its reduction; begin is a multiple of the block.
-template <class T>
-Total<T> sum_one(const ReduceArgs& args, const MergedStrides<1>& reduced, std::int64_t base, std::int64_t begin,
-                 std::int64_t end) {
+// One output; job.begin is a multiple of the block.
+template <class T, ReduceMap Map>
+inline void sum_one(const ReduceArgs& args, const MergedStrides<2>& reduced, const ReduceJob<2>& job, Total<T>* total) {
   constexpr std::int64_t room = interleaved_blocks * reduce_block;
   alignas(64) T values[room];
-  Total<T> total = 0;
-  const std::int64_t stride = reduced.stride(0, reduced.rank - 1);
-  for (std::int64_t at = begin; at < end; at += room) {
-    const std::int64_t n = std::min(room, end - at);
-    T* to = values;
-    reduced.for_each_run(at, at + n, [&](const std::array<std::int64_t, 1>& offset, std::int64_t run) {
-      load(args.in, args.in_dtype, base + offset[0], stride, to, run);
+  [[maybe_unused]] alignas(64) T others[Map == ReduceMap::value ? 1 : room];
+  const std::int64_t stride = reduced.stride(0, reduced.rank - 1), other_stride = reduced.stride(1, reduced.rank - 1);
+  *total = 0;
+  for (std::int64_t at = job.begin; at < job.end; at += room) {
+    const std::int64_t n = std::min(room, job.end - at);
+    std::int64_t to = 0;
+    reduced.for_each_run(at, at + n, [&](const std::array<std::int64_t, 2>& offset, std::int64_t run) {
+      load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, values + to, run);
+      if constexpr (Map != ReduceMap::value) {
+        load_elements(args.other.data, args.other.dtype, job.base[1] + offset[1], other_stride, others + to, run);
+      }
       to += run;
     });
-    add_blocks(values, n, total);
-  }
-  return total;
-}
-
-// `count` neighbouring outputs whose elements lie side by side.
-template <class T>
-void sum_tile(const ReduceArgs& args, const MergedStrides<1>& reduced, std::int64_t base, std::int64_t count,
-              std::int64_t begin, std::int64_t end, Total<T>* totals) {
-  std::fill(totals, totals + count, Total<T>(0));
-  alignas(64) T sums[tile], values[tile];
-  const std::int64_t stride = reduced.stride(0, reduced.rank - 1);
-  for (std::int64_t at = begin; at < end; at += reduce_block) {
-    std::fill(sums, sums + tile, T(0));
-    reduced.for_each_run(at, std::min(end, at + reduce_block),
-                         [&](const std::array<std::int64_t, 1>& offset, std::int64_t run) {
-                           for (std::int64_t r = 0; r < run; ++r) {
-                             load(args.in, args.in_dtype, base + offset[0] + r * stride, 1, values, count);
-                             for (std::int64_t i = 0; i < count; ++i) sums[i] += values[i];
-                           }
-                         });
-    for (std::int64_t i = 0; i < count; ++i) totals[i] += static_cast<Total<T>>(sums[i]);
+    if constexpr (Map != ReduceMap::value) map_values<T, Map>(values, others, n);
+    add_blocks(values, n, *total);
   }
 }
 
-template <class T>
-void store(const ReduceArgs& args, std::int64_t output, const Total<T>* totals, std::int64_t n) {
-  std::byte* to = static_cast<std::byte*>(args.out) + output * static_cast<std::int64_t>(size_of(args.out_dtype));
-  if constexpr (std::is_same_v<T, std::int64_t>) {
-    store_i64(totals, to, args.out_dtype, 1, n);
-  } else {
-    store_f64(totals, to, args.out_dtype, 1, n);
+// Neighbouring outputs whose elements lie side by side.
+template <class T, ReduceMap Map>
+inline void sum_tile(const ReduceArgs& args, const ReduceJobs<2>& jobs, const MergedStrides<2>& reduced,
+                     const ReduceJob<2>& job, Total<T>* totals) {
+  alignas(64) T sums[reduce_tile];
+  alignas(64) T values[reduce_tile];
+  [[maybe_unused]] alignas(64) T others[reduce_tile];
+  std::fill(totals, totals + job.count, Total<T>(0));
+  const std::int64_t stride = reduced.stride(0, reduced.rank - 1), other_stride = reduced.stride(1, reduced.rank - 1);
+  const std::int64_t other_step = jobs.kept.stride(1, jobs.kept.rank - 1);
+  for (std::int64_t at = job.begin; at < job.end; at += reduce_block) {
+    std::fill(sums, sums + reduce_tile, T(0));
+    reduced.for_each_run(
+        at, std::min(job.end, at + reduce_block), [&](const std::array<std::int64_t, 2>& offset, std::int64_t run) {
+          for (std::int64_t r = 0; r < run; ++r) {
+            load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0] + r * stride, 1, values, job.count);
+            if constexpr (Map != ReduceMap::value) {
+              load_elements(args.other.data, args.other.dtype, job.base[1] + offset[1] + r * other_stride, other_step,
+                            others, job.count);
+              map_values<T, Map>(values, others, job.count);
+            }
+            for (std::int64_t i = 0; i < job.count; ++i) sums[i] += values[i];
+          }
+        });
+    for (std::int64_t i = 0; i < job.count; ++i) totals[i] += static_cast<Total<T>>(sums[i]);
   }
 }
 
-template <class T>
-void sum(const ReduceArgs& args) {
-  const MergedStrides<1> kept(args.kept, {&args.kept_strides}), reduced(args.reduced, {&args.reduced_strides});
-  const std::int64_t outputs = args.kept.elements(), length = args.reduced.elements();
-  const std::int64_t stretches = std::max<std::int64_t>(1, (length + reduce_stretch - 1) / reduce_stretch);
-  const std::int64_t inner = kept.sizes[static_cast<std::size_t>(kept.rank - 1)];
-  const bool is_tiled = kept.stride(0, kept.rank - 1) == 1 && inner > 1;
-  const std::int64_t width = is_tiled ? tile : 1;
-  // Tiles do not cross the innermost kept axis.
-  const std::int64_t tiles_per_row = (inner + width - 1) / width;
-  const std::int64_t tiles = is_tiled ? outputs / inner * tiles_per_row : outputs;
-  auto* partial = reinterpret_cast<Total<T>*>(args.partial);
-  const std::int64_t grain = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, std::min(length, reduce_stretch) * width));
-  parallel_for(tiles * stretches, grain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t job = first; job < last; ++job) {
-      const std::int64_t which = job / stretches, stretch = job % stretches;
-      const std::int64_t output = is_tiled ? which / tiles_per_row * inner + which % tiles_per_row * width : which;
-      const std::int64_t count = is_tiled ? std::min(width, inner - which % tiles_per_row * width) : 1;
-      const std::int64_t begin = stretch * reduce_stretch, end = std::min(length, begin + reduce_stretch);
-      std::array<Total<T>, tile> totals;
-      kept.for_each_run(output, output + 1, [&](const std::array<std::int64_t, 1>& base, std::int64_t) {
-        if (is_tiled) {
-          sum_tile<T>(args, reduced, base[0], count, begin, end, totals.data());
-        } else {
-          totals[0] = sum_one<T>(args, reduced, base[0], begin, end);
-        }
-      });
-      if (stretches == 1) {
-        store<T>(args, output, totals.data(), count);
-      } else {
-        std::copy(totals.data(), totals.data() + count, partial + stretch * outputs + output);
-      }
+// Totals of outputs [output, output + n) become results.
+template <class T, ReduceMap Map>
+inline void finish(const ReduceArgs& args, std::int64_t output, Total<T>* totals, std::int64_t n) {
+  if constexpr (Map == ReduceMap::exp_difference) {
+    const T* const other = static_cast<const T*>(args.other.data) + output;
+    for (std::int64_t i = 0; i < n; ++i)
+      totals[i] = static_cast<double>(finite_or_zero(other[i])) + std::log(totals[i]);
+  } else if constexpr (!std::is_same_v<T, std::int64_t>) {
+    for (std::int64_t i = 0; i < n; ++i) totals[i] /= args.divisor;
+  }
+  store_elements(totals, args.out, args.out_dtype, output, 1, n);
+}
+
+template <class T, ReduceMap Map>
+struct SumJob {
+  static void run(const ReduceArgs& args, const ReduceJobs<2>& jobs, const MergedStrides<2>& reduced,
+                  const ReduceJob<2>& job) {
+    alignas(64) Total<T> totals[reduce_tile];
+    if (jobs.is_tiled) {
+      sum_tile<T, Map>(args, jobs, reduced, job, totals);
+    } else {
+      sum_one<T, Map>(args, reduced, job, totals);
     }
-  });
-  if (stretches == 1) return;
-  parallel_for(outputs, 1024, [&](std::int64_t first, std::int64_t last) {
+    if (jobs.stretches == 1) {
+      finish<T, Map>(args, job.output, totals, job.count);
+    } else {
+      auto* const partial = reinterpret_cast<Total<T>*>(args.partial);
+      std::copy(totals, totals + job.count, partial + job.stretch * jobs.outputs + job.output);
+    }
+  }
+};
+
+template <class T, ReduceMap Map>
+void sum(const ReduceArgs& args) {
+  // Where there is no other operand, the input's strides stand in, so that axes merge as far as they can.
+  const ReduceOperand& other = Map == ReduceMap::value ? args.in : args.other;
+  const ReduceJobs<2> jobs(args.kept, args.reduced, {&args.in.kept_strides, &other.kept_strides});
+  const MergedStrides<2> reduced(args.reduced, {&args.in.reduced_strides, &other.reduced_strides});
+  jobs.for_each([&](const ReduceJob<2>& job) { run_variant<SumJob<T, Map>>(args, jobs, reduced, job); });
+  if (jobs.stretches == 1) return;
+  const auto* const partial = reinterpret_cast<const Total<T>*>(args.partial);
+  parallel_for(jobs.outputs, 1024, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t output = first; output < last; ++output) {
       Total<T> total = 0;
-      for (std::int64_t stretch = 0; stretch < stretches; ++stretch) total += partial[stretch * outputs + output];
-      store<T>(args, output, &total, 1);
+      for (std::int64_t stretch = 0; stretch < jobs.stretches; ++stretch)
+        total += partial[stretch * jobs.outputs + output];
+      finish<T, Map>(args, output, &total, 1);
     }
   });
+}
+
+template <class T>
+void sum_floating(const ReduceArgs& args) {
+  switch (args.map) {
+    case ReduceMap::value:
+      return sum<T, ReduceMap::value>(args);
+    case ReduceMap::squared_difference:
+      return sum<T, ReduceMap::squared_difference>(args);
+    case ReduceMap::exp_difference:
+      return sum<T, ReduceMap::exp_difference>(args);
+  }
 }
 
 void sum_any(const ReduceArgs& args) {
-  switch (compute_type(args.in_dtype)) {
+  switch (compute_type(args.in.dtype)) {
     case ComputeType::f32:
-      return sum<float>(args);
+      return sum_floating<float>(args);
     case ComputeType::f64:
-      return sum<double>(args);
+      return sum_floating<double>(args);
     case ComputeType::i64:
-      return sum<std::int64_t>(args);
+      return sum<std::int64_t, ReduceMap::value>(args);
   }
 }
 
@@ -162,7 +190,7 @@ std::int64_t reduce_partial_elements(std::int64_t kept, std::int64_t reduced) no
   return stretches > 1 ? kept * stretches : 0;
 }
 
-const ReduceKernels reduce_cpu{reduce_detail::sum_any};
+const ReduceKernels reduce_cpu{reduce_detail::sum_any, extreme_on_cpu, place_on_cpu};
 
 const ReduceKernels& reduce_kernels(Device device) {
   if (device.is_cpu()) return reduce_cpu;

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include <thimble/core/ops/binary.h>
+#include <thimble/core/ops/reduction_functors.h>
 #include <thimble/core/ops/unary.h>
 
 namespace thimble::ops {
@@ -16,9 +17,9 @@ using BuiltinElementwise = TypeList<
     Neg, Abs, Exp, Log, Sqrt, Rsqrt, Square, Pow, Clamp, Tanh, Sigmoid, Relu, LeakyRelu, GeluTanh, GeluErf, Silu,
     Reciprocal, AddScalar, MulScalar,
     // binary
-    Add, Sub, Mul, Div, Minimum, Maximum, Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual,
+    Add, Sub, Mul, Div, Minimum, Maximum, Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, SquaredDifference,
     // ternary
-    Where>;
+    Where, VarianceGradient, LogSumExpGradient>;
 
 namespace list_detail {
 template <class Op, class... Ops>

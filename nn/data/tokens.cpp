@@ -64,10 +64,7 @@ std::vector<std::byte> format_tokens(std::span<const std::uint16_t> tokens) {
 }
 
 void write_tokens(const std::string& path, std::span<const std::uint16_t> tokens) {
-  const std::vector<std::byte> bytes = format_tokens(tokens);
-  AtomicFile file(path);
-  file.write(0, bytes);
-  file.commit();
+  write_file_atomically(path, format_tokens(tokens));
 }
 
 }  // namespace thimble::data

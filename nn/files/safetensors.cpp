@@ -47,6 +47,12 @@ std::string json_string(const std::string& text) {
   }
 }
 
+void require_header_bytes(std::uint64_t bytes) {
+  if (bytes > safetensors_header_limit)
+    throw ValueError("safetensors: the header would have at least " + std::to_string(bytes) +
+                     " bytes; allowed: at most " + std::to_string(safetensors_header_limit));
+}
+
 template <class Sizes>
 std::string json_array(const Sizes& sizes) {
   std::string text = "[";
@@ -128,6 +134,10 @@ SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
 }
 
 std::string format_safetensors_header(const SafetensorsHeader& header) {
+  std::uint64_t least = 0;  // text alone, before it is turned into JSON
+  for (const auto& [key, value] : header.metadata) least += key.size() + value.size();
+  for (const SafetensorsEntry& entry : header.tensors) least += entry.name.size();
+  safetensors_detail::require_header_bytes(least);
   std::string text = "{";
   if (!header.metadata.empty()) {
     text += "\"__metadata__\":{";
@@ -146,9 +156,7 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
   }
   text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
-  if (text.size() > safetensors_header_limit)
-    throw ValueError("safetensors: the header would have " + std::to_string(text.size()) + " bytes; allowed: at most " +
-                     std::to_string(safetensors_header_limit));
+  safetensors_detail::require_header_bytes(text.size());
   std::array<std::byte, 8> length;
   store_le<std::uint64_t>(text.size(), length.data());
   return std::string(reinterpret_cast<const char*>(length.data()), length.size()) + text;
@@ -186,7 +194,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
     : header_(lay_out_safetensors(std::move(tensors), std::move(metadata))),
       file_(path),
       written_(header_.tensors.size(), 0) {
-  file_.write(0, bytes_of(format_safetensors_header(header_)));
+  file_.write(format_safetensors_header(header_));
 }
 
 void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {

@@ -36,6 +36,11 @@ write("safetensors", "scalar_and_empty", safetensors(
     b'{"s":{"dtype":"F64","shape":[],"data_offsets":[0,8]},"e":{"dtype":"U8","shape":[0,9],"data_offsets":[8,8]}}', 8))
 write("safetensors", "twice", safetensors(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
                                           b'"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}', 2))
+two = b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[%d,%d]}}'
+write("safetensors", "two", safetensors(two % (4, 8), 8))
+write("safetensors", "overlap", safetensors(two % (3, 7), 7))
+write("safetensors", "hole", safetensors(two % (5, 9), 9))
+write("safetensors", "trailing", safetensors(two % (4, 8), 9))
 write("safetensors", "overflow", safetensors(
     b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,18446744073709551615]}}', 8))
 write("safetensors", "deep", safetensors(b'{"a":' + b"[" * 40, 0))
@@ -48,6 +53,8 @@ write("npy", "v3", npy(header + b"\n", bytes(24), 3))
 write("npy", "scalar", npy(b"{\"shape\": (), 'fortran_order': False, 'descr': '<i8'}\n", bytes(8)))
 write("npy", "bool", npy(b"{'descr': '|b1', 'fortran_order': False, 'shape': (4,), }\n", b"\0\1\1\0"))
 write("npy", "fortran", npy(header.replace(b"False", b"True") + b"\n", bytes(24)))
+write("npy", "bool_2", npy(b"{'descr': '|b1', 'fortran_order': False, 'shape': (4,), }\n", b"\0\1\2\0"))
+write("npy", "trailing", npy(header + b"\n", bytes(25)))
 write("npy", "overflow", npy(header.replace(b"(2, 3)", b"(4294967296, 4294967296)") + b"\n", bytes(24)))
 
 images = struct.pack(">IIII", 0x803, 2, 2, 3) + bytes(range(12))
@@ -58,11 +65,14 @@ write("idx", "images.gz", gzip.compress(images, mtime=0))
 write("idx", "labels.gz", gzip.compress(labels, mtime=0))
 write("idx", "stored.gz", gzip.compress(images, 0, mtime=0))
 write("idx", "bomb.gz", gzip.compress(images + bytes(100000), mtime=0))
+write("idx", "trailing", images + b"x")
+write("idx", "trailing.gz", gzip.compress(images, mtime=0) + b"x")
 write("idx", "huge", struct.pack(">IIII", 0x803, 2**32 - 1, 2**32 - 1, 2**32 - 1))
 write("idx", "huge.gz", gzip.compress(struct.pack(">IIII", 0x803, 1000, 1000, 1000), mtime=0))
 
 write("tokens", "empty", struct.pack("<256i", 20240520, 1, 0, *[0] * 253))
 write("tokens", "four", struct.pack("<256i", 20240520, 1, 4, *[0] * 253) + struct.pack("<4H", 0, 1, 50256, 65535))
+write("tokens", "trailing", struct.pack("<256i", 20240520, 1, 1, *[0] * 253) + bytes(3))
 write("tokens", "negative", struct.pack("<256i", 20240520, 1, -1, *[0] * 253))
 
 record = bytes([7]) + bytes(i * 7 % 256 for i in range(3072))

@@ -20,7 +20,7 @@ for folder in core nn; do ln -sfn "$PWD/$folder" "$build/include/thimble/$folder
 flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include"
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 objects=()
-for source in core/bytes core/file_stream core/npy nn/files/safetensors nn/files/safetensors_parse \
+for source in core/bytes core/file core/file_stream core/npy nn/files/safetensors nn/files/safetensors_parse \
   nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens; do
   object="$build/${source//\//-}.o"
   objects+=("$object")

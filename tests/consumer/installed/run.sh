@@ -2,9 +2,9 @@
 # Installs a built tree to a folder of its own, moves it, and builds and runs a program against it: once with
 # find_package, once with pkg-config where that is there.
 #
-#   run.sh CMAKE CXX BUILD_DIR WORK_DIR
+#   run.sh CMAKE GENERATOR CXX BUILD_DIR WORK_DIR
 set -eu
-cmake=$1 cxx=$2 build_dir=$3 work_dir=$4
+cmake=$1 generator=$2 cxx=$3 build_dir=$4 work_dir=$5
 here=$(cd "$(dirname "$0")" && pwd)
 rm -rf "$work_dir"
 mkdir -p "$work_dir"
@@ -13,7 +13,7 @@ mkdir -p "$work_dir"
 mv "$work_dir/first" "$work_dir/prefix" # nothing in the package may know where it was installed
 
 echo "find_package:"
-"$cmake" -S "$here" -B "$work_dir/build" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release \
+"$cmake" -S "$here" -B "$work_dir/build" -G "$generator" -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_BUILD_TYPE=Release \
   -DCMAKE_PREFIX_PATH="$work_dir/prefix" >"$work_dir/configure.log"
 "$cmake" --build "$work_dir/build" >"$work_dir/build.log"
 "$work_dir/build/consumer"

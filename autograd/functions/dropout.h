@@ -1,0 +1,15 @@
+#pragma once
+// Dropout. The mask is drawn from the generator in force (core/context.h) at the next site of the current module path.
+
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// x with each element dropped with probability p, the others scaled by 1 / (1 - p). Samples lie along axis 0. Keeps
+/// nothing: backward draws the mask again. p = 0 gives x itself. Throws ValueError for p outside of [0, 1), DTypeError.
+Tensor dropout(const Tensor& x, double p);
+
+/// The same values, but the mask is kept, one byte per element: for comparison.
+Tensor dropout_textbook(const Tensor& x, double p);
+
+}  // namespace thimble

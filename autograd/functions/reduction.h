@@ -1,0 +1,26 @@
+#pragma once
+// Reductions with gradients, over one axis, a list of axes, or all (the default): `sum(x)`, `mean(x, -1)`,
+// `variance(x, {0, 1}, 1, true)`. With keep_axes the reduced axes stay with size 1. Formulas, empty cases, and what
+// backward keeps stand at the operators in core/ops/reduction.h. All throw ShapeError for an axis out of range or named
+// twice.
+
+#include <thimble/core/reduce.h>
+
+namespace thimble {
+
+/// Integers and bool give i64.
+Tensor sum(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Throws DTypeError unless x is floating.
+Tensor mean(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Divides by n - correction; correction is 0 or 1. Throws ValueError, DTypeError unless x is floating.
+Tensor variance(const Tensor& x, const Axes& axes = {}, int correction = 1, bool keep_axes = false);
+/// NaN wins. Throws ShapeError when there is nothing to choose from.
+Tensor max(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+Tensor min(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// Place (i64) of the first extreme in row-major order of the reduced axes; no gradient.
+Tensor argmax(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+Tensor argmin(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+/// log sum e^x. Throws DTypeError unless x is floating.
+Tensor logsumexp(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
+
+}  // namespace thimble

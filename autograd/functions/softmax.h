@@ -1,0 +1,17 @@
+#pragma once
+// Softmax and its logarithm. Formulas, and what backward keeps, stand at the operators in core/ops/softmax.h.
+
+#include <thimble/core/tensor.h>
+
+namespace thimble {
+
+/// exp(scale x) / sum exp(scale x) along an axis. Keeps its result.
+Tensor softmax(const Tensor& x, int axis = -1, double scale = 1);
+
+/// Softmax of attention scores (..., T, S) over the last axis; query t sees the keys s <= t + (S - T) alone. S >= T.
+Tensor causal_softmax(const Tensor& scores, double scale = 1);
+
+/// x - log sum exp(x) along an axis. Keeps its result.
+Tensor log_softmax(const Tensor& x, int axis = -1);
+
+}  // namespace thimble

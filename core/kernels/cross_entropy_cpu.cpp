@@ -1,0 +1,205 @@
+// Cross entropy on the CPU: two passes over a row of logits forward (largest, sum), one backward.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/cross_entropy.h>
+#include <thimble/core/kernels/strided.h>
+#include <thimble/core/kernels/variants.h>
+#include <thimble/core/math.h>
+#include <thimble/core/parallel.h>
+
+namespace thimble::kernels {
+namespace cross_entropy_detail {
+
+constexpr std::int64_t grain_elements = 1 << 14;
+
+inline std::int64_t target_of(const ClassTargets& targets, std::int64_t row) {
+  return targets.dtype == DType::i32 ? static_cast<const std::int32_t*>(targets.data)[row]
+                                     : static_cast<const std::int64_t*>(targets.data)[row];
+}
+
+bool is_class(const ClassTargets& targets, std::int64_t target) { return target >= 0 && target < targets.classes; }
+
+std::int64_t find_bad_target(const ClassTargets& targets) {
+  for (std::int64_t row = 0; row < targets.rows; ++row) {
+    const std::int64_t target = target_of(targets, row);
+    if (target != targets.ignore_index && !is_class(targets, target)) return row;
+  }
+  return -1;
+}
+
+std::int64_t count_rows(const ClassTargets& targets) {
+  std::int64_t count = 0;
+  for (std::int64_t row = 0; row < targets.rows; ++row)
+    count += target_of(targets, row) != targets.ignore_index ? 1 : 0;
+  return count;
+}
+
+// body(row, base) for rows [begin, end); `base` is where each operand's row starts.
+template <int N, class F>
+inline void for_each_row(const MergedStrides<N>& rows, std::int64_t begin, std::int64_t end, F&& body) {
+  std::int64_t row = begin;
+  rows.for_each_run(begin, end, [&](std::array<std::int64_t, N> base, std::int64_t run) {
+    for (std::int64_t i = 0; i < run; ++i, ++row) {
+      body(row, base);
+      for (int n = 0; n < N; ++n) base[static_cast<std::size_t>(n)] += rows.stride(n, rows.rank - 1);
+    }
+  });
+}
+
+template <class T>
+inline void load_scores(const RowOperand& scores, std::int64_t base, std::int64_t at, std::int64_t n, T* x) {
+  load_elements(scores.data, scores.dtype, base + at * scores.step, scores.step, x, n);
+}
+
+template <class T>
+inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
+  alignas(64) T x[row_chunk];
+  const std::int64_t classes = args.targets.classes;
+  T largest = -std::numeric_limits<T>::infinity();
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    load_scores(args.scores, base, at, n, x);
+    largest = row_max(x, n, largest);
+  }
+  double total = 0;
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    if (classes > row_chunk) load_scores(args.scores, base, at, n, x);
+    for (std::int64_t i = 0; i < n; ++i) x[i] = math::exp(x[i] - largest);
+    total += row_sum<T>(n, [&](std::int64_t i) { return x[i]; });
+  }
+  return static_cast<double>(largest) + std::log(total);
+}
+
+template <class T>
+inline double plain_sum(const CrossEntropyArgs& args, std::int64_t base) {
+  alignas(64) T x[row_chunk];
+  double total = 0;
+  for (std::int64_t at = 0; at < args.targets.classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, args.targets.classes - at);
+    load_scores(args.scores, base, at, n, x);
+    total += row_sum<T>(n, [&](std::int64_t i) { return x[i]; });
+  }
+  return total;
+}
+
+template <class T>
+inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int64_t base, double level) {
+  const std::int64_t target = target_of(args.targets, row);
+  if (target == args.targets.ignore_index) return 0;
+  if (!is_class(args.targets, target)) return std::numeric_limits<double>::quiet_NaN();
+  T score;
+  load_scores(args.scores, base, target, 1, &score);
+  double loss = level - (1 - args.smoothing) * static_cast<double>(score);
+  if (args.smoothing > 0) {
+    loss -= args.smoothing / static_cast<double>(args.targets.classes) * plain_sum<T>(args, base);
+  }
+  return loss;
+}
+
+template <class T>
+struct ForwardRows {
+  static void run(const CrossEntropyArgs& args, const MergedStrides<1>& rows, std::int64_t begin, std::int64_t end) {
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
+      const double level = args.are_logits ? log_sum<T>(args, base[0]) : 0;
+      if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
+      static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], level));
+    });
+  }
+};
+
+std::int64_t row_grain(const ClassTargets& targets) {
+  return std::max<std::int64_t>(1, grain_elements / targets.classes);
+}
+
+template <class T>
+void forward(const CrossEntropyArgs& args) {
+  const MergedStrides<1> rows(args.outer, {&args.scores.strides});
+  parallel_for(args.targets.rows, row_grain(args.targets),
+               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, rows, begin, end); });
+  if (args.reduction == LossReduction::none) return;
+  const T* const losses = static_cast<const T*>(args.losses);
+  double total = 0;
+  for (std::int64_t at = 0; at < args.targets.rows; at += row_chunk) {
+    total += row_sum<T>(std::min(row_chunk, args.targets.rows - at), [&](std::int64_t i) { return losses[at + i]; });
+  }
+  if (args.reduction == LossReduction::mean) total /= static_cast<double>(count_rows(args.targets));
+  *static_cast<T*>(args.out) = static_cast<T>(total);
+}
+
+// One row's gradient; `g` is the gradient of its loss, 0 classes are left out for an ignored row.
+template <class T>
+inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row, std::int64_t from, std::int64_t to,
+                         T g) {
+  alignas(64) T x[row_chunk];
+  const std::int64_t classes = args.targets.classes, target = target_of(args.targets, row);
+  const bool counts = target != args.targets.ignore_index;
+  const T level = args.are_logits ? static_cast<const T*>(args.log_sums)[row] : T(0);
+  const T everywhere = static_cast<T>(args.smoothing / static_cast<double>(classes));
+  const T at_target = static_cast<T>(1 - args.smoothing);
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    if (!counts) {
+      std::fill(x, x + n, T(0));
+    } else {
+      if (args.are_logits) {
+        load_scores(args.scores, from, at, n, x);
+        for (std::int64_t i = 0; i < n; ++i) x[i] = math::exp(x[i] - level) - everywhere;
+      } else {
+        std::fill(x, x + n, -everywhere);
+      }
+      if (target >= at && target < at + n) x[target - at] -= at_target;
+      for (std::int64_t i = 0; i < n; ++i) x[i] *= g;
+    }
+    store_elements(x, args.dx.data, args.dx.dtype, to + at * args.dx.step, args.dx.step, n);
+  }
+}
+
+template <class T>
+struct BackwardRows {
+  static void run(const CrossEntropyBackwardArgs& args, const MergedStrides<2>& rows, double divisor,
+                  std::int64_t begin, std::int64_t end) {
+    const T* const dy = static_cast<const T*>(args.dy);
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 2>& base) {
+      const T g =
+          args.reduction == LossReduction::none ? dy[row] : static_cast<T>(static_cast<double>(dy[0]) / divisor);
+      backward_row(args, row, base[0], base[1], g);
+    });
+  }
+};
+
+template <class T>
+void backward(const CrossEntropyBackwardArgs& args) {
+  const MergedStrides<2> rows(args.outer,
+                              {args.are_logits ? &args.scores.strides : &args.dx.strides, &args.dx.strides});
+  const double divisor = args.reduction == LossReduction::mean ? static_cast<double>(count_rows(args.targets)) : 1;
+  parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
+    run_variant<BackwardRows<T>>(args, rows, divisor, begin, end);
+  });
+}
+
+void forward_any(const CrossEntropyArgs& args) {
+  return args.scores.dtype == DType::f64 ? forward<double>(args) : forward<float>(args);
+}
+
+void backward_any(const CrossEntropyBackwardArgs& args) {
+  return args.dx.dtype == DType::f64 ? backward<double>(args) : backward<float>(args);
+}
+
+}  // namespace cross_entropy_detail
+
+const CrossEntropyKernels cross_entropy_cpu{cross_entropy_detail::find_bad_target, cross_entropy_detail::forward_any,
+                                            cross_entropy_detail::backward_any};
+
+const CrossEntropyKernels& cross_entropy_kernels(Device device) {
+  if (device.is_cpu()) return cross_entropy_cpu;
+  if (!cross_entropy_cuda) throw DeviceError("cross_entropy: " + to_string(device) + " is not in this build");
+  return *cross_entropy_cuda;
+}
+
+}  // namespace thimble::kernels
