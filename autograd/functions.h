@@ -1,6 +1,7 @@
 #pragma once
 // All differentiable functions. Each runs one operator (core/ops/) and records it when a tape is active.
 
+#include <thimble/autograd/functions/attention.h>
 #include <thimble/autograd/functions/dropout.h>
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/matmul.h>
