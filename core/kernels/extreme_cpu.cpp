@@ -5,11 +5,11 @@
 #include <cstring>
 #include <limits>
 
-#include <thimble/core/kernels/isa_variants.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/reduce_cpu.h>
 #include <thimble/core/kernels/reduce_jobs.h>
 #include <thimble/core/kernels/rows.h>
-#include <thimble/core/kernels/typed_load.h>
+#include <thimble/core/kernels/variants.h>
 
 namespace thimble::kernels {
 namespace extreme_detail {
@@ -52,7 +52,7 @@ inline void find_one(const ExtremeArgs& args, const MergedStrides<1>& reduced, c
     const std::int64_t n = std::min(room, job.end - at);
     T* to = values;
     reduced.for_each_run(at, at + n, [&](const std::array<std::int64_t, 1>& offset, std::int64_t run) {
-      load(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, to, run);
+      load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, to, run);
       to += run;
     });
     const T top = winner<T, is_max>(values, n, is_first ? values[0] : best.value[0]);
@@ -73,7 +73,7 @@ inline void find_tile(const ExtremeArgs& args, const MergedStrides<1>& reduced, 
   std::int64_t at = job.begin;
   reduced.for_each_run(job.begin, job.end, [&](const std::array<std::int64_t, 1>& offset, std::int64_t run) {
     for (std::int64_t r = 0; r < run; ++r, ++at) {
-      load(args.in.data, args.in.dtype, job.base[0] + offset[0] + r * stride, 1, values, job.count);
+      load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0] + r * stride, 1, values, job.count);
       if (at == job.begin) {
         std::copy(values, values + job.count, best.value);
         std::fill(best.place, best.place + job.count, at);
@@ -89,8 +89,8 @@ inline void find_tile(const ExtremeArgs& args, const MergedStrides<1>& reduced, 
 
 template <class T>
 inline void finish(const ExtremeArgs& args, std::int64_t output, const Best<T>& best, std::int64_t n) {
-  if (args.values) store(best.value, args.values, args.values_dtype, output, 1, n);
-  if (args.places) store(best.place, args.places, args.places_dtype, output, 1, n);
+  if (args.values) store_elements(best.value, args.values, args.values_dtype, output, 1, n);
+  if (args.places) store_elements(best.place, args.places, args.places_dtype, output, 1, n);
 }
 
 // What is kept of a stretch until the stages meet: 8 bytes of value (T is one of float, double, i64) and 8 of place.
@@ -101,24 +101,26 @@ struct Partial {
 };
 
 template <class T, bool is_max>
-inline void run_job(const ExtremeArgs& args, const ReduceJobs<1>& jobs, const MergedStrides<1>& reduced,
-                    const ReduceJob<1>& job) {
-  Best<T> best;
-  if (jobs.is_tiled) {
-    find_tile<T, is_max>(args, reduced, job, best);
-  } else {
-    find_one<T, is_max>(args, reduced, job, best);
+struct FindExtremes {
+  static void run(const ExtremeArgs& args, const ReduceJobs<1>& jobs, const MergedStrides<1>& reduced,
+                  const ReduceJob<1>& job) {
+    Best<T> best;
+    if (jobs.is_tiled) {
+      find_tile<T, is_max>(args, reduced, job, best);
+    } else {
+      find_one<T, is_max>(args, reduced, job, best);
+    }
+    if (jobs.stretches == 1) return finish(args, job.output, best, job.count);
+    auto* const partial = reinterpret_cast<Partial<T>*>(args.partial) + job.stretch * jobs.outputs + job.output;
+    for (std::int64_t i = 0; i < job.count; ++i) partial[i] = {best.value[i], best.place[i]};
   }
-  if (jobs.stretches == 1) return finish(args, job.output, best, job.count);
-  auto* const partial = reinterpret_cast<Partial<T>*>(args.partial) + job.stretch * jobs.outputs + job.output;
-  for (std::int64_t i = 0; i < job.count; ++i) partial[i] = {best.value[i], best.place[i]};
-}
+};
 
 template <class T, bool is_max>
 void extreme(const ExtremeArgs& args) {
   const ReduceJobs<1> jobs(args.kept, args.reduced, {&args.in.kept_strides});
   const MergedStrides<1> reduced(args.reduced, {&args.in.reduced_strides});
-  jobs.for_each([&](const ReduceJob<1>& job) { run_variant<run_job<T, is_max>>(args, jobs, reduced, job); });
+  jobs.for_each([&](const ReduceJob<1>& job) { run_variant<FindExtremes<T, is_max>>(args, jobs, reduced, job); });
   if (jobs.stretches == 1) return;
   static_assert(sizeof(Partial<T>) == 2 * sizeof(double));
   const auto* const partial = reinterpret_cast<const Partial<T>*>(args.partial);
@@ -164,7 +166,7 @@ void place_on_cpu(const PlaceArgs& args) {
     kept.for_each_run(first, last, [&](const std::array<std::int64_t, 2>& base, std::int64_t run) {
       for (std::int64_t i = 0; i < run; ++i, ++output) {
         std::int64_t rest = 0;
-        load(args.places, args.places_dtype, output, 1, &rest, 1);
+        load_elements(args.places, args.places_dtype, output, 1, &rest, 1);
         std::int64_t to = base[1] + i * kept.stride(1, kept.rank - 1);
         for (int axis = args.reduced.rank() - 1; axis >= 0; --axis) {
           to += rest % args.reduced[axis] * args.out_reduced_strides[axis];
