@@ -16,23 +16,26 @@ namespace extreme_detail {
 
 constexpr std::int64_t room = 1024;
 
-// True where b takes the place of a.
+// True where b takes the place of a. Without branches, so that loops over it become vectors.
 template <class T, bool is_max>
 inline bool beats(T b, T a) {
-  return is_max ? (b > a || (b != b && a == a)) : (b < a || (b != b && a == a));
+  return (is_max ? b > a : b < a) | ((b != b) & (a == a));
 }
 
 // The winner among x[0 .. n) and `best`, without its place.
 template <class T, bool is_max>
 inline T winner(const T* x, std::int64_t n, T best) {
-  T lanes[row_lanes];
+  alignas(64) T lanes[row_lanes];
+  const auto meet = [&](std::int64_t l, T b) { lanes[l] = beats<T, is_max>(b, lanes[l]) ? b : lanes[l]; };
   for (std::int64_t l = 0; l < row_lanes; ++l) lanes[l] = best;
   std::int64_t i = 0;
   for (; i + row_lanes <= n; i += row_lanes) {
-    for (std::int64_t l = 0; l < row_lanes; ++l) lanes[l] = beats<T, is_max>(x[i + l], lanes[l]) ? x[i + l] : lanes[l];
+    for (std::int64_t l = 0; l < row_lanes; ++l) meet(l, x[i + l]);
   }
-  for (; i < n; ++i) lanes[0] = beats<T, is_max>(x[i], lanes[0]) ? x[i] : lanes[0];
-  for (std::int64_t l = 1; l < row_lanes; ++l) lanes[0] = beats<T, is_max>(lanes[l], lanes[0]) ? lanes[l] : lanes[0];
+  for (std::int64_t l = 0; l < n - i; ++l) meet(l, x[i + l]);
+  for (std::int64_t half = row_lanes / 2; half > 0; half /= 2) {
+    for (std::int64_t l = 0; l < half; ++l) meet(l, lanes[l + half]);
+  }
   return lanes[0];
 }
 
