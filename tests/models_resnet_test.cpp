@@ -11,6 +11,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/parallel.h>
 #include <thimble/core/random.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/mlp.h>
@@ -25,6 +26,16 @@ using namespace thimble;
 using namespace thimble::models;
 
 namespace {
+
+/// A number of threads for a scope: small models are quicker without others to wait for.
+class Threads {
+ public:
+  explicit Threads(int threads = 1) : before_(thread_count()) { set_thread_count(threads); }
+  ~Threads() { set_thread_count(before_); }
+
+ private:
+  int before_;
+};
 
 ModelOptions tiny(Build build, std::int64_t image = 32, std::int64_t width = 8) {
   ModelOptions options;
@@ -51,6 +62,7 @@ struct Gradient {
   std::vector<double> values;
 };
 std::vector<Gradient> loss_and_gradients(const char* name, const ModelOptions& options, std::int64_t samples) {
+  const Threads alone;
   Generator generator(7);
   const GeneratorScope scope(generator);
   const auto model = make_model(name, options);
@@ -106,7 +118,9 @@ std::int64_t booked(const memory::Stack& stack, Category category) {
 }
 
 /// Two steps of SGD with momentum on a device; the stack remembers what happened.
-memory::Stack run_two_steps(const char* name, const ModelOptions& options, std::int64_t samples, Device device) {
+memory::Stack run_two_steps(const char* name, const ModelOptions& options, std::int64_t samples, int threads,
+                            Device device) {
+  const Threads scope(threads);
   memory::Stack stack = memory::make_resource(device, {.trace = true});
   const ResourceScope resource(stack.top);
   Generator generator(3);
@@ -177,6 +191,7 @@ TEST_CASE("models resnet: names and file shapes are torchvision's", "[models][re
 }
 
 TEST_CASE("models resnet: initial values are the papers'", "[models][resnet][quick]") {
+  const Threads alone;
   Generator generator(1);
   const GeneratorScope scope(generator);
   const auto model = make_model("resnet18", tiny(Build::fused, 32, 16));
@@ -201,6 +216,7 @@ TEST_CASE("models resnet: initial values are the papers'", "[models][resnet][qui
 }
 
 TEST_CASE("models resnet: every parameter gets a gradient, and the loss falls", "[models][resnet][quick]") {
+  const Threads alone;
   for (const Build build : {Build::fused, Build::textbook}) {
     Generator generator(5);
     const GeneratorScope scope(generator);
@@ -255,6 +271,7 @@ TEST_CASE("models resnet: the fused and the textbook build have the same bits", 
 }
 
 TEST_CASE("models resnet: evaluation uses the running statistics", "[models][resnet][quick]") {
+  const Threads alone;
   Generator generator(2);
   const GeneratorScope scope(generator);
   const auto model = make_model("resnet18", tiny(Build::fused));
@@ -361,14 +378,16 @@ TEST_CASE("models resnet: a dry run is the real run, event by event", "[models][
   const struct {
     const char* name;
     ModelOptions options;
-  } rows[] = {{"resnet18", tiny(Build::fused)},
-              {"resnet18", tiny(Build::textbook)},
-              {"resnet50", tiny(Build::fused, 72)},
-              {"mlp", tiny(Build::fused, 28, 64)}};
+    int threads;
+  } rows[] = {{"resnet18", tiny(Build::fused), 1},
+              {"resnet18", tiny(Build::textbook), 1},
+              {"resnet50", tiny(Build::fused, 72), 1},
+              {"mlp", tiny(Build::fused, 28, 64), 1},
+              {"mlp", tiny(Build::textbook, 28, 64), 2}};
   for (const auto& row : rows) {
     CAPTURE(row.name, row.options.image);
-    const memory::Stack real = run_two_steps(row.name, row.options, 2, cpu);
-    const memory::Stack dried = run_two_steps(row.name, row.options, 2, dry(cpu));
+    const memory::Stack real = run_two_steps(row.name, row.options, 2, row.threads, cpu);
+    const memory::Stack dried = run_two_steps(row.name, row.options, 2, row.threads, dry(cpu));
     CHECK(real.arena->statistics().peak_committed_bytes == dried.arena->statistics().peak_committed_bytes);
     CHECK(real.ledger->max_allocated() == dried.ledger->max_allocated());
     CHECK(*real.trace == *dried.trace);
