@@ -12,10 +12,10 @@
 #include <limits>
 
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
-#include <thimble/core/kernels/isa_variants.h>
 #include <thimble/core/kernels/random_bits.h>
-#include <thimble/core/kernels/typed_load.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/math.h>
 
 namespace thimble::kernels::attention_detail {
@@ -57,7 +57,8 @@ Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int
                   std::int64_t first, std::int64_t count, T* buffer) {
   const std::int64_t at = b * x.batch + first * x.row + h * x.head;
   if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
-  for (std::int64_t i = 0; i < count; ++i) load(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
+  for (std::int64_t i = 0; i < count; ++i)
+    load_elements(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
   return {buffer, p.width};
 }
 
@@ -94,9 +95,8 @@ void hide_future(const AttentionProblem& p, std::int64_t first_query, std::int64
 /// What a block of probabilities is multiplied by: 0 where dropped. factors is (key_block, panel); the columns of
 /// queries that are not there are 0.
 template <class T>
-inline void dropout_factors(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
-                            std::int64_t queries, std::int64_t first_key, std::int64_t rows, std::int64_t panel,
-                            T* factors) {
+void dropout_factors(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
+                     std::int64_t queries, std::int64_t first_key, std::int64_t rows, std::int64_t panel, T* factors) {
   alignas(64) std::uint32_t words[key_block + 8];
   const T scale = static_cast<T>(p.keep_scale);
   for (std::int64_t w = 0; w < queries; ++w) {

@@ -1,0 +1,66 @@
+#pragma once
+// What every reference model offers, and the list of them by name.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <thimble/nn/module.h>
+
+namespace thimble::models {
+
+/// One batch: images (N, H, W, C) in the model's dtype, or token ids (N, T) i64; targets are class indices (N) or next
+/// tokens (N, T), i64.
+struct Batch {
+  Tensor input, target;
+};
+
+/// fused: the cheapest form of every operator. textbook: the plain form, as the literature counts its bytes.
+enum class Build : std::uint8_t { fused, textbook };
+
+/// Sizes that differ from the named model's own; 0 or negative: as the model has them.
+struct ModelOptions {
+  std::int64_t image = 0;     ///< height and width of images
+  std::int64_t channels = 0;  ///< of images
+  std::int64_t classes = 0;
+  std::int64_t vocabulary = 0;
+  std::int64_t sequence = 0;
+  std::int64_t layers = 0, heads = 0, width = 0;
+  double dropout = -1;
+  Build build = Build::fused;
+};
+
+class Model : public nn::Module {
+ public:
+  /// Class scores (N, K), or logits (N, T, V).
+  virtual Tensor forward(const Tensor& input) = 0;
+  /// Mean cross-entropy, one element.
+  virtual Tensor loss(const Batch& batch);
+  /// A batch of the right shapes and dtypes on `device`, booked as input, with zeros in it: for dry runs and timing.
+  virtual Batch empty_batch(std::int64_t samples, Device device) const = 0;
+  /// True for models over token ids.
+  virtual bool is_text() const noexcept = 0;
+  /// The sizes the model was built with, none of them left open.
+  const ModelOptions& options() const noexcept { return options_; }
+
+ protected:
+  explicit Model(const ModelOptions& options) : options_(options) {}
+  ModelOptions options_;
+};
+
+struct ModelInfo {
+  std::string name;
+  std::string description;
+  std::int64_t parameters;
+};
+
+/// Builds a model under the path of its family ("gpt", "resnet", "mlp"). Throws ValueError: unknown name (the message
+/// lists all), sizes that do not fit (heads that do not divide the width, an image that is too small).
+std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options = {},
+                                  const nn::Placement& on = {});
+
+/// All models with their own sizes; parameters are counted on a dry device.
+std::vector<ModelInfo> model_list();
+
+}  // namespace thimble::models

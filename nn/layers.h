@@ -1,0 +1,142 @@
+#pragma once
+// The usual layers. Names of parameters and buffers are PyTorch's ("weight", "bias", "running_mean", ...).
+
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/matmul.h>
+#include <thimble/nn/module.h>
+
+namespace thimble::nn {
+
+struct LinearOptions {
+  bool has_bias = true;
+  /// Weight (I, O), as GPT-2's files have it, instead of (O, I).
+  bool weight_is_in_out = false;
+  kernels::Activation activation = kernels::Activation::none;  ///< fused into the product
+  /// Deviation of the normal the weight starts from (bias 0). Negative: uniform in +-1/sqrt(I), weight and bias (He et
+  /// al. 2015 with a = sqrt(5), PyTorch's default).
+  double deviation = -1;
+};
+
+/// (..., I) -> (..., O).
+class Linear final : public Layer {
+ public:
+  Linear(std::int64_t in, std::int64_t out, const Placement& on = {}, const LinearOptions& options = {});
+  Tensor weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  LinearOptions options_;
+};
+
+/// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW.
+class Conv2d final : public Layer {
+ public:
+  Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
+         bool has_bias = false, const Placement& on = {});
+  Tensor weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Conv2dOptions options_;
+};
+
+/// Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, algorithm 1), with running statistics.
+class BatchNorm2d final : public Layer {
+ public:
+  explicit BatchNorm2d(std::int64_t channels, const Placement& on = {}, double momentum = 0.1, double epsilon = 1e-5);
+  Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+
+  /// relu(norm(x)) as one operator: bitwise the composition, one buffer fewer.
+  Tensor with_relu(const Tensor& x);
+  /// relu(norm(x) + residual) as one operator.
+  Tensor with_add_relu(const Tensor& x, const Tensor& residual);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  void count_batch();
+  double momentum_, epsilon_;
+};
+
+/// Over the last axis (Ba et al. 2016, equation 4).
+class LayerNorm final : public Layer {
+ public:
+  explicit LayerNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-5);
+  Tensor weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  double epsilon_;
+};
+
+/// Over the last axis, without mean and bias (Zhang & Sennrich 2019, equation 4).
+class RmsNorm final : public Layer {
+ public:
+  explicit RmsNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-6);
+  Tensor weight;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  double epsilon_;
+};
+
+/// Over groups of channels (Wu & He 2018, equation 7).
+class GroupNorm final : public Layer {
+ public:
+  GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on = {}, double epsilon = 1e-5);
+  Tensor weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  std::int64_t groups_;
+  double epsilon_;
+};
+
+/// Ids (...) -> rows (..., C) of a table (V, C).
+class Embedding final : public Layer {
+ public:
+  Embedding(std::int64_t count, std::int64_t width, const Placement& on = {}, double deviation = 1);
+  Tensor weight;
+
+ protected:
+  Tensor forward(const Tensor& ids) override;
+};
+
+/// Inverted dropout (Srivastava et al. 2014) while training; keeps nothing, or a one-byte mask in the textbook form.
+class Dropout final : public Layer {
+ public:
+  /// Throws ValueError unless 0 <= p < 1.
+  explicit Dropout(double p, bool is_textbook = false);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  double p_;
+  bool is_textbook_;
+};
+
+/// An activation function as a layer: `Activation(relu)`.
+class Activation final : public Layer {
+ public:
+  explicit Activation(Tensor (*function)(const Tensor&)) : function_(function) {}
+
+ protected:
+  Tensor forward(const Tensor& x) override { return function_(x); }
+
+ private:
+  Tensor (*function_)(const Tensor&);
+};
+
+}  // namespace thimble::nn

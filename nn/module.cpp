@@ -1,0 +1,73 @@
+#include <thimble/nn/module.h>
+
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+
+void Module::collect(const std::string& prefix, bool wants_parameters, std::vector<NamedTensor>& list) const {
+  for (const NamedTensor& own : wants_parameters ? parameters_ : buffers_) {
+    bool is_listed = false;  // shared between modules
+    for (const NamedTensor& other : list)
+      is_listed = is_listed || (own.tensor.leaf() && other.tensor.leaf() == own.tensor.leaf());
+    if (!is_listed) list.push_back({prefix + own.name, own.tensor, own.layout});
+  }
+  for (const Child& c : children_) c.module->collect(prefix + c.name + ".", wants_parameters, list);
+}
+
+std::vector<NamedTensor> Module::parameters() const {
+  std::vector<NamedTensor> list;
+  collect("", true, list);
+  return list;
+}
+
+std::vector<NamedTensor> Module::buffers() const {
+  std::vector<NamedTensor> list;
+  collect("", false, list);
+  return list;
+}
+
+std::vector<Named> Module::trainable() const {
+  std::vector<Named> list;
+  for (const NamedTensor& p : parameters()) list.push_back({p.name, p.tensor});
+  return list;
+}
+
+std::int64_t Module::parameter_count() const {
+  std::int64_t count = 0;
+  for (const NamedTensor& p : parameters()) count += p.tensor.elements();
+  return count;
+}
+
+void Module::train(bool is_training) {
+  is_training_ = is_training;
+  for (const Child& c : children_) c.module->train(is_training);
+}
+
+Tensor Module::add_parameter(std::string name, Tensor value, FileLayout layout) {
+  for (const NamedTensor& p : parameters_) {
+    if (p.name == name) throw ValueError("module: two parameters are named '" + name + "'");
+  }
+  if (!value.requires_grad()) {
+    value.require_grad();
+    if (value.storage()) value.storage()->set_category(Category::parameter);
+  }
+  parameters_.push_back({std::move(name), value, layout});
+  return value;
+}
+
+Tensor Module::add_buffer(std::string name, Tensor value) {
+  if (value.storage()) value.storage()->set_category(Category::parameter);
+  buffers_.push_back({std::move(name), value});
+  return value;
+}
+
+Tensor Sequential::forward(const Tensor& x) {
+  Tensor y = x;
+  for (Layer* layer : layers_) y = (*layer)(y);
+  return y;
+}
+
+Tensor residual_sum(const Tensor& x, const Tensor& y) { return add(x, y); }
+
+}  // namespace thimble::nn

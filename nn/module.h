@@ -1,0 +1,154 @@
+#pragma once
+// A module owns parameters, buffers and child modules under dotted names, and runs under its path, so that every byte
+// it allocates is booked there.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/context.h>
+#include <thimble/core/tensor.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::nn {
+
+using optim::Named;
+
+/// Where a module's tensors live, and of which dtype its parameters are.
+struct Placement {
+  Device device = cpu;
+  DType dtype = DType::f32;
+};
+
+/// How public files lay a parameter out.
+enum class FileLayout : std::uint8_t {
+  same,  ///< as in memory
+  oihw   ///< memory (O, KH, KW, I), file (O, I, KH, KW)
+};
+
+/// A parameter or buffer with its dotted name.
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+  FileLayout layout = FileLayout::same;
+};
+
+class Module {
+ public:
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// Leaves that are trained, in the order of construction, children included. Shared ones are listed once.
+  std::vector<NamedTensor> parameters() const;
+  /// State that is saved but not trained (batch-norm statistics).
+  std::vector<NamedTensor> buffers() const;
+  /// The parameters as optimizers take them.
+  std::vector<Named> trainable() const;
+  /// Elements of all parameters.
+  std::int64_t parameter_count() const;
+
+  /// Training or evaluation, for this module and all below it.
+  void train(bool is_training = true);
+  void eval() { train(false); }
+  bool is_training() const noexcept { return is_training_; }
+
+  /// The path the module runs and allocates under: where it was made.
+  PathId path() const noexcept { return path_; }
+
+ protected:
+  /// Takes the current path as its own: `child` makes it `parent.name`.
+  Module() : path_(context().path) {}
+
+  /// Makes a leaf of `value` under `name` and books its bytes as a parameter.
+  Tensor add_parameter(std::string name, Tensor value, FileLayout layout = FileLayout::same);
+  Tensor add_buffer(std::string name, Tensor value);
+
+  /// Makes a child module under `name` (which may have dots: "h.0"); this module owns it.
+  template <class M, class... Args>
+  M& child(const std::string& name, Args&&... args) {
+    const PathScope own(path_);
+    const PathScope below(name);
+    auto made = std::make_unique<M>(std::forward<Args>(args)...);
+    M& reference = *made;
+    children_.push_back({name, std::move(made)});
+    return reference;
+  }
+
+ private:
+  void collect(const std::string& prefix, bool wants_parameters, std::vector<NamedTensor>& list) const;
+
+  struct Child {
+    std::string name;
+    std::unique_ptr<Module> module;
+  };
+  PathId path_;
+  bool is_training_ = true;
+  std::vector<NamedTensor> parameters_, buffers_;
+  std::vector<Child> children_;
+};
+
+/// A module from one tensor to one tensor.
+class Layer : public Module {
+ public:
+  /// Runs forward under the module's path.
+  Tensor operator()(const Tensor& x) {
+    const PathScope scope(path());
+    return forward(x);
+  }
+
+ protected:
+  virtual Tensor forward(const Tensor& x) = 0;
+};
+
+/// Layers one after the other.
+class Sequential final : public Layer {
+ public:
+  /// Makes a layer named by its place ("0", "1", ...), or as given.
+  template <class L, class... Args>
+  L& add(Args&&... args) {
+    return add_named<L>(std::to_string(layers_.size()), std::forward<Args>(args)...);
+  }
+  template <class L, class... Args>
+  L& add_named(const std::string& name, Args&&... args) {
+    L& layer = child<L>(name, std::forward<Args>(args)...);
+    layers_.push_back(&layer);
+    return layer;
+  }
+  std::size_t size() const noexcept { return layers_.size(); }
+  Layer& operator[](std::size_t i) { return *layers_.at(i); }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  std::vector<Layer*> layers_;
+};
+
+/// x + inner(x); the inner layer is made by the constructor's arguments.
+template <class Inner>
+class Residual final : public Layer {
+ public:
+  template <class... Args>
+  explicit Residual(Args&&... args) : inner_(child<Inner>("inner", std::forward<Args>(args)...)) {}
+  Inner& inner() noexcept { return inner_; }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Inner& inner_;
+};
+
+/// x + y, recorded; what Residual is made of.
+Tensor residual_sum(const Tensor& x, const Tensor& y);
+
+template <class Inner>
+Tensor Residual<Inner>::forward(const Tensor& x) {
+  return residual_sum(x, inner_(x));
+}
+
+}  // namespace thimble::nn
