@@ -173,9 +173,7 @@ std::size_t backward_bytes_of(const AttentionProblem& p) {
   return carver.bytes();
 }
 
-int backward_threads(const AttentionProblem& p, int threads) {
-  return static_cast<int>(std::min<std::int64_t>(threads, p.batch * p.heads));
-}
+int backward_threads(const AttentionProblem& p, int threads) { return useful_threads(p, p.batch * p.heads, threads); }
 
 std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept {
   return static_cast<std::size_t>(backward_threads(p, threads)) *

@@ -133,8 +133,18 @@ std::size_t forward_bytes_of(const AttentionProblem& p) {
   return carver.bytes();
 }
 
+template <class T>
+std::int64_t panel_count(const AttentionProblem& p) {
+  const std::int64_t panel = gemm_detail::microkernels<T>(isa()).columns();
+  return p.batch * p.heads * ((p.queries + panel - 1) / panel);
+}
+
+int forward_threads(const AttentionProblem& p, int threads) {
+  return useful_threads(p, p.dtype == DType::f64 ? panel_count<double>(p) : panel_count<float>(p), threads);
+}
+
 std::size_t forward_bytes(const AttentionProblem& p, int threads) noexcept {
-  return static_cast<std::size_t>(threads) *
+  return static_cast<std::size_t>(forward_threads(p, threads)) *
          (p.dtype == DType::f64 ? forward_bytes_of<double>(p) : forward_bytes_of<float>(p));
 }
 
@@ -156,6 +166,7 @@ void forward_of(const AttentionArgs& args, void* workspace, int threads) {
 }
 
 void forward(const AttentionArgs& args, void* workspace, int threads) noexcept {
+  threads = forward_threads(args, threads);
   return args.dtype == DType::f64 ? forward_of<double>(args, workspace, threads)
                                   : forward_of<float>(args, workspace, threads);
 }

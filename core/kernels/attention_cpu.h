@@ -120,6 +120,13 @@ inline std::int64_t row_index(const AttentionProblem& p, std::int64_t b, std::in
   return (b * p.heads + h) * p.queries + t;
 }
 
+/// How many threads `jobs` are worth: none for less than about 10 us of work.
+inline int useful_threads(const AttentionProblem& p, std::int64_t jobs, int threads) {
+  constexpr std::int64_t smallest_work = 1 << 18;  // products of a score
+  const std::int64_t work = jobs == 0 ? 0 : p.batch * p.heads * p.queries * p.keys * p.width / smallest_work;
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(jobs, work), 1, threads));
+}
+
 std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept;
 void backward(const AttentionGradArgs& args, void* workspace, int threads) noexcept;
 
