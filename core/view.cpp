@@ -128,7 +128,7 @@ std::vector<Tensor> split(const Tensor& t, int axis, std::span<const std::int64_
   std::int64_t begin = 0;
   for (const std::int64_t size : sizes) {
     if (size < 0 || size > t.shape()[a] - begin) break;
-    parts.push_back(slice(t, a, begin, begin + size));
+    parts.push_back(view::slice(t, a, begin, begin + size));
     begin += size;
   }
   if (parts.size() != sizes.size() || begin != t.shape()[a]) {

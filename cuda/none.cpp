@@ -1,24 +1,26 @@
 // What a build without CUDA defines: one line per kernel family.
 
+#include <thimble/core/kernels/attention.h>
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/gather.h>
-#include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/matmul.h>
+#include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/softmax.h>
 
 namespace thimble::kernels {
 
 const ElementwiseCuda elementwise_cuda = nullptr;
+const AttentionKernels* const attention_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
-const NormKernels* const norm_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
+const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;

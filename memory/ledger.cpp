@@ -192,7 +192,6 @@ std::vector<Ledger::PathRow> Ledger::path_rows() const {
 }
 
 std::string Ledger::summary(std::size_t path_count) const {
-  using namespace ledger_detail;
   const std::lock_guard guard(*lock());
   const CategoryBytes live = now(totals_);
   const CategoryBytes peak = at_peak(totals_);
@@ -200,15 +199,15 @@ std::string Ledger::summary(std::size_t path_count) const {
   std::snprintf(head, sizeof head, "  %-32s %32s %32s\n", "category", "now", "at the peak");
   std::string text = "memory on " + to_string(device()) + "\n" + head;
   for (std::size_t i = 0; i < category_count; ++i) {
-    text += line(to_string(static_cast<Category>(i)), live[i], peak[i]);
+    text += ledger_detail::line(to_string(static_cast<Category>(i)), live[i], peak[i]);
   }
-  text += line("all", live_, peak_);
+  text += ledger_detail::line("all", live_, peak_);
 
   std::vector<PathRow> rows = path_rows();
   const std::size_t shown = std::min(path_count, rows.size());
   if (shown == 0) return text;
   const auto has_more = [](const PathRow& a, const PathRow& b) {
-    const std::size_t bytes_a = total(a.at_peak), bytes_b = total(b.at_peak);
+    const std::size_t bytes_a = ledger_detail::total(a.at_peak), bytes_b = ledger_detail::total(b.at_peak);
     return bytes_a != bytes_b ? bytes_a > bytes_b : a.path < b.path;
   };
   std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown), rows.end(), has_more);
@@ -216,7 +215,8 @@ std::string Ledger::summary(std::size_t path_count) const {
   text += head;
   for (std::size_t i = 0; i < shown; ++i) {
     const std::string_view name = path_name(rows[i].path);
-    text += line(name.empty() ? "(no path)" : name, total(rows[i].now), total(rows[i].at_peak));
+    text += ledger_detail::line(name.empty() ? "(no path)" : name, ledger_detail::total(rows[i].now),
+                                ledger_detail::total(rows[i].at_peak));
   }
   if (shown < rows.size()) text += "  and " + std::to_string(rows.size() - shown) + " more paths\n";
   return text;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/ops/unary.h>
 
 #include "catch.h"
 #include "gemm_calls.h"
@@ -21,7 +23,7 @@ std::int64_t extent(std::int64_t rows, std::int64_t columns, std::int64_t row_st
 Data wrapped(const Data& wide, DType dtype) {
   Data narrow(dtype, wide.count(), 0);
   const auto* values = reinterpret_cast<const std::int64_t*>(wide.bytes.data());
-  store_row<std::int64_t>(dtype, Isa::generic)(values, wide.count(), narrow.bytes.data(), 0, 1);
+  store_i64(values, narrow.bytes.data(), dtype, 1, wide.count());
   return narrow;
 }
 
@@ -215,6 +217,34 @@ TEST_CASE("gemm: epilogues", "[gemm]") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("gemm: a fused activation has the bits of the operator", "[gemm]") {
+  Settings settings;
+  for (const Isa set : supported()) {
+    set_isa(set);
+    INFO(to_string(set));
+    const Data a(DType::f32, 30 * 40, 1), b(DType::f32, 40 * 90, 2);
+    std::vector<float> c(30 * 90), before(30 * 90);
+    GemmArgs g = plain(30, 90, 40);
+    g.a = a.bytes.data();
+    g.b = b.bytes.data();
+    g.c = c.data();
+    g.pre_activation = before.data();
+    const auto count_wrong = [&](Activation activation, auto op) {
+      g.activation = activation;
+      compute(g);
+      int wrong = 0;
+      for (std::size_t i = 0; i < c.size(); ++i) {
+        const float expected = op.fwd(before[i]);
+        wrong += std::memcmp(&expected, &c[i], sizeof(float)) != 0;
+      }
+      return wrong;
+    };
+    CHECK(count_wrong(Activation::relu, ops::Relu{}) == 0);
+    CHECK(count_wrong(Activation::gelu_tanh, ops::GeluTanh{}) == 0);
+    CHECK(count_wrong(Activation::gelu_erf, ops::GeluErf{}) == 0);
   }
 }
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include <thimble/core/convert.h>
 #include <thimble/core/dtype.h>
 #include <thimble/core/kernels/isa.h>
-#include <thimble/core/kernels/row_convert.h>
 #include <thimble/core/parallel.h>
 
 namespace kernel_test {
@@ -46,19 +46,19 @@ struct Data {
       value = static_cast<double>((state ^ (state >> 31)) >> 11) / 4503599627370496.0 - 1.0;
       if (!is_floating(dtype)) value = std::floor(is_unsigned ? value * 3 + 3 : value * 11);
     }
-    store_row<double>(dtype, Isa::generic)(list.data(), count, bytes.data(), 0, 1);
+    store_f64(list.data(), bytes.data(), dtype, 1, count);
   }
   std::int64_t count() const { return static_cast<std::int64_t>(bytes.size() / size_of(dtype)); }
   std::vector<double> values() const {
     std::vector<double> list(static_cast<std::size_t>(count()));
-    load_row<double>(dtype, Isa::generic)(bytes.data(), 0, 1, count(), list.data());
+    load_f64(bytes.data(), dtype, 1, list.data(), count());
     return list;
   }
   /// The same values in another dtype, rounded where it is narrower.
   Data converted(DType to) const {
     Data other(to, 0, 0);
     other.bytes.resize(static_cast<std::size_t>(count()) * size_of(to));
-    store_row<double>(to, Isa::generic)(values().data(), count(), other.bytes.data(), 0, 1);
+    store_f64(values().data(), other.bytes.data(), to, 1, count());
     return other;
   }
 

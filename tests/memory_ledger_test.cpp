@@ -146,6 +146,20 @@ TEST_CASE("memory ledger: books agree with a slow account", "[memory][ledger]") 
   CHECK(ledger->max_allocated() == peak);
 }
 
+TEST_CASE("memory ledger: the peak is the first moment of the largest sum", "[memory][ledger]") {
+  const auto ledger = std::make_shared<Ledger>(dry_arena());
+  for (const Category category : {Category::temporary, Category::activation}) {
+    Block* const block = ledger->allocate({.bytes = 100, .category = category});
+    ledger->relabel(block, Category::workspace);
+    ledger->deallocate(block, nullptr);
+  }
+  CategoryBytes expected{};
+  expected[static_cast<std::size_t>(Category::temporary)] = 100;
+  CHECK(ledger->peak_by_category() == expected);
+  CHECK(ledger->max_allocated() == 100);
+  CHECK(ledger->max_allocated(Category::workspace) == 100);
+}
+
 TEST_CASE("memory ledger: the table names categories and paths", "[memory][ledger]") {
   const auto ledger = std::make_shared<Ledger>(dry_arena());
   const PathId fc = ledger_path("gpt.h.3.mlp.fc");

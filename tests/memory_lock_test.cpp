@@ -1,5 +1,8 @@
 #include <thimble/memory/lock.h>
 
+#include <atomic>
+#include <chrono>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -60,6 +63,55 @@ TEST_CASE("memory lock: excludes while the bias is there, while it is revoked, a
   CHECK(wrong == 0);
   CHECK(still_biased == 0);
   CHECK((was_biased == 0 || was_biased == rounds));  // 0 where the kernel offers no membarrier
+}
+
+TEST_CASE("memory lock: a revoker waits until the owner is outside", "[memory][lock]") {
+  ResourceLock lock;
+  lock.lock();
+  lock.unlock();
+  lock.lock();  // by bias, where there is one
+  std::atomic<bool> is_inside{false};
+  std::thread other([&] {
+    const std::lock_guard guard(lock);
+    is_inside = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(30));
+  CHECK_FALSE(is_inside);
+  lock.unlock();
+  other.join();
+  CHECK(is_inside);
+}
+
+TEST_CASE("memory lock: owner and revoker never meet inside", "[memory][lock]") {
+  // Both go for each lock at the same moment: without the barrier, the owner's store may still wait in its processor's
+  // store buffer while the revoker looks.
+  constexpr std::size_t count = 20000;
+  const auto locks = std::make_unique<ResourceLock[]>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::lock_guard guard(locks[i]);
+  }
+  std::atomic<std::size_t> arrived{0};
+  volatile long inside = 0;
+  std::atomic<long> met{0};
+  const auto work = [&](int times) {
+    for (std::size_t i = 0; i < count; ++i) {
+      ++arrived;
+      for (int spins = 0; arrived < 2 * (i + 1); ++spins) {
+        if (spins > 1000) std::this_thread::yield();
+      }
+      for (int k = 0; k < times; ++k) {
+        const std::lock_guard guard(locks[i]);
+        const long before = inside;
+        inside = before + 1;
+        if (inside != before + 1) ++met;
+      }
+    }
+  };
+  std::thread revoker([&] { work(1); });
+  work(20);
+  revoker.join();
+  CHECK(met == 0);
+  CHECK(inside == static_cast<long>(count) * 21);
 }
 
 TEST_CASE("memory lock: a stack shares one, a resource without a lock is given one", "[memory][lock]") {

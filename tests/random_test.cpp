@@ -1,4 +1,4 @@
-// Philox against its published vectors; distributions by their moments; the same numbers for every thread count,
+// Tensors of random numbers: their words, the moments of the distributions, the same numbers for every thread count,
 // instruction set and position in a batch.
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/isa.h>
 #include <thimble/core/kernels/normal_quantile.h>
-#include <thimble/core/parallel.h>
 #include <thimble/core/kernels/random_bits.h>
+#include <thimble/core/parallel.h>
 #include <thimble/core/random.h>
 #include <thimble/core/view.h>
 
@@ -57,9 +57,9 @@ TEST_CASE("random: a tensor's numbers are the site's words") {
   const std::int64_t n = 4099;  // several chunks and a broken block
   const auto word = [](std::int64_t i) {
     const PhiloxBlock b = kernels::random_block(site, static_cast<std::uint32_t>(i / 4), 0);
-    return b.word[static_cast<std::size_t>(i % 4)];
+    return b.word[i % 4];
   };
-  const auto bits = [&](std::int64_t i) { return std::uint64_t{word(2 * i)} << 32 | word(2 * i + 1); };
+  const auto bits = [&](std::int64_t i) { return std::uint64_t{word(2 * i + 1)} << 32 | word(2 * i); };
   const auto uniform32 = to_host<float>(rand({n}, DType::f32, cpu, site));
   const auto uniform64 = to_host<double>(rand({n}, DType::f64, cpu, site));
   const auto coins = to_host<std::uint8_t>(bernoulli({n}, 0.25, DType::u8, cpu, site));
@@ -79,9 +79,8 @@ TEST_CASE("random: a tensor's numbers are the site's words") {
     };
     worst32 =
         std::max(worst32, std::abs(normal32[at] - box_muller((word(pair) + 0.5) * 0x1p-32, word(pair + 1) * 0x1p-32)));
-    worst64 =
-        std::max(worst64, std::abs(normal64[at] - box_muller(static_cast<double>(bits(pair) >> 11) * 0x1p-53 + 0x1p-54,
-                                                             static_cast<double>(bits(pair + 1)) * 0x1p-64)));
+    worst64 = std::max(worst64, std::abs(normal64[at] - box_muller(1 - static_cast<double>(bits(pair) >> 11) * 0x1p-53,
+                                                                   static_cast<double>(bits(pair + 1)) * 0x1p-64)));
   }
   CHECK(is_exact);
   CHECK(worst32 < 3e-6);
@@ -91,7 +90,7 @@ TEST_CASE("random: a tensor's numbers are the site's words") {
 TEST_CASE("random: bits are frozen") {
   // As an implementation of Philox in another language, written from the paper, gives them.
   CHECK(hash_of(rand({1000}, DType::f32, cpu, site)) == 16749917661330925145u);
-  CHECK(hash_of(rand({1000}, DType::f64, cpu, site)) == 1844865520956027887u);
+  CHECK(hash_of(rand({1000}, DType::f64, cpu, site)) == 4195157518414681649u);
   CHECK(hash_of(uniform({1000}, -1, 3, DType::bf16, cpu, site)) == 16342874791496433642u);
   CHECK(hash_of(bernoulli({1000}, 0.3, DType::u8, cpu, site)) == 851944168759026356u);
   const auto normals = to_host<float>(randn({4}, DType::f32, cpu, site));

@@ -25,7 +25,7 @@
 namespace {
 
 namespace fs = std::filesystem;
-using thimble::log::EventWriter;
+using thimble::tensorboard::EventWriter;
 
 struct TempFolder {
   TempFolder() {
@@ -191,15 +191,15 @@ TEST_CASE("tensorboard: checksums match published values", "[tensorboard]") {
                                  {std::string(32, '\xFF'), 0x62A8AB43},  // RFC 3720, B.4
                                  {ascending, 0x46DD794E}};               // RFC 3720, B.4
   for (const Row& row : rows) {
-    CHECK(thimble::log::crc32c(row.bytes) == row.crc);
-    CHECK(thimble::log::masked_crc32c(row.bytes) == slow_masked_crc(row.bytes));
+    CHECK(thimble::tensorboard::crc32c(row.bytes) == row.crc);
+    CHECK(thimble::tensorboard::masked_crc32c(row.bytes) == slow_masked_crc(row.bytes));
   }
 }
 
 TEST_CASE("tensorboard: an event has the known bytes", "[tensorboard]") {
-  const std::string event = thimble::log::encode_scalar_event(1, 7, "loss", 1.5f);
+  const std::string event = thimble::tensorboard::encode_scalar_event(1, 7, "loss", 1.5f);
   CHECK(event == from_hex("09000000000000f03f10072a0d0a0b0a046c6f7373150000c03f"));
-  const std::string record = thimble::log::encode_record(event);
+  const std::string record = thimble::tensorboard::encode_record(event);
   CHECK(record.size() == event.size() + 16);
   const std::vector<Event> events = read_events(record);
   REQUIRE(events.size() == 1);

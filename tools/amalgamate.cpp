@@ -14,7 +14,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <iterator>
 #include <map>
@@ -230,46 +229,61 @@ class Library {
 
 // ---- Writing
 
-/// One part of the output: the files that `belongs` selects, their outside includes first.
-std::string part(const Library& library, const std::function<bool(const File&)>& belongs) {
-  std::set<std::string> others;
-  std::string bodies;
-  for (const std::string& name : library.order()) {
-    const File& file = library.at(name);
-    if (!belongs(file)) continue;
-    others.insert(file.others.begin(), file.others.end());
-    bodies += "\n// ---- thimble/" + name + "\n\n" + file.body;
+/// The parts of the output, in order: headers and bodies, without files and with.
+class Writer {
+ public:
+  explicit Writer(const Library& library) : library_(library) {}
+
+  /// The library's headers or bodies, the includes they need from outside first. Includes that an unconditional part
+  /// has written are not repeated.
+  std::string part(bool headers, bool files) {
+    std::set<std::string> others;
+    std::string text, bodies;
+    for (const std::string& name : library_.order()) {
+      const File& file = library_.at(name);
+      if (file.is_header() != headers || file.needs_files != files) continue;
+      others.insert(file.others.begin(), file.others.end());
+      bodies += "\n// ---- thimble/" + name + "\n\n" + file.body;
+    }
+    for (const std::string& other : others) {
+      if (!written_.contains(other)) text += "#include <" + other + ">\n";
+    }
+    if (!files) written_.merge(others);
+    return text + bodies;
   }
-  std::string text;
-  for (const std::string& other : others) text += "#include <" + other + ">\n";
-  return text + bodies;
-}
+
+ private:
+  const Library& library_;
+  std::set<std::string> written_;
+};
 
 std::string single_header(const Library& library, const std::string& version) {
-  auto select = [&](bool header, bool files) {
-    return part(library, [=](const File& f) { return f.is_header() == header && f.needs_files == files; });
-  };
-  return "// Thimble " + version + R"(: deep learning inside a number of bytes, in one file. Generated from its sources.
+  Writer writer(library);
+  std::string text = "// Thimble " + version;
+  text += R"(: deep learning inside a number of bytes, in one file. Generated from its sources.
 // SPDX-License-Identifier: Apache-2.0. Licensed under the Apache License, Version 2.0; distributed on an "AS IS" basis,
 // without warranties or conditions of any kind.
 //
 // Include it wherever it is used; in exactly one .cpp file, first
 //   #define THIMBLE_IMPLEMENTATION
 // Needs C++20 and, in that one file, Eigen 3.4 on the include path. Compile with -ffp-contract=off: results are the same
-// bits under every plan only then. With -fopenmp it uses all cores. The files that need nlohmann-json and zlib
-// join where THIMBLE_WITH_FILES is defined, in every file that includes this one.
+// bits under every plan only then. With -fopenmp it uses all cores. The files that need nlohmann-json and zlib join
+// where THIMBLE_WITH_FILES is defined, in every file that includes this one.
 
 #ifndef THIMBLE_HPP
 #define THIMBLE_HPP
 
-)" + select(true, false) +
-         "\n#ifdef THIMBLE_WITH_FILES\n" + select(true, true) +
-         "\n#endif  // THIMBLE_WITH_FILES\n#endif  // THIMBLE_HPP\n"
-         "\n#if defined(THIMBLE_IMPLEMENTATION) && !defined(THIMBLE_IMPLEMENTATION_HPP)\n"
-         "#define THIMBLE_IMPLEMENTATION_HPP\n\n"
-         "#ifndef EIGEN_DONT_PARALLELIZE\n#define EIGEN_DONT_PARALLELIZE\n#endif\n\n" +
-         select(false, false) + "\n#ifdef THIMBLE_WITH_FILES\n" + select(false, true) +
-         "\n#endif  // THIMBLE_WITH_FILES\n#endif  // THIMBLE_IMPLEMENTATION\n";
+)";
+  text += writer.part(true, false) + "\n#endif  // THIMBLE_HPP\n";
+  text += "\n#if defined(THIMBLE_WITH_FILES) && !defined(THIMBLE_FILES_HPP)\n#define THIMBLE_FILES_HPP\n\n";
+  text += writer.part(true, true) + "\n#endif  // THIMBLE_WITH_FILES\n";
+  text += "\n#if defined(THIMBLE_IMPLEMENTATION) && !defined(THIMBLE_IMPLEMENTATION_HPP)\n";
+  text += "#define THIMBLE_IMPLEMENTATION_HPP\n\n";
+  text += "#ifndef EIGEN_DONT_PARALLELIZE\n#define EIGEN_DONT_PARALLELIZE\n#endif\n\n";
+  text += writer.part(false, false) + "\n#endif  // THIMBLE_IMPLEMENTATION\n";
+  text += "\n#if defined(THIMBLE_IMPLEMENTATION) && defined(THIMBLE_WITH_FILES) && !defined(THIMBLE_FILES_BODY_HPP)\n";
+  text += "#define THIMBLE_FILES_BODY_HPP\n\n";
+  return text + writer.part(false, true) + "\n#endif  // THIMBLE_WITH_FILES\n";
 }
 
 }  // namespace

@@ -38,17 +38,23 @@ const T* read_elements(const void* data, DType dtype, std::int64_t element, std:
   return buffer;
 }
 
+/// data[element + i stride] = from[i], converted to the dtype.
+template <class T>
+void store_elements(const T* from, void* data, DType dtype, std::int64_t element, std::int64_t stride, std::int64_t n) {
+  std::byte* const to = element_at(data, dtype, element);
+  if constexpr (std::is_same_v<T, float>) {
+    store_f32(from, to, dtype, stride, n);
+  } else if constexpr (std::is_same_v<T, double>) {
+    store_f64(from, to, dtype, stride, n);
+  } else {
+    store_i64(from, to, dtype, stride, n);
+  }
+}
+
 /// data[element + i] = from[i], converted to the dtype.
 template <class T>
 void store_elements(const T* from, void* data, DType dtype, std::int64_t element, std::int64_t n) {
-  std::byte* const to = element_at(data, dtype, element);
-  if constexpr (std::is_same_v<T, float>) {
-    store_f32(from, to, dtype, 1, n);
-  } else if constexpr (std::is_same_v<T, double>) {
-    store_f64(from, to, dtype, 1, n);
-  } else {
-    store_i64(from, to, dtype, 1, n);
-  }
+  store_elements(from, data, dtype, element, 1, n);
 }
 
 }  // namespace thimble::kernels

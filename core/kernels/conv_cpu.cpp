@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/conv_operand.h>
 #include <thimble/core/kernels/gemm_driver.h>
 
@@ -37,7 +38,7 @@ class Executor {
       run<T>(problem, tiling, kernels, left, right, output, finish<T>(isa()), workspace_);
       return;
     }
-    const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m));
+    const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m), kernels.rows);
     bytes_ = std::max(bytes_, workspace_bytes(problem, tiling, micro, left_elements));
   }
   std::size_t bytes() const noexcept { return bytes_; }
@@ -84,8 +85,6 @@ Output<T> output_to(void* c, DType dtype) noexcept {
   Output<T> output;
   output.c = c;
   output.dtype = dtype;
-  output.load = load_row<T>(dtype, isa());
-  output.store = store_row<T>(dtype, isa());
   return output;
 }
 
@@ -118,10 +117,10 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
   const RightMatrix<T> right({args.weight, 1, group.filter_elements, args.dtype}, isa());
   if (is_pointwise(s)) {
     problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
-    execute(problem, LeftMatrix<T>({args.x, s.channels, 1, args.dtype}, isa()), right, output);
+    execute(problem, LeftMatrix<T>({args.x, s.channels, 1, args.dtype}), right, output);
   } else {
     problem.left_cost = window_cycles + conversion;
-    execute(problem, LeftWindow<T>(input_window(s, args.x, args.dtype), isa()), right, output);
+    execute(problem, LeftWindow<T>(input_window(s, args.x, args.dtype)), right, output);
   }
 }
 
@@ -142,13 +141,13 @@ void multiply(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   Output<T> output = output_to<T>(args.dweight, args.out_dtype);
   output.accumulate = args.accumulate;
   output.rows.pixel = group.filter_elements;
-  const LeftMatrix<T> left({args.dy, 1, s.filters, args.dtype}, isa());
+  const LeftMatrix<T> left({args.dy, 1, s.filters, args.dtype});
   if (is_pointwise(s)) {
     problem.right_cost = copy_cycles + conversion;
     execute(problem, left, RightMatrix<T>({args.x, s.channels, 1, args.dtype}, isa()), output);
   } else {
     problem.right_cost = window_cycles + conversion;
-    execute(problem, left, RightWindow<T>(input_window(s, args.x, args.dtype), isa()), output);
+    execute(problem, left, RightWindow<T>(input_window(s, args.x, args.dtype)), output);
   }
 }
 
@@ -213,17 +212,16 @@ void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
         output.rows.line = s.stride_h * s.width * s.channels;
         output.rows.image = s.height * s.width * s.channels;
       }
-      const RightTurnedTaps<T> right(
-          {args.weight, args.dtype, group.filters, group.filter_elements, s.kernel_w * group.channels, group.channels,
-           h.last_tap, w.last_tap, h.tap_stride, w.tap_stride, w.axis.taps},
-          isa());
+      const RightTurnedTaps<T> right({args.weight, args.dtype, group.filters, group.filter_elements,
+                                      s.kernel_w * group.channels, group.channels, h.last_tap, w.last_tap, h.tap_stride,
+                                      w.tap_stride, w.axis.taps});
       if (is_pointwise(s)) {
         problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
-        execute(problem, LeftMatrix<T>({args.dy, s.filters, 1, args.dtype}, isa()), right, output);
+        execute(problem, LeftMatrix<T>({args.dy, s.filters, 1, args.dtype}), right, output);
       } else {
         problem.left_cost = window_cycles + conversion;
         const Window window{args.dy, args.dtype, s.filters, group.filters, h.axis, w.axis};
-        execute(problem, LeftWindow<T>(window, isa()), right, output);
+        execute(problem, LeftWindow<T>(window), right, output);
       }
     }
   }
@@ -234,7 +232,6 @@ inline constexpr std::int64_t columns_at_once = 16;  // of a column sum; a cache
 /// Sums of columns [begin, end), in the order of accumulation of a matmul.
 template <class T>
 void sum_columns(const ColumnSumArgs& args, std::int64_t begin, std::int64_t end) noexcept {
-  const LoadRow<T> load = load_row<T>(args.dtype, isa());
   constexpr std::int64_t chunk = 8 * columns_at_once;
   T total[chunk], block[chunk], row[chunk];
   for (std::int64_t column = begin; column < end; column += chunk) {
@@ -243,17 +240,17 @@ void sum_columns(const ColumnSumArgs& args, std::int64_t begin, std::int64_t end
       const std::int64_t stop = std::min(start + block_depth, args.rows);
       std::fill(block, block + count, T{0});
       for (std::int64_t i = start; i < stop; ++i) {
-        load(args.in, i * args.columns + column, 1, count, row);
+        load_elements(args.in, args.dtype, i * args.columns + column, 1, row, count);
         for (std::int64_t j = 0; j < count; ++j) block[j] += row[j];
       }
       for (std::int64_t j = 0; j < count; ++j) total[j] = start == 0 ? block[j] : total[j] + block[j];
     }
     if (args.rows == 0) std::fill(total, total + count, T{0});
     if (args.accumulate) {
-      load_row<T>(args.out_dtype, isa())(args.out, column, 1, count, row);
+      load_elements(args.out, args.out_dtype, column, 1, row, count);
       for (std::int64_t j = 0; j < count; ++j) total[j] += row[j];
     }
-    store_row<T>(args.out_dtype, isa())(total, count, args.out, column, 1);
+    store_elements(total, args.out, args.out_dtype, column, count);
   }
 }
 

@@ -40,7 +40,9 @@ void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64
     const std::int64_t begin = std::clamp(-left * channels, first, first + count);
     const std::int64_t end = std::clamp((window_.w.size - left) * channels, begin, first + count);
     std::fill(out, out + (begin - first), T{0});
-    if (end > begin) load_(window_.image, line + left * channels + begin, 1, end - begin, out + (begin - first));
+    if (end > begin)
+      gemm_detail::read_row(window_.image, window_.dtype, line + left * channels + begin, 1, end - begin,
+                            out + (begin - first));
     std::fill(out + (end - first), out + count, T{0});
     return;
   }
@@ -52,7 +54,7 @@ void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64
     if (x < 0 || x >= window_.w.size) {
       std::fill(out, out + length, T{0});
     } else {
-      load_(window_.image, line + x * window_.all_channels + channel, 1, length, out);
+      gemm_detail::read_row(window_.image, window_.dtype, line + x * window_.all_channels + channel, 1, length, out);
     }
     out += length;
     count -= length;
@@ -62,52 +64,44 @@ void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64
 }
 
 template <class T>
-std::int64_t LeftWindow<T>::scratch_elements(std::int64_t rows) const noexcept {
-  return rows * gemm_detail::padded<T>(gemm_detail::block_depth);
+std::int64_t LeftWindow<T>::scratch_elements(std::int64_t rows, int) const noexcept {
+  return rows * gemm_detail::scratch_row_stride<T>;
 }
 
 template <class T>
 LeftBlock<T> LeftWindow<T>::open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
-                                 std::int64_t depth, T* scratch) const noexcept {
-  const std::int64_t stride = gemm_detail::padded<T>(gemm_detail::block_depth);
+                                 std::int64_t depth, int panel_rows, T* scratch) const noexcept {
+  constexpr std::int64_t stride = gemm_detail::scratch_row_stride<T>;
   auto place = reader_.place(row);
   for (std::int64_t r = 0; r < rows; ++r, reader_.advance(place)) {
     reader_.read(place, offset, k, depth, scratch + r * stride);
   }
-  return {scratch, stride, 1};
+  return {scratch, panel_rows * stride, stride, 1};
 }
 
 template <class T>
 void RightWindow<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k,
-                          std::int64_t depth, int width, T* panels) const noexcept {
+                          std::int64_t depth, const gemm_detail::Panels<T>& panels) const noexcept {
   auto place = reader_.place(k);
-  for (std::int64_t p = 0; p < depth; ++p, reader_.advance(place)) {
-    for (std::int64_t j = 0; j < columns; j += width) {
-      const std::int64_t count = std::min<std::int64_t>(width, columns - j);
-      T* out = panels + j * depth + p * width;
-      reader_.read(place, offset, column + j, count, out);
-      std::fill(out + count, out + width, T{0});
-    }
-  }
+  std::int64_t at = 0;
+  gemm_detail::pack_rows(columns, depth, panels, [&](std::int64_t p, std::int64_t j, std::int64_t count, T* row) {
+    for (; at < p; ++at) reader_.advance(place);
+    reader_.read(place, offset, column + j, count, row);
+  });
 }
 
 template <class T>
 void RightTurnedTaps<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k,
-                              std::int64_t depth, int width, T* panels) const noexcept {
-  for (std::int64_t p = 0; p < depth; ++p) {
+                              std::int64_t depth, const gemm_detail::Panels<T>& panels) const noexcept {
+  gemm_detail::pack_rows(columns, depth, panels, [&](std::int64_t p, std::int64_t j, std::int64_t count, T* row) {
     const std::int64_t tap = (k + p) / taps_.filters;
     const std::int64_t filter = (k + p) % taps_.filters;
     const std::int64_t y = taps_.first_h - tap / taps_.taps_w * taps_.step_h;
     const std::int64_t x = taps_.first_w - tap % taps_.taps_w * taps_.step_w;
     const std::int64_t first =
         offset + filter * taps_.filter_stride + y * taps_.line_stride + x * taps_.tap_stride + column;
-    for (std::int64_t j = 0; j < columns; j += width) {
-      const std::int64_t count = std::min<std::int64_t>(width, columns - j);
-      T* out = panels + j * depth + p * width;
-      load_(taps_.weight, first + j, 1, count, out);
-      std::fill(out + count, out + width, T{0});
-    }
-  }
+    gemm_detail::read_row(taps_.weight, taps_.dtype, first + j, 1, count, row);
+  });
 }
 
 template class WindowReader<float>;

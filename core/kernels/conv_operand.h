@@ -40,10 +40,8 @@ struct Window {
 template <class T>
 class WindowReader {
  public:
-  WindowReader(const Window& window, Isa isa) noexcept
-      : window_(window),
-        load_(load_row<T>(window.dtype, isa)),
-        is_line_contiguous_(window.w.tap_step == 1 && window.all_channels == window.channels) {}
+  explicit WindowReader(const Window& window) noexcept
+      : window_(window), is_line_contiguous_(window.w.tap_step == 1 && window.all_channels == window.channels) {}
 
   /// A place (image, i, j) that moves on row by row.
   struct Place {
@@ -71,7 +69,6 @@ class WindowReader {
   void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
 
   Window window_;
-  LoadRow<T> load_;
   bool is_line_contiguous_;  ///< the taps of one line are one run of memory
 };
 
@@ -79,10 +76,10 @@ class WindowReader {
 template <class T>
 class LeftWindow final : public LeftOperand<T> {
  public:
-  LeftWindow(const Window& window, Isa isa) noexcept : reader_(window, isa) {}
-  std::int64_t scratch_elements(std::int64_t rows) const noexcept override;
+  explicit LeftWindow(const Window& window) noexcept : reader_(window) {}
+  std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
-                    T* scratch) const noexcept override;
+                    int panel_rows, T* scratch) const noexcept override;
 
  private:
   WindowReader<T> reader_;
@@ -92,9 +89,9 @@ class LeftWindow final : public LeftOperand<T> {
 template <class T>
 class RightWindow final : public RightOperand<T> {
  public:
-  RightWindow(const Window& window, Isa isa) noexcept : reader_(window, isa) {}
+  explicit RightWindow(const Window& window) noexcept : reader_(window) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
-            int width, T* panels) const noexcept override;
+            const gemm_detail::Panels<T>& panels) const noexcept override;
 
  private:
   WindowReader<T> reader_;
@@ -119,13 +116,12 @@ struct TurnedTaps {
 template <class T>
 class RightTurnedTaps final : public RightOperand<T> {
  public:
-  RightTurnedTaps(const TurnedTaps& taps, Isa isa) noexcept : taps_(taps), load_(load_row<T>(taps.dtype, isa)) {}
+  explicit RightTurnedTaps(const TurnedTaps& taps) noexcept : taps_(taps) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
-            int width, T* panels) const noexcept override;
+            const gemm_detail::Panels<T>& panels) const noexcept override;
 
  private:
   TurnedTaps taps_;
-  LoadRow<T> load_;
 };
 
 }  // namespace thimble::kernels::conv_detail

@@ -2,8 +2,8 @@
 
 #include <thimble/core/kernels/conv.h>
 
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/reference_value.h>
-#include <thimble/core/kernels/row_convert.h>
 
 namespace thimble::kernels {
 namespace conv_reference_detail {
@@ -11,10 +11,10 @@ namespace conv_reference_detail {
 void write(void* base, DType dtype, std::int64_t at, double value, bool accumulate = false) noexcept {
   if (accumulate) {
     double there = 0;
-    load_row<double>(dtype, Isa::generic)(base, at, 1, 1, &there);
+    load_elements(base, dtype, at, 1, &there, 1);
     value += there;
   }
-  store_row<double>(dtype, Isa::generic)(&value, 1, base, at, 1);
+  store_elements(&value, base, dtype, at, 1);
 }
 
 /// Where things lie.
@@ -124,7 +124,7 @@ void conv_forward_reference(const ConvForwardArgs& args) noexcept {
     for_each(s.images, s.out_height(), s.out_width(), s.filters, [&](auto n, auto oh, auto ow, auto o) {
       double value = output_value<S>(args, n, oh, ow, o);
       double bias = 0;
-      if (args.bias != nullptr) load_row<double>(args.out_dtype, Isa::generic)(args.bias, o, 1, 1, &bias);
+      if (args.bias != nullptr) load_elements(args.bias, args.out_dtype, o, 1, &bias, 1);
       value += bias;
       const std::int64_t at = Index{s}.y(n, oh, ow, o);
       if (args.pre_activation != nullptr) write(args.pre_activation, args.out_dtype, at, value);

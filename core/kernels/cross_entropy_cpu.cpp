@@ -5,10 +5,10 @@
 #include <limits>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/cross_entropy.h>
-#include <thimble/core/kernels/isa_variants.h>
 #include <thimble/core/kernels/strided.h>
-#include <thimble/core/kernels/typed_load.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/math.h>
 #include <thimble/core/parallel.h>
 
@@ -53,7 +53,7 @@ inline void for_each_row(const MergedStrides<N>& rows, std::int64_t begin, std::
 
 template <class T>
 inline void load_scores(const RowOperand& scores, std::int64_t base, std::int64_t at, std::int64_t n, T* x) {
-  load(scores.data, scores.dtype, base + at * scores.step, scores.step, x, n);
+  load_elements(scores.data, scores.dtype, base + at * scores.step, scores.step, x, n);
 }
 
 template <class T>
@@ -103,14 +103,15 @@ inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int6
 }
 
 template <class T>
-inline void forward_rows(const CrossEntropyArgs& args, const MergedStrides<1>& rows, std::int64_t begin,
-                         std::int64_t end) {
-  for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
-    const double level = args.are_logits ? log_sum<T>(args, base[0]) : 0;
-    if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
-    static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], level));
-  });
-}
+struct ForwardRows {
+  static void run(const CrossEntropyArgs& args, const MergedStrides<1>& rows, std::int64_t begin, std::int64_t end) {
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
+      const double level = args.are_logits ? log_sum<T>(args, base[0]) : 0;
+      if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
+      static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], level));
+    });
+  }
+};
 
 std::int64_t row_grain(const ClassTargets& targets) {
   return std::max<std::int64_t>(1, grain_elements / targets.classes);
@@ -120,7 +121,7 @@ template <class T>
 void forward(const CrossEntropyArgs& args) {
   const MergedStrides<1> rows(args.outer, {&args.scores.strides});
   parallel_for(args.targets.rows, row_grain(args.targets),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<forward_rows<T>>(args, rows, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, rows, begin, end); });
   if (args.reduction == LossReduction::none) return;
   const T* const losses = static_cast<const T*>(args.losses);
   double total = 0;
@@ -155,19 +156,22 @@ inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row,
       if (target >= at && target < at + n) x[target - at] -= at_target;
       for (std::int64_t i = 0; i < n; ++i) x[i] *= g;
     }
-    store(x, args.dx.data, args.dx.dtype, to + at * args.dx.step, args.dx.step, n);
+    store_elements(x, args.dx.data, args.dx.dtype, to + at * args.dx.step, args.dx.step, n);
   }
 }
 
 template <class T>
-inline void backward_rows(const CrossEntropyBackwardArgs& args, const MergedStrides<2>& rows, double divisor,
-                          std::int64_t begin, std::int64_t end) {
-  const T* const dy = static_cast<const T*>(args.dy);
-  for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 2>& base) {
-    const T g = args.reduction == LossReduction::none ? dy[row] : static_cast<T>(static_cast<double>(dy[0]) / divisor);
-    backward_row(args, row, base[0], base[1], g);
-  });
-}
+struct BackwardRows {
+  static void run(const CrossEntropyBackwardArgs& args, const MergedStrides<2>& rows, double divisor,
+                  std::int64_t begin, std::int64_t end) {
+    const T* const dy = static_cast<const T*>(args.dy);
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 2>& base) {
+      const T g =
+          args.reduction == LossReduction::none ? dy[row] : static_cast<T>(static_cast<double>(dy[0]) / divisor);
+      backward_row(args, row, base[0], base[1], g);
+    });
+  }
+};
 
 template <class T>
 void backward(const CrossEntropyBackwardArgs& args) {
@@ -175,7 +179,7 @@ void backward(const CrossEntropyBackwardArgs& args) {
                               {args.are_logits ? &args.scores.strides : &args.dx.strides, &args.dx.strides});
   const double divisor = args.reduction == LossReduction::mean ? static_cast<double>(count_rows(args.targets)) : 1;
   parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
-    run_variant<backward_rows<T>>(args, rows, divisor, begin, end);
+    run_variant<BackwardRows<T>>(args, rows, divisor, begin, end);
   });
 }
 

@@ -1,5 +1,6 @@
-// Strides, broadcasting, dtype conversion and threads of all elementwise operators: every operand is brought into a short
-// contiguous buffer of the compute type (or used where it lies, when it is one already), then the functor's chunk runs.
+// Strides, broadcasting, dtype conversion and threads of all elementwise operators: every operand is brought into a
+// short contiguous buffer of the compute type (or used where it lies, when it is one already), then the functor's chunk
+// runs.
 
 #include <algorithm>
 #include <type_traits>
@@ -65,7 +66,9 @@ void store_chunk(const T* from, void* out, DType dtype, std::int64_t begin, std:
 template <class T>
 void loop(ElementwiseChunk chunk, const void* functor, const ElementwiseArgs& args) {
   // Slots past the last input repeat the first one and are not read.
-  const auto walk_of = [&](int i) { return Walk(args.shape, args.in[static_cast<std::size_t>(i < args.inputs ? i : 0)]); };
+  const auto walk_of = [&](int i) {
+    return Walk(args.shape, args.in[static_cast<std::size_t>(i < args.inputs ? i : 0)]);
+  };
   const std::array<Walk, max_elementwise_inputs> walks{walk_of(0), walk_of(1), walk_of(2), walk_of(3), walk_of(4)};
   const bool is_stored_directly = args.out_dtype == dtype_of<T>;
   parallel_for(args.shape.elements(), grain_elements, [&](std::int64_t begin, std::int64_t end) {

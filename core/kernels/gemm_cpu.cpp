@@ -12,12 +12,13 @@ using namespace gemm_detail;
 // What it costs to bring an element to a microkernel or home, in cycles. Measured on 1024 x 1024 matrices in a
 // third-level cache; they rank tilings, no more.
 inline constexpr double in_place_cycles = 0.25;
-inline constexpr double copy_left_cycles = 0.9;
+inline constexpr double copy_left_rows_cycles = 0.4;
+inline constexpr double copy_left_columns_cycles = 0.9;
 inline constexpr double copy_right_cycles = 0.6;
 inline constexpr double convert_cycles = 0.4;  // on top
 inline constexpr double gather_cycles = 3.0;
 inline constexpr double store_row_cycles = 0.2;
-inline constexpr double store_column_cycles = 0.8;
+inline constexpr double store_column_cycles = 1.0;
 
 /// C or, when `is_turned`, its transpose: C^T = op(B)^T op(A)^T has the same products in the same order.
 struct Sides {
@@ -59,6 +60,7 @@ Problem problem_of(const GemmArgs& args, const Sides& sides) noexcept {
   const MatrixView& left = sides.left;
   const MatrixView& right = sides.right;
   const auto is_gathered = [](const MatrixView& view) { return view.row_stride != 1 && view.column_stride != 1; };
+  const double copy_left_cycles = left.column_stride == 1 ? copy_left_rows_cycles : copy_left_columns_cycles;
   problem.left_cost = is_gathered(left)                            ? gather_cycles
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
@@ -105,9 +107,9 @@ template <class T>
 std::size_t workspace_of(const GemmArgs& args, int threads) noexcept {
   const MicroShape micro = micro_shape(microkernels<T>(isa()));
   const Decision<T> decision = decide<T>(args, micro, threads);
-  const LeftMatrix<T> left(decision.sides.left, isa());
+  const LeftMatrix<T> left(decision.sides.left);
   const std::int64_t rows = std::min(decision.tiling.rows, decision.problem.m);
-  return workspace_bytes(decision.problem, decision.tiling, micro, left.scratch_elements(rows));
+  return workspace_bytes(decision.problem, decision.tiling, micro, left.scratch_elements(rows, micro.rows));
 }
 
 template <class T>
@@ -126,9 +128,7 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
   output.alpha = static_cast<T>(args.alpha);
   output.rows = decision.sides.rows;
   output.column_stride = decision.sides.column_stride;
-  output.load = load_row<T>(args.c_dtype, set);
-  output.store = store_row<T>(args.c_dtype, set);
-  const LeftMatrix<T> left(decision.sides.left, set);
+  const LeftMatrix<T> left(decision.sides.left);
   const RightMatrix<T> right(decision.sides.right, set);
   run<T>(decision.problem, decision.tiling, kernels, left, right, output, finish<T>(set), workspace);
 }

@@ -23,15 +23,14 @@ struct Sections {
   std::int64_t total() const noexcept { return right + scratch + left; }
 };
 
-Sections sections(const Problem& problem, const Tiling& tiling, int element_bytes,
+Sections sections(const Problem& problem, const Tiling& tiling, const MicroShape& micro,
                   std::int64_t left_elements) noexcept {
-  const auto whole_lines = [&](std::int64_t elements) {
-    const std::int64_t line = 64 / element_bytes;
-    return (elements + line - 1) / line * line;
-  };
-  const std::int64_t depth = tiling.keeps_right ? problem.k : std::min(problem.k, block_depth);
+  const std::int64_t line = 64 / micro.element_bytes;
+  const auto whole_lines = [&](std::int64_t elements) { return (elements + line - 1) / line * line; };
+  const std::int64_t panel = panel_stride(std::min(problem.k, block_depth), micro.columns(), line);
+  const std::int64_t blocks = tiling.keeps_right ? blocks_of(problem.k) : 1;
   const std::int64_t scratch = problem.k > block_depth ? tiling.rows * tiling.columns : 0;
-  return {whole_lines(tiling.columns * depth), whole_lines(scratch), whole_lines(left_elements)};
+  return {tiling.columns / micro.columns() * panel * blocks, whole_lines(scratch), whole_lines(left_elements)};
 }
 
 struct Offsets {
@@ -85,10 +84,9 @@ class Worker {
     for (std::int64_t block = 0; block < blocks; ++block) {
       const std::int64_t k = block * block_depth;
       const std::int64_t depth = std::min(block_depth, problem_.k - k);
-      const std::int64_t panel_columns = (columns_ + kernels_.columns() - 1) / kernels_.columns() * kernels_.columns();
-      T* panels = right_panels_ + (tiling_.keeps_right ? k * panel_columns : 0);
-      if (!is_packed) right_.pack(offsets_.right, column_, columns_, k, depth, kernels_.columns(), panels);
-      const LeftBlock<T> left = left_.open(offsets_.left, row_, rows_, k, depth, left_scratch_);
+      const Panels<T> panels = panels_of(block, depth);
+      if (!is_packed) right_.pack(offsets_.right, column_, columns_, k, depth, panels);
+      const LeftBlock<T> left = left_.open(offsets_.left, row_, rows_, k, depth, kernels_.rows, left_scratch_);
       multiply_block(left, panels, depth, block == 0, block + 1 == blocks);
     }
     if (tiling_.keeps_right || blocks == 1) {
@@ -98,24 +96,35 @@ class Worker {
   }
 
  private:
+  /// Where a block of the right operand is packed: in its own place when all are kept.
+  Panels<T> panels_of(std::int64_t block, std::int64_t depth) const noexcept {
+    const int width = kernels_.columns();
+    const std::int64_t count = (columns_ + width - 1) / width;
+    T* first = right_panels_;
+    if (tiling_.keeps_right) first += block * count * panel_stride(block_depth, width, line_elements<T>);
+    return {first, width, panel_stride(depth, width, line_elements<T>)};
+  }
+
   /// A panel of the left block stays in the first-level cache while the right block streams by.
-  void multiply_block(const LeftBlock<T>& left, const T* panels, std::int64_t depth, bool is_first,
+  void multiply_block(const LeftBlock<T>& left, const Panels<T>& panels, std::int64_t depth, bool is_first,
                       bool is_last) noexcept {
     alignas(64) T finished[max_microtile_elements];
     T* partial = scratch_;
-    for (std::int64_t i = 0; i < rows_; i += kernels_.rows) {
+    const T* a = left.base;
+    for (std::int64_t i = 0; i < rows_; i += kernels_.rows, a += left.panel_stride) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, rows_ - i));
-      for (std::int64_t j = 0; j < columns_; j += kernels_.columns(), partial += kernels_.rows * kernels_.columns()) {
-        const int columns = static_cast<int>(std::min<std::int64_t>(kernels_.columns(), columns_ - j));
+      const T* b = panels.data;
+      for (std::int64_t j = 0; j < columns_; j += panels.width, b += panels.stride) {
+        const int columns = static_cast<int>(std::min<std::int64_t>(panels.width, columns_ - j));
         // Whole vectors of a plain C are written by the microkernel itself.
         const bool is_direct = is_last && is_plain_ && columns % kernels_.lanes == 0;
         T* out = is_direct ? direct_out(row_ + i, column_ + j) : is_last ? finished : partial;
-        const std::int64_t out_stride = is_direct ? output_.rows.pixel : kernels_.columns();
-        kernels_.select(rows, columns)({left.base + i * left.row_stride, left.row_stride, left.depth_stride,
-                                        panels + j * depth, depth, is_first ? nullptr : partial, out, out_stride});
+        const std::int64_t out_stride = is_direct ? output_.rows.pixel : panels.width;
+        kernels_.select(rows, columns)(
+            {a, left.row_stride, left.depth_stride, b, depth, is_first ? nullptr : partial, out, out_stride});
+        partial += kernels_.rows * panels.width;
         if (!is_last || is_direct) continue;
-        finish_(output_, {offsets_.out, offsets_.bias, row_ + i, column_ + j, rows, columns}, finished,
-                kernels_.columns());
+        finish_(output_, {offsets_.out, offsets_.bias, row_ + i, column_ + j, rows, columns}, finished, panels.width);
       }
     }
   }
@@ -145,7 +154,7 @@ class Worker {
 
 std::size_t workspace_bytes(const Problem& problem, const Tiling& tiling, const MicroShape& micro,
                             std::int64_t left_elements) noexcept {
-  const auto sections = driver_detail::sections(problem, tiling, micro.element_bytes, left_elements);
+  const auto sections = driver_detail::sections(problem, tiling, micro, left_elements);
   return static_cast<std::size_t>(sections.total() * micro.element_bytes * tiling.threads);
 }
 
@@ -153,8 +162,8 @@ template <class T>
 void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
          const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, void* workspace) noexcept {
   using namespace driver_detail;
-  const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m));
-  const Sections parts = sections(problem, tiling, static_cast<int>(sizeof(T)), left_elements);
+  const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m), kernels.rows);
+  const Sections parts = sections(problem, tiling, micro_shape(kernels), left_elements);
   const std::int64_t tile_rows = tiling.tile_rows(problem.m);
   const std::int64_t tile_columns = tiling.tile_columns(problem.n);
   const std::int64_t tiles = problem.batch_size() * tile_rows * tile_columns;

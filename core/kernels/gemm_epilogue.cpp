@@ -1,8 +1,12 @@
 #include <thimble/core/kernels/gemm_epilogue.h>
 
+#include <cstring>
 #include <type_traits>
 
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
+#include <thimble/core/kernels/gemm_pack.h>
+#include <thimble/core/ops/unary.h>
 
 namespace thimble::kernels::gemm_detail {
 namespace epilogue_detail {
@@ -10,7 +14,7 @@ namespace epilogue_detail {
 inline constexpr int max_columns = 64;  // of a microtile, and more than its rows
 
 template <class T>
-THIMBLE_ALWAYS_INLINE T scale(T alpha, T value) noexcept {
+THIMBLE_ALWAYS_INLINE T times(T alpha, T value) noexcept {
   if constexpr (std::is_integral_v<T>) {
     using U = std::make_unsigned_t<T>;  // integers wrap around
     return static_cast<T>(static_cast<U>(alpha) * static_cast<U>(value));
@@ -20,7 +24,7 @@ THIMBLE_ALWAYS_INLINE T scale(T alpha, T value) noexcept {
 }
 
 template <class T>
-THIMBLE_ALWAYS_INLINE T add(T a, T b) noexcept {
+THIMBLE_ALWAYS_INLINE T plus(T a, T b) noexcept {
   if constexpr (std::is_integral_v<T>) {
     using U = std::make_unsigned_t<T>;
     return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
@@ -32,13 +36,13 @@ THIMBLE_ALWAYS_INLINE T add(T a, T b) noexcept {
 template <class T>
 THIMBLE_ALWAYS_INLINE void activate(Activation activation, T* __restrict values, int count) noexcept {
   if (activation == Activation::relu) {
-    for (int i = 0; i < count; ++i) values[i] = values[i] < T{0} ? T{0} : values[i];
+    for (int i = 0; i < count; ++i) values[i] = ops::Relu{}.fwd(values[i]);
   }
   if constexpr (std::is_floating_point_v<T>) {
     if (activation == Activation::gelu_tanh) {
-      for (int i = 0; i < count; ++i) values[i] = gelu_tanh(values[i]);
+      for (int i = 0; i < count; ++i) values[i] = ops::GeluTanh{}.fwd(values[i]);
     } else if (activation == Activation::gelu_erf) {
-      for (int i = 0; i < count; ++i) values[i] = gelu_erf(values[i]);
+      for (int i = 0; i < count; ++i) values[i] = ops::GeluErf{}.fwd(values[i]);
     }
   }
 }
@@ -76,94 +80,142 @@ class RowCursor {
   std::int64_t left_ = 0;  // pixels to the end of the line
 };
 
-template <class T>
-THIMBLE_ALWAYS_INLINE void scale_row(T alpha, const T* __restrict bias, T* __restrict values, int count) noexcept {
-  if (bias != nullptr) {
-    for (int i = 0; i < count; ++i) values[i] = add(scale(alpha, values[i]), bias[i]);
-  } else {
-    for (int i = 0; i < count; ++i) values[i] = scale(alpha, values[i]);
-  }
-}
-
-/// C of type T with columns side by side: no conversion, no call.
-template <class T>
-THIMBLE_ALWAYS_INLINE void write_plain(T* __restrict c, const T* __restrict values, bool accumulate,
-                                       int count) noexcept {
-  if (accumulate) {
-    for (int i = 0; i < count; ++i) c[i] = add(values[i], c[i]);
-  } else {
-    for (int i = 0; i < count; ++i) c[i] = values[i];
-  }
-}
-
-template <class T>
-THIMBLE_ALWAYS_INLINE void finish_rows(const Output<T>& output, const OutputTile& tile, T* accumulators,
-                                       int stride) noexcept {
-  const bool is_plain = output.dtype == dtype_of<T> && output.column_stride == 1;
-  alignas(64) T bias[max_columns];
-  alignas(64) T there[max_columns];
-  if (output.bias != nullptr) {
+/// A microtile on its way to memory. `width`: its number of columns where that is known when compiling, else 0.
+template <class T, int width>
+class Finisher {
+ public:
+  THIMBLE_ALWAYS_INLINE Finisher(const Output<T>& output, const OutputTile& tile, T* values, int stride) noexcept
+      : output_(output), tile_(tile), values_(values), stride_(stride), is_typed_(output.dtype == dtype_of<T>) {
+    RowCursor cursor(output.rows, tile.row);
+    for (int r = 0; r < tile.rows; ++r, cursor.advance()) {
+      offsets_[r] = tile.c_offset + cursor.offset() + tile.column * output.column_stride;
+    }
+    if (output.bias == nullptr) return;
     const std::int64_t first = tile.bias_offset + (output.bias_along_rows ? tile.row : tile.column);
-    output.load(output.bias, first, 1, output.bias_along_rows ? tile.rows : tile.columns, bias);
+    load_elements(output.bias, output.dtype, first, 1, bias_, output.bias_along_rows ? tile.rows : columns());
   }
-  const bool has_column_bias = output.bias != nullptr && !output.bias_along_rows;
-  RowCursor cursor(output.rows, tile.row);
-  for (int r = 0; r < tile.rows; ++r, cursor.advance()) {
-    T* values = accumulators + r * stride;
-    const std::int64_t at = tile.c_offset + cursor.offset() + tile.column * output.column_stride;
-    scale_row(output.alpha, has_column_bias ? bias : nullptr, values, tile.columns);
-    if (output.bias != nullptr && output.bias_along_rows) {
-      for (int i = 0; i < tile.columns; ++i) values[i] = add(values[i], bias[r]);
-    }
-    if (output.pre_activation != nullptr) {
-      output.store(values, tile.columns, output.pre_activation, at, output.column_stride);
-    }
-    activate(output.activation, values, tile.columns);
-    if (is_plain) {
-      write_plain(static_cast<T*>(output.c) + at, values, output.accumulate, tile.columns);
-      continue;
-    }
-    if (output.accumulate) {
-      output.load(output.c, at, output.column_stride, tile.columns, there);
-      for (int i = 0; i < tile.columns; ++i) values[i] = add(values[i], there[i]);
-    }
-    output.store(values, tile.columns, output.c, at, output.column_stride);
-  }
-}
 
-/// A C whose rows lie side by side is finished column by column, so that stores are contiguous.
-template <class T>
+  THIMBLE_ALWAYS_INLINE void run() noexcept {
+    const bool has_contiguous_rows = is_typed_ && output_.column_stride == 1;
+    if (has_contiguous_rows && output_.pre_activation == nullptr && output_.activation == Activation::none) {
+      for (int r = 0; r < tile_.rows; ++r) {
+        scale(row(r), r);
+        if (output_.accumulate) add_there(row(r), r);
+        std::memcpy(static_cast<T*>(output_.c) + offsets_[r], row(r), static_cast<std::size_t>(columns()) * sizeof(T));
+      }
+      return;
+    }
+    for (int r = 0; r < tile_.rows; ++r) scale(row(r), r);
+    if (output_.pre_activation != nullptr) store(output_.pre_activation);
+    for (int r = 0; r < tile_.rows; ++r) {
+      activate(output_.activation, row(r), columns());
+      if (output_.accumulate) add_there(row(r), r);
+    }
+    store(output_.c);
+  }
+
+ private:
+  THIMBLE_ALWAYS_INLINE int columns() const noexcept { return width != 0 ? width : tile_.columns; }
+  THIMBLE_ALWAYS_INLINE T* row(int r) const noexcept { return values_ + r * stride_; }
+
+  THIMBLE_ALWAYS_INLINE void scale(T* __restrict values, int r) const noexcept {
+    const T alpha = output_.alpha;
+    if (output_.bias == nullptr) {
+      for (int i = 0; i < columns(); ++i) values[i] = times(alpha, values[i]);
+    } else if (output_.bias_along_rows) {
+      const T bias = bias_[r];
+      for (int i = 0; i < columns(); ++i) values[i] = plus(times(alpha, values[i]), bias);
+    } else {
+      for (int i = 0; i < columns(); ++i) values[i] = plus(times(alpha, values[i]), bias_[i]);
+    }
+  }
+
+  THIMBLE_ALWAYS_INLINE void add_there(T* __restrict values, int r) const noexcept {
+    if (is_typed_ && output_.column_stride == 1) {
+      const T* __restrict there = static_cast<const T*>(output_.c) + offsets_[r];
+      for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], there[i]);
+      return;
+    }
+    T there[max_columns];
+    load_elements(output_.c, output_.dtype, offsets_[r], output_.column_stride, there, columns());
+    for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], there[i]);
+  }
+
+  /// Converted as a whole where rows are contiguous: the loops that convert like to be long.
+  void store(void* base) const noexcept {
+    if (output_.column_stride != 1) {
+      for (int r = 0; r < tile_.rows; ++r) store_strided(row(r), base, offsets_[r]);
+      return;
+    }
+    const std::size_t row_bytes = static_cast<std::size_t>(columns()) * size_of(output_.dtype);
+    alignas(64) T compact[max_columns * max_tile_rows];
+    alignas(64) std::byte converted[sizeof(compact) / sizeof(T) * sizeof(double)];
+    for (int r = 0; r < tile_.rows; ++r) {
+      std::memcpy(compact + r * columns(), row(r), static_cast<std::size_t>(columns()) * sizeof(T));
+    }
+    store_elements(compact, converted, output_.dtype, 0, tile_.rows * columns());
+    for (int r = 0; r < tile_.rows; ++r) {
+      std::memcpy(element_at(base, output_.dtype, offsets_[r]), converted + static_cast<std::size_t>(r) * row_bytes,
+                  row_bytes);
+    }
+  }
+
+  void store_strided(const T* values, void* base, std::int64_t first) const noexcept {
+    std::byte* const to = element_at(base, output_.dtype, first);
+    if constexpr (std::is_same_v<T, float>) {
+      store_f32(values, to, output_.dtype, output_.column_stride, columns());
+    } else if constexpr (std::is_same_v<T, double>) {
+      store_f64(values, to, output_.dtype, output_.column_stride, columns());
+    } else {
+      store_i64(values, to, output_.dtype, output_.column_stride, columns());
+    }
+  }
+
+  const Output<T>& output_;
+  const OutputTile& tile_;
+  T* values_;
+  int stride_;
+  bool is_typed_;
+  std::int64_t offsets_[max_columns];
+  alignas(64) T bias_[max_columns];
+};
+
+/// A C whose rows lie side by side is finished column by column, so that stores are contiguous. `full` is the number of
+/// columns of a whole microtile.
+template <class T, int full>
 THIMBLE_ALWAYS_INLINE void finish_body(const Output<T>& output, const OutputTile& tile, T* accumulators,
                                        int stride) noexcept {
   const bool is_column_major = output.rows.pixel == 1 && output.column_stride != 1 && output.rows.width == INT64_MAX;
   if (!is_column_major) {
-    finish_rows(output, tile, accumulators, stride);
+    if (tile.columns == full) {
+      Finisher<T, full>(output, tile, accumulators, stride).run();
+    } else {
+      Finisher<T, 0>(output, tile, accumulators, stride).run();
+    }
     return;
   }
   alignas(64) T transposed[max_columns * max_tile_rows];
-  for (int j = 0; j < tile.columns; ++j) {
-    for (int r = 0; r < tile.rows; ++r) transposed[j * max_tile_rows + r] = accumulators[r * stride + j];
-  }
+  transpose<T>(isa())(accumulators, stride, tile.rows, tile.columns, transposed, max_tile_rows);
   Output<T> turned = output;
   turned.bias_along_rows = !output.bias_along_rows;
   turned.rows.pixel = output.column_stride;
   turned.column_stride = 1;
   const OutputTile turned_tile{tile.c_offset, tile.bias_offset, tile.column, tile.row, tile.columns, tile.rows};
-  finish_rows(turned, turned_tile, transposed, max_tile_rows);
+  Finisher<T, 0>(turned, turned_tile, transposed, max_tile_rows).run();
 }
 
 template <class T>
 void finish_generic(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
-  finish_body(output, tile, accumulators, stride);
+  finish_body<T, 32 / sizeof(T)>(output, tile, accumulators, stride);
 }
 #if defined(__x86_64__)
 template <class T>
 THIMBLE_TARGET_AVX2 void finish_avx2(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
-  finish_body(output, tile, accumulators, stride);
+  finish_body<T, 64 / sizeof(T)>(output, tile, accumulators, stride);
 }
 template <class T>
 THIMBLE_TARGET_AVX512 void finish_avx512(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
-  finish_body(output, tile, accumulators, stride);
+  finish_body<T, (std::is_integral_v<T> ? 128 : 192) / sizeof(T)>(output, tile, accumulators, stride);
 }
 #endif
 

@@ -3,8 +3,9 @@
 
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/activation.h>
-#include <thimble/core/kernels/row_convert.h>
+#include <thimble/core/kernels/isa.h>
 
 namespace thimble::kernels::gemm_detail {
 
@@ -31,8 +32,6 @@ struct Output {
   T alpha = T{1};
   RowMap rows;
   std::int64_t column_stride = 1;
-  LoadRow<T> load = nullptr;  ///< conversions of `dtype`
-  StoreRow<T> store = nullptr;
 
   /// C is the accumulators as they are, in rows of T.
   bool is_plain() const noexcept {

@@ -5,15 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/dtype.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
-#include <thimble/core/kernels/row_convert.h>
+#include <thimble/core/kernels/gemm_pack.h>
 
 namespace thimble::kernels::gemm_detail {
 
-/// Element (r, p) of a block of the left operand is base[r * row_stride + p * depth_stride].
+/// Element (r, p) of panel i (rows i * R to (i + 1) * R of a microtile's R rows) of a block of the left operand is
+/// base[i * panel_stride + r * row_stride + p * depth_stride].
 template <class T>
 struct LeftBlock {
   const T* base = nullptr;
+  std::int64_t panel_stride = 0;
   std::int64_t row_stride = 0;
   std::int64_t depth_stride = 0;
 };
@@ -22,13 +25,13 @@ struct LeftBlock {
 template <class T>
 class LeftOperand {
  public:
-  /// Elements of scratch that a block of `rows` rows and up to block_depth columns may need; 0: read where it lies.
-  virtual std::int64_t scratch_elements(std::int64_t rows) const noexcept = 0;
+  /// Elements of scratch that a block of `rows` rows and up to block_depth columns needs; 0: read where it lies.
+  virtual std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept = 0;
 
   /// Rows [row, row + rows) x columns [k, k + depth) of the matrix that begins `offset` elements into the operand, in
-  /// place or converted into `scratch` (64-byte aligned).
+  /// place or converted into `scratch` (64-byte aligned), for panels of `panel_rows`.
   virtual LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
-                            std::int64_t depth, T* scratch) const noexcept = 0;
+                            std::int64_t depth, int panel_rows, T* scratch) const noexcept = 0;
 
  protected:
   ~LeftOperand() = default;
@@ -38,20 +41,19 @@ class LeftOperand {
 template <class T>
 class RightOperand {
  public:
-  /// Packs rows [k, k + depth) x columns [column, column + columns) into panels of `width` columns one after the other,
-  /// each depth x width, the last one filled up with zeros.
+  /// Packs rows [k, k + depth) x columns [column, column + columns) of the matrix that begins `offset` elements into
+  /// the operand.
   virtual void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
-                    int width, T* panels) const noexcept = 0;
+                    const Panels<T>& panels) const noexcept = 0;
 
  protected:
   ~RightOperand() = default;
 };
 
-/// Transposes rows of depth elements: out[p * out_stride + r] = in[r * in_stride + p].
+/// From one row of a block to the next where it is copied row by row: an odd number of cache lines, so that the rows of
+/// a panel lie in different sets of the cache.
 template <class T>
-using Transpose = void (*)(const T* in, std::int64_t in_stride, int rows, int depth, T* out, std::int64_t out_stride);
-template <class T>
-Transpose<T> transpose(Isa isa) noexcept;
+inline constexpr std::int64_t scratch_row_stride = (block_depth / line_elements<T> | 1) * line_elements<T>;
 
 /// A matrix in memory with any strides (elements) and any storage dtype.
 struct MatrixView {
@@ -64,42 +66,31 @@ struct MatrixView {
 template <class T>
 class LeftMatrix final : public LeftOperand<T> {
  public:
-  LeftMatrix(const MatrixView& view, Isa isa) noexcept : view_(view), load_(load_row<T>(view.dtype, isa)) {}
-  std::int64_t scratch_elements(std::int64_t rows) const noexcept override;
+  explicit LeftMatrix(const MatrixView& view) noexcept : view_(view) {}
+  std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
-                    T* scratch) const noexcept override;
+                    int panel_rows, T* scratch) const noexcept override;
 
  private:
+  bool has_rows_together() const noexcept { return view_.row_stride == 1 && view_.column_stride != 1; }
   bool is_in_place() const noexcept { return view_.dtype == dtype_of<T> && view_.column_stride == 1; }
 
   MatrixView view_;
-  LoadRow<T> load_;
 };
 
 template <class T>
 class RightMatrix final : public RightOperand<T> {
  public:
-  RightMatrix(const MatrixView& view, Isa isa) noexcept
-      : view_(view), load_(load_row<T>(view.dtype, isa)), transpose_(transpose<T>(isa)) {}
+  RightMatrix(const MatrixView& view, Isa isa) noexcept : view_(view), transpose_(transpose<T>(isa)) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
-            int width, T* panels) const noexcept override;
+            const Panels<T>& panels) const noexcept override;
 
  private:
-  void pack_along_columns(std::int64_t first, std::int64_t columns, std::int64_t depth, int width,
-                          T* panels) const noexcept;
-  void pack_along_depth(std::int64_t first, std::int64_t columns, std::int64_t depth, int width,
-                        T* panels) const noexcept;
+  void pack_columns(std::int64_t first, std::int64_t columns, std::int64_t depth,
+                    const Panels<T>& panels) const noexcept;
 
   MatrixView view_;
-  LoadRow<T> load_;
   Transpose<T> transpose_;
 };
-
-/// Elements between rows of `length` elements such that rows begin on cache lines and neighbours in different sets.
-template <class T>
-constexpr std::int64_t padded(std::int64_t length) noexcept {
-  constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
-  return ((length + line - 1) / line | 1) * line;
-}
 
 }  // namespace thimble::kernels::gemm_detail

@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/reference_value.h>
-#include <thimble/core/kernels/row_convert.h>
 
 namespace thimble::kernels {
 namespace gemm_reference_detail {
@@ -29,10 +29,9 @@ template <class T>
 void multiply(const GemmArgs& args, std::int64_t a0, std::int64_t b0, std::int64_t c0, std::int64_t bias0) noexcept {
   const auto dot_product =
       visit(args.dtype, []<class S>() -> Sum<T> (*)(const GemmArgs&, std::int64_t, std::int64_t) { return dot<T, S>; });
-  const StoreRow<T> store = store_row<T>(args.c_dtype, Isa::generic);
   const auto read = [&](const void* base, std::int64_t at) {
     T value;
-    load_row<T>(args.c_dtype, Isa::generic)(base, at, 1, 1, &value);
+    load_elements(base, args.c_dtype, at, 1, &value, 1);
     return static_cast<Sum<T>>(value);
   };
   for (std::int64_t i = 0; i < args.m; ++i) {
@@ -42,10 +41,10 @@ void multiply(const GemmArgs& args, std::int64_t a0, std::int64_t b0, std::int64
       if (args.bias != nullptr) sum += read(args.bias, bias0 + j);
       const std::int64_t at = c0 + i * args.c_row_stride + j * args.c_column_stride;
       T value = static_cast<T>(sum);
-      if (args.pre_activation != nullptr) store(&value, 1, args.pre_activation, at, 1);
+      if (args.pre_activation != nullptr) store_elements(&value, args.pre_activation, args.c_dtype, at, 1);
       value = reference_activation(args.activation, value);
       if (args.accumulate) value = static_cast<T>(static_cast<Sum<T>>(value) + read(args.c, at));
-      store(&value, 1, args.c, at, 1);
+      store_elements(&value, args.c, args.c_dtype, at, 1);
     }
   }
 }

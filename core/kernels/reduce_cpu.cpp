@@ -5,11 +5,11 @@
 #include <cmath>
 
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/isa_variants.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/reduce_cpu.h>
 #include <thimble/core/kernels/reduce_jobs.h>
-#include <thimble/core/kernels/typed_load.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/math.h>
 
 namespace thimble::kernels {
@@ -70,9 +70,11 @@ inline void sum_one(const ReduceArgs& args, const MergedStrides<2>& reduced, con
     const std::int64_t n = std::min(room, job.end - at);
     std::int64_t to = 0;
     reduced.for_each_run(at, at + n, [&](const std::array<std::int64_t, 2>& offset, std::int64_t run) {
-      load(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, values + to, run);
+      load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, values + to, run);
       if constexpr (Map != ReduceMap::value) {
-        load(args.other.data, args.other.dtype, job.base[1] + offset[1], other_stride, others + to, run);
+        const std::int64_t from = job.base[1] + offset[1];
+        load_elements(args.other.data, args.other.dtype, from, other_stride, others + to, other_stride == 0 ? 1 : run);
+        if (other_stride == 0) std::fill(others + to + 1, others + to + run, others[to]);
       }
       to += run;
     });
@@ -96,10 +98,10 @@ inline void sum_tile(const ReduceArgs& args, const ReduceJobs<2>& jobs, const Me
     reduced.for_each_run(
         at, std::min(job.end, at + reduce_block), [&](const std::array<std::int64_t, 2>& offset, std::int64_t run) {
           for (std::int64_t r = 0; r < run; ++r) {
-            load(args.in.data, args.in.dtype, job.base[0] + offset[0] + r * stride, 1, values, job.count);
+            load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0] + r * stride, 1, values, job.count);
             if constexpr (Map != ReduceMap::value) {
-              load(args.other.data, args.other.dtype, job.base[1] + offset[1] + r * other_stride, other_step, others,
-                   job.count);
+              load_elements(args.other.data, args.other.dtype, job.base[1] + offset[1] + r * other_stride, other_step,
+                            others, job.count);
               map_values<T, Map>(values, others, job.count);
             }
             for (std::int64_t i = 0; i < job.count; ++i) sums[i] += values[i];
@@ -119,25 +121,27 @@ inline void finish(const ReduceArgs& args, std::int64_t output, Total<T>* totals
   } else if constexpr (!std::is_same_v<T, std::int64_t>) {
     for (std::int64_t i = 0; i < n; ++i) totals[i] /= args.divisor;
   }
-  store(totals, args.out, args.out_dtype, output, 1, n);
+  store_elements(totals, args.out, args.out_dtype, output, 1, n);
 }
 
 template <class T, ReduceMap Map>
-inline void run_job(const ReduceArgs& args, const ReduceJobs<2>& jobs, const MergedStrides<2>& reduced,
-                    const ReduceJob<2>& job) {
-  alignas(64) Total<T> totals[reduce_tile];
-  if (jobs.is_tiled) {
-    sum_tile<T, Map>(args, jobs, reduced, job, totals);
-  } else {
-    sum_one<T, Map>(args, reduced, job, totals);
+struct SumJob {
+  static void run(const ReduceArgs& args, const ReduceJobs<2>& jobs, const MergedStrides<2>& reduced,
+                  const ReduceJob<2>& job) {
+    alignas(64) Total<T> totals[reduce_tile];
+    if (jobs.is_tiled) {
+      sum_tile<T, Map>(args, jobs, reduced, job, totals);
+    } else {
+      sum_one<T, Map>(args, reduced, job, totals);
+    }
+    if (jobs.stretches == 1) {
+      finish<T, Map>(args, job.output, totals, job.count);
+    } else {
+      auto* const partial = reinterpret_cast<Total<T>*>(args.partial);
+      std::copy(totals, totals + job.count, partial + job.stretch * jobs.outputs + job.output);
+    }
   }
-  if (jobs.stretches == 1) {
-    finish<T, Map>(args, job.output, totals, job.count);
-  } else {
-    auto* const partial = reinterpret_cast<Total<T>*>(args.partial);
-    std::copy(totals, totals + job.count, partial + job.stretch * jobs.outputs + job.output);
-  }
-}
+};
 
 template <class T, ReduceMap Map>
 void sum(const ReduceArgs& args) {
@@ -145,7 +149,7 @@ void sum(const ReduceArgs& args) {
   const ReduceOperand& other = Map == ReduceMap::value ? args.in : args.other;
   const ReduceJobs<2> jobs(args.kept, args.reduced, {&args.in.kept_strides, &other.kept_strides});
   const MergedStrides<2> reduced(args.reduced, {&args.in.reduced_strides, &other.reduced_strides});
-  jobs.for_each([&](const ReduceJob<2>& job) { run_variant<run_job<T, Map>>(args, jobs, reduced, job); });
+  jobs.for_each([&](const ReduceJob<2>& job) { run_variant<SumJob<T, Map>>(args, jobs, reduced, job); });
   if (jobs.stretches == 1) return;
   const auto* const partial = reinterpret_cast<const Total<T>*>(args.partial);
   parallel_for(jobs.outputs, 1024, [&](std::int64_t first, std::int64_t last) {

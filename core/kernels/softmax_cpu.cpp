@@ -6,10 +6,10 @@
 #include <limits>
 
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/isa_variants.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/softmax.h>
 #include <thimble/core/kernels/strided.h>
-#include <thimble/core/kernels/typed_load.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/math.h>
 #include <thimble/core/parallel.h>
 
@@ -31,13 +31,14 @@ template <class T>
 inline void store_zeros(const RowResult& result, std::int64_t base, std::int64_t begin, std::int64_t end, T* buffer) {
   std::fill(buffer, buffer + std::min(row_chunk, end - begin), T(0));
   for (std::int64_t at = begin; at < end; at += row_chunk) {
-    store(buffer, result.data, result.dtype, base + at * result.step, result.step, std::min(row_chunk, end - at));
+    store_elements(buffer, result.data, result.dtype, base + at * result.step, result.step,
+                   std::min(row_chunk, end - at));
   }
 }
 
 template <class T>
 inline void load_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* z) {
-  load(args.x.data, args.x.dtype, base + at * args.x.step, args.x.step, z, n);
+  load_elements(args.x.data, args.x.dtype, base + at * args.x.step, args.x.step, z, n);
   const T scale = static_cast<T>(args.scale);
   for (std::int64_t i = 0; i < n; ++i) z[i] *= scale;
 }
@@ -72,27 +73,29 @@ inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64
       }
       for (std::int64_t i = 0; i < n; ++i) e[i] *= inverse;
     }
-    store(e, args.y.data, args.y.dtype, y_base + at * args.y.step, args.y.step, n);
+    store_elements(e, args.y.data, args.y.dtype, y_base + at * args.y.step, args.y.step, n);
   }
   store_zeros(args.y, y_base, count, args.length, z);
 }
 
 template <class T>
-inline void forward_rows(const SoftmaxArgs& args, std::int64_t begin, std::int64_t end) {
-  const MergedStrides<2> rows(args.outer, {&args.x.strides, &args.y.strides});
-  const std::int64_t x_step = rows.stride(0, rows.rank - 1), y_step = rows.stride(1, rows.rank - 1);
-  std::int64_t row = begin;
-  rows.for_each_run(begin, end, [&](const std::array<std::int64_t, 2>& base, std::int64_t run) {
-    for (std::int64_t i = 0; i < run; ++i, ++row) {
-      forward_row<T>(args, base[0] + i * x_step, base[1] + i * y_step, visible(args, row));
-    }
-  });
-}
+struct ForwardRows {
+  static void run(const SoftmaxArgs& args, std::int64_t begin, std::int64_t end) {
+    const MergedStrides<2> rows(args.outer, {&args.x.strides, &args.y.strides});
+    const std::int64_t x_step = rows.stride(0, rows.rank - 1), y_step = rows.stride(1, rows.rank - 1);
+    std::int64_t row = begin;
+    rows.for_each_run(begin, end, [&](const std::array<std::int64_t, 2>& base, std::int64_t run) {
+      for (std::int64_t i = 0; i < run; ++i, ++row) {
+        forward_row<T>(args, base[0] + i * x_step, base[1] + i * y_step, visible(args, row));
+      }
+    });
+  }
+};
 
 template <class T>
 void forward(const SoftmaxArgs& args) {
   parallel_for(args.outer.elements(), row_grain(args.length),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<forward_rows<T>>(args, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, begin, end); });
 }
 
 template <class T>
@@ -100,8 +103,8 @@ inline void backward_row(const SoftmaxBackwardArgs& args, const std::array<std::
   alignas(64) T y[row_chunk];
   alignas(64) T dy[row_chunk];
   const auto load_both = [&](std::int64_t at, std::int64_t n) {
-    load(args.y.data, args.y.dtype, base[0] + at * args.y.step, args.y.step, y, n);
-    load(args.dy.data, args.dy.dtype, base[1] + at * args.dy.step, args.dy.step, dy, n);
+    load_elements(args.y.data, args.y.dtype, base[0] + at * args.y.step, args.y.step, y, n);
+    load_elements(args.dy.data, args.dy.dtype, base[1] + at * args.dy.step, args.dy.step, dy, n);
   };
   double total = 0;
   for (std::int64_t at = 0; at < count; at += row_chunk) {
@@ -122,28 +125,30 @@ inline void backward_row(const SoftmaxBackwardArgs& args, const std::array<std::
     } else {
       for (std::int64_t i = 0; i < n; ++i) dy[i] = scale * (y[i] * (dy[i] - sum));
     }
-    store(dy, args.dx.data, args.dx.dtype, base[2] + at * args.dx.step, args.dx.step, n);
+    store_elements(dy, args.dx.data, args.dx.dtype, base[2] + at * args.dx.step, args.dx.step, n);
   }
   store_zeros(args.dx, base[2], count, args.length, y);
 }
 
 template <class T>
-inline void backward_rows(const SoftmaxBackwardArgs& args, std::int64_t begin, std::int64_t end) {
-  const MergedStrides<3> rows(args.outer, {&args.y.strides, &args.dy.strides, &args.dx.strides});
-  const int inner = rows.rank - 1;
-  std::int64_t row = begin;
-  rows.for_each_run(begin, end, [&](std::array<std::int64_t, 3> base, std::int64_t run) {
-    for (std::int64_t i = 0; i < run; ++i, ++row) {
-      backward_row<T>(args, base, visible(args, row));
-      for (int n = 0; n < 3; ++n) base[static_cast<std::size_t>(n)] += rows.stride(n, inner);
-    }
-  });
-}
+struct BackwardRows {
+  static void run(const SoftmaxBackwardArgs& args, std::int64_t begin, std::int64_t end) {
+    const MergedStrides<3> rows(args.outer, {&args.y.strides, &args.dy.strides, &args.dx.strides});
+    const int inner = rows.rank - 1;
+    std::int64_t row = begin;
+    rows.for_each_run(begin, end, [&](std::array<std::int64_t, 3> base, std::int64_t run) {
+      for (std::int64_t i = 0; i < run; ++i, ++row) {
+        backward_row<T>(args, base, visible(args, row));
+        for (int n = 0; n < 3; ++n) base[static_cast<std::size_t>(n)] += rows.stride(n, inner);
+      }
+    });
+  }
+};
 
 template <class T>
 void backward(const SoftmaxBackwardArgs& args) {
   parallel_for(args.outer.elements(), row_grain(args.length),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<backward_rows<T>>(args, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_variant<BackwardRows<T>>(args, begin, end); });
 }
 
 void forward_any(const SoftmaxArgs& args) {

@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/launch.h>
-#include <thimble/core/overwrite.h>
+#include <thimble/core/ops/reuse.h>
 #include <thimble/core/random.h>
 
 namespace thimble::ops {
@@ -61,7 +61,7 @@ Tensor Dropout::forward(const Tensor& x, Needs, Saved&) const {
 
 Gradients Dropout::backward(Saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
-  const Tensor dx = overwritable(dy);
+  const Tensor dx = reused_or_new(dy);
   dropout_detail::run(dy, p, site, dx, Tensor());
   return {dx};
 }
@@ -79,7 +79,7 @@ Tensor DropoutTextbook::forward(const Tensor& x, Needs needs, Saved& saved) cons
 
 Gradients DropoutTextbook::backward(Saved saved, Tensor dy, Needs) const {
   dy = contiguous(dy);
-  const Tensor dx = overwritable(dy);
+  const Tensor dx = reused_or_new(dy);
   if (dy.elements() == 0) return {dx};
   launch(dy.device(), [&](const Addresses& at) {
     kernels::MaskArgs args;

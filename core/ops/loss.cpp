@@ -6,7 +6,7 @@
 #include <thimble/core/elementwise.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
-#include <thimble/core/overwrite.h>
+#include <thimble/core/ops/reuse.h>
 #include <thimble/core/reduce.h>
 #include <thimble/core/view.h>
 
@@ -136,7 +136,7 @@ Tensor CrossEntropy::forward(const Tensor& logits, const Tensor& targets, Needs 
 
 Gradients CrossEntropy::backward(Saved saved, Tensor dy, Needs) const {
   const loss_detail::Form form{name, true, ignore_index, label_smoothing, reduction};
-  const Tensor dx = overwritable(saved.logits);  // (..., C)
+  const Tensor dx = reused_or_new(saved.logits);  // (..., C)
   loss_detail::backward(form, saved.logits, saved.targets, saved.lse, dy, dx);
   return {dx, Tensor()};
 }
@@ -182,7 +182,7 @@ Gradients MseLoss::backward(Saved saved, Tensor dy, Needs needs) const {
   const Tensor &x = saved.x, &target = saved.target;
   constexpr int scale = builtin_index<MulScalar>, square = builtin_index<SquaredDifference>;
   const MulScalar share{is_mean ? 1 / static_cast<double>(x.elements()) : 1};
-  const Tensor g = overwritable(dy);  // ()
+  const Tensor g = reused_or_new(dy);  // ()
   elementwise_detail::run(name, kernels::elementwise_cpu_table[scale].forward, scale, -1, &share, g.shape(), {&dy}, g);
   const auto gradient = [&](int operand, const Tensor& out) {
     const SquaredDifference f;
@@ -194,13 +194,13 @@ Gradients MseLoss::backward(Saved saved, Tensor dy, Needs needs) const {
   if (needs[0] && needs[1]) {
     gradients[0] = Tensor::empty_like(x);  // the other one still reads x
     gradient(0, gradients[0]);
-    gradients[1] = overwritable(target);
+    gradients[1] = reused_or_new(target);
     gradient(1, gradients[1]);
   } else if (needs[0]) {
-    gradients[0] = overwritable(x);
+    gradients[0] = reused_or_new(x);
     gradient(0, gradients[0]);
   } else if (needs[1]) {
-    gradients[1] = overwritable(target);
+    gradients[1] = reused_or_new(target);
     gradient(1, gradients[1]);
   }
   return gradients;

@@ -8,7 +8,7 @@
 #include <thimble/core/elementwise.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
-#include <thimble/core/overwrite.h>
+#include <thimble/core/ops/reuse.h>
 #include <thimble/core/view.h>
 
 namespace thimble::ops {
@@ -90,7 +90,7 @@ Tensor Mean::forward(const Tensor& x, Needs, Saved& saved) const {
 
 Gradients Mean::backward(Saved saved, Tensor dy, Needs) const {
   const auto count = static_cast<double>(reduction_detail::reduced_elements(saved.from, axes));
-  const Tensor share = overwritable(dy);
+  const Tensor share = reused_or_new(dy);
   reduction_detail::run(name, MulScalar{1 / count}, {&dy}, share);
   return {reduction_detail::repeated(share, saved.from, axes)};
 }
@@ -117,7 +117,7 @@ Gradients Variance::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor& x = saved.x;
   const auto count = static_cast<double>(reduction_detail::reduced_elements(x.shape(), axes));
   const Tensor with = reduction_detail::with_axes(dy, x.shape(), axes);
-  const Tensor dx = overwritable(x);
+  const Tensor dx = reused_or_new(x);
   reduction_detail::run(name, VarianceGradient{2 / std::max(0.0, count - correction)}, {&x, &saved.mean, &with}, dx);
   return {dx};
 }
@@ -181,7 +181,7 @@ Gradients LogSumExp::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor& x = saved.x;
   const Tensor with = reduction_detail::with_axes(dy, x.shape(), axes);
   const Tensor y = reduction_detail::with_axes(saved.y, x.shape(), axes);
-  const Tensor dx = overwritable(x);
+  const Tensor dx = reused_or_new(x);
   reduction_detail::run(name, LogSumExpGradient{}, {&x, &y, &with}, dx);
   return {dx};
 }

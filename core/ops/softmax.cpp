@@ -5,7 +5,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/softmax.h>
 #include <thimble/core/launch.h>
-#include <thimble/core/overwrite.h>
+#include <thimble/core/ops/reuse.h>
 
 namespace thimble::ops {
 namespace softmax_detail {
@@ -57,7 +57,7 @@ Tensor forward(const Form& form, const Tensor& x) {
 // Writes where dy or y lies, whichever is free.
 Tensor backward(const Form& form, const Tensor& y, const Tensor& dy) {
   const int axis = normalize_axis(form.name, form.axis, y.rank());
-  const Tensor dx = owns_buffer(dy) ? dy : overwritable(y);  // as x
+  const Tensor dx = is_reusable(dy) ? dy : reused_or_new(y);  // as x
   if (y.elements() == 0) return dx;
   launch(y.device(), [&](const Addresses& at) {
     kernels::SoftmaxBackwardArgs args;

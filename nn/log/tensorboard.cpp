@@ -13,7 +13,7 @@
 
 #include <thimble/core/error.h>
 
-namespace thimble::log {
+namespace thimble::tensorboard {
 namespace tensorboard_detail {
 
 constexpr std::array<std::uint32_t, 256> make_crc_table() {
@@ -163,4 +163,4 @@ void EventWriter::flush() {
   buffer_.clear();
 }
 
-}  // namespace thimble::log
+}  // namespace thimble::tensorboard

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-namespace thimble::log {
+namespace thimble::tensorboard {
 
 /// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, initial and final value all ones): "123456789" gives
 /// 0xE3069283.
@@ -59,4 +59,4 @@ class EventWriter {
   int descriptor_ = -1;
 };
 
-}  // namespace thimble::log
+}  // namespace thimble::tensorboard

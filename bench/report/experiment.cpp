@@ -1,0 +1,257 @@
+#include <thimble/bench/report/experiment.h>
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <set>
+#include <string_view>
+
+#include <thimble/bench/report/text.h>
+#include <thimble/core/error.h>
+
+namespace thimble::report {
+namespace experiment_detail {
+
+[[noreturn]] void refuse(const std::string& where, const std::string& why) {
+  throw ValueError("report: " + where + ": " + why);
+}
+
+bool is_file_name(const std::string& name) {
+  const auto is_allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+  };
+  return !name.empty() && name.size() <= 100 && name.front() != '-' &&
+         std::all_of(name.begin(), name.end(), is_allowed);
+}
+
+void check_name(const std::string& where, const std::string& name, std::set<std::string>& taken) {
+  if (!is_file_name(name)) {
+    refuse(where, "\"" + name + "\" is not a name of 1 to 100 lower-case letters, digits, '-' and '_'");
+  }
+  if (!taken.insert(name).second) refuse(where, "the name \"" + name + "\" appears twice");
+}
+
+void check_text(const std::string& where, std::initializer_list<std::string_view> texts) {
+  for (const std::string_view text : texts) {
+    if (!is_utf8(text)) refuse(where, "text that is not UTF-8");
+  }
+}
+
+void check_rows(const std::string& where, const Experiment& experiment) {
+  static const std::set<std::string> built_in = {"config", "theory_bytes", "predicted_bytes", "measured_bytes",
+                                                 "remainder"};
+  std::set<std::string> columns;
+  for (const Column& column : experiment.columns) {
+    check_text(where, {column.name, column.title});
+    if (built_in.count(column.name) != 0) refuse(where, "a column cannot be called \"" + column.name + "\"");
+    if (!columns.insert(column.name).second) refuse(where, "the column \"" + column.name + "\" appears twice");
+    if (column.decimals < 0 || column.decimals > 15) {
+      refuse(where, "column \"" + column.name + "\": decimals must be 0 to 15, got " + std::to_string(column.decimals));
+    }
+  }
+  for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
+    const Row& row = experiment.rows[i];
+    const std::string here = where + ", row " + std::to_string(i);
+    std::set<std::string> seen;
+    for (const Setting& setting : row.config) {
+      check_text(here, {setting.first, format_setting(setting)});
+      if (!seen.insert(setting.first).second) refuse(here, "the setting \"" + setting.first + "\" appears twice");
+      if (columns.count(setting.first) != 0 || built_in.count(setting.first) != 0) {
+        refuse(here, "a setting cannot be called \"" + setting.first + "\", which is a column");
+      }
+    }
+    seen.clear();
+    for (const auto& [name, value] : row.numbers) {
+      if (columns.count(name) == 0) refuse(here, "the number \"" + name + "\" has no column");
+      if (!seen.insert(name).second) refuse(here, "the number \"" + name + "\" appears twice");
+    }
+    seen.clear();
+    for (const auto& [name, bytes] : row.remainder) {
+      check_text(here, {name});
+      if (!seen.insert(name).second) refuse(here, "the remainder term \"" + name + "\" appears twice");
+    }
+  }
+}
+
+void check_plot(const std::string& where, const Plot& plot) {
+  check_text(where, {plot.title, plot.caption, plot.x.title, plot.y.title});
+  for (const Series& series : plot.series) {
+    check_text(where, {series.name});
+    for (const Point& point : series.points) {
+      const auto check_axis = [&](double value, const Axis& axis) {
+        if (!std::isfinite(value)) refuse(where, "series \"" + series.name + "\" has a point that is not finite");
+        if (axis.scale != Scale::linear && value <= 0) {
+          refuse(where, "series \"" + series.name + "\" has " + format_real(value) + " on a logarithmic axis");
+        }
+      };
+      check_axis(point.x, plot.x);
+      check_axis(point.y, plot.y);
+    }
+  }
+}
+
+void check_bytes(const std::string& where, const CategoryBytes& bytes) {
+  for (const std::int64_t part : bytes) {
+    if (part < 0) refuse(where, "negative bytes (" + std::to_string(part) + ")");
+  }
+}
+
+void check_budget(const std::string& where, const std::optional<std::int64_t>& budget_bytes) {
+  if (budget_bytes && *budget_bytes < 0) refuse(where, "negative budget (" + std::to_string(*budget_bytes) + ")");
+}
+
+void check_timeline(const std::string& where, const Timeline& timeline) {
+  check_text(where, {timeline.title, timeline.caption});
+  check_budget(where, timeline.budget_bytes);
+  if (timeline.events.empty()) refuse(where, "a timeline without events");
+  for (const Event& event : timeline.events) {
+    check_bytes(where, event.bytes);
+    check_text(where, {event.path});
+  }
+  for (std::size_t i = 0; i < timeline.phases.size(); ++i) {
+    const Phase& phase = timeline.phases[i];
+    check_text(where, {phase.name});
+    const bool is_ordered = i == 0 || timeline.phases[i - 1].first_event < phase.first_event;
+    if (!is_ordered || phase.first_event >= timeline.events.size()) {
+      refuse(where, "phase \"" + phase.name + "\" begins at event " + std::to_string(phase.first_event) + " of " +
+                        std::to_string(timeline.events.size()) + "; phases ascend");
+    }
+  }
+}
+
+void check_bars(const std::string& where, const Bars& bars) {
+  check_text(where, {bars.title, bars.caption});
+  check_budget(where, bars.budget_bytes);
+  if (bars.bars.empty()) refuse(where, "no bars");
+  for (const Bar& bar : bars.bars) {
+    check_text(where, {bar.label});
+    check_bytes(where, bar.bytes);
+  }
+}
+
+void check_experiment(const Experiment& experiment) {
+  const std::string where = "experiment \"" + experiment.name + "\"";
+  check_text(where, {experiment.title, experiment.question, experiment.theory, experiment.verdict});
+  check_rows(where, experiment);
+  std::set<std::string> names;
+  for (const Plot& plot : experiment.plots) {
+    check_name(where + ", plot", plot.name, names);
+    check_plot(where + ", plot \"" + plot.name + "\"", plot);
+  }
+  for (const Bars& bars : experiment.bars) {
+    check_name(where + ", bars", bars.name, names);
+    check_bars(where + ", bars \"" + bars.name + "\"", bars);
+  }
+  for (const Timeline& timeline : experiment.timelines) {
+    check_name(where + ", timeline", timeline.name, names);
+    check_timeline(where + ", timeline \"" + timeline.name + "\"", timeline);
+  }
+}
+
+void remember(std::vector<std::string>& names, const std::string& name) {
+  if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+}
+
+}  // namespace experiment_detail
+
+Match match(const Row& row) noexcept {
+  if (!row.predicted_bytes || !row.measured_bytes) return Match::unknown;
+  return *row.predicted_bytes == *row.measured_bytes ? Match::equal : Match::different;
+}
+
+std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept {
+  if (!row.theory_bytes || !row.predicted_bytes) return std::nullopt;
+  std::int64_t rest = *row.predicted_bytes - *row.theory_bytes;
+  for (const auto& [name, bytes] : row.remainder) rest -= bytes;
+  return rest;
+}
+
+Tally tally(const Experiment& experiment) noexcept {
+  Tally result;
+  for (const Row& row : experiment.rows) {
+    ++result.rows;
+    const Match compared = match(row);
+    result.compared += compared != Match::unknown ? 1 : 0;
+    result.equal += compared == Match::equal ? 1 : 0;
+    const auto unnamed = unnamed_bytes(row);
+    result.with_theory += unnamed.has_value() ? 1 : 0;
+    result.named += unnamed == 0 ? 1 : 0;
+  }
+  return result;
+}
+
+Tally tally(const Report& report) noexcept {
+  Tally sum;
+  for (const Experiment& experiment : report.experiments) {
+    const Tally part = tally(experiment);
+    sum.rows += part.rows;
+    sum.compared += part.compared;
+    sum.equal += part.equal;
+    sum.with_theory += part.with_theory;
+    sum.named += part.named;
+  }
+  return sum;
+}
+
+std::vector<std::string> config_keys(const Experiment& experiment) {
+  std::vector<std::string> keys;
+  for (const Row& row : experiment.rows) {
+    for (const Setting& setting : row.config) experiment_detail::remember(keys, setting.first);
+  }
+  return keys;
+}
+
+std::vector<std::string> remainder_names(const Experiment& experiment) {
+  std::vector<std::string> names;
+  for (const Row& row : experiment.rows) {
+    for (const auto& [name, bytes] : row.remainder) experiment_detail::remember(names, name);
+  }
+  return names;
+}
+
+const Setting* find_setting(const Row& row, const std::string& key) noexcept {
+  for (const Setting& setting : row.config) {
+    if (setting.first == key) return &setting;
+  }
+  return nullptr;
+}
+
+std::optional<double> find_number(const Row& row, const std::string& name) noexcept {
+  for (const auto& [number_name, value] : row.numbers) {
+    if (number_name == name) return value;
+  }
+  return std::nullopt;
+}
+
+void check(const Plot& plot) { experiment_detail::check_plot("plot \"" + plot.name + "\"", plot); }
+
+void check(const Bars& bars) { experiment_detail::check_bars("bars \"" + bars.name + "\"", bars); }
+
+void check(const Timeline& timeline) {
+  experiment_detail::check_timeline("timeline \"" + timeline.name + "\"", timeline);
+}
+
+void check(const Experiment& experiment) {
+  std::set<std::string> names;
+  experiment_detail::check_name("experiment", experiment.name, names);
+  experiment_detail::check_experiment(experiment);
+}
+
+void check(const Report& report) {
+  const Environment& environment = report.environment;
+  experiment_detail::check_text("title", {report.title});
+  experiment_detail::check_text("environment",
+                                {environment.version, environment.device, environment.cpu, environment.date});
+  std::set<std::string> names = {"version", "device", "cpu", "threads", "date"};
+  for (const auto& [key, value] : environment.details) {
+    experiment_detail::check_text("environment", {key, value});
+    if (!names.insert(key).second) experiment_detail::refuse("environment", "\"" + key + "\" appears twice");
+  }
+  names.clear();
+  for (const Experiment& experiment : report.experiments) {
+    experiment_detail::check_name("experiment", experiment.name, names);
+    experiment_detail::check_experiment(experiment);
+  }
+}
+
+}  // namespace thimble::report

@@ -1,0 +1,203 @@
+#pragma once
+// What an experiment found, as plain data: the one input of every table, file, picture and page in this folder.
+// All byte figures are exact integers; nothing here knows a tensor.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <thimble/core/resource.h>
+
+namespace thimble::report {
+
+/// What a number counts, which decides how it is written: bytes in binary units, milliseconds, a fraction as percent
+/// (0.1 is "10 %"), or a plain number.
+enum class Unit : std::uint8_t { plain, bytes, milliseconds, percent };
+
+/// Bytes by memory category, indexed by `Category`.
+using CategoryBytes = std::array<std::int64_t, category_count>;
+
+/// Sum over the categories.
+inline std::int64_t total(const CategoryBytes& bytes) noexcept {
+  std::int64_t sum = 0;
+  for (const std::int64_t part : bytes) sum += part;
+  return sum;
+}
+
+/// One setting of a configuration: {"batch", 32}, {"model", "resnet50"}.
+using Setting = std::pair<std::string, std::variant<std::string, std::int64_t, double>>;
+
+/// A further numeric column of an experiment. `name` is its key in JSON and CSV, `title` its heading in tables.
+struct Column {
+  std::string name;
+  std::string title;
+  Unit unit = Unit::plain;
+  int decimals = 2;  ///< digits after the point in tables (not for bytes; files hold the full value)
+};
+
+/// One configuration with its three figures. Absent figures are null in JSON, empty in CSV, a dash in tables.
+struct Row {
+  std::vector<Setting> config;                                  ///< in the order shown
+  std::optional<std::int64_t> theory_bytes;                     ///< the closed formula
+  std::optional<std::int64_t> predicted_bytes;                  ///< the dry run
+  std::optional<std::int64_t> measured_bytes;                   ///< the real run
+  std::vector<std::pair<std::string, std::int64_t>> remainder;  ///< named terms of predicted - theory
+  std::vector<std::pair<std::string, double>> numbers;          ///< by Column::name; a column may be absent
+};
+
+/// How an axis is spaced. `log2` marks powers of two, `log10` decades (bytes are always marked at powers of two).
+enum class Scale : std::uint8_t { linear, log2, log10 };
+
+struct Axis {
+  std::string title;
+  Unit unit = Unit::plain;
+  Scale scale = Scale::linear;
+  bool from_zero = true;  ///< linear only: the axis starts at 0 when no value is negative
+};
+
+/// What a series stands for, which decides how it is drawn: theory as a dashed line, predicted as a line, measured as
+/// open markers, anything else as a line with filled markers.
+enum class Role : std::uint8_t { theory, predicted, measured, other };
+
+struct Point {
+  double x = 0;
+  double y = 0;
+};
+
+/// A named curve. Series of one non-empty `group` ("resnet50") share a colour; otherwise each has its own, theory
+/// without a group is drawn in the text colour.
+struct Series {
+  std::string name;
+  Role role = Role::other;
+  std::vector<Point> points;  ///< drawn in this order
+  std::string group;
+};
+
+/// A line or scatter plot. `name` becomes part of a file name, `caption` is a sentence below the picture.
+struct Plot {
+  std::string name;
+  std::string title;
+  std::string caption;
+  Axis x;
+  Axis y;
+  std::vector<Series> series;
+};
+
+/// One bar: bytes by category of one configuration.
+struct Bar {
+  std::string label;
+  CategoryBytes bytes{};
+};
+
+/// Stacked horizontal bars, optionally with a line at a budget.
+struct Bars {
+  std::string name;
+  std::string title;
+  std::string caption;
+  std::vector<Bar> bars;
+  std::optional<std::int64_t> budget_bytes;
+};
+
+/// Live bytes after one event (an allocation or a deallocation), and the module path that caused it ("" when unknown).
+struct Event {
+  CategoryBytes bytes{};
+  std::string path;
+};
+
+/// A part of a timeline: forward, backward, optimizer. It lasts until the next phase.
+struct Phase {
+  std::string name;
+  std::size_t first_event = 0;
+};
+
+/// Bytes by category over the events of a step.
+struct Timeline {
+  std::string name;
+  std::string title;
+  std::string caption;
+  std::vector<Event> events;
+  std::vector<Phase> phases;  ///< ascending in first_event; may be empty
+  std::optional<std::int64_t> budget_bytes;
+};
+
+/// One experiment. `name` is its key in results.json and the stem of its files: lower-case letters, digits, '-', '_'.
+struct Experiment {
+  std::string name;
+  std::string title;
+  std::string question;  ///< one sentence
+  std::string theory;    ///< the formula; may hold <sub> <sup> <i> <b> <br> <code>, all else is shown as written
+  std::string verdict;   ///< what was found, in a sentence or two
+  std::vector<Column> columns;
+  std::vector<Row> rows;
+  std::vector<Plot> plots;
+  std::vector<Bars> bars;
+  std::vector<Timeline> timelines;
+};
+
+/// Where and when the figures were taken.
+struct Environment {
+  std::string version;  ///< of the library
+  std::string device;   ///< "cpu", "cuda:0 (NVIDIA H200)"
+  std::string cpu;      ///< the processor's name
+  int threads = 0;
+  std::string date;                                          ///< ISO 8601
+  std::vector<std::pair<std::string, std::string>> details;  ///< compiler, instruction set, command line, ...
+};
+
+/// Everything a page shows.
+struct Report {
+  std::string title = "Thimble memory report";
+  Environment environment;
+  std::vector<Experiment> experiments;
+};
+
+/// How the measured bytes of a row compare with the predicted ones.
+enum class Match : std::uint8_t { unknown, equal, different };
+
+/// `unknown` when one of the two is absent.
+Match match(const Row& row) noexcept;
+
+/// predicted - theory - named remainder terms: 0 when every byte between theory and prediction has a name; nullopt when
+/// theory or prediction is absent.
+std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept;
+
+/// How many rows there are, how many can be compared, and in how many of those the two figures are the same integer.
+struct Tally {
+  std::size_t rows = 0;
+  std::size_t compared = 0;
+  std::size_t equal = 0;
+  std::size_t with_theory = 0;  ///< rows in which unnamed_bytes is known
+  std::size_t named = 0;        ///< rows in which it is 0
+};
+
+Tally tally(const Experiment& experiment) noexcept;
+Tally tally(const Report& report) noexcept;
+
+/// Keys of the configurations in the order in which they first appear.
+std::vector<std::string> config_keys(const Experiment& experiment);
+
+/// Names of the remainder terms in the order in which they first appear.
+std::vector<std::string> remainder_names(const Experiment& experiment);
+
+/// The setting of `row` named `key`, or nullptr.
+const Setting* find_setting(const Row& row, const std::string& key) noexcept;
+
+/// The number of `row` in the column `name`, or nullopt.
+std::optional<double> find_number(const Row& row, const std::string& name) noexcept;
+
+/// Throws ValueError, naming the experiment and the part, when a report cannot be written faithfully: names that are
+/// not file names or appear twice, a number without its column, a column named like a built-in key, negative bytes in a
+/// picture, points that are not finite or not positive on a logarithmic axis, phases out of order, text that is not
+/// UTF-8.
+void check(const Report& report);
+void check(const Experiment& experiment);
+void check(const Plot& plot);
+void check(const Bars& bars);
+void check(const Timeline& timeline);
+
+}  // namespace thimble::report

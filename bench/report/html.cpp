@@ -1,0 +1,247 @@
+// report.html: one page that needs nothing beside itself.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/html_table.h>
+#include <thimble/bench/report/page_script.h>
+#include <thimble/bench/report/page_style.h>
+#include <thimble/bench/report/palette.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/bench/report/writers.h>
+#include <thimble/bench/units.h>
+
+namespace thimble::report {
+namespace html_detail {
+
+std::string count_text(std::size_t count, const char* one, const char* many) {
+  return format_grouped(static_cast<std::int64_t>(count)) + " " + (count == 1 ? one : many);
+}
+
+std::string count_digits(std::size_t count) { return format_grouped(static_cast<std::int64_t>(count)); }
+
+std::string section_link(const Experiment& experiment) {
+  return "<a href=\"#" + experiment.name + "\">" + escape_markup(experiment.title) + "</a>";
+}
+
+// A check where all compared rows agree, a cross where one differs, a dot where nothing was compared.
+std::string status_mark(const Tally& counts) {
+  if (counts.compared == 0) return "<span class=\"mark muted\">\xC2\xB7</span>";
+  if (counts.equal == counts.compared) return "<span class=\"mark good\">\xE2\x9C\x93</span>";
+  return "<span class=\"mark alarm\">\xE2\x9C\x95</span>";
+}
+
+std::string navigation(const Report& report) {
+  std::string html = "<nav aria-label=\"Experiments\"><b>Experiments</b><ol>\n";
+  for (const Experiment& experiment : report.experiments) {
+    html += "<li><a href=\"#" + experiment.name + "\">" + status_mark(tally(experiment)) + "<span>" +
+            escape_markup(experiment.title) + "</span></a></li>\n";
+  }
+  return html + "</ol></nav>\n";
+}
+
+// ---- The head of the page ----
+
+std::string stat(const std::string& name, const std::string& value, const std::string& detail, bool is_words = false) {
+  return "<div class=\"card\"><dt>" + name + "</dt><dd" + (is_words ? " class=\"words\"" : "") + ">" + value + "</dd>" +
+         (detail.empty() ? "" : "<small>" + detail + "</small>") + "</div>\n";
+}
+
+std::string meter(std::size_t part, std::size_t whole) {
+  if (whole == 0) return "";
+  const double percent = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
+  return "<span class=\"meter\"><i style=\"width:" + format_trimmed(percent, 2) + "%\"></i></span>";
+}
+
+std::string stats(const Report& report) {
+  const Tally counts = tally(report);
+  const Environment& environment = report.environment;
+  std::string html = "<dl class=\"stats\">\n";
+  html += stat("configurations", count_digits(counts.rows),
+               "in " + count_text(report.experiments.size(), "experiment", "experiments"));
+  html +=
+      stat("measured = predicted",
+           counts.compared == 0 ? "\xE2\x80\x93" : count_digits(counts.equal) + " of " + count_digits(counts.compared),
+           counts.compared == 0 ? "nothing was measured" : meter(counts.equal, counts.compared));
+  if (counts.with_theory > 0) {
+    html += stat("theory explains every byte", count_digits(counts.named) + " of " + count_digits(counts.with_theory),
+                 meter(counts.named, counts.with_theory));
+  }
+  std::string machine = escape_markup(environment.cpu);
+  if (environment.threads > 0) {
+    machine +=
+        (machine.empty() ? "" : ", ") + count_text(static_cast<std::size_t>(environment.threads), "thread", "threads");
+  }
+  html += stat("device", escape_markup(environment.device), machine, true);
+  return html + "</dl>\n";
+}
+
+std::string dateline(const Environment& environment) {
+  std::string text = escape_markup(environment.date);
+  if (!environment.version.empty()) {
+    text += (text.empty() ? "" : " \xC2\xB7 ") + std::string("Thimble ") + escape_markup(environment.version);
+  }
+  return text.empty() ? text : "<p class=\"kicker\">" + text + "</p>";
+}
+
+std::string headline(const Report& report) {
+  const Tally counts = tally(report);
+  std::string html = "<p class=\"lead\">";
+  if (counts.compared == 0) {
+    html += "No configuration has both a predicted and a measured peak, so there is nothing to compare yet.";
+  } else if (counts.compared == 1 && counts.equal == 1) {
+    html += "In the one configuration that was run, the measured peak is the predicted one, to the byte.";
+  } else if (counts.equal == counts.compared) {
+    html += "In every one of the " + count_text(counts.compared, "configuration", "configurations") +
+            " that were run, the measured peak is the predicted one, to the byte.";
+  } else {
+    html += "In " + count_digits(counts.equal) + " of the " +
+            count_text(counts.compared, "configuration", "configurations") +
+            " that were run, the measured peak is the predicted one, to the byte. The others are in ";
+    std::string links;
+    for (const Experiment& experiment : report.experiments) {
+      const Tally part = tally(experiment);
+      if (part.equal < part.compared) links += (links.empty() ? "" : ", ") + section_link(experiment);
+    }
+    html += links + ".";
+  }
+  return html + "</p>\n";
+}
+
+std::set<Category> categories_shown(const Report& report) {
+  std::set<Category> shown;
+  const auto add = [&](const CategoryBytes& bytes) {
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      if (bytes[i] > 0) shown.insert(static_cast<Category>(i));
+    }
+  };
+  for (const Experiment& experiment : report.experiments) {
+    for (const Bars& bars : experiment.bars) {
+      for (const Bar& bar : bars.bars) add(bar.bytes);
+    }
+    for (const Timeline& timeline : experiment.timelines) {
+      for (const Event& event : timeline.events) add(event.bytes);
+    }
+  }
+  return shown;
+}
+
+std::string reading_guide(const Report& report) {
+  std::string html = R"(<div class="card"><h3>How to read this page</h3>
+<dl class="terms">
+<div><dt>theory</dt><dd>The closed formula, evaluated for the configuration. What it leaves out is listed term by term.</dd></div>
+<div><dt>predicted</dt><dd>The peak of a dry run: the same code with every allocation and no arithmetic, before the first step.</dd></div>
+<div><dt>measured</dt><dd>The peak of the real run: what the arena had to commit.</dd></div>
+</dl>
+)";
+  const std::set<Category> shown = categories_shown(report);
+  if (!shown.empty()) {
+    html += "<ul class=\"chips\">";
+    for (const Category category : stacking_order) {
+      if (shown.count(category) == 0) continue;
+      html += "<li><span class=\"swatch\" style=\"background:var(--" + std::string(paint_of(category).name) +
+              ")\"></span>" + std::string(label_of(category)) + "</li>";
+    }
+    html += "</ul>";
+  }
+  return html + "</div>\n";
+}
+
+std::string overview(const Report& report) {
+  std::string html =
+      "<div class=\"card scroll\"><table class=\"overview\"><thead><tr><th scope=\"col\">experiment</th>"
+      "<th scope=\"col\">question</th><th class=\"n\" scope=\"col\">measured = predicted</th></tr></thead><tbody>\n";
+  for (const Experiment& experiment : report.experiments) {
+    const Tally counts = tally(experiment);
+    const std::string result = counts.compared == 0 ? "<span class=\"muted\">not measured</span>"
+                                                    : count_digits(counts.equal) + " of " +
+                                                          count_digits(counts.compared) + " " + status_mark(counts);
+    html += "<tr><td>" + section_link(experiment) + "</td><td>" + escape_markup(experiment.question) +
+            "</td><td class=\"n\">" + result + "</td></tr>\n";
+  }
+  return html + "</tbody></table></div>\n";
+}
+
+// ---- An experiment ----
+
+std::string figure(const std::string& kind, const std::string& title, const std::string& caption, const Figure& drawn) {
+  std::string data = drawn.hover_json;
+  // "<" in a JSON string could end the script element; its escape means the same to a JSON reader.
+  for (std::size_t at = 0; (at = data.find('<', at)) != std::string::npos;) data.replace(at, 1, "\\u003c");
+  return "<figure class=\"card\" data-kind=\"" + kind + "\"><h3>" + escape_markup(title) +
+         "</h3><div class=\"scroll\">\n" + drawn.svg + "</div>" +
+         (caption.empty() ? "" : "<figcaption>" + escape_markup(caption) + "</figcaption>") +
+         "<div class=\"tip\" hidden></div><script type=\"application/json\">" + data + "</script></figure>\n";
+}
+
+std::string findings(const Experiment& experiment) {
+  const Tally counts = tally(experiment);
+  std::string status;
+  if (counts.compared > 0) {
+    status = "<p class=\"status\">" + status_mark(counts) + " measured = predicted in " + count_digits(counts.equal) +
+             " of " + count_text(counts.compared, "configuration", "configurations") + "</p>";
+  }
+  std::string html;
+  if (!experiment.theory.empty()) {
+    html += "<div class=\"card\"><p class=\"kicker\">Theory</p><p class=\"formula\">" +
+            escape_except_simple_tags(experiment.theory) + "</p></div>\n";
+  }
+  if (!experiment.verdict.empty() || !status.empty()) {
+    html += "<div class=\"card\"><p class=\"kicker\">Finding</p><p>" + escape_markup(experiment.verdict) + "</p>" +
+            status + "</div>\n";
+  }
+  return html.empty() ? html : "<div class=\"findings\">\n" + html + "</div>\n";
+}
+
+std::string section(const Experiment& experiment) {
+  std::string html = "<section id=\"" + experiment.name + "\"><h2>" + escape_markup(experiment.title) + "</h2>\n";
+  if (!experiment.question.empty()) html += "<p class=\"lead\">" + escape_markup(experiment.question) + "</p>\n";
+  html += findings(experiment);
+  for (const Plot& plot : experiment.plots) html += figure("plot", plot.title, plot.caption, page_figure(plot));
+  for (const Bars& bars : experiment.bars) html += figure("bars", bars.title, bars.caption, page_figure(bars));
+  for (const Timeline& timeline : experiment.timelines) {
+    html += figure("timeline", timeline.title, timeline.caption, page_figure(timeline));
+  }
+  if (!experiment.rows.empty()) html += "<div class=\"card\">" + html_table(experiment) + "</div>\n";
+  return html + "</section>\n";
+}
+
+std::string facts(const Environment& environment) {
+  std::string html =
+      "<section id=\"Environment\"><h2>Where these figures come from</h2><div class=\"card\"><table class=\"facts\">";
+  const auto add = [&](const std::string& name, const std::string& value) {
+    if (!value.empty()) {
+      html += "<tr><th scope=\"row\">" + escape_markup(name) + "</th><td>" + escape_markup(value) + "</td></tr>\n";
+    }
+  };
+  add("Thimble", environment.version);
+  add("device", environment.device);
+  add("processor", environment.cpu);
+  add("threads", environment.threads > 0 ? std::to_string(environment.threads) : "");
+  add("date", environment.date);
+  for (const auto& [name, value] : environment.details) add(name, value);
+  return html + "</table></div></section>\n";
+}
+
+}  // namespace html_detail
+
+std::string write_html(const Report& report) {
+  using namespace html_detail;
+  check(report);
+  std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>" +
+                     escape_markup(report.title) +
+                     "</title>\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<style>\n";
+  html += palette_css();
+  html.append(page_style).append("</style></head>\n<body>\n");
+  html += navigation(report);
+  html += "<main>\n<header>" + dateline(report.environment) + "<h1>" + escape_markup(report.title) + "</h1>\n" +
+          headline(report) + stats(report) + "</header>\n" + reading_guide(report) + overview(report);
+  for (const Experiment& experiment : report.experiments) html += section(experiment);
+  html += facts(report.environment);
+  html.append("</main>\n<script>").append(page_script).append("</script>\n</body></html>\n");
+  return html;
+}
+
+}  // namespace thimble::report

@@ -1,0 +1,74 @@
+#pragma once
+// What figures share: frame, marks, legend.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <thimble/bench/report/axis.h>
+#include <thimble/bench/report/experiment.h>
+#include <thimble/bench/report/svg.h>
+
+namespace thimble::report {
+
+/// Width of every picture in px.
+inline constexpr double figure_width = 960;
+
+/// The rectangle between the axes, in px.
+struct Frame {
+  double left = 0, top = 0, right = 0, bottom = 0;
+  double width() const noexcept { return right - left; }
+  double height() const noexcept { return bottom - top; }
+};
+
+/// The shape that tells series apart where colour does not.
+enum class Marker : std::uint8_t { circle, square, triangle, diamond, inverted_triangle };
+inline constexpr int marker_count = 5;
+
+/// A marker centred at (x, y): filled with the look's fill, outlined with its stroke.
+void draw_marker(Svg& svg, Marker marker, double x, double y, const Look& look, std::string_view hover = {});
+
+/// One line of a legend: a swatch (area), or a piece of line with or without a marker.
+struct LegendEntry {
+  std::string name;
+  std::string detail{};  ///< a second line in small type; may be empty
+  bool is_area = false;
+  bool has_line = false;
+  bool has_marker = false;
+  Look line{};
+  Look marker_look{};
+  Marker marker = Marker::circle;
+};
+
+/// Width in px that the entries need, sample included: at most 240, longer names are wrapped.
+double legend_width(const std::vector<LegendEntry>& entries);
+
+/// Height in px of the entries.
+double legend_height(const std::vector<LegendEntry>& entries);
+
+void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries);
+
+/// Horizontal grid lines with labels at the left of the frame.
+void draw_y_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std::string& title);
+
+/// Marks with labels below the frame, and the title below them. `has_grid`: vertical grid lines.
+void draw_x_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std::string& title, bool has_grid);
+
+/// Marks for a horizontal axis of `width` px, as many as have room for their labels.
+AxisTicks make_x_ticks(double low, double high, const Axis& axis, double width);
+
+/// Width in px of the widest label.
+double label_width(const AxisTicks& ticks);
+
+/// Where the labels left of the frame begin: the cards of a page have margins of their own.
+double left_margin(Medium medium) noexcept;
+
+/// The title of a file; a page writes its own. Returns the height it takes.
+double draw_title(Svg& svg, const std::string& title);
+double title_height(Medium medium) noexcept;
+
+/// Size of tick labels and legends in px.
+inline constexpr double small_text = 12.5;
+
+}  // namespace thimble::report

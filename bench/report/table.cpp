@@ -1,0 +1,119 @@
+#include <algorithm>
+#include <utility>
+
+#include <thimble/bench/report/text.h>
+#include <thimble/bench/report/writers.h>
+#include <thimble/bench/units.h>
+
+namespace thimble::report {
+namespace table_detail {
+
+struct Cells {
+  std::vector<std::string> texts;  // the heading, then one per row
+  bool is_right_aligned = true;
+};
+
+class Table {
+ public:
+  // Appends a column unless no row has anything to say in it.
+  void add(Cells cells) {
+    const auto begin = cells.texts.begin() + 1;
+    const bool has_content =
+        std::any_of(begin, cells.texts.end(), [](const std::string& text) { return !text.empty(); });
+    if (has_content) columns_.push_back(std::move(cells));
+  }
+
+  std::string text(std::size_t rows, const std::string& rule, const std::string& absent) const {
+    std::vector<std::string> lines(rows + 2);
+    for (const Cells& column : columns_) {
+      std::size_t width = 0;
+      for (const std::string& cell : column.texts) width = std::max(width, display_width(cell));
+      const bool is_first = &column == &columns_.front();
+      for (std::size_t i = 0; i < lines.size(); ++i) {
+        if (!is_first) lines[i] += "  ";
+        if (i == 1) {
+          for (std::size_t k = 0; k < width; ++k) lines[i] += rule;
+          continue;
+        }
+        const std::string& given = column.texts[i == 0 ? 0 : i - 1];
+        const std::string& cell = given.empty() && i > 0 ? absent : given;
+        const std::string padding(width - std::min(width, display_width(cell)), ' ');
+        lines[i] += column.is_right_aligned ? padding + cell : cell + padding;
+      }
+    }
+    std::string result;
+    for (std::string& line : lines) {
+      line.erase(line.find_last_not_of(' ') + 1);
+      result += line + "\n";
+    }
+    return result;
+  }
+
+ private:
+  std::vector<Cells> columns_;
+};
+
+std::string byte_cell(const std::optional<std::int64_t>& bytes, ByteStyle style) {
+  if (!bytes) return "";
+  const std::string exact = format_grouped(*bytes);
+  return style == ByteStyle::exact ? exact : format_bytes(*bytes) + " (" + exact + ")";
+}
+
+std::string mark_cell(const Row& row, bool is_ascii) {
+  switch (match(row)) {
+    case Match::equal:
+      return is_ascii ? "=" : "\xE2\x9C\x93";
+    case Match::different: {
+      const std::int64_t difference = *row.measured_bytes - *row.predicted_bytes;
+      std::string text = format_grouped(difference);
+      if (difference > 0) text.insert(0, 1, '+');
+      return text;
+    }
+    case Match::unknown:
+      break;
+  }
+  return "";
+}
+
+Cells setting_cells(const Experiment& experiment, const std::string& key) {
+  Cells cells{{key}, true};
+  for (const Row& row : experiment.rows) {
+    const Setting* setting = find_setting(row, key);
+    cells.texts.push_back(setting == nullptr ? "" : display_setting(*setting));
+    if (setting != nullptr && std::holds_alternative<std::string>(setting->second)) cells.is_right_aligned = false;
+  }
+  return cells;
+}
+
+template <class ToCell>
+Cells row_cells(const Experiment& experiment, std::string heading, ToCell to_cell) {
+  Cells cells{{std::move(heading)}, true};
+  for (const Row& row : experiment.rows) cells.texts.push_back(to_cell(row));
+  return cells;
+}
+
+}  // namespace table_detail
+
+std::string to_table(const Experiment& experiment, const TableOptions& options) {
+  using namespace table_detail;
+  Table table;
+  for (const std::string& key : config_keys(experiment)) table.add(setting_cells(experiment, key));
+  const auto bytes_of = [&](std::optional<std::int64_t> Row::*member) {
+    return [&options, member](const Row& row) { return byte_cell(row.*member, options.bytes); };
+  };
+  table.add(row_cells(experiment, "theory", bytes_of(&Row::theory_bytes)));
+  table.add(row_cells(experiment, "predicted", bytes_of(&Row::predicted_bytes)));
+  table.add(row_cells(experiment, "measured", bytes_of(&Row::measured_bytes)));
+  table.add(row_cells(experiment, options.is_ascii ? "=" : "\xE2\x9C\x93",
+                      [&](const Row& row) { return mark_cell(row, options.is_ascii); }));
+  for (const Column& column : experiment.columns) {
+    table.add(row_cells(experiment, column.title, [&](const Row& row) {
+      const auto value = find_number(row, column.name);
+      return value ? format_quantity(*value, column.unit, column.decimals) : std::string();
+    }));
+  }
+  return table.text(experiment.rows.size(), options.is_ascii ? "-" : "\xE2\x94\x80",
+                    options.is_ascii ? "-" : "\xE2\x80\x93");
+}
+
+}  // namespace thimble::report

@@ -1,0 +1,146 @@
+#include <thimble/core/kernels/gemm_pack.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/variants.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace thimble::kernels::gemm_detail {
+namespace pack_detail {
+
+template <class T>
+void transpose_plain(const T* in, std::int64_t in_stride, int rows, int depth, T* out, std::int64_t out_stride) {
+  for (int p = 0; p < depth; ++p) {
+    for (int r = 0; r < rows; ++r) out[p * out_stride + r] = in[r * in_stride + p];
+  }
+}
+
+#if defined(__x86_64__)
+
+/// 8 x 8 floats in registers: pairs, then quadruples, then halves are exchanged.
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void transpose_8x8(const float* in, std::int64_t in_stride, float* out,
+                                                             std::int64_t out_stride) {
+  __m256 row[8], pair[8], quad[8];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) row[i] = _mm256_loadu_ps(in + i * in_stride);
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
+    pair[i + 1] = _mm256_unpackhi_ps(row[i], row[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+    quad[i] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0x44);
+    quad[i + 1] = _mm256_shuffle_ps(pair[i], pair[i + 2], 0xEE);
+    quad[i + 2] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0x44);
+    quad[i + 3] = _mm256_shuffle_ps(pair[i + 1], pair[i + 3], 0xEE);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(out + i * out_stride, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * out_stride, _mm256_permute2f128_ps(quad[i], quad[i + 4], 0x31));
+  }
+}
+
+THIMBLE_TARGET_AVX2 void transpose_avx2(const float* in, std::int64_t in_stride, int rows, int depth, float* out,
+                                        std::int64_t out_stride) {
+  const int whole_rows = rows / 8 * 8;
+  const int whole_depth = depth / 8 * 8;
+  for (int r = 0; r < whole_rows; r += 8) {
+    for (int p = 0; p < whole_depth; p += 8) {
+      transpose_8x8(in + r * in_stride + p, in_stride, out + p * out_stride + r, out_stride);
+    }
+  }
+  transpose_plain(in + whole_depth, in_stride, whole_rows, depth - whole_depth, out + whole_depth * out_stride,
+                  out_stride);
+  transpose_plain(in + whole_rows * in_stride, in_stride, rows - whole_rows, depth, out + whole_rows, out_stride);
+}
+
+#endif
+
+/// Whole panels are copied with constant sizes, which become a few vector moves each.
+template <class T>
+struct CopyToPanels {
+  template <int width>
+  static THIMBLE_ALWAYS_INLINE void copy(const T* rows, std::int64_t row_stride, std::int64_t row_count,
+                                         std::int64_t columns, T* out, std::int64_t panel_stride) noexcept {
+    for (std::int64_t i = 0; i < row_count; ++i) {
+      const T* row = rows + i * row_stride;
+      T* to = out + i * width;
+      std::int64_t j = 0;
+      for (; j + width <= columns; j += width, to += panel_stride) std::memcpy(to, row + j, width * sizeof(T));
+      if (j == columns) continue;
+      for (int c = 0; c < width; ++c) to[c] = j + c < columns ? row[j + c] : T{0};
+    }
+  }
+
+  static void run(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t columns, int width,
+                  T* out, std::int64_t panel_stride) noexcept {
+    switch (width) {  // rows and columns of all microtiles
+      case 4:
+        return copy<4>(rows, row_stride, row_count, columns, out, panel_stride);
+      case 6:
+        return copy<6>(rows, row_stride, row_count, columns, out, panel_stride);
+      case 8:
+        return copy<8>(rows, row_stride, row_count, columns, out, panel_stride);
+      case 16:
+        return copy<16>(rows, row_stride, row_count, columns, out, panel_stride);
+      case 24:
+        return copy<24>(rows, row_stride, row_count, columns, out, panel_stride);
+      case 48:
+        return copy<48>(rows, row_stride, row_count, columns, out, panel_stride);
+      default:
+        __builtin_unreachable();
+    }
+  }
+};
+
+}  // namespace pack_detail
+
+template <class T>
+void read_row(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t count,
+              T* out) noexcept {
+  if (dtype == dtype_of<T> && stride == 1) {
+    std::memcpy(out, static_cast<const T*>(data) + first, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    load_elements(data, dtype, first, stride, out, count);
+  }
+}
+
+template <class T>
+Transpose<T> transpose([[maybe_unused]] Isa isa) noexcept {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, float>) {
+    if (isa != Isa::generic) return pack_detail::transpose_avx2;
+  }
+#endif
+  return pack_detail::transpose_plain<T>;
+}
+
+template <class T>
+void copy_to_panels(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p,
+                    std::int64_t columns, const Panels<T>& panels) noexcept {
+  run_variant<pack_detail::CopyToPanels<T>>(rows, row_stride, row_count, columns, panels.width,
+                                            panels.data + p * panels.width, panels.stride);
+}
+
+template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, float*) noexcept;
+template Transpose<float> transpose<float>(Isa) noexcept;
+template void copy_to_panels(const float*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             const Panels<float>&) noexcept;
+template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, double*) noexcept;
+template Transpose<double> transpose<double>(Isa) noexcept;
+template void copy_to_panels(const double*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             const Panels<double>&) noexcept;
+template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t*) noexcept;
+template Transpose<std::int64_t> transpose<std::int64_t>(Isa) noexcept;
+template void copy_to_panels(const std::int64_t*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             const Panels<std::int64_t>&) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail
