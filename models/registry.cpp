@@ -5,6 +5,7 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
+#include <thimble/models/gpt.h>
 #include <thimble/models/mlp.h>
 #include <thimble/models/resnet.h>
 
@@ -29,6 +30,11 @@ constexpr std::array rows = {
     Row{"resnet34", "resnet", "residual network, 34 layers of basic blocks (He et al. 2015)", resnet},
     Row{"resnet50", "resnet", "residual network, 50 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
     Row{"resnet101", "resnet", "residual network, 101 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
+    Row{"gpt2", "gpt", "GPT-2 small, 12 layers of width 768 (Radford et al. 2019)", make_gpt},
+    Row{"gpt2-medium", "gpt", "GPT-2 medium, 24 layers of width 1024", make_gpt},
+    Row{"gpt2-large", "gpt", "GPT-2 large, 36 layers of width 1280", make_gpt},
+    Row{"gpt2-xl", "gpt", "GPT-2 extra large, 48 layers of width 1600", make_gpt},
+    Row{"char-gpt", "gpt", "GPT over characters, 6 layers of width 384", make_gpt},
     Row{"mlp", "mlp", "multilayer perceptron with two hidden layers", mlp},
 };
 

@@ -141,12 +141,13 @@ TEST_CASE("models resnet: parameter counts are the published ones", "[models][re
     const char* name;
     std::int64_t parameters;
     std::size_t entries;
-  } rows[] = {{"resnet18", 11689512, 122},
-              {"resnet34", 21797672, 218},
-              {"resnet50", 25557032, 320},
-              {"resnet101", 44549160, 626},
-              {"mlp", 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10, 6}};
+  } rows[] = {{"resnet18", 11689512, 122},    {"resnet34", 21797672, 218},
+              {"resnet50", 25557032, 320},    {"resnet101", 44549160, 626},
+              {"gpt2", 124439808, 148},       {"gpt2-medium", 354823168, 292},
+              {"gpt2-large", 774030080, 436}, {"gpt2-xl", 1557611200, 580},
+              {"char-gpt", 10770816, 76},     {"mlp", 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10, 6}};
   const std::vector<ModelInfo> list = model_list();
+  CHECK(list.size() == std::size(rows));
   for (const auto& row : rows) {
     CAPTURE(row.name);
     const auto model = make_model(row.name, {}, {dry(cpu)});
