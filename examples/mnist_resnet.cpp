@@ -75,6 +75,7 @@ void train(models::Model& model, const data::Images& images, const data::ImageSo
     const Tensor loss = nn::training_step(sgd, [&](std::int64_t) { return model.loss(batch); });
     if (step % 50 == 0 || step + 1 == steps) {
       std::printf("step %lld  loss %.4f\n", static_cast<long long>(step), item(loss));
+      std::fflush(stdout);
     }
   }
 }
