@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/bytes.h>
 
 namespace thimble {
 namespace units_detail {
@@ -75,28 +76,10 @@ std::string format_grouped(std::int64_t value) {
 }
 
 std::string format_bytes(std::int64_t bytes) {
-  constexpr std::array<const char*, 7> names = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  const std::string sign = bytes < 0 ? "-" : "";
+  if (bytes >= 0) return memory::human_bytes(static_cast<std::size_t>(bytes));
   // Two's complement negation: also right for the smallest value, which has no positive twin.
-  const std::uint64_t magnitude =
-      bytes < 0 ? ~static_cast<std::uint64_t>(bytes) + 1 : static_cast<std::uint64_t>(bytes);
-  if (magnitude < 1024) return sign + std::to_string(magnitude) + " B";
-  std::size_t unit = 1;
-  while (unit + 1 < names.size() && magnitude >> (10 * (unit + 1)) != 0) ++unit;
-  const auto hundredths_in = [magnitude](std::size_t in) {
-    const unsigned shift = static_cast<unsigned>(10 * in);
-    const std::uint64_t rest = magnitude & ((std::uint64_t{1} << shift) - 1);
-    // rest < 2^60, so the product would overflow: halve until it fits, which moves the result by far less than 0.01.
-    const unsigned drop = shift > 50 ? shift - 50 : 0;
-    const std::uint64_t scaled = (rest >> drop) * 100;
-    const unsigned left = shift - drop;
-    return (magnitude >> shift) * 100 + ((scaled + (std::uint64_t{1} << (left - 1))) >> left);
-  };
-  std::uint64_t hundredths = hundredths_in(unit);
-  if (hundredths >= 102'400 && unit + 1 < names.size()) hundredths = hundredths_in(++unit);
-  const std::uint64_t decimals = hundredths % 100;
-  return sign + std::to_string(hundredths / 100) + (decimals < 10 ? ".0" : ".") + std::to_string(decimals) + " " +
-         names[unit];
+  std::string text = memory::human_bytes(~static_cast<std::size_t>(bytes) + 1);
+  return text.insert(0, 1, '-');
 }
 
 std::int64_t parse_size(std::string_view text) {

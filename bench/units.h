@@ -7,9 +7,7 @@
 
 namespace thimble {
 
-/// Bytes in the largest binary unit that keeps the number at 1 or above, two decimals: "512 B", "16.00 KiB",
-/// "4.99 GiB". Rounded to nearest; a value that would round to 1024.00 is shown in the next unit. Negative values
-/// (differences) keep their sign.
+/// memory::human_bytes for differences too: "512 B", "16.00 KiB", "-4.99 GiB".
 std::string format_bytes(std::int64_t bytes);
 
 /// Groups of three digits: "1,234,567", "-1,024".

@@ -1,5 +1,6 @@
 // What a build without CUDA defines: one line per kernel family.
 
+#include <thimble/core/kernels/attention.h>
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/elementwise.h>
@@ -15,6 +16,7 @@
 namespace thimble::kernels {
 
 const ElementwiseCuda elementwise_cuda = nullptr;
+const AttentionKernels* const attention_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;

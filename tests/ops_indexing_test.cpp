@@ -215,6 +215,35 @@ TEST_CASE("ops_indexing: concat") {
   for (const OperatorCase& r : rows) check_operator(r);
 }
 
+TEST_CASE("ops_indexing: operators take gradients that are windows") {
+  // concat, pad and global_avg_pool hand on slices and repeats of dy instead of copies.
+  const std::vector<OperatorCase> rows{
+      {"concat of rows",
+       {{{4, 3}}, {{4, 2}}, {{2, 5}}, {{4, 6}}, {{9, 4}}, integers({4}, 0, 8)},
+       [](auto in) {
+         return concat(
+             {softmax(in[0]), matmul(in[1], in[2]), layer_norm(in[3]), rms_norm(in[3]), gelu(in[0]),
+              embedding(in[4], in[5]), dropout(in[3], 0.25), square(in[3]), batch_norm_relu(in[3], {}, {}, {}, {})},
+             1);
+       }},
+      {"concat of images",
+       {{{2, 4, 4, 3}}, {{2, 3, 3, 3}}},
+       [](auto in) {
+         return concat({conv2d(in[0], in[1], {}, {.padding = 1}), max_pool2d(in[0], {{3, 3}, {1, 1}, {1, 1}}),
+                        avg_pool2d(in[0], {{3, 3}, {1, 1}, {1, 1}}), group_norm(in[0], 3),
+                        pad(slice(in[0], 1, 1, 3), {0, 1}, {0, 1})},
+                       -1);
+       }},
+      {"global_avg_pool",
+       {{{2, 4, 4, 3}}, {{5, 3, 3, 3}}},
+       [](auto in) {
+         const Tensor y = conv2d(in[0], in[1], {}, {.stride = 2, .padding = 1});
+         return global_avg_pool(concat({y, max_pool2d(in[0], {})}, -1));
+       }},
+  };
+  for (const OperatorCase& r : rows) check_operator(r);
+}
+
 TEST_CASE("ops_indexing: pad") {
   const auto row = [](const char* name, const Shape& x, const Shape& low, const Shape& high, double value) {
     return OperatorCase{name,

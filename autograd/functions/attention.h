@@ -1,7 +1,35 @@
 #pragma once
+// Scaled dot-product attention: tiled, which keeps O(T) bytes, and the textbook's composition, which keeps O(T^2).
+//
+// Bytes kept for backward, with e bytes for an element, from qkv (B, T, 3 C) with H heads:
+//   tiled      qkv 3 B T C e, result B T C e, logarithms 4 B H T (8 B H T in f64)
+//   textbook   qkv 3 B T C e, probabilities B H T^2 e; with dropout also their mask B H T^2 and dropped copy B H T^2 e
+// (The textbook's result, too, is kept where the layer behind it keeps its input: it is counted there. Korthikanti et
+// al. 2022, arXiv:2205.05198, section 4.1.)
+
+#include <optional>
+
 #include <thimble/core/tensor.h>
+
 namespace thimble {
-struct AttentionOptions { bool causal = true; double dropout = 0; double scale = 0; };
-Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
-Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
-}
+
+struct AttentionOptions {
+  bool is_causal = false;             ///< query t sees the keys s <= t alone
+  double dropout = 0;                 ///< probability in [0, 1) of dropping a softmax output
+  std::optional<double> scale = {};   ///< factor of the scores; 1 / sqrt(C / H) unless given
+};
+
+/// out = dropout(softmax(scale q k^T)) v for every head: qkv (B, T, 3 C) -> (B, T, C). The last axis of qkv holds q, k
+/// and v, each (H, C / H). Tiled: core/ops/attention.h, where formulas and errors stand. Takes one random site of the
+/// current module path, also without dropout.
+Tensor attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
+
+/// The same of q (B, T, H, D), k and v (B, S, H, D) -> (B, T, H, D).
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
+
+/// The same values up to rounding, with the same mask for the same site, composed from recorded functions: matmul,
+/// softmax, dropout_textbook, matmul. Throws what those throw, and ShapeError or ValueError for qkv and heads that do
+/// not fit.
+Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
+
+}  // namespace thimble

@@ -16,24 +16,41 @@ namespace extreme_detail {
 
 constexpr std::int64_t room = 1024;
 
-// True where b takes the place of a.
+// True where b takes the place of a. Without branches, so that loops over it become vectors.
 template <class T, bool is_max>
 inline bool beats(T b, T a) {
-  return is_max ? (b > a || (b != b && a == a)) : (b < a || (b != b && a == a));
+  return (is_max ? b > a : b < a) | ((b != b) & (a == a));
 }
 
 // The winner among x[0 .. n) and `best`, without its place.
 template <class T, bool is_max>
 inline T winner(const T* x, std::int64_t n, T best) {
-  T lanes[row_lanes];
+  alignas(64) T lanes[row_lanes];
+  const auto meet = [&](std::int64_t l, T b) { lanes[l] = beats<T, is_max>(b, lanes[l]) ? b : lanes[l]; };
   for (std::int64_t l = 0; l < row_lanes; ++l) lanes[l] = best;
   std::int64_t i = 0;
   for (; i + row_lanes <= n; i += row_lanes) {
-    for (std::int64_t l = 0; l < row_lanes; ++l) lanes[l] = beats<T, is_max>(x[i + l], lanes[l]) ? x[i + l] : lanes[l];
+    for (std::int64_t l = 0; l < row_lanes; ++l) meet(l, x[i + l]);
   }
-  for (; i < n; ++i) lanes[0] = beats<T, is_max>(x[i], lanes[0]) ? x[i] : lanes[0];
-  for (std::int64_t l = 1; l < row_lanes; ++l) lanes[0] = beats<T, is_max>(lanes[l], lanes[0]) ? lanes[l] : lanes[0];
+  for (std::int64_t l = 0; l < n - i; ++l) meet(l, x[i + l]);
+  for (std::int64_t half = row_lanes / 2; half > 0; half /= 2) {
+    for (std::int64_t l = 0; l < half; ++l) meet(l, lanes[l + half]);
+  }
   return lanes[0];
+}
+
+// The first place in x[0 .. n) where `top`, which is one of them, lies.
+template <class T>
+inline std::int64_t place_of(const T* x, std::int64_t n, T top) {
+  const auto is_top = [&](T value) { return (value == top) | ((value != value) & (top != top)); };
+  std::int64_t i = 0;
+  for (; i + row_lanes <= n; i += row_lanes) {
+    int hits = 0;
+    for (std::int64_t l = 0; l < row_lanes; ++l) hits |= is_top(x[i + l]) ? 1 : 0;
+    if (hits != 0) break;
+  }
+  while (!is_top(x[i])) ++i;
+  return i;
 }
 
 // Extremes so far of up to a tile of outputs.
@@ -57,8 +74,7 @@ inline void find_one(const ExtremeArgs& args, const MergedStrides<1>& reduced, c
     });
     const T top = winner<T, is_max>(values, n, is_first ? values[0] : best.value[0]);
     if (!is_first && !beats<T, is_max>(top, best.value[0])) continue;
-    std::int64_t i = 0;
-    while (values[i] != top && (values[i] == values[i] || top == top)) ++i;
+    const std::int64_t i = place_of(values, n, top);
     best.value[0] = values[i];
     best.place[0] = at + i;
     is_first = false;

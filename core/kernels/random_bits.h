@@ -17,16 +17,9 @@ THIMBLE_HD constexpr PhiloxBlock random_block(const RandomSite& site, std::uint3
                     {{static_cast<std::uint32_t>(site.seed), static_cast<std::uint32_t>(site.seed >> 32)}});
 }
 
-/// Words of `blocks` neighbouring Philox blocks of a sample: block b of them lies in words[4 b .. 4 b + 3].
-inline void sample_words(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample, std::int64_t blocks,
-                         std::uint32_t* words) {
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const PhiloxBlock bits = random_block(site, first_block + static_cast<std::uint32_t>(b), sample);
-    words[4 * b] = bits.word[0];
-    words[4 * b + 1] = bits.word[1];
-    words[4 * b + 2] = bits.word[2];
-    words[4 * b + 3] = bits.word[3];
-  }
-}
+/// The words of `blocks` blocks random_block(site, first_block + b, sample), block b in words[4 b .. 4 b + 3];
+/// first_block counts modulo 2^32.
+void sample_words(const RandomSite& site, std::uint32_t first_block, std::uint32_t sample, std::int64_t blocks,
+                  std::uint32_t* words);
 
 }  // namespace thimble::kernels

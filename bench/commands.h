@@ -1,0 +1,27 @@
+#pragma once
+// The commands of the program `thimble`, one file each in bench/commands/. Each adds its flags to the parser; its
+// callback runs it.
+
+#include <memory>
+
+namespace CLI {
+class App;
+}
+
+namespace thimble::bench {
+
+struct Setup;
+
+void add_train(CLI::App& program);
+void add_plan(CLI::App& program);
+void add_reproduce(CLI::App& program);
+void add_inspect(CLI::App& program);
+void add_devices(CLI::App& program);
+void add_models(CLI::App& program);
+
+/// The flags that name a model and its sizes, for `train` and `plan` alike: MODEL --batch --seq --image --layers
+/// --heads
+/// --width --dtype --optimizer --seed.
+void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+
+}  // namespace thimble::bench

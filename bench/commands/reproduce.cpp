@@ -1,0 +1,103 @@
+// thimble reproduce: runs experiments and writes the report.
+
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <fstream>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/report/writers.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/isa.h>
+#include <thimble/core/parallel.h>
+#include <thimble/version.h>
+
+namespace thimble::bench {
+namespace reproduce_detail {
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const auto colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+std::string now() {
+  const std::time_t time = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+  std::tm parts{};
+  gmtime_r(&time, &parts);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+// The experiments named, in the report's order. Throws ValueError listing the names.
+std::vector<NamedExperiment> select(const std::vector<std::string>& names) {
+  const auto& all = all_experiments();
+  std::string known = "all";
+  for (const NamedExperiment& e : all) known += ", " + e.name;
+  for (const std::string& name : names) {
+    const bool is_known =
+        name == "all" || std::any_of(all.begin(), all.end(), [&](const auto& e) { return e.name == name; });
+    if (!is_known) throw ValueError("reproduce: '" + name + "' is not one of " + known);
+  }
+  std::vector<NamedExperiment> chosen;
+  for (const NamedExperiment& e : all) {
+    const bool is_asked_for = names.empty() || std::find(names.begin(), names.end(), "all") != names.end() ||
+                              std::find(names.begin(), names.end(), e.name) != names.end();
+    if (is_asked_for) chosen.push_back(e);
+  }
+  return chosen;
+}
+
+void run(const std::vector<std::string>& names, bool is_quick, const std::string& device, const std::string& folder) {
+  const std::vector<NamedExperiment> chosen = select(names);
+  ExperimentOptions options;
+  options.device = parse_device(device);
+  options.is_quick = is_quick;
+  const auto start = std::chrono::steady_clock::now();
+  options.progress = [start](const std::string& what) {
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    std::fprintf(stderr, "[%5.1f s] %s\n", elapsed.count(), what.c_str());
+  };
+  static_cast<void>(default_resource(options.device));  // a device that is not there is told before anything runs
+  report::Report report;
+  report.environment = {THIMBLE_VERSION, to_string(options.device), cpu_name(), thread_count(), now(), {}};
+  report.environment.details = {{"instruction set", std::string(kernels::to_string(kernels::isa()))},
+                                {"sizes", is_quick ? "quick" : "full"}};
+  for (const NamedExperiment& e : chosen) {
+    report.experiments.push_back(e.run(options));
+    std::cout << report::to_table(report.experiments.back(), {report::ByteStyle::readable, false}) << "\n";
+  }
+  const std::vector<std::string> paths = report::write_report(report, folder);
+  const report::Tally tally = report::tally(report);
+  std::cout << tally.rows << " rows; predicted == measured in " << tally.equal << " of " << tally.compared
+            << " measured ones; every byte of the theory named in " << tally.named << " of " << tally.with_theory
+            << "\n"
+            << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
+}
+
+}  // namespace reproduce_detail
+
+void add_reproduce(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("reproduce", "Run the memory-scaling experiments, write a report");
+  struct Flags {
+    std::vector<std::string> names;
+    bool is_quick = false;
+    std::string device = "cpu", folder = "report";
+  };
+  const auto flags = std::make_shared<Flags>();
+  command->add_option("names", flags->names, "all, or names of experiments");
+  command->add_flag("--quick", flags->is_quick, "Small sizes");
+  command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
+  command->add_option("--out", flags->folder, "Folder of the report")->capture_default_str();
+  command->callback([flags] { reproduce_detail::run(flags->names, flags->is_quick, flags->device, flags->folder); });
+}
+
+}  // namespace thimble::bench

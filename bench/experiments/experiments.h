@@ -1,0 +1,49 @@
+#pragma once
+// The memory-scaling experiments of `thimble reproduce`: each holds theory, prediction (dry run) and measurement (real
+// run) side by side.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/report/experiment.h>
+#include <thimble/bench/setup.h>
+#include <thimble/core/device.h>
+
+namespace thimble::bench {
+
+struct ExperimentOptions {
+  Device device = cpu;    ///< where the measured runs are
+  bool is_quick = false;  ///< small sizes: minutes become seconds
+  /// Largest predicted peak that is also measured; above it the measured column is empty.
+  std::size_t most_measured_bytes = std::size_t{18} << 30;
+  std::function<void(const std::string&)> progress = [](const std::string&) {};  ///< told before every run
+};
+
+/// Activation bytes of ResNets against the batch: linear, with the slope of the textbook count.
+report::Experiment resnet_batch_experiment(const ExperimentOptions& options);
+/// Activation bytes of one GPT layer against sequence, batch, width and heads: the formula of Korthikanti et al. 2022,
+/// and tiled attention beside it.
+report::Experiment gpt_layer_experiment(const ExperimentOptions& options);
+/// Where the bytes of a training step are at its peak, per model and optimizer, and over time.
+report::Experiment step_peak_experiment(const ExperimentOptions& options);
+/// Predicted and measured peaks over models, batches and optimizers.
+report::Experiment prediction_experiment(const ExperimentOptions& options);
+
+struct NamedExperiment {
+  std::string name;
+  report::Experiment (*run)(const ExperimentOptions&);
+};
+/// All of them, in the order of the report.
+const std::vector<NamedExperiment>& all_experiments();
+
+/// What backward would find kept after a forward of `setup` in training, in an arena of its own.
+struct ForwardBytes {
+  std::size_t activation = 0;  ///< temporaries kept for backward
+  std::size_t input = 0;       ///< the batch
+  /// Activation bytes at and below a module path.
+  std::vector<std::pair<std::string, std::size_t>> by_path;
+};
+ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<std::string>& paths);
+
+}  // namespace thimble::bench

@@ -1,0 +1,123 @@
+// Experiment: what one transformer layer keeps for backward.
+
+#include <thimble/bench/experiments/experiments.h>
+
+namespace thimble::bench {
+namespace gpt_layer_detail {
+
+struct Sizes {
+  std::int64_t sequence, batch, width, heads;
+};
+
+Setup setup_of(const Sizes& s, models::Build build) {
+  Setup setup;
+  setup.model = "char-gpt";
+  setup.batch = s.batch;
+  setup.sizes.sequence = s.sequence;
+  setup.sizes.width = s.width;
+  setup.sizes.heads = s.heads;
+  setup.sizes.layers = 2;
+  setup.sizes.dropout = 0.1;
+  setup.sizes.build = build;
+  return setup;
+}
+
+// Korthikanti et al. 2022, equation 1, with e bytes per element and one byte per element of a dropout mask.
+std::int64_t textbook_bytes(const Sizes& s, std::int64_t e) {
+  return s.sequence * s.batch * s.width * (16 * e + 2) + (2 * e + 1) * s.heads * s.sequence * s.sequence * s.batch;
+}
+
+// Layer norms keep mean and reciprocal deviation of every row, in f32: outside of the paper's count.
+std::int64_t norm_bytes(const Sizes& s) { return 2 * 2 * s.sequence * s.batch * 4; }
+
+// The fused build: the inputs of both norms, of the four products and of gelu (16 sbh e less the softmax's share, which
+// attention replaces by its output and a logarithm per row), no masks.
+std::int64_t fused_bytes(const Sizes& s, std::int64_t e) {
+  const std::int64_t rows = s.sequence * s.batch;
+  return rows * s.width * 16 * e + rows * s.heads * 4;
+}
+
+report::Row row_of(const ExperimentOptions& options, const Sizes& s, models::Build build) {
+  const Setup setup = setup_of(s, build);
+  const auto e = static_cast<std::int64_t>(size_of(setup.dtype));
+  const bool is_textbook = build == models::Build::textbook;
+  report::Row row;
+  row.config = {{"build", std::string(is_textbook ? "textbook" : "tiled attention")},
+                {"s", s.sequence},
+                {"b", s.batch},
+                {"h", s.width},
+                {"a", s.heads}};
+  row.theory_bytes = is_textbook ? textbook_bytes(s, e) : fused_bytes(s, e);
+  row.remainder = {{"layer-norm statistics", norm_bytes(s)}};
+  const std::string layer = "gpt.h.1";
+  options.progress("gpt-layer: s " + std::to_string(s.sequence) + ", b " + std::to_string(s.batch) + ", h " +
+                   std::to_string(s.width) + ", a " + std::to_string(s.heads));
+  row.predicted_bytes = static_cast<std::int64_t>(forward_bytes(dry(options.device), setup, {layer}).by_path[0].second);
+  row.measured_bytes = static_cast<std::int64_t>(forward_bytes(options.device, setup, {layer}).by_path[0].second);
+  row.numbers = {{"per_token", static_cast<double>(*row.predicted_bytes) / static_cast<double>(s.sequence * s.batch)}};
+  return row;
+}
+
+void add_points(report::Experiment& experiment, report::Plot& plot, models::Build build, const char* group) {
+  const std::string name = build == models::Build::textbook ? "textbook" : "tiled attention";
+  report::Series theory{name + ", theory", report::Role::theory, {}, group};
+  report::Series predicted{name + ", predicted", report::Role::predicted, {}, group};
+  report::Series measured{name + ", measured", report::Role::measured, {}, group};
+  for (const report::Row& row : experiment.rows) {
+    if (std::get<std::string>(row.config[0].second) != name || std::get<std::int64_t>(row.config[2].second) != 2 ||
+        std::get<std::int64_t>(row.config[3].second) != 128 || std::get<std::int64_t>(row.config[4].second) != 4) {
+      continue;  // the curve runs over s alone
+    }
+    const auto s = static_cast<double>(std::get<std::int64_t>(row.config[1].second));
+    const double named = static_cast<double>(*row.theory_bytes + row.remainder[0].second);
+    theory.points.push_back({s, named});
+    predicted.points.push_back({s, static_cast<double>(*row.predicted_bytes)});
+    measured.points.push_back({s, static_cast<double>(*row.measured_bytes)});
+  }
+  plot.series.insert(plot.series.end(), {theory, predicted, measured});
+}
+
+}  // namespace gpt_layer_detail
+
+report::Experiment gpt_layer_experiment(const ExperimentOptions& options) {
+  using namespace gpt_layer_detail;
+  report::Experiment experiment;
+  experiment.name = "gpt-layer";
+  experiment.title = "Activation bytes of one GPT layer";
+  experiment.question = "How much does a transformer layer keep for backward, and does it grow as the formula says?";
+  experiment.theory =
+      "textbook: <i>sbh</i>(16<i>e</i> + 2) + (2<i>e</i> + 1)<i>as</i><sup>2</sup><i>b</i> (Korthikanti et al. 2022, "
+      "equation 1, with <i>e</i> bytes per element and one-byte dropout masks); tiled attention: 16<i>esbh</i> + "
+      "4<i>asb</i>. Here <i>e</i> = 4.";
+  experiment.columns = {{"per_token", "bytes per token", report::Unit::plain, 0}};
+  std::vector<Sizes> sizes;
+  for (const std::int64_t s : {64, 128, 256, 512, 1024}) {
+    if (!options.is_quick || s <= 512) sizes.push_back({s, 2, 128, 4});
+  }
+  sizes.push_back({128, 1, 128, 4});
+  sizes.push_back({128, 4, 128, 4});
+  sizes.push_back({128, 2, 256, 4});
+  sizes.push_back({128, 2, 64, 4});
+  sizes.push_back({128, 2, 128, 1});
+  sizes.push_back({128, 2, 128, 8});
+  if (!options.is_quick) sizes.push_back({1024, 1, 768, 12});
+  for (const models::Build build : {models::Build::textbook, models::Build::fused}) {
+    for (const Sizes& s : sizes) experiment.rows.push_back(row_of(options, s, build));
+  }
+  report::Plot plot;
+  plot.name = "sequence";
+  plot.title = "One layer against the sequence length (b 2, h 128, a 4)";
+  plot.caption = "The textbook layer grows with the square of the sequence; tiled attention keeps it linear.";
+  plot.x = {"sequence length s", report::Unit::plain, report::Scale::log2, false};
+  plot.y = {"kept for backward", report::Unit::bytes, report::Scale::log2, false};
+  add_points(experiment, plot, models::Build::textbook, "textbook");
+  add_points(experiment, plot, models::Build::fused, "tiled");
+  experiment.plots.push_back(plot);
+  std::size_t named = 0;
+  for (const report::Row& row : experiment.rows) named += report::unnamed_bytes(row) == 0 ? 1 : 0;
+  experiment.verdict = "In " + std::to_string(named) + " of " + std::to_string(experiment.rows.size()) +
+                       " rows theory and the named remainder give every predicted byte.";
+  return experiment;
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,68 @@
+#pragma once
+// The attention kernel family: scaled dot-product attention in tiles, so that the (T, S) matrix of probabilities is
+// never in memory.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/device.h>
+#include <thimble/core/dtype.h>
+#include <thimble/core/generator.h>
+
+namespace thimble::kernels {
+
+/// One of q, k, v and their like: element d of head h of row t of sample b lies b batch + t row + h head + d elements
+/// behind `data`.
+struct AttentionOperand {
+  const void* data = nullptr;
+  std::int64_t batch = 0, row = 0, head = 0;
+};
+struct AttentionResult {
+  void* data = nullptr;  ///< null: not wanted
+  std::int64_t batch = 0, row = 0, head = 0;
+};
+
+/// What forward and backward share. Probability (h, t, s) of sample b is dropped when its random word, word i % 4 of
+/// block (i / 4, site.first_sample + b) with i = (h queries + t) keys + s, is below `threshold`: the mask that dropout
+/// draws for a (B, H, T, S) tensor.
+struct AttentionProblem {
+  DType dtype = DType::f32;  ///< of all but the logarithms, which are in f32, or f64 for f64
+  std::int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;  ///< B, H, T, S >= 1, D
+  bool is_causal = false;  ///< query t sees the keys s <= t + (keys - queries) alone; keys >= queries
+  double scale = 1;
+  bool has_dropout = false;
+  std::uint32_t threshold = 0;
+  double keep_scale = 1;
+  RandomSite site;
+  AttentionOperand q, k, v;
+};
+
+/// out = dropout(softmax(scale q k^T)) v; lse[b, h, t] = log sum_s exp(scale q k^T), a dense array.
+struct AttentionArgs : AttentionProblem {
+  AttentionResult out;
+  void* lse = nullptr;  ///< null: not wanted
+};
+
+/// The gradients of q, k and v. dq, dk and dv may lie where q, k and v lie, each over its own with the same strides.
+struct AttentionGradArgs : AttentionProblem {
+  AttentionOperand out, dout;
+  const void* lse = nullptr;
+  AttentionResult dq, dk, dv;
+};
+
+/// Workspace sizes are pure functions of sizes, dtype, the thread count and the instruction set; linear in the number
+/// of keys. Pointers are not looked at. A workspace is aligned to 64 bytes.
+struct AttentionKernels {
+  std::size_t (*forward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
+  std::size_t (*backward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
+  void (*forward)(const AttentionArgs&, void* workspace, int threads) noexcept = nullptr;
+  void (*backward)(const AttentionGradArgs&, void* workspace, int threads) noexcept = nullptr;
+};
+
+extern const AttentionKernels attention_cpu;
+extern const AttentionKernels* const attention_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has no kernels for the device.
+const AttentionKernels& attention_kernels(Device device);
+
+}  // namespace thimble::kernels

@@ -1,0 +1,230 @@
+#include <thimble/core/ops/attention.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/attention.h>
+#include <thimble/core/launch.h>
+#include <thimble/core/ops/reuse.h>
+#include <thimble/core/parallel.h>
+#include <thimble/core/random.h>
+#include <thimble/core/view.h>
+
+namespace thimble::ops {
+namespace attention_detail {
+
+using kernels::AttentionKernels;
+using kernels::AttentionProblem;
+
+struct Form {
+  const char* name;
+  bool is_causal;
+  std::optional<double> scale;
+  double p;
+  RandomSite site;
+};
+
+// q (B, T, H, D), k and v (B, S, H, D).
+struct Operands {
+  Tensor q, k, v;
+};
+
+void check_attributes(const Form& form, const AttentionProblem& p) {
+  if (!(form.p >= 0 && form.p < 1)) {
+    throw ValueError(std::string(form.name) + ": probability " + std::to_string(form.p) + " is not in [0, 1)");
+  }
+  if (form.scale && !std::isfinite(*form.scale)) {
+    throw ValueError(std::string(form.name) + ": scale " + std::to_string(*form.scale) + " is not finite");
+  }
+  if (form.p == 0) return;
+  check_random_site(form.name, form.site);
+  constexpr std::int64_t words = std::int64_t{1} << 32;
+  const std::int64_t probabilities = Shape{p.heads, p.queries, p.keys}.elements();
+  if (form.site.first_sample < 0 || form.site.first_sample > words - p.batch || probabilities > 4 * words) {
+    throw ValueError(std::string(form.name) + ": " + std::to_string(probabilities) + " probabilities in each of " +
+                     std::to_string(p.batch) + " samples from " + std::to_string(form.site.first_sample) +
+                     " on; with dropout, samples must count below 2^32 and have at most 2^34");
+  }
+}
+
+AttentionProblem problem(const Form& form, const Operands& in) {
+  AttentionProblem p;
+  p.dtype = in.q.dtype();
+  p.batch = in.q.size(0), p.queries = in.q.size(1), p.heads = in.q.size(2), p.width = in.q.size(3);
+  p.keys = in.k.size(1);
+  check_attributes(form, p);
+  p.is_causal = form.is_causal;
+  p.scale = form.scale ? *form.scale : 1 / std::sqrt(static_cast<double>(p.width));
+  p.has_dropout = form.p > 0;
+  p.threshold = static_cast<std::uint32_t>(std::floor(form.p * 0x1p32));
+  p.keep_scale = 1 / (1 - form.p);
+  p.site = form.site;
+  return p;
+}
+
+// The kernels read the last axis side by side.
+Tensor with_dense_rows(const Tensor& x) {
+  return x.size(3) <= 1 || x.strides()[3] == 1 ? x : contiguous(x);
+}
+
+template <class To>
+To operand(const Addresses& at, const Tensor& x) {
+  if (!x.defined()) return {};
+  return {at(x), x.strides()[0], x.strides()[1], x.strides()[2]};
+}
+
+void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) {
+  p.q = operand<kernels::AttentionOperand>(at, in.q);
+  p.k = operand<kernels::AttentionOperand>(at, in.k);
+  p.v = operand<kernels::AttentionOperand>(at, in.v);
+}
+
+// A dry CUDA device has no kernels in a CPU build; the CPU's workspace rule stands for it there.
+const AttentionKernels& kernels_of(Device device) {
+  return device.is_dry ? kernels::attention_cpu : kernels::attention_kernels(device);
+}
+
+Tensor workspace(std::size_t bytes, Device device) {
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
+}
+
+// Writes out (B, T, H, D) and, where it is asked for, lse.
+void forward(const Form& form, const Operands& operands, const Tensor& out, bool keeps_lse, Tensor& lse) {
+  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v)};
+  const AttentionProblem p = problem(form, in);
+  if (keeps_lse) {
+    lse = Tensor::empty({p.batch, p.heads, p.queries}, p.dtype == DType::f64 ? DType::f64 : DType::f32, out.device());
+  }
+  if (out.elements() == 0) return;
+  const int threads = thread_count();
+  const AttentionKernels& kernels = kernels_of(out.device());
+  const Tensor space = workspace(kernels.forward_bytes(p, threads), out.device());
+  launch(out.device(), [&](const Addresses& at) {
+    kernels::AttentionArgs args;
+    static_cast<AttentionProblem&>(args) = p;
+    set_operands(at, in, args);
+    args.out = operand<kernels::AttentionResult>(at, out);
+    args.lse = at(lse);
+    kernels.forward(args, at(space), threads);
+  });
+}
+
+// Writes the gradients that are defined; all in (B, T or S, H, D).
+void backward(const Form& form, const Operands& operands, const Tensor& out, const Tensor& lse, const Tensor& dy,
+              const Operands& gradients) {
+  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v)};
+  const Tensor dout = with_dense_rows(dy);
+  const AttentionProblem p = problem(form, in);
+  const int threads = thread_count();
+  const AttentionKernels& kernels = kernels_of(out.device());
+  const Tensor space = workspace(kernels.backward_bytes(p, threads), out.device());
+  launch(out.device(), [&](const Addresses& at) {
+    kernels::AttentionGradArgs args;
+    static_cast<AttentionProblem&>(args) = p;
+    set_operands(at, in, args);
+    args.out = operand<kernels::AttentionOperand>(at, out);
+    args.dout = operand<kernels::AttentionOperand>(at, dout);
+    args.lse = at(lse);
+    args.dq = operand<kernels::AttentionResult>(at, gradients.q);
+    args.dk = operand<kernels::AttentionResult>(at, gradients.k);
+    args.dv = operand<kernels::AttentionResult>(at, gradients.v);
+    kernels.backward(args, at(space), threads);
+  });
+}
+
+// (B, T, C) as (B, T, H, D); a copy only where the layout forces one.
+Tensor as_heads(const Tensor& x, std::int64_t heads) {
+  const Shape shape{x.size(0), x.size(1), heads, x.size(2) / heads};
+  return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
+}
+
+// The three thirds of a dense (B, T, 3 C), each (B, T, H, D).
+Operands thirds(const Tensor& qkv, std::int64_t heads) {
+  const std::int64_t width = qkv.size(2) / 3;
+  const auto third = [&](std::int64_t i) { return as_heads(view::slice(qkv, 2, i * width, (i + 1) * width), heads); };
+  return {third(0), third(1), third(2)};
+}
+
+void check_floating(const char* name, const Tensor& x) {
+  if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
+}
+
+void check_packed(const Attention& op, const Tensor& qkv) {
+  check_floating(Attention::name, qkv);
+  if (op.heads < 1) {
+    throw ValueError(std::string(Attention::name) + ": " + std::to_string(op.heads) + " heads, allowed are 1 and more");
+  }
+  if (qkv.rank() != 3 || qkv.shape()[2] == 0 || qkv.shape()[2] % (3 * op.heads) != 0) {
+    throw ShapeError(std::string(Attention::name) + ": " + describe(qkv) + " is not (B, T, 3 C) with C divisible by " +
+                     std::to_string(op.heads) + " heads");
+  }
+}
+
+void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const std::string name = op.name;
+  for (const Tensor* x : {&q, &k, &v}) check_floating(op.name, *x);
+  const std::string all = "q " + describe(q) + ", k " + describe(k) + ", v " + describe(v);
+  if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) throw DTypeError(name + ": dtypes differ, " + all);
+  if (q.device() != k.device() || q.device() != v.device()) throw DeviceError(name + ": devices differ, " + all);
+  if (q.rank() != 4 || k.rank() != 4 || k.shape() != v.shape() || q.shape()[0] != k.shape()[0] ||
+      q.shape()[2] != k.shape()[2] || q.shape()[3] != k.shape()[3] || q.shape()[3] == 0 || k.shape()[1] == 0) {
+    throw ShapeError(name + ": operands must be (B, T, H, D), (B, S, H, D), (B, S, H, D) with S, D >= 1, got " + all);
+  }
+  if (op.is_causal && k.shape()[1] < q.shape()[1]) {
+    throw ShapeError(name + ": a causal mask needs at least as many keys as queries, got " + all);
+  }
+}
+
+}  // namespace attention_detail
+
+Tensor Attention::forward(const Tensor& qkv, Needs needs, Saved& saved) const {
+  attention_detail::check_packed(*this, qkv);
+  const Tensor packed = contiguous(qkv);
+  const Tensor out = Tensor::empty({qkv.size(0), qkv.size(1), qkv.size(2) / 3}, qkv.dtype(), qkv.device());
+  attention_detail::forward({name, is_causal, scale, p, site}, attention_detail::thirds(packed, heads),
+                            attention_detail::as_heads(out, heads), needs.any(), saved.lse);
+  if (needs.any()) saved.qkv = qkv, saved.out = out;
+  return out;
+}
+
+Gradients Attention::backward(Saved saved, Tensor dy, Needs) const {
+  const bool is_free = is_reusable(saved.qkv);
+  const Tensor packed = contiguous(saved.qkv);
+  saved.qkv = Tensor();
+  const Tensor dqkv = is_free ? packed : Tensor::empty_like(packed);  // (B, T, 3 C)
+  if (dqkv.elements() == 0) return {dqkv};
+  attention_detail::backward({name, is_causal, scale, p, site}, attention_detail::thirds(packed, heads),
+                             attention_detail::as_heads(saved.out, heads), saved.lse,
+                             attention_detail::as_heads(dy, heads), attention_detail::thirds(dqkv, heads));
+  return {dqkv};
+}
+
+Tensor ScaledDotProductAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, Needs needs,
+                                          Saved& saved) const {
+  attention_detail::check_separate(*this, q, k, v);
+  const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
+  attention_detail::forward({name, is_causal, scale, p, site}, {q, k, v}, out, needs.any(), saved.lse);
+  if (needs.any()) saved.q = q, saved.k = k, saved.v = v, saved.out = out;
+  return out;
+}
+
+Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs needs) const {
+  attention_detail::Operands gradients;
+  if (needs[0]) gradients.q = Tensor::empty(saved.q.shape(), dy.dtype(), dy.device());
+  if (needs[1]) gradients.k = Tensor::empty(saved.k.shape(), dy.dtype(), dy.device());
+  if (needs[2]) gradients.v = Tensor::empty(saved.v.shape(), dy.dtype(), dy.device());
+  if (dy.elements() == 0) {
+    for (const Tensor* g : {&gradients.k, &gradients.v}) {
+      if (g->defined()) fill(*g, 0);
+    }
+    return {gradients.q, gradients.k, gradients.v};
+  }
+  attention_detail::backward({name, is_causal, scale, p, site}, {saved.q, saved.k, saved.v}, saved.out, saved.lse, dy,
+                             gradients);
+  return {gradients.q, gradients.k, gradients.v};
+}
+
+}  // namespace thimble::ops

@@ -1,0 +1,62 @@
+#pragma once
+// Scaled dot-product attention that never forms the matrix of probabilities.
+
+#include <optional>
+
+#include <thimble/core/generator.h>
+#include <thimble/core/op.h>
+
+namespace thimble::ops {
+
+/// out = dropout(softmax(scale q k^T)) v for every head, from one packed tensor: qkv (B, T, 3 C) -> (B, T, C), C = H D.
+/// The last axis holds q, k and v, each (H, D): GPT-2's layout. Vaswani et al. 2017 (arXiv:1706.03762), section 3.2;
+/// computed in tiles after Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4.
+///
+/// `scale` is 1 / sqrt(D) unless given. With `is_causal`, query t sees the keys s <= t. Probabilities are dropped with
+/// probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are those that Dropout with this
+/// site has on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64.
+///
+/// Backward: with P the probabilities, M the mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td out_td:
+/// dv = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it takes qkv's place
+/// where nobody else holds it.
+///
+/// Keeps qkv, out and lse = log sum_s exp(scale q k^T), (B, H, T) in f32 (f64 for f64): with e bytes for an element,
+/// (3 B T C + B T C) e + 4 B H T bytes, in place of the 2 e B H T^2 + B H T^2 of probabilities and mask. Workspace per
+/// thread: forward a few tiles, backward 2 T D numbers more. Values behind the causal mask must be finite.
+///
+/// Throws ShapeError, DTypeError, ValueError.
+struct Attention {
+  static constexpr const char* name = "attention";
+  static constexpr Cost cost = Cost::matmul;
+  struct Saved {
+    Tensor qkv, out, lse;
+  };
+  std::int64_t heads = 1;
+  bool is_causal = false;
+  std::optional<double> scale = {};
+  double p = 0;
+  RandomSite site = {};
+
+  Tensor forward(const Tensor& qkv, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// The same of three tensors, which may be views: q (B, T, H, D), k and v (B, S, H, D), S >= 1 -> (B, T, H, D). With
+/// `is_causal`, query t sees the keys s <= t + (S - T), and S must be at least T. Keeps q, k, v, out and lse. Throws as
+/// Attention, and DeviceError.
+struct ScaledDotProductAttention {
+  static constexpr const char* name = "scaled_dot_product_attention";
+  static constexpr Cost cost = Cost::matmul;
+  struct Saved {
+    Tensor q, k, v, out, lse;
+  };
+  bool is_causal = false;
+  std::optional<double> scale = {};
+  double p = 0;
+  RandomSite site = {};
+
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+}  // namespace thimble::ops

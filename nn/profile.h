@@ -1,0 +1,42 @@
+#pragma once
+// What a training run needs, byte for byte: the same program on a dry device, or for real, in an arena of its own.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <thimble/memory/stack.h>
+#include <thimble/nn/step.h>
+
+namespace thimble::nn {
+
+/// One run: makes model and optimizer when called, then `step()` runs one training step. What it owns dies with it.
+class TrainingRun {
+ public:
+  virtual ~TrainingRun() = default;
+  virtual void step() = 0;
+  /// Elements of all parameters.
+  virtual std::int64_t parameters() const = 0;
+};
+
+/// Makes a run whose tensors live on `device`.
+using MakeRun = std::function<std::unique_ptr<TrainingRun>(Device device)>;
+
+struct MemoryProfile {
+  std::int64_t parameters = 0;
+  std::size_t peak_bytes = 0;         ///< committed by the arena: its height, in whole granules
+  std::size_t peak_live_bytes = 0;    ///< largest sum of requested bytes
+  std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less
+  CategoryBytes peak_by_category{};   ///< of peak_live_bytes, at its moment
+  std::size_t steps = 0;
+  double ms_per_step = 0;            ///< of the last step; 0 for a dry run
+  std::size_t rss_bytes = 0;         ///< of the arena's mapping as the kernel counts it; 0 for a dry run
+  std::vector<Trace::Event> events;  ///< of the whole run, when asked for
+};
+
+/// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
+/// had to commit. On a dry device this is a prediction; on a real one a measurement. Throws what the run throws.
+MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false);
+
+}  // namespace thimble::nn
