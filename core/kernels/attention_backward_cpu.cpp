@@ -76,7 +76,7 @@ void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, st
   for (T* const tile : {tiles.q, tiles.dout}) std::fill_n(tile, args.width * panel, T(0));
   for (T* const tile : {tiles.lse, tiles.delta}) std::fill_n(tile, panel, T(0));
   const auto load_row = [&](const AttentionOperand& x, std::int64_t t, T* to) {
-    load(x.data, args.dtype, b * x.batch + t * x.row + h * x.head, 1, to, args.width);
+    load_elements(x.data, args.dtype, b * x.batch + t * x.row + h * x.head, 1, to, args.width);
   };
   for (std::int64_t w = 0; w < queries; ++w) {
     const std::int64_t t = first_query + w;
@@ -138,7 +138,7 @@ void backward_panel(const AttentionGradArgs& args, const Microkernels<T>& kernel
   for (std::int64_t w = 0; w < queries; ++w) {
     for (std::int64_t d = 0; d < width; ++d) tiles.row[d] = tiles.dq[d * panel + w] * scale;
     const std::int64_t at = b * args.dq.batch + (first_query + w) * args.dq.row + h * args.dq.head;
-    store(tiles.row, args.dq.data, args.dtype, at, 1, width);
+    store_elements(tiles.row, args.dq.data, args.dtype, at, 1, width);
   }
 }
 
@@ -151,7 +151,7 @@ void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::i
     for (std::int64_t d = 0; d < args.width; ++d) {
       row[d] = strips[(d / panel * args.keys + s) * panel + d % panel] * factor;
     }
-    store(row, to.data, args.dtype, b * to.batch + s * to.row + h * to.head, 1, args.width);
+    store_elements(row, to.data, args.dtype, b * to.batch + s * to.row + h * to.head, 1, args.width);
   }
 }
 

@@ -82,7 +82,7 @@ void store_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::i
     const T inverse = T(1) / tiles.sum[w];
     for (std::int64_t d = 0; d < args.width; ++d) tiles.row[d] = tiles.out[d * panel + w] * inverse;
     const std::int64_t at = b * args.out.batch + (first_query + w) * args.out.row + h * args.out.head;
-    store(tiles.row, args.out.data, args.dtype, at, 1, args.width);
+    store_elements(tiles.row, args.out.data, args.dtype, at, 1, args.width);
     if (!args.lse) continue;
     static_cast<T*>(args.lse)[row_index(args, b, h, first_query + w)] = tiles.largest[w] + std::log(tiles.sum[w]);
   }
@@ -96,7 +96,7 @@ void forward_panel(const AttentionArgs& args, const Microkernels<T>& kernels, co
   std::fill_n(tiles.q, args.width * panel, T(0));
   for (std::int64_t w = 0; w < queries; ++w) {
     const std::int64_t at = b * args.q.batch + (first_query + w) * args.q.row + h * args.q.head;
-    load(args.q.data, args.dtype, at, 1, tiles.row, args.width);
+    load_elements(args.q.data, args.dtype, at, 1, tiles.row, args.width);
     pack_column(tiles.row, args.width, static_cast<T>(args.scale), w, panel, tiles.q);
   }
   std::fill_n(tiles.largest, panel, -std::numeric_limits<T>::infinity());

@@ -13,9 +13,9 @@
 
 #include <thimble/core/kernels/attention.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
-#include <thimble/core/kernels/isa_variants.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/kernels/random_bits.h>
-#include <thimble/core/kernels/typed_load.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/math.h>
 
 namespace thimble::kernels::attention_detail {
@@ -57,7 +57,7 @@ Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int
                   std::int64_t first, std::int64_t count, T* buffer) {
   const std::int64_t at = b * x.batch + first * x.row + h * x.head;
   if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
-  for (std::int64_t i = 0; i < count; ++i) load(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
+  for (std::int64_t i = 0; i < count; ++i) load_elements(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
   return {buffer, p.width};
 }
 

@@ -39,6 +39,20 @@ inline T winner(const T* x, std::int64_t n, T best) {
   return lanes[0];
 }
 
+// The first place in x[0 .. n) where `top`, which is one of them, lies.
+template <class T>
+inline std::int64_t place_of(const T* x, std::int64_t n, T top) {
+  const auto is_top = [&](T value) { return (value == top) | ((value != value) & (top != top)); };
+  std::int64_t i = 0;
+  for (; i + row_lanes <= n; i += row_lanes) {
+    int hits = 0;
+    for (std::int64_t l = 0; l < row_lanes; ++l) hits |= is_top(x[i + l]) ? 1 : 0;
+    if (hits != 0) break;
+  }
+  while (!is_top(x[i])) ++i;
+  return i;
+}
+
 // Extremes so far of up to a tile of outputs.
 template <class T>
 struct Best {
@@ -60,8 +74,7 @@ inline void find_one(const ExtremeArgs& args, const MergedStrides<1>& reduced, c
     });
     const T top = winner<T, is_max>(values, n, is_first ? values[0] : best.value[0]);
     if (!is_first && !beats<T, is_max>(top, best.value[0])) continue;
-    std::int64_t i = 0;
-    while (values[i] != top && (values[i] == values[i] || top == top)) ++i;
+    const std::int64_t i = place_of(values, n, top);
     best.value[0] = values[i];
     best.place[0] = at + i;
     is_first = false;

@@ -72,7 +72,9 @@ inline void sum_one(const ReduceArgs& args, const MergedStrides<2>& reduced, con
     reduced.for_each_run(at, at + n, [&](const std::array<std::int64_t, 2>& offset, std::int64_t run) {
       load_elements(args.in.data, args.in.dtype, job.base[0] + offset[0], stride, values + to, run);
       if constexpr (Map != ReduceMap::value) {
-        load_elements(args.other.data, args.other.dtype, job.base[1] + offset[1], other_stride, others + to, run);
+        const std::int64_t from = job.base[1] + offset[1];
+        load_elements(args.other.data, args.other.dtype, from, other_stride, others + to, other_stride == 0 ? 1 : run);
+        if (other_stride == 0) std::fill(others + to + 1, others + to + run, others[to]);
       }
       to += run;
     });

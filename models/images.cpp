@@ -1,0 +1,30 @@
+#include <thimble/models/images.h>
+
+#include <string>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+
+namespace thimble::models {
+
+void require_image_options(std::string_view name, const ModelOptions& options, std::int64_t smallest) {
+  const auto refuse = [&](const char* option, const std::string& value) {
+    throw ValueError(std::string(name) + ": " + option + " " + value + ": models over images have no such option");
+  };
+  if (options.vocabulary > 0) refuse("vocabulary", std::to_string(options.vocabulary));
+  if (options.sequence > 0) refuse("sequence", std::to_string(options.sequence));
+  if (options.heads > 0) refuse("heads", std::to_string(options.heads));
+  if (options.dropout > 0) refuse("dropout", std::to_string(options.dropout));
+  if (options.image > 0 && options.image < smallest) {
+    throw ValueError(std::string(name) + ": image " + std::to_string(options.image) + ": at least " +
+                     std::to_string(smallest) + " pixels are needed");
+  }
+}
+
+Batch empty_image_batch(const ModelOptions& options, std::int64_t samples, DType dtype, Device device) {
+  if (samples < 1) throw ValueError("empty_batch: " + std::to_string(samples) + " samples; at least 1");
+  const Shape images{samples, options.image, options.image, options.channels};
+  return {zeros(images, dtype, device, Category::input), zeros({samples}, DType::i64, device, Category::input)};
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,17 @@
+#pragma once
+// What models over images share: the options they take and the batch they want.
+
+#include <string_view>
+
+#include <thimble/models/model.h>
+
+namespace thimble::models {
+
+/// Throws ValueError when an option belongs to models over text (vocabulary, sequence, heads, dropout), or the image is
+/// given and smaller than `smallest`.
+void require_image_options(std::string_view name, const ModelOptions& options, std::int64_t smallest);
+
+/// Images (N, H, W, C) in `dtype` and targets (N) i64, zeros, booked as input. Throws ValueError unless samples >= 1.
+Batch empty_image_batch(const ModelOptions& options, std::int64_t samples, DType dtype, Device device);
+
+}  // namespace thimble::models

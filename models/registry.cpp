@@ -1,0 +1,65 @@
+// The models by name. A new model is a row of the list.
+
+#include <array>
+#include <string>
+
+#include <thimble/autograd/functions/loss.h>
+#include <thimble/core/error.h>
+#include <thimble/models/mlp.h>
+#include <thimble/models/resnet.h>
+
+namespace thimble::models {
+namespace registry_detail {
+
+std::unique_ptr<Model> resnet(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  return std::make_unique<Resnet>(name, options, on);
+}
+
+std::unique_ptr<Model> mlp(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+  return std::make_unique<Mlp>(options, on);
+}
+
+struct Row {
+  std::string_view name, family, description;
+  std::unique_ptr<Model> (*make)(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+};
+
+constexpr std::array rows = {
+    Row{"resnet18", "resnet", "residual network, 18 layers of basic blocks (He et al. 2015)", resnet},
+    Row{"resnet34", "resnet", "residual network, 34 layers of basic blocks (He et al. 2015)", resnet},
+    Row{"resnet50", "resnet", "residual network, 50 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
+    Row{"resnet101", "resnet", "residual network, 101 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
+    Row{"mlp", "mlp", "multilayer perceptron with two hidden layers", mlp},
+};
+
+}  // namespace registry_detail
+
+Tensor Model::loss(const Batch& batch) {
+  const PathScope scope(path());
+  return cross_entropy(forward(batch.input), batch.target);
+}
+
+std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  std::string known;
+  for (const registry_detail::Row& row : registry_detail::rows) {
+    if (row.name == name) {
+      const PathScope family(row.family);
+      return row.make(name, options, on);
+    }
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw ValueError("model: '" + std::string(name) + "' is not one of " + known);
+}
+
+std::vector<ModelInfo> model_list() {
+  Generator unused;  // initial values are not drawn from the caller's generator
+  const GeneratorScope scope(unused);
+  std::vector<ModelInfo> list;
+  for (const registry_detail::Row& row : registry_detail::rows) {
+    const auto model = make_model(row.name, {}, {dry(cpu)});
+    list.push_back({std::string(row.name), std::string(row.description), model->parameter_count()});
+  }
+  return list;
+}
+
+}  // namespace thimble::models

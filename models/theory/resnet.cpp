@@ -1,0 +1,133 @@
+#include <thimble/models/theory/resnet.h>
+
+#include <thimble/core/error.h>
+#include <thimble/models/resnet.h>
+
+namespace thimble::models::theory {
+namespace resnet_theory_detail {
+
+/// Sums over the convolutions, each with a batch norm after it, of one network.
+struct Totals {
+  std::int64_t conv_outputs = 0;  // elements for each sample, as all up to `features`
+  std::int64_t relu_outputs = 0;
+  std::int64_t pool_output = 0;
+  std::int64_t features = 0;  // of the head's input
+  std::int64_t weights = 0;   // elements of the convolutions' weights
+  std::int64_t norms = 0;     // how many batch norms
+  std::int64_t channels = 0;  // of all batch norms together
+};
+
+/// The image as it passes: size and channels, and what was met on the way.
+class Walk {
+ public:
+  Walk(std::int64_t image, std::int64_t channels) : image_(image), channels_(channels) {}
+
+  // Square kernels are padded so that a stride of 1 keeps the size: output = (size + 2 (k / 2) - k) / stride + 1.
+  static std::int64_t output_size(std::int64_t size, std::int64_t kernel, std::int64_t stride) {
+    return (size + 2 * (kernel / 2) - kernel) / stride + 1;
+  }
+  void conv(std::int64_t out, std::int64_t kernel, std::int64_t stride) {
+    totals.weights += out * kernel * kernel * channels_;
+    image_ = output_size(image_, kernel, stride);
+    channels_ = out;
+    totals.conv_outputs += elements();
+    totals.norms += 1;
+    totals.channels += out;
+  }
+  void relu() { totals.relu_outputs += elements(); }
+  void pool(std::int64_t kernel, std::int64_t stride) {
+    image_ = output_size(image_, kernel, stride);
+    totals.pool_output = elements();
+  }
+  void block(const ResnetArchitecture& architecture, std::int64_t planes, std::int64_t stride) {
+    const std::int64_t out = planes * architecture.expansion();
+    Walk shortcut(image_, channels_);
+    const bool has_downsample = stride != 1 || channels_ != out;
+    if (architecture.is_bottleneck) {
+      conv(planes, 1, 1), relu();
+      conv(planes, 3, stride), relu();
+      conv(out, 1, 1);
+    } else {
+      conv(planes, 3, stride), relu();
+      conv(out, 3, 1);
+    }
+    if (has_downsample) {
+      shortcut.conv(out, 1, stride);
+      totals.conv_outputs += shortcut.totals.conv_outputs;
+      totals.weights += shortcut.totals.weights;
+      totals.norms += shortcut.totals.norms;
+      totals.channels += shortcut.totals.channels;
+    }
+    relu();
+  }
+  void finish() { totals.features = channels_; }
+
+  Totals totals;
+
+ private:
+  std::int64_t elements() const { return image_ * image_ * channels_; }
+  std::int64_t image_, channels_;
+};
+
+Totals walk(std::string_view name, const ModelOptions& options) {
+  const ResnetArchitecture& architecture = resnet_architecture(name);
+  Walk walk(options.image, options.channels);
+  const bool is_small = has_small_stem(options.image);
+  walk.conv(options.width, is_small ? 3 : 7, is_small ? 1 : 2);
+  walk.relu();
+  if (!is_small) walk.pool(3, 2);
+  std::int64_t planes = options.width;
+  for (const std::int64_t blocks : architecture.blocks) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      walk.block(architecture, planes, b == 0 && planes != options.width ? 2 : 1);
+    }
+    planes *= 2;
+  }
+  walk.finish();
+  return walk.totals;
+}
+
+}  // namespace resnet_theory_detail
+
+std::int64_t bytes_of(const std::vector<Term>& terms, Category category, std::int64_t batch) {
+  std::int64_t bytes = 0;
+  for (const Term& term : terms) bytes += term.category == category ? term.bytes(batch) : 0;
+  return bytes;
+}
+
+std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options, DType dtype) {
+  const ModelOptions sizes = resnet_options(name, options);
+  const auto totals = resnet_theory_detail::walk(name, sizes);
+  const DType statistic = dtype == DType::f64 ? DType::f64 : DType::f32;
+  std::vector<Term> terms = {
+      {"input", Category::input, dtype, sizes.image * sizes.image * sizes.channels, 0},
+      {"conv outputs", Category::activation, dtype, totals.conv_outputs, 0},
+      {"batch-norm mean", Category::activation, statistic, 0, totals.channels},
+      {"batch-norm rstd", Category::activation, statistic, 0, totals.channels},
+      {"relu outputs", Category::activation, dtype, totals.relu_outputs, 0},
+  };
+  if (totals.pool_output > 0) terms.push_back({"pool output", Category::activation, dtype, totals.pool_output, 0});
+  terms.push_back({"fc input", Category::activation, dtype, totals.features, 0});
+  terms.push_back({"logits", Category::activation, dtype, sizes.classes, 0});
+  terms.push_back({"logsumexp", Category::activation, statistic, 1, 0});
+  terms.push_back({"targets", Category::input, DType::i64, 1, 0});
+  return terms;
+}
+
+ModelState resnet_state(std::string_view name, const ModelOptions& options, std::int64_t moments, DType dtype) {
+  if (moments < 0) throw ValueError("resnet_state: " + std::to_string(moments) + " moments; at least 0");
+  const ModelOptions sizes = resnet_options(name, options);
+  const auto totals = resnet_theory_detail::walk(name, sizes);
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  const std::int64_t statistic = dtype == DType::f64 ? 8 : 4;
+  ModelState state;
+  state.parameter_elements =
+      totals.weights + 2 * totals.channels + totals.features * sizes.classes + sizes.classes;  // fc: weight and bias
+  state.parameters = state.parameter_elements * element;
+  state.gradients = state.parameters;
+  state.buffers = 2 * totals.channels * statistic + totals.norms * static_cast<std::int64_t>(size_of(DType::i64));
+  state.optimizer = moments * state.parameter_elements * statistic;
+  return state;
+}
+
+}  // namespace thimble::models::theory

@@ -1,0 +1,37 @@
+#pragma once
+// Named tensors to and from safetensors files: what weights and checkpoints share. One tensor's temporary at a time, on
+// the CPU, counted as a temporary by the resource in force.
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/module.h>
+
+namespace thimble::nn {
+
+/// Text that a file carries besides its tensors. Keys and values are UTF-8.
+using Metadata = std::map<std::string, std::string>;
+
+/// The shape that a tensor of shape `memory` has in a file: oihw turns (O, KH, KW, I) into (O, I, KH, KW).
+Shape file_shape(const Shape& memory, FileLayout layout);
+
+/// Writes a file with these tensors, in the file's layout and their own dtypes; it appears whole or not at all. Throws
+/// DeviceError (a tensor on a dry device has no values), DTypeError (a quantized tensor, whose scales are not in the
+/// file), ValueError (a name that is there twice, text that is not UTF-8), FileError.
+void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata);
+
+/// Whether a file's element type may differ from the tensor's when both are floating.
+enum class Conversion : std::uint8_t { none, floating };
+
+/// Throws ShapeError or DTypeError, naming the tensor and what both sides have, unless `entry` can be read into
+/// `target`. `operation` begins the message.
+void check_file_tensor(const std::string& operation, const SafetensorsEntry& entry, const NamedTensor& target,
+                       Conversion conversion);
+
+/// Reads what check_file_tensor() has passed into `target`, converted to its layout and dtype: nearest, ties to even,
+/// from f32 directly. A target on a dry device is left alone. Throws FileError, OutOfMemory, DeviceError.
+void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target);
+
+}  // namespace thimble::nn

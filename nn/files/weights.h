@@ -1,0 +1,37 @@
+#pragma once
+// Weights of a model in safetensors files, under the names and in the layouts that other programs use.
+
+#include <string>
+#include <vector>
+
+#include <thimble/nn/files/tensor_io.h>
+
+namespace thimble::nn {
+
+/// Writes the parameters and buffers of a module under their dotted names, convolutions as (O, I, KH, KW), dtypes as
+/// they are. The file appears whole or not at all. Throws as write_tensor_file.
+void save_weights(const Module& module, const std::string& path, const Metadata& metadata = {});
+
+struct LoadOptions {
+  /// Tensors of the file with these last parts of a name, and unknown to the model, are passed over: GPT-2's files
+  /// carry its causal masks. "attn.bias" is `h.0.attn.bias`, not `h.0.c_attn.bias`.
+  std::vector<std::string> skipped_suffixes{"attn.bias", "attn.masked_bias"};
+  /// Every tensor of the model must be in the file, and every tensor of the file in the model. If not, those that
+  /// match are loaded and the others named in the result.
+  bool is_strict = true;
+};
+
+struct LoadedWeights {
+  Metadata metadata;
+  std::vector<std::string> missing;  ///< tensors of the model that the file lacks; they keep their values
+  std::vector<std::string> unused;   ///< tensors of the file that the model lacks, those passed over not included
+};
+
+/// Reads what save_weights or another program wrote. Names may begin with `transformer.`; floating types are converted;
+/// a file of ours that is loaded and saved again (with its metadata) has the same bytes. Everything is checked before
+/// the first value changes. Throws FileError (unreadable, not safetensors), ValueError (names that do not match, all of
+/// them listed up to eight), ShapeError, DTypeError (naming the tensor and both sides). A disk that fails while values
+/// are read leaves some of them loaded. On a dry device the file is only checked.
+LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options = {});
+
+}  // namespace thimble::nn
