@@ -17,7 +17,7 @@ namespace dataset_images_detail {
 namespace fs = std::filesystem;
 
 // Synthetic sets have this many bytes of pixels, within these counts of images.
-constexpr std::int64_t synthetic_bytes = 64 << 20, least_images = 256, most_images = 8192;
+constexpr std::int64_t synthetic_bytes = 32 << 20, least_images = 256, most_images = 2048;
 constexpr std::int64_t synthetic_classes = 10;
 
 // Images to train on, then images to validate with.

@@ -33,7 +33,7 @@ TrainOptions tiny(const std::string& model) {
   options.setup.model = model;
   options.setup.batch = 2;
   options.data = "synthetic";
-  options.steps = 4;
+  options.steps = 3;
   options.eval_batches = 2;
   if (model == "char-gpt") {
     options.setup.sizes.layers = 2;
@@ -42,6 +42,7 @@ TrainOptions tiny(const std::string& model) {
     options.setup.sizes.sequence = 16;
   } else {
     options.setup.sizes.image = 16;
+    options.setup.sizes.width = 8;
   }
   return options;
 }
@@ -96,7 +97,9 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
   cases.back().options.steps = 7;
   cases.back().options.eval_every = 2;
   cases.back().options.sample = 24;  // more than the sequence
-  cases.back().options.setup.sizes.sequence = 128;
+  cases.push_back({"many granules", tiny("char-gpt")});
+  cases.back().options.setup.sizes.width = 128;
+  cases.back().options.setup.sizes.sequence = 64;
   cases.back().options.setup.batch = 8;
   cases.push_back({"bf16", tiny("char-gpt")});
   cases.back().options.setup.dtype = DType::bf16;
@@ -123,7 +126,7 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
 
 TEST_CASE("program: training lowers the loss, and the same seed gives the same losses") {
   TrainOptions options = tiny("char-gpt");
-  options.steps = 60;
+  options.steps = 40;
   options.setup.batch = 8;
   options.setup.rate = 1e-2;
   options.setup.sizes.dropout = 0.1;
@@ -266,7 +269,7 @@ TEST_CASE("program: data of every kind") {
   for (const std::string& path : {folder.path(), folder / "t10k-images-idx3-ubyte"}) {
     images.data = path;
     const Run r = run(images);
-    CHECK(r.report.parameters == 81 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10);
+    CHECK(r.report.parameters == 81 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10);
     CHECK(r.report.validation.accuracy.has_value());
   }
   images.setup.sizes.image = 12;
@@ -310,8 +313,7 @@ TEST_CASE("program: what is wrong is told before anything is written") {
 
 TEST_CASE("program: exit status and the one line of an error") {
   const TemporaryFolder folder;
-  const std::string run =
-      "train char-gpt --data synthetic --layers 1 --heads 2 --width 16 --seq 8 --batch 2 --steps 2 ";
+  const std::string run = "train char-gpt --data synthetic --layers 1 --width 16 --seq 8 --steps 2 ";
   const std::string save = "--save '" + (folder / "x.safetensors") + "' ";
   const std::vector<std::pair<std::string, const char*>> refused{
       {"", "no command; allowed: "},
@@ -325,6 +327,7 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + save + "--optimizer lion", "'lion' is not one of sgd"},
       {run + save + "--device tpu", "'tpu' is not one of cpu"},
       {run + save + "--heads 3", "3 heads"},
+      {run + save + "--steps 3", "--steps"},
       {"train gpt9 --data synthetic", "'gpt9' is not one of"},
       {"train char-gpt", "--data"},
       {"train char-gpt --data /no/such/file " + save, "/no/such/file"},
