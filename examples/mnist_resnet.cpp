@@ -14,6 +14,7 @@
 
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/parallel.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/data/idx.h>
@@ -74,6 +75,7 @@ void train(models::Model& model, const data::Images& images, const data::ImageSo
     const Tensor loss = nn::training_step(sgd, [&](std::int64_t) { return model.loss(batch); });
     if (step % 50 == 0 || step + 1 == steps) {
       std::printf("step %lld  loss %.4f\n", static_cast<long long>(step), item(loss));
+      std::fflush(stdout);
     }
   }
 }
@@ -129,6 +131,7 @@ int main(int argc, char** argv) {
     const std::string text = argc > 1 ? argv[1] : "20";
     const std::int64_t steps = std::strtoll(text.c_str(), nullptr, 10);
     if (std::to_string(steps) != text || steps < 1) throw ValueError("'" + text + "' is not a number of steps");
+    set_thread_count(1);  // a net this small is done before a second thread has begun
     run(steps, argc == 4 ? data::read_idx(argv[2], argv[3]) : data::synthetic_images(1000, 28, 1, 10, 1));
     return 0;
   } catch (const Error& error) {

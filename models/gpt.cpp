@@ -206,15 +206,21 @@ std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt,
   const NoGrad off;
   const bool was_training = model.is_training();
   model.eval();
+  const Device device = model.parameters().front().tensor.device();
   std::vector<std::int64_t> tokens = std::move(prompt);
   for (std::int64_t i = 0; i < count; ++i) {
     const auto window = std::min(static_cast<std::int64_t>(tokens.size()), model.options().sequence);
     const std::vector<std::int64_t> last(tokens.end() - window, tokens.end());
-    const Tensor logits = model.forward(from_host(last, {1, window}, cpu, Category::input));  // (1, window, V)
-    const std::vector<float> scores = to_host<float>(view::slice(logits, 1, window - 1, window));
+    const Tensor logits = model.forward(from_host(last, {1, window}, device, Category::input));  // (1, window, V)
+    const Tensor scores = contiguous(to_dtype(view::slice(logits, 1, window - 1, window), DType::f32));  // (1, 1, V)
+    if (device.is_dry) {
+      tokens.push_back(0);
+      continue;
+    }
     const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0x67656e65u}},
                                         {{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}});
-    tokens.push_back(gpt_detail::draw(scores, temperature, top_k, uniform_double(bits.word[0], bits.word[1])));
+    tokens.push_back(
+        gpt_detail::draw(to_host<float>(scores), temperature, top_k, uniform_double(bits.word[0], bits.word[1])));
   }
   model.train(was_training);
   return tokens;

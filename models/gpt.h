@@ -62,7 +62,8 @@ std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& optio
 
 /// Continues `prompt` (at least one token) by `count` tokens, drawn from softmax(logits / temperature) over the `top_k`
 /// most likely (0: all); temperature 0 takes the most likely. The same seed gives the same tokens. Runs without a tape,
-/// in evaluation mode. Throws ValueError.
+/// in evaluation mode, on the model's device; a dry one has no values, so there every token drawn is 0. Throws
+/// ValueError.
 std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt, std::int64_t count,
                                    double temperature = 0.8, std::int64_t top_k = 0, std::uint64_t seed = 0);
 

@@ -7,6 +7,7 @@
 // - a batch norm keeps its input, a convolution's result, and per channel mean and 1 / deviation
 // - a relu keeps its result, which the next convolution, the addition or the max pool reads as well: once
 // - the addition and the global average keep nothing
+// - weights and biases are kept by reference: they belong to the model's state
 // - the head keeps its input, the class scores, one log-sum-exp per sample, and the targets
 // Every term is linear in the batch: bytes = per_sample x N + constant.
 
@@ -20,9 +21,9 @@ namespace thimble::models::theory {
 
 /// What the textbook build keeps for backward, in the order that a forward makes it: "input", "conv outputs",
 /// "batch-norm mean", "batch-norm rstd", "relu outputs", "pool output" (with the large stem), "fc input", "logits",
-/// "logsumexp", "targets". `dtype`: of images and activations (statistics and log-sum-exp are f32, f64 for f64). The
-/// first five that count images, input, conv outputs, relu outputs, pool output and fc input, are the literature's
-/// saved set: 21,075,968 elements for resnet50 at 224. Throws ValueError as models::resnet_options does.
+/// "logsumexp", "targets". `dtype`: of images and activations (statistics and log-sum-exp are f32, f64 for f64). Input,
+/// conv outputs, relu outputs, pool output and fc input are the literature's saved set: 21,075,968 elements for
+/// resnet50 at 224. Throws ValueError as models::resnet_options does.
 std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options = {}, DType dtype = DType::f32);
 
 /// Moments: 0 for plain SGD, 1 with momentum, 2 for Adam. Throws ValueError as models::resnet_options does, and for
