@@ -55,7 +55,7 @@ GptBlock::GptBlock(const ModelOptions& sizes, const nn::Placement& on)
 Tensor GptBlock::attend(const Tensor& x) {  // (B, T, C)
   const Tensor qkv = qkv_(norm1_(x));       // (B, T, 3C)
   AttentionOptions options;
-  options.is_causal = true;
+  options.causal = true;
   options.dropout = is_training() ? sizes_.dropout : 0;
   const PathScope scope("attn");
   const Tensor y = sizes_.build == Build::fused ? attention(qkv, sizes_.heads, options)
