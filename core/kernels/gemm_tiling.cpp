@@ -14,6 +14,10 @@ inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
 inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
 inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
+inline constexpr double block_overhead_cycles = 300;     // calls that prepare a block
+inline constexpr double near_cycles = 0.01;  // to stream an element of kept blocks from the second-level cache
+inline constexpr double far_cycles = 0.1;    // or from behind it
+inline constexpr double near_bytes = 1024 * 1024;
 
 /// Of all blocks of a tile's columns, per thread: together at most 3 MiB while threads are few.
 std::int64_t right_kept_bytes(int threads) noexcept {
@@ -65,7 +69,8 @@ bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) n
   return true;
 }
 
-double cost_of(const Problem& problem, const Tiling& tiling, double compute, double batch) noexcept {
+double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& tiling, double compute,
+               double batch) noexcept {
   const double tile_rows = static_cast<double>(tiling.tile_rows(problem.m));
   const double tile_columns = static_cast<double>(tiling.tile_columns(problem.n));
   const double threads = tiling.threads;
@@ -73,8 +78,13 @@ double cost_of(const Problem& problem, const Tiling& tiling, double compute, dou
   const double k = static_cast<double>(problem.k);
   const bool is_kept = tiling.keeps_right || problem.k <= block_depth;
   const double packs = is_kept ? std::min(threads, tile_rows) : tile_rows;
-  const double work = batch * (compute + packs * k * static_cast<double>(problem.n) * problem.right_cost +
-                               tile_columns * k * static_cast<double>(problem.m) * problem.left_cost);
+  const double right_elements = k * static_cast<double>(problem.n);
+  const double kept_bytes = is_kept ? k * static_cast<double>(tiling.columns) * micro.element_bytes : 0;
+  const double streaming = tile_rows * right_elements * (kept_bytes > near_bytes ? far_cycles : near_cycles);
+  const double blocks = tile_rows * tile_columns * static_cast<double>(ceil_div(problem.k, block_depth));
+  const double work =
+      batch * (compute + packs * right_elements * problem.right_cost + streaming +
+               tile_columns * k * static_cast<double>(problem.m) * problem.left_cost + blocks * block_overhead_cycles);
   const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
   return work / tasks * rounds + (tiling.threads > 1 ? thread_start_cycles : 0);
 }
@@ -103,7 +113,7 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
     tiling.columns = ceil_div(column_panels, ceil_div(column_panels, columns)) * micro.columns();
     tiling.threads = threads;
     if (!complete(problem, micro, tiling)) return false;
-    tiling.cost = cost_of(problem, tiling, compute, batch);
+    tiling.cost = cost_of(problem, micro, tiling, compute, batch);
     if (best.rows == 0 || tiling.cost < best.cost) best = tiling;
     return true;
   };
