@@ -105,35 +105,38 @@ LeftBlock<T> LeftWindowInPlace<T>::open(std::int64_t offset, std::int64_t row, s
 template <class T>
 void LeftWindowInPlace<T>::panel(const LeftBlock<T>& block, std::int64_t index, int rows,
                                  gemm_detail::RowPointers<T>& pointers) const noexcept {
+  typename WindowReader<T>::Place places[gemm_detail::max_tile_rows];
   auto place = reader_.place(block.row + index * block.panel_stride);
-  for (int r = 0; r < rows; ++r, reader_.advance(place)) {
-    std::int64_t column = block.k;
-    for (std::int64_t run = 0; run < block.run_count; column += block.runs[run++]) {
+  for (int r = 0; r < rows; ++r, reader_.advance(place)) places[r] = place;
+
+  const std::int64_t line_columns = window_.w.taps * window_.channels;
+  std::int64_t column = block.k;
+  for (std::int64_t run = 0; run < block.run_count; column += block.runs[run++]) {
+    const Piece piece{column, block.runs[run], column / line_columns, column % line_columns};
+    for (int r = 0; r < rows; ++r) {
       T* const scratch = block.scratch + r * gemm_detail::scratch_row_stride<T> + (column - block.k);
-      pointers[run * gemm_detail::max_tile_rows + r] = find(place, block, column, block.runs[run], scratch);
+      pointers[run * gemm_detail::max_tile_rows + r] = find(places[r], block.offset, piece, scratch);
     }
   }
 }
 
-/// Where columns [column, column + count) of a row lie, which are part of one piece.
+/// Where a piece of a row lies.
 template <class T>
-const T* LeftWindowInPlace<T>::find(const typename WindowReader<T>::Place& place, const LeftBlock<T>& block,
-                                    std::int64_t column, std::int64_t count, T* scratch) const noexcept {
+const T* LeftWindowInPlace<T>::find(const typename WindowReader<T>::Place& place, std::int64_t offset,
+                                    const Piece& piece, T* scratch) const noexcept {
   alignas(64) static constexpr T zeros[gemm_detail::block_depth] = {};
-  const std::int64_t line_columns = window_.w.taps * window_.channels;
-  const std::int64_t y = place.i * window_.h.step + window_.h.origin + column / line_columns * window_.h.tap_step;
+  const std::int64_t y = place.i * window_.h.step + window_.h.origin + piece.tap_line * window_.h.tap_step;
   if (y < 0 || y >= window_.h.size) return zeros;
-  const T* const line = static_cast<const T*>(window_.image) + window_.line(place.image, y) + block.offset;
+  const T* const line = static_cast<const T*>(window_.image) + window_.line(place.image, y) + offset;
   const std::int64_t left = place.j * window_.w.step + window_.w.origin;
-  const std::int64_t in_line = column % line_columns;
   if (window_.has_contiguous_lines()) {
-    if (left >= 0 && left + window_.w.taps <= window_.w.size) return line + left * window_.channels + in_line;
-    reader_.read(place, block.offset, column, count, scratch);
+    if (left >= 0 && left + window_.w.taps <= window_.w.size) return line + left * window_.channels + piece.in_line;
+    reader_.read(place, offset, piece.column, piece.count, scratch);
     return scratch;
   }
-  const std::int64_t x = left + in_line / window_.channels * window_.w.tap_step;
+  const std::int64_t x = left + piece.in_line / window_.channels * window_.w.tap_step;
   if (x < 0 || x >= window_.w.size) return zeros;
-  return line + x * window_.all_channels + in_line % window_.channels;
+  return line + x * window_.all_channels + piece.in_line % window_.channels;
 }
 
 template <class T>

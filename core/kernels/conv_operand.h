@@ -111,8 +111,15 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   static std::int64_t piece_of(const Window& window) noexcept {
     return window.has_contiguous_lines() ? window.w.taps * window.channels : window.channels;
   }
-  const T* find(const typename WindowReader<T>::Place& place, const LeftBlock<T>& block, std::int64_t column,
-                std::int64_t count, T* scratch) const noexcept;
+  /// Columns [column, column + count): part of the taps of line `tap_line`, `in_line` columns from their beginning.
+  struct Piece {
+    std::int64_t column;
+    std::int64_t count;
+    std::int64_t tap_line;
+    std::int64_t in_line;
+  };
+  const T* find(const typename WindowReader<T>::Place& place, std::int64_t offset, const Piece& piece,
+                T* scratch) const noexcept;
 
   Window window_;
   WindowReader<T> reader_;

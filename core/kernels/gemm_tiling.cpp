@@ -88,8 +88,12 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
   const double work =
       batch * (compute + packs * right_elements * problem.right_cost + streaming +
                tile_columns * k * static_cast<double>(problem.m) * left_cost + blocks * block_overhead_cycles);
+  // Tiles at the lower and right end are smaller; while there are few tiles, the largest decides.
   const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
-  return work / tasks * rounds + (tiling.threads > 1 ? thread_start_cycles : 0);
+  const double largest = static_cast<double>(std::min(tiling.rows, problem.m)) / static_cast<double>(problem.m) *
+                         static_cast<double>(std::min(tiling.columns, problem.n)) / static_cast<double>(problem.n);
+  const double tile = tasks <= 4 * threads ? work / batch * largest : work / tasks;
+  return std::max(work / threads, tile * rounds) + (tiling.threads > 1 ? thread_start_cycles : 0);
 }
 
 }  // namespace tiling_detail
