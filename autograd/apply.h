@@ -12,7 +12,9 @@ namespace thimble {
 
 /// An operator with forward, backward and a struct Saved (core/op.h).
 template <class Op>
-concept Structured = requires { typename Op::Saved; };
+concept Structured = requires {
+  typename Op::Saved;
+};
 
 /// Runs a structured operator on a list of operands.
 template <Structured Op>
@@ -37,10 +39,7 @@ Tensor apply(const Op& op, const In&... inputs) {
 
 /// Runs an elementwise functor: `apply(LeakyRelu{0.1}, x)`.
 template <functor::Elementwise F, class... In>
-  requires(!Structured<F>)
-Tensor apply(const F& f, const In&... inputs) {
-  return apply(Elementwise<F>{f}, inputs...);
-}
+requires(!Structured<F>) Tensor apply(const F& f, const In&... inputs) { return apply(Elementwise<F>{f}, inputs...); }
 
 /// `apply<Relu>(x)`: an operator without attributes.
 template <class Op, class... In>

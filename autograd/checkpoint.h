@@ -22,8 +22,8 @@ class SegmentScope {
   Tape* tape_;
 };
 
-/// block(inputs...), keeping only the inputs (and parameters) for backward. A segment inside of a segment joins it. Outside
-/// of a recording it is a plain call.
+/// block(inputs...), keeping only the inputs (and parameters) for backward. A segment inside of a segment joins it.
+/// Outside of a recording it is a plain call.
 template <class F, class... In>
 auto checkpoint(F&& block, const In&... inputs) {
   const SegmentScope segment;

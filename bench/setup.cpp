@@ -50,6 +50,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
     optim::SgdOptions options;
     options.rate = setup.rate < 0 ? 0.1 : setup.rate;
     options.momentum = name == "momentum" ? 0.9 : 0;
+    if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
+    if (setup.beta2 >= 0) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
     return std::make_unique<optim::Sgd>(model.trainable(), options);
   }
   optim::AdamOptions options;
@@ -60,6 +62,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
     options.weight_decay = 0.1;
     options.smallest_decayed_rank = 2;
   }
+  if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
+  if (setup.beta2 >= 0) options.beta2 = setup.beta2;
   return std::make_unique<optim::Adam>(model.trainable(), options);
 }
 

@@ -93,8 +93,8 @@ std::vector<T> to_host(const Tensor& t) {
   return values;
 }
 
-#define THIMBLE_HOST_COPY(T)                                                                  \
-  template Tensor from_host<T>(std::span<const T>, const Shape&, Device, Category);           \
+#define THIMBLE_HOST_COPY(T)                                                        \
+  template Tensor from_host<T>(std::span<const T>, const Shape&, Device, Category); \
   template std::vector<T> to_host<T>(const Tensor&);
 THIMBLE_HOST_COPY(double)
 THIMBLE_HOST_COPY(float)

@@ -25,14 +25,15 @@ Tensor to_device(const Tensor& t, Device device);
 /// Sets every element, converted to t's dtype. Counts as a write.
 void fill(const Tensor& t, double value);
 
-Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = cpu, Category category = Category::temporary);
+Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+             Category category = Category::temporary);
 Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = cpu,
             Category category = Category::temporary);
 /// 0, 1, ..., n - 1.
 Tensor arange(std::int64_t n, DType dtype = DType::i64, Device device = cpu);
 
-/// A tensor made of values from the host, in row-major order; T is the C++ type of the dtype. On a dry device the values
-/// are not read. Throws ShapeError when the count does not fit the shape.
+/// A tensor made of values from the host, in row-major order; T is the C++ type of the dtype. On a dry device the
+/// values are not read. Throws ShapeError when the count does not fit the shape.
 template <class T>
 Tensor from_host(std::span<const T> values, const Shape& shape, Device device = cpu,
                  Category category = Category::temporary);

@@ -36,9 +36,9 @@ DType parse_dtype(std::string_view text);
 /// The DType of a C++ type: dtype_of<float> == DType::f32.
 template <class T>
 struct DTypeOf;
-#define THIMBLE_DTYPE(type, name) \
-  template <>                     \
-  struct DTypeOf<type> {          \
+#define THIMBLE_DTYPE(type, name)               \
+  template <>                                   \
+  struct DTypeOf<type> {                        \
     static constexpr DType value = DType::name; \
   };
 THIMBLE_DTYPE(double, f64)
@@ -56,8 +56,8 @@ THIMBLE_DTYPE(bool, boolean)
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;
 
-/// Calls `f.template operator()<T>()` with the C++ type of `dtype`: `visit(dtype, []<class T> { ... })`. The only switch
-/// over dtypes in the library.
+/// Calls `f.template operator()<T>()` with the C++ type of `dtype`: `visit(dtype, []<class T> { ... })`. The only
+/// switch over dtypes in the library.
 template <class F>
 decltype(auto) visit(DType dtype, F&& f) {
   switch (dtype) {

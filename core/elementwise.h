@@ -42,28 +42,23 @@ struct Elementwise {
   // What the gradients named by `needs` keep: bits 0..2 operands, bit 3 output.
   static constexpr unsigned keeps(Needs needs) {
     unsigned bits = 0;
-    if (needs[0] && functor::keeps<F, 0> > 0) bits |= static_cast<unsigned>(functor::keeps<F, 0>);
-    if (needs[1] && functor::keeps<F, 1> > 0) bits |= static_cast<unsigned>(functor::keeps<F, 1>);
-    if (needs[2] && functor::keeps<F, 2> > 0) bits |= static_cast<unsigned>(functor::keeps<F, 2>);
+    if (needs[0] && functor::keeps < F, 0 >> 0) bits |= static_cast<unsigned>(functor::keeps<F, 0>);
+    if (needs[1] && functor::keeps < F, 1 >> 0) bits |= static_cast<unsigned>(functor::keeps<F, 1>);
+    if (needs[2] && functor::keeps < F, 2 >> 0) bits |= static_cast<unsigned>(functor::keeps<F, 2>);
     return bits;
   }
   /// The operands that have a gradient function.
   static constexpr Needs differentiable{(functor::keeps<F, 0> >= 0 ? 1u : 0u) | (functor::keeps<F, 1> >= 0 ? 2u : 0u) |
                                         (functor::keeps<F, 2> >= 0 ? 4u : 0u)};
 
-  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const
-    requires(operands == 1)
-  {
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const requires(operands == 1) {
     return evaluate(x, Tensor(), Tensor(), needs, saved);
   }
-  Tensor forward(const Tensor& lhs, const Tensor& rhs, Needs needs, Saved& saved) const
-    requires(operands == 2)
-  {
+  Tensor forward(const Tensor& lhs, const Tensor& rhs, Needs needs, Saved& saved) const requires(operands == 2) {
     return evaluate(lhs, rhs, Tensor(), needs, saved);
   }
   Tensor forward(const Tensor& lhs, const Tensor& rhs, const Tensor& third, Needs needs, Saved& saved) const
-    requires(operands == 3)
-  {
+      requires(operands == 3) {
     return evaluate(lhs, rhs, third, needs, saved);
   }
 

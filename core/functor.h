@@ -9,9 +9,9 @@
 //
 // What backward keeps is its signature: `bwd(In x, T dy)` keeps the input, `bwd(Out y, T dy)` the output, `bwd(T dy)`
 // nothing. Binary functors have `fwd(T a, T b)`, `bwd_lhs` and `bwd_rhs`, which may ask for Lhs, Rhs and Out, in that
-// order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand. Where the
-// gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is
-// float, double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must be
+// order, before dy; ternary ones add `bwd_third` and Third. A missing bwd means: no gradient for that operand. Where
+// the gradient is dy itself, `static constexpr bool passes_lhs = true` (or passes_rhs) saves the copy. `T` is float,
+// double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must be
 // trivially copyable.
 
 #include <cstdint>
@@ -59,15 +59,21 @@ template <class Op>
 inline constexpr int operands = operand_count<Op>();
 
 template <class Op>
-concept Elementwise = requires(const Op op, float v) { op.fwd(v); } || requires(const Op op, float v) {
-  op.fwd(v, v);
-} || requires(const Op op, float v) { op.fwd(v, v, v); };
+concept Elementwise = requires(const Op op, float v) {
+  op.fwd(v);
+}
+|| requires(const Op op, float v) { op.fwd(v, v); }
+|| requires(const Op op, float v) { op.fwd(v, v, v); };
 
 template <class Op>
-inline constexpr bool is_integral = requires { requires Op::integral; };
+inline constexpr bool is_integral = requires {
+  requires Op::integral;
+};
 /// True for comparisons: the result is bool.
 template <class Op>
-inline constexpr bool yields_bool = requires { requires Op::predicate; };
+inline constexpr bool yields_bool = requires {
+  requires Op::predicate;
+};
 
 // The gradient function of operand W called with the kept values named by Mask (bit i: slot i), in slot order, and dy.
 template <int W, class Op, class T, class... Kept>

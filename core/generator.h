@@ -1,6 +1,7 @@
 #pragma once
 // The state of random numbers: a seed and a step, no stream. Every random number is a function of
-// (seed, step, site, global sample index, element), so a recompute, a micro-batch or another thread count draws the same.
+// (seed, step, site, global sample index, element), so a recompute, a micro-batch or another thread count draws the
+// same.
 
 #include <cstdint>
 #include <vector>

@@ -6,8 +6,8 @@
 
 namespace thimble {
 
-/// One product c = act(alpha a b + bias): a (..., M, K), b (..., K, N), c (..., M, N), any strides; leading axes of a and b
-/// are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c.
+/// One product c = act(alpha a b + bias): a (..., M, K), b (..., K, N), c (..., M, N), any strides; leading axes of a
+/// and b are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c.
 struct MatmulCall {
   const char* operation;  ///< for errors
   Tensor a, b, c;

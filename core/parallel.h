@@ -7,7 +7,8 @@
 
 namespace thimble {
 
-/// Number of threads that kernels use: the machine's cores unless set. A plan records it, because workspaces depend on it.
+/// Number of threads that kernels use: the machine's cores unless set. A plan records it, because workspaces depend on
+/// it.
 int thread_count() noexcept;
 
 /// Sets the number of threads (>= 1; more than there are cores is allowed). Throws ValueError.
@@ -20,8 +21,8 @@ template <class R, class... Args>
 class FunctionRef<R(Args...)> {
  public:
   template <class F>
-    requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>)
-  FunctionRef(F&& f) noexcept  // NOLINT(google-explicit-constructor): a reference to any callable
+  requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>) FunctionRef(F&& f)
+  noexcept  // NOLINT(google-explicit-constructor): a reference to any callable
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
         call_([](void* object, Args... args) -> R {
           return (*static_cast<std::remove_reference_t<F>*>(object))(static_cast<Args>(args)...);

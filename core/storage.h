@@ -17,7 +17,8 @@ class Access {
 
 class Storage {
  public:
-  /// Takes one block of `bytes` > 0 from `resource`, labelled with `category` and the Context's path. Throws OutOfMemory.
+  /// Takes one block of `bytes` > 0 from `resource`, labelled with `category` and the Context's path. Throws
+  /// OutOfMemory.
   Storage(std::shared_ptr<Resource> resource, std::size_t bytes, Category category);
   ~Storage();
   Storage(const Storage&) = delete;

@@ -9,8 +9,8 @@
 
 namespace thimble::view {
 
-/// The same elements in row-major order under another shape; one size may be -1. Throws ShapeError when the counts differ or
-/// the strides do not allow it without a copy.
+/// The same elements in row-major order under another shape; one size may be -1. Throws ShapeError when the counts
+/// differ or the strides do not allow it without a copy.
 Tensor reshape(const Tensor& t, const Shape& shape);
 /// `shape` with its -1 replaced. Throws ShapeError.
 Shape resolve_shape(const char* operation, const Shape& shape, std::int64_t elements);

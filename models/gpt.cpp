@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
@@ -54,7 +55,7 @@ GptBlock::GptBlock(const ModelOptions& sizes, const nn::Placement& on)
 Tensor GptBlock::attend(const Tensor& x) {  // (B, T, C)
   const Tensor qkv = qkv_(norm1_(x));       // (B, T, 3C)
   AttentionOptions options;
-  options.is_causal = true;
+  options.causal = true;
   options.dropout = is_training() ? sizes_.dropout : 0;
   const PathScope scope("attn");
   const Tensor y = sizes_.build == Build::fused ? attention(qkv, sizes_.heads, options)
@@ -96,7 +97,9 @@ Tensor Gpt::forward(const Tensor& ids) {
   const PathScope scope(path());
   const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
   Tensor x = dropout_(add(tokens_(ids), positions));                     // (B, T, C)
-  for (GptBlock* block : blocks_) x = (*block)(x);
+  for (GptBlock* block : blocks_) {
+    x = recomputes_blocks_ ? checkpoint([&](const Tensor& in) { return (*block)(in); }, x) : (*block)(x);
+  }
   x = norm_(x);
   const PathScope head("head");
   return linear(x, tokens_.weight);  // (B, T, V)
@@ -116,19 +119,33 @@ Batch Gpt::empty_batch(std::int64_t samples, Device device) const {
   return {zeros(shape, DType::i64, device, Category::input), zeros(shape, DType::i64, device, Category::input)};
 }
 
-std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
-  struct Named {
-    std::string_view name;
-    std::int64_t layers, heads, width, sequence, vocabulary;
-    double dropout;
-  };
-  static constexpr std::array<Named, 5> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
-                                                {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
-                                                {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
-                                                {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
-                                                {"char-gpt", 6, 6, 384, 256, 65, 0.2}}};
+namespace gpt_detail {
+
+struct Named {
+  std::string_view name;
+  std::int64_t layers, heads, width, sequence, vocabulary;
+  double dropout;
+};
+constexpr std::array<Named, 5> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
+                                       {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
+                                       {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
+                                       {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
+                                       {"char-gpt", 6, 6, 384, 256, 65, 0.2}}};
+
+const Named* find(std::string_view name) {
   const auto found = std::find_if(family.begin(), family.end(), [&](const Named& n) { return n.name == name; });
-  if (found == family.end()) return nullptr;
+  return found == family.end() ? nullptr : &*found;
+}
+
+}  // namespace gpt_detail
+
+ModelOptions gpt_options(std::string_view name, const ModelOptions& options) {
+  const gpt_detail::Named* const found = gpt_detail::find(name);
+  if (!found) {
+    std::string names;
+    for (const auto& n : gpt_detail::family) names += (names.empty() ? "" : ", ") + std::string(n.name);
+    throw ValueError("gpt: no model is named '" + std::string(name) + "'; there are " + names);
+  }
   ModelOptions sizes = options;
   const auto fill_in = [](std::int64_t& size, std::int64_t own) { size = size > 0 ? size : own; };
   fill_in(sizes.layers, found->layers);
@@ -137,12 +154,20 @@ std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& optio
   fill_in(sizes.sequence, found->sequence);
   fill_in(sizes.vocabulary, found->vocabulary);
   if (sizes.dropout < 0) sizes.dropout = found->dropout;
+  if (!(sizes.dropout >= 0 && sizes.dropout < 1)) {
+    throw ValueError(std::string(name) + ": dropout " + std::to_string(sizes.dropout) + " is not in [0, 1)");
+  }
   if (sizes.width % sizes.heads != 0) {
     throw ValueError(std::string(name) + ": " + std::to_string(sizes.heads) + " heads do not divide width " +
                      std::to_string(sizes.width));
   }
+  return sizes;
+}
+
+std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  if (!gpt_detail::find(name)) return nullptr;
   const PathScope scope("gpt");
-  return std::make_unique<Gpt>(sizes, on);
+  return std::make_unique<Gpt>(gpt_options(name, options), on);
 }
 
 namespace gpt_detail {
@@ -181,15 +206,21 @@ std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt,
   const NoGrad off;
   const bool was_training = model.is_training();
   model.eval();
+  const Device device = model.parameters().front().tensor.device();
   std::vector<std::int64_t> tokens = std::move(prompt);
   for (std::int64_t i = 0; i < count; ++i) {
     const auto window = std::min(static_cast<std::int64_t>(tokens.size()), model.options().sequence);
     const std::vector<std::int64_t> last(tokens.end() - window, tokens.end());
-    const Tensor logits = model.forward(from_host(last, {1, window}, cpu, Category::input));  // (1, window, V)
-    const std::vector<float> scores = to_host<float>(view::slice(logits, 1, window - 1, window));
+    const Tensor logits = model.forward(from_host(last, {1, window}, device, Category::input));  // (1, window, V)
+    const Tensor scores = contiguous(to_dtype(view::slice(logits, 1, window - 1, window), DType::f32));  // (1, 1, V)
+    if (device.is_dry) {
+      tokens.push_back(0);
+      continue;
+    }
     const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0x67656e65u}},
                                         {{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}});
-    tokens.push_back(gpt_detail::draw(scores, temperature, top_k, uniform_double(bits.word[0], bits.word[1])));
+    tokens.push_back(
+        gpt_detail::draw(to_host<float>(scores), temperature, top_k, uniform_double(bits.word[0], bits.word[1])));
   }
   model.train(was_training);
   return tokens;

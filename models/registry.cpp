@@ -13,29 +13,31 @@ namespace thimble::models {
 namespace registry_detail {
 
 std::unique_ptr<Model> resnet(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  const PathScope family("resnet");
   return std::make_unique<Resnet>(name, options, on);
 }
 
 std::unique_ptr<Model> mlp(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+  const PathScope family("mlp");
   return std::make_unique<Mlp>(options, on);
 }
 
 struct Row {
-  std::string_view name, family, description;
+  std::string_view name, description;
   std::unique_ptr<Model> (*make)(std::string_view name, const ModelOptions& options, const nn::Placement& on);
 };
 
 constexpr std::array rows = {
-    Row{"resnet18", "resnet", "residual network, 18 layers of basic blocks (He et al. 2015)", resnet},
-    Row{"resnet34", "resnet", "residual network, 34 layers of basic blocks (He et al. 2015)", resnet},
-    Row{"resnet50", "resnet", "residual network, 50 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
-    Row{"resnet101", "resnet", "residual network, 101 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
-    Row{"gpt2", "gpt", "GPT-2 small, 12 layers of width 768 (Radford et al. 2019)", make_gpt},
-    Row{"gpt2-medium", "gpt", "GPT-2 medium, 24 layers of width 1024", make_gpt},
-    Row{"gpt2-large", "gpt", "GPT-2 large, 36 layers of width 1280", make_gpt},
-    Row{"gpt2-xl", "gpt", "GPT-2 extra large, 48 layers of width 1600", make_gpt},
-    Row{"char-gpt", "gpt", "GPT over characters, 6 layers of width 384", make_gpt},
-    Row{"mlp", "mlp", "multilayer perceptron with two hidden layers", mlp},
+    Row{"resnet18", "residual network, 18 layers of basic blocks (He et al. 2015)", resnet},
+    Row{"resnet34", "residual network, 34 layers of basic blocks (He et al. 2015)", resnet},
+    Row{"resnet50", "residual network, 50 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
+    Row{"resnet101", "residual network, 101 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
+    Row{"gpt2", "GPT-2, 12 layers of width 768 (Radford et al. 2019)", make_gpt},
+    Row{"gpt2-medium", "GPT-2, 24 layers of width 1024", make_gpt},
+    Row{"gpt2-large", "GPT-2, 36 layers of width 1280", make_gpt},
+    Row{"gpt2-xl", "GPT-2, 48 layers of width 1600", make_gpt},
+    Row{"char-gpt", "small GPT over characters, 6 layers of width 384", make_gpt},
+    Row{"mlp", "multilayer perceptron with two hidden layers", mlp},
 };
 
 }  // namespace registry_detail
@@ -48,10 +50,7 @@ Tensor Model::loss(const Batch& batch) {
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
   std::string known;
   for (const registry_detail::Row& row : registry_detail::rows) {
-    if (row.name == name) {
-      const PathScope family(row.family);
-      return row.make(name, options, on);
-    }
+    if (row.name == name) return row.make(name, options, on);
     known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
   throw ValueError("model: '" + std::string(name) + "' is not one of " + known);

@@ -97,6 +97,10 @@ TEST_CASE("fuzz: every corpus has files that are accepted", "[files][fuzz]") {
   };
   for (const char* seed : {"empty", "one", "metadata", "every_dtype", "scalar_and_empty"})
     accepts("safetensors", seed, [](fuzz::Bytes b, std::size_t n) { thimble::parse_safetensors(b, n, "t"); });
+  for (const char* seed : {"good", "own_text"})
+    accepts("checkpoint", seed, [](fuzz::Bytes b, std::size_t n) {
+      thimble::nn::parse_checkpoint_info(thimble::parse_safetensors(b, n, "t"), "t");
+    });
   for (const char* seed : {"f4", "v2", "v3", "scalar", "bool"})
     accepts("npy", seed, [](fuzz::Bytes b, std::size_t) { thimble::parse_npy(b, "t"); });
   for (const char* seed : {"images", "labels", "images.gz", "labels.gz", "stored.gz"})

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <functional>
 
 #include <thimble/core/copy.h>

@@ -14,15 +14,15 @@
 
 namespace thimble {
 
-Tensor attention(const Tensor& qkv, std::int64_t heads, AttentionOptions o) {
-  return apply(ops::Attention{heads, o.is_causal, o.scale, o.dropout, next_random_site()}, qkv);
+Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
+  return apply(ops::Attention{heads, o.causal, o.scale, o.dropout, next_random_site()}, qkv);
 }
 
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions o) {
-  return apply(ops::ScaledDotProductAttention{o.is_causal, o.scale, o.dropout, next_random_site()}, q, k, v);
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
+  return apply(ops::ScaledDotProductAttention{o.causal, o.scale, o.dropout, next_random_site()}, q, k, v);
 }
 
-Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, AttentionOptions o) {
+Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
   if (heads < 1) {
     throw ValueError("attention_textbook: " + std::to_string(heads) + " heads, allowed are 1 and more");
   }
@@ -38,7 +38,7 @@ Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, AttentionOption
   };
   const Tensor q = third(0), k = third(1), v = third(2);
   Tensor scores = matmul(q, k, false, true);  // (B, H, T, T)
-  const Tensor softened = o.is_causal ? causal_softmax(scores, scale) : softmax(scores, -1, scale);
+  const Tensor softened = o.causal ? causal_softmax(scores, scale) : softmax(scores, -1, scale);
   scores = Tensor();
   const Tensor probabilities = dropout_textbook(softened, o.dropout);
   const Tensor heads_out = matmul(probabilities, v);  // (B, H, T, D)

@@ -14,22 +14,22 @@
 namespace thimble {
 
 struct AttentionOptions {
-  bool is_causal = false;             ///< query t sees the keys s <= t alone
-  double dropout = 0;                 ///< probability in [0, 1) of dropping a softmax output
-  std::optional<double> scale = {};   ///< factor of the scores; 1 / sqrt(C / H) unless given
+  bool causal = true;                ///< query t sees the keys s <= t alone
+  double dropout = 0;                ///< probability in [0, 1) of dropping a softmax output
+  std::optional<double> scale = {};  ///< factor of the scores; 1 / sqrt(C / H) unless given
 };
 
 /// out = dropout(softmax(scale q k^T)) v for every head: qkv (B, T, 3 C) -> (B, T, C). The last axis of qkv holds q, k
 /// and v, each (H, C / H). Tiled: core/ops/attention.h, where formulas and errors stand. Takes one random site of the
 /// current module path, also without dropout.
-Tensor attention(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
+Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
 /// The same of q (B, T, H, D), k and v (B, S, H, D) -> (B, T, H, D).
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, AttentionOptions options = {});
+Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 
 /// The same values up to rounding, with the same mask for the same site, composed from recorded functions: matmul,
 /// softmax, dropout_textbook, matmul. Throws what those throw, and ShapeError or ValueError for qkv and heads that do
 /// not fit.
-Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, AttentionOptions options = {});
+Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
 }  // namespace thimble

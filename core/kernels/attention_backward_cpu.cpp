@@ -1,5 +1,5 @@
-// Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. The probabilities are made again from
-// the scores and the kept logarithms of their sums. One thread does a head of a sample: panels of queries outside,
+// Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. The probabilities are made again
+// from the scores and the kept logarithms of their sums. One thread does a head of a sample: panels of queries outside,
 // blocks of keys inside, both ascending, so that dq sums over blocks of keys and dk and dv over panels of queries, in
 // an order that depends on nothing else.
 
@@ -13,14 +13,14 @@ namespace thimble::kernels::attention_detail {
 // One thread's tiles. Matrices with D columns are cut into strips of `panel` columns, one behind the other.
 template <class T>
 struct BackwardTiles {
-  T *q, *dout, *dq;                   // (D, panel): scale q^T, dout^T, dq^T / scale
-  T *q_strips, *dout_strips;          // (strips, panel queries, panel): q and dout
-  T *dk, *dv;                         // (strips, S, panel): dk / scale and dv so far
-  T *probabilities, *dscores;         // (key_block, panel); dscores holds the probabilities' gradients first
-  T *factors;                         // (key_block, panel)
-  T *keys, *values;                   // (key_block, D); only where they are converted
-  T *lse, *delta;                     // (panel): delta_t = sum_d dout_td out_td
-  T *row, *other;                     // (D)
+  T *q, *dout, *dq;            // (D, panel): scale q^T, dout^T, dq^T / scale
+  T *q_strips, *dout_strips;   // (strips, panel queries, panel): q and dout
+  T *dk, *dv;                  // (strips, S, panel): dk / scale and dv so far
+  T *probabilities, *dscores;  // (key_block, panel); dscores holds the probabilities' gradients first
+  T* factors;                  // (key_block, panel)
+  T *keys, *values;            // (key_block, D); only where they are converted
+  T *lse, *delta;              // (panel): delta_t = sum_d dout_td out_td
+  T *row, *other;              // (D)
 
   BackwardTiles(Carver& carver, const AttentionProblem& p, std::int64_t panel) {
     const std::int64_t converted = p.dtype == dtype_of<T> ? 0 : key_block * p.width;
@@ -39,24 +39,26 @@ struct BackwardTiles {
 // With P the probabilities and dP the gradients of the dropped ones: scores become the dropped P, gradients those of
 // the scores, P (dP factor - delta).
 template <class T, bool has_dropout>
-inline void score_gradients(std::int64_t rows, std::int64_t panel, const T* __restrict lse, const T* __restrict delta,
-                            const T* __restrict factors, T* __restrict scores, T* __restrict gradients) {
-  for (std::int64_t j = 0; j < rows; ++j) {
-    T* const __restrict z = scores + j * panel;
-    T* const __restrict g = gradients + j * panel;
-    for (std::int64_t w = 0; w < panel; ++w) {
-      const T p = math::exp(z[w] - lse[w]);
-      if constexpr (has_dropout) {
-        const T factor = factors[j * panel + w];
-        z[w] = factor == 0 ? T(0) : p * factor;
-        g[w] = p * ((factor == 0 ? T(0) : g[w] * factor) - delta[w]);
-      } else {
-        z[w] = p;
-        g[w] = p * (g[w] - delta[w]);
+struct ScoreGradients {
+  static void run(std::int64_t rows, std::int64_t panel, const T* __restrict lse, const T* __restrict delta,
+                  const T* __restrict factors, T* __restrict scores, T* __restrict gradients) {
+    for (std::int64_t j = 0; j < rows; ++j) {
+      T* const __restrict z = scores + j * panel;
+      T* const __restrict g = gradients + j * panel;
+      for (std::int64_t w = 0; w < panel; ++w) {
+        const T p = math::exp(z[w] - lse[w]);
+        if constexpr (has_dropout) {
+          const T factor = factors[j * panel + w];
+          z[w] = factor == 0 ? T(0) : p * factor;
+          g[w] = p * ((factor == 0 ? T(0) : g[w] * factor) - delta[w]);
+        } else {
+          z[w] = p;
+          g[w] = p * (g[w] - delta[w]);
+        }
       }
     }
   }
-}
+};
 
 // Row w of a matrix in strips.
 template <class T>
@@ -119,13 +121,12 @@ void backward_panel(const AttentionGradArgs& args, const Microkernels<T>& kernel
     multiply<T>(kernels, rows, panel, v.data, v.stride, 1, tiles.dout, width, nullptr, tiles.dscores);
     hide_future(args, first_query, key, rows, panel, tiles.probabilities);
     if (args.has_dropout) {
-      run_variant<dropout_factors<T>>(static_cast<const AttentionProblem&>(args), b, h, first_query, queries, key, rows,
-                                      panel, tiles.factors);
-      run_variant<score_gradients<T, true>>(rows, panel, tiles.lse, tiles.delta, tiles.factors, tiles.probabilities,
-                                            tiles.dscores);
+      dropout_factors<T>(args, b, h, first_query, queries, key, rows, panel, tiles.factors);
+      run_variant<ScoreGradients<T, true>>(rows, panel, tiles.lse, tiles.delta, tiles.factors, tiles.probabilities,
+                                           tiles.dscores);
     } else {
-      run_variant<score_gradients<T, false>>(rows, panel, tiles.lse, tiles.delta, tiles.factors, tiles.probabilities,
-                                             tiles.dscores);
+      run_variant<ScoreGradients<T, false>>(rows, panel, tiles.lse, tiles.delta, tiles.factors, tiles.probabilities,
+                                            tiles.dscores);
     }
     multiply<T>(kernels, width, panel, k.data, 1, k.stride, tiles.dscores, rows, key > 0 ? tiles.dq : nullptr,
                 tiles.dq);
@@ -148,8 +149,10 @@ void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::i
                 std::int64_t panel, T factor, const T* strips, T* row) {
   if (!to.data) return;
   for (std::int64_t s = 0; s < args.keys; ++s) {
-    for (std::int64_t d = 0; d < args.width; ++d) {
-      row[d] = strips[(d / panel * args.keys + s) * panel + d % panel] * factor;
+    for (std::int64_t at = 0; at < args.width; at += panel) {
+      const T* const from = strips + (at / panel * args.keys + s) * panel;
+      const std::int64_t n = std::min(panel, args.width - at);
+      for (std::int64_t i = 0; i < n; ++i) row[at + i] = from[i] * factor;
     }
     store_elements(row, to.data, args.dtype, b * to.batch + s * to.row + h * to.head, 1, args.width);
   }
@@ -172,9 +175,7 @@ std::size_t backward_bytes_of(const AttentionProblem& p) {
   return carver.bytes();
 }
 
-int backward_threads(const AttentionProblem& p, int threads) {
-  return static_cast<int>(std::min<std::int64_t>(threads, p.batch * p.heads));
-}
+int backward_threads(const AttentionProblem& p, int threads) { return useful_threads(p, p.batch * p.heads, threads); }
 
 std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept {
   return static_cast<std::size_t>(backward_threads(p, threads)) *

@@ -39,41 +39,47 @@ struct ForwardTiles {
 // scores = exp(scores - running maximum), with maximum, sum and the sum's old weight brought up to date. A query that
 // has met nothing but -infinity keeps 0 as the maximum it subtracts.
 template <class T>
-inline void online_softmax(std::int64_t rows, std::int64_t panel, T* __restrict scores, T* __restrict largest,
-                           T* __restrict sum, T* __restrict old) {
-  constexpr T lowest = -std::numeric_limits<T>::infinity();
-  alignas(64) T added[64], subtracted[64];
-  for (std::int64_t w = 0; w < panel; ++w) {
-    old[w] = largest[w];
-    added[w] = 0;
+struct OnlineSoftmax {
+  static void run(std::int64_t rows, std::int64_t panel, T* __restrict scores, T* __restrict largest, T* __restrict sum,
+                  T* __restrict old) {
+    constexpr T lowest = -std::numeric_limits<T>::infinity();
+    alignas(64) T added[64], subtracted[64];
+    for (std::int64_t w = 0; w < panel; ++w) {
+      old[w] = largest[w];
+      added[w] = 0;
+    }
+    for (std::int64_t j = 0; j < rows; ++j) {
+      const T* const z = scores + j * panel;
+      for (std::int64_t w = 0; w < panel; ++w) largest[w] = z[w] > largest[w] ? z[w] : largest[w];
+    }
+    for (std::int64_t w = 0; w < panel; ++w) {
+      subtracted[w] = largest[w] == lowest ? T(0) : largest[w];
+      old[w] = math::exp(old[w] - subtracted[w]);
+    }
+    for (std::int64_t j = 0; j < rows; ++j) {
+      T* const __restrict z = scores + j * panel;
+      for (std::int64_t w = 0; w < panel; ++w) z[w] = math::exp(z[w] - subtracted[w]);
+      for (std::int64_t w = 0; w < panel; ++w) added[w] += z[w];
+    }
+    for (std::int64_t w = 0; w < panel; ++w) sum[w] = sum[w] * old[w] + added[w];
   }
-  for (std::int64_t j = 0; j < rows; ++j) {
-    const T* const z = scores + j * panel;
-    for (std::int64_t w = 0; w < panel; ++w) largest[w] = z[w] > largest[w] ? z[w] : largest[w];
-  }
-  for (std::int64_t w = 0; w < panel; ++w) {
-    subtracted[w] = largest[w] == lowest ? T(0) : largest[w];
-    old[w] = math::exp(old[w] - subtracted[w]);
-  }
-  for (std::int64_t j = 0; j < rows; ++j) {
-    T* const __restrict z = scores + j * panel;
-    for (std::int64_t w = 0; w < panel; ++w) z[w] = math::exp(z[w] - subtracted[w]);
-    for (std::int64_t w = 0; w < panel; ++w) added[w] += z[w];
-  }
-  for (std::int64_t w = 0; w < panel; ++w) sum[w] = sum[w] * old[w] + added[w];
-}
+};
 
 template <class T>
-inline void drop_scores(std::int64_t n, const T* __restrict factors, T* __restrict scores) {
-  for (std::int64_t i = 0; i < n; ++i) scores[i] = factors[i] == 0 ? T(0) : scores[i] * factors[i];
-}
+struct DropScores {
+  static void run(std::int64_t n, const T* __restrict factors, T* __restrict scores) {
+    for (std::int64_t i = 0; i < n; ++i) scores[i] = factors[i] == 0 ? T(0) : scores[i] * factors[i];
+  }
+};
 
 template <class T>
-inline void scale_columns(std::int64_t rows, std::int64_t panel, const T* __restrict factors, T* __restrict x) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t w = 0; w < panel; ++w) x[r * panel + w] *= factors[w];
+struct ScaleColumns {
+  static void run(std::int64_t rows, std::int64_t panel, const T* __restrict factors, T* __restrict x) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t w = 0; w < panel; ++w) x[r * panel + w] *= factors[w];
+    }
   }
-}
+};
 
 template <class T>
 void store_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
@@ -107,13 +113,12 @@ void forward_panel(const AttentionArgs& args, const Microkernels<T>& kernels, co
     const Rows<T> k = read_rows(args, args.k, b, h, key, rows, tiles.keys);
     multiply<T>(kernels, rows, panel, k.data, k.stride, 1, tiles.q, args.width, nullptr, tiles.scores);
     hide_future(args, first_query, key, rows, panel, tiles.scores);
-    run_variant<online_softmax<T>>(rows, panel, tiles.scores, tiles.largest, tiles.sum, tiles.old);
+    run_variant<OnlineSoftmax<T>>(rows, panel, tiles.scores, tiles.largest, tiles.sum, tiles.old);
     if (args.has_dropout) {
-      run_variant<dropout_factors<T>>(static_cast<const AttentionProblem&>(args), b, h, first_query, queries, key, rows,
-                                      panel, tiles.factors);
-      run_variant<drop_scores<T>>(rows * panel, tiles.factors, tiles.scores);
+      dropout_factors<T>(args, b, h, first_query, queries, key, rows, panel, tiles.factors);
+      run_variant<DropScores<T>>(rows * panel, tiles.factors, tiles.scores);
     }
-    if (key > 0) run_variant<scale_columns<T>>(args.width, panel, tiles.old, tiles.out);
+    if (key > 0) run_variant<ScaleColumns<T>>(args.width, panel, tiles.old, tiles.out);
     const Rows<T> v = read_rows(args, args.v, b, h, key, rows, tiles.values);
     multiply<T>(kernels, args.width, panel, v.data, 1, v.stride, tiles.scores, rows, key > 0 ? tiles.out : nullptr,
                 tiles.out);
@@ -128,8 +133,18 @@ std::size_t forward_bytes_of(const AttentionProblem& p) {
   return carver.bytes();
 }
 
+template <class T>
+std::int64_t panel_count(const AttentionProblem& p) {
+  const std::int64_t panel = gemm_detail::microkernels<T>(isa()).columns();
+  return p.batch * p.heads * ((p.queries + panel - 1) / panel);
+}
+
+int forward_threads(const AttentionProblem& p, int threads) {
+  return useful_threads(p, p.dtype == DType::f64 ? panel_count<double>(p) : panel_count<float>(p), threads);
+}
+
 std::size_t forward_bytes(const AttentionProblem& p, int threads) noexcept {
-  return static_cast<std::size_t>(threads) *
+  return static_cast<std::size_t>(forward_threads(p, threads)) *
          (p.dtype == DType::f64 ? forward_bytes_of<double>(p) : forward_bytes_of<float>(p));
 }
 
@@ -151,6 +166,7 @@ void forward_of(const AttentionArgs& args, void* workspace, int threads) {
 }
 
 void forward(const AttentionArgs& args, void* workspace, int threads) noexcept {
+  threads = forward_threads(args, threads);
   return args.dtype == DType::f64 ? forward_of<double>(args, workspace, threads)
                                   : forward_of<float>(args, workspace, threads);
 }

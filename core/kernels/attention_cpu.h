@@ -12,10 +12,10 @@
 #include <limits>
 
 #include <thimble/core/kernels/attention.h>
-#include <thimble/core/kernels/gemm_microkernel.h>
-#include <thimble/core/kernels/variants.h>
-#include <thimble/core/kernels/random_bits.h>
 #include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/gemm_microkernel.h>
+#include <thimble/core/kernels/random_bits.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/math.h>
 
 namespace thimble::kernels::attention_detail {
@@ -57,7 +57,8 @@ Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int
                   std::int64_t first, std::int64_t count, T* buffer) {
   const std::int64_t at = b * x.batch + first * x.row + h * x.head;
   if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
-  for (std::int64_t i = 0; i < count; ++i) load_elements(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
+  for (std::int64_t i = 0; i < count; ++i)
+    load_elements(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
   return {buffer, p.width};
 }
 
@@ -69,8 +70,10 @@ void multiply(const Microkernels<T>& kernels, std::int64_t rows, std::int64_t co
   const std::int64_t panel = kernels.columns();
   for (std::int64_t r = 0; r < rows; r += kernels.rows) {
     const int count = static_cast<int>(std::min<std::int64_t>(kernels.rows, rows - r));
-    kernels.select(count, static_cast<int>(columns))({a + r * row_stride, row_stride, depth_stride, b, depth,
-                                                      total ? total + r * panel : nullptr, out + r * panel, panel});
+    const T* starts[gemm_detail::max_tile_rows] = {};
+    for (int i = 0; i < count; ++i) starts[i] = a + (r + i) * row_stride;
+    kernels.select(count, static_cast<int>(columns))(
+        {starts, &depth, 1, depth_stride, b, total ? total + r * panel : nullptr, out + r * panel, panel});
   }
 }
 
@@ -94,9 +97,8 @@ void hide_future(const AttentionProblem& p, std::int64_t first_query, std::int64
 /// What a block of probabilities is multiplied by: 0 where dropped. factors is (key_block, panel); the columns of
 /// queries that are not there are 0.
 template <class T>
-inline void dropout_factors(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
-                            std::int64_t queries, std::int64_t first_key, std::int64_t rows, std::int64_t panel,
-                            T* factors) {
+void dropout_factors(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
+                     std::int64_t queries, std::int64_t first_key, std::int64_t rows, std::int64_t panel, T* factors) {
   alignas(64) std::uint32_t words[key_block + 8];
   const T scale = static_cast<T>(p.keep_scale);
   for (std::int64_t w = 0; w < queries; ++w) {
@@ -118,6 +120,13 @@ void pack_column(const T* row, std::int64_t width, T factor, std::int64_t w, std
 /// Element b, h, t of a dense (B, H, T) array.
 inline std::int64_t row_index(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t t) {
   return (b * p.heads + h) * p.queries + t;
+}
+
+/// How many threads `jobs` are worth: none for less than about 10 us of work.
+inline int useful_threads(const AttentionProblem& p, std::int64_t jobs, int threads) {
+  constexpr std::int64_t smallest_work = 1 << 18;  // products of a score
+  const std::int64_t work = jobs == 0 ? 0 : p.batch * p.heads * p.queries * p.keys * p.width / smallest_work;
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(jobs, work), 1, threads));
 }
 
 std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept;

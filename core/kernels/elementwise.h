@@ -30,7 +30,8 @@ struct ElementwiseArgs {
   ComputeType compute = ComputeType::f32;
 };
 
-/// Evaluates a functor over n contiguous elements of the compute type: out[i] = f(in[0][i], ...). `out` may be an input.
+/// Evaluates a functor over n contiguous elements of the compute type: out[i] = f(in[0][i], ...). `out` may be an
+/// input.
 using ElementwiseChunk = void (*)(const void* functor, const void* const* in, void* out, std::int64_t n);
 
 /// A functor in each compute type; f32 in one variant per instruction set. Null where the type has no meaning.

@@ -24,7 +24,8 @@ template <class Op, class T, int W, int... Slot, std::size_t... I>
 inline void backward_loop(const void* functor, const void* const* in, void* out, std::int64_t n,
                           std::tuple<Argument<Slot, T>...>, std::index_sequence<I...>) {
   const Op op = *static_cast<const Op*>(functor);
-  const std::array<const T*, sizeof...(I) + 1> x{static_cast<const T*>(in[I])..., static_cast<const T*>(in[sizeof...(I)])};
+  const std::array<const T*, sizeof...(I) + 1> x{static_cast<const T*>(in[I])...,
+                                                 static_cast<const T*>(in[sizeof...(I)])};
   T* const dx = static_cast<T*>(out);
   for (std::int64_t i = 0; i < n; ++i) {
     dx[i] = functor::call_backward<W>(op, x[sizeof...(I)][i], Argument<Slot, T>{x[I][i]}...);
@@ -34,7 +35,8 @@ inline void backward_loop(const void* functor, const void* const* in, void* out,
 template <class Op, class T, int W>
 inline void run(const void* functor, const void* const* in, void* out, std::int64_t n) {
   if constexpr (W < 0) {
-    forward_loop<Op, T>(functor, in, out, n, std::make_index_sequence<static_cast<std::size_t>(functor::operands<Op>)>{});
+    forward_loop<Op, T>(functor, in, out, n,
+                        std::make_index_sequence<static_cast<std::size_t>(functor::operands<Op>)>{});
   } else {
     using Kept = functor::KeptTuple<static_cast<unsigned>(functor::keeps<Op, W>), T>;
     backward_loop<Op, T, W>(functor, in, out, n, Kept{}, std::make_index_sequence<std::tuple_size_v<Kept>>{});
@@ -59,7 +61,7 @@ __attribute__((target("avx2"), flatten)) void avx2(const void* functor, const vo
 }
 template <class Op, class T, int W>
 __attribute__((target(THIMBLE_AVX512), flatten)) void avx512(const void* functor, const void* const* in, void* out,
-                                                               std::int64_t n) {
+                                                             std::int64_t n) {
   run<Op, T, W>(functor, in, out, n);
 }
 #undef THIMBLE_AVX512
@@ -91,9 +93,9 @@ constexpr ElementwiseFunction backward_function() {
 
 /// The CPU entry of a functor.
 template <class Op>
-inline constexpr ElementwiseEntry elementwise_entry{chunk_detail::function<Op, -1>(),
-                                                    {chunk_detail::backward_function<Op, 0>(),
-                                                     chunk_detail::backward_function<Op, 1>(),
-                                                     chunk_detail::backward_function<Op, 2>()}};
+inline constexpr ElementwiseEntry elementwise_entry{
+    chunk_detail::function<Op, -1>(),
+    {chunk_detail::backward_function<Op, 0>(), chunk_detail::backward_function<Op, 1>(),
+     chunk_detail::backward_function<Op, 2>()}};
 
 }  // namespace thimble::kernels

@@ -5,9 +5,15 @@
 
 namespace thimble::kernels {
 
-const MatmulKernels matmul_cpu{gemm_workspace_bytes, gemm,         conv_workspace_bytes,
-                               conv_workspace_bytes, conv_workspace_bytes, conv_forward,
-                               conv_input_grad,      conv_weight_grad,     column_sum};
+const MatmulKernels matmul_cpu{gemm_workspace_bytes,
+                               gemm,
+                               conv_workspace_bytes,
+                               conv_workspace_bytes,
+                               conv_workspace_bytes,
+                               conv_forward,
+                               conv_input_grad,
+                               conv_weight_grad,
+                               column_sum};
 
 const MatmulKernels& matmul_kernels(Device device) {
   if (device.is_cpu()) return matmul_cpu;

@@ -41,8 +41,8 @@ struct MergedStrides {
     return strides[static_cast<std::size_t>(operand)][static_cast<std::size_t>(axis)];
   }
 
-  /// Calls run(offsets, n) for maximal runs along the innermost axis that cover elements [begin, end) in row-major order;
-  /// `offsets[k]` is operand k's element offset of the run's first element.
+  /// Calls run(offsets, n) for maximal runs along the innermost axis that cover elements [begin, end) in row-major
+  /// order; `offsets[k]` is operand k's element offset of the run's first element.
   template <class F>
   void for_each_run(std::int64_t begin, std::int64_t end, F&& run) const {
     std::array<std::int64_t, max_rank> index{};

@@ -31,20 +31,4 @@ void run_variant(const Args&... args) {
   Inner::run(args...);
 }
 
-namespace variants_detail {
-template <auto Body>
-struct FunctionInner {
-  template <class... Args>
-  static void run(const Args&... args) {
-    Body(args...);
-  }
-};
-}  // namespace variants_detail
-
-/// The same for an inline function.
-template <auto Body, class... Args>
-void run_variant(const Args&... args) {
-  run_variant<variants_detail::FunctionInner<Body>>(args...);
-}
-
 }  // namespace thimble::kernels

@@ -66,9 +66,7 @@ AttentionProblem problem(const Form& form, const Operands& in) {
 }
 
 // The kernels read the last axis side by side.
-Tensor with_dense_rows(const Tensor& x) {
-  return x.size(3) <= 1 || x.strides()[3] == 1 ? x : contiguous(x);
-}
+Tensor with_dense_rows(const Tensor& x) { return x.size(3) <= 1 || x.strides()[3] == 1 ? x : contiguous(x); }
 
 template <class To>
 To operand(const Addresses& at, const Tensor& x) {

@@ -1,6 +1,6 @@
 #pragma once
-// Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs say what each
-// gradient keeps; an operand that needs no gradient costs nothing.
+// Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs say what
+// each gradient keeps; an operand that needs no gradient costs nothing.
 
 #include <cstdint>
 

@@ -89,12 +89,6 @@ Totals walk(std::string_view name, const ModelOptions& options) {
 
 }  // namespace resnet_theory_detail
 
-std::int64_t bytes_of(const std::vector<Term>& terms, Category category, std::int64_t batch) {
-  std::int64_t bytes = 0;
-  for (const Term& term : terms) bytes += term.category == category ? term.bytes(batch) : 0;
-  return bytes;
-}
-
 std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options, DType dtype) {
   const ModelOptions sizes = resnet_options(name, options);
   const auto totals = resnet_theory_detail::walk(name, sizes);

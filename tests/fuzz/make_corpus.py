@@ -46,6 +46,26 @@ write("safetensors", "overflow", safetensors(
 write("safetensors", "deep", safetensors(b'{"a":' + b"[" * 40, 0))
 write("safetensors", "long_header", struct.pack("<Q", 2**63) + b"{}")
 
+texts = ('"thimble.generator.seed":"18446744073709551615","thimble.generator.step":"12","thimble.kind":"checkpoint 1",'
+         '"thimble.optimizer":"adamw","thimble.rate":"%s","thimble.step_count":"%s"')
+tensors = ('"model.w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},'
+           '"optimizer.w.first_moment":{"dtype":"F32","shape":[2],"data_offsets":[8,16]}')
+
+
+def checkpoint(own, rate, steps, rest):
+    return safetensors(('{"__metadata__":{' + own + texts % (rate, steps) + "}," + rest + "}").encode(), 16)
+
+
+write("checkpoint", "good", checkpoint("", "3f50624dd2f1a9fc", "12", tensors))
+write("checkpoint", "own_text", checkpoint('"epoch":"3",', "0000000000000000", "0", tensors))
+write("checkpoint", "infinite_rate", checkpoint("", "7ff0000000000000", "12", tensors))
+write("checkpoint", "short_rate", checkpoint("", "3f5", "12", tensors))
+write("checkpoint", "negative", checkpoint("", "3f50624dd2f1a9fc", "-1", tensors))
+write("checkpoint", "large", checkpoint("", "3f50624dd2f1a9fc", "9223372036854775808", tensors))
+write("checkpoint", "zeros", checkpoint("", "3f50624dd2f1a9fc", "012", tensors))
+write("checkpoint", "other_tensor", checkpoint("", "3f50624dd2f1a9fc", "12", tensors.replace("model.w", "w")))
+write("checkpoint", "no_texts", safetensors(("{" + tensors + "}").encode(), 16))
+
 header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
 write("npy", "f4", npy(header.ljust(117) + b"\n", bytes(24)))
 write("npy", "v2", npy(header + b"\n", bytes(24), 2))

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 seconds=${1:-60}
 shift || true
 names=("$@")
-if [ ${#names[@]} -eq 0 ]; then names=(safetensors npy idx tokens cifar); fi
+if [ ${#names[@]} -eq 0 ]; then names=(safetensors checkpoint npy idx tokens cifar); fi
 cxx=${CLANGXX:-clang++}
 if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
   "$cxx" -x c++ -fsanitize=fuzzer - -o /dev/null 2>/dev/null; then
@@ -20,7 +20,7 @@ for folder in core nn; do ln -sfn "$PWD/$folder" "$build/include/thimble/$folder
 flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include"
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 objects=()
-for source in core/bytes core/file core/file_stream core/npy nn/files/safetensors nn/files/safetensors_parse \
+for source in core/bytes core/file core/file_stream core/npy nn/files/safetensors nn/files/safetensors_parse nn/files/checkpoint_info \
   nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens; do
   object="$build/${source//\//-}.o"
   objects+=("$object")

@@ -20,6 +20,7 @@
 #include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
 #include <thimble/nn/data/tokens.h>
+#include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
 
 #include "../gzip_file.h"
@@ -135,13 +136,31 @@ inline void cifar(Bytes file) {
   for (const auto label : images.labels) require(label < images.classes, "a label is out of range");
 }
 
+/// What an accepted checkpoint says about itself, written again, is the same text.
+inline void checkpoint(Bytes file) {
+  try {
+    const auto header = thimble::parse_safetensors(file, file.size(), "fuzz");
+    const auto info = thimble::nn::parse_checkpoint_info(header, "fuzz");
+    require(info.step_count >= 0 && info.rate >= 0, "a number is out of range");
+    require(thimble::nn::format_checkpoint_info(info).size() >= info.metadata.size() + 6, "texts were lost");
+    thimble::SafetensorsHeader again = header;
+    again.metadata = thimble::nn::format_checkpoint_info(info);
+    require(thimble::nn::parse_checkpoint_info(again, "fuzz") == info, "writing again changes a number");
+  } catch (const thimble::FileError&) {
+  }
+}
+
 struct Target {
   std::string_view name;
   void (*run)(Bytes file);
 };
 
 /// Every target; each has its corpus in tests/fuzz/corpus/NAME and its program in tests/fuzz/NAME.cpp.
-inline constexpr std::array<Target, 5> targets{
-    {{"safetensors", safetensors}, {"npy", npy}, {"idx", idx}, {"tokens", tokens}, {"cifar", cifar}}};
+inline constexpr std::array<Target, 6> targets{{{"safetensors", safetensors},
+                                                {"checkpoint", checkpoint},
+                                                {"npy", npy},
+                                                {"idx", idx},
+                                                {"tokens", tokens},
+                                                {"cifar", cifar}}};
 
 }  // namespace fuzz

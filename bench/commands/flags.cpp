@@ -1,0 +1,122 @@
+// The flags that the commands share.
+
+#include <thimble/bench/commands/flags.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/setup.h>
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble::bench {
+namespace flags_detail {
+
+// Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
+constexpr std::int64_t largest_size = 1 << 24;
+
+std::string number_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+DType parse_floating(const std::string& text) {
+  const char* const allowed = "--dtype: ";
+  DType dtype{};
+  try {
+    dtype = parse_dtype(text);
+  } catch (const Error&) {
+    throw ValueError(allowed + quote(text) + " is not one of f64, f32, f16, bf16, f8e4m3, f8e5m2");
+  }
+  if (!is_floating(dtype)) {
+    throw ValueError(allowed + quote(text) + " is not floating; allowed: f64, f32, f16, bf16, f8e4m3, f8e5m2");
+  }
+  return dtype;
+}
+
+}  // namespace flags_detail
+
+std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high) {
+  std::int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end || value < low || value > high) {
+    throw ValueError(std::string(flag) + ": " + quote(text) + " is not a whole number from " + std::to_string(low) +
+                     " to " + std::to_string(high));
+  }
+  return value;
+}
+
+double parse_number(std::string_view flag, const std::string& text, double low, double high) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc{} || stop != end || !std::isfinite(value) || value < low || value > high) {
+    const bool is_bounded = high < std::numeric_limits<double>::max();
+    throw ValueError(std::string(flag) + ": " + quote(text) + " is not a finite number " +
+                     (is_bounded ? "from " + flags_detail::number_text(low) + " to " + flags_detail::number_text(high)
+                                 : ">= " + flags_detail::number_text(low)));
+  }
+  return value;
+}
+
+CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_t& target, std::int64_t low,
+                         std::int64_t high, const std::string& help) {
+  const auto read = [flag, &target, low, high](const std::string& text) {
+    target = parse_integer(flag, text, low, high);
+  };
+  return command.add_option_function<std::string>(flag, read, help)->type_name("N");
+}
+
+CLI::Option* add_number(CLI::App& command, const std::string& flag, double& target, double low, double high,
+                        const std::string& help) {
+  const auto read = [flag, &target, low, high](const std::string& text) {
+    target = parse_number(flag, text, low, high);
+  };
+  return command.add_option_function<std::string>(flag, read, help)->type_name("X");
+}
+
+void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+  using flags_detail::largest_size;
+  Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
+  command
+      .add_option_function<std::string>(
+          "MODEL", [setup](const std::string& text) { setup->model = text; }, "Name of a model: see 'thimble models'")
+      ->required();
+  add_integer(command, "--batch", s.batch, 1, largest_size, "Samples per step (8)");
+  add_integer(command, "--seq", s.sizes.sequence, 1, largest_size, "Tokens per sample");
+  add_integer(command, "--image", s.sizes.image, 1, largest_size, "Height and width of images in pixels");
+  add_integer(command, "--layers", s.sizes.layers, 1, 4096, "Number of layers");
+  add_integer(command, "--heads", s.sizes.heads, 1, largest_size, "Number of attention heads");
+  add_integer(command, "--width", s.sizes.width, 1, largest_size, "Width of the model");
+  command
+      .add_option_function<std::string>(
+          "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
+          "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
+      ->type_name("D");
+  command
+      .add_option_function<std::string>(
+          "--optimizer",
+          [setup](const std::string& text) {
+            setup->optimizer = text;
+            optimizer_name(*setup, false);
+          },
+          "sgd, momentum, adam, adamw (momentum for images, adamw for text)")
+      ->type_name("O");
+  command
+      .add_option_function<std::string>(
+          "--seed",
+          [setup](const std::string& text) {
+            setup->seed =
+                static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
+          },
+          "Of initial values, batches and dropout (1)")
+      ->type_name("N");
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,29 @@
+#pragma once
+// Flags whose values are checked where they are read: a wrong one is a ValueError that names the flag, the text and
+// what is allowed.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace thimble::bench {
+
+/// The whole number in `text`, within low .. high. Throws ValueError: `--batch: '0' is not a whole number from 1 to
+/// ...`.
+std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high);
+
+/// The finite number in `text`, within low .. high. Throws ValueError.
+double parse_number(std::string_view flag, const std::string& text, double low, double high);
+
+/// Adds a flag that takes a whole number or a number; `target` outlives the parser. The flag is given with its dashes.
+CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_t& target, std::int64_t low,
+                         std::int64_t high, const std::string& help);
+CLI::Option* add_number(CLI::App& command, const std::string& flag, double& target, double low, double high,
+                        const std::string& help);
+
+}  // namespace thimble::bench

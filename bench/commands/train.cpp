@@ -1,0 +1,158 @@
+// thimble train: real training, in as many bytes as the dry run said.
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/training.h>
+#include <thimble/bench/units.h>
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble::bench {
+namespace train_detail {
+
+constexpr double any = 1.7976931348623157e308;  // the largest double
+constexpr std::int64_t most_steps = 1'000'000'000;
+
+std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
+
+std::string time_text(double seconds) {
+  const auto whole = static_cast<long long>(std::llround(seconds));
+  char text[32];
+  std::snprintf(text, sizeof text, "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+  return text;
+}
+
+/// One line that is rewritten on a terminal; elsewhere a line at about every tenth of the steps.
+class ProgressLine {
+ public:
+  explicit ProgressLine(std::int64_t steps, std::int64_t first_step)
+      : is_terminal_(isatty(STDERR_FILENO) != 0),
+        steps_(steps),
+        every_(std::max<std::int64_t>(1, (steps - first_step) / 10)) {}
+
+  void show(const TrainProgress& p) {
+    const bool is_last = p.step == steps_;
+    if (!is_terminal_ && !is_last && p.step % every_ != 0 && !p.evaluation) return;
+    std::fprintf(stderr, "%sstep %lld/%lld  loss %.4f  rate %.3g  now %s  peak %s  %.0f items/s  left %s",
+                 is_terminal_ ? "\r\033[K" : "", static_cast<long long>(p.step), static_cast<long long>(steps_), p.loss,
+                 p.rate, bytes_text(p.bytes).c_str(), bytes_text(p.peak_bytes).c_str(), p.items_per_s,
+                 time_text(p.seconds_left).c_str());
+    if (p.evaluation) std::fprintf(stderr, "  validation loss %.4f", p.evaluation->loss);
+    if (p.evaluation && p.evaluation->accuracy) std::fprintf(stderr, "  accuracy %.4f", *p.evaluation->accuracy);
+    if (!is_terminal_ || is_last || p.evaluation) std::fputc('\n', stderr);
+    std::fflush(stderr);
+  }
+
+ private:
+  bool is_terminal_;
+  std::int64_t steps_, every_;
+};
+
+void print_json(const TrainOptions& options, const TrainReport& r) {
+  nlohmann::ordered_json json{{"model", options.setup.model},
+                              {"parameters", r.parameters},
+                              {"first_step", r.first_step},
+                              {"steps", r.steps},
+                              {"loss_first", r.loss_first},
+                              {"loss_last", r.loss_last},
+                              {"validation_loss", r.validation.loss},
+                              {"predicted_peak_bytes", r.predicted_peak_bytes},
+                              {"measured_peak_bytes", r.measured_peak_bytes},
+                              {"rss_peak_bytes", r.rss_peak_bytes},
+                              {"arena_rss_bytes", r.arena_rss_bytes},
+                              {"ms_per_step", r.ms_per_step},
+                              {"items_per_s", r.items_per_s}};
+  if (r.validation.accuracy) json["validation_accuracy"] = *r.validation.accuracy;
+  if (options.sample > 0) json["sample"] = r.sample;
+  std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+void print_table(const TrainOptions& options, const TrainReport& r) {
+  std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
+              format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
+              static_cast<long long>(r.steps));
+  std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
+  if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
+  std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
+              bytes_text(r.predicted_peak_bytes).c_str());
+  std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
+  std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
+  std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
+  if (options.sample > 0) std::printf("\n%s\n", r.sample.c_str());
+}
+
+Device parse_train_device(const std::string& text) {
+  const char* const allowed = " is not one of cpu, cuda, cuda:N";
+  try {
+    const Device device = parse_device(text);
+    if (!device.is_dry) return device;
+  } catch (const ValueError&) {
+    throw ValueError("--device: " + quote(text) + allowed);
+  }
+  throw ValueError("--device: " + quote(text) + allowed + "; 'thimble plan' runs on dry devices");
+}
+
+void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
+  TrainOptions& o = *options;
+  add_number(command, "--lr", o.setup.rate, 0, any,
+             "Learning rate (0.1 for sgd and momentum, 3e-4 for adam and adamw)");
+  command
+      .add_option_function<std::string>(
+          "--schedule", [options](const std::string& text) { options->schedule = text; },
+          "constant; cosine; step: x 0.1 at every third of the steps (constant)")
+      ->type_name("NAME");
+  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear rise at the start (0)");
+  add_number(command, "--min-lr", o.min_rate, 0, any, "Learning rate that a schedule does not fall below (0)");
+  add_number(command, "--weight-decay", o.setup.weight_decay, 0, any, "Weight decay (0.1 for adamw, else 0)");
+  add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999, "Decay of adam's second moment");
+  add_number(command, "--clip", o.setup.clip_norm, 0, any, "Largest norm of the gradient; 0: none (1 for text)");
+  add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
+}
+
+void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
+  TrainOptions& o = *options;
+  command.add_option("--data", o.data, "A text, token or image file, a folder of them, or 'synthetic'")->required();
+  add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
+  command
+      .add_option_function<std::string>(
+          "--device", [options](const std::string& text) { options->device = parse_train_device(text); },
+          "cpu or cuda (cpu)")
+      ->type_name("DEVICE");
+  add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
+  add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
+  add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");
+  command.add_option("--save", o.save, "Checkpoint to write at the end");
+  add_integer(command, "--save-every", o.save_every, 0, most_steps, "... and every N steps; 0: at the end alone (0)");
+  command.add_option("--save-weights", o.save_weights, "safetensors file of the parameters to write at the end");
+  command.add_option("--resume", o.resume, "Checkpoint to go on from");
+  command.add_option("--log", o.log, "Folder for TensorBoard's event files");
+}
+
+}  // namespace train_detail
+
+void add_train(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("train", "Train a model");
+  const auto options = std::make_shared<TrainOptions>();
+  // The setup lives inside of the options and is shared with them.
+  add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  train_detail::add_optimizer_flags(*command, options);
+  train_detail::add_run_flags(*command, options);
+  const auto is_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *is_json, "Print JSON");
+  command->callback([options, is_json] {
+    const PreparedTraining prepared = prepare_training(*options);
+    train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
+    const TrainReport report = train(prepared, [&line](const TrainProgress& progress) { line.show(progress); });
+    *is_json ? train_detail::print_json(prepared.options, report) : train_detail::print_table(prepared.options, report);
+  });
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,53 @@
+#pragma once
+// What `train` learns from: a text, files of tokens or labelled images, split into a part to train on and a part to
+// validate with. Batches are functions of (seed, step) alone.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/models/model.h>
+
+namespace thimble::bench {
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  /// Sets the sizes of a model that follow from the data (vocabulary; image, channels, classes). Throws ValueError when
+  /// one was chosen that the data contradict.
+  virtual void fit(models::ModelOptions& sizes) const = 0;
+  /// Makes the batches: `samples` each, for a model with these sizes. Throws ValueError when the data are too few for
+  /// one, or do not fit the sizes (a token beyond the vocabulary).
+  virtual void open(const models::ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) = 0;
+
+  /// The batch of a step on `device`, booked as input, images in `dtype`. On a dry device it has the same bytes.
+  virtual models::Batch batch(std::int64_t step, Device device, DType dtype) const = 0;
+  /// Batches of the validation part in order; the last may have fewer samples.
+  virtual std::int64_t validation_batches() const = 0;
+  virtual models::Batch validation_batch(std::int64_t index, Device device, DType dtype) const = 0;
+
+  /// Items (tokens or images) per sample: what a rate counts.
+  virtual std::int64_t items_per_sample() const = 0;
+  /// The text of tokens: characters, or numbers where there is no vocabulary.
+  virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
+  /// What a checkpoint notes of the data: the characters of the vocabulary; empty without one.
+  virtual std::string symbols() const { return {}; }
+};
+
+/// Opens what `path` names for a model: for text a text file (its characters are the tokens), a file of tokens as
+/// llm.c writes it (`.bin`), or a folder with one `*train*.bin` and one `*val*.bin`; for images a folder with IDX files
+/// under MNIST's names (plain or .gz; the test set alone is split 80/20), an IDX file of images beside its labels, a
+/// folder with CIFAR-10's batches, or one such batch. "synthetic" makes data of the model's sizes. Texts and single
+/// token files are split 90/10, single image files 80/20. Images are normalised by their measured mean and deviation.
+/// `model_sizes` are those the model would have. Throws FileError, ValueError naming the path and what is looked for.
+std::unique_ptr<Dataset> open_dataset(const std::string& path, std::string_view model, bool is_text,
+                                      const models::ModelOptions& model_sizes, std::uint64_t seed);
+
+// One for each kind of model; `open_dataset` chooses.
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, std::uint64_t seed);
+std::unique_ptr<Dataset> open_images(const std::string& path, const models::ModelOptions& model_sizes,
+                                     std::uint64_t seed);
+
+}  // namespace thimble::bench

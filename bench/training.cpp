@@ -1,0 +1,129 @@
+#include <thimble/bench/training.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <thimble/autograd/functions/loss.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/gpt.h>
+#include <thimble/optim/schedule.h>
+
+namespace thimble::bench {
+namespace training_detail {
+
+// to_host, and on a dry device its allocations with zeros for values.
+template <class T>
+std::vector<T> read(const Tensor& t) {
+  if (!t.device().is_dry) return to_host<T>(t);
+  contiguous(to_dtype(t, dtype_of<T>));
+  return std::vector<T>(static_cast<std::size_t>(t.elements()));
+}
+
+// Rows of (N, K) scores whose largest is at the row's target.
+std::int64_t count_correct(const std::vector<float>& scores, const std::vector<std::int64_t>& targets) {
+  const std::size_t classes = scores.size() / targets.size();
+  std::int64_t correct = 0;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const auto row = scores.begin() + static_cast<std::ptrdiff_t>(i * classes);
+    const auto best = std::max_element(row, row + static_cast<std::ptrdiff_t>(classes)) - row;
+    correct += best == targets[i] ? 1 : 0;
+  }
+  return correct;
+}
+
+}  // namespace training_detail
+
+double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
+  const std::int64_t warmup = options.warmup, total = options.steps;
+  if (warmup < 0 || warmup > total) {
+    throw ValueError("--warmup: " + std::to_string(warmup) + " steps; 0 to " + std::to_string(total) + " are allowed");
+  }
+  if (options.schedule == "cosine") return optim::cosine_rate(rate, step, warmup, total, options.min_rate);
+  if (options.schedule != "constant" && options.schedule != "step") {
+    throw ValueError("--schedule: '" + options.schedule + "' is not one of constant, cosine, step");
+  }
+  if (step < warmup) return rate * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  if (options.schedule == "constant") return optim::constant_rate(rate, step);
+  return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
+}
+
+Training::Training(const TrainOptions& options, const Dataset& data, Device device)
+    : options_(options),
+      data_(data),
+      device_(device),
+      generator_(options.setup.seed),
+      scope_(generator_),
+      model_(models::make_model(options.setup.model, options.setup.sizes, {device, options.setup.dtype})),
+      optimizer_(make_optimizer(options.setup, *model_)),
+      rate_(optimizer_->rate()) {}
+
+double Training::step(std::int64_t step) {
+  optimizer_->set_rate(rate_at(options_, rate_, step));
+  const models::Batch batch = data_.batch(step, device_, options_.setup.dtype);
+  nn::StepOptions step_options;
+  step_options.clip_norm = clip_norm(options_.setup, model_->is_text());
+  const Tensor loss = nn::training_step(
+      *optimizer_, [&](std::int64_t) { return model_->loss(batch); }, step_options);
+  return training_detail::read<double>(loss)[0];
+}
+
+double Training::evaluate_images(const models::Batch& batch, std::int64_t& correct) {
+  const Tensor scores = model_->forward(batch.input);  // (N, K)
+  correct += training_detail::count_correct(training_detail::read<float>(scores),
+                                            training_detail::read<std::int64_t>(batch.target));
+  return training_detail::read<double>(cross_entropy(scores, batch.target))[0];
+}
+
+Evaluation Training::evaluate() {
+  const NoGrad off;
+  model_->eval();
+  const std::int64_t all = data_.validation_batches();
+  const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
+  double loss = 0;
+  std::int64_t samples = 0, correct = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (device_.is_dry && i > 0 && i + 1 < count) continue;
+    const models::Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
+    const double mean =
+        model_->is_text() ? training_detail::read<double>(model_->loss(batch))[0] : evaluate_images(batch, correct);
+    loss += mean * static_cast<double>(batch.target.size(0));
+    samples += batch.target.size(0);
+  }
+  model_->train();
+  Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
+  if (!model_->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
+  return evaluation;
+}
+
+bool Training::can_sample() const noexcept { return dynamic_cast<const models::Gpt*>(model_.get()) != nullptr; }
+
+std::vector<std::int64_t> Training::sample() {
+  if (!can_sample()) throw ValueError("--sample: " + options_.setup.model + " cannot write; the GPT family can");
+  auto& gpt = dynamic_cast<models::Gpt&>(*model_);
+  // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
+  const std::int64_t count = device_.is_dry ? std::min(options_.sample, gpt.options().sequence + 1) : options_.sample;
+  std::vector<std::int64_t> tokens = models::generate(gpt, {0}, count, 0.8, 0, options_.setup.seed);
+  tokens.erase(tokens.begin());  // the prompt
+  return tokens;
+}
+
+std::size_t predict_peak_bytes(const PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  const memory::Stack stack = memory::make_resource(dry(options.device));
+  const ResourceScope scope(stack.top);
+  Training training(options, *prepared.data, dry(options.device));
+  const std::int64_t left = options.steps - prepared.first_step;
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(left, 2); ++i) training.step(prepared.first_step + i);
+  training.evaluate();
+  if (options.eval_every > 0 && left > 2) {
+    training.step(prepared.first_step + 2);
+    training.evaluate();
+  }
+  if (options.sample > 0) training.sample();
+  return stack.arena->statistics().peak_committed_bytes;
+}
+
+}  // namespace thimble::bench

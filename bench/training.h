@@ -1,0 +1,121 @@
+#pragma once
+// Training a named model on data: what `thimble train` does, as calls. The program that a dry run predicts is the one
+// that trains: the same class, on another device.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/dataset.h>
+#include <thimble/bench/setup.h>
+#include <thimble/core/context.h>
+#include <thimble/nn/step.h>
+
+namespace thimble::bench {
+
+struct TrainOptions {
+  Setup setup;
+  Device device = cpu;
+  std::string data;                   ///< a path or "synthetic": see open_dataset
+  std::int64_t steps = 100;           ///< in all: a resumed run does those that are left
+  std::string schedule = "constant";  ///< constant; cosine, down to min_rate; step, x 0.1 at every third of the steps
+  std::int64_t warmup = 0;            ///< steps of linear rise before that
+  double min_rate = 0;                ///< the rate never falls below it after the warm-up
+  std::int64_t eval_every = 0;        ///< evaluate after every so many steps; 0: at the end alone
+  std::int64_t eval_batches = 16;     ///< batches of an evaluation; 0: the whole validation part
+  std::int64_t sample = 0;            ///< tokens that a text model writes at the end
+  std::string save;                   ///< a checkpoint, at the end and every `save_every` steps
+  std::int64_t save_every = 0;        ///< 0: at the end alone
+  std::string resume;                 ///< a checkpoint to go on from
+  std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
+  std::string log;                    ///< a folder for TensorBoard
+};
+
+/// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
+double rate_at(const TrainOptions& options, double rate, std::int64_t step);
+
+struct Evaluation {
+  double loss = 0;                 ///< mean over samples
+  std::optional<double> accuracy;  ///< share of images whose largest score is their class
+};
+
+/// Model, optimizer and random numbers on one device. Everything takes its bytes from the resource in force.
+class Training {
+ public:
+  /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
+  Training(const TrainOptions& options, const Dataset& data, Device device);
+
+  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device.
+  double step(std::int64_t step);
+  /// In evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
+  Evaluation evaluate();
+  /// Whether the model can write: it is one of the GPT family.
+  bool can_sample() const noexcept;
+  /// Tokens that the model writes after token 0. Throws ValueError when it cannot.
+  std::vector<std::int64_t> sample();
+
+  models::Model& model() noexcept { return *model_; }
+  optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  Generator& generator() noexcept { return generator_; }
+
+ private:
+  double evaluate_images(const models::Batch& batch, std::int64_t& correct);
+
+  const TrainOptions& options_;
+  const Dataset& data_;
+  Device device_;
+  Generator generator_;
+  GeneratorScope scope_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  double rate_;  // that the schedule starts from
+};
+
+/// Options whose sizes are complete, and the opened data.
+struct PreparedTraining {
+  TrainOptions options;
+  std::unique_ptr<Dataset> data;
+  bool is_text = false;
+  std::int64_t first_step = 0;  ///< > 0 when resumed
+};
+
+/// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
+/// checkpoint to go on from, and the folders to write to. Throws Error; nothing is written.
+PreparedTraining prepare_training(TrainOptions options);
+
+/// Bytes that the run's arena will commit: a dry run of two steps, an evaluation, a further step where evaluations come
+/// in between, and a sample. What follows repeats these.
+std::size_t predict_peak_bytes(const PreparedTraining& prepared);
+
+/// After each step.
+struct TrainProgress {
+  std::int64_t step = 0;  ///< steps done
+  double loss = 0, rate = 0;
+  std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
+  double items_per_s = 0;
+  double seconds_left = 0;
+  std::optional<Evaluation> evaluation;  ///< when there was one
+};
+using TrainObserver = std::function<void(const TrainProgress& progress)>;
+
+struct TrainReport {
+  std::int64_t parameters = 0;
+  std::int64_t first_step = 0, steps = 0;
+  double loss_first = 0, loss_last = 0;
+  Evaluation validation;
+  std::size_t predicted_peak_bytes = 0;
+  std::size_t measured_peak_bytes = 0;      ///< committed by the arena at most
+  std::size_t rss_peak_bytes = 0;           ///< of the process, so far (VmHWM)
+  std::size_t arena_rss_bytes = 0;          ///< of the arena's mapping at the end; 0 where the host has none of it
+  double ms_per_step = 0, items_per_s = 0;  ///< over all steps but the first, where there are several
+  std::string sample;
+};
+
+/// Predicts, then trains in an arena of its own and writes what the options name. Throws what prepare_training's parts
+/// throw; OutOfMemory; FileError.
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {});
+
+}  // namespace thimble::bench

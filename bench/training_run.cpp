@@ -1,0 +1,259 @@
+// The whole run: checks, prediction, training, files.
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+
+#include <unistd.h>
+
+#include <thimble/bench/training.h>
+#include <thimble/core/error.h>
+#include <thimble/memory/process.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/log/tensorboard.h>
+
+namespace thimble::bench {
+namespace training_run_detail {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+void require_writable(const char* flag, const std::string& given, const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    throw ValueError(std::string(flag) + ": '" + given + "': there is no folder '" + folder.string() + "'");
+  }
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw ValueError(std::string(flag) + ": '" + given + "': the folder '" + folder.string() + "' cannot be written");
+  }
+}
+
+// A file to be made: its folder must be there.
+void check_file(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    throw ValueError(std::string(flag) + ": '" + path + "' is a folder; the name of a file is allowed");
+  }
+  const fs::path folder = fs::path(path).parent_path();
+  require_writable(flag, path, folder.empty() ? fs::path(".") : folder);
+}
+
+// A folder to be made with those above it: the first that is there must be a folder to write in.
+void check_folder(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  fs::path existing = fs::absolute(path);
+  while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
+  require_writable(flag, path, existing);
+}
+
+nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
+  nn::Metadata metadata{{"model", options.setup.model}};
+  std::string hexadecimal;  // characters may be any bytes; metadata are text
+  for (const char c : data.symbols()) {
+    constexpr char digits[] = "0123456789abcdef";
+    hexadecimal += {digits[static_cast<unsigned char>(c) >> 4], digits[static_cast<unsigned char>(c) & 15]};
+  }
+  if (!hexadecimal.empty()) metadata["characters"] = hexadecimal;
+  return metadata;
+}
+
+// Files pass through tensors of the process's default resource, not through the arena that is measured.
+void restore(Training& training, const std::string& path) {
+  const ResourceScope scope(default_resource(cpu));
+  nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator());
+}
+
+void save(Training& training, const PreparedTraining& prepared) {
+  if (prepared.options.save.empty()) return;
+  const ResourceScope scope(default_resource(cpu));
+  nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
+                      metadata_of(prepared.options, *prepared.data));
+}
+
+void save_weights(Training& training, const PreparedTraining& prepared) {
+  if (prepared.options.save_weights.empty()) return;
+  const ResourceScope scope(default_resource(cpu));
+  nn::save_weights(training.model(), prepared.options.save_weights, metadata_of(prepared.options, *prepared.data));
+}
+
+// Holds the checkpoint against the run on a dry device; nothing is loaded. Returns the step it stands at.
+std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training) {
+  const std::string start = "--resume: '" + options.resume + "' ";
+  const nn::Metadata metadata =
+      nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator());
+  for (const auto& [key, value] : metadata_of(options, data)) {
+    const auto found = metadata.find(key);
+    if (found == metadata.end() || found->second != value) {
+      throw ValueError(start + "has " + key + " '" + (found == metadata.end() ? "" : found->second) +
+                       "'; this run has '" + value + "', and that alone is allowed");
+    }
+  }
+  if (training.generator().seed() != options.setup.seed) {
+    throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
+                     "; the same is allowed, not " + std::to_string(options.setup.seed));
+  }
+  const std::int64_t done = training.optimizer().step_count();
+  if (done >= options.steps) {
+    throw ValueError(start + "has done " + std::to_string(done) + " steps; --steps " + std::to_string(options.steps) +
+                     " must be more (it counts from the start)");
+  }
+  return done;
+}
+
+/// Curves for TensorBoard.
+class Log {
+ public:
+  Log(const std::string& folder, const memory::Stack& stack) : stack_(stack) {
+    if (!folder.empty()) writer_ = std::make_unique<tensorboard::EventWriter>(folder);
+  }
+  // From here on the ledger's peak is that of the next step.
+  void begin_step() {
+    if (writer_) stack_.ledger->reset_peak();
+  }
+  void end_step(const TrainProgress& progress) {
+    if (!writer_) return;
+    writer_->scalar("loss", progress.loss, progress.step);
+    writer_->scalar("rate", progress.items_per_s, progress.step);
+    writer_->scalar("learning_rate", progress.rate, progress.step);
+    const CategoryBytes bytes = stack_.ledger->peak_by_category();
+    for (std::size_t i = 0; i < category_count; ++i) {
+      writer_->scalar("bytes/" + std::string(to_string(static_cast<Category>(i))), static_cast<double>(bytes[i]),
+                      progress.step);
+    }
+    if (progress.evaluation) {
+      writer_->scalar("validation_loss", progress.evaluation->loss, progress.step);
+      if (progress.evaluation->accuracy) {
+        writer_->scalar("validation_accuracy", *progress.evaluation->accuracy, progress.step);
+      }
+    }
+    writer_->flush();
+  }
+
+ private:
+  const memory::Stack& stack_;
+  std::unique_ptr<tensorboard::EventWriter> writer_;
+};
+
+/// The steps of a run, with their times.
+class Loop {
+ public:
+  Loop(const PreparedTraining& prepared, const memory::Stack& stack, Training& training, TrainReport& report)
+      : prepared_(prepared), stack_(stack), training_(training), report_(report), log_(prepared.options.log, stack) {}
+
+  void run(const TrainObserver& observer) {
+    const TrainOptions& options = prepared_.options;
+    for (std::int64_t step = prepared_.first_step; step < options.steps; ++step) {
+      const bool is_last = step + 1 == options.steps;
+      TrainProgress progress = one_step(step);
+      if (is_last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0)) {
+        progress.evaluation = report_.validation = training_.evaluate();
+      }
+      if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0)) save(training_, prepared_);
+      log_.end_step(progress);
+      if (observer) observer(progress);
+    }
+  }
+
+ private:
+  TrainProgress one_step(std::int64_t step) {
+    log_.begin_step();
+    const Clock::time_point start = Clock::now();
+    TrainProgress progress;
+    progress.loss = training_.step(step);
+    const double ms = ms_since(start);
+    if (step == prepared_.first_step) {
+      report_.loss_first = progress.loss;
+      first_ms_ = ms;
+    } else {
+      later_ms_ += ms;
+    }
+    const auto later = static_cast<double>(step - prepared_.first_step);
+    report_.loss_last = progress.loss;
+    report_.ms_per_step = later > 0 ? later_ms_ / later : first_ms_;
+    const auto items = static_cast<double>(prepared_.options.setup.batch * prepared_.data->items_per_sample());
+    report_.items_per_s = items / report_.ms_per_step * 1000;
+
+    const Arena::Statistics arena = stack_.arena->statistics();
+    progress.step = step + 1;
+    progress.rate = training_.optimizer().rate();
+    progress.bytes = arena.committed_bytes;
+    progress.peak_bytes = arena.peak_committed_bytes;
+    progress.items_per_s = items / ms * 1000;
+    progress.seconds_left = static_cast<double>(prepared_.options.steps - step - 1) * report_.ms_per_step / 1000;
+    return progress;
+  }
+
+  const PreparedTraining& prepared_;
+  const memory::Stack& stack_;
+  Training& training_;
+  TrainReport& report_;
+  Log log_;
+  double first_ms_ = 0, later_ms_ = 0;
+};
+
+}  // namespace training_run_detail
+
+PreparedTraining prepare_training(TrainOptions options) {
+  namespace detail = training_run_detail;
+  if (options.steps < 1) throw ValueError("--steps: " + std::to_string(options.steps) + "; at least 1 is allowed");
+  rate_at(options, 1, 0);
+  const Device on = dry(options.device);
+  const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
+  optimizer_name(options.setup, is_text);
+  memory::make_resource(options.device);  // is the device there?
+  detail::check_file("--save", options.save);
+  detail::check_file("--save-weights", options.save_weights);
+  detail::check_folder("--log", options.log);
+  if (!options.save.empty() && options.save == options.save_weights) {
+    throw ValueError("--save-weights: '" + options.save + "' is what --save writes; another name is allowed");
+  }
+
+  PreparedTraining prepared;
+  prepared.is_text = is_text;
+  const models::ModelOptions chosen =
+      models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype})->options();
+  prepared.data = open_dataset(options.data, options.setup.model, is_text, chosen, options.setup.seed);
+  prepared.data->fit(options.setup.sizes);
+  Training training(options, *prepared.data, on);
+  prepared.data->open(training.model().options(), options.setup.batch, options.setup.seed);
+  if (options.sample > 0 && !training.can_sample()) {
+    throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
+  }
+  if (!options.resume.empty()) prepared.first_step = detail::check_resume(options, *prepared.data, training);
+  prepared.options = std::move(options);
+  return prepared;
+}
+
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer) {
+  namespace detail = training_run_detail;
+  const TrainOptions& options = prepared.options;
+  TrainReport report;
+  report.predicted_peak_bytes = predict_peak_bytes(prepared);
+  report.first_step = prepared.first_step;
+  report.steps = options.steps;
+  const memory::Stack stack = memory::make_resource(options.device);
+  const ResourceScope scope(stack.top);
+  Training training(options, *prepared.data, options.device);
+  if (!options.resume.empty()) detail::restore(training, options.resume);
+  report.parameters = training.model().parameter_count();
+  detail::Loop(prepared, stack, training, report).run(observer);
+  detail::save_weights(training, prepared);
+  if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
+  report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  report.rss_peak_bytes = process::peak_rss_bytes();
+  if (options.device == cpu) {
+    report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
+  }
+  return report;
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,63 @@
+#include <thimble/nn/files/checkpoint.h>
+
+#include <map>
+#include <utility>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+namespace checkpoint_detail {
+
+std::vector<NamedTensor> all_tensors(const Module& module, const optim::Optimizer& optimizer) {
+  std::vector<NamedTensor> list;
+  for (const NamedTensor& p : module.parameters()) list.push_back({"model." + p.name, p.tensor});
+  for (const NamedTensor& b : module.buffers()) list.push_back({"model." + b.name, b.tensor});
+  for (const Named& s : optimizer.state()) list.push_back({"optimizer." + s.name, s.tensor});
+  return list;
+}
+
+void check(const SafetensorsReader& file, const CheckpointInfo& info, const std::vector<NamedTensor>& targets,
+           const optim::Optimizer& optimizer) {
+  const std::string operation = "load_checkpoint: " + file.path();
+  if (info.optimizer != optimizer.name()) {
+    throw ValueError(operation + ": optimizer " + quote(info.optimizer) + " in the file, training uses " +
+                     quote(optimizer.name()));
+  }
+  std::map<std::string, const NamedTensor*> by_name;
+  for (const NamedTensor& target : targets) by_name.emplace(target.name, &target);
+  for (const NamedTensor& target : targets) {
+    const SafetensorsEntry* entry = file.header().find(target.name);
+    if (!entry) throw ValueError(operation + ": the file lacks " + quote(target.name));
+    check_file_tensor(operation, *entry, target, Conversion::none);
+  }
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    if (by_name.count(entry.name) == 0) {
+      throw ValueError(operation + ": neither model nor optimizer has " + quote(entry.name));
+    }
+  }
+}
+
+}  // namespace checkpoint_detail
+
+void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
+                     const Generator& generator, const Metadata& metadata) {
+  const CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),
+                            generator.seed(), generator.step(),       metadata};
+  write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info));
+}
+
+Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator) {
+  const SafetensorsReader file(path);
+  CheckpointInfo info = parse_checkpoint_info(file.header(), path);
+  const std::vector<NamedTensor> targets = checkpoint_detail::all_tensors(module, optimizer);
+  checkpoint_detail::check(file, info, targets, optimizer);
+  for (const NamedTensor& target : targets) read_file_tensor(file, file.entry(target.name), target);
+  optimizer.set_step_count(info.step_count);
+  optimizer.set_rate(info.rate);
+  generator = Generator(info.seed);
+  generator.set_step(info.generator_step);
+  return std::move(info.metadata);
+}
+
+}  // namespace thimble::nn

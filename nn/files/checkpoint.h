@@ -1,0 +1,26 @@
+#pragma once
+// Checkpoints of training: one safetensors file from which training goes on as if it had never stopped, bit by bit.
+
+#include <string>
+
+#include <thimble/core/generator.h>
+#include <thimble/nn/files/checkpoint_info.h>
+#include <thimble/nn/files/tensor_io.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::nn {
+
+/// Writes the module's parameters and buffers (`model.<name>`), the optimizer's state (`optimizer.<name>`), its name,
+/// step count and rate, the generator's seed and step, and `metadata` (keys not beginning with "thimble."). Tensors are
+/// in memory's layout and dtype: what other programs read is written by save_weights. The file appears whole or not at
+/// all: a crash leaves the old one. Throws DeviceError (dry), ValueError, FileError.
+void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
+                     const Generator& generator, const Metadata& metadata = {});
+
+/// Puts everything back and returns the caller's metadata. All of it is checked before the first value changes. Throws
+/// FileError (unreadable, no checkpoint), ValueError (of another optimizer; a tensor is missing or unknown),
+/// ShapeError, DTypeError (naming the tensor and both sides; nothing is converted). A disk that fails while values are
+/// read leaves some of them loaded. On a dry device tensors are only checked.
+Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator);
+
+}  // namespace thimble::nn

@@ -1,0 +1,108 @@
+#include <thimble/nn/files/checkpoint_info.h>
+
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+namespace checkpoint_info_detail {
+
+constexpr std::string_view own = "thimble.";
+constexpr const char* kind_key = "thimble.kind";
+constexpr const char* kind = "checkpoint 1";  // grows when what is in a file changes
+constexpr const char* optimizer_key = "thimble.optimizer";
+constexpr const char* step_count_key = "thimble.step_count";
+constexpr const char* rate_key = "thimble.rate";
+constexpr const char* seed_key = "thimble.generator.seed";
+constexpr const char* generator_step_key = "thimble.generator.step";
+
+// Reads the texts under our keys; what goes wrong is an error of the file.
+class Texts {
+ public:
+  Texts(const std::map<std::string, std::string>& texts, const std::string& path) : texts_(texts), path_(path) {}
+
+  const std::string& at(const char* key) const {
+    const auto found = texts_.find(key);
+    if (found == texts_.end()) throw FileError(path_, 8, std::string("no checkpoint: its metadata lack ") + key);
+    return found->second;
+  }
+  // The number that to_text() below would write as this text, and no other spelling of it.
+  std::uint64_t number(const char* key, int base, std::size_t digits, std::uint64_t most) const {
+    const std::string& text = at(key);
+    std::uint64_t value = 0;
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value, base);
+    if (error != std::errc() || stop != end || value > most || to_text(value, base, digits) != text) {
+      fail(key, "is " + quote(text) + ", no " + (base == 16 ? "16 hexadecimal digits" : "decimal number") + " up to " +
+                    std::to_string(most));
+    }
+    return value;
+  }
+  [[noreturn]] void fail(const char* key, const std::string& why) const {
+    throw FileError(path_, 8, std::string("the metadata's ") + key + " " + why);
+  }
+  // At least `digits` digits.
+  static std::string to_text(std::uint64_t value, int base, std::size_t digits) {
+    char buffer[32];
+    const auto result = std::to_chars(buffer, buffer + sizeof buffer, value, base);
+    const std::string text(buffer, result.ptr);
+    return text.size() < digits ? std::string(digits - text.size(), '0') + text : text;
+  }
+
+ private:
+  const std::map<std::string, std::string>& texts_;
+  const std::string& path_;
+};
+
+}  // namespace checkpoint_info_detail
+
+CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std::string& path) {
+  namespace detail = checkpoint_info_detail;
+  constexpr std::uint64_t all = std::numeric_limits<std::uint64_t>::max();
+  const detail::Texts texts(header.metadata, path);
+  if (texts.at(detail::kind_key) != detail::kind) {
+    texts.fail(detail::kind_key, "is " + quote(texts.at(detail::kind_key)) + "; readable: '" + detail::kind + "'");
+  }
+  CheckpointInfo info;
+  info.optimizer = texts.at(detail::optimizer_key);
+  info.step_count = static_cast<std::int64_t>(texts.number(detail::step_count_key, 10, 1, INT64_MAX));
+  info.rate = std::bit_cast<double>(texts.number(detail::rate_key, 16, 16, all));
+  if (!std::isfinite(info.rate) || info.rate < 0) texts.fail(detail::rate_key, "is no finite number >= 0");
+  info.seed = texts.number(detail::seed_key, 10, 1, all);
+  info.generator_step = texts.number(detail::generator_step_key, 10, 1, all);
+  for (const auto& [key, value] : header.metadata) {
+    if (!key.starts_with(detail::own)) info.metadata.emplace(key, value);
+  }
+  for (const SafetensorsEntry& entry : header.tensors) {
+    if (!entry.name.starts_with("model.") && !entry.name.starts_with("optimizer.")) {
+      throw FileError(path, 8, "no checkpoint: tensor " + quote(entry.name) + " is neither model.* nor optimizer.*");
+    }
+  }
+  return info;
+}
+
+std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& info) {
+  namespace detail = checkpoint_info_detail;
+  std::map<std::string, std::string> texts;
+  for (const auto& [key, value] : info.metadata) {
+    if (key.starts_with(detail::own)) {
+      throw ValueError("save_checkpoint: metadata key " + quote(key) + "; keys that begin with 'thimble.' are taken");
+    }
+    texts.emplace(key, value);
+  }
+  const auto number = [](std::uint64_t value) { return std::to_string(value); };
+  texts[detail::kind_key] = detail::kind;
+  texts[detail::optimizer_key] = info.optimizer;
+  texts[detail::step_count_key] = number(static_cast<std::uint64_t>(info.step_count));
+  texts[detail::rate_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.rate), 16, 16);
+  texts[detail::seed_key] = number(info.seed);
+  texts[detail::generator_step_key] = number(info.generator_step);
+  return texts;
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,33 @@
+#pragma once
+// What a checkpoint says about itself, besides its tensors: plain data, no model needed.
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <thimble/nn/files/safetensors.h>
+
+namespace thimble::nn {
+
+/// In the file, numbers stand under `thimble.*` in `__metadata__`: integers in decimal, the rate as the 16 hexadecimal
+/// digits of its bits, so that every value comes back exact.
+struct CheckpointInfo {
+  std::string optimizer;                        ///< Optimizer::name()
+  std::int64_t step_count = 0;                  ///< updates done, >= 0
+  double rate = 0;                              ///< learning rate, finite and >= 0
+  std::uint64_t seed = 0;                       ///< the generator's
+  std::uint64_t generator_step = 0;             ///< the generator's
+  std::map<std::string, std::string> metadata;  ///< the caller's own; keys do not begin with "thimble."
+
+  friend bool operator==(const CheckpointInfo&, const CheckpointInfo&) = default;
+};
+
+/// Reads the header's metadata and checks that every tensor is named `model.*` or `optimizer.*`. Throws FileError,
+/// naming what is missing or malformed, when this is no checkpoint. `path` is for messages only.
+CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std::string& path);
+
+/// The metadata that parse_checkpoint_info reads back. Throws ValueError for a key of the caller's that begins with
+/// "thimble.".
+std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& info);
+
+}  // namespace thimble::nn
