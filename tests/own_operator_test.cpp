@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/autograd/functions.h>
 #include <thimble/core/random.h>
 #include <thimble/core/view.h>
 #include <thimble/memory/stack.h>
@@ -71,7 +70,7 @@ TEST_CASE("own operator: rows of the operator table") {
 
 TEST_CASE("own operator: layouts, edges and refusals") {
   const Tensor x = from_host(std::vector<double>{3, 4, 0, 5, 12, 8}, {2, 3});
-  const Tensor rows = apply(own::NormalizeRows{0}, transpose(x, 0, 1));  // (3, 2)
+  const Tensor rows = apply(own::NormalizeRows{0}, view::transpose(x, 0, 1));  // (3, 2)
   CHECK(to_host<double>(rows)[0] == Approx(3 / std::sqrt(34.0)));
   CHECK(to_host<double>(rows)[3] == Approx(12 / std::sqrt(160.0)));
   CHECK(apply(own::NormalizeRows{}, zeros({0, 3})).elements() == 0);
