@@ -18,7 +18,7 @@ struct Setup {
   std::int64_t batch = 8;
   std::string optimizer;  ///< sgd, momentum, adam, adamw; empty: momentum for images, adamw for text
   DType dtype = DType::f32;
-  double rate = -1;          ///< negative: 0.1 for sgd and momentum, 3e-4 for adam and adamw
+  double rate = -1;          ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw
   double clip_norm = -1;     ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw

@@ -1,10 +1,10 @@
-# The program `thimble` (bench/main.cpp and what it shares with the tests) and the benchmarks (bench/*_benchmark.cpp,
-# one program each).
+# The program `thimble` (bench/main.cpp and what it shares with the tests), the benchmarks (bench/*_benchmark.cpp, one
+# program each) and thimble_parity (bench/parity/), the half of the comparison with PyTorch that is ours.
 find_package(CLI11 REQUIRED)
 file(GLOB_RECURSE thimble_bench_sources CONFIGURE_DEPENDS bench/*.cpp)
 set(thimble_benchmark_sources ${thimble_bench_sources})
 list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
-list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/main\\.cpp$|_benchmark\\.cpp$")
+list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/parity/|/bench/main\\.cpp$|_benchmark\\.cpp$")
 
 # Everything but main(), so that the tests can call it.
 if(thimble_bench_sources)
@@ -26,4 +26,6 @@ if(THIMBLE_PROGRAM)
     thimble_add_program(${name} ${source})
     target_link_libraries(${name} PRIVATE thimble_bench)
   endforeach()
+  thimble_add_program(thimble_parity bench/parity/parity.cpp)
+  target_link_libraries(thimble_parity PRIVATE CLI11::CLI11)
 endif()

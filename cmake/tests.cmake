@@ -50,6 +50,12 @@ if(thimble_test_sources)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
 endif()
 
+# Training beside PyTorch, where THIMBLE_PYTHON names a Python that has it; skipped, not passed, where it does not.
+if(TARGET thimble_parity)
+  thimble_add_test(parity COMMAND sh ${PROJECT_SOURCE_DIR}/bench/parity/run.sh $<TARGET_FILE:thimble_parity>)
+  set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
+endif()
+
 # About the sources themselves: these need nothing of the library, so they also run while it does not build.
 add_executable(thimble_house_tests tests/house/sources.cpp tests/house/layering_test.cpp tests/house/text_test.cpp
                                    tests/house/weight_test.cpp)

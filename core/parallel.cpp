@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -18,7 +19,8 @@ int machine_threads() noexcept {
 #if defined(_OPENMP)
   const int processors = omp_get_num_procs();                                  // honours the process's affinity mask
   const int hardware = static_cast<int>(std::thread::hardware_concurrency());  // 0: unknown
-  return std::max(1, hardware > 0 ? std::min(processors, hardware) : processors);
+  const int cores = std::max(1, hardware > 0 ? std::min(processors, hardware) : processors);
+  return std::getenv("OMP_NUM_THREADS") ? std::max(1, omp_get_max_threads()) : cores;
 #else
   return 1;
 #endif

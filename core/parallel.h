@@ -7,8 +7,8 @@
 
 namespace thimble {
 
-/// Number of threads that kernels use: the machine's cores unless set. A plan records it, because workspaces depend on
-/// it.
+/// Number of threads that kernels use: the machine's cores, or OMP_NUM_THREADS, unless set. A plan records it, because
+/// workspaces depend on it.
 int thread_count() noexcept;
 
 /// Sets the number of threads (>= 1; more than there are cores is allowed). Throws ValueError.

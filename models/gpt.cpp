@@ -130,7 +130,7 @@ constexpr std::array<Named, 5> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
                                        {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
                                        {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
                                        {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
-                                       {"char-gpt", 6, 6, 384, 256, 65, 0.2}}};
+                                       {"char-gpt", 6, 6, 384, 256, 65, 0.0}}};
 
 const Named* find(std::string_view name) {
   const auto found = std::find_if(family.begin(), family.end(), [&](const Named& n) { return n.name == name; });

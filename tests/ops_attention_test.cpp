@@ -182,8 +182,8 @@ TEST_CASE("ops: attention of every size around the tiles is the definition's and
   Generator generator(77);
   const GeneratorScope scope(generator);
   for (const std::int64_t length : {1, 5, 48, 64, 65, 130}) {
-    for (const auto& [heads, width] : {std::pair<std::int64_t, std::int64_t>{1, 64}, {2, 20}}) {
-      const Sizes n{2, length, length, heads, width};
+    for (const Sizes& n : {Sizes{2, length, length, 1, 64}, Sizes{2, length, length, 2, 20}}) {
+      const std::int64_t heads = n.heads, width = n.width;
       const Tensor qkv = randn({2, length, 3 * heads * width}), dy = randn({2, length, heads * width});
       const HostArray array{qkv.shape(), to_host<double>(qkv)};
       for (const bool causal : {false, true}) {

@@ -103,13 +103,15 @@ Device parse_train_device(const std::string& text) {
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
   TrainOptions& o = *options;
   add_number(command, "--lr", o.setup.rate, 0, any,
-             "Learning rate (0.1 for sgd and momentum, 3e-4 for adam and adamw)");
+             "Learning rate (0.1 for sgd and momentum; adam and adamw: 3e-3 (128 / width)^0.75 for text, else 1e-3)");
   command
       .add_option_function<std::string>(
           "--schedule", [options](const std::string& text) { options->schedule = text; },
-          "constant; cosine; step: x 0.1 at every third of the steps (constant)")
+          "constant; cosine; step: x 0.1 at every third of the steps (cosine)")
       ->type_name("NAME");
-  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear rise at the start (0)");
+  o.schedule = "cosine";
+  o.warmup = -1;  // filled in when the steps are known
+  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear rise at the start (a twentieth of all)");
   add_number(command, "--min-lr", o.min_rate, 0, any, "Learning rate that a schedule does not fall below (0)");
   add_number(command, "--weight-decay", o.setup.weight_decay, 0, any, "Weight decay (0.1 for adamw, else 0)");
   add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999, "Decay of adam's second moment");
@@ -148,6 +150,7 @@ void add_train(CLI::App& program) {
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
   command->callback([options, is_json] {
+    if (options->warmup < 0) options->warmup = options->steps / 20;
     const PreparedTraining prepared = prepare_training(*options);
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     const TrainReport report = train(prepared, [&line](const TrainProgress& progress) { line.show(progress); });

@@ -25,7 +25,8 @@ ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<
 }
 
 const std::vector<NamedExperiment>& all_experiments() {
-  static const std::vector<NamedExperiment> list{{"resnet-batch", resnet_batch_experiment},
+  static const std::vector<NamedExperiment> list{{"training", training_experiment},
+                                                 {"resnet-batch", resnet_batch_experiment},
                                                  {"gpt-layer", gpt_layer_experiment},
                                                  {"step-peak", step_peak_experiment},
                                                  {"prediction", prediction_experiment}};

@@ -149,8 +149,10 @@ void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::i
                 std::int64_t panel, T factor, const T* strips, T* row) {
   if (!to.data) return;
   for (std::int64_t s = 0; s < args.keys; ++s) {
-    for (std::int64_t d = 0; d < args.width; ++d) {
-      row[d] = strips[(d / panel * args.keys + s) * panel + d % panel] * factor;
+    for (std::int64_t at = 0; at < args.width; at += panel) {
+      const T* const from = strips + (at / panel * args.keys + s) * panel;
+      const std::int64_t n = std::min(panel, args.width - at);
+      for (std::int64_t i = 0; i < n; ++i) row[at + i] = from[i] * factor;
     }
     store_elements(row, to.data, args.dtype, b * to.batch + s * to.row + h * to.head, 1, args.width);
   }

@@ -70,8 +70,10 @@ void multiply(const Microkernels<T>& kernels, std::int64_t rows, std::int64_t co
   const std::int64_t panel = kernels.columns();
   for (std::int64_t r = 0; r < rows; r += kernels.rows) {
     const int count = static_cast<int>(std::min<std::int64_t>(kernels.rows, rows - r));
-    kernels.select(count, static_cast<int>(columns))({a + r * row_stride, row_stride, depth_stride, b, depth,
-                                                      total ? total + r * panel : nullptr, out + r * panel, panel});
+    const T* starts[gemm_detail::max_tile_rows] = {};
+    for (int i = 0; i < count; ++i) starts[i] = a + (r + i) * row_stride;
+    kernels.select(count, static_cast<int>(columns))(
+        {starts, &depth, 1, depth_stride, b, total ? total + r * panel : nullptr, out + r * panel, panel});
   }
 }
 

@@ -97,7 +97,7 @@ struct ColumnSumArgs {
 };
 
 /// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(); pointers are not looked at. At most
-/// about 1.6 MiB (f32) per thread.
+/// 2 MiB and 64 KiB per thread.
 std::size_t conv_workspace_bytes(const ConvForwardArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvInputGradArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvWeightGradArgs& args, int threads = thread_count()) noexcept;

@@ -95,6 +95,20 @@ void add_groups(Problem& problem, const ConvShape& s, std::int64_t left, std::in
   problem.batch[0] = {s.groups, left, right, out, bias};
 }
 
+/// With a window as left operand, in place where that can be.
+template <class T>
+void multiply_window(Problem& problem, const Window& window, double conversion, const RightOperand<T>& right,
+                     const Output<T>& output, Executor<T>& execute) noexcept {
+  if (LeftWindowInPlace<T>::can_read(window)) {
+    problem.left_cost = in_place_cycles;
+    execute(problem, LeftWindowInPlace<T>(window), right, output);
+  } else {
+    problem.copies_left = true;
+    problem.left_cost = window_cycles + conversion;
+    execute(problem, LeftWindow<T>(window), right, output);
+  }
+}
+
 /// (pixels, taps and channels) x (taps and channels, filters).
 template <class T>
 void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
@@ -116,11 +130,11 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
   output.rows.pixel = s.filters;
   const RightMatrix<T> right({args.weight, 1, group.filter_elements, args.dtype}, isa());
   if (is_pointwise(s)) {
+    problem.copies_left = conversion != 0;
     problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
     execute(problem, LeftMatrix<T>({args.x, s.channels, 1, args.dtype}), right, output);
   } else {
-    problem.left_cost = window_cycles + conversion;
-    execute(problem, LeftWindow<T>(input_window(s, args.x, args.dtype)), right, output);
+    multiply_window(problem, input_window(s, args.x, args.dtype), conversion, right, output, execute);
   }
 }
 
@@ -134,6 +148,7 @@ void multiply(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   problem.m = group.filters;
   problem.n = group.filter_elements;
   problem.k = out_pixels(s);
+  problem.copies_left = true;
   problem.left_cost = copy_left_cycles + conversion;
   problem.output_cost = store_cycles;
   add_groups(problem, s, group.filters, group.channels, group.weights(), 0);
@@ -216,12 +231,12 @@ void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
                                       s.kernel_w * group.channels, group.channels, h.last_tap, w.last_tap, h.tap_stride,
                                       w.tap_stride, w.axis.taps});
       if (is_pointwise(s)) {
+        problem.copies_left = conversion != 0;
         problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
         execute(problem, LeftMatrix<T>({args.dy, s.filters, 1, args.dtype}), right, output);
       } else {
-        problem.left_cost = window_cycles + conversion;
         const Window window{args.dy, args.dtype, s.filters, group.filters, h.axis, w.axis};
-        execute(problem, LeftWindow<T>(window), right, output);
+        multiply_window(problem, window, conversion, right, output, execute);
       }
     }
   }

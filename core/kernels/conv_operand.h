@@ -34,14 +34,19 @@ struct Window {
 
   std::int64_t columns() const noexcept { return h.taps * w.taps * channels; }
   std::int64_t grid_pixels() const noexcept { return h.grid * w.grid; }
+  /// The taps of one line are one run of memory.
+  bool has_contiguous_lines() const noexcept { return w.tap_step == 1 && all_channels == channels; }
+  /// The first element of a line of an image.
+  std::int64_t line(std::int64_t image_index, std::int64_t y) const noexcept {
+    return (image_index * h.size + y) * w.size * all_channels;
+  }
 };
 
 /// Reads pieces of a window's rows.
 template <class T>
 class WindowReader {
  public:
-  explicit WindowReader(const Window& window) noexcept
-      : window_(window), is_line_contiguous_(window.w.tap_step == 1 && window.all_channels == window.channels) {}
+  explicit WindowReader(const Window& window) noexcept : window_(window) {}
 
   /// A place (image, i, j) that moves on row by row.
   struct Place {
@@ -69,7 +74,6 @@ class WindowReader {
   void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
 
   Window window_;
-  bool is_line_contiguous_;  ///< the taps of one line are one run of memory
 };
 
 /// The window as left operand: pixels x (tap, channel).
@@ -82,6 +86,42 @@ class LeftWindow final : public LeftOperand<T> {
                     int panel_rows, T* scratch) const noexcept override;
 
  private:
+  WindowReader<T> reader_;
+};
+
+/// The window as left operand without a copy: the rows of a microtile are read where they lie, through pointers to the
+/// pieces of memory that their taps are (as in Dukhan 2019, "The Indirect Convolution Algorithm"); taps in the padding
+/// point to zeros, and what lies across the left or right border is put together in scratch.
+template <class T>
+class LeftWindowInPlace final : public LeftOperand<T> {
+ public:
+  /// Images of dtype T whose pieces are not too short.
+  static bool can_read(const Window& window) noexcept {
+    return window.dtype == dtype_of<T> && piece_of(window) >= min_piece;
+  }
+  explicit LeftWindowInPlace(const Window& window) noexcept : window_(window), reader_(window) {}
+  std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
+  LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                    int panel_rows, T* scratch) const noexcept override;
+  void panel(const LeftBlock<T>& block, std::int64_t index, int rows,
+             gemm_detail::RowPointers<T>& pointers) const noexcept override;
+
+ private:
+  static constexpr std::int64_t min_piece = 16;
+  static std::int64_t piece_of(const Window& window) noexcept {
+    return window.has_contiguous_lines() ? window.w.taps * window.channels : window.channels;
+  }
+  /// Columns [column, column + count): part of the taps of line `tap_line`, `in_line` columns from their beginning.
+  struct Piece {
+    std::int64_t column;
+    std::int64_t count;
+    std::int64_t tap_line;
+    std::int64_t in_line;
+  };
+  const T* find(const typename WindowReader<T>::Place& place, std::int64_t offset, const Piece& piece,
+                T* scratch) const noexcept;
+
+  Window window_;
   WindowReader<T> reader_;
 };
 

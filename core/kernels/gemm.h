@@ -63,7 +63,7 @@ struct GemmArgs {
 };
 
 /// Bytes of workspace for gemm(): a pure function of sizes, strides, dtypes, the thread count and isa(); pointers are
-/// not looked at. At most about 1.6 MiB (f32) per thread.
+/// not looked at. At most 2 MiB and 64 KiB per thread.
 std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads = thread_count()) noexcept;
 
 /// Computes `args` on up to `threads` threads. `workspace`: gemm_workspace_bytes(args, threads) bytes, aligned to 64;

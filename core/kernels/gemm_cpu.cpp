@@ -64,6 +64,7 @@ Problem problem_of(const GemmArgs& args, const Sides& sides) noexcept {
   problem.left_cost = is_gathered(left)                            ? gather_cycles
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
+  problem.copies_left = conversion != 0 || left.column_stride != 1;
   problem.right_cost = is_gathered(right) ? gather_cycles : copy_right_cycles + conversion;
   problem.output_cost = sides.column_stride == 1 ? store_row_cycles
                         : sides.rows.pixel == 1  ? store_column_cycles

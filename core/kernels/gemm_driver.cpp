@@ -87,7 +87,7 @@ class Worker {
       const Panels<T> panels = panels_of(block, depth);
       if (!is_packed) right_.pack(offsets_.right, column_, columns_, k, depth, panels);
       const LeftBlock<T> left = left_.open(offsets_.left, row_, rows_, k, depth, kernels_.rows, left_scratch_);
-      multiply_block(left, panels, depth, block == 0, block + 1 == blocks);
+      multiply_block(left, panels, block == 0, block + 1 == blocks);
     }
     if (tiling_.keeps_right || blocks == 1) {
       packed_offset_ = offsets_.right;
@@ -106,13 +106,13 @@ class Worker {
   }
 
   /// A panel of the left block stays in the first-level cache while the right block streams by.
-  void multiply_block(const LeftBlock<T>& left, const Panels<T>& panels, std::int64_t depth, bool is_first,
-                      bool is_last) noexcept {
+  void multiply_block(const LeftBlock<T>& left, const Panels<T>& panels, bool is_first, bool is_last) noexcept {
     alignas(64) T finished[max_microtile_elements];
     T* partial = scratch_;
-    const T* a = left.base;
-    for (std::int64_t i = 0; i < rows_; i += kernels_.rows, a += left.panel_stride) {
+    RowPointers<T> a;
+    for (std::int64_t i = 0; i < rows_; i += kernels_.rows) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, rows_ - i));
+      left_.panel(left, i / kernels_.rows, rows, a);
       const T* b = panels.data;
       for (std::int64_t j = 0; j < columns_; j += panels.width, b += panels.stride) {
         const int columns = static_cast<int>(std::min<std::int64_t>(panels.width, columns_ - j));
@@ -121,7 +121,7 @@ class Worker {
         T* out = is_direct ? direct_out(row_ + i, column_ + j) : is_last ? finished : partial;
         const std::int64_t out_stride = is_direct ? output_.rows.pixel : panels.width;
         kernels_.select(rows, columns)(
-            {a, left.row_stride, left.depth_stride, b, depth, is_first ? nullptr : partial, out, out_stride});
+            {a, left.runs, left.run_count, left.depth_stride, b, is_first ? nullptr : partial, out, out_stride});
         partial += kernels_.rows * panels.width;
         if (!is_last || is_direct) continue;
         finish_(output_, {offsets_.out, offsets_.bias, row_ + i, column_ + j, rows, columns}, finished, panels.width);

@@ -28,13 +28,14 @@ struct BatchDim {
   std::int64_t bias = 0;
 };
 
-/// Sizes, and what an element costs to read (cycles, about): 0 for a left operand that is read in place.
+/// Sizes, and what it costs to bring an element to a microkernel and home (cycles, about).
 struct Problem {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
   int batch_rank = 0;
   std::array<BatchDim, max_batch_rank> batch{};
+  bool copies_left = false;  ///< the left operand is not read in place
   double left_cost = 0;
   double right_cost = 0;
   double output_cost = 0;

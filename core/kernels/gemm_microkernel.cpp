@@ -21,17 +21,21 @@ THIMBLE_ALWAYS_INLINE void plain_body(const Microtile<T>& tile) {
   typedef Element UnalignedVector __attribute__((vector_size(bytes), may_alias, aligned(sizeof(T))));
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sum[rows][vectors] = {};
-  const T* a = tile.a;
   const Vector* b = reinterpret_cast<const Vector*>(tile.b);
-  for (std::int64_t p = 0; p < tile.depth; ++p) {
+  for (std::int64_t run = 0; run < tile.run_count; ++run) {
+    const T* a[rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) {
-      const Element value = static_cast<Element>(a[r * tile.row_stride]);
+    for (int r = 0; r < rows; ++r) a[r] = tile.a[run * max_tile_rows + r];
+    const std::int64_t end = tile.runs[run] * tile.depth_stride;
+    for (std::int64_t p = 0; p < end; p += tile.depth_stride) {
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const Element value = static_cast<Element>(a[r][p]);
 #pragma GCC unroll 3
-      for (int v = 0; v < vectors; ++v) sum[r][v] += value * b[v];
+        for (int v = 0; v < vectors; ++v) sum[r][v] += value * b[v];
+      }
+      b += panel_vectors;
     }
-    a += tile.depth_stride;
-    b += panel_vectors;
   }
   for (int r = 0; r < rows; ++r) {
     for (int v = 0; v < vectors; ++v) {
@@ -82,28 +86,33 @@ struct Avx2 {
 #pragma GCC unroll 2
       for (int v = 0; v < vector_count; ++v) sum[r][v] = spread256(T{0});
     }
-    const T* a = tile.a;
     const T* b = tile.b;
-    for (std::int64_t p = 0; p < tile.depth; ++p) {
-      Vector row[vector_count];
-#pragma GCC unroll 2
-      for (int v = 0; v < vector_count; ++v) row[v] = load256(b + v * lanes);
+    const std::int64_t depth_stride = tile.depth_stride;
+    for (std::int64_t run = 0; run < tile.run_count; ++run) {
+      const T* a[row_count];
 #pragma GCC unroll 6
-      for (int r = 0; r < row_count; ++r) {
-        const Vector value = spread256(a[r * tile.row_stride]);
+      for (int r = 0; r < row_count; ++r) a[r] = tile.a[run * max_tile_rows + r];
+      const std::int64_t end = tile.runs[run] * depth_stride;
+      for (std::int64_t p = 0; p < end; p += depth_stride) {
+        Vector row[vector_count];
 #pragma GCC unroll 2
-        for (int v = 0; v < vector_count; ++v) sum[r][v] = fma256(value, row[v], sum[r][v]);
+        for (int v = 0; v < vector_count; ++v) row[v] = load256(b + v * lanes);
+#pragma GCC unroll 6
+        for (int r = 0; r < row_count; ++r) {
+          const Vector value = spread256(a[r][p]);
+#pragma GCC unroll 2
+          for (int v = 0; v < vector_count; ++v) sum[r][v] = fma256(value, row[v], sum[r][v]);
+        }
+        b += vectors * lanes;
       }
-      a += tile.depth_stride;
-      b += vectors * lanes;
     }
 #pragma GCC unroll 6
     for (int r = 0; r < row_count; ++r) {
 #pragma GCC unroll 2
       for (int v = 0; v < vector_count; ++v) {
-        const T* total = tile.total + (r * vectors + v) * lanes;
-        store256(tile.out + r * tile.out_stride + v * lanes,
-                 tile.total != nullptr ? add256(load256(total), sum[r][v]) : sum[r][v]);
+        Vector value = sum[r][v];
+        if (tile.total != nullptr) value = add256(load256(tile.total + (r * vectors + v) * lanes), value);
+        store256(tile.out + r * tile.out_stride + v * lanes, value);
       }
     }
   }
@@ -146,28 +155,33 @@ struct Avx512 {
 #pragma GCC unroll 3
       for (int v = 0; v < vector_count; ++v) sum[r][v] = spread512(T{0});
     }
-    const T* a = tile.a;
     const T* b = tile.b;
-    for (std::int64_t p = 0; p < tile.depth; ++p) {
-      Vector row[vector_count];
-#pragma GCC unroll 3
-      for (int v = 0; v < vector_count; ++v) row[v] = load512(b + v * lanes);
+    const std::int64_t depth_stride = tile.depth_stride;
+    for (std::int64_t run = 0; run < tile.run_count; ++run) {
+      const T* a[row_count];
 #pragma GCC unroll 8
-      for (int r = 0; r < row_count; ++r) {
-        const Vector value = spread512(a[r * tile.row_stride]);
+      for (int r = 0; r < row_count; ++r) a[r] = tile.a[run * max_tile_rows + r];
+      const std::int64_t end = tile.runs[run] * depth_stride;
+      for (std::int64_t p = 0; p < end; p += depth_stride) {
+        Vector row[vector_count];
 #pragma GCC unroll 3
-        for (int v = 0; v < vector_count; ++v) sum[r][v] = fma512(value, row[v], sum[r][v]);
+        for (int v = 0; v < vector_count; ++v) row[v] = load512(b + v * lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < row_count; ++r) {
+          const Vector value = spread512(a[r][p]);
+#pragma GCC unroll 3
+          for (int v = 0; v < vector_count; ++v) sum[r][v] = fma512(value, row[v], sum[r][v]);
+        }
+        b += vectors * lanes;
       }
-      a += tile.depth_stride;
-      b += vectors * lanes;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < row_count; ++r) {
 #pragma GCC unroll 3
       for (int v = 0; v < vector_count; ++v) {
-        const T* total = tile.total + (r * vectors + v) * lanes;
-        store512(tile.out + r * tile.out_stride + v * lanes,
-                 tile.total != nullptr ? add512(load512(total), sum[r][v]) : sum[r][v]);
+        Vector value = sum[r][v];
+        if (tile.total != nullptr) value = add512(load512(tile.total + (r * vectors + v) * lanes), value);
+        store512(tile.out + r * tile.out_stride + v * lanes, value);
       }
     }
   }

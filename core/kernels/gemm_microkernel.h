@@ -15,16 +15,16 @@ inline constexpr std::int64_t block_depth = 256;
 inline constexpr int max_tile_rows = 8;
 inline constexpr int max_tile_vectors = 3;
 
-/// out (rows, columns) = [total +] a (rows, depth) b (depth, columns), where element (r, p) of a is
-/// a[r * row_stride + p * depth_stride], b is packed with `columns()` elements per p, total has rows of `columns()`
-/// elements, and both are 64-byte aligned.
+/// out (rows, columns) = [total +] a (rows, depth) b (depth, columns). The depth is cut into runs: in run i, element
+/// (r, p) of a is a[i * max_tile_rows + r][p * depth_stride], so that rows may lie anywhere. b is packed with
+/// `columns()` elements per p, total has rows of `columns()` elements, and both are 64-byte aligned.
 template <class T>
 struct Microtile {
-  const T* a;
-  std::int64_t row_stride;
+  const T* const* a;
+  const std::int64_t* runs;  ///< the depth of each
+  std::int64_t run_count;
   std::int64_t depth_stride;
   const T* b;
-  std::int64_t depth;
   const T* total;           ///< the sum of the blocks before; null for the first
   T* out;                   ///< may be `total`
   std::int64_t out_stride;  ///< from one row of out to the next

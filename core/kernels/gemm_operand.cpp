@@ -16,7 +16,8 @@ LeftBlock<T> LeftMatrix<T>::open(std::int64_t offset, std::int64_t row, std::int
                                  std::int64_t depth, int panel_rows, T* scratch) const noexcept {
   const std::int64_t first = offset + row * view_.row_stride + k * view_.column_stride;
   if (is_in_place()) {
-    return {static_cast<const T*>(view_.data) + first, panel_rows * view_.row_stride, view_.row_stride, 1};
+    const T* const base = static_cast<const T*>(view_.data) + first;
+    return plain_block(base, panel_rows * view_.row_stride, view_.row_stride, 1, depth);
   }
   if (has_rows_together()) {
     const Panels<T> panels{scratch, panel_rows, panel_stride(depth, panel_rows, line_elements<T>)};
@@ -27,13 +28,13 @@ LeftBlock<T> LeftMatrix<T>::open(std::int64_t offset, std::int64_t row, std::int
         read_row(view_.data, view_.dtype, first + p * view_.column_stride + r, 1, count, out);
       });
     }
-    return {scratch, panels.stride, 1, panel_rows};
+    return plain_block<T>(scratch, panels.stride, 1, panel_rows, depth);
   }
   constexpr std::int64_t stride = scratch_row_stride<T>;
   for (std::int64_t r = 0; r < rows; ++r) {
     read_row(view_.data, view_.dtype, first + r * view_.row_stride, view_.column_stride, depth, scratch + r * stride);
   }
-  return {scratch, panel_rows * stride, stride, 1};
+  return plain_block<T>(scratch, panel_rows * stride, stride, 1, depth);
 }
 
 template <class T>

@@ -11,14 +11,28 @@
 
 namespace thimble::kernels::gemm_detail {
 
-/// Element (r, p) of panel i (rows i * R to (i + 1) * R of a microtile's R rows) of a block of the left operand is
-/// base[i * panel_stride + r * row_stride + p * depth_stride].
+/// The most runs (see Microtile) in a block: pieces of 16 elements and more, and their ends.
+inline constexpr std::int64_t max_runs = block_depth / 16 + 2;
+
+/// Where the pointers to the rows of a microtile's panel go, run after run.
+template <class T>
+using RowPointers = const T * [max_runs * max_tile_rows];
+
+/// A block of the left operand that has been opened. In the plain form, element (r, p) of panel i, the i-th group of a
+/// microtile's rows, is base[i * panel_stride + r * row_stride + p * depth_stride].
 template <class T>
 struct LeftBlock {
   const T* base = nullptr;
   std::int64_t panel_stride = 0;
   std::int64_t row_stride = 0;
-  std::int64_t depth_stride = 0;
+  std::int64_t depth_stride = 1;
+  std::int64_t run_count = 1;
+  std::int64_t runs[max_runs] = {};  ///< the depth of each
+  // What was opened, for operands that find their rows one panel at a time.
+  std::int64_t offset = 0;
+  std::int64_t row = 0;
+  std::int64_t k = 0;
+  T* scratch = nullptr;
 };
 
 /// op(A), m x k. Stateless: any number of threads open blocks at once.
@@ -33,9 +47,28 @@ class LeftOperand {
   virtual LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
                             std::int64_t depth, int panel_rows, T* scratch) const noexcept = 0;
 
+  /// Points to the first `rows` rows of panel `index`, valid until the next call for this block. Here: the plain form.
+  virtual void panel(const LeftBlock<T>& block, std::int64_t index, int rows, RowPointers<T>& pointers) const noexcept {
+    const T* const first = block.base + index * block.panel_stride;
+    for (int r = 0; r < rows; ++r) pointers[r] = first + r * block.row_stride;
+  }
+
  protected:
   ~LeftOperand() = default;
 };
+
+/// The plain form: one run.
+template <class T>
+LeftBlock<T> plain_block(const T* base, std::int64_t panel_stride, std::int64_t row_stride, std::int64_t depth_stride,
+                         std::int64_t depth) noexcept {
+  LeftBlock<T> block;
+  block.base = base;
+  block.panel_stride = panel_stride;
+  block.row_stride = row_stride;
+  block.depth_stride = depth_stride;
+  block.runs[0] = depth;
+  return block;
+}
 
 /// op(B), k x n.
 template <class T>

@@ -7,18 +7,21 @@
 namespace thimble::kernels::gemm_detail {
 namespace tiling_detail {
 
-// Bounds on what a thread keeps: packed blocks should stay in its second-level cache.
+// Bounds on what a thread keeps, 2 MiB in all: packed blocks should stay in its second-level cache.
 inline constexpr std::int64_t right_block_bytes = 400 * 1024;
+inline constexpr std::int64_t right_kept_bytes = 1024 * 1024;
+inline constexpr std::int64_t left_block_bytes = 512 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 
 inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
 inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
 inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
-
-/// Of all blocks of a tile's columns, per thread: together at most 3 MiB while threads are few.
-std::int64_t right_kept_bytes(int threads) noexcept {
-  return std::clamp<std::int64_t>(3072 / threads, 768, 1536) * 1024;
-}
+inline constexpr double block_overhead_cycles = 300;     // calls that prepare a block
+inline constexpr double near_cycles = 0.01;  // to stream an element of kept blocks from the second-level cache
+inline constexpr double far_cycles = 0.1;    // or from behind it
+inline constexpr double near_bytes = 768 * 1024;
+inline constexpr double left_l1_bytes = 40 * 1024;  // a copied left block beyond this is read from the second level
+inline constexpr double left_spill_cycles = 0.15;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
@@ -59,13 +62,15 @@ bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) n
     return false;
   }
   if (problem.k > block_depth && tiling.rows * tiling.columns * bytes > scratch_bytes) return false;
+  if (problem.copies_left && tiling.rows * (block_depth + 2 * 64 / bytes) * bytes > left_block_bytes) return false;
   const bool has_reuse = tiling.tile_rows(problem.m) > 1 || broadcasts_right(problem);
-  tiling.keeps_right = has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <=
-                                        right_kept_bytes(tiling.threads);
+  tiling.keeps_right =
+      has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <= right_kept_bytes;
   return true;
 }
 
-double cost_of(const Problem& problem, const Tiling& tiling, double compute, double batch) noexcept {
+double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& tiling, double compute,
+               double batch) noexcept {
   const double tile_rows = static_cast<double>(tiling.tile_rows(problem.m));
   const double tile_columns = static_cast<double>(tiling.tile_columns(problem.n));
   const double threads = tiling.threads;
@@ -73,10 +78,22 @@ double cost_of(const Problem& problem, const Tiling& tiling, double compute, dou
   const double k = static_cast<double>(problem.k);
   const bool is_kept = tiling.keeps_right || problem.k <= block_depth;
   const double packs = is_kept ? std::min(threads, tile_rows) : tile_rows;
-  const double work = batch * (compute + packs * k * static_cast<double>(problem.n) * problem.right_cost +
-                               tile_columns * k * static_cast<double>(problem.m) * problem.left_cost);
+  const double right_elements = k * static_cast<double>(problem.n);
+  const double kept_bytes = is_kept ? k * static_cast<double>(tiling.columns) * micro.element_bytes : 0;
+  const double streaming = tile_rows * right_elements * (kept_bytes > near_bytes ? far_cycles : near_cycles);
+  const double left_bytes = static_cast<double>(tiling.rows * block_depth * micro.element_bytes);
+  const double left_cost =
+      problem.left_cost + (problem.copies_left && left_bytes > left_l1_bytes ? left_spill_cycles : 0);
+  const double blocks = tile_rows * tile_columns * static_cast<double>(ceil_div(problem.k, block_depth));
+  const double work =
+      batch * (compute + packs * right_elements * problem.right_cost + streaming +
+               tile_columns * k * static_cast<double>(problem.m) * left_cost + blocks * block_overhead_cycles);
+  // Tiles at the lower and right end are smaller; while there are few tiles, the largest decides.
   const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
-  return work / tasks * rounds + (tiling.threads > 1 ? thread_start_cycles : 0);
+  const double largest = static_cast<double>(std::min(tiling.rows, problem.m)) / static_cast<double>(problem.m) *
+                         static_cast<double>(std::min(tiling.columns, problem.n)) / static_cast<double>(problem.n);
+  const double tile = tasks <= 4 * threads ? work / batch * largest : work / tasks;
+  return std::max(work / threads, tile * rounds) + (tiling.threads > 1 ? thread_start_cycles : 0);
 }
 
 }  // namespace tiling_detail
@@ -103,7 +120,7 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
     tiling.columns = ceil_div(column_panels, ceil_div(column_panels, columns)) * micro.columns();
     tiling.threads = threads;
     if (!complete(problem, micro, tiling)) return false;
-    tiling.cost = cost_of(problem, tiling, compute, batch);
+    tiling.cost = cost_of(problem, micro, tiling, compute, batch);
     if (best.rows == 0 || tiling.cost < best.cost) best = tiling;
     return true;
   };

@@ -22,7 +22,8 @@ namespace thimble::ops {
 ///
 /// Keeps qkv, out and lse = log sum_s exp(scale q k^T), (B, H, T) in f32 (f64 for f64): with e bytes for an element,
 /// (3 B T C + B T C) e + 4 B H T bytes, in place of the 2 e B H T^2 + B H T^2 of probabilities and mask. Workspace per
-/// thread: forward a few tiles, backward 2 T D numbers more. Values behind the causal mask must be finite.
+/// thread: forward a few tiles; backward 2 T D numbers more, with D rounded up to a multiple of the microkernel's
+/// columns. Values behind the causal mask must be finite.
 ///
 /// Throws ShapeError, DTypeError, ValueError.
 struct Attention {

@@ -1,9 +1,130 @@
-// What every consumer does with the library, however it got it. Included after the library's own header.
+// What every consumer does with the library, however it got it: trains a small network with an operator of its own,
+// plain and with activation checkpointing, and holds the two runs against each other. Included after the library.
 #pragma once
 
 #include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
 
-inline int consumer_main() {
-  std::printf("thimble %s, %d threads\n", THIMBLE_VERSION, thimble::thread_count());
-  return thimble::Shape{2, 3}.elements() == 6 ? 0 : 1;
+namespace consumer {
+
+/// y = x sigmoid(x): an operator that the library does not have to know. Keeps x.
+struct Silu {
+  static constexpr const char* name = "consumer_silu";
+  template <class T>
+  T fwd(T x) const {
+    return x * thimble::math::sigmoid(x);
+  }
+  template <class T>
+  T bwd(thimble::In<T> x, T dy) const {
+    const T s = thimble::math::sigmoid(T(x));
+    return dy * (s + x * s * (T(1) - s));
+  }
+};
+
+inline constexpr std::int64_t width = 32;
+
+class Network : public thimble::nn::Module {
+ public:
+  explicit Network(bool is_checkpointed) : is_checkpointed_(is_checkpointed) {
+    in_ = &child<thimble::nn::Linear>("in", 2, width);
+    for (int i = 0; i < 6; ++i) hidden_.push_back(&child<thimble::nn::Linear>("h" + std::to_string(i), width, width));
+    out_ = &child<thimble::nn::Linear>("out", width, 2);
+  }
+
+  /// (N, 2) -> (N, 2)
+  thimble::Tensor forward(const thimble::Tensor& points) {
+    thimble::Tensor x = thimble::apply<Silu>((*in_)(points));  // (N, width)
+    for (std::size_t i = 0; i < hidden_.size(); i += 2) {
+      const auto block = [&](const thimble::Tensor& t) {
+        return thimble::apply<Silu>((*hidden_[i + 1])(thimble::apply<Silu>((*hidden_[i])(t))));
+      };
+      x = is_checkpointed_ ? thimble::checkpoint(block, x) : block(x);
+    }
+    return (*out_)(x);
+  }
+
+ private:
+  bool is_checkpointed_;
+  thimble::nn::Linear *in_, *out_;
+  std::vector<thimble::nn::Linear*> hidden_;
+};
+
+struct Run {
+  std::vector<double> losses;
+  std::vector<float> weights;        // of the last layer
+  std::size_t peak_activations = 0;  // bytes kept for backward
+};
+
+/// Learns which points of a square lie inside of a circle.
+inline Run train(bool is_checkpointed) {
+  thimble::Generator generator(7);
+  const thimble::GeneratorScope draws(generator);
+  const thimble::memory::Stack memory = thimble::memory::make_resource(thimble::cpu);
+  const thimble::ResourceScope bytes(memory.top);
+
+  constexpr std::int64_t samples = 256;
+  std::vector<float> points;
+  std::vector<std::int64_t> labels;
+  for (std::int64_t i = 0; i < samples; ++i) {
+    const float a = static_cast<float>(i * 97 % samples) / 128 - 1, b = static_cast<float>(i) / 128 - 1;
+    points.insert(points.end(), {a, b});
+    labels.push_back(a * a + b * b < 0.6f ? 1 : 0);
+  }
+  const thimble::Tensor x = thimble::from_host(points, {samples, 2});
+  const thimble::Tensor y = thimble::from_host(labels, {samples});
+
+  Network network(is_checkpointed);
+  thimble::optim::Adam optimizer(network.trainable(), {.rate = 5e-3});
+  Run run;
+  for (int step = 0; step < 50; ++step) {
+    const thimble::Tensor loss = thimble::nn::training_step(
+        optimizer, [&](std::int64_t) { return thimble::cross_entropy(network.forward(x), y); });
+    run.losses.push_back(thimble::item(loss));
+  }
+  run.weights = thimble::to_host<float>(network.parameters().back().tensor);
+  run.peak_activations = memory.ledger->max_allocated(thimble::Category::activation);
+  return run;
 }
+
+#if !defined(THIMBLE_HPP) || defined(THIMBLE_WITH_FILES)
+/// Writes values to a safetensors file and reads them back.
+inline bool survives_a_file(const std::vector<float>& values) {
+  const std::string path = "consumer.safetensors";
+  const auto size = static_cast<std::int64_t>(values.size());
+  thimble::SafetensorsWriter writer(path, {{.name = "weights", .shape = {size}}});
+  writer.append("weights", std::as_bytes(std::span(values)));
+  writer.commit();
+  std::vector<float> read(values.size());
+  const thimble::SafetensorsReader reader(path);
+  reader.read(reader.entry("weights"), std::as_writable_bytes(std::span(read)));
+  std::filesystem::remove(path);
+  return read == values;
+}
+#else
+inline bool survives_a_file(const std::vector<float>&) { return true; }
+#endif
+
+inline int run() {
+  const Run plain = train(false), checkpointed = train(true);
+  std::printf("thimble %s: loss %.3f -> %.3f, activations %zu bytes, checkpointed %zu bytes\n", THIMBLE_VERSION,
+              plain.losses.front(), plain.losses.back(), plain.peak_activations, checkpointed.peak_activations);
+  const struct {
+    const char* what;
+    bool holds;
+  } claims[] = {
+      {"the loss falls", plain.losses.back() < 0.5 * plain.losses.front()},
+      {"checkpointing changes no bit", plain.losses == checkpointed.losses && plain.weights == checkpointed.weights},
+      {"checkpointing keeps less", checkpointed.peak_activations < plain.peak_activations},
+      {"weights survive a file", survives_a_file(plain.weights)},
+  };
+  int failures = 0;
+  for (const auto& claim : claims) {
+    if (!claim.holds) std::printf("FAILED: %s\n", claim.what);
+    failures += claim.holds ? 0 : 1;
+  }
+  return failures;
+}
+
+}  // namespace consumer

@@ -4,4 +4,4 @@
 
 #include "../program.h"
 
-int main() { return consumer_main(); }
+int main() { return consumer::run(); }

@@ -18,7 +18,7 @@ esac
 compile() { # compile NAME: NAME.cpp -> NAME.o, with what it includes in NAME.d
   name=$1
   shift
-  "$cxx" -std=c++20 -O1 -Wall -Wextra -Werror -ffp-contract=off -I "$header_dir" -isystem "$eigen_dir" "$@" \
+  "$cxx" -std=c++20 -O0 -Wall -Wextra -Werror -ffp-contract=off -I "$header_dir" -isystem "$eigen_dir" "$@" \
     -MD -c "$here/$name.cpp" -o "$work_dir/$name.o"
   if [ -z "$libraries" ] && grep -E 'nlohmann|zlib\.h' "$work_dir/$name.d"; then
     echo "$name.cpp needs more than Eigen" >&2

@@ -1,0 +1,230 @@
+"""Trains char-gpt and resnet18 with PyTorch (f32 and f64) and with thimble_parity (f32, fused and textbook; f64), from
+the same weights on the same batches, and compares.
+
+usage: parity.py PROGRAM [flags]; --help lists them. Exit status: 0 passed, 1 failed, 77 torch or numpy is missing.
+
+What is held, for each of our f32 builds against PyTorch's f32:
+  gradient   of the first step, per tensor and all as one vector: |ours - theirs| / |theirs| <= 1e-5
+  buffers    batch-norm statistics after the first step: the same <= 1e-5; counts are equal
+  losses     of the first 10 steps: |ours - theirs| / |theirs| <= 1e-4
+  weights    after all steps: |ours - theirs| <= 2 |theirs in f32 - theirs in f64|. Rounding errors grow from step to
+             step in any framework; two runs that round differently but equally well end about sqrt(2) gaps apart.
+In f64, where rounding leaves 1e-16, a difference of definition cannot hide: gradient and losses must agree <= 1e-10.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+
+try:
+    import numpy as np
+    import torch
+    from torch.nn import functional as F
+except ImportError as error:
+    print(f"not run: {error}")
+    sys.exit(77)
+
+import tensor_file
+from torch_models import Gpt, Resnet18
+
+GRADIENT, LOSS, GAPS, DOUBLE = 1e-5, 1e-4, 2.0, 1e-10
+LOSS_STEPS = 10
+VOCABULARY, CLASSES = 65, 10
+
+
+def parse_flags():
+    parser = argparse.ArgumentParser(description="Compares training with PyTorch's.")
+    parser.add_argument("program", help="thimble_parity")
+    parser.add_argument("--models", default="char-gpt,resnet18")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch and of ours")
+    for name, default in [("layers", 6), ("heads", 6), ("width", 384), ("seq", 64), ("text-batch", 2),
+                          ("image", 32), ("planes", 64), ("image-batch", 4)]:
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rows", action="store_true", help="print every tensor's gradient")
+    return parser.parse_args()
+
+
+# ---- weights and batches
+
+
+def set_weights(model, generator):
+    """All tensors at random: what starts at 0 or 1 in practice, too, or a bias in the wrong place would not show."""
+    for name, p in model.named_parameters():
+        noise = torch.randn(p.shape, generator=generator)
+        is_norm = p.dim() == 1 and name.endswith("weight")
+        if p.dim() == 4:  # He et al. 2015 (arXiv:1502.01852), equation 10
+            noise *= (2 / (p.shape[1] * p.shape[2] * p.shape[3])) ** 0.5
+        p.data = 1 + 0.1 * noise if is_norm else noise if p.dim() == 4 else 0.02 * noise
+
+
+def text_batches(flags, random):
+    """Each character has four that may follow, so that there is something to learn."""
+    followers = random.integers(0, VOCABULARY, (VOCABULARY, 4))
+    for _ in range(flags.steps):
+        ids = np.empty((flags.text_batch, flags.seq + 1), np.int64)
+        ids[:, 0] = random.integers(0, VOCABULARY, flags.text_batch)
+        for t in range(flags.seq):
+            ids[:, t + 1] = followers[ids[:, t], random.integers(0, 4, flags.text_batch)]
+        yield ids[:, :-1], ids[:, 1:]
+
+
+def image_batches(flags, random):
+    """A fixed pattern for each class, under as much noise."""
+    patterns = random.standard_normal((CLASSES, 3, flags.image, flags.image))
+    for _ in range(flags.steps):
+        targets = random.integers(0, CLASSES, flags.image_batch)
+        noise = random.standard_normal((flags.image_batch, 3, flags.image, flags.image))
+        yield (patterns[targets] + noise).astype(np.float32), targets
+
+
+# ---- the two sides; both give {"loss", "gradient.<name>", "buffer.<name>", "weight.<name>"}
+
+
+def arrays(kind, named):
+    return {f"{kind}.{name}": t.detach().numpy().copy() for name, t in named}
+
+
+def train_torch(model, start, batches, dtype):
+    model = model.to(dtype)
+    model.load_state_dict(start)
+    if isinstance(model, Gpt):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    results, losses = {}, []
+    for step, (inputs, targets) in enumerate(batches):
+        inputs = torch.from_numpy(inputs)
+        scores = model(inputs.to(dtype) if inputs.is_floating_point() else inputs)
+        loss = F.cross_entropy(scores.flatten(0, -2), torch.from_numpy(targets).flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            results |= arrays("gradient", ((name, p.grad) for name, p in model.named_parameters()))
+            results |= arrays("buffer", model.named_buffers())
+        optimizer.step()
+        losses.append(loss.item())
+    return results | arrays("weight", model.named_parameters()) | {"loss": np.array(losses)}
+
+
+def train_ours(flags, folder, name, extra):
+    out = os.path.join(folder, "out.safetensors")
+    command = [flags.program, name, f"{folder}/weights.safetensors", f"{folder}/batches.safetensors", out, *extra]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(flags.threads)})
+    return tensor_file.load(out)
+
+
+# ---- comparison
+
+
+def pick(results, kind):
+    return {name: a.astype(np.float64) for name, a in results.items() if name.startswith(kind + ".")}
+
+
+def norm(parts):
+    return sum(float(np.sum(a * a)) for a in parts) ** 0.5
+
+
+def distance(a, b):
+    """|a - b| of all tensors as one vector."""
+    assert sorted(a) == sorted(b), sorted(set(a) ^ set(b))
+    return norm(a[name] - b[name] for name in b)
+
+
+def relative(a, b):
+    return distance(a, b) / norm(b.values()) if b else 0.0
+
+
+def relative_worst(a, b):
+    """The largest |a - b| / |b| of one tensor, and whose."""
+    each = {name: relative({name: a[name]}, {name: b[name]}) for name in b}
+    worst = max(each, key=each.get, default="")
+    return each.get(worst, 0.0), worst
+
+
+def loss_difference(a, b, steps):
+    a, b = a["loss"][:steps], b["loss"][:steps]
+    return float(np.max(np.abs(a - b) / np.abs(b)))
+
+
+class Table:
+    def __init__(self):
+        self.passed = True
+        print(f"{'model':10}{'ours':15}{'quantity':34}{'measured':>11}{'allowed':>11}{'torch f32/f64':>15}")
+
+    def row(self, model, ours, what, value, allowed, gap):
+        is_fine = bool(value <= allowed)  # NaN is not
+        self.passed &= is_fine
+        print(f"{model:10}{ours:15}{what:34}{value:11.2e}{allowed:11.2e}{gap:15.2e}  {'ok' if is_fine else 'FAILED'}",
+              flush=True)
+
+
+def compare(table, model, build, ours, theirs, gap_from, bounds):
+    """One run of ours against PyTorch's in the same dtype; gap_from: PyTorch's in f64, to say what rounding does."""
+    gradient, loss = bounds
+    for kind, text in [("gradient", "gradient"), ("buffer", "batch-norm buffers")]:
+        a, b, c = pick(ours, kind), pick(theirs, kind), pick(gap_from, kind)
+        if not b and kind == "buffer":
+            continue
+        table.row(model, build, text, relative(a, b), gradient, relative(b, c))
+        worst, name = relative_worst(a, b)
+        table.row(model, build, f"  worst: {name.split('.', 1)[1]}", worst, gradient, relative_worst(b, c)[0])
+    steps = min(LOSS_STEPS, len(theirs["loss"]))
+    table.row(model, build, f"losses, {steps} steps", loss_difference(ours, theirs, steps), loss,
+              loss_difference(theirs, gap_from, steps))
+
+
+def compare_end(table, model, build, ours, theirs, gap_from):
+    a, b, c = (pick(results, "weight") for results in (ours, theirs, gap_from))
+    gap, steps = distance(b, c), len(theirs["loss"])
+    table.row(model, build, f"weights, {steps} steps / gap", distance(a, b) / gap, GAPS, gap / norm(c.values()))
+
+
+def run_model(flags, table, name, folder):
+    if name == "char-gpt":
+        model = Gpt(flags.layers, flags.heads, flags.width, flags.seq, VOCABULARY)
+        sizes = [f"--{flag}={getattr(flags, flag)}" for flag in ("layers", "heads", "width", "seq")]
+        make_batches = text_batches
+    else:
+        model = Resnet18(flags.planes, CLASSES)
+        sizes = [f"--image={flags.image}", f"--width={flags.planes}"]
+        make_batches = image_batches
+    set_weights(model, torch.Generator().manual_seed(flags.seed))
+    batches = list(make_batches(flags, np.random.default_rng(flags.seed)))
+    start = {key: t.clone() for key, t in model.state_dict().items()}
+    tensor_file.save(f"{folder}/weights.safetensors", {key: t.numpy() for key, t in start.items()})
+    tensor_file.save(f"{folder}/batches.safetensors", {f"{step}.{what}": a for step, pair in enumerate(batches)
+                                                       for what, a in zip(("input", "target"), pair)})
+    theirs = train_torch(model, start, batches, torch.float32)
+    exact = train_torch(model, start, batches, torch.float64)
+    parameters = sum(a.size for a in pick(exact, "weight").values())
+    print(f"{name}: {parameters:,} parameters, loss {exact['loss'][0]:.3f} -> {exact['loss'][-1]:.3f}")
+    for build, extra in [("f32 fused", []), ("f32 textbook", ["--textbook"])]:
+        ours = train_ours(flags, folder, name, sizes + extra)
+        compare(table, name, build, ours, theirs, exact, (GRADIENT, LOSS))
+        compare_end(table, name, build, ours, theirs, exact)
+        if flags.rows:
+            for key, value in sorted(pick(ours, "gradient").items()):
+                print(f"    {key:40} {relative({key: value}, {key: theirs[key].astype(np.float64)}):.2e}")
+    ours = train_ours(flags, folder, name, sizes + ["--f64"])
+    compare(table, name, "f64 fused", ours, exact, exact, (DOUBLE, DOUBLE))
+
+
+def main():
+    flags = parse_flags()
+    torch.set_num_threads(flags.threads)
+    print(f"PyTorch {torch.__version__}, NumPy {np.__version__}, Python {sys.version.split()[0]}, CPU, "
+          f"{flags.threads} threads, seed {flags.seed}")
+    table = Table()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in flags.models.split(","):
+            run_model(flags, table, name, folder)
+    print("passed" if table.passed else "failed")
+    return 0 if table.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

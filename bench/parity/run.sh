@@ -1,0 +1,16 @@
+#!/bin/sh
+# Trains the same models on the same batches with Thimble and with PyTorch, and compares.
+#
+#   THIMBLE_PYTHON=python3 bench/parity/run.sh build/bin/thimble_parity [flags of parity.py]
+#
+# THIMBLE_PYTHON names a Python with torch and numpy. Exit status: 0 passed, 1 failed, 77 not run.
+folder=$(dirname "$0")
+if [ -z "$THIMBLE_PYTHON" ]; then
+  echo "not run: THIMBLE_PYTHON does not name a Python with torch and numpy"
+  exit 77
+fi
+if ! command -v "$THIMBLE_PYTHON" >/dev/null; then
+  echo "not run: THIMBLE_PYTHON=$THIMBLE_PYTHON is not a program"
+  exit 77
+fi
+exec "$THIMBLE_PYTHON" "$folder/parity.py" "$@"
