@@ -32,6 +32,7 @@ struct Options {
   std::string model, weights, batches, out;
   models::ModelOptions sizes;
   DType dtype = DType::f32;
+  double rate = 0;
 };
 
 /// One tensor of the file of batches. Images lie in it channels first, as convolution weights do.
@@ -54,12 +55,12 @@ models::Batch read_batch(const SafetensorsReader& file, std::int64_t step, bool 
 }
 
 /// PyTorch's AdamW decays every tensor that it is given; so does this one (smallest_decayed_rank = 0).
-std::unique_ptr<optim::Optimizer> make_optimizer(const models::Model& model) {
+std::unique_ptr<optim::Optimizer> make_optimizer(const models::Model& model, double rate) {
   if (!model.is_text()) {
-    return std::make_unique<optim::Sgd>(model.trainable(), optim::SgdOptions{.rate = 0.1, .momentum = 0.9});
+    return std::make_unique<optim::Sgd>(model.trainable(), optim::SgdOptions{.rate = rate, .momentum = 0.9});
   }
   optim::AdamOptions options;
-  options.rate = 1e-3;
+  options.rate = rate;
   options.beta2 = 0.95;
   options.weight_decay = 0.1;
   return std::make_unique<optim::Adam>(model.trainable(), options);
@@ -96,7 +97,7 @@ double train_step(models::Model& model, optim::Optimizer& optimizer, const model
 void run(const Options& options) {
   const std::unique_ptr<models::Model> model = models::make_model(options.model, options.sizes, {cpu, options.dtype});
   nn::load_weights(*model, options.weights);
-  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(*model);
+  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(*model, options.rate);
   const SafetensorsReader file(options.batches);
   const auto steps = static_cast<std::int64_t>(file.header().tensors.size() / 2);
   if (steps == 0) throw ValueError("parity: " + options.batches + " has no batches");
@@ -131,6 +132,7 @@ int main(int argc, char** argv) {
   program.add_option("--heads", options.sizes.heads, "Attention heads of a text model");
   program.add_option("--width", options.sizes.width, "Width of a text model, channels of the first stage of a ResNet");
   program.add_option("--seq", options.sizes.sequence, "Positions of a text model");
+  program.add_option("--rate", options.rate, "Learning rate")->required();
   CLI11_PARSE(program, argc, argv);
   if (is_textbook) options.sizes.build = models::Build::textbook;
   if (is_double) options.dtype = DType::f64;
