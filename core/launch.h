@@ -35,6 +35,9 @@ class Addresses {
 /// True inside a launch of this thread. Arenas refuse to allocate then, and a test's malloc interposer watches it.
 bool is_launching() noexcept;
 
+/// True while any thread of the process is inside a launch: what a kernel's worker threads see, too.
+bool is_any_thread_launching() noexcept;
+
 namespace launch_detail {
 struct Guard {
   Guard() noexcept;
