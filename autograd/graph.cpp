@@ -40,6 +40,7 @@ TapeGraph TapeGraph::of(const Tape& tape) {
       const std::uint32_t value = tape.saved_[n.first_saved + static_cast<std::uint32_t>(k)].value;
       if (value != Tape::none) node.saved.push_back(value);
     }
+    node.multiply_adds = tape.observed_work_[graph.nodes.size()];
     graph.nodes.push_back(std::move(node));
   }
   return graph;

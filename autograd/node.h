@@ -45,6 +45,8 @@ struct OpType {
   Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
   /// Makes the result again and nothing else. `kept` are the tensors of Saved, or empty where they are not at hand.
   Tensor (*remake)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
+  /// Of forward; 0 where the operator does not say.
+  double (*multiply_adds)(const void* record, std::span<const Tensor> inputs, const Tensor& output);
   void (*destroy)(void* record) noexcept;
 };
 
@@ -129,7 +131,7 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
 template <class Op>
 Tensor remake(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
   using Saved = typename Op::Saved;
-  if constexpr (requires(const Op& op, const Saved& saved) { op.remake(saved, inputs); }) {
+  if constexpr (requires(const Op& op, Saved saved) { op.remake(std::move(saved), inputs); }) {
     if (!kept.empty()) {
       std::array<Tensor, max_saved_tensors> copies;
       for (std::size_t k = 0; k < kept.size(); ++k) copies[k] = kept[k];
@@ -173,6 +175,14 @@ const OpType& op_type() {
       },
       [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
         return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
+      },
+      []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
+         [[maybe_unused]] const Tensor& output) -> double {
+        if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
+          return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
+        } else {
+          return 0;
+        }
       },
       [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
   return type;

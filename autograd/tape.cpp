@@ -45,6 +45,7 @@ void Tape::clear() noexcept {
   leaves_.clear();
   segments_.clear();
   observed_.clear();
+  observed_work_.clear();
   rerun_.made.clear();
   innermost_ = none_segment;
   page_ = page_used_ = 0;
@@ -128,6 +129,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   node.output = new_value(output, static_cast<std::int32_t>(index), needs.any());
   nodes_.push_back(node);
   if (!node.is_dropped) keep(nodes_.back(), closed, inputs, kept, output);
+  if (is_observing_) observed_work_.push_back(type.multiply_adds(record, inputs, output));
   if (closed != none_segment) {
     if (!plan_) {
       for (std::int32_t s = innermost_; s != none_segment; s = segment(s).parent) segment(s).end_node = index + 1;

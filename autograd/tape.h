@@ -201,6 +201,7 @@ class Tape {
   std::vector<std::int32_t> planned_segments_;  // per node of the plan
   bool is_observing_ = false;
   std::vector<Tensor> observed_;                     // per value
+  std::vector<double> observed_work_;                // multiply-adds per node
   std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records
   std::size_t page_ = 0, page_used_ = 0;
 };
