@@ -2,8 +2,8 @@
 
 #include <thimble/memory/remat/frontier.h>
 
-#include <chrono>
 #include <cstdio>
+#include <ctime>
 
 #include <thimble/memory/remat/known.h>
 
@@ -126,7 +126,7 @@ TEST_CASE("remat: with room for one recorded stage the exact solver is Revolve",
 TEST_CASE("remat: long chains are solved and proven", "[remat]") {
   const Chain equal = transformer_like(100);
   const Frontier solved(equal);
-  CHECK(solved.size().intervals < 500);
+  CHECK(solved.size().intervals < 1000);
   CHECK(first_problem(equal, solved) == "");
 
   Random random(5);
@@ -143,7 +143,8 @@ TEST_CASE("remat: solve times", "[.benchmark]") {
     Chain chain;
   };
   std::vector<Case> cases;
-  cases.push_back({"100 uneven stages, 6 options", random_chain(random, 100, 6, {1 << 20, 1000, true})});
+  cases.push_back({"100 uneven stages, 6 options", random_chain(random, 100, 6, {1 << 20, 1000, false})});
+  cases.push_back({"the same with all flags", random_chain(random, 100, 6, {1 << 20, 1000, true})});
   cases.push_back({"100 equal blocks, 6 options", transformer_like(100)});
   cases.push_back({"24 equal blocks, 6 options", transformer_like(24)});
   cases.push_back({"20 uneven stages, 6 options", random_chain(random, 20, 6, {1 << 20, 1000, true})});
@@ -151,9 +152,9 @@ TEST_CASE("remat: solve times", "[.benchmark]") {
   std::printf("%-30s %9s %9s %9s %9s %9s %8s %8s %8s\n", "chain", "ms", "classes", "points", "largest", "front", "exact",
               "gap max", "gap mean");
   for (const Case& c : cases) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of this process: the machine may be busy
     const Frontier solved(c.chain);
-    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    const double ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
     double worst = 0;
     double sum = 0;
     for (const Frontier::Point& point : solved.points()) {
@@ -161,7 +162,7 @@ TEST_CASE("remat: solve times", "[.benchmark]") {
       worst = std::max(worst, gap);
       sum += gap;
     }
-    std::printf("%-30s %9.1f %9zu %9zu %9zu %9zu %8s %7.2f%% %7.2f%%\n", c.name, ms.count(), solved.size().intervals,
+    std::printf("%-30s %9.1f %9zu %9zu %9zu %9zu %8s %7.2f%% %7.2f%%\n", c.name, ms, solved.size().intervals,
                 solved.size().breakpoints, solved.size().largest, solved.points().size(),
                 solved.is_exact() ? "yes" : "no", 100 * worst, 100 * sum / static_cast<double>(solved.points().size()));
   }

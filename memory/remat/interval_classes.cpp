@@ -45,18 +45,19 @@ bool have_equal_numbers(const Stage& x, const Stage& y) {
          std::equal(x.options.begin(), x.options.end(), y.options.begin(), y.options.end(), equal);
 }
 
+/// Whether it matters to intervals that begin with stage a that a_a is pinned.
+bool can_pin(const Chain& chain, std::size_t a) {
+  if (a == 0) return false;
+  const auto& before = chain.stages[a - 1].options;
+  const auto& own = chain.stages[a].options;
+  return std::any_of(before.begin(), before.end(), [](const Option& o) { return o.keeps_output; }) &&
+         std::any_of(own.begin(), own.end(), [](const Option& o) { return !o.keeps_input; });
+}
+
 }  // namespace interval_classes_detail
 
 IntervalClasses::IntervalClasses(const Chain& chain) : size_(chain.size()) {
-  bool some_keep_output = false;
-  bool some_give_input_up = false;
-  for (const Stage& stage : chain.stages) {
-    for (const Option& option : stage.options) {
-      some_keep_output = some_keep_output || option.keeps_output;
-      some_give_input_up = some_give_input_up || !option.keeps_input;
-    }
-  }
-  has_pinned_ = some_keep_output && some_give_input_up;
+  for (std::size_t a = 1; a < size_; ++a) has_pinned_ = has_pinned_ || interval_classes_detail::can_pin(chain, a);
   number_stages(chain);
   number_intervals(chain);
 }
@@ -88,6 +89,10 @@ void IntervalClasses::number_intervals(const Chain& chain) {
       const std::size_t b = a + length - 1;
       for (const bool is_pinned : {false, true}) {
         if (is_pinned && !has_pinned_) continue;
+        if (is_pinned && !interval_classes_detail::can_pin(chain, a)) {
+          class_of_[(size_ + a) * size_ + b] = of(a, b, false);
+          continue;
+        }
         const auto input = std::make_pair(chain.activation_bytes(a), chain.gradient_bytes(a));
         const std::uint64_t prefix =
             length == 1 ? input_kinds.emplace(input, input_kinds.size()).first->second * 2 + (is_pinned ? 1 : 0)

@@ -135,13 +135,20 @@ void IntervalTable::add_up(const Candidate& candidate, Bytes begin) {
   }
 }
 
-/// best_ becomes the lesser of itself and sum_.
+/// best_ becomes the lesser of itself and sum_. Most candidates improve nothing, which is found out without writing.
 void IntervalTable::merge() {
-  using interval_table_detail::never;
-  merged_.clear();
-  Time least = std::numeric_limits<Time>::max();
+  constexpr Time unreached = std::numeric_limits<Time>::max();
+  Time best = unreached;
   std::size_t i = 0;
   std::size_t k = 0;
+  for (; k < sum_.size(); ++k) {
+    for (; i < best_.size() && best_[i].bytes <= sum_[k].bytes; ++i) best = best_[i].time;
+    if (sum_[k].time < best) break;
+  }
+  if (k == sum_.size()) return;
+
+  merged_.assign(best_.begin(), best_.begin() + static_cast<std::ptrdiff_t>(i));
+  Time least = best;
   while (i < best_.size() || k < sum_.size()) {
     const bool from_best = k == sum_.size() || (i < best_.size() && best_[i].bytes <= sum_[k].bytes);
     const Breakpoint& point = from_best ? best_[i++] : sum_[k++];
@@ -154,7 +161,7 @@ void IntervalTable::merge() {
     }
   }
   best_.swap(merged_);
-  if (best_.size() / 16 > limit_) thin(8 * limit_);
+  if (best_.size() / 4 > limit_) thin(2 * limit_);
 }
 
 /// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts
