@@ -149,8 +149,8 @@ TEST_CASE("remat: solve times", "[.benchmark]") {
   cases.push_back({"24 equal blocks, 6 options", transformer_like(24)});
   cases.push_back({"20 uneven stages, 6 options", random_chain(random, 20, 6, {1 << 20, 1000, true})});
   cases.push_back({"12 uneven stages, 6 options", random_chain(random, 12, 6, {1 << 20, 1000, true})});
-  std::printf("%-30s %9s %9s %9s %9s %9s %8s %8s %8s\n", "chain", "ms", "classes", "points", "largest", "front", "exact",
-              "gap max", "gap mean");
+  std::printf("%-30s %9s %9s %9s %9s %9s %8s %8s %8s\n", "chain", "ms", "classes", "points", "largest", "front",
+              "exact", "gap max", "gap mean");
   for (const Case& c : cases) {
     const std::clock_t start = std::clock();  // of this process: the machine may be busy
     const Frontier solved(c.chain);

@@ -11,7 +11,8 @@
 //   made when the first backward begins; d_0 is left at the end, with the parameters' gradients.
 // - A peak is what an operation needs at its worst moment beyond all that is held and beyond what it leaves behind.
 //   It is therefore never negative, and 0 for an operation without temporaries.
-// - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the chain.
+// - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the
+// chain.
 //
 // Terms
 //   option      one way of recording a stage: what of its inside is kept until its backward
@@ -36,12 +37,12 @@ inline constexpr std::int64_t largest_total = std::int64_t{1} << 60;
 /// One way of recording a stage. All bytes and times are >= 0.
 struct Option {
   std::string name;
-  Bytes kept_bytes = 0;      ///< held from this forward to the backward; input and output of the stage excluded
-  bool keeps_input = true;   ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
+  Bytes kept_bytes = 0;       ///< held from this forward to the backward; input and output of the stage excluded
+  bool keeps_input = true;    ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
   bool keeps_output = false;  ///< the backward reads a_{i+1}, which then outlives the backward of stage i + 1
-  Time forward_time = 0;     ///< forward while keeping this much; packing and offloading included
-  Time recompute_time = 0;   ///< before the backward: running again, unpacking or fetching what was not kept
-  Time backward_time = 0;    ///< with everything in place
+  Time forward_time = 0;      ///< forward while keeping this much; packing and offloading included
+  Time recompute_time = 0;    ///< before the backward: running again, unpacking or fetching what was not kept
+  Time backward_time = 0;     ///< with everything in place
   Bytes forward_peak_bytes = 0;    ///< beyond what is held, the output and kept_bytes
   Bytes recompute_peak_bytes = 0;  ///< beyond what is held; d_i does not exist yet
   /// Beyond what is held, d_i and the parameters' gradients. What was recomputed or fetched (the input too, when

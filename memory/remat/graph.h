@@ -2,14 +2,17 @@
 // Operators and tensors as plain numbers, and which tensors to keep for backward: evaluation and simulation.
 //
 // Policy
-// - Operators stand in the order in which forward runs them. They are cut into segments, ranges of operators; a block on
+// - Operators stand in the order in which forward runs them. They are cut into segments, ranges of operators; a block
+// on
 //   its own is one segment. The backward visits the segments from last to first.
-// - On its visit a segment first runs again, in forward order, those of its operators that made a tensor which is needed
+// - On its visit a segment first runs again, in forward order, those of its operators that made a tensor which is
+// needed
 //   and was not kept: read by one of the segment's backwards, or an input of an operator that runs again. Then its
 //   backwards run. An operator that runs again makes all of its outputs again.
-// - A segment's re-run makes only its own tensors. What it needs from another segment must be kept, and is kept whatever
-//   was selected: put the boundaries where few bytes cross.
-// - Memory is given back as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of the
+// - A tensor crosses a boundary when an operator of another segment takes it, or reads it in backward. Such a tensor is
+//   never made again: it is kept wherever it is needed, whatever was selected. Put boundaries where few bytes cross.
+// - Memory is given back as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of
+// the
 //   operator that made its tensor. A gradient is made by the first backward that adds to it; that of a tensor which no
 //   operator takes is there when the first backward begins.
 //
@@ -51,7 +54,7 @@ struct GraphOperator {
 /// A network, or one block of it.
 struct Graph {
   std::vector<GraphTensor> tensors;
-  std::vector<GraphOperator> operators;    ///< in order of execution
+  std::vector<GraphOperator> operators;     ///< in order of execution
   std::vector<std::uint32_t> segment_ends;  ///< rising, the last is operators.size(); empty: one segment
 
   std::size_t segment_count() const noexcept { return segment_ends.empty() ? 1 : segment_ends.size(); }
@@ -73,10 +76,14 @@ struct Selection {
 };
 
 /// The selection that follows from wanting to keep some tensors (a flag per tensor): what some backward reads is kept
-/// when wanted and made again when not. Wanted tensors that nothing needs are left out; what is needed and cannot be made
-/// again is kept. Wanting every tensor gives the selection of cost 0. The graph must be valid.
-/// Throws ValueError when `wanted` has not one flag per tensor.
+/// when wanted and made again when not. Wanted tensors that nothing needs are left out; what is needed and cannot be
+/// made again is kept. Wanting every tensor gives the selection of cost 0. The graph must be valid. Throws ValueError
+/// when `wanted` has not one flag per tensor.
 Selection close_selection(const Graph& graph, const std::vector<bool>& wanted);
+
+/// For each tensor: whether it may be made again, because its maker can run again and it crosses no boundary. False for
+/// given tensors. The graph must be valid.
+std::vector<bool> remakeable(const Graph& graph);
 
 /// What running a step with a selection needs, simulated operator by operator. Given tensors do not count.
 struct GraphCost {
@@ -87,8 +94,8 @@ struct GraphCost {
   std::vector<Bytes> rerun_peak_bytes;    ///< of that re-run; 0 where nothing runs again
 };
 
-/// Runs forward, re-runs and backwards on the numbers. Throws PlanError, naming operator and tensor, when something that
-/// is read is not there: a selection that close_selection() did not make.
+/// Runs forward, re-runs and backwards on the numbers. Throws PlanError, naming operator and tensor, when something
+/// that is read is not there: a selection that close_selection() did not make.
 GraphCost simulate(const Graph& graph, const Selection& selection);
 
 }  // namespace thimble::remat

@@ -40,8 +40,8 @@ class IntervalClasses {
   void number_intervals(const Chain& chain);
 
   std::size_t size_;
-  bool has_pinned_ = false;  // pinned intervals differ from others only where some option gives its input up
-  std::vector<std::uint32_t> kind_of_;                       // stages with equal numbers have equal kinds
+  bool has_pinned_ = false;             // pinned intervals differ from others only where some option gives its input up
+  std::vector<std::uint32_t> kind_of_;  // stages with equal numbers have equal kinds
   std::vector<std::vector<std::uint32_t>> options_of_kind_;
   std::vector<std::uint32_t> class_of_;
   std::vector<Interval> representatives_;

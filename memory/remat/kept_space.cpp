@@ -50,29 +50,23 @@ void KeptSpace::describe_tensors() {
     while (!graph.segment_ends.empty() && graph.segment_ends[segment] <= i) ++segment;
     segment_of_.push_back(segment);
   }
+  const std::vector<bool> can_make = remakeable(graph);
   tensors_.assign(graph.tensors.size(), {});
   for (std::uint32_t i = 0; i < operators; ++i) {
     for (const std::uint32_t t : graph.operators[i].outputs) {
       tensors_[t].maker = i;
-      tensors_[t].is_made_again = graph.operators[i].can_rerun;
+      tensors_[t].can_make = can_make[t];
     }
   }
-  std::vector<bool> is_fixed(graph.tensors.size());
   for (std::uint32_t i = 0; i < operators; ++i) {
-    for (const std::uint32_t t : graph.operators[i].backward_reads) {
-      if (graph.tensors[t].is_given) continue;
-      tensors_[t].is_read = true;
-      if (!tensors_[t].is_made_again || segment_of_[tensors_[t].maker] != segment_of_[i]) is_fixed[t] = true;
-    }
+    for (const std::uint32_t t : graph.operators[i].backward_reads) tensors_[t].is_read = !graph.tensors[t].is_given;
     if (!graph.operators[i].can_rerun) continue;
     for (const std::uint32_t t : graph.operators[i].inputs) {
-      if (graph.tensors[t].is_given) continue;
-      const bool is_own = tensors_[t].is_made_again && segment_of_[tensors_[t].maker] == segment_of_[i];
-      (is_own ? tensors_[t].takers : tensors_[t].strangers).push_back(i);
+      if (!graph.tensors[t].is_given) tensors_[t].takers.push_back(i);
     }
   }
   for (std::size_t t = 0; t < graph.tensors.size(); ++t) {
-    if (!is_fixed[t]) continue;
+    if (!tensors_[t].is_read || tensors_[t].can_make) continue;
     fixed_bytes_ += graph.tensors[t].bytes;
     tensors_[t] = {};  // kept under every choice: it joins nothing
   }
@@ -83,13 +77,12 @@ void KeptSpace::find_components() {
   kept_space_detail::Union joined(graph.operators.size());
   const auto owner = [&](std::size_t t) {
     const Tensor& tensor = tensors_[t];
-    if (tensor.is_read || !tensor.takers.empty()) return tensor.maker;
-    return tensor.strangers.empty() ? kept_space_detail::nobody : tensor.strangers.front();
+    if (tensor.can_make && (tensor.is_read || !tensor.takers.empty())) return tensor.maker;
+    return tensor.takers.empty() ? kept_space_detail::nobody : tensor.takers.front();
   };
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     const std::uint32_t own = owner(t);
     for (const std::uint32_t i : tensors_[t].takers) joined.join(own, i);
-    for (const std::uint32_t i : tensors_[t].strangers) joined.join(own, i);
   }
   std::vector<std::uint32_t> number(graph.operators.size(), kept_space_detail::nobody);
   for (std::uint32_t t = 0; t < tensors_.size(); ++t) {
@@ -111,13 +104,11 @@ void KeptSpace::find_components() {
 
 KeptSpace::Vertex KeptSpace::cut(const Component& component, Price price) const {
   std::size_t nodes = component.operators.size();
-  for (const std::uint32_t t : component.tensors) {
-    nodes += (tensors_[t].takers.size() > 1 ? 1 : 0) + (tensors_[t].strangers.size() > 1 ? 1 : 0);
-  }
+  for (const std::uint32_t t : component.tensors) nodes += tensors_[t].takers.size() > 1 ? 1 : 0;
   MinCut network(nodes);
   const auto node = [&](std::uint32_t op) {
-    return static_cast<std::size_t>(
-        std::lower_bound(component.operators.begin(), component.operators.end(), op) - component.operators.begin());
+    return static_cast<std::size_t>(std::lower_bound(component.operators.begin(), component.operators.end(), op) -
+                                    component.operators.begin());
   };
   constexpr Wide unbounded = Wide{1} << 124;
   std::size_t next = component.operators.size();
@@ -133,12 +124,8 @@ KeptSpace::Vertex KeptSpace::cut(const Component& component, Price price) const 
   for (const std::uint32_t t : component.tensors) {
     const Tensor& tensor = tensors_[t];
     const Wide bytes = Wide{graph_->tensors[t].bytes} * price.cost;
-    if (tensor.is_read) {
-      network.add(network.source(), node(tensor.maker), bytes);
-    } else if (!tensor.takers.empty()) {
-      network.add(any_of(tensor.takers), node(tensor.maker), bytes);
-    }
-    if (!tensor.strangers.empty()) network.add(any_of(tensor.strangers), network.sink(), bytes);
+    const std::size_t needed = tensor.is_read ? network.source() : any_of(tensor.takers);
+    network.add(needed, tensor.can_make ? node(tensor.maker) : network.sink(), bytes);
   }
   const std::vector<bool> side = network.source_side();
   std::vector<bool> is_rerun(graph_->operators.size());
@@ -158,10 +145,23 @@ KeptSpace::Vertex KeptSpace::evaluate(const Component& component, const std::vec
   }
   for (const std::uint32_t t : component.tensors) {
     const Tensor& tensor = tensors_[t];
-    const bool is_needed = tensor.is_read || any(tensor.takers);
-    if ((is_needed && !is_rerun[tensor.maker]) || any(tensor.strangers)) vertex.bytes += graph_->tensors[t].bytes;
+    const bool is_made = tensor.can_make && is_rerun[tensor.maker];
+    if (!is_made && (tensor.is_read || any(tensor.takers))) vertex.bytes += graph_->tensors[t].bytes;
   }
   return vertex;
+}
+
+std::vector<KeptSpace::Edge> KeptSpace::edges() const {
+  std::vector<Edge> edges;
+  for (std::size_t c = 0; c < components_.size(); ++c) {
+    const std::vector<Vertex>& v = components_[c].vertices;
+    for (std::size_t i = 0; i + 1 < v.size(); ++i) {
+      edges.push_back({c, i, v[i].bytes - v[i + 1].bytes, v[i + 1].cost - v[i].cost});
+    }
+  }
+  std::stable_sort(edges.begin(), edges.end(),
+                   [](const Edge& x, const Edge& y) { return Wide{x.cost} * y.bytes < Wide{y.cost} * x.bytes; });
+  return edges;
 }
 
 bool KeptSpace::refine(std::size_t component, std::size_t position) {
@@ -205,6 +205,7 @@ KeptSpace::Vertex KeptSpace::without(std::size_t component, const Vertex& vertex
     const auto& outputs = graph_->operators[i].outputs;
     is_rerun[i] = is_rerun[i] && std::any_of(outputs.begin(), outputs.end(), [&](std::uint32_t t) {
                     const Tensor& tensor = tensors_[t];
+                    if (!tensor.can_make) return false;
                     return tensor.is_read || std::any_of(tensor.takers.begin(), tensor.takers.end(),
                                                          [&](std::uint32_t taker) { return is_rerun[taker]; });
                   });

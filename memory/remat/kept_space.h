@@ -3,17 +3,17 @@
 //
 // Policy
 // - A choice is the set of operators that run again. An operator costs its time when it is in; a tensor costs its bytes
-//   when a backward reads it and its maker is out, or when an operator that is in takes it and its maker is out. For any
-//   price of a byte the cheapest choice is a minimum cut: operators are nodes, those on the source side run again.
-// - The network falls into components that share no such tensor (each segment at least is on its own where whatever
-//   crosses its boundary is read by the other side). Each has a lower convex hull of (kept bytes, cost); that of the
+//   when a backward reads it and its maker is out, or when an operator that is in takes it and its maker is out. For
+//   any price of a byte the cheapest choice is a minimum cut: operators are nodes, those on the source side run again.
+// - The network falls into components that share no tensor which may be kept or not: usually far smaller than segments.
+//   Each has a lower convex hull of (kept bytes, cost); that of the
 //   whole is made of their edges, ordered by cost per byte.
 // - Hulls are refined where they are looked at. All arithmetic is exact in integers.
 //
 // Terms
 //   vertex   a choice of one component that is best for some price of a byte
 //   edge     two neighbouring vertices; it is proven when no choice lies below it
-//   position the number of vertices passed on the hull, from "nothing runs again" on
+//   position the index of a vertex; 0 runs nothing again
 
 #include <cstddef>
 #include <cstdint>
@@ -37,6 +37,14 @@ class KeptSpace {
     Bytes bytes = 1;
   };
 
+  /// The step from the vertex at `position` to the next: bytes given up and the cost of that.
+  struct Edge {
+    std::size_t component = 0;
+    std::size_t position = 0;
+    Bytes bytes = 0;
+    Time cost = 0;
+  };
+
   /// Validates the graph, which must outlive the space, and solves the two ends of each component's hull.
   explicit KeptSpace(const Graph& graph);
 
@@ -45,6 +53,8 @@ class KeptSpace {
   const std::vector<Vertex>& vertices(std::size_t component) const { return components_[component].vertices; }
   /// The last segment that has an operator of the component.
   std::uint32_t segment(std::size_t component) const { return components_[component].segment; }
+  /// Every edge by rising cost per byte: the hull of the whole. Edges of one component come in their order.
+  std::vector<Edge> edges() const;
   /// Bytes that are kept under every choice.
   Bytes fixed_bytes() const noexcept { return fixed_bytes_; }
 
@@ -70,13 +80,12 @@ class KeptSpace {
     std::vector<bool> is_proven;  // of the edge to the next vertex
     std::uint32_t segment = 0;
   };
-  /// What decides over one tensor: operators are those that can run again.
+  /// What decides over one tensor that is not kept under every choice.
   struct Tensor {
     std::uint32_t maker = 0;
-    bool is_made_again = false;          // the maker can run again for readers and takers of its own segment
-    bool is_read = false;                // by a backward of its own segment
-    std::vector<std::uint32_t> takers;   // of the maker's segment, when the maker can run again
-    std::vector<std::uint32_t> strangers;  // other takers: while one of them runs again, the tensor must be kept
+    bool can_make = false;              // again
+    bool is_read = false;               // by some backward
+    std::vector<std::uint32_t> takers;  // operators that can run again and then need it
   };
 
   void describe_tensors();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include <thimble/memory/remat/known.h>
 
@@ -19,8 +20,8 @@ struct Pending {
   std::size_t begin, end, slots;
 };
 
-/// Plans [0, n) by splitting: split(length, slots) stages are dropped first, planned again for their re-run with the same
-/// slots, and the rest is planned with one slot less. One stage is recorded.
+/// Plans [0, n) by splitting: split(length, slots) stages are dropped first, planned again for their re-run with the
+/// same slots, and the rest is planned with one slot less. One stage is recorded.
 template <class Split>
 Plan split_plan(std::size_t n, std::size_t slots, Split&& split) {
   Plan plan;
@@ -103,8 +104,8 @@ Plan binomial(std::size_t n, std::size_t slots) {
     const auto s = static_cast<std::int64_t>(c);
     if (c == 1) return length - 1;
     const std::int64_t r = revolve_repetitions(length, c);
-    const std::int64_t first = std::min(binomial_coefficient(s + r - 1, s),
-                                        l - binomial_coefficient(s - 1 + r - 1, s - 1));
+    const std::int64_t first =
+        std::min(binomial_coefficient(s + r - 1, s), l - binomial_coefficient(s - 1 + r - 1, s - 1));
     return static_cast<std::size_t>(std::clamp<std::int64_t>(first, 1, l - 1));
   });
 }
@@ -114,9 +115,12 @@ std::int64_t binomial_coefficient(std::int64_t n, std::int64_t k) {
   k = std::min(k, n - k);
   std::int64_t value = 1;
   for (std::int64_t i = 1; i <= k; ++i) {
-    const std::int64_t factor = n - k + i;
+    // value * (n - k + i) / i is an integer; dividing first keeps the product small.
+    const std::int64_t common = std::gcd(value, i);
+    const std::int64_t factor = (n - k + i) / (i / common);
+    value /= common;
     if (value > largest_total / factor) return largest_total;
-    value = value * factor / i;
+    value *= factor;
   }
   return value;
 }

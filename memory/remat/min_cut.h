@@ -22,8 +22,8 @@ class MinCut {
   /// An edge with its capacity, >= 0.
   void add(std::size_t from, std::size_t to, Wide capacity);
 
-  /// After the maximum flow: for each node, whether the source still reaches it. That is the smallest of the source sides
-  /// of minimum cuts.
+  /// After the maximum flow: for each node, whether the source still reaches it. That is the smallest of the source
+  /// sides of minimum cuts.
   std::vector<bool> source_side();
 
  private:

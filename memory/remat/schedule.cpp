@@ -6,8 +6,8 @@ namespace schedule_detail {
 
 /// What the walk over a plan has still to do.
 struct Pending {
-  bool is_backward;   // run the backward of `item`, or the forward of the items [item, end)
-  std::size_t item;   // index into the items
+  bool is_backward;  // run the backward of `item`, or the forward of the items [item, end)
+  std::size_t item;  // index into the items
   std::size_t end;
 };
 

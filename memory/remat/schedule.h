@@ -49,9 +49,9 @@ std::string to_string(const Operation& operation);
 // ---- The nested form
 
 /// A schedule as a tree, flattened in preorder. At the outermost level the items cover the stages 0..n-1 from left to
-/// right. A recorded item is one stage. A dropped item is a segment [begin, end); the `size` items that follow it are its
-/// re-run: they cover the same stages again, and may drop some of them again. Every stage is recorded exactly once, so
-/// there are at most 2n - 1 items.
+/// right. A recorded item is one stage. A dropped item is a segment [begin, end); the `size` items that follow it are
+/// its re-run: they cover the same stages again, and may drop some of them again. Every stage is recorded exactly once,
+/// so there are at most 2n - 1 items.
 struct Plan {
   struct Item {
     std::uint32_t begin = 0;
@@ -75,8 +75,8 @@ void validate(const Plan& plan, const Chain& chain);
 /// Throws PlanError as validate does.
 Schedule to_schedule(const Plan& plan, const Chain& chain);
 
-/// `[0 1.2 {2..4 -> [2 3 4.1]} 5]`: stage.option (option 0 is left out) for what is recorded, braces for what is dropped
-/// and how it is run again.
+/// `[0 1.2 {2..4 -> [2 3 4.1]} 5]`: stage.option (option 0 is left out) for what is recorded, braces for what is
+/// dropped and how it is run again.
 std::string to_string(const Plan& plan);
 
 // ---- The simulator
@@ -87,18 +87,18 @@ inline constexpr std::size_t phase_count = 4;
 
 /// What a schedule costs. All bytes include the chain's input.
 struct Cost {
-  Time time = 0;                                    ///< of everything
-  Time extra_time = 0;                              ///< re-run forwards and recompute_time: time beyond one visit
-  Bytes peak_bytes = 0;                             ///< largest number of bytes alive at one moment
+  Time time = 0;                                      ///< of everything
+  Time extra_time = 0;                                ///< re-run forwards and recompute_time: time beyond one visit
+  Bytes peak_bytes = 0;                               ///< largest number of bytes alive at one moment
   std::array<Bytes, phase_count> phase_peak_bytes{};  ///< by Phase; 0 where nothing ran
-  std::size_t peak_operation = 0;                   ///< index of the first operation that reaches the peak
-  std::vector<std::uint32_t> forward_counts;        ///< how many forwards of each stage ran, recorded ones included
+  std::size_t peak_operation = 0;                     ///< index of the first operation that reaches the peak
+  std::vector<std::uint32_t> forward_counts;          ///< how many forwards of each stage ran, recorded ones included
 
   friend bool operator==(const Cost&, const Cost&) = default;
 };
 
-/// Runs operations one by one on the numbers of a chain, which must outlive it. Knows nothing of how schedules are made:
-/// it is the proof that a schedule is legal and the count of what it needs.
+/// Runs operations one by one on the numbers of a chain, which must outlive it. Knows nothing of how schedules are
+/// made: it is the proof that a schedule is legal and the count of what it needs.
 class Simulator {
  public:
   /// Throws ValueError as validate(chain) does.

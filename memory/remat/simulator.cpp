@@ -78,8 +78,8 @@ void Simulator::forward(const Operation& operation) {
   held_bytes_ += stage.output_bytes + kept;
   has_activation_[i + 1] = 1;
   if (is_record) recorded_[i] = static_cast<std::int32_t>(operation.option);
-  const bool leaves_input = option != nullptr ? option->keeps_input || is_pinned
-                                              : operation.kind == Operation::Kind::checkpoint;
+  const bool leaves_input =
+      option != nullptr ? option->keeps_input || is_pinned : operation.kind == Operation::Kind::checkpoint;
   if (!leaves_input) release_activation(i);
 }
 
