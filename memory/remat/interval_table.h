@@ -12,6 +12,10 @@
 
 namespace thimble::remat {
 
+namespace interval_table_detail {
+struct Walk;
+}
+
 class IntervalTable {
  public:
   /// From `bytes` on, up to the next breakpoint, `time` is the least time. `choice` says how: -1 - o records the first
@@ -66,8 +70,7 @@ class IntervalTable {
   void consider_records(const Interval& interval);
   void consider_drops(const Interval& interval);
   void consider(const Candidate& candidate);
-  void add_up(const Candidate& candidate, Bytes begin);
-  void merge();
+  void merge(interval_table_detail::Walk walk, const Candidate& candidate);
   void thin(std::size_t limit);
 
   const Chain* chain_;
@@ -79,7 +82,7 @@ class IntervalTable {
   std::vector<Bytes> parameter_sums_;  // gradients of the parameters of the stages before i
   std::vector<Range> ranges_;          // by class
   std::vector<Breakpoint> pool_;
-  std::vector<Breakpoint> best_, sum_, merged_;  // while one interval is solved
+  std::vector<Breakpoint> best_, merged_;  // while one interval is solved
 };
 
 }  // namespace thimble::remat
