@@ -71,7 +71,6 @@ Bytes IntervalTable::record_shift(const Interval& interval, const Option& option
 void IntervalTable::solve(const Interval& interval) {
   using interval_table_detail::never;
   best_.assign({{-never, never, 0}, {never, 0, 0}});
-  set_probes();
   consider_records(interval);
   consider_drops(interval);
   thin(limit_);
@@ -79,7 +78,6 @@ void IntervalTable::solve(const Interval& interval) {
   ranges_.push_back({pool_.size(), size});
   pool_.insert(pool_.end(), best_.begin() + 1, best_.end());
   largest_ = std::max(largest_, size);
-  add_sketch();
 }
 
 void IntervalTable::consider_records(const Interval& interval) {
@@ -98,10 +96,7 @@ void IntervalTable::consider_records(const Interval& interval) {
                        parameter_sums_[a + 1];
     const Bytes backward = held + std::max(option.recompute_peak_bytes, made + option.backward_peak_bytes);
     candidate.least = std::max(forward, backward);
-    if (a < b) {
-      candidate.first = of(a + 1, b, option.keeps_output);
-      candidate.first_sketch = sketch(a + 1, b, option.keeps_output);
-    }
+    if (a < b) candidate.first = of(a + 1, b, option.keeps_output);
     consider(candidate);
   }
 }
@@ -117,10 +112,8 @@ void IntervalTable::consider_drops(const Interval& interval) {
     candidate.least = std::max(candidate.least, (j - 1 > a ? chain_->activation_bytes(j - 1) : 0) +
                                                     passed.output_bytes + passed.forward_peak_bytes);
     candidate.first = of(j, b, false);
-    candidate.first_sketch = sketch(j, b, false);
     candidate.first_shift = passed.output_bytes;
     candidate.second = of(a, j - 1, is_pinned);
-    candidate.second_sketch = sketch(a, j - 1, is_pinned);
     candidate.second_shift = rerun_shift(j, b);
     consider(candidate);
   }
@@ -132,7 +125,6 @@ void IntervalTable::consider(const Candidate& candidate) {
   walk.at = std::max<Bytes>(candidate.least, 0);
   if (!candidate.first.empty()) walk.at = std::max(walk.at, candidate.first.front().bytes + candidate.first_shift);
   if (!candidate.second.empty()) walk.at = std::max(walk.at, candidate.second.front().bytes + candidate.second_shift);
-  if (is_hopeless(candidate, walk.at)) return;
   const auto start = [&](std::span<const Breakpoint> points, Bytes shift) {
     return points.empty() ? interval_table_detail::nothing : &*last_within(points, walk.at - shift);
   };
@@ -171,53 +163,6 @@ void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& can
   merged_.resize(static_cast<std::size_t>(out - merged_.data()));
   best_.swap(merged_);
   if (best_.size() / 4 > limit_) thin(2 * limit_);
-  set_probes();
-}
-
-/// Divides the envelope's breakpoints evenly. The first probe stands for everything before the envelope's begin.
-void IntervalTable::set_probes() {
-  for (std::size_t i = 0; i < probe_count; ++i) {
-    const Breakpoint& point = best_[(best_.size() - 2) * i / (probe_count - 1)];
-    probes_[i] = {point.bytes, point.time};
-  }
-}
-
-/// True when between no two probes the candidate can be below the envelope: at the end of each such stretch it is not
-/// below the envelope at its begin, and both only fall.
-bool IntervalTable::is_hopeless(const Candidate& candidate, Bytes begin) const {
-  const auto least = [&](Bytes bytes) {
-    Time time = candidate.time;
-    if (candidate.first_sketch != nullptr) time += candidate.first_sketch->at(bytes - candidate.first_shift);
-    if (candidate.second_sketch != nullptr) time += candidate.second_sketch->at(bytes - candidate.second_shift);
-    return time;
-  };
-  for (std::size_t i = 0; i < probe_count; ++i) {
-    const Bytes end = i + 1 < probe_count ? probes_[i + 1].bytes : interval_table_detail::far;
-    if (end > begin && least(end) < probes_[i].time) return false;
-  }
-  return true;
-}
-
-/// Of the class that was added last.
-void IntervalTable::add_sketch() {
-  const Breakpoint* const points = pool_.data() + ranges_.back().begin;
-  const std::size_t size = ranges_.back().size;
-  Sketch sketch;
-  sketch.begin = points[0].bytes;
-  const auto width = static_cast<double>(points[size - 1].bytes - points[0].bytes);
-  sketch.buckets_per_byte = size > 1 ? (Sketch::buckets - 1) / width : 0;
-  // Each bucket's least time is that of the last breakpoint which falls into it or before it: the same rounding as in
-  // at(), so that a budget never gets a bucket before that of its breakpoint.
-  std::size_t next = 0;
-  for (std::size_t bucket = 0; bucket < Sketch::buckets; ++bucket) {
-    const auto is_within = [&](std::size_t i) {
-      const double at = static_cast<double>(points[i].bytes - sketch.begin) * sketch.buckets_per_byte;
-      return bucket + 1 == Sketch::buckets || at < static_cast<double>(bucket + 1);
-    };
-    while (next + 1 < size && is_within(next + 1)) ++next;
-    sketch.least[bucket] = points[next].time;
-  }
-  sketches_.push_back(sketch);
 }
 
 /// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts

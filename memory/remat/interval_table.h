@@ -1,7 +1,6 @@
 #pragma once
 // The table of the chain solver (frontier.h): for every interval of stages, least time as a step function of bytes.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -47,18 +46,6 @@ class IntervalTable {
  private:
   using Interval = IntervalClasses::Interval;
 
-  /// A step function rounded down to few numbers: no time within bucket i is below least[i].
-  struct Sketch {
-    static constexpr std::size_t buckets = 16;
-    Bytes begin = 0;                // below it nothing fits
-    double buckets_per_byte = 0;
-    std::array<Time, buckets> least{};  // the last bucket has no end
-
-    Time at(Bytes bytes) const {
-      const double bucket = static_cast<double>(bytes - begin) * buckets_per_byte;
-      return least[bucket < buckets - 1 ? static_cast<std::size_t>(bucket) : buckets - 1];
-    }
-  };
   /// One way to treat an interval: `time` plus one or two tables, each read at the bytes at hand less its shift.
   struct Candidate {
     std::int32_t choice = 0;
@@ -66,26 +53,14 @@ class IntervalTable {
     Bytes least = 0;  // what its own forwards and its own backward need
     std::span<const Breakpoint> first, second;
     Bytes first_shift = 0, second_shift = 0;
-    const Sketch* first_sketch = nullptr;
-    const Sketch* second_sketch = nullptr;
   };
-  /// Where a class stands in the pool.
   struct Range {
     std::size_t begin, size;
   };
-  /// The envelope at some bytes, to turn candidates down by.
-  struct Probe {
-    Bytes bytes;
-    Time time;
-  };
-  static constexpr std::size_t probe_count = 12;
 
   std::span<const Breakpoint> of(std::size_t a, std::size_t b, bool is_pinned) const {
     const Range& range = ranges_[classes_->of(a, b, is_pinned)];
     return {pool_.data() + range.begin, range.size};
-  }
-  const Sketch* sketch(std::size_t a, std::size_t b, bool is_pinned) const {
-    return &sketches_[classes_->of(a, b, is_pinned)];
   }
   Bytes outer_gradient(std::size_t b) const { return b + 1 < chain_->size() ? chain_->gradient_bytes(b + 1) : 0; }
   Bytes rerun_shift(std::size_t j, std::size_t b) const;
@@ -95,9 +70,6 @@ class IntervalTable {
   void consider_records(const Interval& interval);
   void consider_drops(const Interval& interval);
   void consider(const Candidate& candidate);
-  bool is_hopeless(const Candidate& candidate, Bytes begin) const;
-  void set_probes();
-  void add_sketch();
   void merge(interval_table_detail::Walk walk, const Candidate& candidate);
   void thin(std::size_t limit);
 
@@ -110,8 +82,6 @@ class IntervalTable {
   std::vector<Bytes> parameter_sums_;  // gradients of the parameters of the stages before i
   std::vector<Range> ranges_;          // by class
   std::vector<Breakpoint> pool_;
-  std::vector<Sketch> sketches_;       // by class
-  std::array<Probe, probe_count> probes_{};
   std::vector<Breakpoint> best_, merged_;  // while one interval is solved
 };
 
