@@ -94,7 +94,7 @@ TEST_CASE("remat: thinned frontiers are feasible, bounded and monotone", "[remat
   for (int round = 0; round < 20; ++round) {
     const Chain chain = random_chain(random, 12, 4, {1000, 100, true});
     const Frontier exact(chain, unlimited);
-    const Frontier thinned(chain, SolveLimits{4 * 78 * 12});
+    const Frontier thinned(chain, SolveLimits{8 * 78 * 12});
     INFO("round " << round);
     REQUIRE(exact.is_exact());
     REQUIRE_FALSE(thinned.is_exact());

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include <thimble/memory/remat/interval_table.h>
 
@@ -20,6 +21,14 @@ Points::iterator last_within(Points points, Bytes bytes) {
 constexpr std::int64_t never = std::int64_t{1} << 62;
 constexpr std::int64_t far = std::int64_t{1} << 61;
 constexpr IntervalTable::Breakpoint nothing[] = {{0, 0, 0}, {never, 0, 0}};
+
+/// The fewest bytes with which a candidate and its parts fit.
+Bytes begin_of(Bytes least, Points first, Bytes first_shift, Points second, Bytes second_shift) {
+  Bytes begin = std::max<Bytes>(least, 0);
+  if (!first.empty()) begin = std::max(begin, first.front().bytes + first_shift);
+  if (!second.empty()) begin = std::max(begin, second.front().bytes + second_shift);
+  return begin;
+}
 
 /// Walks along two shifted step functions and an envelope at once. Without branches: where the next breakpoint comes from
 /// cannot be predicted.
@@ -46,14 +55,47 @@ struct Walk {
 
 }  // namespace interval_table_detail
 
-IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes, std::size_t limit, Thinning thinning)
-    : chain_(&chain), classes_(&classes), limit_(std::max<std::size_t>(limit, 1)), thinning_(thinning) {
+IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes, const Thinning& thinning)
+    : chain_(&chain), classes_(&classes), thinning_(thinning) {
   parameter_sums_.assign(1, 0);
   for (const Stage& stage : chain.stages) {
     parameter_sums_.push_back(parameter_sums_.back() + stage.parameter_gradient_bytes);
   }
-  ranges_.reserve(classes.representatives().size());
-  for (const Interval& interval : classes.representatives()) solve(interval);
+  const std::vector<Interval>& all = classes.representatives();
+  ranges_.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::size_t length = all[i].length();
+    if (thinning_.work > 0 && length >= 8 && (length & (length - 1)) == 0 && all[i - 1].length() < length) {
+      is_abandoned_ = forecast(length) > static_cast<double>(thinning_.work);
+      if (is_abandoned_) return;
+    }
+    solve(all[i]);
+  }
+}
+
+/// Breakpoints that all intervals will visit, when their number grows with the length as it did over the last doubling,
+/// which has just been completed.
+double IntervalTable::forecast(std::size_t length) const {
+  const std::vector<Interval>& all = classes_->representatives();
+  const auto mean = [&](std::size_t l) {
+    double sum = 0;
+    double count = 0;
+    for (std::size_t i = 0; i < ranges_.size(); ++i) {
+      if (all[i].length() != l) continue;
+      sum += static_cast<double>(ranges_[i].size);
+      ++count;
+    }
+    return count > 0 ? sum / count : 1.0;
+  };
+  const double now = mean(length - 1);
+  const double exponent = std::log2(std::max(1.0, now / mean((length - 1) / 2)));
+  double work = 0;
+  for (const Interval& interval : all) {
+    const auto ratio = static_cast<double>(interval.length()) / static_cast<double>(length - 1);
+    // Each split walks along two parts and the envelope; parts are shorter than the whole.
+    work += static_cast<double>(interval.length()) * 2 * now * std::pow(ratio, exponent);
+  }
+  return work;
 }
 
 // When a segment is run again, d_j and the parameters' gradients of the stages after it have come, d_{b+1} has gone.
@@ -73,7 +115,7 @@ void IntervalTable::solve(const Interval& interval) {
   best_.assign({{-never, never, 0}, {never, 0, 0}});
   consider_records(interval);
   consider_drops(interval);
-  thin(limit_);
+  thin(thinning_.limit);
   const std::size_t size = best_.size() - 2;
   ranges_.push_back({pool_.size(), size});
   pool_.insert(pool_.end(), best_.begin() + 1, best_.end());
@@ -115,6 +157,11 @@ void IntervalTable::consider_drops(const Interval& interval) {
     candidate.first_shift = passed.output_bytes;
     candidate.second = of(a, j - 1, is_pinned);
     candidate.second_shift = rerun_shift(j, b);
+    if (thinning_.has_few_splits && !IntervalClasses::is_few_split(j - a, b + 1 - j) &&
+        interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
+                                        candidate.second_shift) >= best_[1].bytes) {
+      continue;
+    }
     consider(candidate);
   }
 }
@@ -122,9 +169,8 @@ void IntervalTable::consider_drops(const Interval& interval) {
 void IntervalTable::consider(const Candidate& candidate) {
   using interval_table_detail::last_within;
   interval_table_detail::Walk walk{};
-  walk.at = std::max<Bytes>(candidate.least, 0);
-  if (!candidate.first.empty()) walk.at = std::max(walk.at, candidate.first.front().bytes + candidate.first_shift);
-  if (!candidate.second.empty()) walk.at = std::max(walk.at, candidate.second.front().bytes + candidate.second_shift);
+  walk.at = interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
+                                            candidate.second_shift);
   const auto start = [&](std::span<const Breakpoint> points, Bytes shift) {
     return points.empty() ? interval_table_detail::nothing : &*last_within(points, walk.at - shift);
   };
@@ -162,7 +208,7 @@ void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& can
   *out++ = {interval_table_detail::never, 0, 0};
   merged_.resize(static_cast<std::size_t>(out - merged_.data()));
   best_.swap(merged_);
-  if (best_.size() / 4 > limit_) thin(2 * limit_);
+  if (best_.size() / 4 > thinning_.limit) thin(2 * thinning_.limit);
 }
 
 /// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts
@@ -185,7 +231,7 @@ void IntervalTable::thin(std::size_t limit) {
     if (length >= part || (is_last && limit > 1)) {
       points[kept++] = point;
       begin = point;
-    } else if (thinning_ == Thinning::below) {
+    } else if (thinning_.is_below) {
       points[kept - 1].time = point.time;
     }
   }
