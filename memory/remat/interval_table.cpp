@@ -30,8 +30,8 @@ Bytes begin_of(Bytes least, Points first, Bytes first_shift, Points second, Byte
   return begin;
 }
 
-/// Walks along two shifted step functions and an envelope at once. Without branches: where the next breakpoint comes from
-/// cannot be predicted.
+/// Walks along two shifted step functions and an envelope at once. Without branches: where the next breakpoint comes
+/// from cannot be predicted.
 struct Walk {
   const IntervalTable::Breakpoint* first;
   const IntervalTable::Breakpoint* second;
@@ -189,8 +189,8 @@ void IntervalTable::consider(const Candidate& candidate) {
 
 /// best_ becomes the lesser of itself and the candidate, which first improves on it where the walk stands.
 void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& candidate) {
-  const std::size_t before = static_cast<std::size_t>(walk.envelope - best_.data()) +
-                             (walk.envelope->bytes < walk.at ? 1 : 0);
+  const std::size_t before =
+      static_cast<std::size_t>(walk.envelope - best_.data()) + (walk.envelope->bytes < walk.at ? 1 : 0);
   const std::size_t rest = best_.size() - before + candidate.first.size() + candidate.second.size() + 2;
   merged_.resize(before + rest);
   std::copy_n(best_.begin(), before, merged_.begin());
