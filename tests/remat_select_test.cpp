@@ -18,6 +18,14 @@ using remat_test::resnet50_graph;
 using thimble::PlanError;
 using thimble::ValueError;
 
+/// Leaves the points whose cost is below that of all points with fewer bytes.
+void keep_pareto(std::map<Bytes, Time>& least) {
+  for (auto it = least.begin(); it != least.end();) {
+    const bool is_worse = it != least.begin() && std::prev(it)->second <= it->second;
+    it = is_worse ? least.erase(it) : std::next(it);
+  }
+}
+
 /// Least cost by kept bytes over every set of kept tensors; each selection runs through the simulator.
 std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
   std::map<Bytes, Time> least;
@@ -30,10 +38,7 @@ std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
     const auto [entry, is_new] = least.emplace(selection.kept_bytes, selection.cost);
     if (!is_new) entry->second = std::min(entry->second, selection.cost);
   }
-  for (auto it = least.begin(); it != least.end();) {
-    const bool is_worse = it != least.begin() && std::prev(it)->second <= it->second;
-    it = is_worse ? least.erase(it) : std::next(it);
-  }
+  keep_pareto(least);
   return least;
 }
 
@@ -134,6 +139,43 @@ TEST_CASE("remat select: a budget of kept bytes is kept, at close to the least c
   CAPTURE(budgets, optimal);
   CHECK(budgets > 300);
   CHECK(static_cast<double>(optimal) > 0.9 * static_cast<double>(budgets));
+}
+
+TEST_CASE("remat select: a budget of the peak is kept, mostly at the least cost", "[remat]") {
+  Random random(14);
+  std::size_t budgets = 0;
+  std::size_t found = 0;
+  std::size_t optimal = 0;
+  for (int round = 0; round < 60; ++round) {
+    const std::size_t segments = 1 + static_cast<std::size_t>(random.below(3));
+    const Graph graph = random_graph(random, 4 + static_cast<std::size_t>(random.below(4)), segments);
+    if (graph.tensors.size() > 10) continue;
+    std::map<Bytes, Time> front;
+    for (std::uint32_t set = 0; set < (1U << graph.tensors.size()); ++set) {
+      std::vector<bool> wanted(graph.tensors.size());
+      for (std::size_t t = 0; t < wanted.size(); ++t) wanted[t] = ((set >> t) & 1U) != 0;
+      const GraphCost cost = simulate(graph, close_selection(graph, wanted));
+      const auto [entry, is_new] = front.emplace(cost.peak_bytes, cost.cost);
+      if (!is_new) entry->second = std::min(entry->second, cost.cost);
+    }
+    keep_pareto(front);
+    for (const auto& [bytes, least] : front) {
+      ++budgets;
+      try {
+        const KeptPlan plan = select_for_peak(graph, bytes);
+        REQUIRE(plan.cost.peak_bytes <= bytes);
+        REQUIRE(plan.cost.cost >= least);
+        ++found;
+        optimal += plan.cost.cost == least ? 1 : 0;
+      } catch (const InfeasibleBudget& error) {
+        REQUIRE(error.smallest_bytes() > bytes);
+      }
+    }
+  }
+  CAPTURE(budgets, found, optimal);
+  CHECK(budgets > 60);
+  CHECK(static_cast<double>(found) > 0.9 * static_cast<double>(budgets));
+  CHECK(static_cast<double>(optimal) > 0.8 * static_cast<double>(budgets));
 }
 
 TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[remat]") {
