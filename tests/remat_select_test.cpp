@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <ctime>
 
+#include <thimble/memory/remat/known.h>
+
 #include "catch.h"
 #include "remat_graphs.h"
 
@@ -18,6 +20,14 @@ using remat_test::resnet50_graph;
 using thimble::PlanError;
 using thimble::ValueError;
 
+/// Leaves the points whose cost is below that of all points with fewer bytes.
+void keep_pareto(std::map<Bytes, Time>& least) {
+  for (auto it = least.begin(); it != least.end();) {
+    const bool is_worse = it != least.begin() && std::prev(it)->second <= it->second;
+    it = is_worse ? least.erase(it) : std::next(it);
+  }
+}
+
 /// Least cost by kept bytes over every set of kept tensors; each selection runs through the simulator.
 std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
   std::map<Bytes, Time> least;
@@ -30,10 +40,7 @@ std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
     const auto [entry, is_new] = least.emplace(selection.kept_bytes, selection.cost);
     if (!is_new) entry->second = std::min(entry->second, selection.cost);
   }
-  for (auto it = least.begin(); it != least.end();) {
-    const bool is_worse = it != least.begin() && std::prev(it)->second <= it->second;
-    it = is_worse ? least.erase(it) : std::next(it);
-  }
+  keep_pareto(least);
   return least;
 }
 
@@ -57,12 +64,11 @@ Bytes all_bytes(const Graph& graph) {
   return close_selection(graph, std::vector<bool>(graph.tensors.size(), true)).kept_bytes;
 }
 
+constexpr Bytes rows = 1024, width = 768;
+
 /// A transformer's feed-forward block: norm, expand, gelu, contract, dropout, add. Costs are multiply-adds or elements.
-Graph feed_forward_block() {
-  GraphBuilder builder;
-  const Bytes rows = 1024, width = 768;
-  const auto bytes = [&](Bytes columns) { return 4 * rows * columns; };
-  const std::uint32_t x = builder.given("x", bytes(width), bytes(width));
+std::uint32_t add_feed_forward(GraphBuilder& builder, std::uint32_t x) {
+  const auto bytes = [](Bytes columns) { return 4 * rows * columns; };
   const std::uint32_t norm = builder.add("norm", {x}, bytes(width), rows * width, {x});
   builder.save_besides("statistics", 8 * rows);
   const std::uint32_t expand = builder.add("expand", {norm}, bytes(4 * width), rows * width * 4 * width, {norm});
@@ -70,7 +76,17 @@ Graph feed_forward_block() {
   const std::uint32_t contract = builder.add("contract", {gelu}, bytes(width), rows * width * 4 * width, {gelu});
   const std::uint32_t dropout = builder.add("dropout", {contract}, bytes(width), rows * width, {});
   builder.save_besides("mask", rows * width);
-  builder.add("add", {x, dropout}, bytes(width), rows * width, {});
+  return builder.add("add", {x, dropout}, bytes(width), rows * width, {});
+}
+
+/// `blocks` of them, each a segment.
+Graph feed_forward(std::size_t blocks) {
+  GraphBuilder builder;
+  std::uint32_t x = builder.given("x", 4 * rows * width, 4 * rows * width);
+  for (std::size_t i = 0; i < blocks; ++i) {
+    x = add_feed_forward(builder, x);
+    builder.end_segment();
+  }
   return builder.build();
 }
 
@@ -136,8 +152,45 @@ TEST_CASE("remat select: a budget of kept bytes is kept, at close to the least c
   CHECK(static_cast<double>(optimal) > 0.9 * static_cast<double>(budgets));
 }
 
+TEST_CASE("remat select: a budget of the peak is kept, mostly at the least cost", "[remat]") {
+  Random random(14);
+  std::size_t budgets = 0;
+  std::size_t found = 0;
+  std::size_t optimal = 0;
+  for (int round = 0; round < 60; ++round) {
+    const std::size_t segments = 1 + static_cast<std::size_t>(random.below(3));
+    const Graph graph = random_graph(random, 4 + static_cast<std::size_t>(random.below(4)), segments);
+    if (graph.tensors.size() > 10) continue;
+    std::map<Bytes, Time> front;
+    for (std::uint32_t set = 0; set < (1U << graph.tensors.size()); ++set) {
+      std::vector<bool> wanted(graph.tensors.size());
+      for (std::size_t t = 0; t < wanted.size(); ++t) wanted[t] = ((set >> t) & 1U) != 0;
+      const GraphCost cost = simulate(graph, close_selection(graph, wanted));
+      const auto [entry, is_new] = front.emplace(cost.peak_bytes, cost.cost);
+      if (!is_new) entry->second = std::min(entry->second, cost.cost);
+    }
+    keep_pareto(front);
+    for (const auto& [bytes, least] : front) {
+      ++budgets;
+      try {
+        const KeptPlan plan = select_for_peak(graph, bytes);
+        REQUIRE(plan.cost.peak_bytes <= bytes);
+        REQUIRE(plan.cost.cost >= least);
+        ++found;
+        optimal += plan.cost.cost == least ? 1 : 0;
+      } catch (const InfeasibleBudget& error) {
+        REQUIRE(error.smallest_bytes() > bytes);
+      }
+    }
+  }
+  CAPTURE(budgets, found, optimal);
+  CHECK(budgets > 60);
+  CHECK(static_cast<double>(found) > 0.9 * static_cast<double>(budgets));
+  CHECK(static_cast<double>(optimal) > 0.8 * static_cast<double>(budgets));
+}
+
 TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[remat]") {
-  const Graph block = feed_forward_block();
+  const Graph block = feed_forward(1);
   const std::vector<KeptPlan> options = block_options(block);
   CHECK(options.size() >= 3);
   CHECK(options.front().selection.cost == 0);
@@ -178,6 +231,37 @@ TEST_CASE("remat select: a selection becomes an option of a chain", "[remat]") {
   CHECK(none.recompute_peak_bytes == 120);
 }
 
+TEST_CASE("remat select: a chain of blocks needs what the graph of all blocks needs", "[remat]") {
+  // The same choices, once as options of stages in the chain's simulator, once tensor by tensor in the graph's. The
+  // graph gets its input for nothing; the chain rounds up where the peaks of gradients and temporaries do not coincide.
+  constexpr std::size_t blocks = 4;
+  const Graph block = feed_forward(1);
+  const Graph all = feed_forward(blocks);
+  const Bytes input = block.tensors[0].bytes;
+  const std::vector<KeptPlan> plans = block_options(block);
+  REQUIRE(plans.size() >= 3);
+  for (std::size_t o = 0; o < plans.size(); ++o) {
+    Stage stage;
+    stage.output_bytes = input;
+    stage.output_gradient_bytes = input;
+    stage.options = {chain_option(block, plans[o].selection, "option")};
+    const Chain chain{input, input, std::vector<Stage>(blocks, stage)};
+    const Cost by_chain = simulate(chain, keep_all(blocks));
+
+    std::vector<bool> wanted(all.tensors.size());
+    const std::size_t made = block.tensors.size() - 1;  // by each block
+    for (std::size_t i = 0; i < blocks; ++i) {
+      for (const std::uint32_t t : plans[o].selection.kept) wanted[i * made + t] = true;
+    }
+    const Selection selection = close_selection(all, wanted);
+    const GraphCost by_graph = simulate(all, selection);
+    INFO("option " << o);
+    CHECK(by_chain.extra_time == selection.cost);
+    CHECK(by_chain.peak_bytes >= by_graph.peak_bytes + input);
+    CHECK(by_chain.peak_bytes <= by_graph.peak_bytes + 2 * input);
+  }
+}
+
 TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
   // Three operators of 10 bytes each, every backward reads its input; two segments of which the second has one.
   GraphBuilder builder;
@@ -208,7 +292,7 @@ TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
 }
 
 TEST_CASE("remat select: bad graphs are refused", "[remat]") {
-  const Graph good = feed_forward_block();
+  const Graph good = feed_forward(1);
   const auto broken = [&](auto&& change) {
     Graph graph = good;
     change(graph);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include <thimble/memory/remat/frontier.h>
 #include <thimble/memory/remat/interval_classes.h>
@@ -17,15 +16,13 @@ void require_size(const Chain& chain) {
   }
 }
 
-/// Breakpoints per interval such that the work allowed is not passed by much: each way to split reads two tables and
-/// rewrites one.
-std::size_t breakpoint_limit(const IntervalClasses& classes, std::int64_t work) {
-  if (work == 0) return std::numeric_limits<std::size_t>::max() / 64;
-  return static_cast<std::size_t>(std::max<std::int64_t>(12, work / (4 * classes.split_count())));
+/// Breakpoints per interval such that about `work` are visited: each split walks along two parts and the envelope.
+std::size_t breakpoint_limit(const IntervalClasses& classes, std::int64_t work, bool has_few_splits) {
+  return static_cast<std::size_t>(std::max<std::int64_t>(8, work / (4 * classes.split_count(has_few_splits))));
 }
 
 Bytes smallest(const Chain& chain, const IntervalClasses& classes) {
-  const IntervalTable table(chain, classes, 1, IntervalTable::Thinning::above);
+  const IntervalTable table(chain, classes, {1, false, false, 0});
   return table.whole().front().bytes + chain.input_bytes;
 }
 
@@ -42,16 +39,22 @@ Frontier::Frontier(Frontier&&) noexcept = default;
 Frontier& Frontier::operator=(Frontier&&) noexcept = default;
 
 Frontier::Frontier(Chain chain, const SolveLimits& limits) : chain_(std::make_unique<Chain>(std::move(chain))) {
-  using Thinning = IntervalTable::Thinning;
   frontier_detail::require_size(*chain_);
   if (limits.work < 0) {
     throw ValueError("remat frontier: work is " + std::to_string(limits.work) + ", must be >= 0");
   }
   classes_ = std::make_unique<IntervalClasses>(*chain_);
-  const std::size_t limit = frontier_detail::breakpoint_limit(*classes_, limits.work);
-  table_ = std::make_unique<IntervalTable>(*chain_, *classes_, limit, Thinning::above);
-  is_exact_ = !table_->is_thinned();
-  if (!is_exact_) bound_ = std::make_unique<IntervalTable>(*chain_, *classes_, limit, Thinning::below);
+  IntervalTable::Thinning thinning;
+  thinning.work = limits.work;
+  table_ = std::make_unique<IntervalTable>(*chain_, *classes_, thinning);
+  is_exact_ = !table_->is_abandoned();
+  if (!is_exact_) {
+    const std::int64_t half = std::max<std::int64_t>(limits.work / 2, 1);
+    thinning = {frontier_detail::breakpoint_limit(*classes_, half, true), false, true, 0};
+    table_ = std::make_unique<IntervalTable>(*chain_, *classes_, thinning);
+    thinning = {frontier_detail::breakpoint_limit(*classes_, half, false), true, false, 0};
+    bound_ = std::make_unique<IntervalTable>(*chain_, *classes_, thinning);
+  }
   for (const IntervalTable::Breakpoint& point : table_->whole()) {
     const Bytes budget = point.bytes + chain_->input_bytes;
     points_.push_back({budget, point.time, point.time});

@@ -6,8 +6,6 @@ namespace thimble::remat {
 
 namespace graph_detail {
 
-constexpr std::uint32_t nobody = 0xFFFFFFFFU;
-
 /// What a message is about. The text is made only when there is something to say: graphs are checked before every use.
 struct Place {
   const char* what;

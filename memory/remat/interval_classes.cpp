@@ -107,9 +107,14 @@ void IntervalClasses::number_intervals(const Chain& chain) {
   }
 }
 
-std::int64_t IntervalClasses::split_count() const noexcept {
+std::int64_t IntervalClasses::split_count(bool has_few_splits) const noexcept {
   std::int64_t count = 0;
-  for (const Interval& interval : representatives_) count += static_cast<std::int64_t>(interval.length());
+  for (const Interval& interval : representatives_) {
+    for (std::size_t first = 1; first <= interval.length(); ++first) {
+      const std::size_t second = interval.length() - first;
+      count += second == 0 || !has_few_splits || is_few_split(first, second) ? 1 : 0;
+    }
+  }
   return count;
 }
 

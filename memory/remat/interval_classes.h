@@ -32,8 +32,14 @@ class IntervalClasses {
   /// Options of a stage that no other option equals or betters in everything, as indices into Stage::options.
   const std::vector<std::uint32_t>& options(std::size_t stage) const { return options_of_kind_[kind_of_[stage]]; }
 
-  /// Ways to split, summed over the classes: what solving costs, in units of one pair of parts.
-  std::int64_t split_count() const noexcept;
+  /// Ways to split, summed over the classes: what solving costs, in units of one pair of parts. With few splits only
+  /// those count for which is_few_split() holds.
+  std::int64_t split_count(bool has_few_splits) const noexcept;
+
+  /// True when one of two parts has 2^k stages.
+  static bool is_few_split(std::size_t first, std::size_t second) noexcept {
+    return (first & (first - 1)) == 0 || (second & (second - 1)) == 0;
+  }
 
  private:
   void number_stages(const Chain& chain);

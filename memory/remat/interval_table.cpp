@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include <thimble/memory/remat/interval_table.h>
 
@@ -16,18 +16,86 @@ Points::iterator last_within(Points points, Bytes bytes) {
   return after == points.begin() ? points.end() : after - 1;
 }
 
-constexpr Bytes never = std::numeric_limits<Bytes>::max();
+// Every step function ends with a sentinel at `never`, and the envelope of candidates begins with one as well, so that
+// walks along several functions need no test for ends. Shifts are below `far`, so a shifted sentinel is still above it.
+constexpr std::int64_t never = std::int64_t{1} << 62;
+constexpr std::int64_t far = std::int64_t{1} << 61;
+constexpr IntervalTable::Breakpoint nothing[] = {{0, 0, 0}, {never, 0, 0}};
+
+/// The fewest bytes with which a candidate and its parts fit.
+Bytes begin_of(Bytes least, Points first, Bytes first_shift, Points second, Bytes second_shift) {
+  Bytes begin = std::max<Bytes>(least, 0);
+  if (!first.empty()) begin = std::max(begin, first.front().bytes + first_shift);
+  if (!second.empty()) begin = std::max(begin, second.front().bytes + second_shift);
+  return begin;
+}
+
+/// Walks along two shifted step functions and an envelope at once. Without branches: where the next breakpoint comes
+/// from cannot be predicted.
+struct Walk {
+  const IntervalTable::Breakpoint* first;
+  const IntervalTable::Breakpoint* second;
+  const IntervalTable::Breakpoint* envelope;
+  Bytes first_shift;
+  Bytes second_shift;
+  Bytes at;
+
+  bool is_at_end() const { return at >= far; }
+  Time time() const { return first->time + second->time; }
+  void advance() {
+    const Bytes next_first = first[1].bytes + first_shift;
+    const Bytes next_second = second[1].bytes + second_shift;
+    const Bytes next_envelope = envelope[1].bytes;
+    at = std::min(std::min(next_first, next_second), next_envelope);
+    first += next_first == at ? 1 : 0;
+    second += next_second == at ? 1 : 0;
+    envelope += next_envelope == at ? 1 : 0;
+  }
+};
 
 }  // namespace interval_table_detail
 
-IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes, std::size_t limit, Thinning thinning)
-    : chain_(&chain), classes_(&classes), limit_(std::max<std::size_t>(limit, 1)), thinning_(thinning) {
+IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes, const Thinning& thinning)
+    : chain_(&chain), classes_(&classes), thinning_(thinning) {
   parameter_sums_.assign(1, 0);
   for (const Stage& stage : chain.stages) {
     parameter_sums_.push_back(parameter_sums_.back() + stage.parameter_gradient_bytes);
   }
-  ranges_.reserve(classes.representatives().size());
-  for (const Interval& interval : classes.representatives()) solve(interval);
+  const std::vector<Interval>& all = classes.representatives();
+  ranges_.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::size_t length = all[i].length();
+    if (thinning_.work > 0 && length >= 8 && (length & (length - 1)) == 0 && all[i - 1].length() < length) {
+      is_abandoned_ = forecast(length) > static_cast<double>(thinning_.work);
+      if (is_abandoned_) return;
+    }
+    solve(all[i]);
+  }
+}
+
+/// Breakpoints that all intervals will visit, when their number grows with the length as it did over the last doubling,
+/// which has just been completed.
+double IntervalTable::forecast(std::size_t length) const {
+  const std::vector<Interval>& all = classes_->representatives();
+  const auto mean = [&](std::size_t l) {
+    double sum = 0;
+    double count = 0;
+    for (std::size_t i = 0; i < ranges_.size(); ++i) {
+      if (all[i].length() != l) continue;
+      sum += static_cast<double>(ranges_[i].size);
+      ++count;
+    }
+    return count > 0 ? sum / count : 1.0;
+  };
+  const double now = mean(length - 1);
+  const double exponent = std::log2(std::max(1.0, now / mean((length - 1) / 2)));
+  double work = 0;
+  for (const Interval& interval : all) {
+    const auto ratio = static_cast<double>(interval.length()) / static_cast<double>(length - 1);
+    // Each split walks along two parts and the envelope; parts are shorter than the whole.
+    work += static_cast<double>(interval.length()) * 2 * now * std::pow(ratio, exponent);
+  }
+  return work;
 }
 
 // When a segment is run again, d_j and the parameters' gradients of the stages after it have come, d_{b+1} has gone.
@@ -43,13 +111,15 @@ Bytes IntervalTable::record_shift(const Interval& interval, const Option& option
 }
 
 void IntervalTable::solve(const Interval& interval) {
-  best_.clear();
+  using interval_table_detail::never;
+  best_.assign({{-never, never, 0}, {never, 0, 0}});
   consider_records(interval);
   consider_drops(interval);
-  thin(limit_);
-  ranges_.push_back({pool_.size(), best_.size()});
-  pool_.insert(pool_.end(), best_.begin(), best_.end());
-  largest_ = std::max(largest_, best_.size());
+  thin(thinning_.limit);
+  const std::size_t size = best_.size() - 2;
+  ranges_.push_back({pool_.size(), size});
+  pool_.insert(pool_.end(), best_.begin() + 1, best_.end());
+  largest_ = std::max(largest_, size);
 }
 
 void IntervalTable::consider_records(const Interval& interval) {
@@ -87,107 +157,86 @@ void IntervalTable::consider_drops(const Interval& interval) {
     candidate.first_shift = passed.output_bytes;
     candidate.second = of(a, j - 1, is_pinned);
     candidate.second_shift = rerun_shift(j, b);
+    if (thinning_.has_few_splits && !IntervalClasses::is_few_split(j - a, b + 1 - j) &&
+        interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
+                                        candidate.second_shift) >= best_[1].bytes) {
+      continue;
+    }
     consider(candidate);
   }
 }
 
 void IntervalTable::consider(const Candidate& candidate) {
-  Bytes begin = std::max<Bytes>(candidate.least, 0);
-  Time fastest = candidate.time;
-  if (!candidate.first.empty()) {
-    begin = std::max(begin, candidate.first.front().bytes + candidate.first_shift);
-    fastest += candidate.first.back().time;
-  }
-  if (!candidate.second.empty()) {
-    begin = std::max(begin, candidate.second.front().bytes + candidate.second_shift);
-    fastest += candidate.second.back().time;
-  }
-  const auto rival = interval_table_detail::last_within(best_, begin);
-  if (rival != interval_table_detail::Points(best_).end() && rival->time <= fastest) return;
-  add_up(candidate, begin);
-  merge();
-}
-
-/// The candidate as a step function, into sum_.
-void IntervalTable::add_up(const Candidate& candidate, Bytes begin) {
-  using interval_table_detail::never;
-  sum_.clear();
+  using interval_table_detail::last_within;
+  interval_table_detail::Walk walk{};
+  walk.at = interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
+                                            candidate.second_shift);
   const auto start = [&](std::span<const Breakpoint> points, Bytes shift) {
-    return points.empty() ? std::size_t{0}
-                          : static_cast<std::size_t>(interval_table_detail::last_within(points, begin - shift) -
-                                                     std::span<const Breakpoint>(points).begin());
+    return points.empty() ? interval_table_detail::nothing : &*last_within(points, walk.at - shift);
   };
-  std::size_t i = start(candidate.first, candidate.first_shift);
-  std::size_t k = start(candidate.second, candidate.second_shift);
-  Bytes at = begin;
-  while (true) {
-    const Time time = candidate.time + (candidate.first.empty() ? 0 : candidate.first[i].time) +
-                      (candidate.second.empty() ? 0 : candidate.second[k].time);
-    sum_.push_back({at, time, candidate.choice});
-    const Bytes next_first =
-        i + 1 < candidate.first.size() ? candidate.first[i + 1].bytes + candidate.first_shift : never;
-    const Bytes next_second =
-        k + 1 < candidate.second.size() ? candidate.second[k + 1].bytes + candidate.second_shift : never;
-    at = std::min(next_first, next_second);
-    if (at == never) return;
-    if (next_first == at) ++i;
-    if (next_second == at) ++k;
+  walk.first = start(candidate.first, candidate.first_shift);
+  walk.second = start(candidate.second, candidate.second_shift);
+  walk.first_shift = candidate.first_shift;
+  walk.second_shift = candidate.second_shift;
+  walk.envelope = &*last_within(best_, walk.at);
+  // Most candidates improve nothing, which is found out without writing.
+  while (walk.time() + candidate.time >= walk.envelope->time) {
+    walk.advance();
+    if (walk.is_at_end()) return;
   }
+  merge(walk, candidate);
 }
 
-/// best_ becomes the lesser of itself and sum_. Most candidates improve nothing, which is found out without writing.
-void IntervalTable::merge() {
-  constexpr Time unreached = std::numeric_limits<Time>::max();
-  Time best = unreached;
-  std::size_t i = 0;
-  std::size_t k = 0;
-  for (; k < sum_.size(); ++k) {
-    for (; i < best_.size() && best_[i].bytes <= sum_[k].bytes; ++i) best = best_[i].time;
-    if (sum_[k].time < best) break;
+/// best_ becomes the lesser of itself and the candidate, which first improves on it where the walk stands.
+void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& candidate) {
+  const std::size_t before =
+      static_cast<std::size_t>(walk.envelope - best_.data()) + (walk.envelope->bytes < walk.at ? 1 : 0);
+  const std::size_t rest = best_.size() - before + candidate.first.size() + candidate.second.size() + 2;
+  merged_.resize(before + rest);
+  std::copy_n(best_.begin(), before, merged_.begin());
+  Breakpoint* out = merged_.data() + before;
+  Time least = interval_table_detail::never;
+  while (!walk.is_at_end()) {
+    const Time own = walk.time() + candidate.time;
+    const bool is_own = own < walk.envelope->time;
+    const Time time = is_own ? own : walk.envelope->time;
+    *out = {walk.at, time, is_own ? candidate.choice : walk.envelope->choice};
+    out += time < least ? 1 : 0;
+    least = std::min(least, time);
+    walk.advance();
   }
-  if (k == sum_.size()) return;
-
-  merged_.assign(best_.begin(), best_.begin() + static_cast<std::ptrdiff_t>(i));
-  Time least = best;
-  while (i < best_.size() || k < sum_.size()) {
-    const bool from_best = k == sum_.size() || (i < best_.size() && best_[i].bytes <= sum_[k].bytes);
-    const Breakpoint& point = from_best ? best_[i++] : sum_[k++];
-    if (point.time >= least) continue;
-    least = point.time;
-    if (!merged_.empty() && merged_.back().bytes == point.bytes) {
-      merged_.back() = point;
-    } else {
-      merged_.push_back(point);
-    }
-  }
+  *out++ = {interval_table_detail::never, 0, 0};
+  merged_.resize(static_cast<std::size_t>(out - merged_.data()));
   best_.swap(merged_);
-  if (best_.size() / 4 > limit_) thin(2 * limit_);
+  if (best_.size() / 4 > thinning_.limit) thin(2 * thinning_.limit);
 }
 
 /// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts
 /// of equal length, bytes and time both scaled to 1. `below` gives each part its last time, `above` its first.
 void IntervalTable::thin(std::size_t limit) {
-  if (best_.size() <= limit) return;
+  const std::span<Breakpoint> points(best_.data() + 1, best_.size() - 2);
+  if (points.size() <= limit) return;
   is_thinned_ = true;
-  const Breakpoint last = best_.back();
-  const double bytes_scale = 1.0 / static_cast<double>(last.bytes - best_.front().bytes);
-  const double time_scale = 1.0 / static_cast<double>(best_.front().time - last.time);
+  const Breakpoint last = points.back();
+  const double bytes_scale = 1.0 / static_cast<double>(last.bytes - points.front().bytes);
+  const double time_scale = 1.0 / static_cast<double>(points.front().time - last.time);
   const double part = limit > 2 ? 2.0 / static_cast<double>(limit - 2) : 4.0;
   std::size_t kept = 1;
-  Breakpoint begin = best_.front();
-  for (std::size_t i = 1; i < best_.size(); ++i) {
-    const Breakpoint point = best_[i];
+  Breakpoint begin = points.front();
+  for (std::size_t i = 1; i < points.size(); ++i) {
+    const Breakpoint point = points[i];
     const double length = static_cast<double>(point.bytes - begin.bytes) * bytes_scale +
                           static_cast<double>(begin.time - point.time) * time_scale;
-    const bool is_last = i + 1 == best_.size();
+    const bool is_last = i + 1 == points.size();
     if (length >= part || (is_last && limit > 1)) {
-      best_[kept++] = point;
+      points[kept++] = point;
       begin = point;
-    } else if (thinning_ == Thinning::below) {
-      best_[kept - 1].time = point.time;
+    } else if (thinning_.is_below) {
+      points[kept - 1].time = point.time;
     }
   }
-  best_.resize(kept);
+  points[kept] = best_.back();
+  best_.resize(kept + 2);
 }
 
 Plan IntervalTable::plan(Bytes bytes) const {

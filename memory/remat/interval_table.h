@@ -12,6 +12,10 @@
 
 namespace thimble::remat {
 
+namespace interval_table_detail {
+struct Walk;
+}
+
 class IntervalTable {
  public:
   /// From `bytes` on, up to the next breakpoint, `time` is the least time. `choice` says how: -1 - o records the first
@@ -22,13 +26,24 @@ class IntervalTable {
     std::int32_t choice;
   };
 
-  /// How breakpoints are left out: `above` leaves only what can be reached, `below` makes a lower bound.
-  enum class Thinning : std::uint8_t { above, below };
+  /// What is done about too many breakpoints.
+  struct Thinning {
+    /// Breakpoints per interval, >= 1; the first is always exact.
+    std::size_t limit = std::size_t{1} << 40;
+    /// False: only breakpoints that can be reached are left. True: a lower bound is left.
+    bool is_below = false;
+    /// Drop only 2^k stages, or all but 2^k, unless another number needs fewer bytes than all of these. For limits that
+    /// would be small otherwise: the finer breakpoints gain more than the splits lose.
+    bool has_few_splits = false;
+    /// Give up as soon as a forecast of the breakpoints to be visited passes this; 0: never.
+    std::int64_t work = 0;
+  };
 
-  /// Solves every class. Chain and classes must outlive the table. Keeps at most `limit` breakpoints per interval
-  /// (>= 1; the first is always exact).
-  IntervalTable(const Chain& chain, const IntervalClasses& classes, std::size_t limit, Thinning thinning);
+  /// Solves every class. Chain and classes must outlive the table.
+  IntervalTable(const Chain& chain, const IntervalClasses& classes, const Thinning& thinning);
 
+  /// The table was given up: nothing else may be asked of it.
+  bool is_abandoned() const noexcept { return is_abandoned_; }
   bool is_thinned() const noexcept { return is_thinned_; }
   std::size_t breakpoints() const noexcept { return pool_.size(); }
   std::size_t largest() const noexcept { return largest_; }
@@ -63,23 +78,23 @@ class IntervalTable {
   Bytes record_shift(const Interval& interval, const Option& option) const;
 
   void solve(const Interval& interval);
+  double forecast(std::size_t length) const;
   void consider_records(const Interval& interval);
   void consider_drops(const Interval& interval);
   void consider(const Candidate& candidate);
-  void add_up(const Candidate& candidate, Bytes begin);
-  void merge();
+  void merge(interval_table_detail::Walk walk, const Candidate& candidate);
   void thin(std::size_t limit);
 
   const Chain* chain_;
   const IntervalClasses* classes_;
-  std::size_t limit_;
   Thinning thinning_;
   bool is_thinned_ = false;
+  bool is_abandoned_ = false;
   std::size_t largest_ = 0;
   std::vector<Bytes> parameter_sums_;  // gradients of the parameters of the stages before i
   std::vector<Range> ranges_;          // by class
   std::vector<Breakpoint> pool_;
-  std::vector<Breakpoint> best_, sum_, merged_;  // while one interval is solved
+  std::vector<Breakpoint> best_, merged_;  // while one interval is solved
 };
 
 }  // namespace thimble::remat
