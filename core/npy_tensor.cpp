@@ -25,13 +25,13 @@ Tensor load_npy(const std::string& path, Device device, Category category) {
 
 void save_npy(const std::string& path, const Tensor& t) {
   if (t.scale()) {
-    throw DTypeError("save_npy: " + describe(t) + " is quantized; the file cannot hold its scales: dequantize it first");
+    throw DTypeError("save_npy: " + describe(t) +
+                     " is quantized; the file cannot hold its scales: dequantize it first");
   }
   npy_header(t.dtype(), std::span(t.shape().begin(), t.shape().end()));  // what cannot be written costs no copy
   const Tensor dense = contiguous(t.detach());
   const Pin pin(dense);
-  write_npy(path, t.dtype(), std::span(t.shape().begin(), t.shape().end()),
-            npy_tensor_detail::bytes_at(pin, dense));
+  write_npy(path, t.dtype(), std::span(t.shape().begin(), t.shape().end()), npy_tensor_detail::bytes_at(pin, dense));
 }
 
 }  // namespace thimble

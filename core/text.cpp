@@ -101,6 +101,9 @@ std::string padded(const std::string& text, std::size_t width) {
   return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
 }
 
+// Magnitudes from here on have more digits than the dtype tells apart (NumPy: ten to its decimal precision, at most 8).
+double largest_fixed(DType dtype) { return dtype == DType::f64 ? 1e8 : dtype == DType::f32 ? 1e6 : 1e3; }
+
 bool needs_exponents(const std::vector<double>& values, DType dtype) {
   double largest = 0, smallest = INFINITY;
   for (const double v : values) {
@@ -108,7 +111,8 @@ bool needs_exponents(const std::vector<double>& values, DType dtype) {
     largest = std::max(largest, std::abs(v));
     smallest = std::min(smallest, std::abs(v));
   }
-  return largest > 0 && (largest >= 1e8 || smallest < rounded(1e-4, dtype) || largest / smallest > 1000);
+  return largest > 0 &&
+         (largest >= largest_fixed(dtype) || smallest < rounded(1e-4, dtype) || largest / smallest > 1000);
 }
 
 // Every value as text, all of one width.
@@ -130,6 +134,7 @@ std::vector<std::string> float_words(const std::vector<double>& values, DType dt
     Parts& p = parts[i];
     std::string word = std::isnan(values[i]) ? "nan" : values[i] > 0 ? "inf" : "-inf";
     if (std::isfinite(values[i])) {
+      if (has_exponents) p = exponent_parts(parse_scientific(scientific(values[i], static_cast<int>(fraction))));
       p.fraction.resize(fraction, has_exponents ? '0' : ' ');
       word = padded(p.whole, whole) + "." + p.fraction;
       if (has_exponents) {

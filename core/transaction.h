@@ -23,8 +23,8 @@ class Transaction {
 
   /// The pending value of `target`, equal to it at first; further changes in the same step see the earlier ones.
   Tensor staged(const Tensor& target);
-  /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before is
-  /// copied once (its bytes count twice until the step ends); where there was none this costs nothing.
+  /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
+  /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
   void commit();
   std::size_t staged_count() const noexcept { return entries_.size(); }

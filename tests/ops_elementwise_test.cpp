@@ -182,10 +182,14 @@ TEST_CASE("ops: binary and ternary elementwise") {
 TEST_CASE("ops: elementwise work that is shared by threads") {
   const std::int64_t wide = 30011;  // with two rows, four of a thread's portions
   const char* const why = "larger than central differences are worth; the same operators are checked above";
-  OperatorCase unary_row{"silu", {{{2, wide}}}, [](auto in) { return silu(in[0]); },
+  OperatorCase unary_row{"silu",
+                         {{{2, wide}}},
+                         [](auto in) { return silu(in[0]); },
                          map([](double x) { return x * sigmoid_of(x); }),
                          [=](std::int64_t e, std::int64_t) { return 2 * wide * e; }};
-  OperatorCase binary_row{"mul", {{{2, wide}}, {{2, 1}}}, [](auto in) { return mul(in[0], in[1]); },
+  OperatorCase binary_row{"mul",
+                          {{{2, wide}}, {{2, 1}}},
+                          [](auto in) { return mul(in[0], in[1]); },
                           [=](const Arrays& in) {
                             Values y;
                             for (std::int64_t i = 0; i < 2 * wide; ++i) y.push_back(in[0][i] * in[1][i / wide]);

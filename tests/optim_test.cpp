@@ -6,6 +6,7 @@
 #include <memory>
 #include <numbers>
 
+#include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adam.h>
@@ -151,7 +152,7 @@ TEST_CASE("optim: twenty steps against plain loops in f64", "[optim]") {
         }
         INFO("largest error " << worst << ", allowed " << tolerance << ", largest move " << moved);
         CHECK(worst <= tolerance);
-        CHECK(moved > 0.01);
+        CHECK(moved > 0.005);
         CHECK(moved < 2);
       }
     }
@@ -272,12 +273,12 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
     double lowest, expected;
   };
   for (const Row& row : {
-           Row{0, 10, 110, 0.1, 0.2},                                    // the first step already learns
-           Row{8, 10, 110, 0.1, 1.8},                                    //
-           Row{9, 10, 110, 0.1, 2},                                      // the last of the warm-up: all of it
-           Row{10, 10, 110, 0.1, 2},                                     // the cosine's top
-           Row{11, 10, 110, 0.1, 0.1 + 0.95 * (1 + std::cos(pi / 100))}, //
-           Row{60, 10, 110, 0.1, 1.05},                                  // half way: the mean
+           Row{0, 10, 110, 0.1, 0.2},                                     // the first step already learns
+           Row{8, 10, 110, 0.1, 1.8},                                     //
+           Row{9, 10, 110, 0.1, 2},                                       // the last of the warm-up: all of it
+           Row{10, 10, 110, 0.1, 2},                                      // the cosine's top
+           Row{11, 10, 110, 0.1, 0.1 + 0.95 * (1 + std::cos(pi / 100))},  //
+           Row{60, 10, 110, 0.1, 1.05},                                   // half way: the mean
            Row{109, 10, 110, 0.1, 0.1 + 0.95 * (1 + std::cos(0.99 * pi))},
            Row{110, 10, 110, 0.1, 0.1},  // the end
            Row{100000, 10, 110, 0.1, 0.1},
@@ -293,7 +294,8 @@ TEST_CASE("optim: schedules at their corners", "[optim]") {
     INFO("step " << row.step << " of " << row.total << ", warm-up " << row.warmup);
     CHECK(std::abs(cosine_rate(2, row.step, row.warmup, row.total, row.lowest) - row.expected) <= 4 * 0x1p-52);
   }
-  for (std::int64_t step = 10; step < 110; ++step) CHECK(cosine_rate(2, step + 1, 10, 110) < cosine_rate(2, step, 10, 110));
+  for (std::int64_t step = 10; step < 110; ++step)
+    CHECK(cosine_rate(2, step + 1, 10, 110) < cosine_rate(2, step, 10, 110));
   CHECK_THROWS_AS(cosine_rate(1, 0, -1, 10), ValueError);
   CHECK_THROWS_AS(cosine_rate(1, 0, 11, 10), ValueError);
 }
