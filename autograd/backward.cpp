@@ -12,7 +12,6 @@
 namespace thimble {
 namespace backward_detail {
 
-
 // a + b in a's buffer, or in b's, or in a new one.
 Tensor add(Tensor a, Tensor b) {
   const Tensor out = is_reusable(a) ? a : reused_or_new(b);

@@ -193,7 +193,10 @@ TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory
   const Outcome real = run(cpu), imagined = run(dry(cpu));
   CHECK(real.stack.trace->events().size() > 40);
   CHECK(*real.stack.trace == *imagined.stack.trace);
-  CHECK(real.stack.arena->statistics() == imagined.stack.arena->statistics());
+  const Arena::Statistics measured = real.stack.arena->statistics(), predicted = imagined.stack.arena->statistics();
+  CHECK(measured.peak_committed_bytes == predicted.peak_committed_bytes);
+  CHECK(measured.peak_height_bytes == predicted.peak_height_bytes);
+  CHECK(measured.allocation_count == predicted.allocation_count);
   CHECK(real.stack.ledger->max_allocated() == imagined.stack.ledger->max_allocated());
   CHECK(real.stack.ledger->bytes() == 0);
   CHECK(real.tier == imagined.tier);
@@ -280,39 +283,37 @@ TEST_CASE("offload: speed, and what the page cache keeps", "[.benchmark]") {
     in >> kib;
     return kib / 1024;
   };
-  for (const std::int64_t mib : {1, 16, 64}) {
-    for (const int workers : {1, 2, 4}) {
-      FileTier::Options options;
-      options.folder = folder;
-      options.workers = workers;
-      const auto tier = std::make_shared<FileTier>(cpu, options);
-      const std::int64_t count = 512 / mib;
-      const double cached = cached_mib();
-      std::vector<Offloaded> away;
-      auto seconds = [start = std::chrono::steady_clock::now()]() mutable {
-        const auto now = std::chrono::steady_clock::now();
-        return std::chrono::duration<double>(now - std::exchange(start, now)).count();
-      };
-      const Tensor t = pattern({mib << 20}, DType::u8, 1);
-      seconds();
-      for (std::int64_t i = 0; i < count; ++i) away.push_back(offload(t, tier));
-      for (Offloaded& a : away) a.complete();
-      const double first = seconds();
-      away.clear();
-      seconds();
-      for (std::int64_t i = 0; i < count; ++i) away.push_back(offload(t, tier));  // into slots that are there
-      for (Offloaded& a : away) a.complete();
-      const double write = seconds();
-      for (std::size_t i = 0; i < away.size(); ++i) {
-        if (i + 1 < away.size()) away[i + 1].prefetch();
-        away[i].fetch();
-      }
-      const double read = seconds();
-      std::printf(
-          "%3d MiB x %3d, %d workers: write %6.0f MB/s (new slots %6.0f), read %6.0f MB/s, page cache %+.1f MiB\n",
-          static_cast<int>(mib), static_cast<int>(count), workers, 512 * 1.048576 / write, 512 * 1.048576 / first,
-          512 * 1.048576 / read, cached_mib() - cached);
-      CHECK(read > 0);
+  for (const auto& [mib, workers] : {std::pair<std::int64_t, int>{1, 2}, {16, 1}, {16, 2}, {16, 4}, {64, 2}}) {
+    FileTier::Options options;
+    options.folder = folder;
+    options.workers = workers;
+    const auto tier = std::make_shared<FileTier>(cpu, options);
+    const std::int64_t count = 256 / mib;
+    const double cached = cached_mib();
+    std::vector<Offloaded> away;
+    auto seconds = [start = std::chrono::steady_clock::now()]() mutable {
+      const auto now = std::chrono::steady_clock::now();
+      return std::chrono::duration<double>(now - std::exchange(start, now)).count();
+    };
+    const Tensor t = pattern({mib << 20}, DType::u8, 1);
+    seconds();
+    for (std::int64_t i = 0; i < count; ++i) away.push_back(offload(t, tier));
+    for (Offloaded& a : away) a.complete();
+    const double first = seconds();
+    away.clear();
+    seconds();
+    for (std::int64_t i = 0; i < count; ++i) away.push_back(offload(t, tier));  // into slots that are there
+    for (Offloaded& a : away) a.complete();
+    const double write = seconds();
+    for (std::size_t i = 0; i < away.size(); ++i) {
+      if (i + 1 < away.size()) away[i + 1].prefetch();
+      away[i].fetch();
     }
+    const double read = seconds();
+    std::printf(
+        "%3d MiB x %3d, %d workers: write %6.0f MB/s (new slots %6.0f), read %6.0f MB/s, page cache %+.1f MiB\n",
+        static_cast<int>(mib), static_cast<int>(count), workers, 256 * 1.048576 / write, 256 * 1.048576 / first,
+        256 * 1.048576 / read, cached_mib() - cached);
+    CHECK(read > 0);
   }
 }
