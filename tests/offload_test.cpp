@@ -27,7 +27,7 @@ TEST_CASE("offload: what comes back is what went, in every dtype and size", "[me
   const std::string folder = disk_folder();
   if (folder.empty()) return;
   // Around the alignment (4096) and the chunk (16384), and large ones that both workers share.
-  const std::vector<std::int64_t> sizes{0, 1, 7, 4095, 4096, 4097, 16383, 16384, 16385, 100001, 3000000};
+  const std::vector<std::int64_t> sizes{0, 1, 7, 4095, 4096, 4097, 16383, 16384, 16385, 50001, 1500000};
   for (const int workers : {1, 3}) {
     const auto tier = std::make_shared<FileTier>(cpu, options_at(folder, 16384, workers));
     for (int d = 0; d < dtype_count; ++d) {
@@ -36,7 +36,7 @@ TEST_CASE("offload: what comes back is what went, in every dtype and size", "[me
       std::vector<Bytes> expected;
       std::vector<Offloaded> away;
       for (const std::int64_t n : sizes) {
-        if (n == 3000000 && dtype != DType::f32) continue;
+        if (n == 1500000 && dtype != DType::bf16) continue;
         const Tensor t = pattern({n}, dtype, static_cast<std::uint32_t>(n + d));
         expected.push_back(bytes_of(t));
         away.push_back(offload(t, tier));
@@ -68,10 +68,10 @@ TEST_CASE("offload: any order of complete, prefetch, fetch and drop", "[memory][
     random = random * 1664525u + 1013904223u;
     return (random >> 8) % bound;
   };
-  for (int step = 0; step < 3000; ++step) {
+  for (int step = 0; step < 1000; ++step) {
     const std::size_t i = next(65536) % away.size();
     if (!away[i].defined()) {
-      const Tensor t = pattern({1 + next(65536) % 40, 1 + next(65536) % 500}, DType::f32, random);
+      const Tensor t = pattern({1 + next(65536) % 20, 1 + next(65536) % 200}, DType::f32, random);
       expected[i] = bytes_of(t);
       away[i] = offload(t, tier);
       continue;
