@@ -190,7 +190,7 @@ class Tape {
 
   void run_node(Node& node);
   void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
-  void accumulate_leaf(Leaf& leaf, Tensor gradient);
+  void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
   void check_version(const Node& node, const SavedEdge& edge) const;
   void release_kept(Node& node) noexcept;
 

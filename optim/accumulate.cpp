@@ -11,6 +11,10 @@ namespace thimble::optim {
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording) {
   if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
+  if (count > 1 && samples < 1) {
+    throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +
+                     " samples; at least 1, as random operators draw by the sample's number in the whole batch");
+  }
   Tape tape;
   if (recording.graph) tape.observe();
   tape.follow(recording.plan);

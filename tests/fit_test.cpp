@@ -29,7 +29,7 @@ bench::Setup fit_setup(const char* model, std::int64_t batch) {
   } else if (setup.model == "mlp") {
     sizes.image = 28, sizes.width = 64;
   } else {
-    sizes.image = 16, sizes.width = 8;
+    sizes.image = 32, sizes.width = 16;
   }
   return setup;
 }
@@ -71,7 +71,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
     const bench::Setup setup = fit_setup(model, 6);
     const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
     const auto plain = train(setup, nullptr, 0);
-    if (setup.model != "mlp") REQUIRE(planner.plans().size() > 3);
+    if (setup.model != "mlp") CHECK(planner.plans().size() > 3);
     CHECK(planner.keep_everything().time_overhead == 0);
     for (std::size_t i = 0; i < planner.plans().size(); i += 1 + planner.plans().size() / 6) {
       const nn::Plan& plan = planner.plans()[i];
