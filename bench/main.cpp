@@ -1,7 +1,7 @@
 // The program `thimble`: its commands, and what an error looks like from outside.
 //
-// Exit status: 0 done, 2 bad input of any kind, 3 a budget that no plan keeps (one line on standard error, nothing
-// written).
+// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
+// keeps, or a capacity that was not met.
 
 #include <algorithm>
 #include <cstdio>
@@ -63,6 +63,7 @@ void add_commands(CLI::App& program) {
   bench::add_reproduce(program);
   bench::add_plan(program);
   bench::add_train(program);
+  bench::add_pack(program);
   bench::add_inspect(program);
   bench::add_devices(program);
   bench::add_models(program);
@@ -79,6 +80,8 @@ int run(int argc, char** argv) {
     }
   } catch (const CLI::Success& asked) {  // --help, --version
     return program.exit(asked);
+  } catch (const CLI::RuntimeError& status) {  // a command was done, and its result is a status
+    return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
     const std::string command = command_of(program);
     const std::string allowed = command == "thimble" ? "; commands: " + names_of_commands(program) : "";

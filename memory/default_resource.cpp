@@ -1,5 +1,6 @@
 #include <array>
 #include <mutex>
+#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
@@ -20,6 +21,9 @@ Stack make_resource(Device device, Options options) {
   Stack stack;
   stack.arena = std::make_shared<Arena>(make_backing(device), options.arena);
   stack.top = stack.arena;
+  if (!options.plans.empty()) {
+    stack.top = stack.placed = std::make_shared<Placed>(stack.top, std::move(options.plans));
+  }
   if (options.limit_bytes != 0) stack.top = stack.limit = std::make_shared<Limit>(stack.top, options.limit_bytes);
   stack.top = stack.ledger = std::make_shared<Ledger>(stack.top);
   if (options.trace) stack.top = stack.trace = std::make_shared<Trace>(stack.top);

@@ -2,7 +2,8 @@
 // Stacks of resources: what default_resource hands out, and what a program builds that wants an arena of its own.
 //
 // Policy
-// - From the bottom: arena, then limit, ledger, trace, where asked for. The ledger is above the limit so that every
+// - From the bottom: arena, then placed, limit, ledger, trace, where asked for. Placed is directly above the arena, so
+//   that all others see the blocks of a step and none sees its region. The ledger is above the limit so that every
 //   refusal carries the table of categories; the trace is on top and sees only what succeeded.
 // - All policies of a stack share one lock (memory/lock.h).
 //
@@ -11,29 +12,34 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include <thimble/memory/arena.h>
 #include <thimble/memory/ledger.h>
 #include <thimble/memory/limit.h>
+#include <thimble/memory/placed.h>
 #include <thimble/memory/trace.h>
 
 namespace thimble::memory {
 
 struct Options {
   Arena::Options arena = {};
-  std::size_t limit_bytes = 0;  ///< bound of live requested bytes; 0: none
-  bool trace = false;           ///< record every event
+  std::size_t limit_bytes = 0;       ///< bound of live requested bytes; 0: none
+  bool trace = false;                ///< record every event
+  std::vector<StepPlan> plans = {};  ///< of the first step, the second, ...; the last one repeats. None: nothing placed
 };
 
 struct Stack {
   std::shared_ptr<Arena> arena;
-  std::shared_ptr<Limit> limit;  ///< null unless asked for
+  std::shared_ptr<Placed> placed;  ///< null without plans
+  std::shared_ptr<Limit> limit;    ///< null unless asked for
   std::shared_ptr<Ledger> ledger;
   std::shared_ptr<Trace> trace;  ///< null unless asked for
   std::shared_ptr<Resource> top;
 };
 
-/// A new stack on `device`. Throws DeviceError when the device is not there.
+/// A new stack on `device`. Throws DeviceError when the device is not there, ValueError for plans that do not hold
+/// together.
 Stack make_resource(Device device, Options options = {});
 
 /// The stack under default_resource(device): ledger over arena, made at first use and shared by all. Throws

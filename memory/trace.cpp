@@ -67,6 +67,11 @@ std::vector<Trace::Event> Trace::events() const {
   return events_;
 }
 
+std::size_t Trace::event_count() const {
+  const std::lock_guard guard(*lock());
+  return events_.size();
+}
+
 std::vector<Trace::Lifetime> lifetimes(const std::vector<Trace::Event>& events) {
   std::vector<Trace::Lifetime> result;
   for (std::size_t time = 0; time < events.size(); ++time) {

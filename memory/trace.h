@@ -56,6 +56,9 @@ class Trace final : public Decorator {
   /// A copy of the events so far. Throws Error when the host had no memory for one of them.
   std::vector<Event> events() const;
 
+  /// Number of events so far: where in events() the next one will be.
+  std::size_t event_count() const;
+
   /// True when both have seen the same events; paths, categories and block ids included.
   friend bool operator==(const Trace& a, const Trace& b) { return a.events() == b.events(); }
 

@@ -1,25 +1,36 @@
 #include <thimble/nn/profile.h>
 
 #include <chrono>
+#include <span>
+#include <utility>
 
 #include <thimble/core/context.h>
 #include <thimble/memory/process.h>
 
 namespace thimble::nn {
 
-MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace) {
+MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
+                               std::vector<StepPlan> plans) {
   memory::Options options;
   options.trace = wants_trace;
-  const memory::Stack stack = memory::make_resource(device, options);
+  options.plans = std::move(plans);
+  const memory::Stack stack = memory::make_resource(device, std::move(options));
   MemoryProfile profile;
   profile.steps = steps;
   {
     const ResourceScope scope(stack.top);
     const std::unique_ptr<TrainingRun> run = make(device);
     profile.parameters = run->parameters();
+    if (wants_trace) profile.setup_end = stack.trace->event_count();
     for (std::size_t i = 0; i < steps; ++i) {
       const auto start = std::chrono::steady_clock::now();
-      run->step();
+      if (stack.placed != nullptr) {
+        const Placed::Step step(*stack.placed);
+        run->step();
+      } else {
+        run->step();
+      }
+      if (wants_trace) profile.step_ends.push_back(stack.trace->event_count());
       const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
       if (!device.is_dry) profile.ms_per_step = elapsed.count();
     }
@@ -29,12 +40,38 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
     }
   }
   const Arena::Statistics statistics = stack.arena->statistics();
+  if (stack.placed != nullptr) profile.placed = stack.placed->statistics();
   profile.peak_bytes = statistics.peak_committed_bytes;
+  profile.peak_height_bytes = statistics.peak_height_bytes;
   profile.lower_bound_bytes = statistics.peak_allocated_bytes;
   profile.peak_live_bytes = stack.ledger->max_allocated();
   profile.peak_by_category = stack.ledger->peak_by_category();
   if (wants_trace) profile.events = stack.trace->events();
   return profile;
+}
+
+memory::PlacementOptions placement_options(Device device) {
+  memory::PlacementOptions options;
+  options.unit = make_dry_backing(device)->alignment();
+  options.seconds = 10;
+  options.node_limit = 200'000;
+  return options;
+}
+
+std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options) {
+  const std::span<const Trace::Event> events = profile.events;
+  std::vector<StepPlan> plans;
+  std::size_t begin = profile.setup_end;
+  for (const std::size_t end : profile.step_ends) {
+    plans.push_back(make_step_plan(events.subspan(begin, end - begin), options));
+    begin = end;
+  }
+  return plans;
+}
+
+std::vector<StepPlan> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options) {
+  constexpr std::size_t steps = 2;  // the first, which makes the optimizer's state, and a steady one
+  return plan_steps(profile_training(device.is_dry ? device : dry(device), make, steps, true), options);
 }
 
 }  // namespace thimble::nn

@@ -30,17 +30,39 @@ using MakeRun = std::function<std::unique_ptr<TrainingRun>(Device device)>;
 struct MemoryProfile {
   std::int64_t parameters = 0;
   std::size_t peak_bytes = 0;         ///< committed by the arena: its height, in whole granules
+  std::size_t peak_height_bytes = 0;  ///< the same in bytes: end of the highest block there was
   std::size_t peak_live_bytes = 0;    ///< largest sum of requested bytes
-  std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less
+  std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less. With plans
+                                      ///< it counts the region as one block
   CategoryBytes peak_by_category{};   ///< of peak_live_bytes, at its moment
   std::size_t steps = 0;
   double ms_per_step = 0;            ///< of the last step; 0 for a dry run
   std::size_t rss_bytes = 0;         ///< of the arena's mapping as the kernel counts it; 0 for a dry run
   std::vector<Trace::Event> events;  ///< of the whole run, when asked for
+  std::vector<std::size_t>
+      step_ends;              ///< with a trace: index of the event after each step; before the first: the setup
+  std::size_t setup_end = 0;  ///< with a trace: index of the first event of the first step
+  Placed::Statistics placed;  ///< with plans: whether the steps were replayed
 };
 
 /// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
-/// had to commit. On a dry device this is a prediction; on a real one a measurement. Throws what the run throws.
-MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false);
+/// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is
+/// replayed by them. Throws what the run throws.
+MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
+                               std::vector<StepPlan> plans = {});
+
+/// What is asked of the placement of a step: the alignment of the device's arena as unit, and much more work than the
+/// steps of our models need before the limit of ten seconds could end it.
+memory::PlacementOptions placement_options(Device device);
+
+/// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. What a run
+/// with these plans needs is predicted by a dry run with them.
+std::vector<StepPlan> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options);
+inline std::vector<StepPlan> plan_steps(Device device, const MakeRun& make) {
+  return plan_steps(device, make, placement_options(device));
+}
+
+/// The plan of every step of a traced profile.
+std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
 
 }  // namespace thimble::nn

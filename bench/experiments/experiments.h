@@ -30,6 +30,9 @@ report::Experiment step_peak_experiment(const ExperimentOptions& options);
 /// Predicted and measured peaks over models, batches and optimizers.
 report::Experiment prediction_experiment(const ExperimentOptions& options);
 
+/// Heights of the dynamic and of the placed arena against the load.
+report::Experiment placement_experiment(const ExperimentOptions& options);
+
 /// A GPT and a ResNet train on generated data, inside memory that was predicted.
 report::Experiment training_experiment(const ExperimentOptions& options);
 

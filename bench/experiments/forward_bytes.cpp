@@ -25,11 +25,10 @@ ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<
 }
 
 const std::vector<NamedExperiment>& all_experiments() {
-  static const std::vector<NamedExperiment> list{{"training", training_experiment},
-                                                 {"resnet-batch", resnet_batch_experiment},
-                                                 {"gpt-layer", gpt_layer_experiment},
-                                                 {"step-peak", step_peak_experiment},
-                                                 {"prediction", prediction_experiment}};
+  static const std::vector<NamedExperiment> list{
+      {"training", training_experiment},     {"resnet-batch", resnet_batch_experiment},
+      {"gpt-layer", gpt_layer_experiment},   {"step-peak", step_peak_experiment},
+      {"prediction", prediction_experiment}, {"placement", placement_experiment}};
   return list;
 }
 

@@ -1,0 +1,102 @@
+// thimble pack: offsets for the lifetimes in a CSV file.
+
+#include <cstdio>
+#include <iostream>
+#include <limits>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/units.h>
+#include <thimble/core/error.h>
+#include <thimble/core/file.h>
+#include <thimble/memory/placement/csv.h>
+
+namespace thimble::bench {
+namespace pack_detail {
+
+constexpr int not_met = 3;
+
+struct Flags {
+  std::string input, output;
+  std::size_t capacity = 0;
+  double seconds = 10;
+  std::int64_t alignment = 1;
+  bool is_json = false;
+};
+
+void print_json(std::size_t buffers, const memory::Placement& placement, const Flags& flags) {
+  nlohmann::ordered_json json{{"buffers", buffers},
+                              {"load", placement.load},
+                              {"height", placement.height},
+                              {"ratio", placement.ratio()},
+                              {"ms", placement.ms},
+                              {"optimal", placement.is_optimal},
+                              {"stage", to_string(placement.stage)},
+                              {"nodes", placement.nodes}};
+  if (flags.capacity > 0) {
+    json["capacity"] = flags.capacity;
+    json["is_met"] = placement.height <= flags.capacity;
+  }
+  std::cout << json.dump(2) << "\n";
+}
+
+void print_line(std::size_t buffers, const memory::Placement& placement, const Flags& flags) {
+  const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
+  std::printf("%zu buffers: height %s, load %s, ratio %.5f%s; found by the %s stage in %.1f ms%s\n", buffers,
+              grouped(placement.height).c_str(), grouped(placement.load).c_str(), placement.ratio(),
+              placement.is_optimal ? " (optimal)" : "", std::string(to_string(placement.stage)).c_str(), placement.ms,
+              flags.capacity == 0                  ? ""
+              : placement.height <= flags.capacity ? "; within the capacity"
+                                                   : "; above the capacity");
+}
+
+void run(const Flags& flags) {
+  memory::PlacementFile file = memory::read_placement(flags.input);
+  memory::PlacementOptions options;
+  options.capacity_bytes = flags.capacity;
+  options.seconds = flags.seconds;
+  options.node_limit = 0;  // the seconds are what was asked for
+  options.unit = static_cast<std::size_t>(flags.alignment);
+  const memory::Placement placement = memory::place(file.buffers, options);
+  memory::check_placement(file.buffers, placement.offsets, placement.height);
+  if (!flags.output.empty()) {
+    write_file_atomically(flags.output, memory::write_placement(file.buffers, placement.offsets));
+  }
+  const std::size_t count = file.buffers.size();
+  flags.is_json ? print_json(count, placement, flags) : print_line(count, placement, flags);
+  if (flags.capacity > 0 && placement.height > flags.capacity) throw CLI::RuntimeError(not_met);
+}
+
+}  // namespace pack_detail
+
+void add_pack(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("pack", "Place buffers with known lifetimes: offsets for a CSV");
+  const auto flags = std::make_shared<pack_detail::Flags>();
+  command->add_option("IN", flags->input, "CSV with the columns id,lower,upper,size")->required();
+  command
+      ->add_option_function<std::string>(
+          "--capacity",
+          [flags](const std::string& text) {
+            flags->capacity = static_cast<std::size_t>(parse_size(text));
+            if (flags->capacity == 0) throw ValueError("--capacity: '" + text + "' is not 1 byte or more");
+          },
+          "Height to reach (1048576, 512MiB); exit status 3 when it is not met")
+      ->type_name("SIZE");
+  add_number(*command, "--seconds", flags->seconds, 0, 1e6, "The search ends after this time (10)");
+  command
+      ->add_option_function<std::string>(
+          "--alignment",
+          [flags](const std::string& text) {
+            flags->alignment = parse_integer("--alignment", text, 1, std::int64_t{1} << 30);
+          },
+          "Sizes are rounded up to it, offsets are multiples of it: a power of two (1)")
+      ->type_name("N");
+  command->add_option("--out", flags->output, "Write the CSV with a column offset");
+  command->add_flag("--json", flags->is_json, "Print JSON");
+  command->callback([flags] { pack_detail::run(*flags); });
+}
+
+}  // namespace thimble::bench

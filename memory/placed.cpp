@@ -1,0 +1,249 @@
+#include <thimble/memory/placed.h>
+
+#include <algorithm>
+#include <cassert>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/launch.h>
+
+namespace thimble {
+namespace placed_detail {
+
+[[noreturn]] void refuse_events(std::size_t at, std::uint64_t block, const char* what) {
+  throw ValueError("make_step_plan: event " + std::to_string(at) + " " + what + " block " + std::to_string(block) +
+                   "; the events are no stretch of a trace");
+}
+
+}  // namespace placed_detail
+
+StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options) {
+  struct Life {
+    std::size_t lower;  // index into the plan's events
+    bool is_over;
+  };
+  StepPlan plan;
+  std::unordered_map<std::uint64_t, Life> lives;  // of blocks that are allocated here
+  struct Free {
+    std::size_t at, lower;
+  };
+  std::vector<Free> frees;
+  for (std::size_t at = 0; at < events.size(); ++at) {
+    const Trace::Event& event = events[at];
+    if (event.action == Trace::Action::allocate) {
+      if (!lives.emplace(event.block, Life{plan.events.size(), false}).second) {
+        placed_detail::refuse_events(at, event.block, "allocates again");
+      }
+      plan.events.push_back({event.bytes, event.alignment, StepPlan::not_placed});
+    } else if (event.action == Trace::Action::free) {
+      const auto found = lives.find(event.block);
+      if (found == lives.end()) continue;  // lived before the step
+      if (found->second.is_over) placed_detail::refuse_events(at, event.block, "frees again");
+      found->second.is_over = true;
+      frees.push_back({plan.events.size(), found->second.lower});
+      plan.events.push_back({});
+    }
+  }
+  // In order of their allocation, so that an index is the same however the frees lie.
+  std::sort(frees.begin(), frees.end(), [](const Free& a, const Free& b) { return a.lower < b.lower; });
+  for (const Free& free : frees) {
+    const auto block = static_cast<std::uint32_t>(plan.buffers.size());
+    StepPlan::Event& allocation = plan.events[free.lower];
+    plan.buffers.push_back({block, free.lower, free.at, allocation.bytes, allocation.alignment});
+    allocation.block = plan.events[free.at].block = block;
+  }
+  plan.placement = memory::place(plan.buffers, options);
+  return plan;
+}
+
+Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans) : Decorator(std::move(upstream)) {
+  if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
+  std::size_t blocks = 0;
+  for (const StepPlan& plan : plans) {
+    memory::check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
+    blocks += plan.buffers.size();
+    region_bytes_ = std::max(region_bytes_, plan.placement.height);
+  }
+  handles_.resize(blocks);
+  Handle* handles = handles_.data();
+  for (const StepPlan& plan : plans) {
+    add_plan(plan, handles);
+    handles += plan.buffers.size();
+  }
+  counts_.region_bytes = region_bytes_;
+}
+
+Placed::~Placed() {
+  assert(live_ == 0 && "a placed arena outlives its blocks");
+  if (region_ != nullptr) upstream_deallocate(region_, nullptr);
+}
+
+/// Throws ValueError unless every placed block is allocated once, at its lower, and freed once, at its upper.
+void Placed::add_plan(const StepPlan& plan, Handle* handles) {
+  const auto refuse = [](std::size_t at, const char* why) {
+    throw ValueError("placed: event " + std::to_string(at) + " of a plan " + why);
+  };
+  std::vector<Event> events;
+  events.reserve(plan.events.size());
+  std::size_t placed_events = 0;
+  for (std::size_t at = 0; at < plan.events.size(); ++at) {
+    const StepPlan::Event& event = plan.events[at];
+    const bool is_free = event.bytes == 0;
+    if (event.block == StepPlan::not_placed) {
+      if (is_free) refuse(at, "frees a block that is not placed");
+      events.push_back({event.bytes, event.alignment, nullptr, nullptr});
+      continue;
+    }
+    if (event.block >= plan.buffers.size()) refuse(at, "names a block that is not there");
+    const memory::Buffer& buffer = plan.buffers[event.block];
+    const bool is_planned =
+        is_free ? buffer.upper == at
+                : buffer.lower == at && buffer.bytes == event.bytes && buffer.alignment == event.alignment;
+    if (!is_planned) refuse(at, "is not in the lifetime of its block");
+    ++placed_events;
+    Handle* const handle = handles + event.block;
+    if (is_free) {
+      events.push_back({0, 0, nullptr, handle});
+      continue;
+    }
+    handle->bytes = event.bytes;
+    handle->offset = plan.placement.offsets[event.block];
+    region_alignment_ = std::max(region_alignment_, std::size_t{event.alignment});
+    events.push_back({event.bytes, event.alignment, handle, nullptr});
+  }
+  if (placed_events != 2 * plan.buffers.size()) refuse(plan.events.size(), "is missing: a block has no two events");
+  plans_.push_back(std::move(events));
+}
+
+Block* Placed::do_allocate(const Request& request) {
+  if (next_ == nullptr) return allocate_dynamically(request);
+  if (next_ == end_ || next_->bytes != request.bytes || next_->alignment != request.alignment) {
+    deviate();
+    return allocate_dynamically(request);
+  }
+  Handle* const handle = next_->allocated;
+  if (handle == nullptr) {
+    Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
+    ++next_;
+    return block;
+  }
+  if (is_launching()) {
+    throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
+  }
+  ++next_;
+  ++live_;
+  handle->category = request.category;
+  handle->path = request.path;
+  return handle;
+}
+
+void Placed::do_deallocate(Block* block, Stream stream) noexcept {
+  if (!is_placed(block)) {
+    upstream_deallocate(block, stream);
+    return;
+  }
+  --live_;
+  if (next_ == nullptr) return;
+  if (next_ != end_ && next_->freed == block) {
+    ++next_;
+  } else {
+    deviate();
+  }
+}
+
+void Placed::do_relabel(Block* block, Category category) noexcept {
+  if (is_placed(block)) {
+    block->category = category;
+  } else {
+    upstream_relabel(block, category);
+  }
+}
+
+Block* Placed::allocate_dynamically(const Request& request) {
+  Block* block = nullptr;
+  try {
+    block = upstream_allocate(request);
+  } catch (const OutOfMemory&) {
+    if (give_region_back() == 0) throw;
+    block = upstream_allocate(request);
+  }
+  follow_region();
+  return block;
+}
+
+void Placed::deviate() noexcept {
+  ++counts_.deviations;
+  counts_.last_deviation = static_cast<std::size_t>(next_ - first_);
+  next_ = nullptr;
+}
+
+void Placed::take_region() {
+  if (region_ != nullptr || region_bytes_ == 0) return;
+  region_ = upstream_allocate({.bytes = region_bytes_, .alignment = region_alignment_});
+  follow_region();
+}
+
+std::size_t Placed::give_region_back() noexcept {
+  if (region_ == nullptr || live_ > 0 || next_ != nullptr) return 0;
+  upstream_deallocate(region_, nullptr);
+  region_ = nullptr;
+  return region_bytes_;
+}
+
+/// The one place where the region's address is read: the arena may have moved it to serve another request.
+void Placed::follow_region() noexcept {
+  if (region_ == nullptr || region_->address == region_address_) return;
+  region_address_ = region_->address;
+  for (Handle& handle : handles_) handle.address = region_address_ + handle.offset;
+}
+
+void Placed::begin(std::size_t plan) {
+  finish();
+  take_region();
+  ++counts_.steps;
+  if (live_ > 0) {
+    ++counts_.dynamic_steps;
+    return;
+  }
+  const std::vector<Event>& events = plans_[std::min(plan, plans_.size() - 1)];
+  first_ = next_ = events.data();
+  end_ = first_ + events.size();
+}
+
+void Placed::finish() noexcept {
+  if (next_ != nullptr && next_ != end_) deviate();
+  next_ = nullptr;
+}
+
+void Placed::begin_step() {
+  const std::lock_guard guard(*lock());
+  begin(static_cast<std::size_t>(counts_.steps));
+}
+
+void Placed::begin_step(std::size_t plan) {
+  const std::lock_guard guard(*lock());
+  begin(plan);
+}
+
+void Placed::end_step() noexcept {
+  const std::lock_guard guard(*lock());
+  finish();
+}
+
+std::size_t Placed::release_region() noexcept {
+  const std::lock_guard guard(*lock());
+  return give_region_back();
+}
+
+Placed::Statistics Placed::statistics() const {
+  const std::lock_guard guard(*lock());
+  Statistics all = counts_;
+  all.live_blocks = live_;
+  all.is_region_held = region_ != nullptr;
+  return all;
+}
+
+}  // namespace thimble

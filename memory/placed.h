@@ -1,0 +1,144 @@
+#pragma once
+// The placed arena: a training step replayed at offsets that were planned before.
+//
+// Policy
+// - It stands directly above the arena and holds one block of it, the region, as high as its plans. A block that the
+//   plan places is a stretch of the region: an allocation compares the request with the event that is next in the plan,
+//   and takes the planned offset.
+// - Frees are events too. As long as every event is the planned one, what lives is what the plan says, so no two live
+//   blocks overlap. From the first that is not, and outside of steps, requests go to the arena until the next step
+//   begins: slower and higher, never wrong. Every such step is counted.
+// - Blocks that live before the step or after it are not placed; their frees are no events.
+// - A step that begins while blocks of the step before still live in the region goes to the arena, and is counted.
+// - Handles are stable. The region's address is read anew after every call to the arena, and blocks in it move with it.
+// - Outside of a replay the region is given back to the arena before a request is refused for want of memory; the next
+//   step takes it again.
+//
+// Terms
+//   region      the arena's block that holds all placed blocks; as high as the highest plan
+//   replay      from begin_step to end_step or the first deviation
+//   deviation   an event that is not the planned one, or a step that ends before its plan; at most one per step
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <thimble/memory/placement.h>
+#include <thimble/memory/trace.h>
+
+namespace thimble {
+
+/// The events of one step in order, and where its blocks go.
+struct StepPlan {
+  static constexpr std::uint32_t not_placed = ~std::uint32_t{0};
+
+  struct Event {
+    std::size_t bytes = 0;             ///< of an allocation, as requested; 0: a free
+    std::uint32_t alignment = 0;       ///< of an allocation
+    std::uint32_t block = not_placed;  ///< index into `buffers`
+    friend bool operator==(const Event&, const Event&) = default;
+  };
+  std::vector<Event> events;
+  std::vector<memory::Buffer> buffers;  ///< what is placed; lifetimes are indices into `events`
+  memory::Placement placement;          ///< of `buffers`
+};
+
+/// The plan of a step with these events, which are a stretch of a trace: what is allocated and freed in it is placed,
+/// what lives at its begin or at its end is not. Relabels are left out. Throws ValueError for events that are no
+/// stretch of a trace (a block allocated or freed twice), and what `place` throws.
+StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {});
+
+class Placed final : public Decorator {
+ public:
+  struct Statistics {
+    std::uint64_t steps = 0;          ///< begun
+    std::uint64_t dynamic_steps = 0;  ///< of these, begun while blocks in the region lived: not replayed
+    std::uint64_t deviations = 0;     ///< of these, replayed until an event was not the planned one
+    std::size_t last_deviation = 0;   ///< index in its plan of the event at which the last of them left it
+    std::size_t region_bytes = 0;     ///< height of the plans; the arena's block is as large while it is held
+    std::size_t live_blocks = 0;      ///< in the region
+    bool is_region_held = false;
+
+    friend bool operator==(const Statistics&, const Statistics&) = default;
+  };
+
+  /// Replays `plans`: the first step the first, and so on; from the last on, the last. Throws ValueError without plans,
+  /// or when one does not hold together (an event without its block, offsets that overlap).
+  Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans);
+  ~Placed() override;
+  Placed(const Placed&) = delete;
+  Placed& operator=(const Placed&) = delete;
+
+  /// A step begins; one that has not ended, ends. Replays the plan of that index (the last, where there are fewer), or
+  /// without one that of the step's number. Takes the region where it is not held: throws OutOfMemory then, and nothing
+  /// has changed.
+  void begin_step();
+  void begin_step(std::size_t plan);
+
+  /// The step ends; nothing without one.
+  void end_step() noexcept;
+
+  /// Gives the region back to the arena unless a block lives in it or a plan is being replayed. Returns its bytes, 0
+  /// where it stays.
+  std::size_t release_region() noexcept;
+
+  Statistics statistics() const;
+
+  /// A step as a scope: ended when it is left, by an exception too.
+  class Step {
+   public:
+    explicit Step(Placed& placed) : placed_(placed) { placed_.begin_step(); }
+    ~Step() { placed_.end_step(); }
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    Placed& placed_;
+  };
+
+ private:
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
+
+  struct Handle : Block {
+    std::size_t offset = 0;  // in the region
+  };
+  /// A plan's event, ready to be compared.
+  struct Event {
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    Handle* allocated = nullptr;  // null: not placed, or a free
+    Handle* freed = nullptr;      // null: an allocation
+  };
+
+  void add_plan(const StepPlan& plan, Handle* handles);
+  void begin(std::size_t plan);
+  void finish() noexcept;
+  void deviate() noexcept;
+  Block* allocate_dynamically(const Request& request);
+  void take_region();
+  std::size_t give_region_back() noexcept;
+  void follow_region() noexcept;
+  bool is_placed(const Block* block) const noexcept {
+    const auto first = reinterpret_cast<std::uintptr_t>(handles_.data());
+    return reinterpret_cast<std::uintptr_t>(block) - first < handles_.size() * sizeof(Handle);
+  }
+
+  std::vector<Handle> handles_;  // of all plans; never resized, because others hold their addresses
+  std::vector<std::vector<Event>> plans_;
+  std::size_t region_bytes_ = 0;
+  std::size_t region_alignment_ = 1;
+  Block* region_ = nullptr;              // null: not held
+  std::byte* region_address_ = nullptr;  // where the handles point into
+
+  const Event* next_ = nullptr;  // of the plan that is replayed; null: none is
+  const Event* first_ = nullptr;
+  const Event* end_ = nullptr;
+  std::size_t live_ = 0;
+  Statistics counts_;
+};
+
+}  // namespace thimble

@@ -1,0 +1,212 @@
+// Exact placement: branch and bound over which item stands where (memory/placement/state.h).
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
+#include <thimble/memory/placement/state.h>
+
+namespace thimble::memory::packing {
+namespace exact_detail {
+
+/// States that were proven to lead nowhere, whatever led to them. A state is remembered by 128 bits of it; an entry is
+/// overwritten by the next that falls into its place.
+class Memory {
+ public:
+  struct Key {
+    std::uint64_t a = 0, b = 0;
+    friend bool operator==(const Key&, const Key&) = default;
+  };
+  explicit Memory(std::size_t entries) : entries_(entries) {}
+  bool has(const Key& key) const noexcept { return entries_[place_of(key)] == key; }
+  void put(const Key& key) noexcept { entries_[place_of(key)] = key; }
+
+ private:
+  std::size_t place_of(const Key& key) const noexcept { return static_cast<std::size_t>(key.a % entries_.size()); }
+  std::vector<Key> entries_;
+};
+
+/// How a search chooses the next item: from which section (the one with fewest candidates, with least slack, or that
+/// reaches lowest), and which of several that stand equally low.
+enum class Rule : std::uint8_t { fewest, tightest, lowest };
+struct Strategy {
+  Rule rule;
+  Order order;
+};
+
+/// One attempt: a depth-first search by one strategy.
+class Attempt {
+ public:
+  Attempt(State& state, Memory& memory, const Strategy& strategy, const std::vector<std::int32_t>& rank,
+          std::uint64_t node_limit, Budget& budget)
+      : state_(state), memory_(memory), strategy_(strategy), rank_(rank), node_limit_(node_limit), budget_(budget) {}
+
+  Verdict run(std::int32_t sections) {
+    items_.resize(rank_.size());
+    std::iota(items_.begin(), items_.end(), 0);
+    return solve(0, items_.size(), 0, sections);
+  }
+
+ private:
+  using Size = std::size_t;
+  Verdict solve(Size begin, Size end, std::int32_t first, std::int32_t last);
+  Verdict branch(Size begin, Size end, std::int32_t first, std::int32_t last);
+  Memory::Key key_of(Size begin, Size end) const noexcept;
+  std::int32_t choose(std::int32_t first, std::int32_t last) const;
+  std::int32_t choose_section(std::int32_t first, std::int32_t last) const;
+  bool stands_before(std::int32_t a, std::int32_t b) const noexcept {
+    const std::int64_t bound_a = state_.bound(a), bound_b = state_.bound(b);
+    if (bound_a != bound_b) return bound_a < bound_b;
+    return rank_[static_cast<Size>(a)] < rank_[static_cast<Size>(b)];
+  }
+
+  State& state_;
+  Memory& memory_;
+  Strategy strategy_;
+  const std::vector<std::int32_t>& rank_;
+  std::uint64_t node_limit_;
+  Budget& budget_;
+  std::uint64_t nodes_ = 0;
+  std::vector<std::int32_t> items_;  // the open items of a part lie together: [begin, end)
+};
+
+/// Cuts the items [begin, end), all open, where none of them crosses, and solves part after part.
+Verdict Attempt::solve(Size begin, Size end, std::int32_t first, std::int32_t last) {
+  std::int32_t from = first;
+  for (std::int32_t s = first + 1; s <= last && begin < end; ++s) {
+    if (s < last && state_.crossing(s) != 0) continue;
+    const auto split = std::partition(items_.begin() + static_cast<std::ptrdiff_t>(begin),
+                                      items_.begin() + static_cast<std::ptrdiff_t>(end),
+                                      [&](std::int32_t i) { return state_.item(i).lower < s; });
+    const Size middle = static_cast<Size>(split - items_.begin());
+    if (middle > begin) {
+      const Verdict verdict = branch(begin, middle, from, s);
+      if (verdict != Verdict::found) return verdict;
+    }
+    begin = middle;
+    from = s;
+  }
+  return Verdict::found;
+}
+
+Memory::Key Attempt::key_of(Size begin, Size end) const noexcept {
+  Memory::Key key;
+  for (Size at = begin; at < end; ++at) {
+    const std::uint64_t number = state_.fingerprint(items_[at]);
+    key.a += number;
+    key.b += (number ^ (number >> 29)) * 0xd6e8feb86659fd93u;
+  }
+  return key;
+}
+
+std::int32_t Attempt::choose_section(std::int32_t first, std::int32_t last) const {
+  using Score = std::array<std::int64_t, 3>;
+  std::int32_t best = -1;
+  Score best_score{};
+  for (std::int32_t s = first; s < last; ++s) {
+    const State::Section& section = state_.section(s);
+    if (section.open == 0) continue;
+    Score score{section.lowest, section.candidates, -section.left};
+    if (strategy_.rule == Rule::fewest) score = {section.candidates, state_.slack(s), -section.left};
+    if (strategy_.rule == Rule::tightest) score = {state_.slack(s), section.candidates, -section.left};
+    if (best < 0 || score < best_score) {
+      best = s;
+      best_score = score;
+    }
+  }
+  return best;
+}
+
+/// An open item that none of its open neighbours can go below.
+std::int32_t Attempt::choose(std::int32_t first, std::int32_t last) const {
+  std::int32_t best = -1;
+  for (const std::int32_t i : state_.open_items(choose_section(first, last))) {
+    if (best < 0 || stands_before(i, best)) best = i;
+  }
+  for (bool is_lowest = false; !is_lowest;) {
+    std::int32_t lower = best;
+    for (const std::int32_t i : state_.neighbours(best)) {
+      if (!state_.is_placed(i) && state_.bound(i) < state_.bound(best) && stands_before(i, lower)) lower = i;
+    }
+    is_lowest = lower == best;
+    best = lower;
+  }
+  return best;
+}
+
+Verdict Attempt::branch(Size begin, Size end, std::int32_t first, std::int32_t last) {
+  const State::Mark start = state_.mark();
+  Memory::Key key;
+  bool is_first = true;
+  Verdict verdict = Verdict::impossible;
+  while (true) {  // place the chosen item; failing that, raise it and choose again
+    if (!budget_.spend(1) || (node_limit_ != 0 && ++nodes_ > node_limit_)) {
+      verdict = Verdict::unknown;
+      break;
+    }
+    if (!state_.propagate({items_.data() + begin, end - begin})) break;
+    if (is_first) {
+      key = key_of(begin, end);
+      if (memory_.has(key)) break;
+      is_first = false;
+    }
+    const std::int32_t chosen = choose(first, last);
+    const State::Mark before = state_.mark();
+    std::swap(*std::find(items_.begin() + static_cast<std::ptrdiff_t>(begin), items_.end(), chosen), items_[end - 1]);
+    if (state_.place(chosen)) {
+      verdict = solve(begin, end - 1, first, last);
+      if (verdict == Verdict::found) return verdict;
+    } else {
+      verdict = Verdict::impossible;
+    }
+    state_.undo(before);
+    if (verdict == Verdict::unknown) break;
+    if (!state_.raise(chosen)) break;
+  }
+  state_.undo(start);
+  if (verdict == Verdict::impossible && !is_first) memory_.put(key);
+  return verdict;
+}
+
+std::vector<std::int32_t> rank_of(const Problem& problem, Order order) {
+  const std::vector<std::int32_t> sequence = make_order(problem, order);
+  std::vector<std::int32_t> rank(sequence.size());
+  for (std::size_t at = 0; at < sequence.size(); ++at) {
+    rank[static_cast<std::size_t>(sequence[at])] = static_cast<std::int32_t>(at);
+  }
+  return rank;
+}
+
+constexpr Strategy strategies[] = {
+    {Rule::fewest, Order::load_area},   {Rule::tightest, Order::length},    {Rule::lowest, Order::load_length},
+    {Rule::fewest, Order::length},      {Rule::tightest, Order::area},      {Rule::lowest, Order::area},
+    {Rule::fewest, Order::load_length}, {Rule::tightest, Order::load_area},
+};
+constexpr std::size_t memory_entries = 1 << 16;
+
+}  // namespace exact_detail
+
+Verdict search(const Problem& problem, std::int64_t capacity, Budget& budget, Layout& layout) {
+  using namespace exact_detail;
+  if (problem.load > capacity) return Verdict::impossible;
+  State state(problem, capacity);
+  Memory memory(memory_entries);
+  std::vector<std::int32_t> items(problem.items.size());
+  std::iota(items.begin(), items.end(), 0);
+  if (!state.propagate(items)) return Verdict::impossible;
+  const State::Mark start = state.mark();
+  // Strategies take turns; each turn is twice as long as the one before.
+  for (std::uint64_t node_limit = 4 * problem.items.size() + 256;; node_limit *= 2) {
+    for (const Strategy& strategy : strategies) {
+      const std::vector<std::int32_t> rank = rank_of(problem, strategy.order);
+      const Verdict verdict = Attempt(state, memory, strategy, rank, node_limit, budget).run(problem.sections);
+      if (verdict == Verdict::found) layout = state.layout();
+      if (verdict != Verdict::unknown) return verdict;
+      if (budget.is_spent()) return Verdict::unknown;
+      state.undo(start);
+    }
+  }
+}
+
+}  // namespace thimble::memory::packing
