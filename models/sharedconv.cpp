@@ -42,7 +42,9 @@ Tensor SharedconvBlock::forward(const Tensor& x) {  // (N, H, W, I)
 }
 
 ModelOptions sharedconv_options(ModelOptions options) {
-  require_image_options("sharedconv", options, sharedconv_detail::smallest_image);
+  ModelOptions of_images = options;
+  of_images.shares_kernels = true;  // an option of this one
+  require_image_options("sharedconv", of_images, sharedconv_detail::smallest_image);
   options.image = options.image > 0 ? options.image : 32;
   options.channels = options.channels > 0 ? options.channels : 3;
   options.classes = options.classes > 0 ? options.classes : 10;
