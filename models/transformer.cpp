@@ -35,7 +35,8 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
                      ": models over text have no such option");
   };
   if (!options.shares_kernels) {
-    throw ValueError(std::string(name) + ": it has no convolutions that share kernels, so there is nothing to turn off");
+    throw ValueError(std::string(name) +
+                     ": it has no convolutions that share kernels, so there is nothing to turn off");
   }
   refuse("image", options.image);
   refuse("channels", options.channels);

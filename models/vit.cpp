@@ -32,7 +32,7 @@ kernels::Activation fused_gelu(Build build) {
   return build == Build::fused ? kernels::Activation::gelu_erf : kernels::Activation::none;
 }
 
-// (N, T, C) -> (N, C), the first token's; a view.
+// (N, T, C) -> (N, C), the class token's; a view.
 Tensor class_row(const Tensor& x) { return squeeze(slice(x, 1, 0, 1), 1); }
 
 // The head starts from zeros (Dosovitskiy et al. 2020, section 3.2).
@@ -123,7 +123,8 @@ Tensor Vit::forward(const Tensor& images) {
   const PathScope scope(path());
   const Tensor x = through_blocks(blocks_, embed(images), recomputes_blocks_);  // (N, T, C)
   if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
-  return (*head_)((*norm_)(dense(vit_detail::class_row(x))));
+  const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
+  return (*head_)((*norm_)(rows));
 }
 
 Batch Vit::empty_batch(std::int64_t samples, Device device) const {

@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/core/error.h>
+#include <thimble/core/view.h>
 #include <thimble/models/sharedconv.h>
 #include <thimble/models/theory/sharedconv.h>
 
