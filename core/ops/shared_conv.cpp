@@ -87,4 +87,11 @@ Gradients SharedConv2d::backward(Saved saved, Tensor dy, Needs needs) const {
   return {dx, dbasis, dcoefficients, dbias};
 }
 
+double SharedConv2d::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  const Tensor &basis = inputs[1], &coefficients = inputs[2];
+  const auto taps = static_cast<double>(basis.size(2) * basis.size(3) * coefficients.size(0));
+  return static_cast<double>(output.elements()) * taps +
+         static_cast<double>(basis.elements()) * static_cast<double>(coefficients.size(0));
+}
+
 }  // namespace thimble::ops

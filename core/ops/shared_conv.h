@@ -30,6 +30,8 @@ struct SharedConv2d {
   Tensor forward(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias, Needs needs,
                  Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  /// Of the convolution and of making W.
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
 }  // namespace thimble::ops
