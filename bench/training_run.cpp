@@ -219,9 +219,8 @@ PreparedTraining prepare_training(TrainOptions options) {
 
   PreparedTraining prepared;
   prepared.is_text = is_text;
-  const models::ModelOptions chosen =
-      models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype})->options();
-  prepared.data = open_dataset(options.data, options.setup.model, is_text, chosen, options.setup.seed);
+  const auto chosen = models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype});
+  prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
   prepared.data->fit(options.setup.sizes);
   Training training(options, *prepared.data, on);
   prepared.data->open(training.model().options(), options.setup.batch, options.setup.seed);

@@ -113,6 +113,15 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
   add_integer(command, "--width", s.sizes.width, 1, largest_size, "Width of the model");
   command
       .add_option_function<std::string>(
+          "--share",
+          [setup](const std::string& text) {
+            if (text != "on" && text != "off") throw ValueError("--share: " + quote(text) + " is not one of on, off");
+            setup->sizes.shares_kernels = text == "on";
+          },
+          "sharedconv: on; off builds its plain twin, whose convolutions have kernels of their own (on)")
+      ->type_name("S");
+  command
+      .add_option_function<std::string>(
           "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
           "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
       ->type_name("D");
