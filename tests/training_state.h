@@ -35,12 +35,12 @@ class SmallTraining {
     thimble::bench::Setup setup;
     setup.model = options.model;
     setup.optimizer = options.optimizer;
-    setup.batch = batch_ / options.micro_batches;
+    setup.batch = samples;
     if (is_gpt()) {
-      setup.sizes.layers = 2, setup.sizes.width = 16, setup.sizes.heads = 2, setup.sizes.sequence = 8;
+      setup.sizes.layers = 2, setup.sizes.width = 16, setup.sizes.heads = 2, setup.sizes.sequence = 4;
       setup.sizes.vocabulary = 11, setup.sizes.dropout = 0.1;
     } else {
-      setup.sizes.image = 8, setup.sizes.width = 4;
+      setup.sizes.image = 8, setup.sizes.width = 2;
     }
     model_ = thimble::models::make_model(setup.model, setup.sizes, {device, thimble::DType::f32});
     if (is_gpt()) dynamic_cast<thimble::models::Gpt&>(*model_).recompute_blocks(options.recomputes);
@@ -56,7 +56,7 @@ class SmallTraining {
     thimble::nn::StepOptions options;
     options.clip_norm = is_gpt() ? 1 : 0;
     options.micro_batches = options_.micro_batches;
-    options.micro_samples = batch_ / options_.micro_batches;
+    options.micro_samples = samples;
     return thimble::nn::training_step(
         *optimizer_,
         [this](std::int64_t i) {
@@ -102,7 +102,7 @@ class SmallTraining {
   }
 
  private:
-  static constexpr std::int64_t batch_ = 4;
+  static constexpr std::int64_t samples = 2;  // of a micro-batch
 
   bool is_gpt() const { return std::string(options_.model) == "char-gpt"; }
 
