@@ -94,18 +94,18 @@ TEST_CASE("failure: one request fails, once", "[failure][memory]") {
 
 TEST_CASE("failure: a training step leaves no trace", "[failure]") {
   using Options = SmallTraining::Options;
-  const Options rows[] = {
-      {"char-gpt", "adamw", false, 1},    {"char-gpt", "momentum", true, 1},  {"char-gpt", "adamw", true, 2},
-      {"char-gpt", "momentum", false, 2}, {"resnet18", "momentum", false, 1}, {"resnet18", "adamw", true, 2},
-  };
+  const Options rows[] = {{"char-gpt", "adamw", false, 1},
+                          {"char-gpt", "momentum", true, 2},
+                          {"resnet18", "momentum", false, 1},
+                          {"resnet18", "adamw", true, 2}};
   for (const Options& row : rows) {
     const memory::Stack stack = memory::make_resource(thimble::cpu);
     const auto fail = std::make_shared<FailAt>(stack.top, 0);
     {
       const thimble::ResourceScope scope(fail);
       SmallTraining run(row);
-      for (const bool is_first : {true, false}) {  // the first step, and (of the smaller model) one in the steady state
-        if (!is_first && std::string(row.model) == "resnet18") continue;
+      for (const bool is_first : {true, false}) {  // the first step, and for one model a second
+        if (!is_first && &row != rows) continue;
         INFO(row.model << ", " << row.optimizer << (row.recomputes ? ", recomputed, " : ", ") << row.micro_batches
                        << " micro-batches, " << (is_first ? "first step" : "second step"));
         const FailureWalk walk = walk_step(run, *fail, stack);

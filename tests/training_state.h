@@ -9,8 +9,10 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/copy.h>
+#include <thimble/core/transaction.h>
 #include <thimble/models/gpt.h>
 #include <thimble/nn/step.h>
+#include <thimble/optim/accumulate.h>
 
 /// What a step may change: bytes of parameters, buffers and optimizer state, and two counters.
 struct TrainingState {
@@ -51,6 +53,23 @@ class SmallTraining {
     }
   }
 
+  /// Gradients of the batch, as bytes; the step after it is as if this had not been.
+  std::vector<std::vector<std::byte>> gradients() {
+    std::vector<std::vector<std::byte>> list;
+    {
+      const thimble::Transaction dropped;
+      thimble::optim::accumulate_gradients(options_.micro_batches, samples,
+                                           [this](std::int64_t i) { return loss_of(i); });
+    }
+    for (const auto& p : model_->trainable()) {
+      const thimble::Pin pin(p.tensor.grad());
+      const auto* const first = static_cast<const std::byte*>(pin.data());
+      list.emplace_back(first, first + p.tensor.grad().bytes());
+    }
+    optimizer_->zero_grad();
+    return list;
+  }
+
   /// One training step; returns the loss, which is not read.
   thimble::Tensor step() {
     thimble::nn::StepOptions options;
@@ -58,17 +77,7 @@ class SmallTraining {
     options.micro_batches = options_.micro_batches;
     options.micro_samples = samples;
     return thimble::nn::training_step(
-        *optimizer_,
-        [this](std::int64_t i) {
-          const thimble::models::Batch& batch = batches_[static_cast<std::size_t>(i)];
-          if (is_gpt() || !options_.recomputes) return model_->loss(batch);
-          return thimble::checkpoint(
-              [&](const thimble::Tensor& x) {
-                return model_->loss({x, batch.target});
-              },
-              batch.input);
-        },
-        options);
+        *optimizer_, [this](std::int64_t i) { return loss_of(i); }, options);
   }
 
   TrainingState state() const {
@@ -105,6 +114,12 @@ class SmallTraining {
   static constexpr std::int64_t samples = 2;  // of a micro-batch
 
   bool is_gpt() const { return std::string(options_.model) == "char-gpt"; }
+
+  thimble::Tensor loss_of(std::int64_t i) {
+    const thimble::models::Batch& batch = batches_[static_cast<std::size_t>(i)];
+    if (is_gpt() || !options_.recomputes) return model_->loss(batch);
+    return thimble::checkpoint([&](const thimble::Tensor& x) { return model_->loss({x, batch.target}); }, batch.input);
+  }
 
   std::vector<thimble::Tensor> tensors() const {
     std::vector<thimble::Tensor> list;
