@@ -7,6 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
+#include <thimble/memory/summary.h>
 
 #include "catch.h"
 #include "training_state.h"
@@ -45,8 +46,8 @@ MovedRun run_moved(const SmallTraining::Options& options, Device device, const A
   return result;
 }
 
-/// Peak of what a dry run commits, 0 when it does not fit.
-std::size_t committed(const thimble::bench::Setup& setup, const Arena::Options& arena) {
+/// What a dry run of two steps does; all zero when it does not fit.
+Arena::Statistics dry_figures(const thimble::bench::Setup& setup, const Arena::Options& arena) {
   const Device device = dry(thimble::cpu);
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const thimble::ResourceScope scope(stack.top);
@@ -54,9 +55,9 @@ std::size_t committed(const thimble::bench::Setup& setup, const Arena::Options& 
     const auto run = thimble::bench::training_run(setup)(device);
     for (int i = 0; i < 2; ++i) run->step();
   } catch (const thimble::OutOfMemory&) {
-    return 0;
+    return {};
   }
-  return stack.arena->statistics().peak_committed_bytes;
+  return stack.arena->statistics();
 }
 
 }  // namespace
@@ -89,42 +90,60 @@ TEST_CASE("compaction training: moving every block before every allocation chang
   }
 }
 
-TEST_CASE("compaction training: less memory is enough, at the same bits", "[compaction]") {
-  // A model whose height is several granules above its load, in the smallest arena that can hold the load.
-  thimble::bench::Setup setup;
-  setup.model = "char-gpt";
-  setup.optimizer = "adamw";
-  setup.batch = 4;
-  setup.sizes.layers = 2, setup.sizes.width = 128, setup.sizes.heads = 4, setup.sizes.sequence = 64;
-  const std::size_t height = committed(setup, {});
-  std::size_t smallest = height;
-  for (std::size_t capacity = height; capacity > 0; capacity -= std::size_t{2} << 20) {
-    if (committed(setup, {.capacity_bytes = capacity}) == 0) break;
-    smallest = capacity;
+TEST_CASE("compaction training: a smaller arena is enough, at the same bits", "[compaction]") {
+  // Runs whose height is a granule above what their load needs: without compaction they do not fit the smaller arena.
+  struct Row {
+    SmallTraining::Options run;
+    std::size_t capacity;
+  };
+  constexpr std::size_t MiB = std::size_t{1} << 20;
+  const Row rows[] = {{{"char-gpt", "adamw", false, 1, 8, 64, 32}, 4 * MiB},
+                      {{"resnet18", "adamw", false, 1, 4, 16, 32}, 16 * MiB}};
+  for (const Row& row : rows) {
+    INFO(row.run.model);
+    const MovedRun roomy = run_moved(row.run, thimble::cpu, {.compaction = Arena::Compaction::never});
+    CHECK(roomy.figures.peak_committed_bytes > row.capacity);
+    CHECK(roomy.figures.peak_allocated_bytes <= row.capacity);
+    for (const Device device : {thimble::cpu, dry(thimble::cpu)}) {
+      CHECK_THROWS_AS(
+          run_moved(row.run, device, {.capacity_bytes = row.capacity, .compaction = Arena::Compaction::never}),
+          thimble::OutOfMemory);
+    }
+    const Arena::Options tight{.capacity_bytes = row.capacity, .poison = true, .tolerated_fragmentation = 1};
+    const MovedRun moved = run_moved(row.run, thimble::cpu, tight);
+    CHECK(moved.figures.peak_committed_bytes == row.capacity);
+    CHECK(moved.figures.moved_blocks > 0);
+    CHECK(moved.losses == roomy.losses);
+    CHECK(moved.gradients == roomy.gradients);
+    CHECK(moved.state == roomy.state);
+    CHECK(run_moved(row.run, dry(thimble::cpu), tight).figures == moved.figures);
   }
-  std::printf("height %zu smallest %zu\n", height, smallest);
 }
 
 TEST_CASE("compaction training: figures", "[.benchmark]") {
-  for (const char* model : {"resnet50", "resnet18", "gpt2", "char-gpt"}) {
+  struct Row {
+    const char* model;
+    std::int64_t batch;
+  };
+  constexpr std::size_t granule = std::size_t{2} << 20;
+  for (const Row row :
+       {Row{"resnet18", 8}, Row{"resnet18", 32}, Row{"resnet50", 32}, Row{"char-gpt", 32}, Row{"gpt2", 4}}) {
     thimble::bench::Setup setup;
-    setup.model = model;
-    setup.batch = std::string(model) == "gpt2" ? 4 : 32;
-    const std::size_t height = committed(setup, {.compaction = Arena::Compaction::never});
-    const memory::Stack stack = memory::make_resource(dry(thimble::cpu));
-    {
-      const thimble::ResourceScope scope(stack.top);
-      const auto run = thimble::bench::training_run(setup)(dry(thimble::cpu));
-      for (int i = 0; i < 2; ++i) run->step();
-    }
-    const std::size_t load = stack.arena->statistics().peak_allocated_bytes;
-    std::size_t low = load, high = height;
-    while (high - low > std::size_t{2} << 20) {
+    setup.model = row.model;
+    setup.batch = row.batch;
+    const Arena::Statistics roomy = dry_figures(setup, {.compaction = Arena::Compaction::never});
+    Arena::Statistics smallest = roomy;
+    std::size_t low = roomy.peak_allocated_bytes / granule, high = roomy.peak_committed_bytes / granule;
+    while (high - low > 1) {
       const std::size_t middle = low + (high - low) / 2;
-      (committed(setup, {.capacity_bytes = middle}) != 0 ? high : low) = middle;
+      const Arena::Statistics tried = dry_figures(setup, {.capacity_bytes = middle * granule});
+      if (tried.allocation_count != 0) smallest = tried;
+      (tried.allocation_count != 0 ? high : low) = middle;
     }
-    std::printf("%s: load %s, height %s, smallest with compaction %s\n", model, memory::exact_bytes(load).c_str(),
-                memory::exact_bytes(height).c_str(), memory::exact_bytes(high).c_str());
-    CHECK(high <= height);
+    std::printf("%s, batch %d: load %s, committed without compaction %s, smallest arena with it %s (%s in two steps)\n",
+                row.model, static_cast<int>(row.batch), memory::human_bytes(roomy.peak_allocated_bytes).c_str(),
+                memory::human_bytes(roomy.peak_committed_bytes).c_str(), memory::human_bytes(high * granule).c_str(),
+                memory::compaction_to_string(smallest).c_str());
+    CHECK(high * granule <= roomy.peak_committed_bytes);
   }
 }

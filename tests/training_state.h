@@ -30,6 +30,9 @@ class SmallTraining {
     const char* optimizer = "adamw";
     bool recomputes = false;
     std::int64_t micro_batches = 1;
+    std::int64_t samples = 2;  ///< of a micro-batch
+    std::int64_t width = 0;    ///< 0: as small as can be
+    std::int64_t length = 0;   ///< tokens of a sequence, or height and width of an image; 0: as small as can be
   };
 
   explicit SmallTraining(const Options& options, thimble::Device device = thimble::cpu)
@@ -37,12 +40,14 @@ class SmallTraining {
     thimble::bench::Setup setup;
     setup.model = options.model;
     setup.optimizer = options.optimizer;
-    setup.batch = samples;
+    setup.batch = options.samples;
+    const auto or_else = [](std::int64_t given, std::int64_t smallest) { return given > 0 ? given : smallest; };
+    setup.sizes.width = or_else(options.width, is_gpt() ? 16 : 2);
     if (is_gpt()) {
-      setup.sizes.layers = 2, setup.sizes.width = 16, setup.sizes.heads = 2, setup.sizes.sequence = 4;
+      setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.sequence = or_else(options.length, 4);
       setup.sizes.vocabulary = 11, setup.sizes.dropout = 0.1;
     } else {
-      setup.sizes.image = 8, setup.sizes.width = 2;
+      setup.sizes.image = or_else(options.length, 8);
     }
     model_ = thimble::models::make_model(setup.model, setup.sizes, {device, thimble::DType::f32});
     if (is_gpt()) dynamic_cast<thimble::models::Gpt&>(*model_).recompute_blocks(options.recomputes);
@@ -58,7 +63,7 @@ class SmallTraining {
     std::vector<std::vector<std::byte>> list;
     {
       const thimble::Transaction dropped;
-      thimble::optim::accumulate_gradients(options_.micro_batches, samples,
+      thimble::optim::accumulate_gradients(options_.micro_batches, options_.samples,
                                            [this](std::int64_t i) { return loss_of(i); });
     }
     for (const auto& p : model_->trainable()) {
@@ -75,7 +80,7 @@ class SmallTraining {
     thimble::nn::StepOptions options;
     options.clip_norm = is_gpt() ? 1 : 0;
     options.micro_batches = options_.micro_batches;
-    options.micro_samples = samples;
+    options.micro_samples = options_.samples;
     return thimble::nn::training_step(
         *optimizer_, [this](std::int64_t i) { return loss_of(i); }, options);
   }
@@ -111,8 +116,6 @@ class SmallTraining {
   }
 
  private:
-  static constexpr std::int64_t samples = 2;  // of a micro-batch
-
   bool is_gpt() const { return std::string(options_.model) == "char-gpt"; }
 
   thimble::Tensor loss_of(std::int64_t i) {
