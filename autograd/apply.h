@@ -23,9 +23,10 @@ Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
   Needs needs = tape ? tape->needs(inputs) : Needs();
   if constexpr (requires { Op::differentiable; }) needs = Needs(needs.bits() & Op::differentiable.bits());
   typename Op::Saved saved{};
-  const bool is_dropped = tape && tape->is_in_segment();
-  Tensor output = node_detail::forward(op, inputs, is_dropped ? Needs() : needs, saved);
-  if (needs.any() || is_dropped) tape->record(op, saved, inputs, output, needs);
+  const bool is_recorded = tape && (needs.any() || tape->records_all());
+  const bool fills_saved = is_recorded && tape->next_keeps_saved(op_type<Op>());
+  Tensor output = node_detail::forward(op, inputs, fills_saved ? needs : Needs(), saved);
+  if (is_recorded) tape->record(op, saved, inputs, output, needs);
   return output;
 }
 

@@ -1,32 +1,14 @@
-// Walking the tape backward: gradients flow, segments are run again, everything consumed is freed at once.
+// Walking the tape backward: gradients flow, everything consumed is freed at once. Segments are run again by rerun.cpp.
 
 #include <string>
 
+#include <thimble/autograd/backward_scope.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/ops/binary.h>
 
 namespace thimble {
 namespace backward_detail {
-
-// No recording, and a path and a flag that are put back.
-class Scope {
- public:
-  explicit Scope(bool is_recomputing) : before_(context()) {
-    context().tape = nullptr;
-    context().is_recomputing = is_recomputing;
-  }
-  ~Scope() {
-    context().tape = before_.tape;
-    context().path = before_.path;
-    context().is_recomputing = before_.is_recomputing;
-  }
-  Scope(const Scope&) = delete;
-  Scope& operator=(const Scope&) = delete;
-
- private:
-  Context before_;
-};
 
 // The whole storage and nothing but it, held by nobody else: it can be kept or written in place.
 bool is_own_buffer(const Tensor& t) {
@@ -60,7 +42,13 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
     accumulate_leaf(*loss.leaf(), std::move(seed));
     return clear();
   }
-  const backward_detail::Scope scope(false);
+  if (plan_ && nodes_.size() != plan_->types.size()) {
+    const std::string text = "backward: the tape has " + std::to_string(nodes_.size()) +
+                             " nodes, the plan it follows " + std::to_string(plan_->types.size());
+    clear();
+    throw PlanError(text);
+  }
+  const tape_detail::BackwardScope scope(false);
   try {
     if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
     Value& last = values_[loss.tape_ref().value];
@@ -69,9 +57,8 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
       Node& node = nodes_[i];
       context().path = node.path;
       run_node(node);
-      if (node.segment >= 0) {
-        Segment& segment = segments_[static_cast<std::size_t>(node.segment)];
-        if (i == segment.first_node) drop_externals(segment);
+      for (std::int32_t s = node.segment; s != none_segment && segment(s).first_node == i; s = segment(s).parent) {
+        drop_sources(segment(s));
       }
     }
   } catch (...) {
@@ -84,9 +71,12 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
 void Tape::run_node(Node& node) {
   Value& output = values_[node.output];
   if (output.grad_slot < 0) return release_kept(node);
-  if (node.is_dropped) restore(segments_[static_cast<std::size_t>(node.segment)]);
+  if (!node.needs.any()) {
+    free_slot(output.grad_slot);
+    return release_kept(node);
+  }
+  if (node.segment != none_segment) open(node.segment);
   Tensor dy = free_slot(values_[node.output].grad_slot);
-  if (!node.needs.any()) return release_kept(node);
 
   std::array<Tensor, max_saved_tensors> kept;
   const auto saved = static_cast<std::size_t>(node.type->saved_tensors);
@@ -94,7 +84,7 @@ void Tape::run_node(Node& node) {
     const SavedEdge& edge = saved_[node.first_saved + k];
     if (edge.value == none) continue;
     check_version(node, edge);
-    kept[k] = slots_[static_cast<std::size_t>(values_[edge.value].slot)];
+    kept[k] = held(edge.value);
   }
   release_kept(node);  // from here on the operator holds the last reference
   Gradients gradients = node.type->backward(node.record, std::span(kept).first(saved), std::move(dy), node.needs);
@@ -112,13 +102,13 @@ void Tape::run_node(Node& node) {
 void Tape::release_kept(Node& node) noexcept {
   for (int k = 0; k < node.type->saved_tensors; ++k) {
     SavedEdge& edge = saved_[node.first_saved + static_cast<std::uint32_t>(k)];
-    if (edge.value != none) release(edge.value);
-    edge.value = none;
+    if (edge.is_held) release(edge.value);
+    edge = {};
   }
 }
 
 void Tape::check_version(const Node& node, const SavedEdge& edge) const {
-  const Tensor& t = slots_[static_cast<std::size_t>(values_[edge.value].slot)];
+  const Tensor& t = held(edge.value);
   const std::uint32_t now = t.storage() ? t.storage()->version() : 0;
   if (now == edge.version) return;
   const std::string path(path_name(node.path));
@@ -153,50 +143,6 @@ void Tape::accumulate_leaf(Leaf& leaf, Tensor gradient) {
   elementwise_detail::run("add", kernels::elementwise_cpu_table[ops::builtin_index<ops::Add>].forward,
                           ops::builtin_index<ops::Add>, -1, &sum, sum.shape(), {&sum, &gradient}, sum);
   if (sum.storage()) sum.storage()->bump_version();
-}
-
-// Runs a dropped segment again, in tape order, from what was kept.
-void Tape::restore(Segment& segment) {
-  const backward_detail::Scope scope(true);
-  const std::uint32_t base = segment.first_value;
-  std::vector<Tensor> made(segment.end_value - base);
-  std::vector<std::uint32_t> readers(made.size());
-  const auto is_inside = [&](std::uint32_t value) {
-    return value != none && values_[value].producer >= static_cast<std::int32_t>(segment.first_node) &&
-           values_[value].producer < static_cast<std::int32_t>(segment.end_node);
-  };
-  for (std::uint32_t n = segment.first_node; n < segment.end_node; ++n) {
-    for (std::uint32_t i = 0; i < nodes_[n].inputs; ++i) {
-      const std::uint32_t value = inputs_[nodes_[n].first_input + i];
-      if (is_inside(value)) ++readers[value - base];
-    }
-  }
-  for (const auto& [reader, edge] : segment.externals) check_version(nodes_[reader], edge);
-
-  std::vector<Tensor> in;
-  std::array<Tensor, max_saved_tensors> kept;
-  for (std::uint32_t n = segment.first_node; n < segment.end_node; ++n) {
-    Node& node = nodes_[n];
-    in.assign(node.inputs, Tensor());
-    for (std::uint32_t i = 0; i < node.inputs; ++i) {
-      const std::uint32_t value = inputs_[node.first_input + i];
-      if (value == none) continue;
-      in[i] = is_inside(value) ? made[value - base] : slots_[static_cast<std::size_t>(values_[value].slot)];
-      if (is_inside(value) && --readers[value - base] == 0) made[value - base] = Tensor();
-    }
-    context().path = node.path;
-    const auto saved = static_cast<std::size_t>(node.type->saved_tensors);
-    Tensor output = node.type->recompute(node.record, in, std::span(kept).first(saved), node.needs);
-    keep(node, in, std::span(kept).first(saved), output);
-    node.is_dropped = false;
-    if (readers[node.output - base] > 0) made[node.output - base] = std::move(output);
-  }
-  drop_externals(segment);
-}
-
-void Tape::drop_externals(Segment& segment) noexcept {
-  for (const auto& [reader, edge] : segment.externals) release(edge.value);
-  segment.externals.clear();
 }
 
 }  // namespace thimble

@@ -1,16 +1,17 @@
 #pragma once
-// Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): a block keeps nothing but its inputs; backward runs it
-// again. Loss, gradients and side effects are bitwise those of the plain run.
+// Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): a block keeps its inputs, and of its inside what a
+// policy names; backward runs the rest again. Loss, gradients and side effects are bitwise those of the plain run.
+// Segments nest (see autograd/plan.h).
 
 #include <thimble/autograd/tape.h>
 
 namespace thimble {
 
-/// Nodes recorded while this lives belong to one segment that is dropped and recomputed.
+/// Nodes recorded while this lives belong to one segment.
 class SegmentScope {
  public:
-  SegmentScope() : tape_(context().tape) {
-    if (tape_) tape_->begin_segment();
+  explicit SegmentScope(Policy policy = drop_all) : tape_(context().tape) {
+    if (tape_) tape_->begin_segment(policy);
   }
   ~SegmentScope() {
     if (tape_) tape_->end_segment();
@@ -22,11 +23,17 @@ class SegmentScope {
   Tape* tape_;
 };
 
-/// block(inputs...), keeping only the inputs (and parameters) for backward. A segment inside of a segment joins it.
-/// Outside of a recording it is a plain call.
+/// block(inputs...), keeping only the inputs (and parameters) for backward. Outside of a recording it is a plain call.
 template <class F, class... In>
 auto checkpoint(F&& block, const In&... inputs) {
   const SegmentScope segment;
+  return block(inputs...);
+}
+
+/// The same, keeping also what `policy` names: `checkpoint_with(keep_costly, block, x)`.
+template <class F, class... In>
+auto checkpoint_with(Policy policy, F&& block, const In&... inputs) {
+  const SegmentScope segment(policy);
   return block(inputs...);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // How the tape sees an operator: its descriptor and its `struct Saved`, with the type erased.
 
+#include <array>
 #include <cstddef>
 #include <span>
 #include <tuple>
@@ -42,6 +43,10 @@ struct OpType {
   Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
   /// Runs forward again; `kept` receives the tensors of Saved.
   Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
+  /// Makes the result again and nothing else. `kept` are the tensors of Saved, or empty where they are not at hand.
+  Tensor (*remake)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
+  /// Of forward; 0 where the operator does not say.
+  double (*multiply_adds)(const void* record, std::span<const Tensor> inputs, const Tensor& output);
   void (*destroy)(void* record) noexcept;
 };
 
@@ -122,6 +127,21 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   return saved;
 }
 
+// The result again, from what is saved where the operator knows a shorter way than forward.
+template <class Op>
+Tensor remake(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
+  using Saved = typename Op::Saved;
+  if constexpr (requires(const Op& op, Saved saved) { op.remake(std::move(saved), inputs); }) {
+    if (!kept.empty()) {
+      std::array<Tensor, max_saved_tensors> copies;
+      for (std::size_t k = 0; k < kept.size(); ++k) copies[k] = kept[k];
+      return r.op.remake(put_together<Saved>(std::span(copies).first(kept.size()), r.attributes), inputs);
+    }
+  }
+  Saved saved{};
+  return forward(r.op, inputs, Needs(), saved);
+}
+
 template <class Op>
 constexpr Cost cost_of() {
   if constexpr (requires { Op::cost; }) {
@@ -152,6 +172,17 @@ const OpType& op_type() {
         Tensor out = node_detail::forward(r.op, inputs, needs, saved);
         node_detail::take_apart(saved, kept, r.attributes);
         return out;
+      },
+      [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
+        return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
+      },
+      []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
+         [[maybe_unused]] const Tensor& output) -> double {
+        if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
+          return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
+        } else {
+          return 0;
+        }
       },
       [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
   return type;

@@ -44,9 +44,14 @@ void Tape::clear() noexcept {
   free_slots_.clear();
   leaves_.clear();
   segments_.clear();
-  open_segment_ = -1;
-  segment_depth_ = 0;
+  observed_.clear();
+  observed_work_.clear();
+  rerun_.made.clear();
+  innermost_ = none_segment;
   page_ = page_used_ = 0;
+  if (plan_) {
+    for (const TapePlan::Segment& s : plan_->segments) segments_.push_back({s.first, s.end, s.parent, drop_all});
+  }
   id_ = tape_detail::next_tape_id();  // refs of the old recording are now on no tape
 }
 
@@ -84,6 +89,7 @@ std::uint32_t Tape::new_value(const Tensor& t, std::int32_t producer, bool needs
   value.needs_grad = needs_grad;
   value.elements = t.elements();
   values_.push_back(value);
+  if (is_observing_) observed_.push_back(t.detach());
   return static_cast<std::uint32_t>(values_.size() - 1);
 }
 
@@ -100,12 +106,12 @@ std::uint32_t Tape::input_value(const Tensor& t) {
     return t.leaf()->tape_ref.value;
   }
   if (is_on_tape(t)) return t.tape_ref().value;
-  return is_in_segment() ? new_value(t, -1, false) : none;
+  return is_observing_ || segment_of_next() != none_segment ? new_value(t, -1, false) : none;
 }
 
 void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
                      Tensor& output, Needs needs) {
-  const auto index = static_cast<std::int32_t>(nodes_.size());
+  const auto index = static_cast<std::uint32_t>(nodes_.size());
   Node node{};
   node.type = &type;
   node.record = record;
@@ -114,31 +120,31 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   node.inputs = static_cast<std::uint16_t>(inputs.size());
   node.first_input = static_cast<std::uint32_t>(inputs_.size());
   node.first_saved = static_cast<std::uint32_t>(saved_.size());
-  node.segment = open_segment_;
-  node.is_dropped = is_in_segment();
+  node.segment = segment_of_next();
+  node.fate = fate_of_next(type);
+  node.is_dropped = !next_keeps_saved(type);
+  const std::int32_t closed = node.segment == none_segment ? none_segment : outermost(node.segment);
   for (const Tensor& t : inputs) inputs_.push_back(input_value(t));
   saved_.resize(saved_.size() + kept.size());
-  node.output = new_value(output, index, needs.any());
+  node.output = new_value(output, static_cast<std::int32_t>(index), needs.any());
   nodes_.push_back(node);
-  if (!node.is_dropped) {
-    keep(nodes_.back(), inputs, kept, output);
-  } else {
-    Segment& segment = segments_[static_cast<std::size_t>(open_segment_)];
-    segment.end_node = static_cast<std::uint32_t>(nodes_.size());
-    segment.end_value = static_cast<std::uint32_t>(values_.size());
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const std::uint32_t value = inputs_[node.first_input + i];
-      if (value == none) continue;
-      const bool is_made_inside = values_[value].producer >= static_cast<std::int32_t>(segment.first_node);
-      if (!is_made_inside) segment.externals.emplace_back(static_cast<std::uint32_t>(index), hold(value, inputs[i]));
+  if (!node.is_dropped) keep(nodes_.back(), closed, inputs, kept, output);
+  if (is_observing_) observed_work_.push_back(type.multiply_adds(record, inputs, output));
+  if (closed != none_segment) {
+    if (!plan_) {
+      for (std::int32_t s = innermost_; s != none_segment; s = segment(s).parent) segment(s).end_node = index + 1;
     }
+    hold_sources(index, closed, inputs);
+    if (plan_ && segment(closed).end_node == index + 1) settle(closed);
   }
   output = output.detach();
   output.set_tape_ref({id_, node.output});
 }
 
-// Holds what the operator saved: operands and the result by reference, anything else as a value of its own.
-void Tape::keep(Node& node, std::span<const Tensor> inputs, std::span<Tensor> kept, const Tensor& output) {
+// Holds what the operator saved: operands and the result by reference, anything else as a value of its own. Of a node
+// in the segment `closed`, only what that one keeps.
+void Tape::keep(Node& node, std::int32_t closed, std::span<const Tensor> inputs, std::span<Tensor> kept,
+                const Tensor& output) {
   const auto producer = values_[node.output].producer;
   for (std::size_t k = 0; k < kept.size(); ++k) {
     Tensor t = std::exchange(kept[k], Tensor());
@@ -148,8 +154,14 @@ void Tape::keep(Node& node, std::span<const Tensor> inputs, std::span<Tensor> ke
     for (std::size_t i = 0; i < inputs.size() && value == none; ++i) {
       if (inputs[i].defined() && tape_detail::is_same_window(t, inputs[i])) value = inputs_[node.first_input + i];
     }
-    if (value == none) value = new_value(t, producer, false);
-    saved_[node.first_saved + k] = hold(value, t);
+    const bool is_extra = value == none;
+    if (is_extra) value = new_value(t, producer, false);
+    SavedEdge& edge = saved_[node.first_saved + k];
+    if (is_extra || closed == none_segment || is_kept_for(value, closed)) {
+      edge = hold(value, t);
+    } else {
+      edge = {value, 0, false};
+    }
   }
 }
 
@@ -177,7 +189,7 @@ Tape::SavedEdge Tape::hold(std::uint32_t value, const Tensor& t) {
     v.slot = take_slot(t.detach());
     if (t.storage()) t.storage()->hold_for_backward();
   }
-  return {value, t.storage() ? t.storage()->version() : 0};
+  return {value, t.storage() ? t.storage()->version() : 0, true};
 }
 
 void Tape::release(std::uint32_t value) noexcept {
@@ -187,16 +199,23 @@ void Tape::release(std::uint32_t value) noexcept {
   if (t.storage()) t.storage()->release_from_backward();
 }
 
-void Tape::begin_segment() {
-  if (segment_depth_++ > 0) return;
-  open_segment_ = static_cast<std::int32_t>(segments_.size());
-  const auto node = static_cast<std::uint32_t>(nodes_.size());
-  const auto value = static_cast<std::uint32_t>(values_.size());
-  segments_.push_back({node, node, value, value, {}});
+void Tape::require_empty(const char* operation) const {
+  if (nodes_.empty() && innermost_ == none_segment) return;
+  throw AutogradError(std::string(operation) + ": the tape has " + std::to_string(nodes_.size()) +
+                      " nodes and must be empty");
 }
 
-void Tape::end_segment() noexcept {
-  if (--segment_depth_ == 0) open_segment_ = -1;
+void Tape::follow(std::shared_ptr<const TapePlan> plan) {
+  require_empty("follow");
+  planned_segments_ = plan ? plan->innermost() : std::vector<std::int32_t>();
+  plan_ = std::move(plan);
+  if (plan_) segments_.reserve(plan_->segments.size());
+  clear();
+}
+
+void Tape::observe() {
+  require_empty("observe");
+  is_observing_ = true;
 }
 
 std::vector<KeptTensor> Tape::kept(std::size_t node) const {
@@ -204,8 +223,8 @@ std::vector<KeptTensor> Tape::kept(std::size_t node) const {
   const Node& n = nodes_.at(node);
   for (int k = 0; k < n.type->saved_tensors; ++k) {
     const SavedEdge& edge = saved_[n.first_saved + static_cast<std::uint32_t>(k)];
-    if (edge.value == none) continue;
-    const Tensor& t = slots_[static_cast<std::size_t>(values_[edge.value].slot)];
+    if (edge.value == none || !edge.is_held) continue;
+    const Tensor& t = held(edge.value);
     const Storage* storage = t.storage().get();
     list.push_back({edge.value, t.shape(), t.dtype(), storage ? storage->bytes() : 0,
                     storage ? storage->category() : Category::temporary, storage});

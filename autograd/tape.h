@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <thimble/autograd/node.h>
+#include <thimble/autograd/plan.h>
 #include <thimble/core/context.h>
 #include <thimble/core/tensor.h>
 
@@ -56,23 +57,38 @@ class Tape {
   /// Bytes of all distinct storages that the tape holds for backward, by their category.
   std::size_t kept_bytes(Category category = Category::activation) const;
 
+  /// Gives every node of the recordings from now on the fate that `plan` has for it, in place of the segments that the
+  /// program names; null: back to those. A recording that departs from the plan throws PlanError. The tape must be
+  /// empty (AutogradError).
+  void follow(std::shared_ptr<const TapePlan> plan);
+
+  /// From now on every tensor that the tape sees is held until it is cleared, and no segment is closed: for graph(), on
+  /// a dry device. The tape must be empty (AutogradError).
+  void observe();
+
   // The rest is for apply() and checkpoint().
 
   /// Which of the tensors need a gradient on this tape.
   Needs needs(std::span<const Tensor> inputs);
 
+  /// Whether the next node is to fill its `struct Saved`: not where a closed segment drops it. Throws PlanError when
+  /// the plan has another operator at its place.
+  bool next_keeps_saved(const OpType& type) const;
+  /// Whether nodes that lead to no parameter are recorded as well, for others to be run again from.
+  bool records_all() const noexcept { return plan_ || is_observing_ || innermost_ != none_segment; }
+
   /// Adds a node; gives `output` its place on the tape. `saved` is consumed.
   template <class Op>
   void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs);
 
-  /// Nodes recorded from here on keep only what comes from before the segment; backward runs them again. Segments
-  /// inside a segment join it.
-  void begin_segment();
+  /// Nodes recorded from here on belong to one segment, closed when it ends. Without effect while a plan is followed.
+  void begin_segment(Policy policy);
   void end_segment() noexcept;
-  bool is_in_segment() const noexcept { return open_segment_ >= 0; }
 
  private:
+  friend struct TapeGraph;
   static constexpr std::uint32_t none = ~0u;
+  static constexpr std::int32_t none_segment = -1;
 
   struct Value {
     std::int32_t slot = -1;       // held tensor, in slots_
@@ -80,12 +96,14 @@ class Tape {
     std::int32_t leaf = -1;       // in leaves_
     std::int32_t producer = -1;   // node; -1: came from outside
     std::uint32_t holds = 0;      // nodes and segments that will read it in backward
+    std::uint32_t mark = 0;       // of the last search that met it
     std::int64_t elements = 0;
     bool needs_grad = false;
   };
   struct SavedEdge {
     std::uint32_t value = none;
     std::uint32_t version = 0;
+    bool is_held = false;  // false: dropped by a closed segment
   };
   struct Node {
     const OpType* type;
@@ -95,19 +113,46 @@ class Tape {
     PathId path;
     std::uint16_t inputs;
     Needs needs;
-    std::int32_t segment = -1;
-    bool is_dropped = false;
+    std::int32_t segment = none_segment;  // innermost
+    Fate fate = Fate::keep;
+    bool is_dropped = false;  // ran without filling its Saved
+  };
+  struct Source {
+    std::uint32_t reader;  // a node, for messages
+    SavedEdge edge;
   };
   struct Segment {
     std::uint32_t first_node, end_node;
-    std::uint32_t first_value, end_value;
-    std::vector<std::pair<std::uint32_t, SavedEdge>> externals;  // (reader, value from before that a recompute reads)
+    std::int32_t parent;
+    Policy policy;
+    bool is_open = false;
+    bool is_settled = false;
+    std::vector<Source> sources = {};  // held
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> needed =
+        {};  // (reader, value) of all that running it again reads
+  };
+  // What running a segment again takes, per node of it.
+  enum class Mode : std::uint8_t { skip, output, full };
+  struct Rerun {
+    std::uint32_t first = 0;
+    std::vector<Mode> modes;
+    std::vector<std::uint8_t> is_needed;  // the output of the node
+    std::vector<std::uint32_t> readers;
+    std::vector<Tensor> made;
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> sources;
+    struct Wait {
+      std::uint32_t value, reader;
+      std::uint32_t edge;    // in saved_; none: for a segment
+      std::int32_t segment;  // that the value is a source of
+    };
+    std::vector<Wait> waits;  // in order of the value's producer
   };
 
   void* allocate_record(std::size_t size, std::size_t alignment);
   void push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
                  Tensor& output, Needs needs);
-  void keep(Node& node, std::span<const Tensor> inputs, std::span<Tensor> kept, const Tensor& output);
+  void keep(Node& node, std::int32_t closed, std::span<const Tensor> inputs, std::span<Tensor> kept,
+            const Tensor& output);
   bool is_on_tape(const Tensor& t) const noexcept { return t.tape_ref().tape == id_; }
   std::uint32_t input_value(const Tensor& t);
   std::uint32_t new_value(const Tensor& t, std::int32_t producer, bool needs_grad);
@@ -115,8 +160,25 @@ class Tape {
   void release(std::uint32_t value) noexcept;
   std::int32_t take_slot(Tensor t);
   Tensor free_slot(std::int32_t& slot) noexcept;
-  void restore(Segment& segment);
-  void drop_externals(Segment& segment) noexcept;
+  const Tensor& held(std::uint32_t value) const { return slots_[static_cast<std::size_t>(values_[value].slot)]; }
+  void require_empty(const char* operation) const;
+
+  Segment& segment(std::int32_t index) { return segments_[static_cast<std::size_t>(index)]; }
+  const Segment& segment(std::int32_t index) const { return segments_[static_cast<std::size_t>(index)]; }
+  std::int32_t segment_of_next() const;
+  std::int32_t outermost(std::int32_t index) const;
+  std::int32_t child_towards(std::int32_t around, std::int32_t inner) const;
+  Fate fate_of_next(const OpType& type) const;
+  bool is_kept_for(std::uint32_t value, std::int32_t closed) const;
+  void hold_sources(std::uint32_t node, std::int32_t closed, std::span<const Tensor> inputs);
+  void settle(std::int32_t top);
+  void search(std::int32_t index, bool is_ahead, Rerun& rerun);
+  void open(std::int32_t index);
+  void restore(std::int32_t index);
+  void give(const Rerun::Wait& wait, const Tensor& t);
+  void rerun_node(std::uint32_t index, std::int32_t around, Rerun& rerun);
+  void drop_sources(Segment& segment) noexcept;
+
   void run_node(Node& node);
   void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
   void accumulate_leaf(Leaf& leaf, Tensor gradient);
@@ -132,8 +194,14 @@ class Tape {
   std::vector<std::int32_t> free_slots_;
   std::vector<std::shared_ptr<Leaf>> leaves_;
   std::vector<Segment> segments_;
-  std::int32_t open_segment_ = -1;
-  int segment_depth_ = 0;
+  std::int32_t innermost_ = none_segment;  // that is being recorded
+  std::uint32_t mark_ = 0;
+  Rerun rerun_;
+  std::shared_ptr<const TapePlan> plan_;
+  std::vector<std::int32_t> planned_segments_;  // per node of the plan
+  bool is_observing_ = false;
+  std::vector<Tensor> observed_;                     // per value
+  std::vector<double> observed_work_;                // multiply-adds per node
   std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records
   std::size_t page_ = 0, page_used_ = 0;
 };

@@ -28,13 +28,13 @@ function(thimble_add_test name)
 endfunction()
 
 # Adds the test `<prefix>.<topic>` for every <topic>_test.cpp of a Catch2 program. Catch2 tags every test with the name
-# of its file when asked to; a tag that selects nothing is a failure.
+# of its file when asked to; a tag that selects nothing is a failure. Hidden tests ([.x]) stay out.
 function(thimble_add_catch_tests program prefix)
   foreach(source IN LISTS ARGN)
     get_filename_component(file ${source} NAME_WE)
     if(file MATCHES "^(.*)_test$")
       set(name ${prefix}.${CMAKE_MATCH_1})
-      thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]"
+      thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]~[.]"
                        WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
       set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "No test cases matched;No tests ran")
     endif()

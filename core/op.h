@@ -20,11 +20,19 @@
 // operands named by `needs` (needs.any() is false outside of a tape: keep nothing, allocate nothing for backward). A
 // tensor that is an operand or the result is kept by reference; any other one is an extra, counted as kept bytes.
 // Members that are not tensors (shapes, attributes) are free. The result's bits must not depend on `needs`.
+//
+// Two members are optional, for planning:
+//
+//   // The result again, bit for bit, from what is saved and the operands: where that is less work than forward.
+//   Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
+//   // Multiply-adds of forward; without it an operator counts as memory traffic alone.
+//   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 
 #include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>

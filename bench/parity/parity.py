@@ -6,15 +6,15 @@ usage: parity.py PROGRAM [flags]; --help lists them. Exit status: 0 passed, 1 fa
 What is held, for each of our f32 builds against PyTorch's f32:
   gradient   of the first step, per tensor and all as one vector: |ours - theirs| / |theirs| <= 1e-5
   buffers    batch-norm statistics after the first step: the same <= 1e-5; counts are equal
-  losses     of the first 10 steps: |ours - theirs| / |theirs| <= 1e-4, or twice PyTorch's own gap between f32 and f64
-             where that is more
+  losses     of the first 10 steps: |ours - theirs| / |theirs| <= 1e-4
   weights    after all steps: |ours - theirs| <= 2 |theirs in f32 - theirs in f64|. Rounding errors grow from step to
              step in any framework; two runs that round differently but equally well end about sqrt(2) gaps apart.
 In f64, where rounding leaves 1e-16, a difference of definition cannot hide: gradient and losses must agree <= 1e-10.
 
 The gradient of relu jumps at 0. Where an input lies nearer to 0 than f32 resolves, rounding decides which gradient it
 is, in either framework, and one such element changes the whole by 1e-3. So the first batch of images is drawn anew
-until no relu has an input within 1e-6 of 0, as PyTorch computes it in f64.
+until no relu has an input within 1e-6 of 0, as PyTorch computes it in f64. In later steps that cannot be had, since the
+weights are then each run's own; a learning rate of 1e-3 keeps what such elements do below the bounds.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def parse_flags():
                           ("image", 32), ("planes", 64), ("image-batch", 4)]:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--text-rate", type=float, default=1e-3, help="learning rate of AdamW")
-    parser.add_argument("--image-rate", type=float, default=0.1, help="learning rate of SGD")
+    parser.add_argument("--image-rate", type=float, default=1e-3, help="learning rate of SGD")
     parser.add_argument("--rows", action="store_true", help="print every tensor's gradient")
     return parser.parse_args()
 
@@ -201,26 +201,13 @@ def compare(table, model, build, ours, theirs, gap_from, bounds):
         table.row(model, build, f"  worst: {name.split('.', 1)[1]}", worst, gradient, relative_worst(b, c)[0])
     steps = min(LOSS_STEPS, len(theirs["loss"]))
     gap = loss_difference(theirs, gap_from, steps)
-    table.row(model, build, f"losses, {steps} steps", loss_difference(ours, theirs, steps), max(loss, GAPS * gap), gap)
-
-
-def without_key_biases(weights):
-    """Attention does not change when all keys move by one vector, so the gradient of a key bias is 0, and what a
-    framework computes for it is rounding alone, which Adam divides by its own size. Those weights wander."""
-    return {name: np.delete(a, np.s_[a.size // 3:2 * a.size // 3]) if name.endswith("c_attn.bias") else a
-            for name, a in weights.items()}
+    table.row(model, build, f"losses, {steps} steps", loss_difference(ours, theirs, steps), loss, gap)
 
 
 def compare_end(table, model, build, ours, theirs, gap_from):
     a, b, c = (pick(results, "weight") for results in (ours, theirs, gap_from))
     steps = len(theirs["loss"])
-
-    def row(what, a, b, c, allowed):
-        table.row(model, build, what, distance(a, b) / distance(b, c), allowed, relative(b, c))
-
-    row(f"weights, {steps} steps / gap", a, b, c, GAPS)
-    if any(name.endswith("c_attn.bias") for name in b):
-        row("  without key biases / gap", *map(without_key_biases, (a, b, c)), GAPS)
+    table.row(model, build, f"weights, {steps} steps / gap", distance(a, b) / distance(b, c), GAPS, relative(b, c))
     each = {name: distance({name: a[name]}, {name: b[name]}) for name in b}
     widest = max(each, key=each.get)
     share = (each[widest] / distance(a, b)) ** 2

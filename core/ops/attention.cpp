@@ -225,4 +225,13 @@ Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs need
   return {gradients.q, gradients.k, gradients.v};
 }
 
+double Attention::multiply_adds(std::span<const Tensor>, const Tensor& output) const {
+  // Two products of (T, D) by (D, T); half of the keys are behind a causal mask.
+  return static_cast<double>(output.elements()) * static_cast<double>(output.size(1)) * (is_causal ? 1 : 2);
+}
+
+double ScaledDotProductAttention::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  return static_cast<double>(output.elements()) * static_cast<double>(inputs[1].size(1)) * (is_causal ? 1 : 2);
+}
+
 }  // namespace thimble::ops

@@ -40,6 +40,7 @@ struct Attention {
 
   Tensor forward(const Tensor& qkv, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
 /// The same of three tensors, which may be views: q (B, T, H, D), k and v (B, S, H, D), S >= 1 -> (B, T, H, D). With
@@ -58,6 +59,7 @@ struct ScaledDotProductAttention {
 
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
 }  // namespace thimble::ops

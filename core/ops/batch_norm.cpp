@@ -87,6 +87,17 @@ Tensor BatchNorm<tail>::forward(const Tensor& x, const Tensor& residual, const T
 }
 
 template <NormTail tail>
+Tensor BatchNorm<tail>::remake(Saved saved, std::span<const Tensor> inputs) const {
+  norm_detail::ChannelNorm call;
+  call.layout = batch_norm_detail::layout_of(inputs[0].shape());
+  call.tail = tail;
+  call.epsilon = epsilon;
+  call.x = inputs[0], call.residual = inputs[1], call.weight = inputs[2], call.bias = inputs[3];
+  norm_detail::ChannelNormKept kept{saved.mean, saved.rstd, {}};
+  return norm_detail::channel_norm_forward(call, false, false, kept);
+}
+
+template <NormTail tail>
 Gradients BatchNorm<tail>::backward(Saved saved, Tensor dy, Needs needs) const {
   norm_detail::ChannelNorm call;
   call.layout = batch_norm_detail::layout_of(dy.shape());

@@ -21,7 +21,8 @@ using kernels::NormTail;
 /// are attributes, not operands, because the result does not depend on them.
 ///
 /// Keeps x, mean and rstd (C each, f32; f64 for f64) and weight for x's gradient. A relu tail is found again from x, so
-/// it needs those and bias for any gradient, and not y; add_relu keeps one bit for each element.
+/// it needs those and bias for any gradient, and not y; add_relu keeps one bit for each element. From these y is made
+/// again in one pass.
 template <NormTail tail>
 struct BatchNorm {
   static constexpr const char* name = tail == NormTail::none   ? "batch_norm"
@@ -38,6 +39,7 @@ struct BatchNorm {
   Tensor forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, Needs needs,
                  Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
 };
 
 /// With the running statistics, which are operands here and take no gradient. Keeps x for weight's gradient or a relu

@@ -72,6 +72,11 @@ Tensor workspace_of(std::size_t bytes, Device device) {
 
 }  // namespace conv_detail
 
+double Conv2d::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  const Tensor& weight = inputs[1];
+  return static_cast<double>(output.elements()) * static_cast<double>(weight.elements() / weight.size(0));
+}
+
 Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
   conv_detail::check(*this, x, weight, bias);
   const Tensor image = contiguous(x), filters = contiguous(weight), offset = bias.defined() ? contiguous(bias) : bias;

@@ -22,6 +22,7 @@ struct Conv2d {
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
 }  // namespace thimble::ops

@@ -80,6 +80,10 @@ Gradients Matmul::backward(Saved saved, Tensor dy, Needs needs) const {
   return {da, db};
 }
 
+double Matmul::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  return static_cast<double>(output.elements()) * static_cast<double>(inputs[0].size(transpose_a ? -2 : -1));
+}
+
 Tensor Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
   if (x.rank() < 1 || weight.rank() != 2 || x.size(-1) != weight.size(weight_is_in_out ? 0 : 1)) {
     throw ShapeError("linear: input " + to_string(x.shape()) + " does not fit weight " + to_string(weight.shape()) +
@@ -109,6 +113,26 @@ Tensor Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
   const Tensor result = view::reshape(y, shape);
   if (saved.activation.defined()) saved.activation = view::reshape(saved.activation, shape);
   return result;
+}
+
+Tensor Linear::remake(Saved saved, std::span<const Tensor> inputs) const {
+  using kernels::Activation;
+  const bool has_gelu = activation == Activation::gelu_tanh || activation == Activation::gelu_erf;
+  const DType dtype = inputs[0].dtype();
+  // Narrower dtypes keep a rounded input of the activation.
+  if (has_gelu && saved.activation.defined() && (dtype == DType::f32 || dtype == DType::f64)) {
+    const auto apply_again = [&]<class F>(const F& f) {
+      typename Elementwise<F>::Saved nothing{};
+      return Elementwise<F>{f}.forward(saved.activation, Needs(), nothing);
+    };
+    return activation == Activation::gelu_tanh ? apply_again(GeluTanh{}) : apply_again(GeluErf{});
+  }
+  Saved nothing;
+  return forward(inputs[0], inputs[1], inputs[2], Needs(), nothing);
+}
+
+double Linear::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  return static_cast<double>(output.elements()) * static_cast<double>(inputs[0].size(-1));
 }
 
 Gradients Linear::backward(Saved saved, Tensor dy, Needs needs) const {

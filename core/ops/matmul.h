@@ -22,11 +22,12 @@ struct Matmul {
 
   Tensor forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
 /// y = act(x W + bias): x (..., I) -> (..., O). The weight is (O, I), or (I, O) with `weight_is_in_out`; bias (O) or
 /// undefined. Keeps x for the weight's gradient, the weight for x's, and for the activation: its output (relu) or its
-/// input (gelu), which only then is written out at all.
+/// input (gelu), which only then is written out at all, and from which y is made again in one pass.
 struct Linear {
   static constexpr const char* name = "linear";
   static constexpr Cost cost = Cost::matmul;
@@ -39,6 +40,8 @@ struct Linear {
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
 }  // namespace thimble::ops

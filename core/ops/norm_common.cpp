@@ -87,13 +87,15 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
   const Tensor weight = as_statistics(call.weight, x.dtype()), bias = as_statistics(call.bias, x.dtype());
   const Tensor y = Tensor::empty_like(x, x.shape());
   if (keeps_mask) kept.mask = Tensor::empty({(x.elements() + 7) / 8}, DType::u8, x.device());
+  const bool has_statistics = call.uses_running || kept.mean.defined();
   const ChannelStatistics statistics =
-      empty_statistics(call, x, keeps_statistics ? Category::temporary : Category::workspace);
-  const bool updates = !call.uses_running && call.running_mean.defined() && !context().is_recomputing;
+      kept.mean.defined() ? ChannelStatistics{kept.mean, kept.rstd}
+                          : empty_statistics(call, x, keeps_statistics ? Category::temporary : Category::workspace);
+  const bool updates = !has_statistics && call.running_mean.defined() && !context().is_recomputing;
   const Tensor running_mean = updates ? writable_state(call.running_mean) : Tensor();
   const Tensor running_var = updates ? writable_state(call.running_var) : Tensor();
   const Tensor coefficients = workspace(3 * layout.instances * layout.channels, statistics_type, x.device());
-  const Tensor moments = call.uses_running ? Tensor() : partial_sums(layout, x.device());
+  const Tensor moments = has_statistics ? Tensor() : partial_sums(layout, x.device());
   launch(x.device(), [&](const Addresses& at) {
     if (call.uses_running) compute_running_statistics(at, call, x.dtype(), statistics);
     kernels::ChannelNormArgs args;
@@ -105,7 +107,7 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
     args.x = at(x), args.residual = at(residual), args.weight = at(weight), args.bias = at(bias);
     args.y = at(y), args.mask = at.as<std::uint8_t>(kept.mask);
     args.mean = at(statistics.mean), args.rstd = at(statistics.rstd);
-    args.has_statistics = call.uses_running;
+    args.has_statistics = has_statistics;
     args.running_mean = at(running_mean), args.running_var = at(running_var);
     if (updates) args.running_dtype = running_mean.dtype();
     args.momentum = call.momentum;

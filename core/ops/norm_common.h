@@ -42,6 +42,7 @@ struct ChannelNormKept {
 };
 
 /// y; `kept` receives the statistics and the mask where asked for. Running statistics are not updated in a recompute.
+/// Statistics that `kept` already has are used as they are.
 Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool keeps_mask, ChannelNormKept& kept);
 
 /// Which gradients are asked for.

@@ -1,0 +1,49 @@
+#include <thimble/autograd/graph.h>
+
+#include <unordered_map>
+
+#include <thimble/core/error.h>
+
+namespace thimble {
+
+std::size_t TapeGraph::bytes_of(std::uint32_t value) const {
+  const std::uint32_t storage = values.at(value).storage;
+  return storage == none ? 0 : storages[storage].bytes;
+}
+
+TapeGraph TapeGraph::of(const Tape& tape) {
+  if (!tape.is_observing_) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
+  TapeGraph graph;
+  std::unordered_map<const thimble::Storage*, std::uint32_t> known;
+  for (std::size_t i = 0; i < tape.values_.size(); ++i) {
+    const Tensor& t = tape.observed_[i];
+    Value value;
+    value.shape = t.shape();
+    value.dtype = t.dtype();
+    value.producer = tape.values_[i].producer;
+    value.is_leaf = tape.values_[i].leaf >= 0;
+    if (const thimble::Storage* const storage = t.storage().get()) {
+      const auto [at, is_new] = known.try_emplace(storage, static_cast<std::uint32_t>(graph.storages.size()));
+      if (is_new) graph.storages.push_back({storage->bytes(), storage->category()});
+      value.storage = at->second;
+    }
+    graph.values.push_back(std::move(value));
+  }
+  for (const Tape::Node& n : tape.nodes_) {
+    Node node;
+    node.type = n.type;
+    node.path = n.path;
+    node.output = n.output;
+    node.needs = n.needs;
+    for (std::uint32_t i = 0; i < n.inputs; ++i) node.inputs.push_back(tape.inputs_[n.first_input + i]);
+    for (int k = 0; k < n.type->saved_tensors; ++k) {
+      const std::uint32_t value = tape.saved_[n.first_saved + static_cast<std::uint32_t>(k)].value;
+      if (value != Tape::none) node.saved.push_back(value);
+    }
+    node.multiply_adds = tape.observed_work_[graph.nodes.size()];
+    graph.nodes.push_back(std::move(node));
+  }
+  return graph;
+}
+
+}  // namespace thimble

@@ -1,0 +1,48 @@
+#pragma once
+// A recording as plain data: what a planner sees.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <thimble/autograd/tape.h>
+
+namespace thimble {
+
+/// Nodes, values and storages of an observed tape (Tape::observe), in execution order.
+struct TapeGraph {
+  static constexpr std::uint32_t none = ~0u;
+
+  struct Storage {
+    std::size_t bytes = 0;
+    Category category = Category::temporary;
+  };
+  /// A tensor: an operand, a result, or something else that an operator saves.
+  struct Value {
+    std::uint32_t storage = none;  ///< none when it has no elements; views share one
+    Shape shape;
+    DType dtype = DType::f32;
+    std::int32_t producer = -1;  ///< node; -1: from outside
+    bool is_leaf = false;
+  };
+  struct Node {
+    const OpType* type = nullptr;
+    PathId path = 0;
+    std::vector<std::uint32_t> inputs;  ///< values; none: absent
+    std::vector<std::uint32_t> saved;   ///< values that its backward reads
+    std::uint32_t output = none;
+    Needs needs;
+    double multiply_adds = 0;  ///< of its forward, where the operator says (core/op.h); 0: memory traffic only
+  };
+  std::vector<Node> nodes;
+  std::vector<Value> values;
+  std::vector<Storage> storages;
+
+  /// Bytes of the storage of a value; 0 for none.
+  std::size_t bytes_of(std::uint32_t value) const;
+
+  /// The present content of a tape. Throws AutogradError when it was not observed.
+  static TapeGraph of(const Tape& tape);
+};
+
+}  // namespace thimble

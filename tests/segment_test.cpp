@@ -1,0 +1,407 @@
+// Segments: whatever they nest, drop or keep, the results are those of the plain run, bit for bit.
+
+#include <algorithm>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/graph.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random.h>
+#include <thimble/memory/stack.h>
+
+#include "catch.h"
+
+using namespace thimble;
+
+namespace {
+
+using Random = std::mt19937_64;
+
+std::size_t pick(Random& random, std::size_t count) { return static_cast<std::size_t>(random() % count); }
+
+// A program of random operators over tensors of one shape (6, 4, 8), with shared parameters, batch norm and dropout.
+class RandomProgram {
+ public:
+  explicit RandomProgram(std::uint64_t seed) : seed_(seed) {
+    Generator generator(seed);
+    const GeneratorScope scope(generator);
+    for (int i = 0; i < 3; ++i) matrices_.push_back(mul(randn({8, 8}), 0.4));
+    for (int i = 0; i < 3; ++i) vectors_.push_back(add(mul(randn({8}), 0.2), 1.0));
+    for (Tensor& t : matrices_) t.require_grad();
+    for (Tensor& t : vectors_) t.require_grad();
+    constant_ = randn({6, 4, 8});
+    input_ = randn({6, 4, 8});
+    mean_ = full({8}, 0);
+    variance_ = full({8}, 1);
+    if (seed % 3 == 0) input_.require_grad();
+  }
+
+  // Runs forward; each operator may begin or end a segment of its own choosing when `has_segments`.
+  Tensor forward(bool has_segments) {
+    Random random(seed_);
+    Random cuts(seed_ + 1000);
+    std::vector<std::unique_ptr<SegmentScope>> open;
+    std::vector<Tensor> pool{input_, constant_};
+    const std::size_t count = 6 + pick(random, 14);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (has_segments) {
+        while (!open.empty() && pick(cuts, 4) == 0) open.pop_back();
+        while (open.size() < 4 && pick(cuts, 3) == 0) {
+          open.push_back(std::make_unique<SegmentScope>(pick(cuts, 2) == 0 ? drop_all : keep_costly));
+        }
+      }
+      const PathScope path("op" + std::to_string(i));
+      pool.push_back(step(random, pool));
+      if (pool.size() > 4 && pick(random, 2) == 0) pool.erase(pool.begin());
+    }
+    Tensor sum_of_all;
+    for (const Tensor& t : pool) sum_of_all = sum_of_all.defined() ? add(sum_of_all, t) : t;
+    while (!open.empty()) open.pop_back();
+    return mean(square(add(sum_of_all, linear(pool.back(), matrices_[0]))));
+  }
+
+  std::vector<Tensor> leaves() const {
+    std::vector<Tensor> all = matrices_;
+    all.insert(all.end(), vectors_.begin(), vectors_.end());
+    if (input_.requires_grad()) all.push_back(input_);
+    return all;
+  }
+  std::vector<Tensor> statistics() const { return {mean_, variance_}; }
+
+ private:
+  Tensor step(Random& random, const std::vector<Tensor>& pool) {
+    const Tensor& x = pool[pick(random, pool.size())];
+    const Tensor& y = pool[pick(random, pool.size())];
+    const Tensor& w = matrices_[pick(random, 3)];
+    const Tensor& v = vectors_[pick(random, 3)];
+    const Tensor& u = vectors_[pick(random, 3)];
+    switch (pick(random, 16)) {
+      case 0:
+        return linear(x, w);
+      case 1:
+        return linear(x, w, v, kernels::Activation::gelu_tanh);
+      case 2:
+        return gelu(x);
+      case 3:
+        return relu(x);
+      case 4:
+        return tanh(x);
+      case 5:
+        return add(x, y);
+      case 6:
+        return mul(x, sigmoid(y));
+      case 7:
+        return layer_norm(x, v, u);
+      case 8:
+        return batch_norm(x, v, u, mean_, variance_);
+      case 9:
+        return batch_norm_relu(x, v, u, mean_, variance_);
+      case 10:
+        return batch_norm_add_relu(x, y, v, u, mean_, variance_);
+      case 11:
+        return dropout(x, 0.3);
+      case 12:
+        return reshape(linear(reshape(x, {24, 8}), w), {6, 4, 8});
+      case 13:
+        return softmax(x, -1);
+      case 14:
+        return concat({slice(x, 1, 0, 2), slice(y, 1, 2, 4)}, 1);
+      default:
+        return exp(mul(tanh(x), v));
+    }
+  }
+
+  std::uint64_t seed_;
+  std::vector<Tensor> matrices_, vectors_;
+  Tensor constant_, input_, mean_, variance_;
+};
+
+struct Outcome {
+  std::vector<std::vector<float>> values;
+  std::size_t nodes = 0;
+  std::size_t activation_peak = 0;
+  friend bool operator==(const Outcome& a, const Outcome& b) { return a.values == b.values; }
+};
+
+// One step of a program of its own; everything that a step can change, as numbers.
+Outcome run(std::uint64_t seed, bool has_segments, std::shared_ptr<const TapePlan> plan = nullptr) {
+  const auto stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Outcome outcome;
+  {
+    RandomProgram program(seed);
+    Generator generator(seed);
+    const GeneratorScope random(generator);
+    Tape tape;
+    tape.follow(std::move(plan));
+    for (int pass = 0; pass < 2; ++pass) {  // gradients add up over passes, statistics move twice
+      generator.start_pass();
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = program.forward(has_segments);
+      }
+      outcome.nodes = tape.node_count();
+      outcome.activation_peak = stack.ledger->max_allocated(Category::activation);
+      outcome.values.push_back(to_host<float>(loss));
+      tape.backward(loss);
+      CHECK(tape.kept_bytes() == 0);
+      CHECK(stack.ledger->bytes(Category::activation) == 0);
+    }
+    for (const Tensor& leaf : program.leaves()) {
+      outcome.values.push_back(leaf.grad().defined() ? to_host<float>(leaf.grad()) : std::vector<float>());
+    }
+    for (const Tensor& t : program.statistics()) outcome.values.push_back(to_host<float>(t));
+  }
+  CHECK(stack.ledger->bytes() == 0);
+  return outcome;
+}
+
+TapeGraph observed(std::uint64_t seed) {
+  RandomProgram program(seed);
+  Generator generator(seed);
+  const GeneratorScope random(generator);
+  Tape tape;
+  tape.observe();
+  generator.start_pass();
+  const Recording on(tape);
+  program.forward(false);
+  return TapeGraph::of(tape);
+}
+
+void add_segments(Random& random, TapePlan& plan, std::uint32_t begin, std::uint32_t end, std::int32_t parent,
+                  int depth) {
+  std::uint32_t at = begin;
+  while (at < end) {
+    at += static_cast<std::uint32_t>(pick(random, 3));
+    const auto length = 1 + static_cast<std::uint32_t>(pick(random, end - begin));
+    const std::uint32_t stop = std::min(end, at + length);
+    if (at >= stop) return;
+    plan.segments.push_back({at, stop, parent});
+    if (depth < 3) {
+      add_segments(random, plan, at, stop, static_cast<std::int32_t>(plan.segments.size() - 1), depth + 1);
+    }
+    at = stop;
+  }
+}
+
+TapePlan random_plan(const TapeGraph& graph, Random& random) {
+  TapePlan plan;
+  for (const TapeGraph::Node& node : graph.nodes) {
+    plan.types.push_back(node.type);
+    plan.fates.push_back(static_cast<Fate>(pick(random, 4)));
+  }
+  add_segments(random, plan, 0, static_cast<std::uint32_t>(plan.types.size()), TapePlan::none, 0);
+  return plan;
+}
+
+// Counts how often it runs; x by value.
+struct Counted {
+  static constexpr const char* name = "counted";
+  static constexpr Cost cost = Cost::matmul;
+  struct Saved {
+    Tensor x;
+  };
+  std::vector<int>* runs;
+  std::size_t index;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+    ++(*runs)[index];
+    if (needs.any()) saved.x = x;
+    return clone(x);
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const { return {dy}; }
+};
+
+struct Thrower {
+  static constexpr const char* name = "thrower";
+  struct Saved {
+    Tensor x;
+  };
+  int* calls;
+  int failing_call;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const {
+    if (++*calls == failing_call) throw ValueError("thrower: call " + std::to_string(failing_call));
+    if (needs.any()) saved.x = x;
+    return clone(x);
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const { return {dy}; }
+};
+
+Tensor leaf(Tensor t) {
+  t.require_grad();
+  return t;
+}
+
+}  // namespace
+
+TEST_CASE("segment: random programs with random segments and plans have the bits of the plain run", "[segment]") {
+  std::size_t smaller = 0;
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+    INFO("seed " << seed);
+    const Outcome plain = run(seed, false);
+    const Outcome segmented = run(seed, true);
+    CHECK(segmented == plain);
+    smaller += segmented.activation_peak < plain.activation_peak;
+    const TapeGraph graph = observed(seed);
+    Random random(seed);
+    for (int i = 0; i < 4; ++i) {
+      const auto plan = std::make_shared<TapePlan>(random_plan(graph, random));
+      const Outcome planned = run(seed, i % 2 == 1, plan);
+      CHECK(planned.nodes == graph.nodes.size());
+      CHECK(planned == plain);
+    }
+  }
+  CHECK(smaller > 40);
+}
+
+TEST_CASE("segment: how often a node runs", "[segment]") {
+  const Tensor x = leaf(full({4}, 0.5));
+  const auto count = [&](auto&& build, std::size_t nodes) {
+    std::vector<int> runs(nodes, 0);
+    Tape tape;
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = sum(build([&](const Tensor& t, std::size_t i) { return apply(Counted{&runs, i}, t); }));
+    }
+    tape.backward(loss);
+    for (const float g : to_host<float>(x.grad())) CHECK(g == 1);
+    x.grad() = Tensor();
+    return runs;
+  };
+  using Runs = std::vector<int>;
+  CHECK(count([&](auto op) { return op(op(op(x, 0), 1), 2); }, 3) == Runs{1, 1, 1});
+  // Without a segment each runs once; in a segment of depth d up to d + 1 times.
+  CHECK(count([&](auto op) { return checkpoint([&](const Tensor& t) { return op(op(op(t, 0), 1), 2); }, x); }, 3) ==
+        Runs{2, 2, 2});
+  CHECK(count(
+            [&](auto op) {
+              return checkpoint(
+                  [&](const Tensor& t) {
+                    const Tensor u = checkpoint([&](const Tensor& v) { return op(op(v, 0), 1); }, t);
+                    return checkpoint([&](const Tensor& v) { return op(op(v, 2), 3); }, u);
+                  },
+                  x);
+            },
+            4) == Runs{3, 3, 2, 2});  // the second one inside is not run only to be closed again
+  // A policy that keeps it, and one run for what it saves.
+  CHECK(count(
+            [&](auto op) {
+              return checkpoint_with(
+                  keep_costly, [&](const Tensor& t) { return op(op(t, 0), 1); }, x);
+            },
+            2) == Runs{1, 1});
+  // Early stop: what is not needed is not run, as the end of a segment whose result nobody inside reads.
+  CHECK(count(
+            [&](auto op) {
+              return checkpoint([&](const Tensor& t) { return mul(square(op(t, 0)), full({4}, 1)); }, op(x, 1)) +
+                     checkpoint([&](const Tensor& t) { return add(op(t, 2).detach(), x); }, x).detach();
+            },
+            3)[2] == 1);
+}
+
+TEST_CASE("segment: what is kept", "[segment]") {
+  const auto stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  constexpr std::size_t bytes = 64 * sizeof(float);
+  const Tensor x = leaf(full({64}, 0.5));
+  Tensor loss;
+  const auto kept = [&](Policy policy) {
+    std::vector<int> runs(3, 0);
+    Tape tape;
+    const Recording on(tape);
+    loss = checkpoint_with(
+        policy,
+        [&](const Tensor& in) {
+          Tensor t = square(in);  // not costly
+          for (std::size_t i = 0; i < 3; ++i) t = tanh(exp(apply(Counted{&runs, i}, t)));
+          return t;
+        },
+        x * 2.0);
+    return stack.ledger->bytes(Category::activation);
+  };
+  CHECK(kept(drop_all) == bytes);         // its input
+  CHECK(kept(keep_costly) == 4 * bytes);  // and each result of the three
+}
+
+TEST_CASE("segment: errors", "[segment]") {
+  const Tensor x = leaf(full({4}, 0.5));
+  const auto stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Tape tape;
+  SECTION("a failure while running again") {
+    int calls = 0;
+    const auto record = [&] {
+      const Recording on(tape);
+      return sum(checkpoint([&](const Tensor& t) { return exp(apply(Thrower{&calls, 2}, exp(t))); }, x));
+    };
+    const Tensor loss = record();
+    CHECK_THROWS_AS(tape.backward(loss), ValueError);
+    CHECK(tape.node_count() == 0);
+    CHECK_FALSE(x.grad().defined());
+    tape.backward(record());
+    CHECK(x.grad().defined());
+  }
+  SECTION("a source that was overwritten") {
+    Tensor inner;
+    Tensor loss;
+    {
+      const Recording on(tape);
+      inner = x * 2.0;
+      loss = sum(checkpoint([](const Tensor& t) { return exp(exp(t)); }, inner));
+    }
+    fill(inner, 3);
+    std::string message;
+    try {
+      tape.backward(loss);
+    } catch (const AutogradError& error) {
+      message = error.what();
+    }
+    CHECK(message.find("exp: f32 (4) on cpu, kept for backward, was overwritten") == 0);
+  }
+  SECTION("a plan of another program") {
+    tape.observe();
+    {
+      const Recording on(tape);
+      sum(exp(tanh(x)));
+    }
+    TapePlan plan;
+    for (const TapeGraph::Node& node : TapeGraph::of(tape).nodes) plan.types.push_back(node.type);
+    plan.fates.assign(plan.types.size(), Fate::drop);
+    plan.segments.push_back({0, 2, TapePlan::none});
+    Tape planned;
+    planned.follow(std::make_shared<TapePlan>(plan));
+    {
+      const Recording on(planned);
+      CHECK_THROWS_AS(tanh(exp(x)), PlanError);
+    }
+    planned.clear();
+    {
+      const Recording on(planned);
+      const Tensor early = tanh(x);
+      CHECK_THROWS_AS(planned.follow(nullptr), AutogradError);
+      CHECK_THROWS_AS(planned.backward(early, full({4}, 1)), PlanError);  // it ends before the plan does
+    }
+    const auto invalid = [&](std::vector<TapePlan::Segment> segments) {
+      TapePlan wrong = plan;
+      wrong.segments = std::move(segments);
+      CHECK_THROWS_AS(wrong.innermost(), PlanError);
+    };
+    invalid({{1, 1, TapePlan::none}});
+    invalid({{0, 9, TapePlan::none}});
+    invalid({{0, 2, 0}});
+    invalid({{0, 2, TapePlan::none}, {1, 3, TapePlan::none}});
+    invalid({{0, 1, TapePlan::none}, {1, 2, 0}});
+    plan.fates.pop_back();
+    CHECK_THROWS_AS(plan.innermost(), PlanError);
+  }
+  CHECK_THROWS_AS(TapeGraph::of(Tape()), AutogradError);
+}
