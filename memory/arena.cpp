@@ -97,6 +97,8 @@ Block* Arena::do_allocate(const Request& request) {
 }
 
 void Arena::do_deallocate(Block* block, Stream stream) noexcept {
+  // A launch that waited for this arena's lock would wait for whoever moves blocks, who waits for the launch.
+  assert(!is_launching() && "nothing is freed inside of a launch");
   auto* const span = static_cast<Tlsf::Span*>(block);
   if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
   now_.requested_bytes -= span->bytes;
