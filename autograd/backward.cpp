@@ -3,6 +3,7 @@
 #include <string>
 
 #include <thimble/autograd/backward_scope.h>
+#include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/ops/binary.h>
@@ -87,7 +88,9 @@ void Tape::run_node(Node& node) {
     kept[k] = held(edge.value);
   }
   release_kept(node);  // from here on the operator holds the last reference
+  const double started = times_ ? tape_detail::now() : 0;
   Gradients gradients = node.type->backward(node.record, std::span(kept).first(saved), std::move(dy), node.needs);
+  if (times_) times_->backward[static_cast<std::size_t>(values_[node.output].producer)] = tape_detail::now() - started;
   for (int i = 0; i < node.inputs; ++i) {
     if (!node.needs[i]) continue;
     if (i >= gradients.size() || !gradients[i].defined()) {

@@ -230,6 +230,12 @@ PreparedTraining prepare_training(TrainOptions options) {
   }
   if (!options.resume.empty()) prepared.first_step = detail::check_resume(options, *prepared.data, training);
   prepared.options = std::move(options);
+  if (prepared.options.budget_bytes > 0) {
+    const nn::Planner planner(training_program(prepared), prepared.options.device, nn::hardware("cpu"));
+    prepared.plan = planner.fit(prepared.options.budget_bytes);
+  } else {
+    prepared.plan.peak_bytes = nn::profile_training(on, training_program(prepared)).peak_bytes;
+  }
   return prepared;
 }
 
@@ -237,12 +243,15 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
-  report.predicted_peak_bytes = predict_peak_bytes(prepared);
+  report.predicted_peak_bytes = prepared.plan.peak_bytes;
+  report.time_overhead = prepared.plan.time_overhead;
   report.first_step = prepared.first_step;
   report.steps = options.steps;
-  const memory::Stack stack = memory::make_resource(options.device);
+  memory::Options stack_options;
+  stack_options.arena.capacity_bytes = options.budget_bytes;
+  const memory::Stack stack = memory::make_resource(options.device, stack_options);
   const ResourceScope scope(stack.top);
-  Training training(options, *prepared.data, options.device);
+  Training training(options, *prepared.data, options.device, prepared.plan.tape);
   if (!options.resume.empty()) detail::restore(training, options.resume);
   report.parameters = training.model().parameter_count();
   detail::Loop(prepared, stack, training, report).run(observer);

@@ -10,7 +10,8 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
                      const StepOptions& options) {
   Transaction transaction;
   try {
-    const Tensor loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of);
+    const Tensor loss =
+        optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording);
     if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
     optimizer.step();
     optimizer.zero_grad();

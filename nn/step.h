@@ -2,6 +2,7 @@
 // One training step as a transaction.
 
 #include <thimble/core/parallel.h>
+#include <thimble/optim/accumulate.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::nn {
@@ -10,6 +11,7 @@ struct StepOptions {
   double clip_norm = 0;            ///< > 0: gradients are clipped by their global norm
   std::int64_t micro_batches = 1;  ///< gradient accumulation
   std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several
+  optim::RecordingOptions recording = {};
 };
 
 /// Forward and backward of every micro-batch (`loss_of(i)` gives its mean loss), clipping, one update, gradients freed.

@@ -11,6 +11,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/setup.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
 
@@ -63,6 +64,22 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
                                  : ">= " + flags_detail::number_text(low)));
   }
   return value;
+}
+
+CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          flag,
+          [&target, flag](const std::string& text) {
+            try {
+              target = static_cast<std::size_t>(parse_size(text));
+            } catch (const ValueError& error) {
+              throw ValueError(flag + ": " + error.what());
+            }
+            if (target == 0) throw ValueError(flag + ": " + quote(text) + " is no budget; at least 1 byte is allowed");
+          },
+          help)
+      ->type_name("SIZE");
 }
 
 CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_t& target, std::int64_t low,
