@@ -20,7 +20,8 @@ namespace placed_detail {
 
 }  // namespace placed_detail
 
-StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options) {
+StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options,
+                        const StepPlan* like) {
   struct Life {
     std::size_t lower;  // index into the plan's events
     bool is_over;
@@ -55,7 +56,8 @@ StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::Plac
     plan.buffers.push_back({block, free.lower, free.at, allocation.bytes, allocation.alignment});
     allocation.block = plan.events[free.at].block = block;
   }
-  plan.placement = memory::place(plan.buffers, options);
+  const bool is_like = like != nullptr && like->events == plan.events && like->buffers == plan.buffers;
+  plan.placement = is_like ? like->placement : memory::place(plan.buffers, options);
   return plan;
 }
 

@@ -53,8 +53,8 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
 memory::PlacementOptions placement_options(Device device) {
   memory::PlacementOptions options;
   options.unit = make_dry_backing(device)->alignment();
-  options.seconds = 10;
-  options.node_limit = 200'000;
+  options.seconds = 60;
+  options.node_limit = 20'000;
   return options;
 }
 
@@ -63,7 +63,8 @@ std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::Pla
   std::vector<StepPlan> plans;
   std::size_t begin = profile.setup_end;
   for (const std::size_t end : profile.step_ends) {
-    plans.push_back(make_step_plan(events.subspan(begin, end - begin), options));
+    const StepPlan* const before = plans.empty() ? nullptr : &plans.back();
+    plans.push_back(make_step_plan(events.subspan(begin, end - begin), options, before));
     begin = end;
   }
   return plans;

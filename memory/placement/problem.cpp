@@ -94,6 +94,11 @@ bool Budget::spend(std::uint64_t nodes) noexcept {
   return !is_spent_;
 }
 
+void Budget::charge(const Budget& part) noexcept {
+  next_look_ = 0;  // a part may have taken long over few nodes
+  spend(part.nodes());
+}
+
 Budget Budget::share(double fraction) const {
   const double seconds = std::chrono::duration<double>(end_ - Clock::now()).count();
   std::uint64_t node_limit = 0;

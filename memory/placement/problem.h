@@ -60,7 +60,7 @@ class Budget {
 
   /// A budget of its own with this fraction of what is left; `charge` takes its nodes from this one.
   Budget share(double fraction) const;
-  void charge(const Budget& part) noexcept { spend(part.nodes()); }
+  void charge(const Budget& part) noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
