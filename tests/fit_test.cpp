@@ -71,7 +71,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
     const bench::Setup setup = fit_setup(model, 6);
     const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
     const auto plain = train(setup, nullptr, 0);
-    if (setup.model != "mlp") CHECK(planner.plans().size() > 3);
+    if (setup.model != "mlp") CHECK(planner.plans().size() > 1);
     CHECK(planner.keep_everything().time_overhead == 0);
     for (std::size_t i = 0; i < planner.plans().size(); i += 1 + planner.plans().size() / 6) {
       const nn::Plan& plan = planner.plans()[i];
@@ -90,7 +90,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
 TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
   const bench::Setup setup = fit_setup("char-gpt", 16);
   const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
-  const std::size_t least = planner.minimum_bytes(), most = planner.keep_everything().peak_bytes;
+  const std::size_t least = planner.minimum_bytes(), most = planner.plans().back().peak_bytes;
   CHECK(least < most);
   double before = 1e9;
   for (std::size_t i = 0; i <= 40; ++i) {

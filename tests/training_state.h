@@ -61,11 +61,9 @@ class SmallTraining {
   /// Gradients of the batch, as bytes; the step after it is as if this had not been.
   std::vector<std::vector<std::byte>> gradients() {
     std::vector<std::vector<std::byte>> list;
-    {
-      const thimble::Transaction dropped;
-      thimble::optim::accumulate_gradients(options_.micro_batches, options_.samples,
-                                           [this](std::int64_t i) { return loss_of(i); });
-    }
+    const thimble::Transaction dropped;  // takes the gradients with it
+    thimble::optim::accumulate_gradients(options_.micro_batches, options_.samples,
+                                         [this](std::int64_t i) { return loss_of(i); });
     for (const auto& p : model_->trainable()) {
       const thimble::Pin pin(p.tensor.grad());
       const auto* const first = static_cast<const std::byte*>(pin.data());

@@ -63,18 +63,27 @@ Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(
       candidates.push_back({chains.size() - 1, point.budget_bytes, point.time});
     }
   }
-  const double fastest = static_cast<double>(frontiers.front().points().back().time);
-  std::vector<Plan> all;
+  // Rounding to nanoseconds, stage by stage, may make a joined chain a little faster than it is.
+  const remat::Time fastest = frontiers.front().points().back().time;
+  const auto count_time = [&](Plan& plan, remat::Time time) {
+    plan.step_s = static_cast<double>(std::max(time, fastest)) * 1e-9;
+    plan.time_overhead = static_cast<double>(std::max(time, fastest)) / static_cast<double>(fastest) - 1;
+  };
+  keep_everything_ = run_dry(nullptr);
+  count_time(keep_everything_, fastest);
+  std::vector<Plan> all{keep_everything_};
   for (const fit_detail::Candidate& candidate : fit_detail::best(std::move(candidates), fit_detail::candidate_count)) {
     const remat::Plan of_chain = frontiers[candidate.chain].plan(candidate.budget_bytes);
     auto tape = std::make_shared<TapePlan>(make_tape_plan(chains[candidate.chain], of_chain));
-    Plan plan = run_dry(tape->segments.empty() ? nullptr : std::move(tape));
+    if (tape->segments.empty()) continue;
+    Plan plan = run_dry(std::move(tape));
     plan.description = remat::to_string(of_chain);
-    plan.step_s = static_cast<double>(candidate.time) * 1e-9;
-    plan.time_overhead = static_cast<double>(candidate.time) / fastest - 1;
+    count_time(plan, candidate.time);
     all.push_back(std::move(plan));
   }
-  std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) { return a.step_s < b.step_s; });
+  std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) {
+    return a.step_s != b.step_s ? a.step_s < b.step_s : a.peak_bytes < b.peak_bytes;
+  });
   // From the fastest on: a slower plan must need less.
   for (Plan& plan : all) {
     if (plans_.empty() || plan.peak_bytes < plans_.back().peak_bytes) plans_.push_back(std::move(plan));

@@ -54,9 +54,10 @@ class Planner {
   /// The fastest plan whose peak is within the budget. Throws BudgetError.
   const Plan& fit(std::size_t budget_bytes) const;
 
-  /// Plans with falling times and rising peaks, none of them worse than another in both; the last keeps everything.
+  /// Plans with falling times and rising peaks, none of them worse than another in both.
   const std::vector<Plan>& plans() const noexcept { return plans_; }
-  const Plan& keep_everything() const noexcept { return plans_.back(); }
+  /// The step without a plan: what overheads are counted from.
+  const Plan& keep_everything() const noexcept { return keep_everything_; }
   std::size_t minimum_bytes() const noexcept { return plans_.front().peak_bytes; }
 
   std::int64_t parameters() const noexcept { return parameters_; }
@@ -68,6 +69,7 @@ class Planner {
   MakeRun make_;
   Device device_;
   TapeGraph graph_;
+  Plan keep_everything_;
   std::vector<Plan> plans_;
   std::int64_t parameters_ = 0;
 };
