@@ -3,21 +3,19 @@
 #include <string>
 
 #include <thimble/autograd/backward_scope.h>
+#include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/ops/binary.h>
+#include <thimble/core/ops/reuse.h>
+#include <thimble/core/transaction.h>
 
 namespace thimble {
 namespace backward_detail {
 
-// The whole storage and nothing but it, held by nobody else: it can be kept or written in place.
-bool is_own_buffer(const Tensor& t) {
-  return t.is_unshared() && t.is_contiguous() && t.storage()->bytes() == t.bytes();
-}
-
 // a + b in a's buffer, or in b's, or in a new one.
 Tensor add(Tensor a, Tensor b) {
-  const Tensor out = is_own_buffer(a) ? a : is_own_buffer(b) ? b : Tensor::empty_like(a, a.shape());
+  const Tensor out = is_reusable(a) ? a : reused_or_new(b);
   elementwise_detail::run("add", kernels::elementwise_cpu_table[ops::builtin_index<ops::Add>].forward,
                           ops::builtin_index<ops::Add>, -1, &out, a.shape(), {&a, &b}, out);
   return out;
@@ -39,7 +37,7 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
   }
   if (loss.leaf()) {  // its own gradient
     if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
-    accumulate_leaf(*loss.leaf(), std::move(seed));
+    accumulate_leaf(loss.leaf(), std::move(seed));
     return clear();
   }
   if (plan_ && nodes_.size() != plan_->types.size()) {
@@ -87,7 +85,9 @@ void Tape::run_node(Node& node) {
     kept[k] = held(edge.value);
   }
   release_kept(node);  // from here on the operator holds the last reference
+  const double started = times_ ? tape_detail::now() : 0;
   Gradients gradients = node.type->backward(node.record, std::span(kept).first(saved), std::move(dy), node.needs);
+  if (times_) times_->backward[static_cast<std::size_t>(values_[node.output].producer)] = tape_detail::now() - started;
   for (int i = 0; i < node.inputs; ++i) {
     if (!node.needs[i]) continue;
     if (i >= gradients.size() || !gradients[i].defined()) {
@@ -124,7 +124,7 @@ void Tape::accumulate(const Node& node, int operand, std::uint32_t value, Tensor
                      std::to_string(operand) + ", which has " + std::to_string(v.elements) + " elements");
   }
   if (v.leaf >= 0) {
-    accumulate_leaf(*leaves_[static_cast<std::size_t>(v.leaf)], std::move(gradient));
+    accumulate_leaf(leaves_[static_cast<std::size_t>(v.leaf)], std::move(gradient));
   } else if (v.grad_slot < 0) {
     v.grad_slot = take_slot(gradient.detach());
   } else {
@@ -133,13 +133,14 @@ void Tape::accumulate(const Node& node, int operand, std::uint32_t value, Tensor
   }
 }
 
-void Tape::accumulate_leaf(Leaf& leaf, Tensor gradient) {
-  if (!leaf.grad.defined()) {
-    leaf.grad = backward_detail::is_own_buffer(gradient) ? gradient.detach() : clone(gradient, Category::gradient);
-    if (leaf.grad.storage()) leaf.grad.storage()->set_category(Category::gradient);
+void Tape::accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient) {
+  if (Transaction* const step = context().transaction) step->stage_gradient(leaf);
+  if (!leaf->grad.defined()) {
+    leaf->grad = is_reusable(gradient) ? gradient.detach() : clone(gradient, Category::gradient);
+    if (leaf->grad.storage()) leaf->grad.storage()->set_category(Category::gradient);
     return;
   }
-  const Tensor& sum = leaf.grad;
+  const Tensor& sum = leaf->grad;
   elementwise_detail::run("add", kernels::elementwise_cpu_table[ops::builtin_index<ops::Add>].forward,
                           ops::builtin_index<ops::Add>, -1, &sum, sum.shape(), {&sum, &gradient}, sum);
   if (sum.storage()) sum.storage()->bump_version();

@@ -45,6 +45,7 @@ struct OpType {
   Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
   /// Makes the result again and nothing else. `kept` are the tensors of Saved, or empty where they are not at hand.
   Tensor (*remake)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
+  bool has_remake;  ///< it knows a shorter way than forward
   /// Of forward; 0 where the operator does not say.
   double (*multiply_adds)(const void* record, std::span<const Tensor> inputs, const Tensor& output);
   void (*destroy)(void* record) noexcept;
@@ -157,10 +158,7 @@ template <class Op>
 const OpType& op_type() {
   using Saved = typename Op::Saved;
   static const OpType type{
-      Op::name,
-      node_detail::cost_of<Op>(),
-      sizeof(Record<Op>),
-      alignof(Record<Op>),
+      Op::name, node_detail::cost_of<Op>(), sizeof(Record<Op>), alignof(Record<Op>),
       node_detail::count_tensors(static_cast<decltype(tie_members(std::declval<Saved&>()))*>(nullptr)),
       [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
         auto& r = *static_cast<Record<Op>*>(record);
@@ -176,16 +174,20 @@ const OpType& op_type() {
       [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
         return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
       },
-      []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
-         [[maybe_unused]] const Tensor& output) -> double {
-        if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
-          return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
-        } else {
-          return 0;
-        }
-      },
-      [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
-  return type;
+      requires(const Op& op, Saved saved, std::span<const Tensor> inputs){op.remake(std::move(saved), inputs);
+}
+,
+    []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
+       [[maybe_unused]] const Tensor& output) -> double {
+      if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
+        return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
+      } else {
+        return 0;
+      }
+    },
+    [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }
+};  // namespace thimble
+return type;
 }
 
 }  // namespace thimble

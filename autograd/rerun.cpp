@@ -4,6 +4,7 @@
 #include <string>
 
 #include <thimble/autograd/backward_scope.h>
+#include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
 
 namespace thimble {
@@ -97,6 +98,7 @@ void Tape::rerun_node(std::uint32_t index, std::int32_t around, Rerun& rerun) {
   const OpType& type = *nodes_[index].type;
   const auto saved = static_cast<std::size_t>(type.saved_tensors);
   std::array<Tensor, max_saved_tensors> kept;
+  const double started = times_ ? tape_detail::now() : 0;
   Tensor output;
   if (rerun.modes[at] == Mode::full) {
     output = type.recompute(nodes_[index].record, in, std::span(kept).first(saved), nodes_[index].needs);
@@ -113,6 +115,7 @@ void Tape::rerun_node(std::uint32_t index, std::int32_t around, Rerun& rerun) {
     output = type.remake(nodes_[index].record, in, std::span(kept).first(is_at_hand ? saved : 0));
   }
 
+  if (times_) times_->rerun[index] += tape_detail::now() - started;
   const std::uint32_t value = nodes_[index].output;
   const auto first =
       std::lower_bound(rerun.waits.begin(), rerun.waits.end(), static_cast<std::int32_t>(index),

@@ -4,6 +4,7 @@
 #include <new>
 #include <string>
 
+#include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
 
@@ -39,15 +40,20 @@ Fate Tape::fate_of_next(const OpType& type) const {
   return plan_ ? plan_->fates[nodes_.size()] : segment(s).policy(type);
 }
 
-bool Tape::next_keeps_saved(const OpType& type) const {
+bool Tape::is_next_kept(const OpType& type) const {
+  const std::int32_t s = segment_of_next();
+  return s == none_segment || (segment(s).parent == none_segment && keeps_saved(fate_of_next(type)));
+}
+
+bool Tape::next_keeps_saved(const OpType& type) {
   const std::size_t index = nodes_.size();
   if (plan_ && (index >= plan_->types.size() || plan_->types[index] != &type)) {
     throw PlanError("plan: node " + std::to_string(index) + " is " + type.name + " in '" +
                     std::string(path_name(context().path)) + "', the plan has " +
                     (index < plan_->types.size() ? plan_->types[index]->name : "no more nodes"));
   }
-  const std::int32_t s = segment_of_next();
-  return s == none_segment || (segment(s).parent == none_segment && keeps_saved(fate_of_next(type)));
+  if (times_) started_ = tape_detail::now();
+  return is_next_kept(type);
 }
 
 std::int32_t Tape::outermost(std::int32_t index) const {

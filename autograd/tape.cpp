@@ -1,5 +1,6 @@
 // Recording and the life of saved tensors. Walking backward is in backward.cpp.
 
+#include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
 
 #include <algorithm>
@@ -112,6 +113,12 @@ std::uint32_t Tape::input_value(const Tensor& t) {
 void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
                      Tensor& output, Needs needs) {
   const auto index = static_cast<std::uint32_t>(nodes_.size());
+  if (times_) {
+    times_->forward.resize(index);  // those of an earlier recording go
+    times_->rerun.assign(index + 1, 0);
+    times_->backward.assign(index + 1, 0);
+    times_->forward.push_back(tape_detail::now() - started_);
+  }
   Node node{};
   node.type = &type;
   node.record = record;
@@ -122,7 +129,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   node.first_saved = static_cast<std::uint32_t>(saved_.size());
   node.segment = segment_of_next();
   node.fate = fate_of_next(type);
-  node.is_dropped = !next_keeps_saved(type);
+  node.is_dropped = !is_next_kept(type);
   const std::int32_t closed = node.segment == none_segment ? none_segment : outermost(node.segment);
   for (const Tensor& t : inputs) inputs_.push_back(input_value(t));
   saved_.resize(saved_.size() + kept.size());

@@ -33,6 +33,11 @@ struct KeptTensor {
   const Storage* storage;
 };
 
+/// Seconds that the nodes of a recording took, by ordinal.
+struct TapeTimes {
+  std::vector<double> forward, rerun, backward;  ///< rerun: all of its runs after the first
+};
+
 class Tape {
  public:
   Tape();
@@ -66,6 +71,9 @@ class Tape {
   /// a dry device. The tape must be empty (AutogradError).
   void observe();
 
+  /// Notes the times of the nodes recorded from now on in `times`; null: no longer.
+  void time(TapeTimes* times) noexcept { times_ = times; }
+
   // The rest is for apply() and checkpoint().
 
   /// Which of the tensors need a gradient on this tape.
@@ -73,7 +81,7 @@ class Tape {
 
   /// Whether the next node is to fill its `struct Saved`: not where a closed segment drops it. Throws PlanError when
   /// the plan has another operator at its place.
-  bool next_keeps_saved(const OpType& type) const;
+  bool next_keeps_saved(const OpType& type);
   /// Whether nodes that lead to no parameter are recorded as well, for others to be run again from.
   bool records_all() const noexcept { return plan_ || is_observing_ || innermost_ != none_segment; }
 
@@ -169,6 +177,7 @@ class Tape {
   std::int32_t outermost(std::int32_t index) const;
   std::int32_t child_towards(std::int32_t around, std::int32_t inner) const;
   Fate fate_of_next(const OpType& type) const;
+  bool is_next_kept(const OpType& type) const;
   bool is_kept_for(std::uint32_t value, std::int32_t closed) const;
   void hold_sources(std::uint32_t node, std::int32_t closed, std::span<const Tensor> inputs);
   void settle(std::int32_t top);
@@ -181,7 +190,7 @@ class Tape {
 
   void run_node(Node& node);
   void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
-  void accumulate_leaf(Leaf& leaf, Tensor gradient);
+  void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
   void check_version(const Node& node, const SavedEdge& edge) const;
   void release_kept(Node& node) noexcept;
 
@@ -200,6 +209,8 @@ class Tape {
   std::shared_ptr<const TapePlan> plan_;
   std::vector<std::int32_t> planned_segments_;  // per node of the plan
   bool is_observing_ = false;
+  TapeTimes* times_ = nullptr;
+  double started_ = 0;
   std::vector<Tensor> observed_;                     // per value
   std::vector<double> observed_work_;                // multiply-adds per node
   std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records

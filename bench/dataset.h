@@ -41,12 +41,14 @@ class Dataset {
 /// under MNIST's names (plain or .gz; the test set alone is split 80/20), an IDX file of images beside its labels, a
 /// folder with CIFAR-10's batches, or one such batch. "synthetic" makes data of the model's sizes. Texts and single
 /// token files are split 90/10, single image files 80/20. Images are normalised by their measured mean and deviation.
-/// `model_sizes` are those the model would have. Throws FileError, ValueError naming the path and what is looked for.
-std::unique_ptr<Dataset> open_dataset(const std::string& path, std::string_view model, bool is_text,
-                                      const models::ModelOptions& model_sizes, std::uint64_t seed);
+/// Models that learn hidden tokens get windows with 15 % of them hidden (nn/data/masking.h); characters then have one
+/// token more, [MASK]. `name` is the model's, whose sizes are those it would have. Throws FileError, ValueError naming
+/// the path and what is looked for.
+std::unique_ptr<Dataset> open_dataset(const std::string& path, const models::Model& model, std::string_view name,
+                                      std::uint64_t seed);
 
 // One for each kind of model; `open_dataset` chooses.
-std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, std::uint64_t seed);
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed);
 std::unique_ptr<Dataset> open_images(const std::string& path, const models::ModelOptions& model_sizes,
                                      std::uint64_t seed);
 

@@ -6,6 +6,8 @@
 #include <thimble/bench/dataset.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/models/bert.h>
+#include <thimble/nn/data/masking.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/text.h>
@@ -26,11 +28,16 @@ models::Batch to_batch(const std::vector<std::int64_t>& inputs, const std::vecto
 template <class Token>
 class Text final : public Dataset {
  public:
-  Text(std::vector<Token> train, std::vector<Token> validation, std::optional<data::CharVocabulary> vocabulary)
-      : train_(std::move(train)), validation_(std::move(validation)), vocabulary_(std::move(vocabulary)) {}
+  /// `is_masked`: samples hide some of their tokens, which are the targets; else targets are the next tokens.
+  Text(std::vector<Token> train, std::vector<Token> validation, std::optional<data::CharVocabulary> vocabulary,
+       bool is_masked)
+      : train_(std::move(train)),
+        validation_(std::move(validation)),
+        vocabulary_(std::move(vocabulary)),
+        is_masked_(is_masked) {}
 
   void fit(models::ModelOptions& sizes) const override {
-    if (vocabulary_) sizes.vocabulary = vocabulary_->size();
+    if (vocabulary_) sizes.vocabulary = vocabulary_->size() + (is_masked_ ? 1 : 0);  // [MASK] comes last
   }
 
   void open(const models::ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) override {
@@ -47,6 +54,9 @@ class Text final : public Dataset {
       }
     }
     samples_ = samples;
+    seed_ = seed;
+    masking_.mask_token = models::bert_mask_token(sizes.vocabulary);
+    masking_.vocabulary = vocabulary_ ? vocabulary_->size() : sizes.vocabulary;
     train_source_.emplace(std::span<const Token>(train_), sizes.sequence, samples, seed);
     validation_source_.emplace(std::span<const Token>(validation_), sizes.sequence, samples, seed);
   }
@@ -54,6 +64,7 @@ class Text final : public Dataset {
   models::Batch batch(std::int64_t step, Device device, DType) const override {
     std::vector<std::int64_t> inputs(static_cast<std::size_t>(samples_ * items_per_sample())), targets(inputs.size());
     train_source_->batch(step, std::span(inputs), std::span(targets));
+    if (is_masked_) hide(inputs, targets, seed_, step);
     return to_batch(inputs, targets, samples_, device);
   }
 
@@ -67,6 +78,7 @@ class Text final : public Dataset {
       const std::size_t at = static_cast<std::size_t>(i) * seq;
       validation_source_->window(first + i, std::span(inputs).subspan(at, seq), std::span(targets).subspan(at, seq));
     }
+    if (is_masked_) hide(inputs, targets, validation_seed, index);
     return to_batch(inputs, targets, count, device);
   }
 
@@ -81,23 +93,34 @@ class Text final : public Dataset {
   std::string symbols() const override { return vocabulary_ ? vocabulary_->symbols() : std::string(); }
 
  private:
+  // The same places of the validation part are hidden in every run.
+  static constexpr std::uint64_t validation_seed = 0;
+
+  void hide(std::vector<std::int64_t>& inputs, std::vector<std::int64_t>& targets, std::uint64_t seed,
+            std::int64_t step) const {
+    data::mask_windows(inputs, targets, items_per_sample(), seed, step, masking_);
+  }
+
   std::vector<Token> train_, validation_;
   std::optional<data::CharVocabulary> vocabulary_;
+  bool is_masked_;
+  data::MaskingOptions masking_;
   std::int64_t samples_ = 0;
+  std::uint64_t seed_ = 0;
   std::optional<data::TokenSource<Token>> train_source_, validation_source_;
 };
 
-std::unique_ptr<Dataset> from_characters(data::TextData text) {
+std::unique_ptr<Dataset> from_characters(data::TextData text, bool is_masked) {
   return std::make_unique<Text<std::uint8_t>>(std::move(text.train), std::move(text.validation),
-                                              std::move(text.vocabulary));
+                                              std::move(text.vocabulary), is_masked);
 }
 
-std::unique_ptr<Dataset> from_token_file(const std::string& path) {
+std::unique_ptr<Dataset> from_token_file(const std::string& path, bool is_masked) {
   std::vector<std::uint16_t> train = data::read_tokens(path);
   const auto border = train.begin() + static_cast<std::ptrdiff_t>(train.size() / 10 * 9 + train.size() % 10 * 9 / 10);
   std::vector<std::uint16_t> validation(border, train.end());
   train.erase(border, train.end());
-  return std::make_unique<Text<std::uint16_t>>(std::move(train), std::move(validation), std::nullopt);
+  return std::make_unique<Text<std::uint16_t>>(std::move(train), std::move(validation), std::nullopt, is_masked);
 }
 
 // The one `*part*.bin` of a folder.
@@ -119,23 +142,24 @@ std::string token_file(const std::string& folder, const std::string& part) {
 
 }  // namespace dataset_text_detail
 
-std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, std::uint64_t seed) {
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked,
+                                   std::uint64_t seed) {
   namespace detail = dataset_text_detail;
   if (path == "synthetic") {
-    return detail::from_characters(data::split_text(data::synthetic_text(detail::synthetic_bytes, seed)));
+    return detail::from_characters(data::split_text(data::synthetic_text(detail::synthetic_bytes, seed)), is_masked);
   }
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     return std::make_unique<detail::Text<std::uint16_t>>(data::read_tokens(detail::token_file(path, "train")),
                                                          data::read_tokens(detail::token_file(path, "val")),
-                                                         std::nullopt);
+                                                         std::nullopt, is_masked);
   }
-  if (std::filesystem::path(path).extension() == ".bin") return detail::from_token_file(path);
-  if (model != "char-gpt") {
+  if (std::filesystem::path(path).extension() == ".bin") return detail::from_token_file(path, is_masked);
+  if (model != "char-gpt" && !is_masked) {
     throw ValueError("--data: '" + path + "': " + std::string(model) +
-                     " trains on token files (.bin) or synthetic text; text files are for char-gpt");
+                     " trains on token files (.bin) or synthetic text; text files are for char-gpt and bert");
   }
-  return detail::from_characters(data::read_text(path));
+  return detail::from_characters(data::read_text(path), is_masked);
 }
 
 }  // namespace thimble::bench

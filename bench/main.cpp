@@ -1,6 +1,7 @@
 // The program `thimble`: its commands, and what an error looks like from outside.
 //
-// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a capacity not met.
+// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
+// keeps, or a capacity that was not met.
 
 #include <algorithm>
 #include <cstdio>
@@ -12,11 +13,13 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/core/error.h>
+#include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 
 namespace {
 
 constexpr int bad_input = 2;
+constexpr int infeasible = 3;
 
 // `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
 std::string one_line(const std::string& text) {
@@ -35,10 +38,10 @@ std::string one_line(const std::string& text) {
   return line;
 }
 
-int fail(const std::string& what) {
+int fail(const std::string& what, int status = bad_input) {
   std::fflush(stdout);
   std::fprintf(stderr, "thimble: %s\n", one_line(what).c_str());
-  return bad_input;
+  return status;
 }
 
 // The command line up to the command, for the hint of where to read on.
@@ -92,6 +95,8 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return run(argc, argv);
+  } catch (const thimble::nn::BudgetError& error) {
+    return fail(error.what(), infeasible);
   } catch (const std::bad_alloc&) {
     return fail("the process is out of memory");
   } catch (const std::exception& error) {

@@ -17,14 +17,13 @@ class Run final : public nn::TrainingRun {
         model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
         optimizer_(make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)),
-        clip_norm_(clip_norm(setup, model_->is_text())) {}
+        options_{.clip_norm = clip_norm(setup, model_->is_text())} {}
 
   void step() override {
-    nn::StepOptions options;
-    options.clip_norm = clip_norm_;
     nn::training_step(
-        *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options);
+        *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options_);
   }
+  nn::StepOptions& options() override { return options_; }
   std::int64_t parameters() const override { return model_->parameter_count(); }
 
  private:
@@ -33,7 +32,27 @@ class Run final : public nn::TrainingRun {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   models::Batch batch_;
-  double clip_norm_;
+  nn::StepOptions options_;
+};
+
+class Inference final : public nn::TrainingRun {
+ public:
+  Inference(const Setup& setup, Device device)
+      : model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
+        batch_(model_->empty_batch(setup.batch, device)) {
+    model_->eval();
+  }
+  void step() override {
+    const NoGrad off;
+    model_->forward(batch_.input);
+  }
+  nn::StepOptions& options() override { return options_; }
+  std::int64_t parameters() const override { return model_->parameter_count(); }
+
+ private:
+  std::unique_ptr<models::Model> model_;
+  models::Batch batch_;
+  nn::StepOptions options_;
 };
 
 }  // namespace setup_detail
@@ -76,6 +95,10 @@ double clip_norm(const Setup& setup, bool is_text) { return setup.clip_norm >= 0
 
 nn::MakeRun training_run(const Setup& setup) {
   return [setup](Device device) { return std::make_unique<setup_detail::Run>(setup, device); };
+}
+
+nn::MakeRun inference_run(const Setup& setup) {
+  return [setup](Device device) { return std::make_unique<setup_detail::Inference>(setup, device); };
 }
 
 }  // namespace thimble::bench

@@ -37,4 +37,7 @@ double clip_norm(const Setup& setup, bool is_text);
 /// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
 nn::MakeRun training_run(const Setup& setup);
 
+/// Makes runs whose step is a forward in evaluation mode, without a tape and without an optimizer.
+nn::MakeRun inference_run(const Setup& setup);
+
 }  // namespace thimble::bench

@@ -50,7 +50,8 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
 }
 
-Training::Training(const TrainOptions& options, const Dataset& data, Device device)
+Training::Training(const TrainOptions& options, const Dataset& data, Device device,
+                   std::shared_ptr<const TapePlan> plan)
     : options_(options),
       data_(data),
       device_(device),
@@ -58,15 +59,16 @@ Training::Training(const TrainOptions& options, const Dataset& data, Device devi
       scope_(generator_),
       model_(models::make_model(options.setup.model, options.setup.sizes, {device, options.setup.dtype})),
       optimizer_(make_optimizer(options.setup, *model_)),
-      rate_(optimizer_->rate()) {}
+      rate_(optimizer_->rate()) {
+  step_options_.clip_norm = clip_norm(options.setup, model_->is_text());
+  step_options_.recording.plan = std::move(plan);
+}
 
 double Training::step(std::int64_t step) {
   optimizer_->set_rate(rate_at(options_, rate_, step));
   const models::Batch batch = data_.batch(step, device_, options_.setup.dtype);
-  nn::StepOptions step_options;
-  step_options.clip_norm = clip_norm(options_.setup, model_->is_text());
   const Tensor loss = nn::training_step(
-      *optimizer_, [&](std::int64_t) { return model_->loss(batch); }, step_options);
+      *optimizer_, [&](std::int64_t) { return model_->loss(batch); }, step_options_);
   return training_detail::read<double>(loss)[0];
 }
 
@@ -110,20 +112,40 @@ std::vector<std::int64_t> Training::sample() {
   return tokens;
 }
 
-std::size_t predict_peak_bytes(const PreparedTraining& prepared) {
-  const TrainOptions& options = prepared.options;
-  const memory::Stack stack = memory::make_resource(dry(options.device));
-  const ResourceScope scope(stack.top);
-  Training training(options, *prepared.data, dry(options.device));
-  const std::int64_t left = options.steps - prepared.first_step;
-  for (std::int64_t i = 0; i < std::min<std::int64_t>(left, 2); ++i) training.step(prepared.first_step + i);
-  training.evaluate();
-  if (options.eval_every > 0 && left > 2) {
-    training.step(prepared.first_step + 2);
-    training.evaluate();
+namespace training_detail {
+
+class Program final : public nn::TrainingRun {
+ public:
+  Program(const PreparedTraining& prepared, Device device)
+      : prepared_(prepared),
+        training_(prepared.options, *prepared.data, device, prepared.plan.tape),
+        step_(prepared.first_step) {}
+
+  void step() override {
+    if (step_ < prepared_.options.steps) training_.step(step_++);
   }
-  if (options.sample > 0) training.sample();
-  return stack.arena->statistics().peak_committed_bytes;
+  void finish() override {
+    const TrainOptions& options = prepared_.options;
+    training_.evaluate();
+    if (options.eval_every > 0 && step_ < options.steps) {
+      training_.step(step_);
+      training_.evaluate();
+    }
+    if (options.sample > 0) training_.sample();
+  }
+  nn::StepOptions& options() override { return training_.step_options(); }
+  std::int64_t parameters() const override { return training_.model().parameter_count(); }
+
+ private:
+  const PreparedTraining& prepared_;
+  Training training_;
+  std::int64_t step_;
+};
+
+}  // namespace training_detail
+
+nn::MakeRun training_program(const PreparedTraining& prepared) {
+  return [&prepared](Device device) { return std::make_unique<training_detail::Program>(prepared, device); };
 }
 
 }  // namespace thimble::bench

@@ -12,7 +12,7 @@
 #include <thimble/bench/dataset.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/context.h>
-#include <thimble/nn/step.h>
+#include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
 
@@ -32,6 +32,7 @@ struct TrainOptions {
   std::string resume;                 ///< a checkpoint to go on from
   std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
   std::string log;                    ///< a folder for TensorBoard
+  std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
 };
 
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
@@ -46,7 +47,8 @@ struct Evaluation {
 class Training {
  public:
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
-  Training(const TrainOptions& options, const Dataset& data, Device device);
+  Training(const TrainOptions& options, const Dataset& data, Device device,
+           std::shared_ptr<const TapePlan> plan = nullptr);
 
   /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device.
   double step(std::int64_t step);
@@ -58,8 +60,10 @@ class Training {
   std::vector<std::int64_t> sample();
 
   models::Model& model() noexcept { return *model_; }
+  const models::Model& model() const noexcept { return *model_; }
   optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   Generator& generator() noexcept { return generator_; }
+  nn::StepOptions& step_options() noexcept { return step_options_; }
 
  private:
   double evaluate_images(const models::Batch& batch, std::int64_t& correct);
@@ -72,6 +76,7 @@ class Training {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   double rate_;  // that the schedule starts from
+  nn::StepOptions step_options_;
 };
 
 /// Options whose sizes are complete, and the opened data.
@@ -80,15 +85,17 @@ struct PreparedTraining {
   std::unique_ptr<Dataset> data;
   bool is_text = false;
   std::int64_t first_step = 0;  ///< > 0 when resumed
+  nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
-/// checkpoint to go on from, and the folders to write to. Throws Error; nothing is written.
+/// checkpoint to go on from, and the folders to write to; and plans the run. Throws Error, BudgetError among them;
+/// nothing is written.
 PreparedTraining prepare_training(TrainOptions options);
 
-/// Bytes that the run's arena will commit: a dry run of two steps, an evaluation, a further step where evaluations come
-/// in between, and a sample. What follows repeats these.
-std::size_t predict_peak_bytes(const PreparedTraining& prepared);
+/// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
+/// sample. What follows repeats these. `prepared` must outlive it.
+nn::MakeRun training_program(const PreparedTraining& prepared);
 
 /// After each step.
 struct TrainProgress {
@@ -107,6 +114,7 @@ struct TrainReport {
   double loss_first = 0, loss_last = 0;
   Evaluation validation;
   std::size_t predicted_peak_bytes = 0;
+  double time_overhead = 0;                 ///< of the plan, by the cost model
   std::size_t measured_peak_bytes = 0;      ///< committed by the arena at most
   std::size_t rss_peak_bytes = 0;           ///< of the process, so far (VmHWM)
   std::size_t arena_rss_bytes = 0;          ///< of the arena's mapping at the end; 0 where the host has none of it
@@ -114,8 +122,8 @@ struct TrainReport {
   std::string sample;
 };
 
-/// Predicts, then trains in an arena of its own and writes what the options name. Throws what prepare_training's parts
-/// throw; OutOfMemory; FileError.
+/// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name. Throws
+/// what prepare_training's parts throw; OutOfMemory; FileError.
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {});
 
 }  // namespace thimble::bench

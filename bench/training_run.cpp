@@ -219,9 +219,8 @@ PreparedTraining prepare_training(TrainOptions options) {
 
   PreparedTraining prepared;
   prepared.is_text = is_text;
-  const models::ModelOptions chosen =
-      models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype})->options();
-  prepared.data = open_dataset(options.data, options.setup.model, is_text, chosen, options.setup.seed);
+  const auto chosen = models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype});
+  prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
   prepared.data->fit(options.setup.sizes);
   Training training(options, *prepared.data, on);
   prepared.data->open(training.model().options(), options.setup.batch, options.setup.seed);
@@ -230,6 +229,12 @@ PreparedTraining prepare_training(TrainOptions options) {
   }
   if (!options.resume.empty()) prepared.first_step = detail::check_resume(options, *prepared.data, training);
   prepared.options = std::move(options);
+  if (prepared.options.budget_bytes > 0) {
+    const nn::Planner planner(training_program(prepared), prepared.options.device, nn::hardware("cpu"));
+    prepared.plan = planner.fit(prepared.options.budget_bytes);
+  } else {
+    prepared.plan.peak_bytes = nn::profile_training(on, training_program(prepared)).peak_bytes;
+  }
   return prepared;
 }
 
@@ -237,12 +242,15 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
-  report.predicted_peak_bytes = predict_peak_bytes(prepared);
+  report.predicted_peak_bytes = prepared.plan.peak_bytes;
+  report.time_overhead = prepared.plan.time_overhead;
   report.first_step = prepared.first_step;
   report.steps = options.steps;
-  const memory::Stack stack = memory::make_resource(options.device);
+  memory::Options stack_options;
+  stack_options.arena.capacity_bytes = options.budget_bytes;
+  const memory::Stack stack = memory::make_resource(options.device, stack_options);
   const ResourceScope scope(stack.top);
-  Training training(options, *prepared.data, options.device);
+  Training training(options, *prepared.data, options.device, prepared.plan.tape);
   if (!options.resume.empty()) detail::restore(training, options.resume);
   report.parameters = training.model().parameter_count();
   detail::Loop(prepared, stack, training, report).run(observer);

@@ -50,7 +50,4 @@ std::vector<T> to_host(const Tensor& t);
 /// The value of a tensor with one element. Throws ShapeError, and DeviceError on a dry device.
 double item(const Tensor& t);
 
-/// Elements in brackets, at most `edge` at either end of every axis. A dry tensor prints its description alone.
-std::string to_text(const Tensor& t, int edge = 3);
-
 }  // namespace thimble

@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/elementwise_chunk.h>
 #include <thimble/core/op.h>
 #include <thimble/core/ops/elementwise_list.h>
+#include <thimble/core/ops/reuse.h>
 #include <thimble/core/reduce.h>
 
 namespace thimble {
@@ -99,7 +100,7 @@ struct Elementwise {
     return out;
   }
 
-  // dy's buffer is written in place when nobody else holds it and no later operand needs it.
+  // dy's buffer is written in place when it may be reused and no later operand needs it.
   template <int W>
   Tensor gradient(Saved& saved, Tensor& dy, Needs needs, bool dy_is_needed_later) const {
     if constexpr (functor::keeps<F, W> < 0) {
@@ -108,8 +109,7 @@ struct Elementwise {
       if (!needs[W]) return {};
       if constexpr (functor::passes<F, W>) return sum_to(dy, W == 0 ? saved.lhs_shape : saved.rhs_shape);
       constexpr auto kept = static_cast<unsigned>(functor::keeps<F, W>);
-      const bool in_place = !dy_is_needed_later && dy.is_unshared() && dy.is_contiguous();
-      const Tensor dx = in_place ? dy : Tensor::empty_like(dy);
+      const Tensor dx = dy_is_needed_later ? Tensor::empty_like(dy) : reused_or_new(dy);
       const Tensor none;
       elementwise_detail::run(name, entry().backward[W], index, W, &f, dy.shape(),
                               {(kept & 1u) ? &saved.lhs : &none, (kept & 2u) ? &saved.rhs : &none,

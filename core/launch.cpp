@@ -1,28 +1,48 @@
 #include <thimble/core/launch.h>
 
 #include <atomic>
+#include <cstdint>
 #include <string>
+#include <thread>
 
 namespace thimble {
 namespace launch_detail {
 
+constexpr std::uint32_t moving = std::uint32_t{1} << 31;
+
 thread_local int depth = 0;
-std::atomic<int> launches{0};  // of all threads
+std::atomic<std::uint32_t> gate{0};  // launches of all threads, and the bit `moving`
 
 Guard::Guard() noexcept {
-  ++depth;
-  launches.fetch_add(1, std::memory_order_relaxed);
+  if (depth++ > 0) return;
+  while ((gate.fetch_add(1, std::memory_order_acquire) & moving) != 0) {
+    gate.fetch_sub(1, std::memory_order_release);
+    while ((gate.load(std::memory_order_relaxed) & moving) != 0) std::this_thread::yield();
+  }
 }
+
 Guard::~Guard() {
-  launches.fetch_sub(1, std::memory_order_relaxed);
-  --depth;
+  if (--depth == 0) gate.fetch_sub(1, std::memory_order_release);
 }
 
 }  // namespace launch_detail
 
+NoLaunches::NoLaunches(Device device) noexcept : is_real_(!device.is_dry) {
+  using namespace launch_detail;
+  if (!is_real_) return;
+  while ((gate.fetch_or(moving, std::memory_order_acquire) & moving) != 0) std::this_thread::yield();
+  while ((gate.load(std::memory_order_acquire) & ~moving) != 0) std::this_thread::yield();
+}
+
+NoLaunches::~NoLaunches() {
+  if (is_real_) launch_detail::gate.fetch_and(~launch_detail::moving, std::memory_order_release);
+}
+
 bool is_launching() noexcept { return launch_detail::depth > 0; }
 
-bool is_any_thread_launching() noexcept { return launch_detail::launches.load(std::memory_order_relaxed) > 0; }
+bool is_any_thread_launching() noexcept {
+  return (launch_detail::gate.load(std::memory_order_relaxed) & ~launch_detail::moving) != 0;
+}
 
 Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()) {
   if (!tensor.defined()) throw ShapeError("pin: the tensor is undefined");
@@ -32,6 +52,12 @@ Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()
   if (!tensor.device().is_cpu()) {
     throw DeviceError("pin: " + describe(tensor) + " cannot be read by the host; copy it to the cpu first");
   }
+  const launch_detail::Guard guard;  // while it is counted, no block moves
+  if (tensor_.storage()) tensor_.storage()->pin(AccessMaker::make());
+}
+
+Pin::~Pin() {
+  if (tensor_.storage()) tensor_.storage()->unpin();
 }
 
 void Pin::check_dtype(DType dtype) const {

@@ -1,6 +1,11 @@
 #pragma once
 // Launching is the single place where storages become addresses. On a dry device it does nothing else. An operator
-// first allocates all it needs, then launches; inside a launch nothing may allocate.
+// first allocates all it needs, then launches; inside a launch nothing may allocate or free.
+//
+// Who moves blocks (memory/arena.h) excludes launches, and launches exclude it: one atomic word counts the launches of
+// all threads and has a bit for "blocks are being moved". A launch adds one and, finding the bit, takes it back and
+// waits; a mover sets the bit and waits until the count is 0. Neither can wait for ever, because a launch takes no lock
+// of an arena.
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor.h>
@@ -39,11 +44,27 @@ bool is_launching() noexcept;
 bool is_any_thread_launching() noexcept;
 
 namespace launch_detail {
+/// Counts this thread as launching. A launch inside of a launch is counted once.
 struct Guard {
   Guard() noexcept;
   ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
 };
 }  // namespace launch_detail
+
+/// While one lives no launch runs, and none begins: blocks may be moved. Waits for the launches of other threads to
+/// end. Must not be made inside of a launch. On a dry device nothing is launched, so there it does nothing.
+class NoLaunches {
+ public:
+  explicit NoLaunches(Device device) noexcept;
+  ~NoLaunches();
+  NoLaunches(const NoLaunches&) = delete;
+  NoLaunches& operator=(const NoLaunches&) = delete;
+
+ private:
+  bool is_real_;
+};
 
 /// Runs `body(addresses)` unless the device is dry. The body runs kernels; it must not allocate.
 template <class F>
@@ -53,10 +74,14 @@ void launch(Device device, F&& body) {
   body(Addresses(AccessMaker::make()));
 }
 
-/// A user's right to a raw pointer: the block does not move while the Pin lives. Throws DeviceError on a dry device.
+/// A user's right to a raw pointer: the block does not move while the Pin lives, compaction slides the others around
+/// it. Throws DeviceError on a dry device.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);
+  ~Pin();
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
 
   void* data() const noexcept { return addresses_(tensor_); }
   /// Throws DTypeError when T is not the tensor's element type.

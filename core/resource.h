@@ -2,6 +2,7 @@
 // The one interface through which bytes are had. Policies (ledger, limit, trace) are decorators that own their
 // upstream by shared_ptr; the arena at the bottom owns the address range.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -32,13 +33,15 @@ struct Request {
   Stream stream = nullptr;
 };
 
-/// One allocation. The resource that made it owns it and may move it: `address` is looked up when a kernel is
-/// launched, never kept. On a dry device `address` is a number, never dereferenced. The handle itself never moves.
+/// One allocation. The resource that made it owns it and may move it while no launch runs and nobody pins it: `address`
+/// is looked up when a kernel is launched, never kept. On a dry device `address` is a number, never dereferenced. The
+/// handle itself never moves.
 struct Block {
   std::byte* address = nullptr;
   std::size_t bytes = 0;  ///< as requested
   Category category = Category::temporary;
   PathId path = 0;
+  std::atomic<std::uint32_t> pins{0};  ///< above 0: the block stays where it is (core/launch.h, Pin)
 };
 
 /// A source of blocks on one device. All calls are thread-safe. `allocate` gives the strong guarantee: when it throws

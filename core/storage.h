@@ -44,6 +44,11 @@ class Storage {
 
   std::byte* address(Access) const noexcept { return block_->address; }
 
+  /// Counted: a pinned block is not moved. pin() is called from inside of a launch, so that no compaction is under way;
+  /// unpin() from anywhere.
+  void pin(Access) noexcept { block_->pins.fetch_add(1, std::memory_order_relaxed); }
+  void unpin() noexcept { block_->pins.fetch_sub(1, std::memory_order_release); }
+
  private:
   void relabel() noexcept;
 

@@ -14,6 +14,7 @@
 namespace thimble {
 
 struct Leaf;
+class Transaction;
 
 /// Which value of which tape a tensor is. Opaque outside of autograd/; tape 0 is none.
 struct TapeRef {
@@ -94,7 +95,8 @@ class Tensor {
 /// What every handle of a leaf shares.
 struct Leaf {
   Tensor grad;
-  TapeRef tape_ref;  ///< its value on the tape that saw it last
+  TapeRef tape_ref;                    ///< its value on the tape that saw it last
+  Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/transaction.h)
 };
 
 /// "f32 (2, 3) on cpu".

@@ -1,15 +1,24 @@
 #include <thimble/core/transaction.h>
 
+#include <utility>
+
 #include <thimble/core/copy.h>
 
 namespace thimble {
 
-Transaction::Transaction() : before_(context().transaction) {
+Transaction::Transaction() : generator_(current_generator()), before_(context().transaction) {
   context().transaction = this;
-  current_generator().start_pass();
+  generator_.start_pass();
 }
 
-Transaction::~Transaction() { context().transaction = before_; }
+Transaction::~Transaction() {
+  context().transaction = before_;
+  generator_.start_pass();  // what a step has drawn does not count after it
+  for (GradientBefore& before : gradients_) {
+    before.leaf->transaction = before.transaction;
+    before.leaf->grad = std::move(before.grad);
+  }
+}
 
 Tensor Transaction::staged(const Tensor& target) {
   for (const Entry& entry : entries_) {
@@ -20,11 +29,21 @@ Tensor Transaction::staged(const Tensor& target) {
   return pending;
 }
 
+void Transaction::stage_gradient(const std::shared_ptr<Leaf>& leaf) {
+  if (leaf->transaction == this) return;
+  const Tensor before = leaf->grad;
+  Tensor own = before.defined() ? clone(before, Category::gradient) : Tensor();
+  gradients_.push_back({leaf, before, leaf->transaction});
+  leaf->grad = std::move(own);
+  leaf->transaction = this;
+}
+
 void Transaction::commit() {
   for (Entry& entry : entries_) copy_into(entry.target, entry.pending);
   entries_.clear();
-  Generator& generator = current_generator();
-  generator.set_step(generator.step() + 1);
+  for (const GradientBefore& before : gradients_) before.leaf->transaction = before.transaction;
+  gradients_.clear();
+  generator_.set_step(generator_.step() + 1);
 }
 
 Tensor writable_state(const Tensor& target) {

@@ -1,6 +1,7 @@
 #pragma once
 // A step is a transaction: what a forward changes besides its result (batch-norm statistics, the generator's step) is
-// staged, and committed when the whole step has succeeded. A step that throws leaves no trace.
+// staged, and committed when the whole step has succeeded; the gradients it adds to are set aside. A step that throws
+// leaves no trace.
 
 #include <memory>
 #include <vector>
@@ -10,8 +11,9 @@
 
 namespace thimble {
 
-/// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor; `commit()` writes the
-/// copies back and advances the generator by one step; destruction without commit drops them.
+/// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor, and backward leaves the
+/// gradients of before untouched; `commit()` writes the copies back, keeps the new gradients and advances the generator
+/// by one step. Destruction without commit drops the copies and puts the gradients of before back.
 class Transaction {
  public:
   Transaction();
@@ -21,6 +23,9 @@ class Transaction {
 
   /// The pending value of `target`, equal to it at first; further changes in the same step see the earlier ones.
   Tensor staged(const Tensor& target);
+  /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
+  /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
+  void stage_gradient(const std::shared_ptr<Leaf>& leaf);
   void commit();
   std::size_t staged_count() const noexcept { return entries_.size(); }
 
@@ -28,7 +33,14 @@ class Transaction {
   struct Entry {
     Tensor target, pending;
   };
+  struct GradientBefore {
+    std::shared_ptr<Leaf> leaf;
+    Tensor grad;               // as it was; undefined when there was none
+    Transaction* transaction;  // that had staged it before
+  };
   std::vector<Entry> entries_;
+  std::vector<GradientBefore> gradients_;
+  Generator& generator_;
   Transaction* before_;
 };
 

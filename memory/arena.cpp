@@ -26,11 +26,13 @@ double share_of_holes(std::size_t used, std::size_t of) {
 Arena::Arena(std::unique_ptr<Backing> backing, Options options)
     : LockedResource(std::make_shared<ResourceLock>()),
       backing_(std::move(backing)),
-      granule_(backing_->granule()),
-      poison_(options.poison) {
+      poison_(options.poison),
+      compaction_(options.compaction),
+      tolerated_fragmentation_(options.tolerated_fragmentation) {
+  pages_.granule = backing_->granule();
   reserve(options);
   std::size_t limit = reserved_bytes_;
-  if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(granule_ - 1));
+  if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(pages_.granule - 1));
   now_.capacity_bytes = limit;
   spans_ = std::make_unique<Tlsf>(backing_->alignment(), limit);
 }
@@ -39,24 +41,25 @@ void Arena::reserve(const Options& options) {
   std::size_t wanted = options.reserve_bytes;
   if (wanted == 0) wanted = options.capacity_bytes;
   if (wanted == 0) wanted = arena_detail::default_reserve_bytes;
-  wanted = std::max(wanted & ~(granule_ - 1), granule_);
-  for (std::size_t bytes = wanted; bytes >= granule_; bytes = (bytes / 2) & ~(granule_ - 1)) {
+  wanted = std::max(wanted & ~(pages_.granule - 1), pages_.granule);
+  for (std::size_t bytes = wanted; bytes >= pages_.granule; bytes = (bytes / 2) & ~(pages_.granule - 1)) {
     base_ = backing_->reserve(bytes);
     if (base_ == nullptr) continue;
     reserved_bytes_ = bytes;
     return;
   }
   throw DeviceError("arena: " + to_string(device()) + " refuses to reserve addresses, asked for " +
-                    memory::exact_bytes(wanted) + " down to one granule of " + memory::exact_bytes(granule_));
+                    memory::exact_bytes(wanted) + " down to one granule of " + memory::exact_bytes(pages_.granule));
 }
 
 Arena::~Arena() { assert(now_.live_blocks == 0 && "an arena outlives its blocks"); }
 
 void Arena::check(const Request& request) const {
   if (request.bytes == 0) throw ValueError("arena: allocate of 0 bytes, allowed are 1 and more");
-  if (request.alignment == 0 || (request.alignment & (request.alignment - 1)) != 0 || request.alignment > granule_) {
+  if (request.alignment == 0 || (request.alignment & (request.alignment - 1)) != 0 ||
+      request.alignment > pages_.granule) {
     throw ValueError("arena: allocate with alignment " + std::to_string(request.alignment) +
-                     ", allowed are powers of two up to " + std::to_string(granule_));
+                     ", allowed are powers of two up to " + std::to_string(pages_.granule));
   }
   if (is_launching())
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
@@ -65,11 +68,14 @@ void Arena::check(const Request& request) const {
 Block* Arena::do_allocate(const Request& request) {
   check(request);
   if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
-  const Tlsf::Place place = spans_->find(request.bytes, request.alignment);
+  if (compaction_ == Compaction::before_every_allocation) compact_locked();
+  Tlsf::Place place = spans_->find(request.bytes, request.alignment);
+  if (!place.is_found()) place = make_room(request);
   if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
-  if (place.end() > solid_bytes_) {
+  if (place.end() > pages_.solid_bytes) {
     const std::errc error = commit(place.offset, place.end());
-    if (error != std::errc{}) {
+    if (error != std::errc{}) place = make_room_on_pages(request);
+    if (!place.is_found()) {
       refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
     }
   }
@@ -91,6 +97,8 @@ Block* Arena::do_allocate(const Request& request) {
 }
 
 void Arena::do_deallocate(Block* block, Stream stream) noexcept {
+  // A launch that waited for this arena's lock would wait for whoever moves blocks, who waits for the launch.
+  assert(!is_launching() && "nothing is freed inside of a launch");
   auto* const span = static_cast<Tlsf::Span*>(block);
   if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
   now_.requested_bytes -= span->bytes;
@@ -107,8 +115,8 @@ template <class Body>
 bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const {
   for (std::size_t at = first; at < last;) {
     std::size_t end = at;
-    while (end < last && has_pages_[end] == with_pages) ++end;
-    if (end > at && !body(at * granule_, end * granule_)) return false;
+    while (end < last && pages_.has_pages[end] == with_pages) ++end;
+    if (end > at && !body(at * pages_.granule, end * pages_.granule)) return false;
     at = end + 1;
   }
   return true;
@@ -116,10 +124,10 @@ bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&
 
 /// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed.
 std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
-  const std::size_t first = begin / granule_;
-  const std::size_t last = (end + granule_ - 1) / granule_;
+  const std::size_t first = begin / pages_.granule;
+  const std::size_t last = (end + pages_.granule - 1) / pages_.granule;
   try {
-    if (has_pages_.size() < last) has_pages_.resize(last, false);
+    if (pages_.has_pages.size() < last) pages_.has_pages.resize(last, false);
   } catch (const std::bad_alloc&) {
     return std::errc::not_enough_memory;
   }
@@ -130,7 +138,7 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
     if (error != std::errc{}) return false;
     now_.committed_bytes += to - from;
     ++now_.commit_count;
-    done = to / granule_;
+    done = to / pages_.granule;
     return true;
   });
   if (!is_complete) {
@@ -142,8 +150,10 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
     });
     return error;
   }
-  for (std::size_t at = first; at < last; ++at) has_pages_[at] = true;
-  while (solid_bytes_ / granule_ < has_pages_.size() && has_pages_[solid_bytes_ / granule_]) solid_bytes_ += granule_;
+  for (std::size_t at = first; at < last; ++at) pages_.has_pages[at] = true;
+  while (pages_.solid_bytes / pages_.granule < pages_.has_pages.size() &&
+         pages_.has_pages[pages_.solid_bytes / pages_.granule])
+    pages_.solid_bytes += pages_.granule;
   now_.peak_committed_bytes = std::max(now_.peak_committed_bytes, now_.committed_bytes);
   return {};
 }
@@ -153,21 +163,21 @@ std::size_t Arena::trim() {
   const std::size_t before = now_.committed_bytes;
   // [begin, end) holds no live block: give back the whole granules inside that have pages.
   const auto give_back = [&](std::size_t begin, std::size_t end) {
-    const std::size_t first = (begin + granule_ - 1) / granule_;
-    const std::size_t last = end / granule_;
+    const std::size_t first = (begin + pages_.granule - 1) / pages_.granule;
+    const std::size_t last = end / pages_.granule;
     each_run(true, first, last, [&](std::size_t from, std::size_t to) {
       backing_->decommit(from, to - from);
       now_.committed_bytes -= to - from;
       ++now_.decommit_count;
-      solid_bytes_ = std::min(solid_bytes_, from);
+      pages_.solid_bytes = std::min(pages_.solid_bytes, from);
       return true;
     });
-    for (std::size_t at = first; at < last; ++at) has_pages_[at] = false;
+    for (std::size_t at = first; at < last; ++at) pages_.has_pages[at] = false;
   };
   for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
     if (span->is_free) give_back(span->offset, span->end());
   }
-  give_back(spans_->height(), has_pages_.size() * granule_);
+  give_back(spans_->height(), pages_.has_pages.size() * pages_.granule);
   return before - now_.committed_bytes;
 }
 
@@ -176,7 +186,7 @@ Arena::Statistics Arena::statistics() const {
   Statistics all = now_;
   all.height_bytes = spans_->height();
   all.largest_free_bytes = largest_free_bytes();
-  all.fragmentation = arena_detail::share_of_holes(all.allocated_bytes, all.height_bytes);
+  all.fragmentation = fragmentation();
   all.peak_fragmentation = arena_detail::share_of_holes(all.peak_allocated_bytes, all.peak_committed_bytes);
   return all;
 }
@@ -203,24 +213,28 @@ std::size_t Arena::largest_free_bytes() const noexcept {
   return std::max(spans_->largest_free_bytes(), spans_->limit() - spans_->height());
 }
 
+double Arena::fragmentation() const noexcept {
+  return arena_detail::share_of_holes(now_.allocated_bytes, spans_->height());
+}
+
 void Arena::refuse(const Request& request, const std::string& why) const {
   using memory::exact_bytes;
-  const double holes = arena_detail::share_of_holes(now_.allocated_bytes, spans_->height());
   char percent[16];
-  std::snprintf(percent, sizeof percent, "%.1f %%", 100 * holes);
+  std::snprintf(percent, sizeof percent, "%.1f %%", 100 * fragmentation());
   const std::string path(path_name(request.path));
-  throw OutOfMemory(
-      "out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) + " with alignment " +
-          std::to_string(request.alignment) + " as " + std::string(to_string(request.category)) +
-          (path.empty() ? "" : " of '" + path + "'") + ": " + why + "; in use " + exact_bytes(now_.requested_bytes) +
-          " in " + std::to_string(now_.live_blocks) + " blocks, peak " + exact_bytes(now_.peak_requested_bytes) +
-          ", committed " + exact_bytes(now_.committed_bytes) + ", capacity " + exact_bytes(now_.capacity_bytes) +
-          ", largest free block " + exact_bytes(largest_free_bytes()) + ", fragmentation " + percent,
-      {.requested_bytes = request.bytes,
-       .in_use_bytes = now_.requested_bytes,
-       .peak_bytes = now_.peak_requested_bytes,
-       .capacity_bytes = now_.capacity_bytes,
-       .largest_free_bytes = largest_free_bytes()});
+  throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) +
+                        " with alignment " + std::to_string(request.alignment) + " as " +
+                        std::string(to_string(request.category)) + (path.empty() ? "" : " of '" + path + "'") + ": " +
+                        why + "; in use " + exact_bytes(now_.requested_bytes) + " in " +
+                        std::to_string(now_.live_blocks) + " blocks, peak " + exact_bytes(now_.peak_requested_bytes) +
+                        ", committed " + exact_bytes(now_.committed_bytes) + ", capacity " +
+                        exact_bytes(now_.capacity_bytes) + ", largest free block " + exact_bytes(largest_free_bytes()) +
+                        ", fragmentation " + percent + "; " + compaction_text(),
+                    {.requested_bytes = request.bytes,
+                     .in_use_bytes = now_.requested_bytes,
+                     .peak_bytes = now_.peak_requested_bytes,
+                     .capacity_bytes = now_.capacity_bytes,
+                     .largest_free_bytes = largest_free_bytes()});
 }
 
 }  // namespace thimble

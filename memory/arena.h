@@ -9,6 +9,12 @@
 //   and a real one with the same granule and alignment give the same offsets and figures.
 // - Nothing about a block is stored in the range. Block handles are stable; the address in them may change when blocks
 //   are slid together.
+// - Compaction (memory/compact.h, memory/arena_compact.cpp): when a request finds no hole though the free bytes
+// suffice,
+//   or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes as make the
+//   hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing moves while
+//   a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same offsets and
+//   figures; it has no launches, no pins, and its pages are never refused.
 // - allocate gives the strong guarantee: a place is found, pages are committed, and only then is anything changed.
 // - Streams: one compute stream uses an arena, so the order of calls is the order of use.
 // - The arena outlives its blocks: whoever holds one holds the arena by shared_ptr.
@@ -19,6 +25,8 @@
 //   height      end of the highest live block
 //   committed   bytes with pages under them ("reserved" in the literature on allocators): a multiple of the granule
 //   capacity    bound of height and committed bytes, in whole granules
+//   holes       free bytes below the height; fragmentation is their share of it
+//   safe point  where the user of an arena does not mind that blocks move: between two steps, say
 //   poison      test mode: 0xFF (a NaN in every float type) is written to new and freed blocks
 
 #include <cstddef>
@@ -28,6 +36,7 @@
 #include <vector>
 
 #include <thimble/memory/backing.h>
+#include <thimble/memory/compact.h>
 #include <thimble/memory/lock.h>
 #include <thimble/memory/tlsf.h>
 
@@ -35,10 +44,24 @@ namespace thimble {
 
 class Arena final : public LockedResource {
  public:
+  enum class Compaction : std::uint8_t {
+    when_needed,             ///< instead of refusing a request
+    never,                   ///< only compact() and safe_point()
+    before_every_allocation  ///< all blocks, then each request: a test of who keeps an address
+  };
+
   struct Options {
     std::size_t capacity_bytes = 0;  ///< bound of committed bytes, rounded down to granules; 0: as much as is reserved
     std::size_t reserve_bytes = 0;   ///< addresses to reserve; 0: the capacity, or 1 TiB. Halved while refused
-    bool poison = false;             ///< fill new and freed blocks with 0xFF
+    bool poison = false;             ///< fill new and freed blocks, and what a moved one leaves, with 0xFF
+    Compaction compaction = Compaction::when_needed;
+    double tolerated_fragmentation = 0.25;  ///< safe_point() compacts above it
+  };
+
+  /// Wall time. It is reported, and equal to any other: figures are compared without it.
+  struct Elapsed {
+    double ms = 0;
+    friend bool operator==(const Elapsed&, const Elapsed&) { return true; }
   };
 
   struct Statistics {
@@ -56,8 +79,12 @@ class Arena final : public LockedResource {
     std::uint64_t allocation_count = 0;  ///< since construction, as are the two below
     std::uint64_t commit_count = 0;      ///< calls that put pages under the range
     std::uint64_t decommit_count = 0;    ///< calls that gave pages back
-    double fragmentation = 0;            ///< 1 - allocated / height: the share of the height that is holes
-    double peak_fragmentation = 0;       ///< 1 - peak allocated / peak committed
+    std::uint64_t compaction_count = 0;  ///< those that moved a block; this and the next three since construction
+    std::uint64_t moved_blocks = 0;
+    std::uint64_t moved_bytes = 0;  ///< requested bytes of moved blocks
+    Elapsed compaction_time;        ///< waiting for launches included
+    double fragmentation = 0;       ///< 1 - allocated / height: the share of the height that is holes
+    double peak_fragmentation = 0;  ///< 1 - peak allocated / peak committed
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
@@ -79,6 +106,14 @@ class Arena final : public LockedResource {
   /// Gives back the granules that no live block touches. Returns their bytes.
   std::size_t trim();
 
+  /// Slides all blocks that nobody pins together. Waits for the launches of other threads. Returns the bytes moved.
+  /// Throws Error when called inside of a launch.
+  std::size_t compact();
+
+  /// The user says: here blocks may move. compact() where more than Options::tolerated_fragmentation of the height is
+  /// holes, else nothing. Returns the bytes moved. Throws Error when called inside of a launch.
+  std::size_t safe_point();
+
   /// Live blocks by address.
   struct Placed {
     const Block* block;
@@ -90,7 +125,7 @@ class Arena final : public LockedResource {
   /// First address and size of the reserved range, and the smallest unit of commit.
   const std::byte* base() const noexcept { return base_; }
   std::size_t reserved_bytes() const noexcept { return reserved_bytes_; }
-  std::size_t granule() const noexcept { return granule_; }
+  std::size_t granule() const noexcept { return pages_.granule; }
 
  private:
   /// Throws OutOfMemory (capacity reached, or pages refused; nothing has changed), ValueError (0 bytes, or an alignment
@@ -107,18 +142,28 @@ class Arena final : public LockedResource {
   template <class Body>
   bool each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const;
   std::size_t largest_free_bytes() const noexcept;
+  double fragmentation() const noexcept;
+
+  class Moving;
+  std::size_t compact_locked();
+  void slide_all() noexcept;
+  bool slide(Tlsf::Span* span, std::size_t floor) noexcept;
+  Tlsf::Place slide_window(const Window& window, const Request& request) noexcept;
+  Tlsf::Place make_room(const Request& request);
+  Tlsf::Place make_room_on_pages(const Request& request);
+  std::string compaction_text() const;
   [[noreturn]] void refuse(const Request& request, const std::string& why) const;
 
   std::unique_ptr<Backing> backing_;
   std::byte* base_ = nullptr;
   std::size_t reserved_bytes_ = 0;
-  std::size_t granule_ = 0;
   bool poison_ = false;
+  Compaction compaction_ = Compaction::when_needed;
+  double tolerated_fragmentation_ = 0;
   std::unique_ptr<Tlsf> spans_;
 
-  std::vector<bool> has_pages_;  // per granule, up to the highest ever committed
-  std::size_t solid_bytes_ = 0;  // everything below has pages
-  Statistics now_;               // the counted fields; the derived ones are filled in by statistics()
+  PageMap pages_;
+  Statistics now_;  // the counted fields; the derived ones are filled in by statistics()
 };
 
 }  // namespace thimble

@@ -47,6 +47,10 @@ class Backing {
   /// Gives the pages of [offset, offset + bytes) back; contents are lost.
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
 
+  /// Copies `bytes` committed bytes from offset `from` to offset `to` (in stream order where there are streams); the
+  /// two may overlap. Nothing on a dry device.
+  virtual void move(std::size_t from, std::size_t to, std::size_t bytes, Stream stream) noexcept = 0;
+
   /// Sets committed bytes to `value` (in stream order where there are streams); nothing on a dry device.
   virtual void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream stream) noexcept = 0;
 };

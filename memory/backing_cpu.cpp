@@ -70,6 +70,10 @@ class CpuBacking final : public Backing {
     mprotect(base_ + offset, bytes, PROT_NONE);
   }
 
+  void move(std::size_t from, std::size_t to, std::size_t bytes, Stream) noexcept override {
+    std::memmove(base_ + to, base_ + from, bytes);
+  }
+
   void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream) noexcept override {
     std::memset(base_ + offset, std::to_integer<int>(value), bytes);
   }

@@ -17,6 +17,7 @@ class DryBacking final : public Backing {
   std::byte* reserve(std::size_t) noexcept override { return reinterpret_cast<std::byte*>(std::uintptr_t{granule()}); }
   std::errc commit(std::size_t, std::size_t) noexcept override { return {}; }
   void decommit(std::size_t, std::size_t) noexcept override {}
+  void move(std::size_t, std::size_t, std::size_t, Stream) noexcept override {}
   void fill(std::size_t, std::size_t, std::byte, Stream) noexcept override {}
 
  private:

@@ -69,8 +69,9 @@ Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans) 
     blocks += plan.buffers.size();
     region_bytes_ = std::max(region_bytes_, plan.placement.height);
   }
-  handles_.resize(blocks);
-  Handle* handles = handles_.data();
+  handles_ = std::make_unique<Handle[]>(blocks);
+  handle_count_ = blocks;
+  Handle* handles = handles_.get();
   for (const StepPlan& plan : plans) {
     add_plan(plan, handles);
     handles += plan.buffers.size();
@@ -80,7 +81,10 @@ Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans) 
 
 Placed::~Placed() {
   assert(live_ == 0 && "a placed arena outlives its blocks");
-  if (region_ != nullptr) upstream_deallocate(region_, nullptr);
+  if (region_ != nullptr) {
+    --region_->pins;
+    upstream_deallocate(region_, nullptr);
+  }
 }
 
 /// Throws ValueError unless every placed block is allocated once, at its lower, and freed once, at its upper.
@@ -165,15 +169,12 @@ void Placed::do_relabel(Block* block, Category category) noexcept {
 }
 
 Block* Placed::allocate_dynamically(const Request& request) {
-  Block* block = nullptr;
   try {
-    block = upstream_allocate(request);
+    return upstream_allocate(request);
   } catch (const OutOfMemory&) {
     if (give_region_back() == 0) throw;
-    block = upstream_allocate(request);
   }
-  follow_region();
-  return block;
+  return upstream_allocate(request);
 }
 
 void Placed::deviate() noexcept {
@@ -185,21 +186,18 @@ void Placed::deviate() noexcept {
 void Placed::take_region() {
   if (region_ != nullptr || region_bytes_ == 0) return;
   region_ = upstream_allocate({.bytes = region_bytes_, .alignment = region_alignment_});
-  follow_region();
+  ++region_->pins;
+  if (region_->address == region_address_) return;
+  region_address_ = region_->address;
+  for (std::size_t i = 0; i < handle_count_; ++i) handles_[i].address = region_address_ + handles_[i].offset;
 }
 
 std::size_t Placed::give_region_back() noexcept {
   if (region_ == nullptr || live_ > 0 || next_ != nullptr) return 0;
+  --region_->pins;
   upstream_deallocate(region_, nullptr);
   region_ = nullptr;
   return region_bytes_;
-}
-
-/// The one place where the region's address is read: the arena may have moved it to serve another request.
-void Placed::follow_region() noexcept {
-  if (region_ == nullptr || region_->address == region_address_) return;
-  region_address_ = region_->address;
-  for (Handle& handle : handles_) handle.address = region_address_ + handle.offset;
 }
 
 void Placed::begin(std::size_t plan) {

@@ -10,7 +10,7 @@
 //   begins: slower and higher, never wrong. Every such step is counted.
 // - Blocks that live before the step or after it are not placed; their frees are no events.
 // - A step that begins while blocks of the step before still live in the region goes to the arena, and is counted.
-// - Handles are stable. The region's address is read anew after every call to the arena, and blocks in it move with it.
+// - Handles are stable. The region is pinned while it is held: the arena's compaction slides other blocks around it.
 // - Outside of a replay the region is given back to the arena before a request is refused for want of memory; the next
 //   step takes it again.
 //
@@ -123,18 +123,18 @@ class Placed final : public Decorator {
   Block* allocate_dynamically(const Request& request);
   void take_region();
   std::size_t give_region_back() noexcept;
-  void follow_region() noexcept;
   bool is_placed(const Block* block) const noexcept {
-    const auto first = reinterpret_cast<std::uintptr_t>(handles_.data());
-    return reinterpret_cast<std::uintptr_t>(block) - first < handles_.size() * sizeof(Handle);
+    const auto first = reinterpret_cast<std::uintptr_t>(handles_.get());
+    return reinterpret_cast<std::uintptr_t>(block) - first < handle_count_ * sizeof(Handle);
   }
 
-  std::vector<Handle> handles_;  // of all plans; never resized, because others hold their addresses
+  std::unique_ptr<Handle[]> handles_;  // of all plans; they stay where they are, because others hold their addresses
+  std::size_t handle_count_ = 0;
   std::vector<std::vector<Event>> plans_;
   std::size_t region_bytes_ = 0;
   std::size_t region_alignment_ = 1;
   Block* region_ = nullptr;              // null: not held
-  std::byte* region_address_ = nullptr;  // where the handles point into
+  std::byte* region_address_ = nullptr;  // that the handles point into
 
   const Event* next_ = nullptr;  // of the plan that is replayed; null: none is
   const Event* first_ = nullptr;

@@ -7,6 +7,13 @@
 
 namespace thimble::memory {
 
+std::string compaction_to_string(const Arena::Statistics& statistics) {
+  char ms[32];
+  std::snprintf(ms, sizeof ms, "%.2f ms", statistics.compaction_time.ms);
+  return std::to_string(statistics.compaction_count) + " compactions moved " + std::to_string(statistics.moved_blocks) +
+         " blocks, " + exact_bytes(statistics.moved_bytes) + ", in " + ms;
+}
+
 std::string to_string(const Arena::Statistics& statistics) {
   char percent[64];
   std::snprintf(percent, sizeof percent, "fragmentation %.1f %% now, %.1f %% at the peak",
@@ -17,7 +24,7 @@ std::string to_string(const Arena::Statistics& statistics) {
          exact_bytes(statistics.peak_allocated_bytes) + ", height " + exact_bytes(statistics.peak_height_bytes) +
          ", committed " + exact_bytes(statistics.peak_committed_bytes) + " of " +
          exact_bytes(statistics.capacity_bytes) + "\n  " + percent + ", largest free block " +
-         exact_bytes(statistics.largest_free_bytes) + "\n";
+         exact_bytes(statistics.largest_free_bytes) + "\n  arena: " + compaction_to_string(statistics) + "\n";
 }
 
 std::string summary(Device device) {
@@ -33,6 +40,10 @@ void reset_peak(Device device) {
   stack.arena->reset_peak();
   stack.ledger->reset_peak();
 }
+
+std::size_t safe_point(Device device) { return default_stack(device).arena->safe_point(); }
+
+std::size_t compact(Device device) { return default_stack(device).arena->compact(); }
 
 Arena::Statistics statistics(Device device) { return default_stack(device).arena->statistics(); }
 

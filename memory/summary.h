@@ -25,6 +25,15 @@ void reset_peak(Device device = cpu);
 
 Arena::Statistics statistics(Device device = cpu);
 
+/// A point at which blocks of the default resource may move (Arena::safe_point). Returns the bytes moved.
+std::size_t safe_point(Device device = cpu);
+
+/// Slides all blocks of the default resource together (Arena::compact). Returns the bytes moved.
+std::size_t compact(Device device = cpu);
+
+/// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms".
+std::string compaction_to_string(const Arena::Statistics& statistics);
+
 /// The arena's lines of a summary.
 std::string to_string(const Arena::Statistics& statistics);
 

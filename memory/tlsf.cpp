@@ -48,11 +48,13 @@ Tlsf::Place Tlsf::find(std::size_t bytes, std::size_t alignment) const noexcept 
   Span* span = find_in_bins(size, alignment);
   if (span == nullptr) {
     const std::size_t offset = round_up(height_, alignment);
-    if (offset <= limit_ && size <= limit_ - offset) return {nullptr, offset, size};
+    if (offset <= limit_ && size <= limit_ - offset) {
+      return {nullptr, offset, size, static_cast<std::uint32_t>(alignment)};
+    }
     span = find_anywhere(size, alignment);
     if (span == nullptr) return {nullptr, 0, 0};
   }
-  return {span, round_up(span->offset, alignment), size};
+  return {span, round_up(span->offset, alignment), size, static_cast<std::uint32_t>(alignment)};
 }
 
 Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const noexcept {
@@ -105,6 +107,7 @@ Tlsf::Span* Tlsf::take(const Place& place) noexcept {
     span = live;
   }
   span->is_free = false;
+  span->alignment = place.alignment;
   return span;
 }
 
@@ -129,6 +132,40 @@ void Tlsf::free(Span* span) noexcept {
     recycle(after);
   }
   insert(span);
+}
+
+std::size_t Tlsf::slide_target(const Span* span, std::size_t floor) const noexcept {
+  const Span* const hole = span->previous;
+  if (hole == nullptr || !hole->is_free) return span->offset;
+  return std::min(tlsf_detail::round_up(std::max(hole->offset, floor), span->alignment), span->offset);
+}
+
+void Tlsf::slide(Span* span, std::size_t offset) noexcept {
+  const std::size_t passed = span->offset - offset;
+  if (passed == 0) return;
+  Span* const hole = span->previous;
+  remove(hole);
+  if (offset > hole->offset) insert(span_ahead(hole, hole->offset, offset - hole->offset));
+  unlink(hole);
+  span->offset = offset;
+  Span* const after = span->next;
+  if (after == nullptr) {
+    height_ = span->end();
+    recycle(hole);
+  } else if (after->is_free) {
+    remove(after);
+    after->offset -= passed;
+    after->size += passed;
+    insert(after);
+    recycle(hole);
+  } else {
+    hole->offset = span->end();
+    hole->size = passed;
+    hole->previous = span;
+    hole->next = after;
+    span->next = after->previous = hole;
+    insert(hole);
+  }
 }
 
 std::size_t Tlsf::largest_free_bytes() const noexcept {

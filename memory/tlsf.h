@@ -39,6 +39,7 @@ class Tlsf {
     Span* next = nullptr;
     Span* bin_previous = nullptr;  // neighbours in a bin; bin_next also chains recycled spans
     Span* bin_next = nullptr;
+    std::uint32_t alignment = 1;  // of a live span's offset
     bool is_free = false;
 
     std::size_t end() const noexcept { return offset + size; }
@@ -49,6 +50,7 @@ class Tlsf {
     Span* span;          // the free span to cut; null: extend the top
     std::size_t offset;  // aligned
     std::size_t size;    // bytes, a multiple of the unit; 0: there is no place
+    std::uint32_t alignment = 1;
 
     bool is_found() const noexcept { return size != 0; }
     std::size_t end() const noexcept { return offset + size; }
@@ -73,6 +75,15 @@ class Tlsf {
   /// Frees a live span.
   void free(Span* span) noexcept;
 
+  /// The lowest aligned offset, not below `floor`, to which a live span can slide: into the free span just below it.
+  /// Its own offset when there is none.
+  std::size_t slide_target(const Span* span, std::size_t floor) const noexcept;
+
+  /// Slides a live span down to `offset`, its slide_target; the free bytes it passes come to lie above it. ready() was
+  /// true since the last change.
+  void slide(Span* span, std::size_t offset) noexcept;
+
+  std::size_t unit() const noexcept { return unit_; }
   std::size_t height() const noexcept { return height_; }
   std::size_t limit() const noexcept { return limit_; }
 
@@ -81,6 +92,7 @@ class Tlsf {
 
   /// The span with the lowest address; follow `next`.
   const Span* first() const noexcept { return first_; }
+  Span* first() noexcept { return first_; }
 
  private:
   static constexpr int second_level_bits = 5;

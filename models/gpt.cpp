@@ -4,13 +4,14 @@
 #include <array>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
-#include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/philox.h>
 #include <thimble/core/view.h>
+#include <thimble/models/transformer.h>
 
 namespace thimble::models {
 namespace gpt_detail {
@@ -97,10 +98,7 @@ Tensor Gpt::forward(const Tensor& ids) {
   const PathScope scope(path());
   const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
   Tensor x = dropout_(add(tokens_(ids), positions));                     // (B, T, C)
-  for (GptBlock* block : blocks_) {
-    x = recomputes_blocks_ ? checkpoint([&](const Tensor& in) { return (*block)(in); }, x) : (*block)(x);
-  }
-  x = norm_(x);
+  x = norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_));
   const PathScope head("head");
   return linear(x, tokens_.weight);  // (B, T, V)
 }
@@ -109,63 +107,30 @@ Tensor Gpt::loss(const Batch& batch) {
   const Tensor logits = forward(batch.input);
   const PathScope scope(path());
   const PathScope head("loss");
-  const Tensor rows = reshape(logits, {-1, options_.vocabulary});  // (B T, V)
-  const Tensor targets = view::reshape(contiguous(batch.target), {-1});
-  return options_.build == Build::fused ? cross_entropy(rows, targets) : cross_entropy_textbook(rows, targets);
+  return token_loss(logits, batch.target, options_.build);
 }
 
 Batch Gpt::empty_batch(std::int64_t samples, Device device) const {
-  const Shape shape{samples, options_.sequence};
-  return {zeros(shape, DType::i64, device, Category::input), zeros(shape, DType::i64, device, Category::input)};
+  return empty_token_batch(options_, samples, device);
 }
 
 namespace gpt_detail {
 
-struct Named {
-  std::string_view name;
-  std::int64_t layers, heads, width, sequence, vocabulary;
-  double dropout;
-};
-constexpr std::array<Named, 5> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
-                                       {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
-                                       {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
-                                       {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
-                                       {"char-gpt", 6, 6, 384, 256, 65, 0.0}}};
-
-const Named* find(std::string_view name) {
-  const auto found = std::find_if(family.begin(), family.end(), [&](const Named& n) { return n.name == name; });
-  return found == family.end() ? nullptr : &*found;
-}
+constexpr std::array<TokenSizes, 5> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
+                                            {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
+                                            {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
+                                            {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
+                                            {"char-gpt", 6, 6, 384, 256, 65, 0.0}}};
 
 }  // namespace gpt_detail
 
 ModelOptions gpt_options(std::string_view name, const ModelOptions& options) {
-  const gpt_detail::Named* const found = gpt_detail::find(name);
-  if (!found) {
-    std::string names;
-    for (const auto& n : gpt_detail::family) names += (names.empty() ? "" : ", ") + std::string(n.name);
-    throw ValueError("gpt: no model is named '" + std::string(name) + "'; there are " + names);
-  }
-  ModelOptions sizes = options;
-  const auto fill_in = [](std::int64_t& size, std::int64_t own) { size = size > 0 ? size : own; };
-  fill_in(sizes.layers, found->layers);
-  fill_in(sizes.heads, found->heads);
-  fill_in(sizes.width, found->width);
-  fill_in(sizes.sequence, found->sequence);
-  fill_in(sizes.vocabulary, found->vocabulary);
-  if (sizes.dropout < 0) sizes.dropout = found->dropout;
-  if (!(sizes.dropout >= 0 && sizes.dropout < 1)) {
-    throw ValueError(std::string(name) + ": dropout " + std::to_string(sizes.dropout) + " is not in [0, 1)");
-  }
-  if (sizes.width % sizes.heads != 0) {
-    throw ValueError(std::string(name) + ": " + std::to_string(sizes.heads) + " heads do not divide width " +
-                     std::to_string(sizes.width));
-  }
-  return sizes;
+  return token_options("gpt", gpt_detail::family, name, options);
 }
 
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
-  if (!gpt_detail::find(name)) return nullptr;
+  const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
+  if (std::none_of(gpt_detail::family.begin(), gpt_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("gpt");
   return std::make_unique<Gpt>(gpt_options(name, options), on);
 }

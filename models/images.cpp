@@ -15,6 +15,9 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
   if (options.sequence > 0) refuse("sequence", std::to_string(options.sequence));
   if (options.heads > 0) refuse("heads", std::to_string(options.heads));
   if (options.dropout > 0) refuse("dropout", std::to_string(options.dropout));
+  if (!options.shares_kernels) {
+    throw ValueError(std::string(name) + ": its convolutions share no kernels, so there is nothing to turn off");
+  }
   if (options.image > 0 && options.image < smallest) {
     throw ValueError(std::string(name) + ": image " + std::to_string(options.image) + ": at least " +
                      std::to_string(smallest) + " pixels are needed");

@@ -10,8 +10,8 @@
 
 namespace thimble::models {
 
-/// One batch: images (N, H, W, C) in the model's dtype, or token ids (N, T) i64; targets are class indices (N) or next
-/// tokens (N, T), i64.
+/// One batch: images (N, H, W, C) in the model's dtype, or token ids (N, T) i64; targets are class indices (N), or next
+/// tokens (N, T), or the tokens that the input hides and -100 elsewhere (N, T), i64.
 struct Batch {
   Tensor input, target;
 };
@@ -28,6 +28,8 @@ struct ModelOptions {
   std::int64_t sequence = 0;
   std::int64_t layers = 0, heads = 0, width = 0;
   double dropout = -1;
+  bool shares_kernels =
+      true;  ///< sharedconv: false builds its plain twin, whose convolutions have kernels of their own
   Build build = Build::fused;
 };
 
@@ -41,6 +43,8 @@ class Model : public nn::Module {
   virtual Batch empty_batch(std::int64_t samples, Device device) const = 0;
   /// True for models over token ids.
   virtual bool is_text() const noexcept = 0;
+  /// True for models over token ids that learn what the input hides, instead of what comes next.
+  virtual bool is_masked() const noexcept { return false; }
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
 
@@ -55,8 +59,8 @@ struct ModelInfo {
   std::int64_t parameters;
 };
 
-/// Builds a model under the path of its family ("gpt", "resnet", "mlp"). Throws ValueError: unknown name (the message
-/// lists all), sizes that do not fit (heads that do not divide the width, an image that is too small).
+/// Builds a model under the path of its family ("gpt", "bert", "resnet", "mlp", ...). Throws ValueError: unknown name
+/// (the message lists all), sizes that do not fit (heads that do not divide the width, an image that is too small).
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options = {},
                                   const nn::Placement& on = {});
 

@@ -5,9 +5,13 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
+#include <thimble/models/bert.h>
+#include <thimble/models/googlenet.h>
 #include <thimble/models/gpt.h>
 #include <thimble/models/mlp.h>
 #include <thimble/models/resnet.h>
+#include <thimble/models/sharedconv.h>
+#include <thimble/models/vit.h>
 
 namespace thimble::models {
 namespace registry_detail {
@@ -20,6 +24,16 @@ std::unique_ptr<Model> resnet(std::string_view name, const ModelOptions& options
 std::unique_ptr<Model> mlp(std::string_view, const ModelOptions& options, const nn::Placement& on) {
   const PathScope family("mlp");
   return std::make_unique<Mlp>(options, on);
+}
+
+std::unique_ptr<Model> googlenet(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+  const PathScope family("googlenet");
+  return std::make_unique<Googlenet>(options, on);
+}
+
+std::unique_ptr<Model> sharedconv(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+  const PathScope family("sharedconv");
+  return std::make_unique<Sharedconv>(options, on);
 }
 
 struct Row {
@@ -37,6 +51,12 @@ constexpr std::array rows = {
     Row{"gpt2-large", "GPT-2, 36 layers of width 1280", make_gpt},
     Row{"gpt2-xl", "GPT-2, 48 layers of width 1600", make_gpt},
     Row{"char-gpt", "small GPT over characters, 6 layers of width 384", make_gpt},
+    Row{"bert-base", "BERT with its masked-token head, 12 layers of width 768 (Devlin et al. 2018)", make_bert},
+    Row{"bert-large", "BERT with its masked-token head, 24 layers of width 1024", make_bert},
+    Row{"vit-b16", "vision transformer, 12 layers of width 768, 16x16 patches (Dosovitskiy et al. 2020)", make_vit},
+    Row{"vit-l16", "vision transformer, 24 layers of width 1024, 16x16 patches", make_vit},
+    Row{"googlenet", "Inception v1 with batch norm, no auxiliary heads (Szegedy et al. 2014)", googlenet},
+    Row{"sharedconv", "residual network whose convolutions share a basis of kernels", sharedconv},
     Row{"mlp", "multilayer perceptron with two hidden layers", mlp},
 };
 

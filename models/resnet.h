@@ -6,6 +6,7 @@
 #include <memory>
 #include <string_view>
 
+#include <thimble/models/images.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/layers.h>
 
@@ -30,12 +31,10 @@ inline constexpr std::array<ResnetArchitecture, 4> resnet_architectures = {{{"re
 /// Throws ValueError, listing the four, for any other name.
 const ResnetArchitecture& resnet_architecture(std::string_view name);
 
-/// Small images (at most 64 pixels) enter by a 3x3 convolution of stride 1 and no pool; others by a 7x7 of stride 2 and
-/// a 3x3 maximum of stride 2.
-constexpr bool has_small_stem(std::int64_t image) noexcept { return image <= 64; }
-
 /// The options with nothing left open: image 224, channels 3, classes 1000 (10 with the small stem), width 64 (channels
-/// of the first stage). Throws ValueError: an image below 8, or a size that belongs to another family of models.
+/// of the first stage). The small stem is a 3x3 convolution of stride 1 without a pool, the other one a 7x7 of stride 2
+/// and a 3x3 maximum of stride 2. Throws ValueError: an image below 8, or a size that belongs to another family of
+/// models.
 ModelOptions resnet_options(std::string_view name, ModelOptions options);
 
 /// Two or three convolutions around which the input passes: relu(F(x) + x), x through a strided 1x1 convolution and a

@@ -34,6 +34,7 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
       const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
       if (!device.is_dry) profile.ms_per_step = elapsed.count();
     }
+    run->finish();
     if (device == cpu) {
       profile.rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
     }

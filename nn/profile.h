@@ -16,6 +16,10 @@ class TrainingRun {
  public:
   virtual ~TrainingRun() = default;
   virtual void step() = 0;
+  /// How the next steps are made.
+  virtual StepOptions& options() = 0;
+  /// What the program does when the steps are over (evaluates, samples): it may need more than they do.
+  virtual void finish() {}
   /// Elements of all parameters.
   virtual std::int64_t parameters() const = 0;
 };

@@ -8,9 +8,17 @@
 
 namespace thimble::optim {
 
-Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of) {
+Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
+                            const RecordingOptions& recording) {
   if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
+  if (count > 1 && samples < 1) {
+    throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +
+                     " samples; at least 1, as random operators draw by the sample's number in the whole batch");
+  }
   Tape tape;
+  if (recording.graph) tape.observe();
+  tape.follow(recording.plan);
+  tape.time(recording.times);
   Tensor total;
   for (std::int64_t i = 0; i < count; ++i) {
     current_generator().start_pass(i * samples);
@@ -20,6 +28,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       loss = loss_of(i);
       if (count > 1) loss = loss * (1.0 / static_cast<double>(count));
     }
+    if (recording.graph) *recording.graph = TapeGraph::of(tape);
     tape.backward(loss);
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
   }

@@ -3,15 +3,25 @@
 
 #include <cstdint>
 
+#include <thimble/autograd/graph.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/tensor.h>
 
 namespace thimble::optim {
 
+/// How recordings are made.
+struct RecordingOptions {
+  std::shared_ptr<const TapePlan> plan;  ///< followed by every recording; null: none
+  TapeGraph* graph = nullptr;            ///< receives the (last) recording, on a dry device (Tape::observe)
+  TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
+};
+
 /// Forward and backward of `count` micro-batches of `samples` samples each; gradients add up in the leaves.
 /// `loss_of(i)` gives micro-batch i's mean loss (recorded on a tape of its own); it is divided by `count`, so that the
 /// sum of gradients is that of the mean over the whole batch. Random operators draw what the whole batch would have
-/// drawn. Returns the mean of the losses (one element). Throws ValueError when count < 1.
-Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of);
+/// drawn. Returns the mean of the losses (one element). Throws ValueError when count < 1, or when samples < 1
+/// and there are several micro-batches.
+Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
+                            const RecordingOptions& recording = {});
 
 }  // namespace thimble::optim

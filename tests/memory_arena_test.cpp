@@ -55,6 +55,7 @@ class RefusingBacking final : public Backing {
       if (state_.granules.erase(at / granule()) == 0) state_.is_misused = true;
     }
   }
+  void move(std::size_t, std::size_t, std::size_t, thimble::Stream) noexcept override {}
   void fill(std::size_t, std::size_t, std::byte, thimble::Stream) noexcept override {}
 
  private:

@@ -1,5 +1,8 @@
 #include <thimble/memory/stack.h>
 
+#include <sys/resource.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -97,47 +100,144 @@ TEST_CASE("memory stack: how bytes are written", "[memory][stack]") {
   CHECK(memory::human_bytes(1536) == "1.50 KiB");
 }
 
+namespace {
+
+/// The ways in which blocks come and go. Each is one body of `pairs` allocations and as many frees.
+class AllocationTimes {
+ public:
+  explicit AllocationTimes(thimble::Resource& resource) : resource_(resource), live_(512, nullptr), sizes_(4096) {
+    // 64 B to 64 KiB, as many in each power of two.
+    std::mt19937 random(7);
+    for (std::size_t& bytes : sizes_) bytes = (std::size_t{64} << random() % 10) + random() % 64 * 8;
+  }
+
+  void immediate() {
+    for (std::size_t i = 0; i < pairs; ++i) resource_.deallocate(take(i), nullptr);
+  }
+  void lifo() {
+    for (std::size_t done = 0; done < pairs; done += live_.size()) {
+      for (std::size_t i = 0; i < live_.size(); ++i) live_[i] = take(done + i);
+      for (std::size_t i = live_.size(); i-- > 0;) give(live_[i]);
+    }
+  }
+  void fifo() {
+    for (std::size_t i = 0; i < pairs; ++i) {
+      Block*& oldest = live_[i % live_.size()];
+      if (oldest != nullptr) give(oldest);
+      oldest = take(i);
+    }
+  }
+  void random() {
+    for (std::size_t i = 0; i < pairs; ++i) {
+      seed_ = seed_ * 1664525u + 1013904223u;
+      Block*& any = live_[seed_ >> 23];
+      if (any != nullptr) give(any);
+      any = take(i);
+    }
+  }
+  void drain() {
+    for (Block*& block : live_) {
+      if (block != nullptr) give(block);
+    }
+  }
+
+  static constexpr std::size_t pairs = 4096;
+
+ private:
+  Block* take(std::size_t i) { return resource_.allocate({.bytes = sizes_[i % sizes_.size()]}); }
+  void give(Block*& block) {
+    resource_.deallocate(block, nullptr);
+    block = nullptr;
+  }
+
+  thimble::Resource& resource_;
+  std::vector<Block*> live_;
+  std::vector<std::size_t> sizes_;
+  std::uint32_t seed_ = 1;
+};
+
+/// malloc as a resource: what it costs behind the same interface.
+class MallocResource final : public thimble::Resource {
+ public:
+  Block* allocate(const thimble::Request& request) override { return static_cast<Block*>(std::malloc(request.bytes)); }
+  void deallocate(Block* block, thimble::Stream) noexcept override { std::free(block); }
+  void relabel(Block*, Category) noexcept override {}
+  Device device() const noexcept override { return thimble::cpu; }
+};
+
+long page_faults() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_minflt;
+}
+
+}  // namespace
+
+TEST_CASE("memory stack: a steady state takes no page fault and commits nothing", "[memory][stack]") {
+  const memory::Stack stack = memory::make_resource(thimble::cpu);
+  AllocationTimes times(*stack.top);
+  const auto all = [&] {
+    times.immediate();
+    times.lifo();
+    times.fifo();
+    times.random();
+    times.drain();
+  };
+  for (int i = 0; i < 8; ++i) all();
+  const thimble::Arena::Statistics before = stack.arena->statistics();
+  const long faults = page_faults();
+  all();
+  CHECK(page_faults() == faults);
+  CHECK(stack.arena->statistics().commit_count == before.commit_count);
+  CHECK(stack.arena->statistics().allocation_count > before.allocation_count + 4 * AllocationTimes::pairs - 1024);
+}
+
 TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark]") {
   const memory::Stack stack = memory::make_resource(thimble::cpu);
-  thimble::Resource& resource = *stack.top;
-  std::vector<Block*> live(512, nullptr);
-  const auto best_of = [](const char* name, int pairs, auto&& body) {
+  MallocResource plain;
+  struct Pattern {
+    const char* name;
+    void (AllocationTimes::*run)();
+  };
+  const Pattern patterns[] = {{"one block at a time", &AllocationTimes::immediate},
+                              {"512 up, then down (LIFO)", &AllocationTimes::lifo},
+                              {"the oldest of 512 replaced (FIFO)", &AllocationTimes::fifo},
+                              {"a random one of 512 replaced", &AllocationTimes::random}};
+  const auto best_of = [](AllocationTimes& times, const Pattern& pattern) {
     double best = 1e300;
     for (int repeat = 0; repeat < 300; ++repeat) {
       const auto start = std::chrono::steady_clock::now();
-      body();
+      (times.*pattern.run)();
       const std::chrono::duration<double, std::nano> ns = std::chrono::steady_clock::now() - start;
-      best = std::min(best, ns.count() / pairs);
+      best = std::min(best, ns.count() / static_cast<double>(AllocationTimes::pairs));
     }
-    std::printf("%-40s %6.1f ns per allocate and free\n", name, best);
-    CHECK(best > 0);
+    times.drain();
+    return best;
   };
-  best_of("one block at a time", 10000, [&] {
-    for (std::size_t i = 0; i < 10000; ++i) {
-      resource.deallocate(resource.allocate({.bytes = 1000 + (i & 1023) * 64}), nullptr);
-    }
-  });
-  best_of("the same from malloc, for comparison", 10000, [&] {
-    for (std::size_t i = 0; i < 10000; ++i) {
-      void* volatile block = std::malloc(1000 + (i & 1023) * 64);
-      std::free(block);
-    }
-  });
-  best_of("512 blocks up, then down", 512 * 20, [&] {
-    for (int repeat = 0; repeat < 20; ++repeat) {
-      for (std::size_t i = 0; i < 512; ++i) live[i] = resource.allocate({.bytes = 64 + i * 64});
-      for (std::size_t i = 512; i-- > 0;) resource.deallocate(live[i], nullptr);
-    }
-  });
-  for (Block*& block : live) block = resource.allocate({.bytes = 1000});
-  best_of("a random one of 512 replaced", 10000, [&] {
-    std::uint32_t random = 1;
-    for (int i = 0; i < 10000; ++i) {
-      random = random * 1664525u + 1013904223u;
-      Block*& block = live[random >> 23];
-      resource.deallocate(block, nullptr);
-      block = resource.allocate({.bytes = 64 + ((random >> 8) & 0x3fff)});
-    }
-  });
-  for (Block* block : live) resource.deallocate(block, nullptr);
+  for (const Pattern& pattern : patterns) {
+    AllocationTimes ours(*stack.top), theirs(plain), bare(*stack.arena);
+    std::printf("%-36s %6.1f ns per allocate and free with ledger, %6.1f arena alone, %6.1f malloc\n", pattern.name,
+                best_of(ours, pattern), best_of(bare, pattern), best_of(theirs, pattern));
+  }
+  CHECK(stack.ledger->bytes() == 0);
+}
+
+TEST_CASE("memory stack: time of pages, the first time and the second", "[.benchmark]") {
+  constexpr std::size_t bytes = std::size_t{256} << 20;
+  const memory::Stack stack = memory::make_resource(thimble::cpu);
+  const auto ms_of_one = [&] {
+    const auto start = std::chrono::steady_clock::now();
+    Block* const block = stack.top->allocate({.bytes = bytes});
+    const std::chrono::duration<double, std::milli> ms = std::chrono::steady_clock::now() - start;
+    stack.top->deallocate(block, nullptr);
+    return ms.count();
+  };
+  double first = 1e300, second = 1e300;
+  for (int repeat = 0; repeat < 8; ++repeat) {
+    first = std::min(first, ms_of_one());
+    second = std::min(second, ms_of_one());
+    CHECK(stack.arena->trim() == bytes);
+  }
+  std::printf("256 MiB: %.1f ms with new pages (%.1f GB/s), %.5f ms with pages that are there\n", first,
+              static_cast<double>(bytes) / first * 1e-6, second);
 }

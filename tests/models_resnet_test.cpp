@@ -141,7 +141,10 @@ TEST_CASE("models resnet: parameter counts are the published ones", "[models][re
               {"resnet50", 25557032, 320},    {"resnet101", 44549160, 626},
               {"gpt2", 124439808, 148},       {"gpt2-medium", 354823168, 292},
               {"gpt2-large", 774030080, 436}, {"gpt2-xl", 1557611200, 580},
-              {"char-gpt", 10770816, 76},     {"mlp", 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10, 6}};
+              {"char-gpt", 10770816, 76},     {"bert-base", 109514298, 202},
+              {"bert-large", 335174458, 394}, {"vit-b16", 86567656, 152},
+              {"vit-l16", 304326632, 296},    {"googlenet", 6624904, 344},
+              {"sharedconv", 216618, 95},     {"mlp", 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10, 6}};
   const std::vector<ModelInfo> list = model_list();
   CHECK(list.size() == std::size(rows));
   for (const auto& row : rows) {

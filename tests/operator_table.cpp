@@ -211,6 +211,20 @@ void check_operator(const OperatorCase& row) {
     CHECK(same_bits(one, run_once(row, DType::f32, cpu, leaves)));
   }
   set_thread_count(threads_before);
+  {
+    INFO("every block moved before every allocation");
+    const auto stack = memory::make_resource(
+        cpu, {.arena = {.poison = true, .compaction = Arena::Compaction::before_every_allocation}});
+    const ResourceScope moving(stack.top);
+    Tensor below = Tensor::empty({1000});  // its place is given back when the operands lie above it
+    OperatorCase moved = row;
+    moved.run = [&](std::span<const Tensor> operands) {
+      below = Tensor();
+      return row.run(operands);
+    };
+    CHECK(same_bits(one, run_once(moved, DType::f32, cpu, leaves)));
+    CHECK(stack.arena->statistics().moved_blocks > 0);
+  }
   if (leaves == 0) return;
 
   {

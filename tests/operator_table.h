@@ -5,6 +5,7 @@
 //   bytes        what the tape keeps == what the ledger books as activations == what the row states
 //   dry run      the same events, in the same order, on dry(cpu)
 //   threads      the same bits for 1, 2 and 5 threads, forward and backward
+//   moving       the same bits when all blocks are moved, and their old places poisoned, before every allocation
 //   segments     the same bits when the call is recomputed
 //   masks        each operand alone gets the gradient it gets among the others, and keeps no more
 

@@ -119,11 +119,11 @@ OperatorCase row(bool is_tiled, const Sizes& n, bool causal, double p) {
   result.run = [=](auto in) {
     return is_tiled ? attention(in[0], n.heads, options) : attention_textbook(in[0], n.heads, options);
   };
-  if (p == 0) {
-    result.reference = [=](const Arrays& in) {
-      return reference(n, third(in[0], n, 0), third(in[0], n, 1), third(in[0], n, 2), causal, default_scale(n), 0);
-    };
-  }
+  result.reference = [=](const Arrays& in) {
+    // The operator table's one call draws at its generator's first site outside of any module.
+    return reference(n, third(in[0], n, 0), third(in[0], n, 1), third(in[0], n, 2), causal, default_scale(n), p,
+                     Generator(1234).next_site(0));
+  };
   const std::int64_t rows = n.batch * length, matrix = n.batch * n.heads * length * length;
   result.kept_bytes = [=](std::int64_t e, std::int64_t s) {
     if (is_tiled) return 4 * rows * channels * e + rows * n.heads * s;

@@ -38,6 +38,16 @@ auto zip(F f) {
   };
 }
 
+// Broadcast (3, 1, 7) with (5, 1).
+template <class F>
+auto outer(F f) {
+  return [f](const Arrays& in) {
+    Values y;
+    for (std::int64_t i = 0; i < n; ++i) y.push_back(f(in[0][i / 35 * 7 + i % 7], in[1][i / 7 % 5]));
+    return y;
+  };
+}
+
 double gelu_tanh(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
 double gelu_erf(double x) { return 0.5 * x * std::erfc(-x / std::sqrt(2)); }
 double sigmoid_of(double x) { return 1 / (1 + std::exp(-x)); }
@@ -125,6 +135,26 @@ TEST_CASE("ops: binary and ternary elementwise") {
       binary(
           "maximum", maximum, [](double a, double b) { return std::max(a, b); }, 1, 1, 0),
   };
+  const auto both = [&](const char* name, Tensor (*f)(const Tensor&, const Tensor&),
+                        double (*reference)(double, double), std::int64_t lhs, std::int64_t rhs, std::int64_t out) {
+    OperatorCase row = binary(name, f, reference, 0, 0, 0);
+    row.operands[0] = {{3, 1, 7}};
+    row.reference = outer(reference);
+    row.kept_bytes = [=](std::int64_t e, std::int64_t) { return (lhs * 21 + rhs * 5 + out * n) * e; };
+    rows.push_back(row);
+  };
+  both(
+      "add, both broadcast", add, [](double a, double b) { return a + b; }, 0, 0, 0);
+  both(
+      "sub, both broadcast", sub, [](double a, double b) { return a - b; }, 0, 0, 0);
+  both(
+      "mul, both broadcast", mul, [](double a, double b) { return a * b; }, 1, 1, 0);
+  both(
+      "div, both broadcast", thimble::div, [](double a, double b) { return a / b; }, 0, 1, 1);
+  both(
+      "minimum, both broadcast", minimum, [](double a, double b) { return std::min(a, b); }, 1, 1, 0);
+  both(
+      "maximum, both broadcast", maximum, [](double a, double b) { return std::max(a, b); }, 1, 1, 0);
   const auto comparison = [&](const char* name, Tensor (*f)(const Tensor&, const Tensor&),
                               double (*reference)(double, double)) {
     OperatorCase row = binary(name, f, reference, 0, 0, 0);
@@ -147,6 +177,41 @@ TEST_CASE("ops: binary and ternary elementwise") {
                   },
                   [](std::int64_t, std::int64_t) { return n; }});
   for (const OperatorCase& row : rows) check_operator(row);
+}
+
+TEST_CASE("ops: elementwise work that is shared by threads") {
+  const std::int64_t wide = 30011;  // with two rows, four of a thread's portions
+  const char* const why = "larger than central differences are worth; the same operators are checked above";
+  OperatorCase unary_row{"silu",
+                         {{{2, wide}}},
+                         [](auto in) { return silu(in[0]); },
+                         map([](double x) { return x * sigmoid_of(x); }),
+                         [=](std::int64_t e, std::int64_t) { return 2 * wide * e; }};
+  OperatorCase binary_row{"mul",
+                          {{{2, wide}}, {{2, 1}}},
+                          [](auto in) { return mul(in[0], in[1]); },
+                          [=](const Arrays& in) {
+                            Values y;
+                            for (std::int64_t i = 0; i < 2 * wide; ++i) y.push_back(in[0][i] * in[1][i / wide]);
+                            return y;
+                          },
+                          [=](std::int64_t e, std::int64_t) { return (2 * wide + 2) * e; }};
+  OperatorCase ternary_row{"where",
+                           {{{2, wide}, 0, 1, false, true}, {{2, wide}}, {{wide}}},
+                           [](auto in) { return where(in[0], in[1], in[2]); },
+                           [=](const Arrays& in) {
+                             Values y;
+                             for (std::int64_t i = 0; i < 2 * wide; ++i) {
+                               y.push_back(in[0][i] != 0 ? in[1][i] : in[2][i % wide]);
+                             }
+                             return y;
+                           },
+                           [=](std::int64_t, std::int64_t) { return 2 * wide; }};
+  for (OperatorCase* row : {&unary_row, &binary_row, &ternary_row}) {
+    row->is_gradcheck_exact = false;
+    row->why_no_gradcheck = why;
+    check_operator(*row);
+  }
 }
 
 TEST_CASE("ops: views") {
@@ -220,7 +285,15 @@ TEST_CASE("ops: views") {
        [](auto in) { return flatten(squeeze(unsqueeze(in[0], 1), 1), 1); },
        map([](double x) { return x; }),
        nothing},
-      {"dense", {{shape}}, [](auto in) { return dense(transpose(in[0], 0, 1)); }, {}, nothing},
+      {"dense",
+       {{shape}},
+       [](auto in) { return dense(transpose(in[0], 0, 1)); },
+       [](const Arrays& in) {
+         Values y;
+         for (std::int64_t i = 0; i < n; ++i) y.push_back(in[0][i / 7 % 3 * 35 + i / 21 * 7 + i % 7]);
+         return y;
+       },
+       nothing},
       {"cast",
        {{shape}},
        [](auto in) { return cast(cast(in[0], DType::f64), in[0].dtype()); },

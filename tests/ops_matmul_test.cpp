@@ -39,6 +39,25 @@ HostArray transposed(const HostArray& a, std::int64_t rows, std::int64_t columns
   return t;
 }
 
+// A product per batch: a (..., M, K), b (..., K, N), or transposed; b's batch may be left out.
+Values batched_product(const Arrays& in, bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t k,
+                       std::int64_t n) {
+  const std::int64_t batches = static_cast<std::int64_t>(in[0].values.size()) / (m * k);
+  const bool is_shared = static_cast<std::int64_t>(in[1].values.size()) == k * n;
+  Values y;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    const auto part = [&](const HostArray& x, std::int64_t size, std::int64_t at) {
+      return HostArray{{size}, Values(x.values.begin() + at * size, x.values.begin() + (at + 1) * size)};
+    };
+    HostArray a = part(in[0], m * k, i), b = part(in[1], k * n, is_shared ? 0 : i);
+    if (transpose_a) a = transposed(a, k, m);
+    if (transpose_b) b = transposed(b, n, k);
+    const Values one = product(a, b, m, k, n);
+    y.insert(y.end(), one.begin(), one.end());
+  }
+  return y;
+}
+
 Values linear_reference(const Arrays& in, double (*act)(double)) {  // x (2, 3, 5), w (4, 5), b (4)
   Values y = product(in[0], transposed(in[1], 4, 5), 6, 5, 4);
   for (std::size_t i = 0; i < y.size(); ++i) y[i] = act(y[i] + in[2][static_cast<std::int64_t>(i % 4)]);
@@ -109,11 +128,55 @@ TEST_CASE("ops: matmul and linear") {
        [](const Arrays& in) { return product(transposed(in[0], 5, 3), in[1], 3, 5, 4); },
        [](std::int64_t e, std::int64_t) { return (15 + 20) * e; },
        20},
-      {"matmul of permuted views, both transposed",
+      {"matmul, both transposed, b without a batch",
        {{{2, 5, 3}}, {{4, 5}}},
        [](auto in) { return matmul(in[0], in[1], true, true); },
-       {},
+       [](const Arrays& in) { return batched_product(in, true, true, 3, 5, 4); },
        [](std::int64_t e, std::int64_t) { return (30 + 20) * e; },
+       20},
+      {"matmul in batches",
+       {{{2, 3, 5}}, {{2, 5, 4}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) { return batched_product(in, false, false, 3, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (30 + 40) * e; },
+       20},
+      {"matmul in batches of batches, b transposed",
+       {{{2, 3, 2, 5}}, {{2, 3, 4, 5}}},
+       [](auto in) { return matmul(in[0], in[1], false, true); },
+       [](const Arrays& in) { return batched_product(in, false, true, 2, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (60 + 120) * e; },
+       20},
+      {"matmul whose batches broadcast",
+       {{{2, 1, 3, 5}}, {{4, 5, 2}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) {
+         Values y;
+         for (std::int64_t i = 0; i < 8; ++i) {
+           const auto a = in[0].values.begin() + i / 4 * 15, b = in[1].values.begin() + i % 4 * 10;
+           const Values one = product({{3, 5}, Values(a, a + 15)}, {{5, 2}, Values(b, b + 10)}, 3, 5, 2);
+           y.insert(y.end(), one.begin(), one.end());
+         }
+         return y;
+       },
+       [](std::int64_t e, std::int64_t) { return (30 + 40) * e; },
+       20},
+      {"matmul shared by threads",
+       {{{150, 70}}, {{70, 90}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) { return product(in[0], in[1], 150, 70, 90); },
+       [](std::int64_t e, std::int64_t) { return (150 * 70 + 70 * 90) * e; },
+       100,
+       true,
+       true,
+       false,
+       "larger than central differences are worth; the rows above check the gradients"},
+      {"linear with gelu in its erf form",
+       {{{2, 3, 5}}, {{4, 5}}, {{4}}},
+       [](auto in) { return linear(in[0], in[1], in[2], kernels::Activation::gelu_erf); },
+       [](const Arrays& in) {
+         return linear_reference(in, [](double v) { return 0.5 * v * std::erfc(-v / std::sqrt(2)); });
+       },
+       [](std::int64_t e, std::int64_t) { return (30 + 20 + 24) * e; },
        20},
       {"linear",
        {{{2, 3, 5}}, {{4, 5}}, {{4}}},
@@ -152,6 +215,9 @@ TEST_CASE("ops: conv2d") {
       conv_row("conv 3x3 dilation 2", {1, 7, 7, 2}, {3, 3, 3, 2}, {1, 2, 2, 1}),
       conv_row("conv 3x3 in 2 groups", {2, 5, 5, 4}, {6, 3, 3, 2}, {1, 1, 1, 2}),
       conv_row("conv 7x7 stride 2 pad 3", {1, 9, 9, 3}, {2, 7, 7, 3}, {2, 3, 1, 1}),
+      conv_row("conv 3x3 depthwise", {2, 5, 5, 4}, {4, 3, 3, 1}, {1, 1, 1, 4}),
+      conv_row("conv 3x3 stride 2 pad 2 dilation 2 in 2 groups", {2, 7, 8, 4}, {4, 3, 3, 2}, {2, 2, 2, 2}),
+      conv_row("conv 2x3 kernel", {1, 5, 6, 2}, {3, 2, 3, 2}, {1, 1, 1, 1}),
   };
   OperatorCase with_bias = conv_row("conv with bias", {2, 4, 4, 3}, {4, 3, 3, 3}, {1, 1, 1, 1});
   with_bias.operands.push_back({{4}});

@@ -45,13 +45,14 @@ class NotedRun final : public nn::TrainingRun {
         scope_(generator_),
         model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
         optimizer_(bench::make_optimizer(setup, *model_)),
-        batch_(model_->empty_batch(setup.batch, device)) {}
+        batch_(model_->empty_batch(setup.batch, device)) {
+    options_.clip_norm = 1;
+  }
 
+  nn::StepOptions& options() override { return options_; }
   void step() override {
-    nn::StepOptions options;
-    options.clip_norm = 1;
     const Tensor loss = nn::training_step(
-        *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options);
+        *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options_);
     // Read in place: item() would allocate, which a dry run does not plan.
     if (!loss.device().is_dry) losses_.push_back(std::bit_cast<std::uint32_t>(*Pin(loss).as<float>()));
   }
@@ -64,6 +65,7 @@ class NotedRun final : public nn::TrainingRun {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   models::Batch batch_;
+  nn::StepOptions options_;
 };
 
 }  // namespace

@@ -35,15 +35,15 @@ TrainOptions tiny(const std::string& model) {
   options.data = "synthetic";
   options.steps = 3;
   options.eval_batches = 2;
-  if (model == "char-gpt") {
+  const bool is_text = model == "char-gpt" || model == "bert-base";
+  if (is_text || model == "vit-b16") {
     options.setup.sizes.layers = 2;
     options.setup.sizes.heads = 2;
     options.setup.sizes.width = 16;
-    options.setup.sizes.sequence = 16;
   } else {
-    options.setup.sizes.image = 16;
     options.setup.sizes.width = 8;
   }
+  (is_text ? options.setup.sizes.sequence : options.setup.sizes.image) = 16;
   return options;
 }
 
@@ -93,6 +93,9 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
     TrainOptions options;
   };
   std::vector<Case> cases{{"char-gpt", tiny("char-gpt")}, {"resnet18", tiny("resnet18")}, {"mlp", tiny("mlp")}};
+  for (const char* name : {"bert-base", "vit-b16", "googlenet", "sharedconv"}) cases.push_back({name, tiny(name)});
+  cases.push_back({"sharedconv's plain twin", tiny("sharedconv")});
+  cases.back().options.setup.sizes.shares_kernels = false;
   cases.push_back({"evaluations in between and a sample", tiny("char-gpt")});
   cases.back().options.steps = 7;
   cases.back().options.eval_every = 2;
@@ -119,7 +122,7 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
     CHECK(r.report.loss_first == r.losses.front());
     CHECK(r.report.loss_last == r.losses.back());
     CHECK(r.report.validation.loss > 0);
-    CHECK(r.report.validation.accuracy.has_value() == (c.options.setup.model != "char-gpt"));
+    CHECK(r.report.validation.accuracy.has_value() == (c.options.setup.sizes.sequence == 0));
     CHECK(r.report.sample.size() == static_cast<std::size_t>(c.options.sample));
   }
 }
@@ -138,8 +141,21 @@ TEST_CASE("program: training lowers the loss, and the same seed gives the same l
   CHECK(run(options).losses[0] != once.losses[0]);
 }
 
+TEST_CASE("program: hidden tokens are learned, and the same seed hides the same ones") {
+  TrainOptions options = tiny("bert-base");
+  options.steps = 60;
+  options.setup.batch = 8;
+  options.setup.rate = 1e-2;
+  const Run once = run(options);
+  CHECK(once.report.loss_last < once.report.loss_first - 0.5);
+  options.steps = 5;
+  CHECK(run(options).losses == std::vector<double>(once.losses.begin(), once.losses.begin() + 5));
+  options.setup.seed = 2;
+  CHECK(run(options).losses[0] != once.losses[0]);
+}
+
 TEST_CASE("program: a resumed run goes on bit by bit") {
-  for (const char* model : {"char-gpt", "resnet18"}) {
+  for (const char* model : {"char-gpt", "bert-base", "resnet18"}) {
     CAPTURE(model);
     const TemporaryFolder folder;
     TrainOptions options = tiny(model);

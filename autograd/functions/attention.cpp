@@ -30,19 +30,25 @@ Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const Attention
     throw ShapeError("attention_textbook: " + describe(qkv) + " is not (B, T, 3 C) with C divisible by " +
                      std::to_string(heads) + " heads");
   }
-  const std::int64_t batch = qkv.size(0), length = qkv.size(1), channels = qkv.size(2) / 3, width = channels / heads;
-  const double scale = o.scale ? *o.scale : 1 / std::sqrt(static_cast<double>(width));
-  const auto third = [&](std::int64_t i) {  // (B, H, T, D), a view
-    const Tensor part = slice(qkv, 2, i * channels, (i + 1) * channels);
-    return permute(reshape(part, {batch, length, heads, width}), {0, 2, 1, 3});
+  const std::int64_t batch = qkv.size(0), length = qkv.size(1), channels = qkv.size(2) / 3;
+  const auto third = [&](std::int64_t i) {  // (B, T, H, D), a view
+    return reshape(slice(qkv, 2, i * channels, (i + 1) * channels), {batch, length, heads, channels / heads});
   };
-  const Tensor q = third(0), k = third(1), v = third(2);
-  Tensor scores = matmul(q, k, false, true);  // (B, H, T, T)
+  return reshape(attention_textbook(third(0), third(1), third(2), o), {batch, length, channels});
+}
+
+Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
+  if (q.rank() != 4 || k.rank() != 4 || v.rank() != 4 || q.size(3) == 0) {
+    throw ShapeError("attention_textbook: q " + describe(q) + ", k " + describe(k) + ", v " + describe(v) +
+                     "; (B, T, H, D), (B, S, H, D), (B, S, H, D) are needed");
+  }
+  const double scale = o.scale ? *o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
+  const auto heads_first = [](const Tensor& x) { return permute(x, {0, 2, 1, 3}); };  // (B, H, T or S, D), a view
+  Tensor scores = matmul(heads_first(q), heads_first(k), false, true);                // (B, H, T, S)
   const Tensor softened = o.causal ? causal_softmax(scores, scale) : softmax(scores, -1, scale);
   scores = Tensor();
   const Tensor probabilities = dropout_textbook(softened, o.dropout);
-  const Tensor heads_out = matmul(probabilities, v);  // (B, H, T, D)
-  return reshape(permute(heads_out, {0, 2, 1, 3}), {batch, length, channels});
+  return permute(matmul(probabilities, heads_first(v)), {0, 2, 1, 3});
 }
 
 }  // namespace thimble

@@ -32,4 +32,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 /// not fit.
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
+/// The same of q (B, T, H, D), k and v (B, S, H, D) -> (B, T, H, D), a view of (B, H, T, D). Throws ShapeError.
+Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
+
 }  // namespace thimble

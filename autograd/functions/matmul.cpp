@@ -15,9 +15,21 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, kernels
   return apply(ops::Linear{activation, weight_is_in_out}, x, weight, bias);
 }
 
+namespace matmul_functions_detail {
+
+ops::Conv2d convolution(const Conv2dOptions& o) {
+  return {o.stride, o.stride, o.padding, o.padding, o.dilation, o.dilation, o.groups};
+}
+
+}  // namespace matmul_functions_detail
+
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias, Conv2dOptions o) {
-  return apply(ops::Conv2d{o.stride, o.stride, o.padding, o.padding, o.dilation, o.dilation, o.groups}, x, weight,
-               bias);
+  return apply(matmul_functions_detail::convolution(o), x, weight, bias);
+}
+
+Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias,
+                     Conv2dOptions o) {
+  return apply(ops::SharedConv2d{matmul_functions_detail::convolution(o)}, x, basis, coefficients, bias);
 }
 
 }  // namespace thimble

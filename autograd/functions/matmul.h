@@ -1,8 +1,10 @@
 #pragma once
-// Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul.h and core/ops/conv.h.
+// Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul.h,
+// core/ops/conv.h and core/ops/shared_conv.h.
 
 #include <thimble/core/ops/conv.h>
 #include <thimble/core/ops/matmul.h>
+#include <thimble/core/ops/shared_conv.h>
 
 namespace thimble {
 
@@ -22,5 +24,8 @@ struct Conv2dOptions {
 };
 /// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O).
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
+/// The same with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or undefined.
+Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias = {},
+                     Conv2dOptions options = {});
 
 }  // namespace thimble

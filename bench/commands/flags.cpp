@@ -11,6 +11,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/setup.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
 
@@ -65,6 +66,22 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
   return value;
 }
 
+CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {
+  return command
+      .add_option_function<std::string>(
+          flag,
+          [&target, flag](const std::string& text) {
+            try {
+              target = static_cast<std::size_t>(parse_size(text));
+            } catch (const ValueError& error) {
+              throw ValueError(flag + ": " + error.what());
+            }
+            if (target == 0) throw ValueError(flag + ": " + quote(text) + " is no budget; at least 1 byte is allowed");
+          },
+          help)
+      ->type_name("SIZE");
+}
+
 CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_t& target, std::int64_t low,
                          std::int64_t high, const std::string& help) {
   const auto read = [flag, &target, low, high](const std::string& text) {
@@ -94,6 +111,15 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
   add_integer(command, "--layers", s.sizes.layers, 1, 4096, "Number of layers");
   add_integer(command, "--heads", s.sizes.heads, 1, largest_size, "Number of attention heads");
   add_integer(command, "--width", s.sizes.width, 1, largest_size, "Width of the model");
+  command
+      .add_option_function<std::string>(
+          "--share",
+          [setup](const std::string& text) {
+            if (text != "on" && text != "off") throw ValueError("--share: " + quote(text) + " is not one of on, off");
+            setup->sizes.shares_kernels = text == "on";
+          },
+          "sharedconv: on; off builds its plain twin, whose convolutions have kernels of their own (on)")
+      ->type_name("S");
   command
       .add_option_function<std::string>(
           "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },

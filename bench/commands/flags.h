@@ -2,6 +2,7 @@
 // Flags whose values are checked where they are read: a wrong one is a ValueError that names the flag, the text and
 // what is allowed.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,6 +20,9 @@ std::int64_t parse_integer(std::string_view flag, const std::string& text, std::
 
 /// The finite number in `text`, within low .. high. Throws ValueError.
 double parse_number(std::string_view flag, const std::string& text, double low, double high);
+
+/// Adds a flag that takes a SIZE (bench/units.h), at least 1 byte; `target` outlives the parser.
+CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help);
 
 /// Adds a flag that takes a whole number or a number; `target` outlives the parser. The flag is given with its dashes.
 CLI::Option* add_integer(CLI::App& command, const std::string& flag, std::int64_t& target, std::int64_t low,

@@ -66,6 +66,8 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"validation_loss", r.validation.loss},
                               {"predicted_peak_bytes", r.predicted_peak_bytes},
                               {"measured_peak_bytes", r.measured_peak_bytes},
+                              {"budget_bytes", options.budget_bytes},
+                              {"time_overhead", r.time_overhead},
                               {"rss_peak_bytes", r.rss_peak_bytes},
                               {"arena_rss_bytes", r.arena_rss_bytes},
                               {"ms_per_step", r.ms_per_step},
@@ -83,6 +85,10 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
   std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
               bytes_text(r.predicted_peak_bytes).c_str());
+  if (options.budget_bytes > 0) {
+    std::printf("  budget           %s, at %.1f %% more time by the cost model\n",
+                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead);
+  }
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
   std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
@@ -128,6 +134,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
           "--device", [options](const std::string& text) { options->device = parse_train_device(text); },
           "cpu or cuda (cpu)")
       ->type_name("DEVICE");
+  add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
   add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
   add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
   add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");

@@ -132,6 +132,8 @@ int main(int argc, char** argv) {
   program.add_option("--heads", options.sizes.heads, "Attention heads of a text model");
   program.add_option("--width", options.sizes.width, "Width of a text model, channels of the first stage of a ResNet");
   program.add_option("--seq", options.sizes.sequence, "Positions of a text model");
+  program.add_option("--vocabulary", options.sizes.vocabulary, "Tokens that a text model knows");
+  program.add_option("--classes", options.sizes.classes, "Classes of images");
   program.add_option("--rate", options.rate, "Learning rate")->required();
   CLI11_PARSE(program, argc, argv);
   if (is_textbook) options.sizes.build = models::Build::textbook;

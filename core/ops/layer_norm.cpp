@@ -71,7 +71,7 @@ Gradients backward_rows(Tensor x, const Statistics& kept, const Tensor& weight, 
   if (x.defined()) x = contiguous(x);
   const Tensor w = norm_detail::as_statistics(weight, dy.dtype());
   Tensor dx, dweight, dbias;
-  if (needs[0]) dx = is_reusable(dy) ? dy : Tensor::empty_like(dy, dy.shape());
+  if (needs[0]) dx = reused_or_new(dy);
   if (wants_weight) dweight = Tensor::empty(layout.parameter_shape, parameter_dtype, dy.device());
   if (wants_bias) dbias = Tensor::empty(layout.parameter_shape, parameter_dtype, dy.device());
   const Tensor partial =

@@ -167,7 +167,7 @@ Tensor GlobalAvgPool::forward(const Tensor& operand, Needs, Saved& saved) const 
 }
 
 Gradients GlobalAvgPool::backward(Saved saved, Tensor dy, Needs) const {
-  const Tensor share = is_reusable(dy) ? dy : Tensor::empty_like(dy, dy.shape());  // (N, C)
+  const Tensor share = reused_or_new(dy);  // (N, C)
   const MulScalar scale{1 / static_cast<double>(pool_detail::middle_elements(saved.shape))};
   constexpr int index = builtin_index<MulScalar>;
   elementwise_detail::run(name, kernels::elementwise_cpu_table[index].forward, index, -1, &scale, dy.shape(), {&dy},

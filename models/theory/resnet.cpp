@@ -1,6 +1,5 @@
 #include <thimble/models/theory/resnet.h>
 
-#include <thimble/core/error.h>
 #include <thimble/models/resnet.h>
 
 namespace thimble::models::theory {
@@ -92,7 +91,7 @@ Totals walk(std::string_view name, const ModelOptions& options) {
 std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options, DType dtype) {
   const ModelOptions sizes = resnet_options(name, options);
   const auto totals = resnet_theory_detail::walk(name, sizes);
-  const DType statistic = dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType statistic = statistic_of(dtype);
   std::vector<Term> terms = {
       {"input", Category::input, dtype, sizes.image * sizes.image * sizes.channels, 0},
       {"conv outputs", Category::activation, dtype, totals.conv_outputs, 0},
@@ -109,19 +108,11 @@ std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options
 }
 
 ModelState resnet_state(std::string_view name, const ModelOptions& options, std::int64_t moments, DType dtype) {
-  if (moments < 0) throw ValueError("resnet_state: " + std::to_string(moments) + " moments; at least 0");
   const ModelOptions sizes = resnet_options(name, options);
   const auto totals = resnet_theory_detail::walk(name, sizes);
-  const auto element = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t statistic = dtype == DType::f64 ? 8 : 4;
-  ModelState state;
-  state.parameter_elements =
+  const std::int64_t elements =
       totals.weights + 2 * totals.channels + totals.features * sizes.classes + sizes.classes;  // fc: weight and bias
-  state.parameters = state.parameter_elements * element;
-  state.gradients = state.parameters;
-  state.buffers = 2 * totals.channels * statistic + totals.norms * static_cast<std::int64_t>(size_of(DType::i64));
-  state.optimizer = moments * state.parameter_elements * statistic;
-  return state;
+  return state_of("resnet_state", elements, moments, dtype, totals.channels, totals.norms);
 }
 
 }  // namespace thimble::models::theory

@@ -1,0 +1,37 @@
+#include <thimble/core/npy_tensor.h>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/npy.h>
+
+namespace thimble {
+namespace npy_tensor_detail {
+
+std::span<std::byte> bytes_at(const Pin& pin, const Tensor& t) {
+  return {static_cast<std::byte*>(pin.data()), t.bytes()};
+}
+
+}  // namespace npy_tensor_detail
+
+Tensor load_npy(const std::string& path, Device device, Category category) {
+  const NpyHeader header = read_npy_header(path);
+  const Shape shape(std::span<const std::int64_t>(header.shape));
+  const Tensor result = Tensor::empty(shape, header.dtype, device, category);
+  if (device.is_dry) return result;
+  const Pin pin(result);
+  read_npy_data(path, header, npy_tensor_detail::bytes_at(pin, result));
+  return result;
+}
+
+void save_npy(const std::string& path, const Tensor& t) {
+  if (t.scale()) {
+    throw DTypeError("save_npy: " + describe(t) +
+                     " is quantized; the file cannot hold its scales: dequantize it first");
+  }
+  npy_header(t.dtype(), std::span(t.shape().begin(), t.shape().end()));  // what cannot be written costs no copy
+  const Tensor dense = contiguous(t.detach());
+  const Pin pin(dense);
+  write_npy(path, t.dtype(), std::span(t.shape().begin(), t.shape().end()), npy_tensor_detail::bytes_at(pin, dense));
+}
+
+}  // namespace thimble

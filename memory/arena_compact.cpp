@@ -1,0 +1,151 @@
+// Compaction of an arena: sliding blocks, and when. What to slide is planned in memory/compact.cpp.
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/launch.h>
+#include <thimble/memory/arena.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/summary.h>
+
+namespace thimble {
+namespace arena_compact_detail {
+
+void refuse_inside_launch(const char* what) {
+  if (is_launching()) throw Error(std::string("arena: ") + what + " inside a launch, whose addresses would move");
+}
+
+}  // namespace arena_compact_detail
+
+/// One compaction: no launch runs while it lives; its end is booked if anything moved.
+class Arena::Moving {
+ public:
+  explicit Moving(Arena& arena) noexcept
+      : arena_(arena),
+        start_(std::chrono::steady_clock::now()),
+        blocks_before_(arena.now_.moved_blocks),
+        no_launches_(arena.device()) {}
+
+  ~Moving() {
+    if (arena_.now_.moved_blocks == blocks_before_) return;
+    ++arena_.now_.compaction_count;
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start_;
+    arena_.now_.compaction_time.ms += elapsed.count();
+  }
+  Moving(const Moving&) = delete;
+  Moving& operator=(const Moving&) = delete;
+
+ private:
+  Arena& arena_;
+  std::chrono::steady_clock::time_point start_;
+  std::uint64_t blocks_before_;
+  NoLaunches no_launches_;
+};
+
+std::size_t Arena::compact() {
+  arena_compact_detail::refuse_inside_launch("compact");
+  const std::lock_guard guard(*lock());
+  return compact_locked();
+}
+
+std::size_t Arena::safe_point() {
+  arena_compact_detail::refuse_inside_launch("safe_point");
+  const std::lock_guard guard(*lock());
+  return fragmentation() > tolerated_fragmentation_ ? compact_locked() : 0;
+}
+
+std::size_t Arena::compact_locked() {
+  if (now_.allocated_bytes == spans_->height()) return 0;  // no holes
+  const std::uint64_t before = now_.moved_bytes;
+  const Moving moving(*this);
+  slide_all();
+  return now_.moved_bytes - before;
+}
+
+void Arena::slide_all() noexcept {
+  for (Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
+    if (!span->is_free && !is_pinned(*span) && !slide(span, 0)) return;
+  }
+}
+
+/// Slides one block down to `floor` or to the block below it. False when that needs pages or books that are refused;
+/// then nothing has changed.
+bool Arena::slide(Tlsf::Span* span, std::size_t floor) noexcept {
+  const std::size_t from = span->offset;
+  const std::size_t to = spans_->slide_target(span, floor);
+  if (to == from) return true;
+  if (!spans_->ready()) return false;
+  if (to + span->size > pages_.solid_bytes && commit(to, to + span->size) != std::errc{}) return false;
+  backing_->move(from, to, span->bytes, nullptr);
+  spans_->slide(span, to);
+  span->address = base_ + to;
+  if (poison_) {
+    const std::size_t left = std::max(from, span->end());
+    backing_->fill(left, from + span->size - left, poison_value, nullptr);
+  }
+  ++now_.moved_blocks;
+  now_.moved_bytes += span->bytes;
+  return true;
+}
+
+/// Slides the blocks of a window; returns the place of the request in the hole, or none when a slide was refused.
+Tlsf::Place Arena::slide_window(const Window& window, const Request& request) noexcept {
+  Tlsf::Place none{nullptr, 0, 0};
+  Tlsf::Span* hole = window.first;
+  std::size_t begin = window.begin;
+  // A slide may join the free span behind the block with the next, so the list is followed from the block that moved.
+  Tlsf::Span* span = hole != nullptr ? hole->next : nullptr;
+  for (std::size_t left = window.blocks; left > 0; span = span->next) {
+    if (span->is_free) continue;
+    if (!slide(span, window.begin)) return none;
+    hole = span->next;
+    begin = span->end();
+    --left;
+  }
+  const std::size_t unit = spans_->unit(), alignment = std::max(request.alignment, unit);
+  const std::size_t offset = (begin + alignment - 1) & ~(alignment - 1);
+  const std::size_t size = (request.bytes + unit - 1) & ~(unit - 1);
+  return spans_->ready() ? Tlsf::Place{hole, offset, size, static_cast<std::uint32_t>(alignment)} : none;
+}
+
+/// A place for a request that no free span can take, made by sliding; none when it would not be enough.
+Tlsf::Place Arena::make_room(const Request& request) {
+  Tlsf::Place none{nullptr, 0, 0};
+  if (compaction_ == Compaction::never || request.bytes > spans_->limit() - now_.allocated_bytes) return none;
+  const Moving moving(*this);
+  const Window window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
+  if (window.is_found()) return slide_window(window, request);
+  if (bytes_after_sliding_all(*spans_, request.alignment) < request.bytes) return none;
+  slide_all();
+  return spans_->ready() ? spans_->find(request.bytes, request.alignment) : none;
+}
+
+/// The same on the pages that are there already.
+Tlsf::Place Arena::make_room_on_pages(const Request& request) {
+  Tlsf::Place none{nullptr, 0, 0};
+  const Moving moving(*this);
+  const Window window = cheapest_window(*spans_, &pages_, request.bytes, request.alignment);
+  if (!window.is_found() || (compaction_ == Compaction::never && window.blocks > 0)) return none;
+  return slide_window(window, request);
+}
+
+/// The compactions so far, and what kept one from doing more.
+std::string Arena::compaction_text() const {
+  std::size_t pinned_blocks = 0, pinned_bytes = 0;
+  for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
+    if (span->is_free || !is_pinned(*span)) continue;
+    ++pinned_blocks;
+    pinned_bytes += span->bytes;
+  }
+  std::string text = memory::compaction_to_string(now_);
+  if (compaction_ == Compaction::never) text += ", switched off for requests";
+  if (pinned_blocks > 0) {
+    text += ", " + std::to_string(pinned_blocks) + " blocks of " + memory::exact_bytes(pinned_bytes) + " are pinned";
+  }
+  return text;
+}
+
+}  // namespace thimble

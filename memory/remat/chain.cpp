@@ -1,0 +1,100 @@
+#include <thimble/memory/remat/chain.h>
+
+namespace thimble::remat {
+
+namespace chain_detail {
+
+/// Adds up what is checked. No schedule runs a stage more than n times, so a time may be added n + 1 times.
+class Checker {
+ public:
+  explicit Checker(std::size_t stages) : limit_time_(largest_total / static_cast<std::int64_t>(stages + 1)) {}
+
+  void bytes(const std::string& where, const char* field, Bytes value) {
+    add(where, field, value, total_bytes_, largest_total);
+  }
+  void time(const std::string& where, const char* field, Time value) {
+    add(where, field, value, total_time_, limit_time_);
+  }
+
+ private:
+  static void add(const std::string& where, const char* field, std::int64_t value, std::int64_t& total,
+                  std::int64_t limit) {
+    if (value < 0) {
+      throw ValueError("remat chain: " + where + ": " + field + " is " + std::to_string(value) + ", must be >= 0");
+    }
+    if (value > limit - total) {
+      throw ValueError("remat chain: " + where + ": " + field + " is " + std::to_string(value) +
+                       ": the chain's numbers of its kind together may be at most " + std::to_string(limit));
+    }
+    total += value;
+  }
+
+  Time limit_time_;
+  Bytes total_bytes_ = 0;
+  Time total_time_ = 0;
+};
+
+std::string label(std::size_t i, const std::string& name) {
+  return "stage " + std::to_string(i) + (name.empty() ? "" : " (" + name + ")");
+}
+
+void check_option(Checker& check, const std::string& where, const Option& option) {
+  check.bytes(where, "kept_bytes", option.kept_bytes);
+  check.time(where, "forward_time", option.forward_time);
+  check.time(where, "recompute_time", option.recompute_time);
+  check.time(where, "backward_time", option.backward_time);
+  check.bytes(where, "forward_peak_bytes", option.forward_peak_bytes);
+  check.bytes(where, "recompute_peak_bytes", option.recompute_peak_bytes);
+  check.bytes(where, "backward_peak_bytes", option.backward_peak_bytes);
+}
+
+}  // namespace chain_detail
+
+void validate(const Chain& chain) {
+  if (chain.stages.empty()) throw ValueError("remat chain: has no stages, needs at least one");
+  if (chain.size() > (std::size_t{1} << 20)) {
+    throw ValueError("remat chain: has " + std::to_string(chain.size()) + " stages, at most 1048576 are supported");
+  }
+  chain_detail::Checker check(chain.size());
+  check.bytes("input", "input_bytes", chain.input_bytes);
+  check.bytes("input", "input_gradient_bytes", chain.input_gradient_bytes);
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    const Stage& stage = chain.stages[i];
+    const std::string where = chain_detail::label(i, stage.name);
+    check.bytes(where, "output_bytes", stage.output_bytes);
+    check.bytes(where, "output_gradient_bytes", stage.output_gradient_bytes);
+    check.bytes(where, "parameter_gradient_bytes", stage.parameter_gradient_bytes);
+    check.time(where, "forward_time", stage.forward_time);
+    check.bytes(where, "forward_peak_bytes", stage.forward_peak_bytes);
+    if (stage.options.empty()) throw ValueError("remat chain: " + where + ": has no options, needs at least one");
+    for (std::size_t o = 0; o < stage.options.size(); ++o) {
+      const std::string& name = stage.options[o].name;
+      chain_detail::check_option(
+          check, where + ", option " + std::to_string(o) + (name.empty() ? "" : " (" + name + ")"), stage.options[o]);
+    }
+  }
+}
+
+Chain homogeneous_chain(std::size_t n, Bytes activation_bytes, Bytes kept_bytes, Time forward_time,
+                        Time backward_time) {
+  Option keep;
+  keep.name = "keep";
+  keep.kept_bytes = kept_bytes;
+  keep.forward_time = forward_time;
+  keep.backward_time = backward_time;
+
+  Stage stage;
+  stage.output_bytes = activation_bytes;
+  stage.output_gradient_bytes = activation_bytes;
+  stage.forward_time = forward_time;
+  stage.options = {keep};
+
+  Chain chain;
+  chain.input_bytes = activation_bytes;
+  chain.input_gradient_bytes = activation_bytes;
+  chain.stages.assign(n, stage);
+  validate(chain);
+  return chain;
+}
+
+}  // namespace thimble::remat

@@ -1,0 +1,105 @@
+#pragma once
+// A chain of stages as plain numbers: what the schedule solvers see of a network.
+//
+// Stage i reads activation a_i and makes a_{i+1}; its backward reads the gradient d_{i+1} and makes d_i.
+//
+// Who pays for what
+// - a_i belongs to the chain, once, whoever made it: from when it is made until the backward of stage i has run, or
+//   until a stage that only passes over it drops it. a_0 is the chain's input and is there at the start.
+// - What a stage saves inside of itself is its option's kept_bytes: neither its input nor its output is part of it.
+// - d_i lives from the backward of stage i to the backward of stage i - 1. d_n, the gradient of the last output, is
+//   made when the first backward begins; d_0 is left at the end, with the parameters' gradients.
+// - A peak is what an operation needs at its worst moment beyond all that is held and beyond what it leaves behind.
+//   It is therefore never negative, and 0 for an operation without temporaries.
+// - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the
+// chain.
+//
+// Terms
+//   option      one way of recording a stage: what of its inside is kept until its backward
+//   record      run a stage's forward so that its backward can run later
+//   time        an integer in any one unit (nanoseconds, floating-point operations), so that sums are exact
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+
+namespace thimble::remat {
+
+using Bytes = std::int64_t;  ///< signed, because differences of budgets are formed
+using Time = std::int64_t;   ///< any one unit
+
+/// Validated chains and graphs hold no number, and no sum of numbers, above this.
+inline constexpr std::int64_t largest_total = std::int64_t{1} << 60;
+
+/// One way of recording a stage. All bytes and times are >= 0.
+struct Option {
+  std::string name;
+  Bytes kept_bytes = 0;       ///< held from this forward to the backward; input and output of the stage excluded
+  bool keeps_input = true;    ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
+  bool keeps_output = false;  ///< the backward reads a_{i+1}, which then outlives the backward of stage i + 1
+  Time forward_time = 0;      ///< forward while keeping this much; packing and offloading included
+  Time recompute_time = 0;    ///< before the backward: running again, unpacking or fetching what was not kept
+  Time backward_time = 0;     ///< with everything in place
+  Bytes forward_peak_bytes = 0;    ///< beyond what is held, the output and kept_bytes
+  Bytes recompute_peak_bytes = 0;  ///< beyond what is held; d_i does not exist yet
+  /// Beyond what is held, d_i and the parameters' gradients. What was recomputed or fetched (the input too, when
+  /// keeps_input is false) is alive here and counts.
+  Bytes backward_peak_bytes = 0;
+
+  friend bool operator==(const Option&, const Option&) = default;
+};
+
+/// One stage: its output, its forward when nothing is recorded, and the ways of recording it.
+struct Stage {
+  std::string name;
+  Bytes output_bytes = 0;              ///< a_{i+1}
+  Bytes output_gradient_bytes = 0;     ///< d_{i+1}
+  Bytes parameter_gradient_bytes = 0;  ///< made by the backward and left to the end; 0 where they exist already
+  Time forward_time = 0;               ///< forward that records nothing
+  Bytes forward_peak_bytes = 0;        ///< of that forward, beyond what is held and the output
+  std::vector<Option> options;         ///< at least one
+
+  friend bool operator==(const Stage&, const Stage&) = default;
+};
+
+struct Chain {
+  Bytes input_bytes = 0;           ///< a_0
+  Bytes input_gradient_bytes = 0;  ///< d_0; 0 when the input needs no gradient
+  std::vector<Stage> stages;
+
+  std::size_t size() const noexcept { return stages.size(); }
+
+  /// Bytes of a_i and d_i, i in [0, size()].
+  Bytes activation_bytes(std::size_t i) const { return i == 0 ? input_bytes : stages[i - 1].output_bytes; }
+  Bytes gradient_bytes(std::size_t i) const {
+    return i == 0 ? input_gradient_bytes : stages[i - 1].output_gradient_bytes;
+  }
+
+  friend bool operator==(const Chain&, const Chain&) = default;
+};
+
+/// No schedule of the kind that was asked for fits the budget.
+class InfeasibleBudget : public PlanError {
+ public:
+  InfeasibleBudget(const std::string& message, Bytes budget_bytes, Bytes smallest_bytes)
+      : PlanError(message), budget_bytes_(budget_bytes), smallest_bytes_(smallest_bytes) {}
+  Bytes budget_bytes() const noexcept { return budget_bytes_; }
+  Bytes smallest_bytes() const noexcept { return smallest_bytes_; }  ///< the smallest feasible budget
+
+ private:
+  Bytes budget_bytes_;
+  Bytes smallest_bytes_;
+};
+
+/// Throws ValueError, naming stage, field and value, when the chain is empty, a stage has no option, a number is
+/// negative, or the sum of all bytes passes largest_total, or n + 1 times the sum of all times does.
+void validate(const Chain& chain);
+
+/// n equal stages with one option that keeps kept_bytes. Every activation and gradient has activation_bytes; forward
+/// and backward take the times given; there are no peaks and no parameter gradients. The chain of the theory.
+Chain homogeneous_chain(std::size_t n, Bytes activation_bytes, Bytes kept_bytes, Time forward_time, Time backward_time);
+
+}  // namespace thimble::remat

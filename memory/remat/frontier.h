@@ -1,0 +1,114 @@
+#pragma once
+// The exact dynamic program for heterogeneous chains with options: least time for every budget at once.
+//
+// Policy
+// - Bytes are never rounded. For every interval of stages the table holds the least time as a step function of the
+//   bytes at hand: its breakpoints (bytes, time).
+// - The recursion is that of Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019 ("Optimal checkpointing for
+//   heterogeneous chains"), persistent case, with several options per stage. For stages a..b with m bytes beyond what
+//   is held when their visit begins, T(a, b, m) is the least of
+//     drop a..j-1:   sum f[a..j-1] + T(j, b, m - a_j) + T(a, j - 1, m - d_j + d_{b+1} - parameter gradients of j..b)
+//     record a as o: f_o + r_o + b_o + T(a + 1, b, m - kept_o - a_{a+1})
+//   each where m covers what its own forwards and its own backward need at their worst moment.
+// - Intervals that are equal in all their numbers are solved once: a network of equal blocks costs n intervals, not
+// n^2.
+// - Where a forecast says that the breakpoints are too many for the work allowed, some of them and some of the splits
+//   are left out, so that time is never below and bytes are never below what the plan needs. A second table, with all
+//   splits and thinned the other way, bounds what was lost. The smallest feasible budget stays exact.
+// - The same table serves all budgets, so more budget never gives a slower plan.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <thimble/memory/remat/chain.h>
+#include <thimble/memory/remat/schedule.h>
+
+namespace thimble::remat {
+
+class IntervalClasses;
+class IntervalTable;
+
+struct SolveLimits {
+  /// Breakpoints visited while solving, about: a count, not a time, so that results do not depend on the machine. The
+  /// default takes some tens of milliseconds. 0: no limit, always exact, and seconds on 100 stages without two alike.
+  /// Beyond 300 such stages the n^3 / 6 splits alone take longer than any limit: join stages.
+  std::int64_t work = 14'000'000;
+};
+
+/// Least time against budget, for one chain.
+class Frontier {
+ public:
+  struct Point {
+    Bytes budget_bytes = 0;  ///< smallest budget at which `time` is reached; the chain's input included
+    Time time = 0;           ///< forward, recompute and backward of the whole schedule
+    Time lower_bound = 0;    ///< no persistent schedule within this budget is faster; equal to time when proven optimal
+
+    friend bool operator==(const Point&, const Point&) = default;
+  };
+
+  /// Solves. Throws ValueError as validate(chain) does, PlanError above 2048 stages.
+  explicit Frontier(Chain chain, const SolveLimits& limits = {});
+  ~Frontier();
+  Frontier(Frontier&&) noexcept;
+  Frontier& operator=(Frontier&&) noexcept;
+
+  /// Budgets rising, times falling; both strictly. Never empty.
+  std::span<const Point> points() const noexcept { return points_; }
+
+  /// True when nothing was left out: every point is proven optimal and no point is missing.
+  bool is_exact() const noexcept { return is_exact_; }
+
+  /// The smallest budget that any persistent schedule keeps. Exact under any limits.
+  Bytes minimum_budget() const noexcept { return points_.front().budget_bytes; }
+
+  /// The point that holds for a budget: the last one within it. Its lower bound is that of its own budget, see
+  /// lower_bound(). Throws InfeasibleBudget below minimum_budget().
+  const Point& at(Bytes budget_bytes) const;
+
+  /// No persistent schedule within the budget takes less time. Throws InfeasibleBudget as at() does.
+  Time lower_bound(Bytes budget_bytes) const;
+
+  /// A plan of at(budget_bytes).time whose peak is within the budget. Throws InfeasibleBudget as at() does.
+  Plan plan(Bytes budget_bytes) const;
+
+  const Chain& chain() const noexcept { return *chain_; }
+
+  /// Largest and total number of breakpoints over the intervals, and the number of different intervals.
+  struct Size {
+    std::size_t intervals = 0;
+    std::size_t breakpoints = 0;
+    std::size_t largest = 0;
+  };
+  Size size() const noexcept;
+
+ private:
+  std::unique_ptr<const Chain> chain_;  // the tables point to it
+  std::unique_ptr<const IntervalClasses> classes_;
+  std::unique_ptr<const IntervalTable> table_;
+  std::unique_ptr<const IntervalTable> bound_;  // none when the table is exact
+  std::vector<Point> points_;
+  bool is_exact_ = true;
+};
+
+/// A plan within a budget, proven by the simulator.
+struct Solution {
+  Plan plan;
+  Cost cost;             ///< as simulated; cost.peak_bytes <= budget
+  Time lower_bound = 0;  ///< no persistent schedule within the budget is faster
+  bool is_optimal() const noexcept { return cost.time == lower_bound; }
+};
+
+/// The fastest persistent schedule whose peak, the chain's input included, is within the budget. Throws ValueError and
+/// PlanError as Frontier does, InfeasibleBudget when no persistent schedule fits.
+Solution solve(const Chain& chain, Bytes budget_bytes, const SolveLimits& limits = {});
+
+/// The whole of time against budget.
+Frontier frontier(const Chain& chain, const SolveLimits& limits = {});
+
+/// The smallest budget that solve() accepts, exactly, without solving for time: O(n^3).
+Bytes minimum_budget(const Chain& chain);
+
+}  // namespace thimble::remat

@@ -1,0 +1,156 @@
+#include <algorithm>
+
+#include <thimble/memory/remat/graph.h>
+
+namespace thimble::remat {
+
+namespace graph_detail {
+
+/// What a message is about. The text is made only when there is something to say: graphs are checked before every use.
+struct Place {
+  const char* what;
+  std::size_t index;
+  const std::string& name;
+
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw ValueError(std::string("remat graph: ") + what + ' ' + std::to_string(index) +
+                     (name.empty() ? "" : " (" + name + ")") + ": " + why);
+  }
+};
+
+void add(const Place& place, const char* field, std::int64_t value, std::int64_t& total) {
+  constexpr std::int64_t limit = largest_total / 4;
+  if (value < 0) place.refuse(std::string(field) + " is " + std::to_string(value) + ", must be >= 0");
+  if (value > limit - total) {
+    place.refuse(std::string(field) + " is " + std::to_string(value) + ": all together may be at most " +
+                 std::to_string(limit));
+  }
+  total += value;
+}
+
+void check_operator(const Graph& graph, std::size_t i, std::vector<bool>& is_there) {
+  const GraphOperator& op = graph.operators[i];
+  const Place place{"operator", i, op.name};
+  const auto require = [&](std::uint32_t t, const char* role) {
+    if (t < graph.tensors.size()) return;
+    place.refuse(std::string(role) + " tensor " + std::to_string(t) + ", there are " +
+                 std::to_string(graph.tensors.size()));
+  };
+  const auto require_there = [&](std::uint32_t t, const char* role) {
+    require(t, role);
+    if (!is_there[t]) place.refuse(std::string(role) + " tensor " + std::to_string(t) + " before it is made");
+  };
+  for (const std::uint32_t t : op.inputs) require_there(t, "takes");
+  if (op.outputs.empty()) place.refuse("has no outputs, needs at least one");
+  for (const std::uint32_t t : op.outputs) {
+    require(t, "makes");
+    if (is_there[t]) place.refuse("makes tensor " + std::to_string(t) + ", which is there already");
+    is_there[t] = true;
+  }
+  for (const std::uint32_t t : op.backward_reads) require_there(t, "in backward reads");
+}
+
+/// Segment of each operator.
+std::vector<std::uint32_t> segments_of(const Graph& graph) {
+  std::vector<std::uint32_t> segment(graph.operators.size(), 0);
+  std::uint32_t s = 0;
+  for (std::size_t i = 0; i < segment.size(); ++i) {
+    while (!graph.segment_ends.empty() && graph.segment_ends[s] <= i) ++s;
+    segment[i] = s;
+  }
+  return segment;
+}
+
+}  // namespace graph_detail
+
+void validate(const Graph& graph) {
+  using graph_detail::Place;
+  if (graph.operators.empty()) throw ValueError("remat graph: has no operators, needs at least one");
+  std::int64_t bytes = 0;
+  std::int64_t cost = 0;
+  std::vector<bool> is_there(graph.tensors.size());
+  for (std::size_t t = 0; t < graph.tensors.size(); ++t) {
+    const Place place{"tensor", t, graph.tensors[t].name};
+    graph_detail::add(place, "bytes", graph.tensors[t].bytes, bytes);
+    graph_detail::add(place, "gradient_bytes", graph.tensors[t].gradient_bytes, bytes);
+    is_there[t] = graph.tensors[t].is_given;
+  }
+  for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+    const GraphOperator& op = graph.operators[i];
+    const Place place{"operator", i, op.name};
+    graph_detail::add(place, "cost", op.cost, cost);
+    graph_detail::add(place, "forward_peak_bytes", op.forward_peak_bytes, bytes);
+    graph_detail::add(place, "backward_peak_bytes", op.backward_peak_bytes, bytes);
+    graph_detail::check_operator(graph, i, is_there);
+  }
+  std::uint32_t before = 0;
+  for (const std::uint32_t end : graph.segment_ends) {
+    if (end <= before || end > graph.operators.size()) {
+      throw ValueError("remat graph: segment_ends has " + std::to_string(end) + " after " + std::to_string(before) +
+                       ", must rise to " + std::to_string(graph.operators.size()));
+    }
+    before = end;
+  }
+  if (!graph.segment_ends.empty() && before != graph.operators.size()) {
+    throw ValueError("remat graph: segment_ends ends with " + std::to_string(before) + ", must end with " +
+                     std::to_string(graph.operators.size()));
+  }
+}
+
+std::vector<bool> remakeable(const Graph& graph) {
+  const std::vector<std::uint32_t> segment = graph_detail::segments_of(graph);
+  std::vector<bool> can(graph.tensors.size());
+  std::vector<std::uint32_t> made_in(graph.tensors.size());
+  for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+    for (const std::uint32_t t : graph.operators[i].outputs) {
+      can[t] = graph.operators[i].can_rerun;
+      made_in[t] = segment[i];
+    }
+  }
+  for (std::size_t i = 0; i < graph.operators.size(); ++i) {
+    for (const auto* uses : {&graph.operators[i].inputs, &graph.operators[i].backward_reads}) {
+      for (const std::uint32_t t : *uses) can[t] = can[t] && made_in[t] == segment[i];
+    }
+  }
+  return can;
+}
+
+Selection close_selection(const Graph& graph, const std::vector<bool>& wanted) {
+  if (wanted.size() != graph.tensors.size()) {
+    throw ValueError("remat close_selection: " + std::to_string(wanted.size()) + " flags for " +
+                     std::to_string(graph.tensors.size()) + " tensors");
+  }
+  const std::vector<bool> can_make = remakeable(graph);
+  std::vector<bool> keep(graph.tensors.size());
+  std::vector<bool> make(graph.tensors.size());
+  std::vector<bool> rerun(graph.operators.size());
+  const auto ask = [&](std::uint32_t t) {
+    if (!graph.tensors[t].is_given) (wanted[t] || !can_make[t] ? keep : make)[t] = true;
+  };
+  // Needs point backwards in the order of operators, so one sweep from the last to the first settles each: when an
+  // operator is reached, all that needs its outputs is known.
+  for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
+    for (const std::uint32_t t : graph.operators[i].backward_reads) ask(t);
+  }
+  for (std::uint32_t i = static_cast<std::uint32_t>(graph.operators.size()); i-- > 0;) {
+    const GraphOperator& op = graph.operators[i];
+    for (const std::uint32_t t : op.outputs) rerun[i] = rerun[i] || make[t];
+    if (!rerun[i]) continue;
+    for (const std::uint32_t t : op.inputs) ask(t);
+  }
+
+  Selection selection;
+  for (std::uint32_t t = 0; t < graph.tensors.size(); ++t) {
+    if (!keep[t]) continue;
+    selection.kept.push_back(t);
+    selection.kept_bytes += graph.tensors[t].bytes;
+  }
+  for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
+    if (!rerun[i]) continue;
+    selection.rerun.push_back(i);
+    selection.cost += graph.operators[i].cost;
+  }
+  return selection;
+}
+
+}  // namespace thimble::remat

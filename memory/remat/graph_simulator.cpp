@@ -1,0 +1,176 @@
+#include <algorithm>
+
+#include <thimble/memory/remat/graph.h>
+
+namespace thimble::remat {
+
+namespace graph_simulator_detail {
+
+enum class Kind : std::uint8_t { forward, rerun, backward };
+
+struct Event {
+  Kind kind;
+  std::uint32_t op;
+  std::uint32_t segment;
+};
+
+/// What runs, in order.
+std::vector<Event> events_of(const Graph& graph, const Selection& selection) {
+  const auto count = static_cast<std::uint32_t>(graph.operators.size());
+  std::vector<std::uint32_t> ends = graph.segment_ends;
+  if (ends.empty()) ends.push_back(count);
+  std::vector<Event> events;
+  for (std::uint32_t i = 0; i < count; ++i) events.push_back({Kind::forward, i, 0});
+  for (std::size_t s = ends.size(); s-- > 0;) {
+    const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
+    const auto segment = static_cast<std::uint32_t>(s);
+    const auto first = std::lower_bound(selection.rerun.begin(), selection.rerun.end(), begin);
+    const auto last = std::lower_bound(first, selection.rerun.end(), ends[s]);
+    for (auto op = first; op != last; ++op) events.push_back({Kind::rerun, *op, segment});
+    for (std::uint32_t i = ends[s]; i-- > begin;) events.push_back({Kind::backward, i, segment});
+  }
+  return events;
+}
+
+/// The step on plain numbers.
+class Step {
+ public:
+  Step(const Graph& graph, const Selection& selection)
+      : graph_(graph), events_(events_of(graph, selection)), is_kept_(graph.tensors.size()) {
+    for (const std::uint32_t t : selection.kept) {
+      if (t >= graph.tensors.size()) throw PlanError("remat simulate: tensor " + std::to_string(t) + " is not there");
+      is_kept_[t] = true;
+    }
+    for (const std::uint32_t i : selection.rerun) {
+      if (i >= graph.operators.size() || !graph.operators[i].can_rerun) {
+        throw PlanError("remat simulate: operator " + std::to_string(i) + " is not there, or cannot run again");
+      }
+      result_.cost += graph.operators[i].cost;
+    }
+    result_.segment_peak_bytes.assign(graph.segment_count(), 0);
+    result_.rerun_peak_bytes.assign(graph.segment_count(), 0);
+    is_there_.assign(graph.tensors.size(), false);
+    has_gradient_.assign(graph.tensors.size(), false);
+    for (std::size_t t = 0; t < graph.tensors.size(); ++t) is_there_[t] = graph.tensors[t].is_given;
+    find_last_uses();
+  }
+
+  GraphCost run() {
+    for (std::size_t at = 0; at < events_.size(); ++at) {
+      if (at == graph_.operators.size()) seed_gradients();
+      const Event& event = events_[at];
+      if (event.kind == Kind::backward) {
+        run_backward(event, at);
+      } else {
+        run_forward(event, at);
+      }
+    }
+    return result_;
+  }
+
+ private:
+  /// Of each tensor: its last use in the forward, and its last use of all.
+  void find_last_uses() {
+    forward_use_.assign(graph_.tensors.size(), 0);
+    last_use_.assign(graph_.tensors.size(), 0);
+    for (std::size_t at = 0; at < events_.size(); ++at) {
+      const Event& event = events_[at];
+      const GraphOperator& op = graph_.operators[event.op];
+      for (const std::uint32_t t : event.kind == Kind::backward ? op.backward_reads : op.inputs) {
+        last_use_[t] = at;
+        if (event.kind == Kind::forward) forward_use_[t] = at;
+      }
+    }
+  }
+
+  void require(const Event& event, std::uint32_t t) const {
+    if (is_there_[t]) return;
+    throw PlanError("remat simulate: " + std::string(event.kind == Kind::rerun ? "re-run" : "backward") +
+                    " of operator " + std::to_string(event.op) + " (" + graph_.operators[event.op].name +
+                    ") reads tensor " + std::to_string(t) + " (" + graph_.tensors[t].name + "), which is not held");
+  }
+
+  void reach(const Event& event, Bytes extra) {
+    const Bytes bytes = held_ + extra;
+    result_.peak_bytes = std::max(result_.peak_bytes, bytes);
+    if (event.kind == Kind::forward) {
+      result_.forward_peak_bytes = std::max(result_.forward_peak_bytes, bytes);
+      return;
+    }
+    Bytes& segment = result_.segment_peak_bytes[event.segment];
+    segment = std::max(segment, bytes);
+    if (event.kind != Kind::rerun) return;
+    Bytes& rerun = result_.rerun_peak_bytes[event.segment];
+    rerun = std::max(rerun, bytes);
+  }
+
+  void run_forward(const Event& event, std::size_t at) {
+    const GraphOperator& op = graph_.operators[event.op];
+    for (const std::uint32_t t : op.inputs) require(event, t);
+    Bytes copies = 0;  // outputs that are there already are made a second time and thrown away
+    for (const std::uint32_t t : op.outputs) {
+      if (is_there_[t]) {
+        copies += graph_.tensors[t].bytes;
+      } else {
+        is_there_[t] = true;
+        held_ += graph_.tensors[t].bytes;
+      }
+    }
+    reach(event, op.forward_peak_bytes + copies);
+    for (const std::uint32_t t : op.inputs) release_if_done(t, event, at);
+    for (const std::uint32_t t : op.outputs) release_if_done(t, event, at);
+  }
+
+  void run_backward(const Event& event, std::size_t at) {
+    const GraphOperator& op = graph_.operators[event.op];
+    for (const std::uint32_t t : op.backward_reads) require(event, t);
+    for (const std::uint32_t t : op.outputs) make_gradient(t);
+    for (const std::uint32_t t : op.inputs) make_gradient(t);
+    reach(event, op.backward_peak_bytes);
+    for (const std::uint32_t t : op.outputs) {
+      if (has_gradient_[t]) held_ -= graph_.tensors[t].gradient_bytes;
+      has_gradient_[t] = false;
+    }
+    for (const std::uint32_t t : op.backward_reads) release_if_done(t, event, at);
+  }
+
+  void release_if_done(std::uint32_t t, const Event& event, std::size_t at) {
+    if (!is_there_[t] || graph_.tensors[t].is_given) return;
+    const bool stays_for_backward = event.kind != Kind::forward || is_kept_[t];
+    if ((stays_for_backward ? last_use_[t] : forward_use_[t]) > at) return;
+    is_there_[t] = false;
+    held_ -= graph_.tensors[t].bytes;
+  }
+
+  void make_gradient(std::uint32_t t) {
+    if (has_gradient_[t]) return;
+    has_gradient_[t] = true;
+    held_ += graph_.tensors[t].gradient_bytes;
+  }
+
+  void seed_gradients() {
+    std::vector<bool> is_taken(graph_.tensors.size());
+    for (const GraphOperator& op : graph_.operators) {
+      for (const std::uint32_t t : op.inputs) is_taken[t] = true;
+    }
+    for (std::uint32_t t = 0; t < graph_.tensors.size(); ++t) {
+      if (!is_taken[t] && !graph_.tensors[t].is_given) make_gradient(t);
+    }
+  }
+
+  const Graph& graph_;
+  std::vector<Event> events_;
+  std::vector<bool> is_kept_, is_there_, has_gradient_;
+  std::vector<std::size_t> forward_use_, last_use_;
+  Bytes held_ = 0;
+  GraphCost result_;
+};
+
+}  // namespace graph_simulator_detail
+
+GraphCost simulate(const Graph& graph, const Selection& selection) {
+  validate(graph);
+  return graph_simulator_detail::Step(graph, selection).run();
+}
+
+}  // namespace thimble::remat

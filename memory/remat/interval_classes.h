@@ -1,0 +1,56 @@
+#pragma once
+// Which intervals of a chain are equal in every number that the chain solver reads, so that each kind is solved once.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <thimble/memory/remat/chain.h>
+
+namespace thimble::remat {
+
+class IntervalClasses {
+ public:
+  /// Stages a..b; is_pinned: a_a stays after this interval, because stage a - 1 was recorded and reads it.
+  struct Interval {
+    std::size_t a = 0, b = 0;
+    bool is_pinned = false;
+
+    std::size_t length() const noexcept { return b - a + 1; }
+  };
+
+  explicit IntervalClasses(const Chain& chain);
+
+  /// The number of the class of an interval.
+  std::uint32_t of(std::size_t a, std::size_t b, bool is_pinned) const {
+    return class_of_[((is_pinned && has_pinned_ ? 1 : 0) * size_ + a) * size_ + b];
+  }
+
+  /// One interval of each class, by rising length: parts of an interval come before it.
+  const std::vector<Interval>& representatives() const noexcept { return representatives_; }
+
+  /// Options of a stage that no other option equals or betters in everything, as indices into Stage::options.
+  const std::vector<std::uint32_t>& options(std::size_t stage) const { return options_of_kind_[kind_of_[stage]]; }
+
+  /// Ways to split, summed over the classes: what solving costs, in units of one pair of parts. With few splits only
+  /// those count for which is_few_split() holds.
+  std::int64_t split_count(bool has_few_splits) const noexcept;
+
+  /// True when one of two parts has 2^k stages.
+  static bool is_few_split(std::size_t first, std::size_t second) noexcept {
+    return (first & (first - 1)) == 0 || (second & (second - 1)) == 0;
+  }
+
+ private:
+  void number_stages(const Chain& chain);
+  void number_intervals(const Chain& chain);
+
+  std::size_t size_;
+  bool has_pinned_ = false;             // pinned intervals differ from others only where some option gives its input up
+  std::vector<std::uint32_t> kind_of_;  // stages with equal numbers have equal kinds
+  std::vector<std::vector<std::uint32_t>> options_of_kind_;
+  std::vector<std::uint32_t> class_of_;
+  std::vector<Interval> representatives_;
+};
+
+}  // namespace thimble::remat

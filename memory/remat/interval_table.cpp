@@ -1,0 +1,280 @@
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/memory/remat/interval_table.h>
+
+namespace thimble::remat {
+
+namespace interval_table_detail {
+
+using Points = std::span<const IntervalTable::Breakpoint>;
+
+/// The last breakpoint within `bytes`; the end when there is none.
+Points::iterator last_within(Points points, Bytes bytes) {
+  const auto after = std::upper_bound(points.begin(), points.end(), bytes,
+                                      [](Bytes value, const auto& point) { return value < point.bytes; });
+  return after == points.begin() ? points.end() : after - 1;
+}
+
+// Every step function ends with a sentinel at `never`, and the envelope of candidates begins with one as well, so that
+// walks along several functions need no test for ends. Shifts are below `far`, so a shifted sentinel is still above it.
+constexpr std::int64_t never = std::int64_t{1} << 62;
+constexpr std::int64_t far = std::int64_t{1} << 61;
+constexpr IntervalTable::Breakpoint nothing[] = {{0, 0, 0}, {never, 0, 0}};
+
+/// The fewest bytes with which a candidate and its parts fit.
+Bytes begin_of(Bytes least, Points first, Bytes first_shift, Points second, Bytes second_shift) {
+  Bytes begin = std::max<Bytes>(least, 0);
+  if (!first.empty()) begin = std::max(begin, first.front().bytes + first_shift);
+  if (!second.empty()) begin = std::max(begin, second.front().bytes + second_shift);
+  return begin;
+}
+
+/// Walks along two shifted step functions and an envelope at once. Without branches: where the next breakpoint comes
+/// from cannot be predicted.
+struct Walk {
+  const IntervalTable::Breakpoint* first;
+  const IntervalTable::Breakpoint* second;
+  const IntervalTable::Breakpoint* envelope;
+  Bytes first_shift;
+  Bytes second_shift;
+  Bytes at;
+
+  bool is_at_end() const { return at >= far; }
+  Time time() const { return first->time + second->time; }
+  void advance() {
+    const Bytes next_first = first[1].bytes + first_shift;
+    const Bytes next_second = second[1].bytes + second_shift;
+    const Bytes next_envelope = envelope[1].bytes;
+    at = std::min(std::min(next_first, next_second), next_envelope);
+    first += next_first == at ? 1 : 0;
+    second += next_second == at ? 1 : 0;
+    envelope += next_envelope == at ? 1 : 0;
+  }
+};
+
+}  // namespace interval_table_detail
+
+IntervalTable::IntervalTable(const Chain& chain, const IntervalClasses& classes, const Thinning& thinning)
+    : chain_(&chain), classes_(&classes), thinning_(thinning) {
+  parameter_sums_.assign(1, 0);
+  for (const Stage& stage : chain.stages) {
+    parameter_sums_.push_back(parameter_sums_.back() + stage.parameter_gradient_bytes);
+  }
+  const std::vector<Interval>& all = classes.representatives();
+  ranges_.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::size_t length = all[i].length();
+    if (thinning_.work > 0 && length >= 8 && (length & (length - 1)) == 0 && all[i - 1].length() < length) {
+      is_abandoned_ = forecast(length) > static_cast<double>(thinning_.work);
+      if (is_abandoned_) return;
+    }
+    solve(all[i]);
+  }
+}
+
+/// Breakpoints that all intervals will visit, when their number grows with the length as it did over the last doubling,
+/// which has just been completed.
+double IntervalTable::forecast(std::size_t length) const {
+  const std::vector<Interval>& all = classes_->representatives();
+  const auto mean = [&](std::size_t l) {
+    double sum = 0;
+    double count = 0;
+    for (std::size_t i = 0; i < ranges_.size(); ++i) {
+      if (all[i].length() != l) continue;
+      sum += static_cast<double>(ranges_[i].size);
+      ++count;
+    }
+    return count > 0 ? sum / count : 1.0;
+  };
+  const double now = mean(length - 1);
+  const double exponent = std::log2(std::max(1.0, now / mean((length - 1) / 2)));
+  double work = 0;
+  for (const Interval& interval : all) {
+    const auto ratio = static_cast<double>(interval.length()) / static_cast<double>(length - 1);
+    // Each split walks along two parts and the envelope; parts are shorter than the whole.
+    work += static_cast<double>(interval.length()) * 2 * now * std::pow(ratio, exponent);
+  }
+  return work;
+}
+
+// When a segment is run again, d_j and the parameters' gradients of the stages after it have come, d_{b+1} has gone.
+Bytes IntervalTable::rerun_shift(std::size_t j, std::size_t b) const {
+  return chain_->gradient_bytes(j) - outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[j];
+}
+
+// What recording stage a adds to what is held while the stages after it have their visit.
+Bytes IntervalTable::record_shift(const Interval& interval, const Option& option) const {
+  const bool gives_input_up = !option.keeps_input && !interval.is_pinned;
+  return option.kept_bytes + chain_->activation_bytes(interval.a + 1) -
+         (gives_input_up ? chain_->activation_bytes(interval.a) : 0);
+}
+
+void IntervalTable::solve(const Interval& interval) {
+  using interval_table_detail::never;
+  best_.assign({{-never, never, 0}, {never, 0, 0}});
+  consider_records(interval);
+  consider_drops(interval);
+  thin(thinning_.limit);
+  const std::size_t size = best_.size() - 2;
+  ranges_.push_back({pool_.size(), size});
+  pool_.insert(pool_.end(), best_.begin() + 1, best_.end());
+  largest_ = std::max(largest_, size);
+}
+
+void IntervalTable::consider_records(const Interval& interval) {
+  const auto [a, b, is_pinned] = interval;
+  const Stage& stage = chain_->stages[a];
+  const Bytes made = chain_->gradient_bytes(a) + stage.parameter_gradient_bytes;
+  for (const std::uint32_t o : classes_->options(a)) {
+    const Option& option = stage.options[o];
+    Candidate candidate;
+    candidate.choice = -1 - static_cast<std::int32_t>(o);
+    candidate.time = option.forward_time + option.recompute_time + option.backward_time;
+    candidate.first_shift = record_shift(interval, option);
+    const Bytes forward = option.kept_bytes + stage.output_bytes + option.forward_peak_bytes;
+    const Bytes held = candidate.first_shift - (option.keeps_output ? 0 : stage.output_bytes) +
+                       stage.output_gradient_bytes - outer_gradient(b) + parameter_sums_[b + 1] -
+                       parameter_sums_[a + 1];
+    const Bytes backward = held + std::max(option.recompute_peak_bytes, made + option.backward_peak_bytes);
+    candidate.least = std::max(forward, backward);
+    if (a < b) candidate.first = of(a + 1, b, option.keeps_output);
+    consider(candidate);
+  }
+}
+
+void IntervalTable::consider_drops(const Interval& interval) {
+  const auto [a, b, is_pinned] = interval;
+  Candidate candidate;
+  for (std::size_t j = a + 1; j <= b; ++j) {
+    const Stage& passed = chain_->stages[j - 1];
+    candidate.choice = static_cast<std::int32_t>(j - a);
+    candidate.time += passed.forward_time;
+    // Beyond a_a: the input of the stage that is passed, its output, its temporaries.
+    candidate.least = std::max(candidate.least, (j - 1 > a ? chain_->activation_bytes(j - 1) : 0) +
+                                                    passed.output_bytes + passed.forward_peak_bytes);
+    candidate.first = of(j, b, false);
+    candidate.first_shift = passed.output_bytes;
+    candidate.second = of(a, j - 1, is_pinned);
+    candidate.second_shift = rerun_shift(j, b);
+    if (thinning_.has_few_splits && !IntervalClasses::is_few_split(j - a, b + 1 - j) &&
+        interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
+                                        candidate.second_shift) >= best_[1].bytes) {
+      continue;
+    }
+    consider(candidate);
+  }
+}
+
+void IntervalTable::consider(const Candidate& candidate) {
+  using interval_table_detail::last_within;
+  interval_table_detail::Walk walk{};
+  walk.at = interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
+                                            candidate.second_shift);
+  const auto start = [&](std::span<const Breakpoint> points, Bytes shift) {
+    return points.empty() ? interval_table_detail::nothing : &*last_within(points, walk.at - shift);
+  };
+  walk.first = start(candidate.first, candidate.first_shift);
+  walk.second = start(candidate.second, candidate.second_shift);
+  walk.first_shift = candidate.first_shift;
+  walk.second_shift = candidate.second_shift;
+  walk.envelope = &*last_within(best_, walk.at);
+  // Most candidates improve nothing, which is found out without writing.
+  while (walk.time() + candidate.time >= walk.envelope->time) {
+    walk.advance();
+    if (walk.is_at_end()) return;
+  }
+  merge(walk, candidate);
+}
+
+/// best_ becomes the lesser of itself and the candidate, which first improves on it where the walk stands.
+void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& candidate) {
+  const std::size_t before =
+      static_cast<std::size_t>(walk.envelope - best_.data()) + (walk.envelope->bytes < walk.at ? 1 : 0);
+  const std::size_t rest = best_.size() - before + candidate.first.size() + candidate.second.size() + 2;
+  merged_.resize(before + rest);
+  std::copy_n(best_.begin(), before, merged_.begin());
+  Breakpoint* out = merged_.data() + before;
+  Time least = interval_table_detail::never;
+  while (!walk.is_at_end()) {
+    const Time own = walk.time() + candidate.time;
+    const bool is_own = own < walk.envelope->time;
+    const Time time = is_own ? own : walk.envelope->time;
+    *out = {walk.at, time, is_own ? candidate.choice : walk.envelope->choice};
+    out += time < least ? 1 : 0;
+    least = std::min(least, time);
+    walk.advance();
+  }
+  *out++ = {interval_table_detail::never, 0, 0};
+  merged_.resize(static_cast<std::size_t>(out - merged_.data()));
+  best_.swap(merged_);
+  if (best_.size() / 4 > thinning_.limit) thin(2 * thinning_.limit);
+}
+
+/// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts
+/// of equal length, bytes and time both scaled to 1. `below` gives each part its last time, `above` its first.
+void IntervalTable::thin(std::size_t limit) {
+  const std::span<Breakpoint> points(best_.data() + 1, best_.size() - 2);
+  if (points.size() <= limit) return;
+  is_thinned_ = true;
+  const Breakpoint last = points.back();
+  const double bytes_scale = 1.0 / static_cast<double>(last.bytes - points.front().bytes);
+  const double time_scale = 1.0 / static_cast<double>(points.front().time - last.time);
+  const double part = limit > 2 ? 2.0 / static_cast<double>(limit - 2) : 4.0;
+  std::size_t kept = 1;
+  Breakpoint begin = points.front();
+  for (std::size_t i = 1; i < points.size(); ++i) {
+    const Breakpoint point = points[i];
+    const double length = static_cast<double>(point.bytes - begin.bytes) * bytes_scale +
+                          static_cast<double>(begin.time - point.time) * time_scale;
+    const bool is_last = i + 1 == points.size();
+    if (length >= part || (is_last && limit > 1)) {
+      points[kept++] = point;
+      begin = point;
+    } else if (thinning_.is_below) {
+      points[kept - 1].time = point.time;
+    }
+  }
+  points[kept] = best_.back();
+  best_.resize(kept + 2);
+}
+
+Plan IntervalTable::plan(Bytes bytes) const {
+  struct Visit {
+    Interval interval;
+    Bytes bytes;
+    std::size_t closes;  // 1 + the item whose re-run is complete; 0: plan the interval
+  };
+  Plan plan;
+  std::vector<Visit> todo{{{0, chain_->size() - 1, false}, bytes, 0}};
+  while (!todo.empty()) {
+    const Visit visit = todo.back();
+    todo.pop_back();
+    if (visit.closes > 0) {
+      plan.items[visit.closes - 1].size = static_cast<std::uint32_t>(plan.items.size() - visit.closes);
+      continue;
+    }
+    const auto [a, b, is_pinned] = visit.interval;
+    const auto points = of(a, b, is_pinned);
+    const auto point = interval_table_detail::last_within(points, visit.bytes);
+    if (point == points.end()) throw PlanError("remat plan: the table has no entry within the bytes at hand");
+    const auto begin = static_cast<std::uint32_t>(a);
+    if (point->choice < 0) {
+      const auto o = static_cast<std::uint32_t>(-1 - point->choice);
+      const Option& option = chain_->stages[a].options[o];
+      plan.items.push_back({begin, begin + 1, o, 0});
+      if (a < b) {
+        todo.push_back({{a + 1, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option), 0});
+      }
+    } else {
+      const std::size_t j = a + static_cast<std::size_t>(point->choice);
+      todo.push_back({{j, b, false}, point->bytes - chain_->activation_bytes(j), 0});
+      todo.push_back({{}, 0, plan.items.size() + 1});
+      todo.push_back({{a, j - 1, is_pinned}, point->bytes - rerun_shift(j, b), 0});
+      plan.items.push_back({begin, static_cast<std::uint32_t>(j), 0, 1});
+    }
+  }
+  return plan;
+}
+
+}  // namespace thimble::remat

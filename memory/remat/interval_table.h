@@ -1,0 +1,100 @@
+#pragma once
+// The table of the chain solver (frontier.h): for every interval of stages, least time as a step function of bytes.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <thimble/memory/remat/chain.h>
+#include <thimble/memory/remat/interval_classes.h>
+#include <thimble/memory/remat/schedule.h>
+
+namespace thimble::remat {
+
+namespace interval_table_detail {
+struct Walk;
+}
+
+class IntervalTable {
+ public:
+  /// From `bytes` on, up to the next breakpoint, `time` is the least time. `choice` says how: -1 - o records the first
+  /// stage with option o, j > 0 drops the first j stages.
+  struct Breakpoint {
+    Bytes bytes;
+    Time time;
+    std::int32_t choice;
+  };
+
+  /// What is done about too many breakpoints.
+  struct Thinning {
+    /// Breakpoints per interval, >= 1; the first is always exact.
+    std::size_t limit = std::size_t{1} << 40;
+    /// False: only breakpoints that can be reached are left. True: a lower bound is left.
+    bool is_below = false;
+    /// Drop only 2^k stages, or all but 2^k, unless another number needs fewer bytes than all of these. For limits that
+    /// would be small otherwise: the finer breakpoints gain more than the splits lose.
+    bool has_few_splits = false;
+    /// Give up as soon as a forecast of the breakpoints to be visited passes this; 0: never.
+    std::int64_t work = 0;
+  };
+
+  /// Solves every class. Chain and classes must outlive the table.
+  IntervalTable(const Chain& chain, const IntervalClasses& classes, const Thinning& thinning);
+
+  /// The table was given up: nothing else may be asked of it.
+  bool is_abandoned() const noexcept { return is_abandoned_; }
+  bool is_thinned() const noexcept { return is_thinned_; }
+  std::size_t breakpoints() const noexcept { return pool_.size(); }
+  std::size_t largest() const noexcept { return largest_; }
+
+  /// The step function of the whole chain, in bytes beyond the chain's input.
+  std::span<const Breakpoint> whole() const { return of(0, chain_->size() - 1, false); }
+
+  /// The plan behind the last breakpoint within `bytes` (beyond the chain's input), which must exist.
+  Plan plan(Bytes bytes) const;
+
+ private:
+  using Interval = IntervalClasses::Interval;
+
+  /// One way to treat an interval: `time` plus one or two tables, each read at the bytes at hand less its shift.
+  struct Candidate {
+    std::int32_t choice = 0;
+    Time time = 0;
+    Bytes least = 0;  // what its own forwards and its own backward need
+    std::span<const Breakpoint> first, second;
+    Bytes first_shift = 0, second_shift = 0;
+  };
+  struct Range {
+    std::size_t begin, size;
+  };
+
+  std::span<const Breakpoint> of(std::size_t a, std::size_t b, bool is_pinned) const {
+    const Range& range = ranges_[classes_->of(a, b, is_pinned)];
+    return {pool_.data() + range.begin, range.size};
+  }
+  Bytes outer_gradient(std::size_t b) const { return b + 1 < chain_->size() ? chain_->gradient_bytes(b + 1) : 0; }
+  Bytes rerun_shift(std::size_t j, std::size_t b) const;
+  Bytes record_shift(const Interval& interval, const Option& option) const;
+
+  void solve(const Interval& interval);
+  double forecast(std::size_t length) const;
+  void consider_records(const Interval& interval);
+  void consider_drops(const Interval& interval);
+  void consider(const Candidate& candidate);
+  void merge(interval_table_detail::Walk walk, const Candidate& candidate);
+  void thin(std::size_t limit);
+
+  const Chain* chain_;
+  const IntervalClasses* classes_;
+  Thinning thinning_;
+  bool is_thinned_ = false;
+  bool is_abandoned_ = false;
+  std::size_t largest_ = 0;
+  std::vector<Bytes> parameter_sums_;  // gradients of the parameters of the stages before i
+  std::vector<Range> ranges_;          // by class
+  std::vector<Breakpoint> pool_;
+  std::vector<Breakpoint> best_, merged_;  // while one interval is solved
+};
+
+}  // namespace thimble::remat

@@ -1,0 +1,148 @@
+#pragma once
+// Schedules for chains: as a list of operations, as a nested plan, and the simulator that proves either.
+//
+// Terms
+//   list     the operations in the order in which they run
+//   plan     the nested form: what happens to each stage on each visit; to_schedule() makes the list of it
+//   dropped  a segment of stages run without recording anything: only its first input stays. When the backward gets
+//            there, the segment is run again, and the plan says how
+//   persistent  what was once kept stays until its backward; a recorded stage's output is kept for the next stage;
+//            a forward begins at the latest activation that is held and ends with a recorded stage; a backward runs as
+//            soon as it can (after Beaumont et al. 2019). Each persistent list comes from one plan, and each plan whose
+//            visits end with a recorded stage makes a persistent list
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/memory/remat/chain.h>
+
+namespace thimble::remat {
+
+// ---- The list
+
+/// One operation. In the words of Beaumont et al. 2019 the first three are F_none, F_ck and F_all.
+struct Operation {
+  enum class Kind : std::uint8_t {
+    pass,        ///< forward that records nothing and drops its input a_i
+    checkpoint,  ///< forward that records nothing and leaves its input a_i held
+    record,      ///< forward that keeps what `option` says
+    drop,        ///< release the activation a_{stage} (stage may be n: the last output)
+    backward,    ///< backward of the stage; releases d_{i+1}, a_{i+1}, what the stage kept, and a_i unless the
+                 ///< recorded stage i - 1 keeps its output
+  };
+  Kind kind = Kind::pass;
+  std::uint32_t stage = 0;
+  std::uint32_t option = 0;  ///< of record
+
+  friend bool operator==(const Operation&, const Operation&) = default;
+};
+
+using Schedule = std::vector<Operation>;
+
+/// "record 3 (option 1)": for messages.
+std::string to_string(const Operation& operation);
+
+// ---- The nested form
+
+/// A schedule as a tree, flattened in preorder. At the outermost level the items cover the stages 0..n-1 from left to
+/// right. A recorded item is one stage. A dropped item is a segment [begin, end); the `size` items that follow it are
+/// its re-run: they cover the same stages again, and may drop some of them again. Every stage is recorded exactly once,
+/// so there are at most 2n - 1 items.
+struct Plan {
+  struct Item {
+    std::uint32_t begin = 0;
+    std::uint32_t end = 0;     ///< begin + 1 when recorded
+    std::uint32_t option = 0;  ///< when recorded
+    std::uint32_t size = 0;    ///< number of items of the re-run, nested ones included; 0: recorded
+
+    bool is_dropped() const noexcept { return size > 0; }
+    friend bool operator==(const Item&, const Item&) = default;
+  };
+  std::vector<Item> items;
+
+  friend bool operator==(const Plan&, const Plan&) = default;
+};
+
+/// Throws PlanError, naming the item, when the items do not cover the stages as Plan says or name an option that the
+/// stage does not have.
+void validate(const Plan& plan, const Chain& chain);
+
+/// The list of a plan. The output of a stage that ends a visit is dropped at once unless its backward reads it.
+/// Throws PlanError as validate does.
+Schedule to_schedule(const Plan& plan, const Chain& chain);
+
+/// `[0 1.2 {2..4 -> [2 3 4.1]} 5]`: stage.option (option 0 is left out) for what is recorded, braces for what is
+/// dropped and how it is run again.
+std::string to_string(const Plan& plan);
+
+// ---- The simulator
+
+/// When an operation runs: before the first backward, after it, or inside of the backward itself.
+enum class Phase : std::uint8_t { forward, rerun, recompute, backward };
+inline constexpr std::size_t phase_count = 4;
+
+/// What a schedule costs. All bytes include the chain's input.
+struct Cost {
+  Time time = 0;                                      ///< of everything
+  Time extra_time = 0;                                ///< re-run forwards and recompute_time: time beyond one visit
+  Bytes peak_bytes = 0;                               ///< largest number of bytes alive at one moment
+  std::array<Bytes, phase_count> phase_peak_bytes{};  ///< by Phase; 0 where nothing ran
+  std::size_t peak_operation = 0;                     ///< index of the first operation that reaches the peak
+  std::vector<std::uint32_t> forward_counts;          ///< how many forwards of each stage ran, recorded ones included
+
+  friend bool operator==(const Cost&, const Cost&) = default;
+};
+
+/// Runs operations one by one on the numbers of a chain, which must outlive it. Knows nothing of how schedules are
+/// made: it is the proof that a schedule is legal and the count of what it needs.
+class Simulator {
+ public:
+  /// Throws ValueError as validate(chain) does.
+  explicit Simulator(const Chain& chain);
+
+  /// Throws PlanError, and changes nothing, when something that the operation needs is not held, when an activation
+  /// would be made that is held already, when a stage is recorded twice, or when something is dropped that a backward
+  /// still needs.
+  void apply(const Operation& operation);
+
+  /// True when the backward of every stage has run.
+  bool is_complete() const noexcept { return next_backward_ == 0; }
+
+  /// Bytes held now, and whether a_i is.
+  Bytes held_bytes() const noexcept { return held_bytes_; }
+  bool holds_activation(std::size_t i) const { return has_activation_[i] != 0; }
+  bool is_recorded(std::size_t stage) const { return recorded_[stage] >= 0; }
+  /// The backward that is due is that of stage next_backward() - 1; 0 when all have run.
+  std::size_t next_backward() const noexcept { return next_backward_; }
+
+  const Cost& cost() const noexcept { return cost_; }
+
+ private:
+  void forward(const Operation& operation);
+  void drop(std::size_t activation);
+  void backward(const Operation& operation);
+  void release_activation(std::size_t i);
+  void reach(Phase phase, Bytes extra_bytes);
+  [[noreturn]] static void refuse(const Operation& operation, const std::string& why);
+
+  const Chain* chain_;
+  std::vector<std::uint8_t> has_activation_;  // n + 1
+  std::vector<std::int32_t> recorded_;        // option per stage; -1: not recorded
+  std::size_t next_backward_;
+  std::size_t operation_count_ = 0;
+  Bytes held_bytes_ = 0;
+  Cost cost_;
+};
+
+/// Proves a schedule: runs it and gives its cost. Throws PlanError when an operation is illegal (naming its index) or
+/// when a backward is missing at the end.
+Cost simulate(const Chain& chain, std::span<const Operation> schedule);
+
+/// The same for the list of a plan.
+Cost simulate(const Chain& chain, const Plan& plan);
+
+}  // namespace thimble::remat

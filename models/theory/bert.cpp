@@ -1,0 +1,49 @@
+#include <thimble/models/theory/bert.h>
+
+#include <thimble/models/bert.h>
+
+namespace thimble::models::theory {
+
+std::vector<Term> bert_layer_kept(std::string_view name, const ModelOptions& options, DType dtype, bool is_recomputed) {
+  const ModelOptions sizes = bert_options(name, options);
+  const bool has_dropout = sizes.dropout > 0;
+  const TransformerLayer layer{sizes.sequence, sizes.width, sizes.heads,     has_dropout,
+                               has_dropout,    false,       NormPlace::post, sizes.build};
+  return is_recomputed ? recomputed_layer_kept(layer, dtype) : transformer_layer_kept(layer, dtype);
+}
+
+std::vector<Term> bert_outside_kept(std::string_view name, const ModelOptions& options, DType dtype) {
+  const ModelOptions sizes = bert_options(name, options);
+  const bool is_textbook = sizes.build == Build::textbook;
+  const std::int64_t s = sizes.sequence, sh = s * sizes.width;
+  TermList kept(dtype);
+  kept.ids("ids", s);
+  kept.values("embedding sum", sh);
+  kept.statistics("embedding norm statistics", 2 * s);
+  if (is_textbook && sizes.dropout > 0) kept.mask("embedding mask", sh);
+  kept.values("embedding output", sh);
+  kept.values("gelu input", sh);
+  kept.values("gelu output", sh);
+  kept.statistics("head norm statistics", 2 * s);
+  kept.values("head input", sh);
+  kept.values(is_textbook ? "log-probabilities" : "logits", s * sizes.vocabulary);
+  if (!is_textbook) kept.statistics("logsumexp", s);
+  kept.ids("targets", s);
+  return kept.terms;
+}
+
+std::int64_t bert_kept_bytes(std::string_view name, const ModelOptions& options, DType dtype, Category category,
+                             std::int64_t batch, bool is_recomputed) {
+  const ModelOptions sizes = bert_options(name, options);
+  return sizes.layers * bytes_of(bert_layer_kept(name, sizes, dtype, is_recomputed), category, batch) +
+         bytes_of(bert_outside_kept(name, sizes, dtype), category, batch);
+}
+
+ModelState bert_state(std::string_view name, const ModelOptions& options, std::int64_t moments, DType dtype) {
+  const ModelOptions sizes = bert_options(name, options);
+  const std::int64_t h = sizes.width, v = sizes.vocabulary;
+  const std::int64_t tables = (v + sizes.sequence + 2) * h + 2 * h, head = h * h + 3 * h + v;
+  return state_of("bert_state", tables + sizes.layers * (12 * h * h + 13 * h) + head, moments, dtype);
+}
+
+}  // namespace thimble::models::theory

@@ -1,0 +1,45 @@
+#pragma once
+// What the transformers share: sizes by name, the loss over tokens, blocks that are kept or recomputed.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/models/model.h>
+
+namespace thimble::models {
+
+/// The sizes that a named model over tokens comes with.
+struct TokenSizes {
+  std::string_view name;
+  std::int64_t layers, heads, width, sequence, vocabulary;
+  double dropout;
+};
+
+/// `options` with what is left open taken from the row of `family` that is called `name`. Throws ValueError, naming
+/// `kind`: no such row, heads that do not divide the width, a dropout outside of [0, 1), sizes of images.
+ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> family, std::string_view name,
+                           ModelOptions options);
+
+/// Throws ValueError unless the heads divide the width and the dropout is in [0, 1).
+void require_transformer_sizes(std::string_view name, const ModelOptions& sizes);
+
+/// Mean cross-entropy of logits (B, T, V) and class numbers (B, T); positions with target -100 do not count. The
+/// textbook's form keeps log-probabilities, the fused one the logits.
+Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build);
+
+/// Ids and targets (samples, sequence), zeros, booked as input.
+Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device);
+
+/// x through all blocks, each under checkpoint() when `is_recomputed`: it then keeps its input alone.
+template <class Block>
+Tensor through_blocks(const std::vector<Block*>& blocks, Tensor x, bool is_recomputed) {
+  for (Block* block : blocks) {
+    x = is_recomputed ? checkpoint([&](const Tensor& in) { return (*block)(in); }, x) : (*block)(x);
+  }
+  return x;
+}
+
+}  // namespace thimble::models

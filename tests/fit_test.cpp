@@ -1,0 +1,140 @@
+// fit: every plan needs exactly what it says, and changes no bit.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/setup.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/optim/sgd.h>
+
+#include "catch.h"
+
+using namespace thimble;
+
+namespace {
+
+bench::Setup fit_setup(const char* model, std::int64_t batch) {
+  bench::Setup setup;
+  setup.model = model;
+  setup.batch = batch;
+  models::ModelOptions& sizes = setup.sizes;
+  if (setup.model == "char-gpt") {
+    sizes.layers = 4, sizes.width = 32, sizes.heads = 4, sizes.sequence = 24, sizes.dropout = 0.1;
+  } else if (setup.model == "mlp") {
+    sizes.image = 28, sizes.width = 64;
+  } else {
+    sizes.image = 32, sizes.width = 16;
+  }
+  return setup;
+}
+
+// All that a run of three steps can change, as bytes.
+std::vector<std::vector<float>> train(const bench::Setup& setup, std::shared_ptr<const TapePlan> plan,
+                                      std::size_t capacity_bytes) {
+  memory::Options options;
+  options.arena.capacity_bytes = capacity_bytes;
+  const memory::Stack stack = memory::make_resource(cpu, options);
+  const ResourceScope scope(stack.top);
+  Generator generator(7);
+  const GeneratorScope random(generator);
+  const auto model = models::make_model(setup.model, setup.sizes);
+  const auto optimizer = bench::make_optimizer(setup, *model);
+  models::Batch batch = model->empty_batch(setup.batch, cpu);
+  if (!model->is_text()) fill_normal(batch.input, 0, 1);
+  std::vector<std::vector<float>> state;
+  nn::StepOptions step;
+  step.recording.plan = std::move(plan);
+  step.clip_norm = bench::clip_norm(setup, model->is_text());
+  for (int i = 0; i < 3; ++i) {
+    state.push_back(to_host<float>(nn::training_step(
+        *optimizer, [&](std::int64_t) { return model->loss(batch); }, step)));
+  }
+  for (const auto& list : {model->parameters(), model->buffers()}) {
+    for (const nn::NamedTensor& named : list) {
+      if (named.tensor.dtype() == DType::f32) state.push_back(to_host<float>(named.tensor));
+    }
+  }
+  CHECK(generator.step() == 3);
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
+  for (const char* model : {"mlp", "resnet18", "resnet50", "char-gpt"}) {
+    const bench::Setup setup = fit_setup(model, 6);
+    const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+    const auto plain = train(setup, nullptr, 0);
+    if (setup.model != "mlp") CHECK(planner.plans().size() > 3);
+    CHECK(planner.keep_everything().time_overhead == 0);
+    for (std::size_t i = 0; i < planner.plans().size(); i += 1 + planner.plans().size() / 6) {
+      const nn::Plan& plan = planner.plans()[i];
+      INFO(model << ": " << plan.description);
+      const nn::MakeRun make = [&](Device device) {
+        auto run = bench::training_run(setup)(device);
+        run->options().recording.plan = plan.tape;
+        return run;
+      };
+      CHECK(nn::profile_training(cpu, make).peak_bytes == plan.peak_bytes);
+      CHECK(train(setup, plan.tape, 0) == plain);
+    }
+  }
+}
+
+TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
+  const bench::Setup setup = fit_setup("char-gpt", 16);
+  const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  const std::size_t least = planner.minimum_bytes(), most = planner.keep_everything().peak_bytes;
+  CHECK(least < most);
+  double before = 1e9;
+  for (std::size_t i = 0; i <= 40; ++i) {
+    const std::size_t budget = least + (most + (most - least) / 4 - least) * i / 40;
+    const nn::Plan& plan = planner.fit(budget);
+    CHECK(plan.peak_bytes <= budget);
+    CHECK(plan.lower_bound_bytes <= plan.peak_bytes);
+    CHECK(plan.time_overhead <= before);
+    before = plan.time_overhead;
+  }
+  CHECK(before == 0);
+  CHECK(train(setup, planner.fit(least).tape, least) == train(setup, nullptr, 0));
+  try {
+    planner.fit(least - 1);
+    FAIL("a plan below the minimum");
+  } catch (const nn::BudgetError& error) {
+    CHECK(error.budget_bytes() == least - 1);
+    CHECK(error.minimum_bytes() == least);
+    CHECK(planner.fit(error.minimum_bytes()).peak_bytes == least);
+  }
+}
+
+TEST_CASE("fit: where a chain is cut", "[fit]") {
+  bench::Setup setup = fit_setup("char-gpt", 2);
+  const nn::Planner gpt(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  // Before each half of a block but the first, whose input is the sum of embeddings.
+  const std::vector<std::uint32_t> cuts = nn::cut_points(gpt.graph());
+  CHECK(cuts.size() >= 8);
+  CHECK(std::is_sorted(cuts.begin(), cuts.end()));
+  CHECK(cuts.front() == 0);
+  CHECK(cuts.back() == gpt.graph().nodes.size());
+  for (const auto& sizes : nn::groupings({8, 8, 8, 4, 4, 2, 2, 2, 2})) {
+    std::size_t sum = 0;
+    for (const std::size_t size : sizes) sum += size;
+    CHECK(sum == 9);
+  }
+  CHECK(nn::groupings({8, 8, 8, 4, 4}).front() == std::vector<std::size_t>(5, 1));
+}
+
+TEST_CASE("fit: hardware by name", "[fit]") {
+  CHECK(nn::hardware("a100-40gb").memory_bytes == std::size_t{40} << 30);
+  for (const nn::Hardware& h : nn::hardware_list()) {
+    CHECK(h.multiply_adds_per_s > 0);
+    CHECK(h.bytes_per_s > 0);
+  }
+  CHECK_THROWS_AS(nn::hardware("abacus"), ValueError);
+}
