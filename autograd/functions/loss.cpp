@@ -5,11 +5,18 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/softmax.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/linear_cross_entropy.h>
 
 namespace thimble {
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {
   return apply(ops::CrossEntropy{options.ignore_index, options.label_smoothing, options.reduction}, logits, targets);
+}
+
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                            const CrossEntropyOptions& options, const Tensor& bias) {
+  return apply(ops::LinearCrossEntropy{options.ignore_index, options.label_smoothing, options.reduction}, x, weight,
+               bias, targets);
 }
 
 Tensor cross_entropy_textbook(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options) {

@@ -20,6 +20,13 @@ struct CrossEntropyOptions {
 /// its row).
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 
+/// cross_entropy(linear(x, weight, bias), targets) without the logits: x (N, C), weight (V, C), targets (N), bias (V)
+/// or undefined. Rows are taken in chunks, and forward makes the gradients: it keeps those of x (N, C), weight (V, C)
+/// and bias, where they are needed (core/ops/linear_cross_entropy.h, with what equals what). Reduction: mean or sum.
+/// Throws ShapeError, DTypeError, DeviceError, ValueError.
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
+                            const CrossEntropyOptions& options = {}, const Tensor& bias = {});
+
 /// The textbook form, nll(log_softmax(logits)), which keeps the log-probabilities (..., C): for comparison.
 Tensor cross_entropy_textbook(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
 

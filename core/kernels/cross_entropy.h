@@ -35,6 +35,15 @@ struct CrossEntropyArgs {
   void* out = nullptr;       ///< one element of the type computed in; not used for `none`
 };
 
+/// Only the last step of it: out from the losses of all rows, which are there.
+struct LossTotalArgs {
+  ClassTargets targets;
+  DType dtype = DType::f32;                       ///< of losses and out: the type computed in
+  LossReduction reduction = LossReduction::mean;  ///< mean or sum
+  const void* losses = nullptr;
+  void* out = nullptr;
+};
+
 /// d scores[r, c] = g[r] (e^(x[r, c] - l[r]) - s / C - (1 - s) [c = t]), the exponential only for logits; g = dy /
 /// (rows that count) for mean, dy for sum, dy[r] for none. 0 in ignored rows. The result may lie where the scores lie,
 /// in the same layout.
@@ -43,6 +52,7 @@ struct CrossEntropyBackwardArgs {
   RowOperand scores;  ///< not read unless they are logits
   bool are_logits = true;
   ClassTargets targets;
+  ClassTargets batch;  ///< all rows that the mean is over, where `targets` are some of them; no data: `targets`
   double smoothing = 0;
   LossReduction reduction = LossReduction::mean;
   const void* log_sums = nullptr;
@@ -56,6 +66,7 @@ struct CrossEntropyKernels {
   std::int64_t (*find_bad_target)(const ClassTargets&) = nullptr;
   void (*forward)(const CrossEntropyArgs&) = nullptr;
   void (*backward)(const CrossEntropyBackwardArgs&) = nullptr;
+  void (*total)(const LossTotalArgs&) = nullptr;
 };
 
 extern const CrossEntropyKernels cross_entropy_cpu;

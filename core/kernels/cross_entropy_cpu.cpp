@@ -117,12 +117,9 @@ std::int64_t row_grain(const ClassTargets& targets) {
   return std::max<std::int64_t>(1, grain_elements / targets.classes);
 }
 
+// The rows' losses in blocks of row_chunk, one after the other.
 template <class T>
-void forward(const CrossEntropyArgs& args) {
-  const MergedStrides<1> rows(args.outer, {&args.scores.strides});
-  parallel_for(args.targets.rows, row_grain(args.targets),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, rows, begin, end); });
-  if (args.reduction == LossReduction::none) return;
+void total_of(const LossTotalArgs& args) {
   const T* const losses = static_cast<const T*>(args.losses);
   double total = 0;
   for (std::int64_t at = 0; at < args.targets.rows; at += row_chunk) {
@@ -130,6 +127,19 @@ void forward(const CrossEntropyArgs& args) {
   }
   if (args.reduction == LossReduction::mean) total /= static_cast<double>(count_rows(args.targets));
   *static_cast<T*>(args.out) = static_cast<T>(total);
+}
+
+void total_any(const LossTotalArgs& args) {
+  return args.dtype == DType::f64 ? total_of<double>(args) : total_of<float>(args);
+}
+
+template <class T>
+void forward(const CrossEntropyArgs& args) {
+  const MergedStrides<1> rows(args.outer, {&args.scores.strides});
+  parallel_for(args.targets.rows, row_grain(args.targets),
+               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, rows, begin, end); });
+  if (args.reduction == LossReduction::none) return;
+  total_any({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
 }
 
 // One row's gradient; `g` is the gradient of its loss, 0 classes are left out for an ignored row.
@@ -177,7 +187,8 @@ template <class T>
 void backward(const CrossEntropyBackwardArgs& args) {
   const MergedStrides<2> rows(args.outer,
                               {args.are_logits ? &args.scores.strides : &args.dx.strides, &args.dx.strides});
-  const double divisor = args.reduction == LossReduction::mean ? static_cast<double>(count_rows(args.targets)) : 1;
+  const ClassTargets& batch = args.batch.data ? args.batch : args.targets;
+  const double divisor = args.reduction == LossReduction::mean ? static_cast<double>(count_rows(batch)) : 1;
   parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
     run_variant<BackwardRows<T>>(args, rows, divisor, begin, end);
   });
@@ -194,7 +205,7 @@ void backward_any(const CrossEntropyBackwardArgs& args) {
 }  // namespace cross_entropy_detail
 
 const CrossEntropyKernels cross_entropy_cpu{cross_entropy_detail::find_bad_target, cross_entropy_detail::forward_any,
-                                            cross_entropy_detail::backward_any};
+                                            cross_entropy_detail::backward_any, cross_entropy_detail::total_any};
 
 const CrossEntropyKernels& cross_entropy_kernels(Device device) {
   if (device.is_cpu()) return cross_entropy_cpu;

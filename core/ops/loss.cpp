@@ -6,6 +6,7 @@
 #include <thimble/core/elementwise.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
+#include <thimble/core/ops/loss_common.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/reduce.h>
 #include <thimble/core/view.h>
@@ -13,28 +14,26 @@
 namespace thimble::ops {
 namespace loss_detail {
 
-DType loss_dtype(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
 Shape without_last(Shape sizes) {
   sizes.erase(sizes.rank() - 1);
   return sizes;
 }
 
-// The attributes that cross entropy and nll share.
-struct Form {
-  const char* name;
-  bool are_logits;
-  std::int64_t ignore_index;
-  double label_smoothing;
-  LossReduction reduction;
-};
+void check_target_dtype(const Form& form, const Tensor& targets) {
+  if (targets.dtype() == DType::i32 || targets.dtype() == DType::i64) return;
+  throw DTypeError(std::string(form.name) + ": targets " + describe(targets) + " are neither i32 nor i64");
+}
+
+void check_label_smoothing(const Form& form) {
+  if (form.label_smoothing >= 0 && form.label_smoothing <= 1) return;
+  throw ValueError(std::string(form.name) + ": label smoothing " + std::to_string(form.label_smoothing) +
+                   " is not in [0, 1]");
+}
 
 void check(const Form& form, const Tensor& scores, const Tensor& targets) {
   const std::string name = form.name;
   if (!is_floating(scores.dtype())) throw DTypeError(name + ": scores " + describe(scores) + " are not floating");
-  if (targets.dtype() != DType::i32 && targets.dtype() != DType::i64) {
-    throw DTypeError(name + ": targets " + describe(targets) + " are neither i32 nor i64");
-  }
+  check_target_dtype(form, targets);
   if (scores.rank() < 1 || scores.shape().back() < 1 || targets.shape() != without_last(scores.shape())) {
     throw ShapeError(name + ": scores " + describe(scores) + " and targets " + describe(targets) +
                      ", they must be (..., C) with C >= 1 and (...)");
@@ -43,9 +42,7 @@ void check(const Form& form, const Tensor& scores, const Tensor& targets) {
     throw DeviceError(name + ": scores " + describe(scores) + " and targets " + describe(targets) +
                       " are on different devices");
   }
-  if (!(form.label_smoothing >= 0 && form.label_smoothing <= 1)) {
-    throw ValueError(name + ": label smoothing " + std::to_string(form.label_smoothing) + " is not in [0, 1]");
-  }
+  check_label_smoothing(form);
 }
 
 kernels::ClassTargets class_targets(const Form& form, const Tensor& targets, std::int64_t classes,
@@ -53,7 +50,7 @@ kernels::ClassTargets class_targets(const Form& form, const Tensor& targets, std
   return {at(targets), targets.dtype(), targets.elements(), classes, form.ignore_index};
 }
 
-// Throws ValueError for the first target that is neither a class nor ignored. Kernels cannot throw, so they are asked.
+// Kernels cannot throw, so they are asked.
 void check_targets(const Form& form, const Tensor& targets, std::int64_t classes) {
   std::int64_t bad = -1, value = 0;
   launch(targets.device(), [&](const Addresses& at) {
