@@ -23,7 +23,7 @@ Tensor add(Tensor a, Tensor b) {
 
 }  // namespace backward_detail
 
-void Tape::backward(const Tensor& loss, Tensor seed) {
+void Tape::backward(const Tensor& loss, Tensor seed, const LeafHook* on_gradient) {
   if (!loss.leaf() && (!is_on_tape(loss) || !values_[loss.tape_ref().value].needs_grad)) {
     throw AutogradError(
         "backward: " + describe(loss) +
@@ -38,6 +38,7 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
   if (loss.leaf()) {  // its own gradient
     if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
     accumulate_leaf(loss.leaf(), std::move(seed));
+    if (on_gradient) (*on_gradient)(loss.leaf());
     return clear();
   }
   if (plan_ && nodes_.size() != plan_->types.size()) {
@@ -51,6 +52,9 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
     if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
     Value& last = values_[loss.tape_ref().value];
     last.grad_slot = take_slot(std::move(seed));
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> due;  // the leaves that are waiting, the next at the back
+    std::vector<std::uint32_t> late;
+    if (on_gradient) due = first_readers();
     for (std::size_t i = nodes_.size(); i-- > 0;) {
       Node& node = nodes_[i];
       context().path = node.path;
@@ -58,12 +62,46 @@ void Tape::backward(const Tensor& loss, Tensor seed) {
       for (std::int32_t s = node.segment; s != none_segment && segment(s).first_node == i; s = segment(s).parent) {
         drop_sources(segment(s));
       }
+      for (; !due.empty() && due.back().first == i; due.pop_back()) {
+        // Passed over, while other nodes of its segment may yet have it run again.
+        if (is_inside_of_closed(nodes_[i].segment)) {
+          late.push_back(due.back().second);
+        } else {
+          (*on_gradient)(leaves_[due.back().second]);
+        }
+      }
     }
+    for (const std::uint32_t leaf : late) (*on_gradient)(leaves_[leaf]);
   } catch (...) {
     clear();
     throw;
   }
   clear();
+}
+
+// (first node that has it as an operand, leaf), the last such node at the back.
+std::vector<std::pair<std::uint32_t, std::uint32_t>> Tape::first_readers() const {
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> list;
+  list.reserve(leaves_.size());
+  std::vector<std::uint8_t> is_met(leaves_.size(), 0);
+  for (std::uint32_t n = 0; n < nodes_.size(); ++n) {
+    for (std::uint32_t i = 0; i < nodes_[n].inputs; ++i) {
+      const std::uint32_t value = inputs_[nodes_[n].first_input + i];
+      if (value == none || values_[value].leaf < 0) continue;
+      const auto leaf = static_cast<std::uint32_t>(values_[value].leaf);
+      if (is_met[leaf] != 0) continue;
+      is_met[leaf] = 1;
+      list.emplace_back(n, leaf);
+    }
+  }
+  return list;
+}
+
+bool Tape::is_inside_of_closed(std::int32_t index) const {
+  for (; index != none_segment; index = segment(index).parent) {
+    if (!segment(index).is_open) return true;
+  }
+  return false;
 }
 
 void Tape::run_node(Node& node) {

@@ -19,6 +19,7 @@
 #include <thimble/autograd/node.h>
 #include <thimble/autograd/plan.h>
 #include <thimble/core/context.h>
+#include <thimble/core/parallel.h>
 #include <thimble/core/tensor.h>
 
 namespace thimble {
@@ -38,6 +39,9 @@ struct TapeTimes {
   std::vector<double> forward, rerun, backward;  ///< rerun: all of its runs after the first
 };
 
+/// Told of a leaf whose gradient is complete.
+using LeafHook = FunctionRef<void(const std::shared_ptr<Leaf>&)>;
+
 class Tape {
  public:
   Tape();
@@ -49,7 +53,13 @@ class Tape {
   /// of the loss itself, 1 when undefined, and then the loss must have one element. Frees saved tensors and gradients
   /// as it goes; afterwards the tape is empty. Throws AutogradError (the loss is not on this tape, or a saved tensor
   /// was overwritten), ShapeError (seed).
-  void backward(const Tensor& loss, Tensor seed = {});
+  ///
+  /// `on_gradient` is called once for every leaf on the tape: when the first of the nodes that have it as an operand
+  /// has run backward, or was passed over, and no segment will run one of them again. From then on nothing on the tape
+  /// adds to the leaf's gradient, which is undefined where none came, or reads the leaf. (Another tensor that shares
+  /// its bytes may still be kept: Storage::is_held_for_backward.) The hook may take the gradient away and write the
+  /// leaf; what it throws ends the backward.
+  void backward(const Tensor& loss, Tensor seed = {}, const LeafHook* on_gradient = nullptr);
 
   /// Drops everything recorded; capacity is kept for the next step.
   void clear() noexcept;
@@ -189,6 +199,8 @@ class Tape {
   void drop_sources(Segment& segment) noexcept;
 
   void run_node(Node& node);
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> first_readers() const;
+  bool is_inside_of_closed(std::int32_t index) const;
   void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
   void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
   void check_version(const Node& node, const SavedEdge& edge) const;

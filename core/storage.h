@@ -36,6 +36,7 @@ class Storage {
 
   /// Counted: the tape holds every storage that backward will read.
   void hold_for_backward() noexcept;
+  bool is_held_for_backward() const noexcept { return held_ > 0; }
   void release_from_backward() noexcept;
 
   /// Counts in-place writes; the tape compares it to find saved tensors that were overwritten.

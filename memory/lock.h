@@ -89,6 +89,8 @@ class LockedResource : public Resource {
 class Decorator : public LockedResource {
  public:
   Device device() const noexcept final { return upstream_->device(); }
+  /// What it stands on.
+  const Resource& upstream() const noexcept { return *upstream_; }
 
  protected:
   explicit Decorator(std::shared_ptr<Resource> upstream);

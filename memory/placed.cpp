@@ -238,6 +238,21 @@ std::size_t Placed::release_region() noexcept {
   return give_region_back();
 }
 
+bool Placed::is_replaying() const {
+  const std::lock_guard guard(*lock());
+  return next_ != nullptr;
+}
+
+const Placed* Placed::find(const Resource& resource) noexcept {
+  const Resource* at = &resource;
+  while (at != nullptr) {
+    if (const auto* const placed = dynamic_cast<const Placed*>(at)) return placed;
+    const auto* const decorator = dynamic_cast<const Decorator*>(at);
+    at = decorator != nullptr ? &decorator->upstream() : nullptr;
+  }
+  return nullptr;
+}
+
 Placed::Statistics Placed::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = counts_;

@@ -88,6 +88,13 @@ class Placed final : public Decorator {
 
   Statistics statistics() const;
 
+  /// Whether the step that is under way has been the planned one up to now: what the plan places then takes nothing
+  /// from the arena.
+  bool is_replaying() const;
+
+  /// The placed arena that `resource` is or stands on; null: there is none.
+  static const Placed* find(const Resource& resource) noexcept;
+
   /// A step as a scope: ended when it is left, by an exception too.
   class Step {
    public:

@@ -97,23 +97,32 @@ Tensor Bert::embed(const Tensor& ids) {  // (B, T)
   return dropout_(norm_(add(words_(ids), add(positions, type))));
 }
 
-Tensor Bert::predict(const Tensor& x) {  // (B, T, C)
-  const Tensor y = bert_detail::gelu_if_textbook((*transform_)(x), options_.build, "cls.predictions.transform.gelu");
-  const Tensor normed = (*transform_norm_)(y);
-  const PathScope scope("cls.predictions.decoder");
-  return linear(normed, words_.weight, bias_);  // (B, T, V)
-}
-
-Tensor Bert::forward(const Tensor& ids) {
+// Ids (B, T) -> what the head reads (B, T, C).
+Tensor Bert::features(const Tensor& ids) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("bert: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
                      " is allowed");
   }
   const PathScope scope(path());
-  return predict(through_blocks(layers_, embed(ids), recomputes_blocks_));
+  const Tensor x = through_blocks(layers_, embed(ids), recomputes_blocks_);
+  return (*transform_norm_)(
+      bert_detail::gelu_if_textbook((*transform_)(x), options_.build, "cls.predictions.transform.gelu"));
+}
+
+Tensor Bert::forward(const Tensor& ids) {
+  const Tensor x = features(ids);
+  const PathScope scope(path());
+  const PathScope decoder("cls.predictions.decoder");
+  return linear(x, words_.weight, bias_);  // (B, T, V)
 }
 
 Tensor Bert::loss(const Batch& batch) {
+  if (options_.head == Head::chunked) {
+    const Tensor x = features(batch.input);
+    const PathScope scope(path());
+    const PathScope head("loss");
+    return chunked_token_loss(x, words_.weight, bias_, batch.target);
+  }
   const Tensor logits = forward(batch.input);
   const PathScope scope(path());
   const PathScope head("loss");

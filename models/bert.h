@@ -54,7 +54,7 @@ class Bert final : public Model {
 
  private:
   Tensor embed(const Tensor& ids);
-  Tensor predict(const Tensor& x);
+  Tensor features(const Tensor& ids);
 
   nn::Embedding &words_, &positions_, &types_;
   nn::LayerNorm& norm_;

@@ -90,7 +90,8 @@ Gpt::Gpt(const ModelOptions& sizes, const nn::Placement& on)
         return child<nn::LayerNorm>("ln_f", sizes.width, on);
       }()) {}
 
-Tensor Gpt::forward(const Tensor& ids) {
+// Ids (B, T) -> what the head reads (B, T, C).
+Tensor Gpt::features(const Tensor& ids) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("gpt: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
                      " is allowed");
@@ -98,12 +99,23 @@ Tensor Gpt::forward(const Tensor& ids) {
   const PathScope scope(path());
   const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
   Tensor x = dropout_(add(tokens_(ids), positions));                     // (B, T, C)
-  x = norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_));
+  return norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_));
+}
+
+Tensor Gpt::forward(const Tensor& ids) {
+  const Tensor x = features(ids);
+  const PathScope scope(path());
   const PathScope head("head");
   return linear(x, tokens_.weight);  // (B, T, V)
 }
 
 Tensor Gpt::loss(const Batch& batch) {
+  if (options_.head == Head::chunked) {
+    const Tensor x = features(batch.input);
+    const PathScope scope(path());
+    const PathScope head("loss");
+    return chunked_token_loss(x, tokens_.weight, Tensor(), batch.target);
+  }
   const Tensor logits = forward(batch.input);
   const PathScope scope(path());
   const PathScope head("loss");

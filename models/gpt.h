@@ -45,6 +45,8 @@ class Gpt final : public Model {
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
+  Tensor features(const Tensor& ids);
+
   nn::Embedding &tokens_, &positions_;
   nn::Dropout& dropout_;
   std::vector<GptBlock*> blocks_;

@@ -19,6 +19,10 @@ struct Batch {
 /// fused: the cheapest form of every operator. textbook: the plain form, as the literature counts its bytes.
 enum class Build : std::uint8_t { fused, textbook };
 
+/// How a model over tokens makes its loss. full: logits (N T, V), then their cross-entropy. chunked: rows in chunks,
+/// never all logits (core/ops/linear_cross_entropy.h); the same loss, gradients summed in another order.
+enum class Head : std::uint8_t { full, chunked };
+
 /// Sizes that differ from the named model's own; 0 or negative: as the model has them.
 struct ModelOptions {
   std::int64_t image = 0;     ///< height and width of images
@@ -31,6 +35,7 @@ struct ModelOptions {
   bool shares_kernels =
       true;  ///< sharedconv: false builds its plain twin, whose convolutions have kernels of their own
   Build build = Build::fused;
+  Head head = Head::full;  ///< of models over tokens in the fused build
 };
 
 class Model : public nn::Module {

@@ -38,6 +38,9 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
     throw ValueError(std::string(name) +
                      ": it has no convolutions that share kernels, so there is nothing to turn off");
   }
+  if (options.head == Head::chunked && options.build == Build::textbook) {
+    throw ValueError(std::string(name) + ": the textbook build has the full head alone");
+  }
   refuse("image", options.image);
   refuse("channels", options.channels);
   refuse("classes", options.classes);
@@ -56,6 +59,11 @@ Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build) {
   const Tensor rows = reshape(logits, {-1, logits.size(-1)});  // (B T, V)
   const Tensor classes = view::reshape(contiguous(targets), {-1});
   return build == Build::fused ? cross_entropy(rows, classes) : cross_entropy_textbook(rows, classes);
+}
+
+Tensor chunked_token_loss(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets) {
+  const Tensor rows = reshape(x, {-1, x.size(-1)});  // (B T, C)
+  return linear_cross_entropy(rows, weight, view::reshape(contiguous(targets), {-1}), {}, bias);
 }
 
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device) {

@@ -19,7 +19,8 @@ struct TokenSizes {
 };
 
 /// `options` with what is left open taken from the row of `family` that is called `name`. Throws ValueError, naming
-/// `kind`: no such row, heads that do not divide the width, a dropout outside of [0, 1), sizes of images.
+/// `kind`: no such row, heads that do not divide the width, a dropout outside of [0, 1), sizes of images, a chunked
+/// head in the textbook build.
 ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> family, std::string_view name,
                            ModelOptions options);
 
@@ -29,6 +30,9 @@ void require_transformer_sizes(std::string_view name, const ModelOptions& sizes)
 /// Mean cross-entropy of logits (B, T, V) and class numbers (B, T); positions with target -100 do not count. The
 /// textbook's form keeps log-probabilities, the fused one the logits.
 Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build);
+
+/// token_loss(linear(x, weight, bias), targets) of x (B, T, C) and weight (V, C) by chunks of rows, without the logits.
+Tensor chunked_token_loss(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets);
 
 /// Ids and targets (samples, sequence), zeros, booked as input.
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device);

@@ -1,24 +1,135 @@
 #include <thimble/nn/step.h>
 
+#include <algorithm>
+#include <exception>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include <thimble/core/error.h>
+#include <thimble/core/context.h>
 #include <thimble/core/transaction.h>
+#include <thimble/memory/placed.h>
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/clip.h>
 
 namespace thimble::nn {
+namespace step_detail {
+
+void refuse_fusing(const std::string& why) { throw PlanError("training_step: the optimizer cannot be fused " + why); }
+
+/// Null where no placed arena stands behind the parameters' resource.
+const Placed* placed_behind(const optim::Optimizer& optimizer) {
+  if (optimizer.parameters().empty()) return nullptr;
+  return Placed::find(*current_resource(optimizer.parameters().front().tensor.device()));
+}
+
+void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options) {
+  if (options.clip_norm > 0) {
+    refuse_fusing("with clip_norm " + std::to_string(options.clip_norm) +
+                  ": the global norm is known when all gradients are there");
+  }
+  if (options.micro_batches > 1) {
+    refuse_fusing("with " + std::to_string(options.micro_batches) +
+                  " micro-batches: gradients are complete after the last one");
+  }
+  for (const optim::Named& p : optimizer.parameters()) {
+    if (p.tensor.grad().defined()) {
+      refuse_fusing("while " + p.name + " has a gradient of before: a step that fails could not put it back");
+    }
+  }
+  if (options.fuses_optimizer != FusedUpdate::secured || optimizer.parameters().empty()) return;
+  const Placed* const placed = placed_behind(optimizer);
+  const bool is_dry = optimizer.parameters().front().tensor.device().is_dry;
+  if (placed != nullptr ? !placed->is_replaying() : !is_dry) {
+    refuse_fusing(
+        "securely: no placed step is being replayed, so memory could run out after the first update; "
+        "FusedUpdate::unsecured allows that");
+  }
+}
+
+/// Updates parameters as their gradients come.
+class Updates {
+ public:
+  Updates(optim::Optimizer& optimizer, bool is_secured)
+      : optimizer_(optimizer), placed_(is_secured ? placed_behind(optimizer) : nullptr) {
+    for (std::size_t i = 0; i < optimizer.parameters().size(); ++i) {
+      by_leaf_.emplace_back(optimizer.parameters()[i].tensor.leaf().get(), i);
+    }
+    std::sort(by_leaf_.begin(), by_leaf_.end());
+  }
+
+  void on_gradient(const std::shared_ptr<Leaf>& leaf) {
+    if (!leaf->grad.defined()) return;
+    if (done_ == 0 && placed_ != nullptr && !placed_->is_replaying()) return;  // finish() does it
+    const auto first = std::lower_bound(by_leaf_.begin(), by_leaf_.end(), std::pair(leaf.get(), std::size_t{0}));
+    auto end = first;
+    while (end != by_leaf_.end() && end->first == leaf.get()) ++end;
+    if (first == end) return;  // a leaf that is not trained
+    const Tensor& parameter = optimizer_.parameters()[first->second].tensor;
+    // Other tensors with its bytes are still to be read in backward.
+    if (parameter.storage() && parameter.storage()->is_held_for_backward()) return;
+    for (auto p = first; p != end; ++p) update(p->second);
+    leaf->grad = Tensor();
+  }
+
+  /// What is left when backward is over; the count goes up even where nothing had a gradient, as in step().
+  void finish() {
+    for (std::size_t i = 0; i < optimizer_.parameters().size(); ++i) {
+      if (optimizer_.parameters()[i].tensor.grad().defined()) update(i);
+    }
+    if (done_ == 0) optimizer_.begin_step();
+  }
+
+  std::size_t done() const noexcept { return done_; }
+
+ private:
+  void update(std::size_t index) {
+    if (done_++ == 0) optimizer_.begin_step();
+    optimizer_.step_one(index);
+  }
+
+  optim::Optimizer& optimizer_;
+  const Placed* placed_;  // null: nothing to look at before the first update
+  std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
+  std::size_t done_ = 0;
+};
+
+Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options) {
+  Updates updates(optimizer, options.fuses_optimizer == FusedUpdate::secured);
+  const auto update = [&](const std::shared_ptr<Leaf>& leaf) { updates.on_gradient(leaf); };
+  const LeafHook hook(update);
+  try {
+    const Tensor loss = optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook);
+    updates.finish();
+    return loss;
+  } catch (const std::exception& error) {
+    if (updates.done() == 0) throw;
+    const std::size_t all = optimizer.parameters().size();
+    std::throw_with_nested(PartialUpdateError("training_step: failed when " + std::to_string(updates.done()) + " of " +
+                                                  std::to_string(all) +
+                                                  " parameters were updated, and they stay so: " + error.what(),
+                                              updates.done(), all));
+  }
+}
+
+}  // namespace step_detail
 
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options) {
   if (!(options.clip_norm >= 0)) {
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }
+  const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
+  if (is_fused) step_detail::check_fusing(optimizer, options);
   Transaction transaction;
-  const Tensor loss =
-      optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording);
-  if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
-  optimizer.step();
+  Tensor loss;
+  if (is_fused) {
+    loss = step_detail::run_fused(optimizer, loss_of, options);
+  } else {
+    loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording);
+    if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
+    optimizer.step();
+  }
   optimizer.zero_grad();
   transaction.commit();
   return loss;

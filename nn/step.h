@@ -1,17 +1,47 @@
 #pragma once
 // One training step as a transaction.
 
+#include <cstdint>
+#include <string>
+
+#include <thimble/core/error.h>
 #include <thimble/core/parallel.h>
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::nn {
 
+/// Whether a parameter is updated, and its gradient freed, as soon as backward has done with it, so that gradients need
+/// the bytes of those that are there at a time instead of all.
+enum class FusedUpdate : std::uint8_t {
+  off,
+  /// Only while a placed step is replayed (memory/placed.h), whose memory is there before it begins; on a dry device
+  /// always. A step that has left its plan before the first update makes all updates at its end.
+  secured,
+  /// Anywhere. Out of memory after the first update throws PartialUpdateError.
+  unsecured
+};
+
 struct StepOptions {
   double clip_norm = 0;            ///< > 0: gradients are clipped by their global norm; 0: they are not
   std::int64_t micro_batches = 1;  ///< gradient accumulation
   std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several
   optim::RecordingOptions recording = {};
+  FusedUpdate fuses_optimizer = FusedUpdate::off;
+};
+
+/// A fused step failed after it had updated some of the parameters: those, their optimizer state and the count of
+/// updates stay changed. Its cause is nested (std::rethrow_if_nested) and in the text.
+class PartialUpdateError : public Error {
+ public:
+  PartialUpdateError(const std::string& message, std::size_t updated, std::size_t parameters)
+      : Error(message), updated_(updated), parameters_(parameters) {}
+  /// Parameters that are updated, of so many.
+  std::size_t updated() const noexcept { return updated_; }
+  std::size_t parameters() const noexcept { return parameters_; }
+
+ private:
+  std::size_t updated_, parameters_;
 };
 
 /// Forward and backward of every micro-batch (`loss_of(i)` gives its mean loss), clipping, one update, gradients freed.
@@ -19,6 +49,12 @@ struct StepOptions {
 /// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
 /// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not
 /// read. Throws ValueError for options out of range, and what `loss_of` throws.
+///
+/// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
+/// segments included: the same bits. Optimizer state is there since the optimizer was made, and an update needs no
+/// memory. Throws PlanError, before anything is run, together with clipping (the norm is known when all gradients are),
+/// several micro-batches (gradients are complete after the last), gradients that were there before (they could not be
+/// put back), and `secured` without a replayed step; PartialUpdateError as above.
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options = {});
 

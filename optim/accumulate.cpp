@@ -9,7 +9,7 @@
 namespace thimble::optim {
 
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
-                            const RecordingOptions& recording) {
+                            const RecordingOptions& recording, const LeafHook* on_gradient) {
   if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
   if (count > 1 && samples < 1) {
     throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +
@@ -29,7 +29,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       if (count > 1) loss = loss * (1.0 / static_cast<double>(count));
     }
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
-    tape.backward(loss);
+    tape.backward(loss, {}, on_gradient);
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
   }
   return total;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <thimble/autograd/graph.h>
+#include <thimble/autograd/tape.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/tensor.h>
 
@@ -20,8 +21,8 @@ struct RecordingOptions {
 /// `loss_of(i)` gives micro-batch i's mean loss (recorded on a tape of its own); it is divided by `count`, so that the
 /// sum of gradients is that of the mean over the whole batch. Random operators draw what the whole batch would have
 /// drawn. Returns the mean of the losses (one element). Throws ValueError when count < 1, or when samples < 1
-/// and there are several micro-batches.
+/// and there are several micro-batches. `on_gradient` is handed to every backward (Tape::backward).
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
-                            const RecordingOptions& recording = {});
+                            const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr);
 
 }  // namespace thimble::optim

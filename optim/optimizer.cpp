@@ -16,13 +16,19 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(s
 }
 
 void Optimizer::step() {
-  ++step_count_;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Tensor& gradient = parameters_[i].tensor.grad();
-    if (!gradient.defined() || gradient.elements() == 0) continue;
-    update(i, parameters_[i].tensor, gradient);
-    parameters_[i].tensor.storage()->bump_version();
+  begin_step();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) step_one(i);
+}
+
+void Optimizer::step_one(std::size_t index) {
+  if (index >= parameters_.size()) {
+    throw ValueError("optimizer: parameter " + std::to_string(index) + " of " + std::to_string(parameters_.size()));
   }
+  const Tensor& parameter = parameters_[index].tensor;
+  const Tensor& gradient = parameter.grad();
+  if (!gradient.defined() || gradient.elements() == 0) return;
+  update(index, parameter, gradient);
+  parameter.storage()->bump_version();
 }
 
 void Optimizer::zero_grad() {

@@ -26,6 +26,10 @@ class Optimizer {
 
   /// One update of every parameter that has a gradient. Writes in place; allocates nothing, so it cannot fail half-way.
   void step();
+  /// The same in parts: counts the update that begins ...
+  void begin_step() noexcept { ++step_count_; }
+  /// ... and does that of one parameter, where it has a gradient. Throws ValueError for an index out of range.
+  void step_one(std::size_t index);
   /// Forgets (and so frees) all gradients.
   void zero_grad();
 

@@ -122,6 +122,17 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->type_name("S");
   command
       .add_option_function<std::string>(
+          "--head",
+          [setup](const std::string& text) {
+            if (text != "full" && text != "chunked") {
+              throw ValueError("--head: " + quote(text) + " is not one of full, chunked");
+            }
+            setup->sizes.head = text == "chunked" ? models::Head::chunked : models::Head::full;
+          },
+          "Text models: full makes all logits, chunked those of some rows at a time (full)")
+      ->type_name("H");
+  command
+      .add_option_function<std::string>(
           "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
           "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
       ->type_name("D");

@@ -22,7 +22,7 @@ namespace linear_cross_entropy_detail {
 using loss_detail::Form;
 
 // The products read the whole weight once per chunk, so a chunk has rows enough to make that cheap.
-constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 64;
+constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128;
 
 void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets) {
   const std::string name = form.name;
