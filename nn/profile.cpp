@@ -22,19 +22,26 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
     const std::unique_ptr<TrainingRun> run = make(device);
     profile.parameters = run->parameters();
     if (wants_trace) profile.setup_end = stack.trace->event_count();
+    const auto step = [&] {
+      if (stack.placed == nullptr) return run->step();
+      const Placed::Step replay(*stack.placed);
+      run->step();
+    };
+    const auto release_region = [&] {
+      if (stack.placed != nullptr) stack.placed->release_region();
+    };
     for (std::size_t i = 0; i < steps; ++i) {
       const auto start = std::chrono::steady_clock::now();
-      if (stack.placed != nullptr) {
-        const Placed::Step step(*stack.placed);
-        run->step();
-      } else {
-        run->step();
-      }
+      step();
       if (wants_trace) profile.step_ends.push_back(stack.trace->event_count());
       const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
       if (!device.is_dry) profile.ms_per_step = elapsed.count();
     }
-    run->finish();
+    release_region();
+    run->finish([&] {
+      step();
+      release_region();
+    });
     if (device == cpu) {
       profile.rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
     }

@@ -18,8 +18,9 @@ class TrainingRun {
   virtual void step() = 0;
   /// How the next steps are made.
   virtual StepOptions& options() = 0;
-  /// What the program does when the steps are over (evaluates, samples): it may need more than they do.
-  virtual void finish() {}
+  /// What the program does between and after its steps (evaluates, samples): it may need more than they do. `step` runs
+  /// a further one as the others were run.
+  virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
   /// Elements of all parameters.
   virtual std::int64_t parameters() const = 0;
 };

@@ -69,54 +69,99 @@ Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(
     plan.step_s = static_cast<double>(std::max(time, fastest)) * 1e-9;
     plan.time_overhead = static_cast<double>(std::max(time, fastest)) / static_cast<double>(fastest) - 1;
   };
-  keep_everything_ = run_dry(nullptr);
-  count_time(keep_everything_, fastest);
-  std::vector<Plan> all{keep_everything_};
+  candidates_.push_back(run_dry(nullptr));
+  count_time(candidates_.back().plan, fastest);
+  keep_everything_ = candidates_.back().plan;
   for (const fit_detail::Candidate& candidate : fit_detail::best(std::move(candidates), fit_detail::candidate_count)) {
     const remat::Plan of_chain = frontiers[candidate.chain].plan(candidate.budget_bytes);
     auto tape = std::make_shared<TapePlan>(make_tape_plan(chains[candidate.chain], of_chain));
     if (tape->segments.empty()) continue;
-    Plan plan = run_dry(std::move(tape));
-    plan.description = remat::to_string(of_chain);
-    count_time(plan, candidate.time);
-    all.push_back(std::move(plan));
+    candidates_.push_back(run_dry(std::move(tape)));
+    candidates_.back().plan.description = remat::to_string(of_chain);
+    count_time(candidates_.back().plan, candidate.time);
   }
-  std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) {
-    return a.step_s != b.step_s ? a.step_s < b.step_s : a.peak_bytes < b.peak_bytes;
+  std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+    return a.plan.step_s != b.plan.step_s ? a.plan.step_s < b.plan.step_s
+                                          : a.plan.lower_bound_bytes < b.plan.lower_bound_bytes;
   });
-  // From the fastest on: a slower plan must need less.
-  for (Plan& plan : all) {
-    if (plans_.empty() || plan.peak_bytes < plans_.back().peak_bytes) plans_.push_back(std::move(plan));
-  }
-  std::reverse(plans_.begin(), plans_.end());
 }
 
-Plan Planner::run_dry(std::shared_ptr<const TapePlan> tape) const {
-  const MakeRun make = [&](Device device) {
-    std::unique_ptr<TrainingRun> run = make_(device);
+MakeRun Planner::run_with(std::shared_ptr<const TapePlan> tape) const {
+  return [make = make_, tape = std::move(tape)](Device device) {
+    std::unique_ptr<TrainingRun> run = make(device);
     run->options().recording.plan = tape;
     return run;
   };
-  const MemoryProfile profile = profile_training(device_, make);
-  Plan plan;
-  plan.peak_bytes = profile.peak_bytes;
-  plan.lower_bound_bytes = profile.lower_bound_bytes;
-  plan.peak_by_category = profile.peak_by_category;
-  plan.tape = std::move(tape);
-  return plan;
 }
 
-const Plan& Planner::fit(std::size_t budget_bytes) const {
-  const auto above = std::upper_bound(plans_.begin(), plans_.end(), budget_bytes,
-                                      [](std::size_t budget, const Plan& plan) { return budget < plan.peak_bytes; });
-  if (above == plans_.begin()) {
-    throw BudgetError("fit: no plan needs as little as " + memory::exact_bytes(budget_bytes) + "; the smallest needs " +
-                          memory::exact_bytes(minimum_bytes()) + " at " +
-                          std::to_string(static_cast<int>(100 * plans_.front().time_overhead + 0.5)) +
-                          " % more time, keeping everything " + memory::exact_bytes(keep_everything().peak_bytes),
-                      budget_bytes, minimum_bytes());
+Planner::Candidate Planner::run_dry(std::shared_ptr<const TapePlan> tape) const {
+  MemoryProfile profile = profile_training(device_, run_with(tape), 2, true);
+  Candidate candidate;
+  candidate.plan.tape = std::move(tape);
+  candidate.plan.peak_bytes = profile.peak_bytes;
+  candidate.plan.lower_bound_bytes = profile.lower_bound_bytes;
+  candidate.plan.peak_by_category = profile.peak_by_category;
+  candidate.events = std::move(profile.events);
+  candidate.step_ends = std::move(profile.step_ends);
+  candidate.setup_end = profile.setup_end;
+  return candidate;
+}
+
+const Plan& Planner::place(Candidate& candidate) {
+  if (candidate.is_placed) return candidate.plan;
+  memory::PlacementOptions options = placement_options(device_);
+  options.last_stage = memory::PlacementStage::improvement;
+  MemoryProfile dynamic;
+  dynamic.events = std::move(candidate.events);
+  dynamic.step_ends = std::move(candidate.step_ends);
+  dynamic.setup_end = candidate.setup_end;
+  std::vector<StepPlan> placement = plan_steps(dynamic, options);
+  const MemoryProfile placed = profile_training(device_, run_with(candidate.plan.tape), 2, false, placement);
+  if (placed.peak_bytes <= candidate.plan.peak_bytes) {
+    candidate.plan.peak_bytes = placed.peak_bytes;
+    candidate.plan.peak_by_category = placed.peak_by_category;
+    candidate.plan.placement = std::move(placement);
   }
-  return *std::prev(above);
+  candidate.is_placed = true;
+  return candidate.plan;
+}
+
+const Plan& Planner::fit(std::size_t budget_bytes) {
+  for (Candidate& candidate : candidates_) {
+    if (candidate.plan.lower_bound_bytes > budget_bytes) continue;
+    if (place(candidate).peak_bytes <= budget_bytes) return candidate.plan;
+  }
+  const Plan& least = smallest();
+  throw BudgetError("fit: no plan needs as little as " + memory::exact_bytes(budget_bytes) + "; the smallest needs " +
+                        memory::exact_bytes(least.peak_bytes) + " at " +
+                        std::to_string(static_cast<int>(100 * least.time_overhead + 0.5)) +
+                        " % more time, keeping everything " + memory::exact_bytes(keep_everything_.peak_bytes),
+                    budget_bytes, least.peak_bytes);
+}
+
+const Plan& Planner::smallest() {
+  std::vector<Candidate*> by_bound;
+  for (Candidate& candidate : candidates_) by_bound.push_back(&candidate);
+  std::stable_sort(by_bound.begin(), by_bound.end(), [](const Candidate* a, const Candidate* b) {
+    return a->plan.lower_bound_bytes < b->plan.lower_bound_bytes;
+  });
+  const Plan* least = nullptr;
+  for (Candidate* const candidate : by_bound) {
+    if (least != nullptr && candidate->plan.lower_bound_bytes >= least->peak_bytes) break;
+    const Plan& plan = place(*candidate);
+    if (least == nullptr || plan.peak_bytes < least->peak_bytes) least = &plan;
+  }
+  return *least;
+}
+
+std::vector<Plan> Planner::plans() {
+  std::vector<Plan> front;
+  for (Candidate& candidate : candidates_) {
+    const Plan& plan = place(candidate);
+    if (front.empty() || plan.peak_bytes < front.back().peak_bytes) front.push_back(plan);
+  }
+  std::reverse(front.begin(), front.end());
+  return front;
 }
 
 }  // namespace thimble::nn
