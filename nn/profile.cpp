@@ -9,9 +9,16 @@
 
 namespace thimble::nn {
 
+memory::Options profile_options(Device device) {
+  constexpr std::size_t dry_addresses = std::size_t{1} << 50;
+  memory::Options options;
+  if (device.is_dry) options.arena.reserve_bytes = dry_addresses;
+  return options;
+}
+
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
                                std::vector<StepPlan> plans) {
-  memory::Options options;
+  memory::Options options = profile_options(device);
   options.trace = wants_trace;
   options.plans = std::move(plans);
   const memory::Stack stack = memory::make_resource(device, std::move(options));

@@ -46,6 +46,10 @@ struct MemoryProfile {
   Placed::Statistics placed;  ///< with plans: whether the steps were replayed
 };
 
+/// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must
+/// not depend on what there is.
+memory::Options profile_options(Device device);
+
 /// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
 /// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is
 /// replayed by them. Throws what the run throws.

@@ -52,8 +52,8 @@ TEST_CASE("budget: training inside of one has the losses of training without", "
   const BudgetRun plain = run_within(options);
   CHECK(plain.report.time_overhead == 0);
   const std::size_t all = plain.report.measured_peak_bytes;
-  for (const std::size_t part : {4, 3, 2}) {
-    options.budget_bytes = all * part / 5;
+  for (const std::size_t part : {9, 7, 6}) {
+    options.budget_bytes = all * part / 10;
     INFO("budget " << options.budget_bytes << " of " << all);
     const BudgetRun run = run_within(options);
     CHECK(run.report.predicted_peak_bytes == run.report.measured_peak_bytes);

@@ -39,7 +39,7 @@ std::vector<Candidate> best(std::vector<Candidate> all, std::size_t count) {
 
 Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(std::move(make)), device_(dry(device)) {
   {
-    const memory::Stack stack = memory::make_resource(device_);
+    const memory::Stack stack = memory::make_resource(device_, profile_options(device_));
     const ResourceScope scope(stack.top);
     const std::unique_ptr<TrainingRun> run = make_(device_);
     parameters_ = run->parameters();
