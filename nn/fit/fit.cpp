@@ -1,6 +1,8 @@
 #include <thimble/nn/fit/fit.h>
 
 #include <algorithm>
+#include <cmath>
+#include <span>
 #include <utility>
 
 #include <thimble/core/context.h>
@@ -12,26 +14,19 @@ namespace fit_detail {
 
 constexpr std::size_t candidate_count = 48;
 
-/// A plan of one of the chains, by the solver's numbers.
-struct Candidate {
-  std::size_t chain;
-  remat::Bytes budget_bytes;
-  remat::Time time;
-};
+using Points = std::span<const remat::Frontier::Point>;
 
-/// Those that no other one betters in both numbers, by rising time; at most `count`, spread evenly, both ends among
-/// them.
-std::vector<Candidate> best(std::vector<Candidate> all, std::size_t count) {
-  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
-    return a.time != b.time ? a.time < b.time : a.budget_bytes < b.budget_bytes;
-  });
-  std::vector<Candidate> front;
-  for (const Candidate& candidate : all) {
-    if (front.empty() || candidate.budget_bytes < front.back().budget_bytes) front.push_back(candidate);
+/// At most `count` points of a frontier, both ends among them, spread evenly over its bytes.
+std::vector<remat::Frontier::Point> spread(Points points, std::size_t count) {
+  std::vector<remat::Frontier::Point> some;
+  const double begin = static_cast<double>(points.front().budget_bytes);
+  const double step = (static_cast<double>(points.back().budget_bytes) - begin) / static_cast<double>(count - 1);
+  for (const remat::Frontier::Point& point : points) {
+    // The last one within each step: the fastest.
+    const auto at = [&](const auto& p) { return std::ceil((static_cast<double>(p.budget_bytes) - begin) / step); };
+    if (some.size() > 1 && at(some.back()) == at(point)) some.pop_back();
+    some.push_back(point);
   }
-  if (front.size() <= count) return front;
-  std::vector<Candidate> some;
-  for (std::size_t i = 0; i < count; ++i) some.push_back(front[i * (front.size() - 1) / (count - 1)]);
   return some;
 }
 
@@ -48,37 +43,23 @@ Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(
   }
   const std::vector<NodeTimes> times = node_times(graph_, hardware);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
-  std::vector<StagedGraph> chains;
-  std::vector<remat::Frontier> frontiers;
-  std::vector<fit_detail::Candidate> candidates;
-  std::vector<std::size_t> crossing;
-  for (std::size_t i = 1; i < cuts.size(); ++i) crossing.push_back(graph_.bytes_of(graph_.nodes[cuts[i] - 1].output));
-  for (const std::vector<std::size_t>& sizes : groupings(crossing)) {
-    std::vector<std::uint32_t> some{0};
-    std::size_t at = 0;
-    for (const std::size_t size : sizes) some.push_back(cuts[at += size]);
-    chains.push_back(make_stages(graph_, times, some));
-    frontiers.emplace_back(chains.back().chain);
-    for (const auto& point : frontiers.back().points()) {
-      candidates.push_back({chains.size() - 1, point.budget_bytes, point.time});
-    }
-  }
-  // Rounding to nanoseconds, stage by stage, may make a joined chain a little faster than it is.
-  const remat::Time fastest = frontiers.front().points().back().time;
+  const StagedGraph staged = make_stages(graph_, times, cuts);
+  const remat::Frontier frontier(staged.chain);
+  const remat::Time fastest = frontier.points().back().time;
   const auto count_time = [&](Plan& plan, remat::Time time) {
-    plan.step_s = static_cast<double>(std::max(time, fastest)) * 1e-9;
-    plan.time_overhead = static_cast<double>(std::max(time, fastest)) / static_cast<double>(fastest) - 1;
+    plan.step_s = static_cast<double>(time) * 1e-9;
+    plan.time_overhead = static_cast<double>(time) / static_cast<double>(fastest) - 1;
   };
   keep_everything_ = run_dry(nullptr);
   count_time(keep_everything_, fastest);
   std::vector<Plan> all{keep_everything_};
-  for (const fit_detail::Candidate& candidate : fit_detail::best(std::move(candidates), fit_detail::candidate_count)) {
-    const remat::Plan of_chain = frontiers[candidate.chain].plan(candidate.budget_bytes);
-    auto tape = std::make_shared<TapePlan>(make_tape_plan(chains[candidate.chain], of_chain));
+  for (const remat::Frontier::Point& point : fit_detail::spread(frontier.points(), fit_detail::candidate_count)) {
+    const remat::Plan of_chain = frontier.plan(point.budget_bytes);
+    auto tape = std::make_shared<TapePlan>(make_tape_plan(staged, of_chain));
     if (tape->segments.empty()) continue;
     Plan plan = run_dry(std::move(tape));
     plan.description = remat::to_string(of_chain);
-    count_time(plan, candidate.time);
+    count_time(plan, point.time);
     all.push_back(std::move(plan));
   }
   std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) {
