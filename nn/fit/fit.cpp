@@ -12,22 +12,63 @@
 namespace thimble::nn {
 namespace fit_detail {
 
-constexpr std::size_t candidate_count = 48;
+constexpr std::size_t candidate_count = 48;   // points of the frontier that are run, spread over its bytes
+constexpr std::size_t refinement_count = 24;  // further ones, where neighbouring plans lie far apart
 
-using Points = std::span<const remat::Frontier::Point>;
-
-/// At most `count` points of a frontier, both ends among them, spread evenly over its bytes.
-std::vector<remat::Frontier::Point> spread(Points points, std::size_t count) {
-  std::vector<remat::Frontier::Point> some;
+/// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
+/// which is the fastest.
+std::vector<std::size_t> spread(std::span<const remat::Frontier::Point> points, std::size_t count) {
   const double begin = static_cast<double>(points.front().budget_bytes);
   const double step = (static_cast<double>(points.back().budget_bytes) - begin) / static_cast<double>(count - 1);
-  for (const remat::Frontier::Point& point : points) {
-    // The last one within each step: the fastest.
-    const auto at = [&](const auto& p) { return std::ceil((static_cast<double>(p.budget_bytes) - begin) / step); };
-    if (some.size() > 1 && at(some.back()) == at(point)) some.pop_back();
-    some.push_back(point);
+  const auto place = [&](std::size_t i) {
+    return std::ceil((static_cast<double>(points[i].budget_bytes) - begin) / step);
+  };
+  std::vector<std::size_t> some;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (some.size() > 1 && place(some.back()) == place(i)) some.pop_back();
+    some.push_back(i);
   }
   return some;
+}
+
+/// A plan that was run, and the point of the frontier that it came from.
+struct Candidate {
+  std::size_t point;
+  Plan plan;
+};
+
+/// Those that none is as fast as with as few bytes, by rising bytes.
+std::vector<Candidate> best(std::vector<Candidate> all) {
+  std::stable_sort(all.begin(), all.end(), [](const Candidate& a, const Candidate& b) {
+    return a.plan.step_s != b.plan.step_s ? a.plan.step_s < b.plan.step_s : a.plan.peak_bytes < b.plan.peak_bytes;
+  });
+  std::vector<Candidate> front;  // from the fastest on: a slower plan must need less
+  for (Candidate& candidate : all) {
+    if (front.empty() || candidate.plan.peak_bytes < front.back().plan.peak_bytes)
+      front.push_back(std::move(candidate));
+  }
+  std::reverse(front.begin(), front.end());
+  return front;
+}
+
+/// The point of the frontier to run next: in the middle of those between the two neighbours that lie farthest apart in
+/// bytes and have one between them that was not run. The number of points when none lie farther apart than a fiftieth
+/// of the range.
+std::size_t next_point(const std::vector<Candidate>& front, const std::vector<bool>& was_run) {
+  std::size_t widest = (front.back().plan.peak_bytes - front.front().plan.peak_bytes) / 50;
+  std::size_t next = was_run.size();
+  for (std::size_t i = 0; i + 1 < front.size(); ++i) {
+    const std::size_t width = front[i + 1].plan.peak_bytes - front[i].plan.peak_bytes;
+    if (width <= widest) continue;
+    std::vector<std::size_t> between;
+    for (std::size_t p = front[i].point + 1; p < front[i + 1].point; ++p) {
+      if (!was_run[p]) between.push_back(p);
+    }
+    if (between.empty()) continue;
+    widest = width;
+    next = between[between.size() / 2];
+  }
+  return next;
 }
 
 }  // namespace fit_detail
@@ -45,31 +86,33 @@ Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
   const StagedGraph staged = make_stages(graph_, times, cuts);
   const remat::Frontier frontier(staged.chain);
-  const remat::Time fastest = frontier.points().back().time;
-  const auto count_time = [&](Plan& plan, remat::Time time) {
-    plan.step_s = static_cast<double>(time) * 1e-9;
-    plan.time_overhead = static_cast<double>(time) / static_cast<double>(fastest) - 1;
+  std::vector<fit_detail::Candidate> all;
+  const std::span<const remat::Frontier::Point> points = frontier.points();
+  const auto add = [&](std::size_t point, Plan plan) {
+    const double fastest = static_cast<double>(points.back().time);
+    plan.step_s = static_cast<double>(points[point].time) * 1e-9;
+    plan.time_overhead = static_cast<double>(points[point].time) / fastest - 1;
+    all.push_back({point, std::move(plan)});
   };
-  keep_everything_ = run_dry(nullptr);
-  count_time(keep_everything_, fastest);
-  std::vector<Plan> all{keep_everything_};
-  for (const remat::Frontier::Point& point : fit_detail::spread(frontier.points(), fit_detail::candidate_count)) {
-    const remat::Plan of_chain = frontier.plan(point.budget_bytes);
+  std::vector<bool> was_run(points.size());
+  const auto run_point = [&](std::size_t point) {
+    was_run[point] = true;
+    const remat::Plan of_chain = frontier.plan(points[point].budget_bytes);
     auto tape = std::make_shared<TapePlan>(make_tape_plan(staged, of_chain));
-    if (tape->segments.empty()) continue;
+    if (tape->segments.empty()) return;
     Plan plan = run_dry(std::move(tape));
     plan.description = remat::to_string(of_chain);
-    count_time(plan, point.time);
-    all.push_back(std::move(plan));
+    add(point, std::move(plan));
+  };
+  add(points.size() - 1, run_dry(nullptr));
+  keep_everything_ = all.back().plan;
+  for (const std::size_t point : fit_detail::spread(points, fit_detail::candidate_count)) run_point(point);
+  for (std::size_t i = 0; i < fit_detail::refinement_count; ++i) {
+    const std::size_t point = fit_detail::next_point(fit_detail::best(all), was_run);
+    if (point == points.size()) break;
+    run_point(point);
   }
-  std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) {
-    return a.step_s != b.step_s ? a.step_s < b.step_s : a.peak_bytes < b.peak_bytes;
-  });
-  // From the fastest on: a slower plan must need less.
-  for (Plan& plan : all) {
-    if (plans_.empty() || plan.peak_bytes < plans_.back().peak_bytes) plans_.push_back(std::move(plan));
-  }
-  std::reverse(plans_.begin(), plans_.end());
+  for (fit_detail::Candidate& candidate : fit_detail::best(std::move(all))) plans_.push_back(std::move(candidate.plan));
 }
 
 Plan Planner::run_dry(std::shared_ptr<const TapePlan> tape) const {

@@ -6,8 +6,9 @@
 //   run->options().recording.plan = plan.tape;        // train inside of it, with the same bits
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
-// budgets at once (memory/remat/frontier.h). Every point of that frontier is then run dry, and what its arena commits
-// is its peak: nothing is estimated. More budget never gives a slower plan, because all budgets choose from one list.
+// budgets at once (memory/remat/frontier.h). Points of that frontier, close together over its whole range, are then run
+// dry, and what its arena commits is a plan's peak: nothing is estimated. More budget never gives a slower plan,
+// because all budgets choose from one list.
 
 #include <cstddef>
 #include <memory>

@@ -118,6 +118,7 @@ class Block {
         tensor_of_(recorded.graph.storages.size(), none) {
     const TapeGraph& graph = recorded.graph;
     for (std::uint32_t n = first; n < end; ++n) add(n);
+    count_sums();
     std::vector<bool> has_gradient(graph.storages.size());
     for (std::uint32_t n = first; n < end; ++n) {
       for (const std::uint32_t value : graph.nodes[n].inputs) {
@@ -208,15 +209,16 @@ class Block {
     op.name = node.type->name;
     op.inputs = inputs;
     op.backward_reads = reads;
+    op.is_backward_in_place = node.type->cost == Cost::elementwise || node.type->cost == Cost::reduction;
     if (node.type->has_remake && !extras.empty()) {
       // What it saves takes the whole forward; its result is made again from that.
       remat::GraphOperator saving = op;
       saving.outputs = extras;
+      saving.backward_reads.clear();
       saving.cost = std::max<remat::Time>(0, nanoseconds(times_[n].forward - times_[n].remake));
       block_.operators.push_back(std::move(saving));
       op.name += " (result)";
       for (const std::uint32_t t : extras) append(op.inputs, t);
-      op.backward_reads.clear();
       op.cost = nanoseconds(times_[n].remake);
     } else {
       for (const std::uint32_t t : extras) append(outputs, t);
@@ -224,6 +226,20 @@ class Block {
     }
     op.outputs = outputs;
     block_.operators.push_back(std::move(op));
+  }
+
+  /// Where a gradient is there already, from an operator further on, what is added to it is made beside it.
+  void count_sums() {
+    std::vector<bool> is_read_later(block_.tensors.size());
+    for (std::size_t i = block_.operators.size(); i-- > 0;) {
+      remat::GraphOperator& op = block_.operators[i];
+      const auto has_gradient = [&](std::uint32_t t) { return block_.tensors[t].gradient_bytes > 0; };
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), has_gradient)) continue;
+      for (const std::uint32_t t : op.inputs) {
+        if (is_read_later[t]) op.backward_peak_bytes += block_.tensors[t].gradient_bytes;
+        is_read_later[t] = true;
+      }
+    }
   }
 
   const TapeGraph& graph_;
@@ -269,7 +285,8 @@ class OptionCache {
     }
     for (const remat::GraphOperator& op : block.operators) {
       for (const auto* list : {&op.inputs, &op.outputs, &op.backward_reads}) append(*list);
-      const std::int64_t all[] = {op.cost, op.forward_peak_bytes, op.backward_peak_bytes, op.can_rerun ? 1 : 0};
+      const std::int64_t all[] = {op.cost, op.forward_peak_bytes, op.backward_peak_bytes,
+                                  (op.can_rerun ? 1 : 0) + (op.is_backward_in_place ? 2 : 0)};
       numbers.insert(numbers.end(), std::begin(all), std::end(all));
     }
     return numbers;
