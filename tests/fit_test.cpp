@@ -127,12 +127,33 @@ TEST_CASE("fit: where a chain is cut", "[fit]") {
   CHECK(std::is_sorted(cuts.begin(), cuts.end()));
   CHECK(cuts.front() == 0);
   CHECK(cuts.back() == gpt.graph().nodes.size());
-  for (const auto& sizes : nn::groupings({8, 8, 8, 4, 4, 2, 2, 2, 2})) {
-    std::size_t sum = 0;
-    for (const std::size_t size : sizes) sum += size;
-    CHECK(sum == 9);
+}
+
+TEST_CASE("fit: options that span stages", "[fit]") {
+  const nn::Planner planner(bench::training_run(fit_setup("resnet18", 4)), cpu, nn::hardware("cpu"));
+  const TapeGraph& graph = planner.graph();
+  const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
+  nn::StageLimits limits;
+  limits.span = 3;
+  const nn::StagedGraph staged = nn::make_stages(graph, nn::node_times(graph, nn::hardware("cpu")), cuts, limits);
+  remat::validate(staged.chain);
+  REQUIRE(staged.chain.size() == cuts.size() - 1);
+  std::size_t longest = 0;
+  for (std::size_t i = 0; i < staged.chain.size(); ++i) {
+    const remat::Stage& stage = staged.chain.stages[i];
+    REQUIRE(staged.stages[i].fates.size() == stage.options.size());
+    for (std::size_t o = 0; o < stage.options.size(); ++o) {
+      const std::size_t end = staged.chain.end_of(i, o);
+      INFO("stage " << i << ", option " << o);
+      CHECK(staged.stages[i].fates[o].size() == cuts[end] - cuts[i]);
+      // What crosses inside of a span is not kept.
+      for (std::size_t k = i + 1; k < end; ++k) {
+        CHECK_FALSE(keeps_output(staged.stages[i].fates[o][cuts[k] - 1 - cuts[i]]));
+      }
+      longest = std::max<std::size_t>(longest, stage.options[o].span);
+    }
   }
-  CHECK(nn::groupings({8, 8, 8, 4, 4}).front() == std::vector<std::size_t>(5, 1));
+  CHECK(longest == 3);
 }
 
 TEST_CASE("fit: hardware by name", "[fit]") {

@@ -7,9 +7,10 @@
 //   run->options().recording.plan = plan.tape;        // train inside of it, with the same bits
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
-// budgets at once (memory/remat/frontier.h). Every point of that frontier is then run dry, its allocations are placed
-// (memory/placement.h), and it is run dry again in that placement: what the arena commits then is its peak, and nothing
-// is estimated. More budget never gives a slower plan, because all budgets choose from one list.
+// budgets at once (memory/remat/frontier.h). Points of that frontier, close together over its whole range, are then run
+// dry, their allocations are placed (memory/placement.h), and they are run dry again in that placement: what the arena
+// commits then is a plan's peak, and nothing is estimated. More budget never gives a slower plan, because all budgets
+// choose from one list.
 
 #include <cstddef>
 #include <memory>
