@@ -11,6 +11,7 @@
 #include <thimble/core/ops/linear_cross_entropy.h>
 #include <thimble/core/random.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/model.h>
 
 #include "catch.h"
 #include "operator_table.h"
@@ -225,4 +226,23 @@ TEST_CASE("ops: linear cross entropy and its operands", "[linear_loss]") {
   const Passed empty = pass(Operands(0, 4, 5), 0);
   CHECK(std::isnan(empty.loss[0]));
   CHECK(empty.dweight == std::vector<double>(20, 0));
+}
+
+TEST_CASE("ops: models with a chunked head have the same loss", "[linear_loss]") {
+  for (const char* name : {"char-gpt", "bert-base"}) {
+    INFO(name);
+    models::ModelOptions sizes;
+    sizes.layers = 1, sizes.heads = 2, sizes.width = 8, sizes.sequence = 6, sizes.vocabulary = 13;
+    const auto loss = [&](models::Head head) {
+      Generator generator(3);
+      const GeneratorScope draws(generator);
+      sizes.head = head;
+      const auto model = models::make_model(name, sizes);
+      return item(model->loss(model->empty_batch(3, cpu)));
+    };
+    CHECK(loss(models::Head::chunked) == loss(models::Head::full));
+    sizes.head = models::Head::chunked;
+    sizes.build = models::Build::textbook;
+    CHECK_THROWS_AS(models::make_model(name, sizes), ValueError);
+  }
 }
