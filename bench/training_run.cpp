@@ -238,7 +238,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   return prepared;
 }
 
-TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer) {
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher) {
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
@@ -249,6 +249,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
   const memory::Stack stack = memory::make_resource(options.device, stack_options);
+  if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
   Training training(options, *prepared.data, options.device, prepared.plan.tape);
   if (!options.resume.empty()) detail::restore(training, options.resume);
