@@ -180,10 +180,10 @@ NodeBytes bytes_of_node(const TapeGraph& graph, const TapeGraph::Node& node, con
   bytes.made = result + extras;
   bytes.kept = (keeps_result ? result : 0) + (keeps_extras ? extras : 0);
   if (is_in_segment) {
-    bytes.fate = fate == Fate::keep          ? Shown::kept
-                 : fate == Fate::keep_output ? Shown::result_kept
-                 : fate == Fate::keep_saved  ? Shown::saved_kept
-                                             : Shown::dropped;
+    // A fate says what may be kept; of an operator without extras the result alone decides.
+    const bool is_split = extras > 0 && keeps_result != keeps_extras;
+    bytes.fate = is_split ? (keeps_result ? Shown::result_kept : Shown::saved_kept)
+                          : (keeps_result ? Shown::kept : Shown::dropped);
   } else if (bytes.kept > 0) {
     bytes.fate = Shown::kept;
   }

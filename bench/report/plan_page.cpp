@@ -139,7 +139,7 @@ std::string map_figure(const bench::PlanView& view) {
   }
   std::string caption =
       "Every block is a rectangle: its lifetime across, its addresses upwards from the arena's base. What is empty "
-      "below the height is fragmentation.";
+      "at a moment is free then; what is empty below the height at the moment of the peak is lost to fragmentation.";
   for (const bench::StepTrace& step : view.steps) {
     const LeftOut left = left_out_of_map(step);
     if (left.blocks == 0) continue;

@@ -1,6 +1,6 @@
 #pragma once
-// Style sheet and script of a plan's page. The script draws on canvases in the colours of the page's style sheet, at the
-// screen's own resolution, and again when either changes; the data are those of plan_data.h.
+// Style sheet and script of a plan's page. The script draws on canvases in the colours of the page's style sheet, at
+// the screen's own resolution, and again when either changes; the data are those of plan_data.h.
 
 #include <string_view>
 
@@ -16,7 +16,10 @@ body.plan{display:block}
 .plan .choice button{font:inherit;font-size:14px;padding:4px 14px;border:1px solid var(--axis);border-radius:8px;background:var(--surface);color:var(--ink);cursor:pointer}
 .plan .choice button[aria-pressed=true]{background:var(--ink);color:var(--surface);border-color:var(--ink)}
 .plan figure{margin:0 0 24px}
-.plan table th[scope=row]{border-bottom:1px solid var(--hairline);padding:8px 10px 8px 0;color:var(--ink)}
+.plan .stats{grid-template-columns:repeat(auto-fit,minmax(180px,1fr))}
+.plan .stats dd{font-size:26px}
+.plan table th[scope=row]{border-bottom:1px solid var(--hairline);padding:8px 10px 8px 0;color:var(--ink);vertical-align:top}
+.plan tbody tr:last-child th{border-bottom:0}
 )css";
 
 // In two parts: what all panels share, and the four kinds of panel.
@@ -322,8 +325,8 @@ const fates = [['series0', 'kept'], ['series2', 'result kept, extras made again'
 class SchedulePanel extends Panel {
   constructor(canvas) {
     const depth = data.segments.reduce((most, s) => Math.max(most, s.depth + 1), 0);
-    super(canvas, 236 + 13 * depth);
-    this.bottom = 56 + 13 * depth;
+    super(canvas, 240 + 13 * depth);
+    this.bottom = 52 + 13 * depth;
   }
   nodeX(n) { return this.x0 + n / data.nodes.name.length * (this.x1 - this.x0); }
   paint(g) {
@@ -337,18 +340,18 @@ class SchedulePanel extends Panel {
     made.forEach((bytes, n) => {
       if (bytes > kept[n] && fate[n] !== 4) box(n, n + 1, this.y(kept[n]), this.y(bytes), 'hairline', 'axis');
       if (kept[n]) box(n, n + 1, this.y0, this.y(kept[n]), fates[fate[n]][0] || 'series0');
-      const strip = this.y0 + 5;
+      const strip = this.y0 + 12;
       if (fate[n] === 4) box(n, n + 1, strip + 10, strip, '', 'axis', [1, 2]);
       else box(n, n + 1, strip + 10, strip, fates[fate[n]][0] || 'hairline', fate[n] === 3 ? 'axis' : '');
     });
     for (const s of data.segments) {
-      const top = this.y0 + 20 + 13 * s.depth;
+      const top = this.y0 + 26 + 13 * s.depth;
       box(s.first, s.end, top + 9, top, 'muted');
     }
     const count = made.length;
     this.text(g, 'operators in order of execution, 0 to ' + grouped(count - 1), this.x1, this.height - 3, {align: 'right', paint: 'muted', halo: false});
-    this.text(g, 'fate', this.x0 - 8, this.y0 + 15, {align: 'right', paint: 'muted', halo: false});
-    if (data.segments.length) this.text(g, 'segments', this.x0 - 8, this.y0 + 29, {align: 'right', paint: 'muted', halo: false});
+    this.text(g, 'fate', this.x0 - 8, this.y0 + 21, {align: 'right', paint: 'muted', halo: false});
+    if (data.segments.length) this.text(g, 'segments', this.x0 - 8, this.y0 + 35, {align: 'right', paint: 'muted', halo: false});
   }
   hover(x, y) {
     const {names, name, path, made, kept, fate} = data.nodes;
@@ -407,7 +410,7 @@ class CurvePanel extends Panel {
   py(overhead) { return this.y0 - overhead / this.most * (this.y0 - this.y1); }
   dot(g, p, radius, paint) { g.fillStyle = colour(paint); g.beginPath(); g.arc(this.px(p.peak), this.py(p.overhead), radius, 0, 7); g.fill(); }
   hover(x, y) {
-    const distance = p => Math.hypot(this.px(p.peak) - x, this.py(p.overhead) - y);
+    const distance = p => Math.hypot(this.px(p.peak) - x, (this.py(p.overhead) - y) / 3);  // across counts more
     const near = data.plans.reduce((a, b) => distance(b) < distance(a) ? b : a);
     if (distance(near) > 80) return this.leave();
     this.refresh(g => { g.strokeStyle = colour('ink'); g.lineWidth = 1.5; g.beginPath(); g.arc(this.px(near.peak), this.py(near.overhead), 9, 0, 7); g.stroke(); });
