@@ -9,6 +9,7 @@
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/plan_data.h>
 #include <thimble/bench/report/plan_script.h>
+#include <thimble/bench/report/plan_style.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
 #include <thimble/version.h>
