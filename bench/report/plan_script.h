@@ -1,11 +1,12 @@
 #pragma once
-// Style sheet and script of a plan's page. The script draws on canvases in the colours of the page's style sheet, at
+// The script of a plan's page. It draws on canvases in the colours of the page's style sheet, at
 // the screen's own resolution, and again when either changes; the data are those of plan_data.h.
 
 #include <string_view>
 
 namespace thimble::report {
 
+// In two parts: what all panels share, and the four kinds of panel.
 inline constexpr std::string_view plan_script_panel = R"js(
 'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);

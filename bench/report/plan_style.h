@@ -21,6 +21,4 @@ body.plan{display:block}
 .plan tbody tr:last-child th{border-bottom:0}
 )css";
 
-// In two parts: what all panels share, and the four kinds of panel.
-
 }  // namespace thimble::report
