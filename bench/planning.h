@@ -40,7 +40,7 @@ struct PlanReport {
   std::size_t keep_everything_bytes = 0;
   std::string cost_model;
   std::vector<PlannedSegment> segments;
-  double ms = 0;                               ///< of planning
+  double ms = 0;                         ///< of planning
   std::shared_ptr<nn::Planner> planner;  ///< that found the plan; null with --inference
 };
 
