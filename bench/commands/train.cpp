@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <optional>
+#include <string>
 
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -10,6 +12,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/live.h>
 #include <thimble/bench/training.h>
 #include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
@@ -38,22 +41,37 @@ class ProgressLine {
         steps_(steps),
         every_(std::max<std::int64_t>(1, (steps - first_step) / 10)) {}
 
+  /// From here on the line stands above a picture of the run's memory.
+  void watch(const memory::Stack& stack, std::size_t budget_bytes) { live_.emplace(stderr, stack, budget_bytes); }
+  /// The picture stays as it is.
+  void end_watch() { live_.reset(); }
+
   void show(const TrainProgress& p) {
     const bool is_last = p.step == steps_;
     if (!is_terminal_ && !is_last && p.step % every_ != 0 && !p.evaluation) return;
-    std::fprintf(stderr, "%sstep %lld/%lld  loss %.4f  rate %.3g  now %s  peak %s  %.0f items/s  left %s",
-                 is_terminal_ ? "\r\033[K" : "", static_cast<long long>(p.step), static_cast<long long>(steps_), p.loss,
-                 p.rate, bytes_text(p.bytes).c_str(), bytes_text(p.peak_bytes).c_str(), p.items_per_s,
-                 time_text(p.seconds_left).c_str());
-    if (p.evaluation) std::fprintf(stderr, "  validation loss %.4f", p.evaluation->loss);
-    if (p.evaluation && p.evaluation->accuracy) std::fprintf(stderr, "  accuracy %.4f", *p.evaluation->accuracy);
-    if (!is_terminal_ || is_last || p.evaluation) std::fputc('\n', stderr);
+    const bool stays = !is_terminal_ || is_last || p.evaluation;
+    if (live_) return live_->print(text(p, steps_), stays);
+    std::fprintf(stderr, "%s%s%s", is_terminal_ ? "\r\033[K" : "", text(p, steps_).c_str(), stays ? "\n" : "");
     std::fflush(stderr);
   }
 
  private:
+  static std::string text(const TrainProgress& p, std::int64_t steps) {
+    char start[200], end[80] = "", accuracy[40] = "";
+    std::snprintf(start, sizeof start, "step %lld/%lld  loss %.4f  rate %.3g  now %s  peak %s  %.0f items/s  left %s",
+                  static_cast<long long>(p.step), static_cast<long long>(steps), p.loss, p.rate,
+                  bytes_text(p.bytes).c_str(), bytes_text(p.peak_bytes).c_str(), p.items_per_s,
+                  time_text(p.seconds_left).c_str());
+    if (p.evaluation) std::snprintf(end, sizeof end, "  validation loss %.4f", p.evaluation->loss);
+    if (p.evaluation && p.evaluation->accuracy) {
+      std::snprintf(accuracy, sizeof accuracy, "  accuracy %.4f", *p.evaluation->accuracy);
+    }
+    return std::string(start) + end + accuracy;
+  }
+
   bool is_terminal_;
   std::int64_t steps_, every_;
+  std::optional<LiveView> live_;
 };
 
 void print_json(const TrainOptions& options, const TrainReport& r) {
@@ -156,11 +174,23 @@ void add_train(CLI::App& program) {
   train_detail::add_run_flags(*command, options);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
-  command->callback([options, is_json] {
+  const auto is_live = std::make_shared<bool>(false);
+  command->add_flag("--live", *is_live, "Show a picture of the memory under the progress line; on a terminal alone");
+  command->callback([options, is_json, is_live] {
+    if (*is_live && isatty(STDERR_FILENO) == 0) {
+      throw ValueError(
+          "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
+          "drawn over and over in one place");
+    }
     if (options->warmup < 0) options->warmup = options->steps / 20;
     const PreparedTraining prepared = prepare_training(*options);
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
-    const TrainReport report = train(prepared, [&line](const TrainProgress& progress) { line.show(progress); });
+    const TrainReport report = train(
+        prepared, [&line](const TrainProgress& progress) { line.show(progress); },
+        [&](const memory::Stack& stack) {
+          if (*is_live) line.watch(stack, prepared.options.budget_bytes);
+        });
+    line.end_watch();
     *is_json ? train_detail::print_json(prepared.options, report) : train_detail::print_table(prepared.options, report);
   });
 }

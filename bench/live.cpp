@@ -1,0 +1,154 @@
+#include <thimble/bench/live.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <thimble/bench/report/palette.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/bench/units.h>
+
+namespace thimble::bench {
+namespace live_detail {
+
+constexpr std::chrono::milliseconds interval{250};
+constexpr int narrowest = 40, widest = 160;
+
+std::string colour_of(Category category) {
+  const std::string_view hex = report::paint_of(category).dark;
+  std::string code = "\033[38;2";
+  for (std::size_t i = 1; i < 7; i += 2)
+    code += ";" + std::to_string(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16));
+  return code + "m";
+}
+
+constexpr const char* plain = "\033[0m";
+
+std::string readable(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
+
+int columns_of(std::FILE* terminal) {
+  winsize size{};
+  if (ioctl(fileno(terminal), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+  return std::clamp(static_cast<int>(size.ws_col), narrowest, widest);
+}
+
+// The categories as columns: each ends where the bytes up to it do.
+std::string bar(const LiveBytes& bytes, std::size_t whole, int width) {
+  const auto column = [&](std::size_t sum) {
+    const double part = whole == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(whole);
+    return std::min(width, static_cast<int>(part * width + 0.5));
+  };
+  const int peak = std::max(0, column(bytes.peak_bytes) - 1);
+  std::string text;
+  int at = 0;
+  std::size_t sum = 0;
+  const auto fill = [&](int end, const char* cell) {
+    for (; at < end; ++at) text += at == peak ? "\033[0m\xE2\x94\x83" : cell;  // a vertical stroke
+  };
+  for (const Category category : report::stacking_order) {
+    sum += bytes.now[static_cast<std::size_t>(category)];
+    const int end = column(sum);
+    if (end > at) text += colour_of(category);
+    while (at < end) {
+      const int stop = at <= peak && peak < end ? peak : end;
+      fill(stop, "\xE2\x96\x88");  // a full block
+      if (at == peak && at < end) {
+        fill(at + 1, "");
+        text += colour_of(category);
+      }
+    }
+  }
+  text += plain;
+  fill(column(bytes.committed_bytes), "\xE2\x96\x91");  // lightly shaded: committed and free
+  fill(width, "\xC2\xB7");
+  return text + plain;
+}
+
+std::string clipped(const std::string& text, int columns) {
+  std::string kept;
+  int width = 0;
+  for (const char c : text) {
+    const bool is_start = (static_cast<unsigned char>(c) & 0xC0u) != 0x80u;  // of a code point in UTF-8
+    if (is_start && ++width > columns) break;
+    kept += c;
+  }
+  return kept;
+}
+
+}  // namespace live_detail
+
+std::string live_picture(const LiveBytes& bytes, int columns) {
+  using namespace live_detail;
+  columns = std::max(columns, narrowest);
+  const std::size_t whole = bytes.budget_bytes > 0 ? bytes.budget_bytes : bytes.peak_bytes;
+  std::string legend;
+  int width = 0;
+  for (const Category category : report::stacking_order) {
+    const std::size_t part = bytes.now[static_cast<std::size_t>(category)];
+    if (part == 0) continue;
+    const std::string entry = std::string(report::label_of(category)) + " " + readable(part);
+    const int needs = static_cast<int>(report::display_width(entry)) + 2 + (width == 0 ? 0 : 2);
+    if (width + needs > columns) break;  // the bar has it still
+    legend += (width == 0 ? "" : "  ") + colour_of(category) + "\xE2\x96\x88" + plain + " " + entry;
+    width += needs;
+  }
+  std::string sums = "committed " + readable(bytes.committed_bytes) + "  peak " + readable(bytes.peak_bytes);
+  if (bytes.budget_bytes > 0) sums += "  budget " + readable(bytes.budget_bytes);
+  return bar(bytes, whole, columns) + "\n" + legend + "\n" + clipped(sums, columns) + "\n";
+}
+
+LiveView::LiveView(std::FILE* terminal, const memory::Stack& stack, std::size_t budget_bytes)
+    : terminal_(terminal), ledger_(stack.ledger), arena_(stack.arena), budget_bytes_(budget_bytes) {
+  thread_ = std::thread([this] { run(); });
+}
+
+LiveView::~LiveView() {
+  {
+    const std::lock_guard guard(mutex_);
+    is_over_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void LiveView::print(const std::string& line, bool stays) {
+  const std::lock_guard guard(mutex_);
+  line_ = line;
+  draw();
+  if (stays) {
+    // What is drawn next begins below this line: the picture moves down.
+    std::fprintf(terminal_, "\033[%dA\033[J", live_lines);
+    line_.clear();
+    is_drawn_ = false;
+    draw();
+  }
+}
+
+void LiveView::run() {
+  std::unique_lock guard(mutex_);
+  do {
+    draw();
+  } while (!wake_.wait_for(guard, live_detail::interval, [this] { return is_over_; }));
+  draw();
+}
+
+void LiveView::draw() {
+  LiveBytes bytes;
+  bytes.now = ledger_->bytes_by_category();
+  const Arena::Statistics arena = arena_->statistics();
+  bytes.committed_bytes = arena.committed_bytes;
+  bytes.peak_bytes = arena.peak_committed_bytes;
+  bytes.budget_bytes = budget_bytes_;
+  const int columns = live_detail::columns_of(terminal_) - 1;  // the last column of some terminals wraps
+  // Up to the line above the picture, then everything anew; what was longer is cleared.
+  std::string text;
+  if (is_drawn_) text += "\033[" + std::to_string(live_lines + 1) + "A";
+  text += "\r\033[J" + live_detail::clipped(line_, columns) + "\n" + live_picture(bytes, columns);
+  std::fwrite(text.data(), 1, text.size(), terminal_);
+  std::fflush(terminal_);
+  is_drawn_ = true;
+}
+
+}  // namespace thimble::bench
