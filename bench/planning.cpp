@@ -60,7 +60,7 @@ std::size_t smallest_peak(PlanOptions options, std::int64_t batch) {
   options.setup.batch = batch;
   std::int64_t parameters = 0;
   if (options.is_inference) return inference_plan(options.setup, parameters).peak_bytes;
-  return nn::Planner(training_run(options.setup), cpu, nn::hardware(options.hardware)).minimum_bytes();
+  return nn::Planner(training_run(options.setup), cpu, nn::hardware(options.hardware)).smallest().peak_bytes;
 }
 
 }  // namespace planning_detail
@@ -108,10 +108,10 @@ PlanReport make_plan(const PlanOptions& given) {
                                               report.budget_bytes, report.plan.peak_bytes);
     }
   } else {
-    report.planner = std::make_shared<const nn::Planner>(training_run(options.setup), cpu, machine);
-    const nn::Planner& planner = *report.planner;
+    report.planner = std::make_shared<nn::Planner>(training_run(options.setup), cpu, machine);
+    nn::Planner& planner = *report.planner;
     report.parameters = planner.parameters();
-    report.minimum_bytes = planner.minimum_bytes();
+    report.minimum_bytes = planner.smallest().peak_bytes;
     report.keep_everything_bytes = planner.keep_everything().peak_bytes;
     report.plan = planner.keep_everything();
     if (report.budget_bytes > 0) {
@@ -120,7 +120,7 @@ PlanReport make_plan(const PlanOptions& given) {
       } catch (const nn::BudgetError& error) {
         report.is_feasible = false;
         report.why_infeasible = error;
-        report.plan = planner.plans().front();
+        report.plan = planner.smallest();
       }
     }
     report.segments = planning_detail::segments_of(report.plan, planner.graph());

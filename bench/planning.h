@@ -40,8 +40,8 @@ struct PlanReport {
   std::size_t keep_everything_bytes = 0;
   std::string cost_model;
   std::vector<PlannedSegment> segments;
-  double ms = 0;                               ///< of planning
-  std::shared_ptr<const nn::Planner> planner;  ///< that found the plan; null with --inference
+  double ms = 0;                         ///< of planning
+  std::shared_ptr<nn::Planner> planner;  ///< that found the plan; null with --inference
 };
 
 /// Plans, all on dry devices: nothing is trained, and no memory beyond the planner's own is used. Throws ValueError

@@ -124,11 +124,11 @@ class Program final : public nn::TrainingRun {
   void step() override {
     if (step_ < prepared_.options.steps) training_.step(step_++);
   }
-  void finish() override {
+  void finish(FunctionRef<void()> step) override {
     const TrainOptions& options = prepared_.options;
     training_.evaluate();
     if (options.eval_every > 0 && step_ < options.steps) {
-      training_.step(step_);
+      step();
       training_.evaluate();
     }
     if (options.sample > 0) training_.sample();

@@ -155,6 +155,7 @@ class Loop {
       const bool is_last = step + 1 == options.steps;
       TrainProgress progress = one_step(step);
       if (is_last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0)) {
+        if (stack_.placed != nullptr) stack_.placed->release_region();
         progress.evaluation = report_.validation = training_.evaluate();
       }
       if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0)) save(training_, prepared_);
@@ -168,7 +169,9 @@ class Loop {
     log_.begin_step();
     const Clock::time_point start = Clock::now();
     TrainProgress progress;
+    if (stack_.placed != nullptr) stack_.placed->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
     progress.loss = training_.step(step);
+    if (stack_.placed != nullptr) stack_.placed->end_step();
     const double ms = ms_since(start);
     if (step == prepared_.first_step) {
       report_.loss_first = progress.loss;
@@ -230,7 +233,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   if (!options.resume.empty()) prepared.first_step = detail::check_resume(options, *prepared.data, training);
   prepared.options = std::move(options);
   if (prepared.options.budget_bytes > 0) {
-    const nn::Planner planner(training_program(prepared), prepared.options.device, nn::hardware("cpu"));
+    nn::Planner planner(training_program(prepared), prepared.options.device, nn::hardware("cpu"));
     prepared.plan = planner.fit(prepared.options.budget_bytes);
   } else {
     prepared.plan.peak_bytes = nn::profile_training(on, training_program(prepared)).peak_bytes;
@@ -248,7 +251,8 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.steps = options.steps;
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
-  const memory::Stack stack = memory::make_resource(options.device, stack_options);
+  stack_options.plans = prepared.plan.placement;
+  const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
   if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
   Training training(options, *prepared.data, options.device, prepared.plan.tape);
@@ -256,6 +260,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.parameters = training.model().parameter_count();
   detail::Loop(prepared, stack, training, report).run(observer);
   detail::save_weights(training, prepared);
+  if (stack.placed != nullptr) stack.placed->release_region();
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
   report.rss_peak_bytes = process::peak_rss_bytes();

@@ -39,17 +39,18 @@ struct Buffer {
   friend bool operator==(const Buffer&, const Buffer&) = default;
 };
 
-struct PlacementOptions {
-  std::size_t capacity_bytes = 0;        ///< the search ends when the height is at most this; 0: at the optimum
-  double seconds = 1;                    ///< the search ends after this time with the best placement so far
-  std::uint64_t node_limit = 1'000'000;  ///< and after this much work; 0: no bound
-  std::size_t unit = 64;                 ///< sizes are rounded up to it, offsets are multiples of it; a power of two
-};
-
 /// What found a placement.
 enum class PlacementStage : std::uint8_t { greedy, improvement, exact };
 /// "greedy", "improvement", "exact".
 std::string_view to_string(PlacementStage stage) noexcept;
+
+struct PlacementOptions {
+  std::size_t capacity_bytes = 0;        ///< the search ends when the height is at most this; 0: at the optimum
+  double seconds = 1;                    ///< the search ends after this time with the best placement so far
+  std::uint64_t node_limit = 1'000'000;  ///< and after this much work; 0: no bound
+  PlacementStage last_stage = PlacementStage::exact;  ///< greedy and improvement alone take milliseconds
+  std::size_t unit = 64;  ///< sizes are rounded up to it, offsets are multiples of it; a power of two
+};
 
 struct Placement {
   std::vector<std::size_t> offsets;  ///< in bytes, in the order of the buffers

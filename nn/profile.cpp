@@ -9,9 +9,16 @@
 
 namespace thimble::nn {
 
+memory::Options profile_options(Device device) {
+  constexpr std::size_t dry_addresses = std::size_t{1} << 50;
+  memory::Options options;
+  if (device.is_dry) options.arena.reserve_bytes = dry_addresses;
+  return options;
+}
+
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
                                std::vector<StepPlan> plans) {
-  memory::Options options;
+  memory::Options options = profile_options(device);
   options.trace = wants_trace;
   options.plans = std::move(plans);
   const memory::Stack stack = memory::make_resource(device, std::move(options));
@@ -22,19 +29,26 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
     const std::unique_ptr<TrainingRun> run = make(device);
     profile.parameters = run->parameters();
     if (wants_trace) profile.setup_end = stack.trace->event_count();
+    const auto step = [&] {
+      if (stack.placed == nullptr) return run->step();
+      const Placed::Step replay(*stack.placed);
+      run->step();
+    };
+    const auto release_region = [&] {
+      if (stack.placed != nullptr) stack.placed->release_region();
+    };
     for (std::size_t i = 0; i < steps; ++i) {
       const auto start = std::chrono::steady_clock::now();
-      if (stack.placed != nullptr) {
-        const Placed::Step step(*stack.placed);
-        run->step();
-      } else {
-        run->step();
-      }
+      step();
       if (wants_trace) profile.step_ends.push_back(stack.trace->event_count());
       const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
       if (!device.is_dry) profile.ms_per_step = elapsed.count();
     }
-    run->finish();
+    release_region();
+    run->finish([&] {
+      step();
+      release_region();
+    });
     if (device == cpu) {
       profile.rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
     }

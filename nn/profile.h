@@ -18,8 +18,9 @@ class TrainingRun {
   virtual void step() = 0;
   /// How the next steps are made.
   virtual StepOptions& options() = 0;
-  /// What the program does when the steps are over (evaluates, samples): it may need more than they do.
-  virtual void finish() {}
+  /// What the program does between and after its steps (evaluates, samples): it may need more than they do. `step` runs
+  /// a further one as the others were run.
+  virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
   /// Elements of all parameters.
   virtual std::int64_t parameters() const = 0;
 };
@@ -44,6 +45,10 @@ struct MemoryProfile {
   std::size_t setup_end = 0;  ///< with a trace: index of the first event of the first step
   Placed::Statistics placed;  ///< with plans: whether the steps were replayed
 };
+
+/// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must
+/// not depend on what there is.
+memory::Options profile_options(Device device);
 
 /// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
 /// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is

@@ -25,20 +25,21 @@ bench::Setup fit_setup(const char* model, std::int64_t batch) {
   setup.batch = batch;
   models::ModelOptions& sizes = setup.sizes;
   if (setup.model == "char-gpt") {
-    sizes.layers = 4, sizes.width = 32, sizes.heads = 4, sizes.sequence = 24, sizes.dropout = 0.1;
+    setup.batch *= 8;
+    sizes.layers = 4, sizes.width = 64, sizes.heads = 4, sizes.sequence = 48, sizes.dropout = 0.1;
   } else if (setup.model == "mlp") {
     sizes.image = 28, sizes.width = 64;
   } else {
-    sizes.image = 32, sizes.width = 16;
+    sizes.image = setup.model == "resnet50" ? 16 : 32, sizes.width = 8;
   }
   return setup;
 }
 
 // All that a run of three steps can change, as bytes.
-std::vector<std::vector<float>> train(const bench::Setup& setup, std::shared_ptr<const TapePlan> plan,
-                                      std::size_t capacity_bytes) {
+std::vector<std::vector<float>> train(const bench::Setup& setup, const nn::Plan& plan, std::size_t capacity_bytes) {
   memory::Options options;
   options.arena.capacity_bytes = capacity_bytes;
+  options.plans = plan.placement;
   const memory::Stack stack = memory::make_resource(cpu, options);
   const ResourceScope scope(stack.top);
   Generator generator(7);
@@ -49,11 +50,14 @@ std::vector<std::vector<float>> train(const bench::Setup& setup, std::shared_ptr
   if (!model->is_text()) fill_normal(batch.input, 0, 1);
   std::vector<std::vector<float>> state;
   nn::StepOptions step;
-  step.recording.plan = std::move(plan);
+  step.recording.plan = plan.tape;
   step.clip_norm = bench::clip_norm(setup, model->is_text());
   for (int i = 0; i < 3; ++i) {
-    state.push_back(to_host<float>(nn::training_step(
-        *optimizer, [&](std::int64_t) { return model->loss(batch); }, step)));
+    if (stack.placed) stack.placed->begin_step();
+    const Tensor loss = nn::training_step(
+        *optimizer, [&](std::int64_t) { return model->loss(batch); }, step);
+    if (stack.placed) stack.placed->end_step();
+    state.push_back(to_host<float>(loss));
   }
   for (const auto& list : {model->parameters(), model->buffers()}) {
     for (const nn::NamedTensor& named : list) {
@@ -69,28 +73,29 @@ std::vector<std::vector<float>> train(const bench::Setup& setup, std::shared_ptr
 TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
   for (const char* model : {"mlp", "resnet18", "resnet50", "char-gpt"}) {
     const bench::Setup setup = fit_setup(model, 6);
-    const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
-    const auto plain = train(setup, nullptr, 0);
-    if (setup.model != "mlp") CHECK(planner.plans().size() > 1);
+    nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+    const auto plain = train(setup, nn::Plan(), 0);
+    const std::vector<nn::Plan> plans = planner.plans();
+    if (setup.model == "char-gpt") CHECK(plans.size() > 3);
     CHECK(planner.keep_everything().time_overhead == 0);
-    for (std::size_t i = 0; i < planner.plans().size(); i += 1 + planner.plans().size() / 6) {
-      const nn::Plan& plan = planner.plans()[i];
+    for (std::size_t i = 0; i < plans.size(); i += 1 + plans.size() / 3) {
+      const nn::Plan& plan = plans[i];
       INFO(model << ": " << plan.description);
       const nn::MakeRun make = [&](Device device) {
         auto run = bench::training_run(setup)(device);
         run->options().recording.plan = plan.tape;
         return run;
       };
-      CHECK(nn::profile_training(cpu, make).peak_bytes == plan.peak_bytes);
-      CHECK(train(setup, plan.tape, 0) == plain);
+      CHECK(nn::profile_training(cpu, make, 3, false, plan.placement).peak_bytes == plan.peak_bytes);
+      CHECK(train(setup, plan, 0) == plain);
     }
   }
 }
 
 TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
   const bench::Setup setup = fit_setup("char-gpt", 16);
-  const nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
-  const std::size_t least = planner.minimum_bytes(), most = planner.plans().back().peak_bytes;
+  nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  const std::size_t least = planner.smallest().peak_bytes, most = planner.plans().back().peak_bytes;
   CHECK(least < most);
   double before = 1e9;
   for (std::size_t i = 0; i <= 40; ++i) {
@@ -102,7 +107,7 @@ TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[
     before = plan.time_overhead;
   }
   CHECK(before == 0);
-  CHECK(train(setup, planner.fit(least).tape, least) == train(setup, nullptr, 0));
+  CHECK(train(setup, planner.fit(least), least) == train(setup, nn::Plan(), 0));
   try {
     planner.fit(least - 1);
     FAIL("a plan below the minimum");
@@ -122,12 +127,33 @@ TEST_CASE("fit: where a chain is cut", "[fit]") {
   CHECK(std::is_sorted(cuts.begin(), cuts.end()));
   CHECK(cuts.front() == 0);
   CHECK(cuts.back() == gpt.graph().nodes.size());
-  for (const auto& sizes : nn::groupings({8, 8, 8, 4, 4, 2, 2, 2, 2})) {
-    std::size_t sum = 0;
-    for (const std::size_t size : sizes) sum += size;
-    CHECK(sum == 9);
+}
+
+TEST_CASE("fit: options that span stages", "[fit]") {
+  const nn::Planner planner(bench::training_run(fit_setup("resnet18", 4)), cpu, nn::hardware("cpu"));
+  const TapeGraph& graph = planner.graph();
+  const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
+  nn::StageLimits limits;
+  limits.span = 3;
+  const nn::StagedGraph staged = nn::make_stages(graph, nn::node_times(graph, nn::hardware("cpu")), cuts, limits);
+  remat::validate(staged.chain);
+  REQUIRE(staged.chain.size() == cuts.size() - 1);
+  std::size_t longest = 0;
+  for (std::size_t i = 0; i < staged.chain.size(); ++i) {
+    const remat::Stage& stage = staged.chain.stages[i];
+    REQUIRE(staged.stages[i].fates.size() == stage.options.size());
+    for (std::size_t o = 0; o < stage.options.size(); ++o) {
+      const std::size_t end = staged.chain.end_of(i, o);
+      INFO("stage " << i << ", option " << o);
+      CHECK(staged.stages[i].fates[o].size() == cuts[end] - cuts[i]);
+      // What crosses inside of a span is not kept.
+      for (std::size_t k = i + 1; k < end; ++k) {
+        CHECK_FALSE(keeps_output(staged.stages[i].fates[o][cuts[k] - 1 - cuts[i]]));
+      }
+      longest = std::max<std::size_t>(longest, stage.options[o].span);
+    }
   }
-  CHECK(nn::groupings({8, 8, 8, 4, 4}).front() == std::vector<std::size_t>(5, 1));
+  CHECK(longest == 3);
 }
 
 TEST_CASE("fit: hardware by name", "[fit]") {

@@ -160,6 +160,22 @@ std::string csv_fault(const std::string& text) {
 
 }  // namespace
 
+TEST_CASE("placement: stages can be left out", "[placement]") {
+  std::vector<memory::Buffer> buffers;
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    buffers.push_back({i, i * 7 % 97, i * 7 % 97 + 1 + i * i % 23, 64 * (1 + i * i % 31)});
+  }
+  std::size_t before = ~std::size_t{0};
+  for (const auto stage :
+       {memory::PlacementStage::greedy, memory::PlacementStage::improvement, memory::PlacementStage::exact}) {
+    const memory::Placement placement = memory::place(buffers, {.node_limit = 20'000, .last_stage = stage});
+    memory::check_placement(buffers, placement.offsets, placement.height);
+    CHECK(placement.stage <= stage);
+    CHECK(placement.height <= before);
+    before = placement.height;
+  }
+}
+
 TEST_CASE("placement: nothing is lower than brute force, and what is optimal is said to be", "[placement]") {
   std::mt19937_64 random(1);
   const std::vector<Shape> shapes = {{1, 3, 5, false}, {2, 3, 5, true},  {3, 4, 9, true}, {4, 5, 9, false},

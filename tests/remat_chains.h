@@ -2,6 +2,7 @@
 // Chains for the tests of the schedule solvers: random ones, and the persistent schedules of a short chain, enumerated
 // through the simulator alone.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <random>
@@ -35,6 +36,7 @@ struct Ranges {
   std::int64_t bytes = 20;
   std::int64_t time = 10;
   bool has_flags = true;  ///< options that give up their input or read their output
+  std::int64_t span = 1;  ///< the longest; the first option of each stage spans one
 };
 
 inline Option random_option(Random& random, const Ranges& ranges) {
@@ -62,7 +64,11 @@ inline Chain random_chain(Random& random, std::size_t n, std::size_t options, co
     stage.parameter_gradient_bytes = random.one_in(3) ? random.below(ranges.bytes) : 0;
     stage.forward_time = random.below(ranges.time);
     stage.forward_peak_bytes = random.one_in(2) ? random.below(ranges.bytes) : 0;
-    for (std::size_t o = 0; o < options; ++o) stage.options.push_back(random_option(random, ranges));
+    for (std::size_t o = 0; o < options; ++o) {
+      stage.options.push_back(random_option(random, ranges));
+      const auto longest = std::min(ranges.span, static_cast<std::int64_t>(n - i));
+      if (o > 0 && longest > 1) stage.options.back().span = static_cast<std::uint32_t>(1 + random.below(longest));
+    }
     chain.stages.push_back(stage);
   }
   return chain;
@@ -90,7 +96,7 @@ class Enumeration {
   /// Runs every backward that can run, then tries all ways to get to the next one.
   void backward(Simulator at) {
     while (!at.is_complete() && at.is_recorded(at.next_backward() - 1)) {
-      at.apply(make(Kind::backward, at.next_backward() - 1));
+      at.apply(make(Kind::backward, at.recorded_from(at.next_backward() - 1)));
     }
     if (at.is_complete()) {
       ++count_;
@@ -107,13 +113,15 @@ class Enumeration {
   void forward(const Simulator& at, std::size_t i, bool is_kept) {
     const std::size_t target = at.next_backward() - 1;
     for (std::size_t o = 0; o < chain_.stages[i].options.size(); ++o) {
+      const std::size_t end = chain_.end_of(i, o);
+      if (end > target + 1) continue;
       Simulator next = at;
       next.apply(make(Kind::record, i, o));
-      if (i < target) {
-        forward(next, i + 1, true);
+      if (end <= target) {
+        forward(next, end, true);
         continue;
       }
-      if (!chain_.stages[i].options[o].keeps_output) next.apply(make(Kind::drop, i + 1));
+      if (!chain_.stages[i].options[o].keeps_output) next.apply(make(Kind::drop, end));
       backward(next);
     }
     if (i == target) return;

@@ -149,6 +149,15 @@ TEST_CASE("remat schedule: chains are checked", "[remat]") {
       broken([](Chain& c) { c.stages[2].output_bytes = largest_total; }),
       broken([](Chain& c) { c.stages[0].forward_time = largest_total / 4; }),
       broken([](Chain& c) { c.stages[1].options[0].recompute_time = -1; }),
+      broken([](Chain& c) { c.stages[1].options[0].span = 2; }),  // the only one
+      broken([](Chain& c) {
+        c.stages[1].options.push_back(c.stages[1].options[0]);
+        c.stages[1].options[1].span = 0;
+      }),
+      broken([](Chain& c) {
+        c.stages[1].options.push_back(c.stages[1].options[0]);
+        c.stages[1].options[1].span = 3;
+      }),
   };
   for (std::size_t i = 0; i < std::size(chains); ++i) {
     INFO("chain " << i);
@@ -164,6 +173,56 @@ TEST_CASE("remat schedule: chains are checked", "[remat]") {
   } catch (const ValueError& error) {
     CHECK(std::string(error.what()) ==
           "remat chain: stage 1 (block.1), option 0 (all): kept_bytes is -3, must be >= 0");
+  }
+}
+
+TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]") {
+  // Stages 1 and 2 of four as one: 130 kept in place of 200 and a_2; parameters' gradients 3 and 4.
+  Chain chain = homogeneous_chain(4, 10, 100, 3, 5);
+  chain.stages[1].parameter_gradient_bytes = 3;
+  chain.stages[2].parameter_gradient_bytes = 4;
+  Option both = chain.stages[1].options[0];
+  both.span = 2;
+  both.kept_bytes = 130;
+  both.forward_time = 6;
+  both.recompute_time = 2;
+  both.backward_time = 10;
+  both.recompute_peak_bytes = 60;
+  both.backward_peak_bytes = 50;
+  chain.stages[1].options.push_back(both);
+  const Plan plan{{{0, 1, 0, 0}, {1, 3, 1, 0}, {3, 4, 0, 0}}};
+  CHECK(to_string(plan) == "[0 1-2.1 3]");
+  const Cost cost = simulate(chain, plan);
+  CHECK(cost.time == 4 * 8 + 2);
+  CHECK(cost.extra_time == 2);
+  CHECK(cost.forward_counts == std::vector<std::uint32_t>{1, 1, 1, 1});
+  // Forward: a_0 a_1 a_3 a_4, kept 100 + 130 + 100. Recompute: a_0 a_1, d_3, kept 230, 60; backward: d_1, 3 + 4 and
+  // 50 instead. Backward of stage 3 is the highest: d_4 beside d_3.
+  CHECK(cost.phase_peak_bytes == std::array<Bytes, phase_count>{370, 0, 320, 380});
+
+  Simulator simulator(chain);
+  simulator.apply({Kind::record, 0, 0});
+  simulator.apply({Kind::record, 1, 1});
+  CHECK(simulator.held_bytes() == 10 + 100 + 10 + 130 + 10);
+  CHECK_FALSE(simulator.holds_activation(2));
+  CHECK(simulator.is_recorded(2));
+  CHECK(simulator.recorded_from(2) == 1);
+  simulator.apply({Kind::record, 3, 0});
+  simulator.apply({Kind::drop, 4, 0});
+  simulator.apply({Kind::backward, 3, 0});
+  CHECK_THROWS_AS(simulator.apply({Kind::backward, 2, 0}), PlanError);
+  simulator.apply({Kind::backward, 1, 0});
+  CHECK(simulator.next_backward() == 1);
+  CHECK(simulator.held_bytes() == 10 + 100 + 10 + 7);  // a_0, kept, d_1, parameters' gradients
+
+  const Plan plans[] = {
+      Plan{{{0, 1, 0, 0}, {1, 2, 1, 0}, {2, 3, 0, 0}, {3, 4, 0, 0}}},  // the option spans two
+      Plan{{{0, 1, 0, 0}, {1, 3, 0, 0}, {3, 4, 0, 0}}},                // the option spans one
+      Plan{{{0, 2, 0, 2}, {0, 1, 0, 0}, {1, 3, 1, 0}, {3, 4, 0, 0}}},  // across the end of a dropped segment
+  };
+  for (std::size_t i = 0; i < std::size(plans); ++i) {
+    INFO("plan " << i);
+    CHECK_THROWS_AS(validate(plans[i], chain), PlanError);
   }
 }
 

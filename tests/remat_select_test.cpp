@@ -98,6 +98,27 @@ std::vector<std::string> kept_names(const Graph& graph, const Selection& selecti
 
 }  // namespace
 
+TEST_CASE("remat select: gradients that are written over what goes", "[remat]") {
+  // x -> [0] -> y -> [1] -> z; 10 bytes each, gradients too. Operator 1 reads y, which is kept.
+  Graph graph;
+  graph.tensors = {{"x", 10, 10, true}, {"y", 10, 10, false}, {"z", 10, 10, false}};
+  graph.operators.resize(2);
+  graph.operators[0].inputs = {0};
+  graph.operators[0].outputs = {1};
+  graph.operators[1].inputs = {0, 1};
+  graph.operators[1].outputs = {2};
+  graph.operators[1].backward_reads = {1};
+  const Selection kept = close_selection(graph, {true, true, true});
+  CHECK(simulate(graph, kept).peak_bytes == 40);  // y, and the gradients of z, y and x
+  graph.operators[1].is_backward_in_place = true;
+  // Those of x and y over that of z and over y. Then as much as in the forward: y and z.
+  CHECK(simulate(graph, kept).peak_bytes == 20);
+  graph.tensors[0].gradient_bytes = 8;  // of another size: beside y, whose gradient is in z's
+  CHECK(simulate(graph, kept).peak_bytes == 28);
+  graph.operators[0].backward_reads = {1};  // y is read again
+  CHECK(simulate(graph, kept).peak_bytes == 28);
+}
+
 TEST_CASE("remat select: block options are the hull of all selections", "[remat]") {
   Random random(11);
   std::size_t vertices = 0;

@@ -2,6 +2,7 @@
 
 #include <thimble/memory/remat/frontier.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <ctime>
 
@@ -50,12 +51,14 @@ Chain transformer_like(std::size_t blocks) {
 }  // namespace
 
 TEST_CASE("remat: the frontier of short chains is that of all persistent schedules", "[remat]") {
+  // The second half with options that span up to all stages.
   Random random(1);
-  std::size_t schedules = 0;
-  for (int round = 0; round < 2000; ++round) {
-    const std::size_t options = 1 + static_cast<std::size_t>(random.below(3));
-    const std::size_t n = 1 + static_cast<std::size_t>(random.below(options == 3 && round % 8 != 0 ? 4 : 5));
-    const Chain chain = random_chain(random, n, options, {20, 10, round % 2 == 0});
+  std::size_t schedules = 0, with_spans = 0;
+  for (int round = 0; round < 4000; ++round) {
+    const std::int64_t longest = round < 2000 ? 1 : 5;
+    const std::size_t options = 1 + static_cast<std::size_t>(random.below(longest > 1 ? 4 : 3));
+    const std::size_t n = 1 + static_cast<std::size_t>(random.below(options >= 3 && round % 8 != 0 ? 4 : 5));
+    const Chain chain = random_chain(random, n, options, {20, 10, round % 2 == 0, longest});
     const Enumeration all(chain);
     schedules += all.count();
     const Frontier solved(chain, unlimited);
@@ -66,8 +69,14 @@ TEST_CASE("remat: the frontier of short chains is that of all persistent schedul
     REQUIRE(least == all.least_time());
     REQUIRE(first_problem(chain, solved) == "");
     REQUIRE(minimum_budget(chain) == all.least_time().begin()->first);
+    for (const Frontier::Point& point : solved.points()) {
+      const Plan plan = solved.plan(point.budget_bytes);
+      with_spans += std::any_of(plan.items.begin(), plan.items.end(),
+                                [](const Plan::Item& item) { return !item.is_dropped() && item.end > item.begin + 1; });
+    }
   }
   CHECK(schedules > 500'000);
+  CHECK(with_spans > 1000);
 }
 
 TEST_CASE("remat: solve keeps the budget and refuses less than the smallest", "[remat]") {
@@ -149,6 +158,8 @@ TEST_CASE("remat: solve times", "[.benchmark]") {
   cases.push_back({"24 equal blocks, 6 options", transformer_like(24)});
   cases.push_back({"20 uneven stages, 6 options", random_chain(random, 20, 6, {1 << 20, 1000, true})});
   cases.push_back({"12 uneven stages, 6 options", random_chain(random, 12, 6, {1 << 20, 1000, true})});
+  cases.push_back({"17 uneven, 60 options, span 6", random_chain(random, 17, 60, {1 << 20, 1000, false, 6})});
+  cases.push_back({"40 uneven, 60 options, span 6", random_chain(random, 40, 60, {1 << 20, 1000, false, 6})});
   std::printf("%-30s %9s %9s %9s %9s %9s %8s %8s %8s\n", "chain", "ms", "classes", "points", "largest", "front",
               "exact", "gap max", "gap mean");
   for (const Case& c : cases) {

@@ -137,10 +137,12 @@ Placement place(std::span<const Buffer> buffers, const PlacementOptions& options
   }
   std::sort(high.begin(), high.end(), [](const Part* a, const Part* b) { return a->best.height > b->best.height; });
   constexpr std::uint64_t rounds = 32;  // cheap; what they leave is for the exact stage
+  if (options.last_stage == PlacementStage::greedy) high.clear();
   for (std::size_t i = 0; i < high.size(); ++i) {
     Part& part = *high[i];
     if (part.best.height <= target) continue;
     part.take(packing::improve(part.problem, part.greedy, target, rounds, budget), PlacementStage::improvement);
+    if (options.last_stage == PlacementStage::improvement) continue;
     Budget own = budget.share(1.0 / static_cast<double>(high.size() - i));
     search_exactly(part, load, target, options.unit, own);
     budget.charge(own);

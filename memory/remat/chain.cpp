@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <thimble/memory/remat/chain.h>
 
 namespace thimble::remat {
@@ -38,7 +40,11 @@ std::string label(std::size_t i, const std::string& name) {
   return "stage " + std::to_string(i) + (name.empty() ? "" : " (" + name + ")");
 }
 
-void check_option(Checker& check, const std::string& where, const Option& option) {
+void check_option(Checker& check, const std::string& where, const Option& option, std::size_t stages_left) {
+  if (option.span < 1 || option.span > stages_left) {
+    throw ValueError("remat chain: " + where + ": span is " + std::to_string(option.span) + ", must be from 1 to the " +
+                     std::to_string(stages_left) + " stages that are left");
+  }
   check.bytes(where, "kept_bytes", option.kept_bytes);
   check.time(where, "forward_time", option.forward_time);
   check.time(where, "recompute_time", option.recompute_time);
@@ -66,11 +72,15 @@ void validate(const Chain& chain) {
     check.bytes(where, "parameter_gradient_bytes", stage.parameter_gradient_bytes);
     check.time(where, "forward_time", stage.forward_time);
     check.bytes(where, "forward_peak_bytes", stage.forward_peak_bytes);
-    if (stage.options.empty()) throw ValueError("remat chain: " + where + ": has no options, needs at least one");
+    const auto is_single = [](const Option& option) { return option.span == 1; };
+    if (std::none_of(stage.options.begin(), stage.options.end(), is_single)) {
+      throw ValueError("remat chain: " + where + ": has no option of span 1, needs at least one");
+    }
     for (std::size_t o = 0; o < stage.options.size(); ++o) {
       const std::string& name = stage.options[o].name;
-      chain_detail::check_option(
-          check, where + ", option " + std::to_string(o) + (name.empty() ? "" : " (" + name + ")"), stage.options[o]);
+      chain_detail::check_option(check,
+                                 where + ", option " + std::to_string(o) + (name.empty() ? "" : " (" + name + ")"),
+                                 stage.options[o], chain.size() - i);
     }
   }
 }

@@ -15,7 +15,8 @@
 // chain.
 //
 // Terms
-//   option      one way of recording a stage: what of its inside is kept until its backward
+//   option      one way of recording a stage, or several at once: what of the inside is kept until the backward
+//   span        how many stages an option records: its inner activations are not the chain's, they count as inside
 //   record      run a stage's forward so that its backward can run later
 //   time        an integer in any one unit (nanoseconds, floating-point operations), so that sums are exact
 
@@ -34,12 +35,14 @@ using Time = std::int64_t;   ///< any one unit
 /// Validated chains and graphs hold no number, and no sum of numbers, above this.
 inline constexpr std::int64_t largest_total = std::int64_t{1} << 60;
 
-/// One way of recording a stage. All bytes and times are >= 0.
+/// One way of recording the stage that it belongs to and the span - 1 stages after it, as if they were one: the input
+/// is a_i, the output a_{i + span}, the parameters' gradients are those of all of them. All bytes and times are >= 0.
 struct Option {
   std::string name;
   Bytes kept_bytes = 0;       ///< held from this forward to the backward; input and output of the stage excluded
   bool keeps_input = true;    ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
-  bool keeps_output = false;  ///< the backward reads a_{i+1}, which then outlives the backward of stage i + 1
+  bool keeps_output = false;  ///< the backward reads the output, which then outlives the backward of the next stage
+  std::uint32_t span = 1;     ///< stages that are recorded at once, >= 1, inside of the chain
   Time forward_time = 0;      ///< forward while keeping this much; packing and offloading included
   Time recompute_time = 0;    ///< before the backward: running again, unpacking or fetching what was not kept
   Time backward_time = 0;     ///< with everything in place
@@ -60,7 +63,7 @@ struct Stage {
   Bytes parameter_gradient_bytes = 0;  ///< made by the backward and left to the end; 0 where they exist already
   Time forward_time = 0;               ///< forward that records nothing
   Bytes forward_peak_bytes = 0;        ///< of that forward, beyond what is held and the output
-  std::vector<Option> options;         ///< at least one
+  std::vector<Option> options;         ///< at least one of span 1
 
   friend bool operator==(const Stage&, const Stage&) = default;
 };
@@ -77,6 +80,8 @@ struct Chain {
   Bytes gradient_bytes(std::size_t i) const {
     return i == 0 ? input_gradient_bytes : stages[i - 1].output_gradient_bytes;
   }
+  /// The boundary where what an option of stage i records ends: i + span.
+  std::size_t end_of(std::size_t i, std::size_t option) const { return i + stages[i].options[option].span; }
 
   friend bool operator==(const Chain&, const Chain&) = default;
 };
@@ -94,8 +99,9 @@ class InfeasibleBudget : public PlanError {
   Bytes smallest_bytes_;
 };
 
-/// Throws ValueError, naming stage, field and value, when the chain is empty, a stage has no option, a number is
-/// negative, or the sum of all bytes passes largest_total, or n + 1 times the sum of all times does.
+/// Throws ValueError, naming stage, field and value, when the chain is empty, a stage has no option of span 1, a span
+/// is 0 or leaves the chain, a number is negative, or the sum of all bytes passes largest_total, or n + 1 times the sum
+/// of all times does.
 void validate(const Chain& chain);
 
 /// n equal stages with one option that keeps kept_bytes. Every activation and gradient has activation_bytes; forward

@@ -5,10 +5,10 @@
 // - Bytes are never rounded. For every interval of stages the table holds the least time as a step function of the
 //   bytes at hand: its breakpoints (bytes, time).
 // - The recursion is that of Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019 ("Optimal checkpointing for
-//   heterogeneous chains"), persistent case, with several options per stage. For stages a..b with m bytes beyond what
-//   is held when their visit begins, T(a, b, m) is the least of
+//   heterogeneous chains"), persistent case, with several options per stage, some of which record several stages at
+//   once. For stages a..b with m bytes beyond what is held when their visit begins, T(a, b, m) is the least of
 //     drop a..j-1:   sum f[a..j-1] + T(j, b, m - a_j) + T(a, j - 1, m - d_j + d_{b+1} - parameter gradients of j..b)
-//     record a as o: f_o + r_o + b_o + T(a + 1, b, m - kept_o - a_{a+1})
+//     record a..e-1 as o, e = a + span_o: f_o + r_o + b_o + T(e, b, m - kept_o - a_e)
 //   each where m covers what its own forwards and its own backward need at their worst moment.
 // - Intervals that are equal in all their numbers are solved once: a network of equal blocks costs n intervals, not
 // n^2.

@@ -49,6 +49,9 @@ struct GraphOperator {
   Bytes forward_peak_bytes = 0;               ///< temporaries of the forward
   Bytes backward_peak_bytes = 0;              ///< temporaries of the backward
   bool can_rerun = true;                      ///< false: its outputs are kept wherever they are needed
+  /// Its backward writes gradients of inputs over what is as large and goes with it: the gradient of its first output,
+  /// then tensors that it is the last to read.
+  bool is_backward_in_place = false;
 };
 
 /// A network, or one block of it.

@@ -125,10 +125,12 @@ class Step {
     const GraphOperator& op = graph_.operators[event.op];
     for (const std::uint32_t t : op.backward_reads) require(event, t);
     for (const std::uint32_t t : op.outputs) make_gradient(t);
+    const bool is_passed_on = op.is_backward_in_place && pass_gradient_on(op);
+    if (op.is_backward_in_place) write_over_reads(op, at);
     for (const std::uint32_t t : op.inputs) make_gradient(t);
     reach(event, op.backward_peak_bytes);
     for (const std::uint32_t t : op.outputs) {
-      if (has_gradient_[t]) held_ -= graph_.tensors[t].gradient_bytes;
+      if (has_gradient_[t] && !(is_passed_on && t == op.outputs.front())) held_ -= graph_.tensors[t].gradient_bytes;
       has_gradient_[t] = false;
     }
     for (const std::uint32_t t : op.backward_reads) release_if_done(t, event, at);
@@ -140,6 +142,29 @@ class Step {
     if ((stays_for_backward ? last_use_[t] : forward_use_[t]) > at) return;
     is_there_[t] = false;
     held_ -= graph_.tensors[t].bytes;
+  }
+
+  /// Marks the first gradient of an input that is to be made and has so many bytes. False where there is none.
+  bool inherit(const GraphOperator& op, Bytes bytes) {
+    const auto heir = std::find_if(op.inputs.begin(), op.inputs.end(), [&](std::uint32_t t) {
+      return !has_gradient_[t] && graph_.tensors[t].gradient_bytes == bytes;
+    });
+    if (bytes == 0 || heir == op.inputs.end()) return false;
+    has_gradient_[*heir] = true;
+    return true;
+  }
+
+  /// The buffer of the first output's gradient becomes that of an input's.
+  bool pass_gradient_on(const GraphOperator& op) {
+    return inherit(op, graph_.tensors[op.outputs.front()].gradient_bytes);
+  }
+
+  /// So do those of tensors that nothing reads after this.
+  void write_over_reads(const GraphOperator& op, std::size_t at) {
+    for (const std::uint32_t t : op.backward_reads) {
+      if (!is_there_[t] || graph_.tensors[t].is_given || last_use_[t] != at) continue;
+      if (inherit(op, graph_.tensors[t].bytes)) is_there_[t] = false;
+    }
   }
 
   void make_gradient(std::uint32_t t) {

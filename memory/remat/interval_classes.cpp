@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 
@@ -19,63 +21,105 @@ bool is_dominated(const Option& worse, const Option& better) {
          better.backward_peak_bytes <= worse.backward_peak_bytes;
 }
 
-std::vector<std::uint32_t> undominated(const Stage& stage) {
-  std::vector<std::uint32_t> kept;
-  for (std::uint32_t o = 0; o < stage.options.size(); ++o) {
-    bool is_needed = true;
-    for (std::uint32_t p = 0; p < stage.options.size() && is_needed; ++p) {
-      if (p == o || !is_dominated(stage.options[o], stage.options[p])) continue;
-      // Of equal options the first stays.
-      is_needed = p > o && is_dominated(stage.options[p], stage.options[o]);
-    }
-    if (is_needed) kept.push_back(o);
-  }
-  return kept;
+/// All that the solver reads of an option, and of a stage without its options.
+using Numbers = std::vector<std::int64_t>;
+
+void append(Numbers& numbers, const Option& o) {
+  const std::int64_t flags = (o.keeps_input ? 1 : 0) + (o.keeps_output ? 2 : 0);
+  const std::int64_t all[] = {o.kept_bytes,         flags, total_time(o), o.forward_peak_bytes, o.recompute_peak_bytes,
+                              o.backward_peak_bytes};
+  numbers.insert(numbers.end(), std::begin(all), std::end(all));
 }
 
-bool have_equal_numbers(const Stage& x, const Stage& y) {
-  const auto equal = [](const Option& a, const Option& b) {
-    return a.kept_bytes == b.kept_bytes && a.keeps_input == b.keeps_input && a.keeps_output == b.keeps_output &&
-           total_time(a) == total_time(b) && a.forward_peak_bytes == b.forward_peak_bytes &&
-           a.recompute_peak_bytes == b.recompute_peak_bytes && a.backward_peak_bytes == b.backward_peak_bytes;
-  };
-  return x.output_bytes == y.output_bytes && x.output_gradient_bytes == y.output_gradient_bytes &&
-         x.parameter_gradient_bytes == y.parameter_gradient_bytes && x.forward_time == y.forward_time &&
-         x.forward_peak_bytes == y.forward_peak_bytes &&
-         std::equal(x.options.begin(), x.options.end(), y.options.begin(), y.options.end(), equal);
+Numbers numbers_of(const Stage& stage) {
+  return {stage.output_bytes, stage.output_gradient_bytes, stage.parameter_gradient_bytes, stage.forward_time,
+          stage.forward_peak_bytes};
 }
 
 /// Whether it matters to intervals that begin with stage a that a_a is pinned.
-bool can_pin(const Chain& chain, std::size_t a) {
-  if (a == 0) return false;
-  const auto& before = chain.stages[a - 1].options;
+bool can_pin(const Chain& chain, std::size_t a, std::size_t longest_span) {
   const auto& own = chain.stages[a].options;
-  return std::any_of(before.begin(), before.end(), [](const Option& o) { return o.keeps_output; }) &&
-         std::any_of(own.begin(), own.end(), [](const Option& o) { return !o.keeps_input; });
+  if (std::all_of(own.begin(), own.end(), [](const Option& o) { return o.keeps_input; })) return false;
+  for (std::size_t span = 1; span <= std::min(a, longest_span); ++span) {
+    const auto& before = chain.stages[a - span].options;
+    const auto pins = [&](const Option& o) { return o.span == span && o.keeps_output; };
+    if (std::any_of(before.begin(), before.end(), pins)) return true;
+  }
+  return false;
 }
 
 }  // namespace interval_classes_detail
 
 IntervalClasses::IntervalClasses(const Chain& chain) : size_(chain.size()) {
-  for (std::size_t a = 1; a < size_; ++a) has_pinned_ = has_pinned_ || interval_classes_detail::can_pin(chain, a);
-  number_stages(chain);
+  for (const Stage& stage : chain.stages) {
+    for (const Option& option : stage.options) longest_span_ = std::max<std::size_t>(longest_span_, option.span);
+  }
+  for (std::size_t a = 1; a < size_; ++a) {
+    has_pinned_ = has_pinned_ || interval_classes_detail::can_pin(chain, a, longest_span_);
+  }
+  sort_options(chain);
+  number_ends(chain);
   number_intervals(chain);
 }
 
-void IntervalClasses::number_stages(const Chain& chain) {
-  std::vector<std::size_t> first_of_kind;
-  for (std::size_t i = 0; i < size_; ++i) {
-    std::uint32_t kind = 0;
-    while (kind < first_of_kind.size() &&
-           !interval_classes_detail::have_equal_numbers(chain.stages[first_of_kind[kind]], chain.stages[i])) {
-      ++kind;
+void IntervalClasses::sort_options(const Chain& chain) {
+  using interval_classes_detail::is_dominated;
+  for (const Stage& stage : chain.stages) {
+    const std::vector<Option>& options = stage.options;
+    std::vector<std::uint32_t> sorted(options.size());
+    std::iota(sorted.begin(), sorted.end(), 0U);
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [&](std::uint32_t x, std::uint32_t y) { return options[x].span < options[y].span; });
+    std::vector<Record> records;
+    for (std::uint32_t place = 0; place < sorted.size(); ++place) {
+      const Option& own = options[sorted[place]];
+      const auto betters = [&](std::uint32_t other) {
+        if (other == sorted[place] || options[other].span != own.span || !is_dominated(own, options[other])) {
+          return false;
+        }
+        return other < sorted[place] || !is_dominated(options[other], own);  // of equal options the first stays
+      };
+      if (std::none_of(sorted.begin(), sorted.end(), betters)) records.push_back({place, sorted[place], own.span});
     }
-    if (kind == first_of_kind.size()) {
-      first_of_kind.push_back(i);
-      options_of_kind_.push_back(interval_classes_detail::undominated(chain.stages[i]));
-    }
-    kind_of_.push_back(kind);
+    by_span_.push_back(std::move(sorted));
+    records_.push_back(std::move(records));
   }
+}
+
+void IntervalClasses::number_ends(const Chain& chain) {
+  using interval_classes_detail::Numbers;
+  std::map<Numbers, std::uint32_t> groups;  // options of one stage and one span
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint32_t> kinds;
+  const auto number = [](auto& numbers, auto key) {
+    return numbers.emplace(std::move(key), static_cast<std::uint32_t>(numbers.size())).first->second;
+  };
+  const auto options_of = [&](std::size_t stage, std::size_t span) {
+    Numbers all{static_cast<std::int64_t>(span)};
+    for (const std::uint32_t o : by_span_[stage]) {
+      const Option& option = chain.stages[stage].options[o];
+      if (option.span == span) interval_classes_detail::append(all, option);
+    }
+    return all;
+  };
+  for (std::size_t b = 0; b < size_; ++b) {
+    std::vector<std::uint32_t> of_lengths;
+    std::uint32_t kind = number(groups, interval_classes_detail::numbers_of(chain.stages[b]));
+    for (std::size_t span = 1; span <= longest_span_; ++span) {
+      // Where the chain begins no interval is longer.
+      const Numbers ending = span <= b + 1 ? options_of(b + 1 - span, span) : Numbers{};
+      if (ending.size() > 1) kind = number(kinds, std::make_pair(kind, number(groups, ending)));
+      of_lengths.push_back(kind);
+    }
+    end_kinds_.push_back(std::move(of_lengths));
+  }
+}
+
+std::size_t IntervalClasses::long_records(const Interval& interval) const {
+  std::size_t count = 0;
+  for (const Record& record : records_[interval.a]) {
+    count += record.span > 1 && record.span <= interval.length() ? 1 : 0;
+  }
+  return count;
 }
 
 void IntervalClasses::number_intervals(const Chain& chain) {
@@ -89,7 +133,7 @@ void IntervalClasses::number_intervals(const Chain& chain) {
       const std::size_t b = a + length - 1;
       for (const bool is_pinned : {false, true}) {
         if (is_pinned && !has_pinned_) continue;
-        if (is_pinned && !interval_classes_detail::can_pin(chain, a)) {
+        if (is_pinned && !interval_classes_detail::can_pin(chain, a, longest_span_)) {
           class_of_[(size_ + a) * size_ + b] = of(a, b, false);
           continue;
         }
@@ -98,7 +142,8 @@ void IntervalClasses::number_intervals(const Chain& chain) {
             length == 1 ? input_kinds.emplace(input, input_kinds.size()).first->second * 2 + (is_pinned ? 1 : 0)
                         : of(a, b - 1, is_pinned);
         const std::uint64_t flags = (length == 1 ? 2U : 0U) + (b + 1 == size_ ? 1U : 0U);
-        const std::uint64_t key = (prefix << 24) | (std::uint64_t{kind_of_[b]} << 2) | flags;
+        const std::uint64_t key =
+            (prefix << 24) | (std::uint64_t{end_kinds_[b][std::min(length, longest_span_) - 1]} << 2) | flags;
         const auto [entry, is_new] = by_key.emplace(key, static_cast<std::uint32_t>(representatives_.size()));
         if (is_new) representatives_.push_back({a, b, is_pinned});
         class_of_[((is_pinned ? 1 : 0) * size_ + a) * size_ + b] = entry->second;
@@ -114,6 +159,7 @@ std::int64_t IntervalClasses::split_count(bool has_few_splits) const noexcept {
       const std::size_t second = interval.length() - first;
       count += second == 0 || !has_few_splits || is_few_split(first, second) ? 1 : 0;
     }
+    count += static_cast<std::int64_t>(long_records(interval));
   }
   return count;
 }

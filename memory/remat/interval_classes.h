@@ -29,11 +29,19 @@ class IntervalClasses {
   /// One interval of each class, by rising length: parts of an interval come before it.
   const std::vector<Interval>& representatives() const noexcept { return representatives_; }
 
-  /// Options of a stage that no other option equals or betters in everything, as indices into Stage::options.
-  const std::vector<std::uint32_t>& options(std::size_t stage) const { return options_of_kind_[kind_of_[stage]]; }
+  /// One way to record, by its place among a stage's options in order of their spans. Equal intervals agree on places,
+  /// of those options that fit into them, where they need not agree on indices.
+  struct Record {
+    std::uint32_t place, option, span;
+  };
+
+  /// Options of a stage that no other option of the same span equals or betters in everything, by rising span.
+  const std::vector<Record>& records(std::size_t stage) const { return records_[stage]; }
+  /// The option of a stage at a place.
+  std::uint32_t option_at(std::size_t stage, std::size_t place) const { return by_span_[stage][place]; }
 
   /// Ways to split, summed over the classes: what solving costs, in units of one pair of parts. With few splits only
-  /// those count for which is_few_split() holds.
+  /// those count for which is_few_split() holds. Options that span several stages count as well.
   std::int64_t split_count(bool has_few_splits) const noexcept;
 
   /// True when one of two parts has 2^k stages.
@@ -41,14 +49,22 @@ class IntervalClasses {
     return (first & (first - 1)) == 0 || (second & (second - 1)) == 0;
   }
 
+  /// Options of the interval's first stage that span several stages and fit into it.
+  std::size_t long_records(const Interval& interval) const;
+
  private:
-  void number_stages(const Chain& chain);
+  void sort_options(const Chain& chain);
+  void number_ends(const Chain& chain);
   void number_intervals(const Chain& chain);
 
   std::size_t size_;
-  bool has_pinned_ = false;             // pinned intervals differ from others only where some option gives its input up
-  std::vector<std::uint32_t> kind_of_;  // stages with equal numbers have equal kinds
-  std::vector<std::vector<std::uint32_t>> options_of_kind_;
+  bool has_pinned_ = false;  // pinned intervals differ from others only where some option gives its input up
+  std::size_t longest_span_ = 1;
+  // What a stage b adds to an interval of l stages: its own numbers and the options that end with it and fit. Equal
+  // numbers have equal kinds: [b][min(l, longest_span_) - 1].
+  std::vector<std::vector<std::uint32_t>> end_kinds_;
+  std::vector<std::vector<std::uint32_t>> by_span_;  // option at each place, per stage
+  std::vector<std::vector<Record>> records_;
   std::vector<std::uint32_t> class_of_;
   std::vector<Interval> representatives_;
 };

@@ -93,7 +93,8 @@ double IntervalTable::forecast(std::size_t length) const {
   for (const Interval& interval : all) {
     const auto ratio = static_cast<double>(interval.length()) / static_cast<double>(length - 1);
     // Each split walks along two parts and the envelope; parts are shorter than the whole.
-    work += static_cast<double>(interval.length()) * 2 * now * std::pow(ratio, exponent);
+    const auto ways = static_cast<double>(interval.length() + classes_->long_records(interval));
+    work += ways * 2 * now * std::pow(ratio, exponent);
   }
   return work;
 }
@@ -103,10 +104,10 @@ Bytes IntervalTable::rerun_shift(std::size_t j, std::size_t b) const {
   return chain_->gradient_bytes(j) - outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[j];
 }
 
-// What recording stage a adds to what is held while the stages after it have their visit.
+// What recording from stage a on adds to what is held while the stages after it have their visit.
 Bytes IntervalTable::record_shift(const Interval& interval, const Option& option) const {
   const bool gives_input_up = !option.keeps_input && !interval.is_pinned;
-  return option.kept_bytes + chain_->activation_bytes(interval.a + 1) -
+  return option.kept_bytes + chain_->activation_bytes(interval.a + option.span) -
          (gives_input_up ? chain_->activation_bytes(interval.a) : 0);
 }
 
@@ -124,21 +125,22 @@ void IntervalTable::solve(const Interval& interval) {
 
 void IntervalTable::consider_records(const Interval& interval) {
   const auto [a, b, is_pinned] = interval;
-  const Stage& stage = chain_->stages[a];
-  const Bytes made = chain_->gradient_bytes(a) + stage.parameter_gradient_bytes;
-  for (const std::uint32_t o : classes_->options(a)) {
-    const Option& option = stage.options[o];
+  for (const IntervalClasses::Record& record : classes_->records(a)) {
+    if (record.span > interval.length()) break;
+    const Option& option = chain_->stages[a].options[record.option];
+    const std::size_t end = a + record.span;
+    const Bytes output = chain_->activation_bytes(end);
+    const Bytes made = chain_->gradient_bytes(a) + parameter_sums_[end] - parameter_sums_[a];
     Candidate candidate;
-    candidate.choice = -1 - static_cast<std::int32_t>(o);
+    candidate.choice = -1 - static_cast<std::int32_t>(record.place);
     candidate.time = option.forward_time + option.recompute_time + option.backward_time;
     candidate.first_shift = record_shift(interval, option);
-    const Bytes forward = option.kept_bytes + stage.output_bytes + option.forward_peak_bytes;
-    const Bytes held = candidate.first_shift - (option.keeps_output ? 0 : stage.output_bytes) +
-                       stage.output_gradient_bytes - outer_gradient(b) + parameter_sums_[b + 1] -
-                       parameter_sums_[a + 1];
+    const Bytes forward = option.kept_bytes + output + option.forward_peak_bytes;
+    const Bytes held = candidate.first_shift - (option.keeps_output ? 0 : output) + chain_->gradient_bytes(end) -
+                       outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[end];
     const Bytes backward = held + std::max(option.recompute_peak_bytes, made + option.backward_peak_bytes);
     candidate.least = std::max(forward, backward);
-    if (a < b) candidate.first = of(a + 1, b, option.keeps_output);
+    if (end <= b) candidate.first = of(end, b, option.keeps_output);
     consider(candidate);
   }
 }
@@ -260,11 +262,12 @@ Plan IntervalTable::plan(Bytes bytes) const {
     if (point == points.end()) throw PlanError("remat plan: the table has no entry within the bytes at hand");
     const auto begin = static_cast<std::uint32_t>(a);
     if (point->choice < 0) {
-      const auto o = static_cast<std::uint32_t>(-1 - point->choice);
+      const std::uint32_t o = classes_->option_at(a, static_cast<std::size_t>(-1 - point->choice));
       const Option& option = chain_->stages[a].options[o];
-      plan.items.push_back({begin, begin + 1, o, 0});
-      if (a < b) {
-        todo.push_back({{a + 1, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option), 0});
+      const std::size_t end = a + option.span;
+      plan.items.push_back({begin, static_cast<std::uint32_t>(end), o, 0});
+      if (end <= b) {
+        todo.push_back({{end, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option), 0});
       }
     } else {
       const std::size_t j = a + static_cast<std::size_t>(point->choice);

@@ -18,8 +18,8 @@ struct Walk;
 
 class IntervalTable {
  public:
-  /// From `bytes` on, up to the next breakpoint, `time` is the least time. `choice` says how: -1 - o records the first
-  /// stage with option o, j > 0 drops the first j stages.
+  /// From `bytes` on, up to the next breakpoint, `time` is the least time. `choice` says how: -1 - p records with
+  /// the first stage's option at place p (IntervalClasses::Record), j > 0 drops the first j stages.
   struct Breakpoint {
     Bytes bytes;
     Time time;

@@ -29,12 +29,13 @@ void check_cover(const Plan& plan, const Chain& chain, std::size_t first, std::s
       throw PlanError("remat plan: " + describe(item) + " has a re-run of " + std::to_string(item.size) +
                       " items, but only " + std::to_string(last - i - 1) + " follow");
     }
-    if (!item.is_dropped() && item.end != item.begin + 1) {
-      throw PlanError("remat plan: " + describe(item) + " is recorded, so it must be one stage");
-    }
     if (!item.is_dropped() && item.option >= chain.stages[item.begin].options.size()) {
       throw PlanError("remat plan: " + describe(item) + " is recorded with option " + std::to_string(item.option) +
                       ", the stage has " + std::to_string(chain.stages[item.begin].options.size()));
+    }
+    if (!item.is_dropped() && item.end != chain.end_of(item.begin, item.option)) {
+      throw PlanError("remat plan: " + describe(item) + " is recorded with option " + std::to_string(item.option) +
+                      ", which ends at stage " + std::to_string(chain.end_of(item.begin, item.option)));
     }
     stage = item.end;
   }
@@ -132,6 +133,7 @@ std::string to_string(const Plan& plan) {
       ends.push_back(i + item.size);
     } else {
       out += std::to_string(item.begin);
+      if (item.end > item.begin + 1) out += '-' + std::to_string(item.end - 1);
       if (item.option != 0) out += '.' + std::to_string(item.option);
     }
     while (!ends.empty() && ends.back() == i) {

@@ -29,10 +29,10 @@ struct Operation {
   enum class Kind : std::uint8_t {
     pass,        ///< forward that records nothing and drops its input a_i
     checkpoint,  ///< forward that records nothing and leaves its input a_i held
-    record,      ///< forward that keeps what `option` says
+    record,      ///< forward of all stages of an option, beginning with `stage`, that keeps what it says
     drop,        ///< release the activation a_{stage} (stage may be n: the last output)
-    backward,    ///< backward of the stage; releases d_{i+1}, a_{i+1}, what the stage kept, and a_i unless the
-                 ///< recorded stage i - 1 keeps its output
+    backward,    ///< backward of what was recorded from `stage` on, up to e; releases d_e, a_e, what was kept, and a_i
+                 ///< unless what was recorded before it keeps its output
   };
   Kind kind = Kind::pass;
   std::uint32_t stage = 0;
@@ -49,13 +49,13 @@ std::string to_string(const Operation& operation);
 // ---- The nested form
 
 /// A schedule as a tree, flattened in preorder. At the outermost level the items cover the stages 0..n-1 from left to
-/// right. A recorded item is one stage. A dropped item is a segment [begin, end); the `size` items that follow it are
-/// its re-run: they cover the same stages again, and may drop some of them again. Every stage is recorded exactly once,
-/// so there are at most 2n - 1 items.
+/// right. A recorded item is the stages of one option. A dropped item is a segment [begin, end); the `size` items that
+/// follow it are its re-run: they cover the same stages again, and may drop some of them again. Every stage is recorded
+/// exactly once, so there are at most 2n - 1 items.
 struct Plan {
   struct Item {
     std::uint32_t begin = 0;
-    std::uint32_t end = 0;     ///< begin + 1 when recorded
+    std::uint32_t end = 0;     ///< begin + the option's span when recorded
     std::uint32_t option = 0;  ///< when recorded
     std::uint32_t size = 0;    ///< number of items of the re-run, nested ones included; 0: recorded
 
@@ -67,16 +67,16 @@ struct Plan {
   friend bool operator==(const Plan&, const Plan&) = default;
 };
 
-/// Throws PlanError, naming the item, when the items do not cover the stages as Plan says or name an option that the
-/// stage does not have.
+/// Throws PlanError, naming the item, when the items do not cover the stages as Plan says, name an option that the
+/// stage does not have, or are recorded with an option of another span.
 void validate(const Plan& plan, const Chain& chain);
 
 /// The list of a plan. The output of a stage that ends a visit is dropped at once unless its backward reads it.
 /// Throws PlanError as validate does.
 Schedule to_schedule(const Plan& plan, const Chain& chain);
 
-/// `[0 1.2 {2..4 -> [2 3 4.1]} 5]`: stage.option (option 0 is left out) for what is recorded, braces for what is
-/// dropped and how it is run again.
+/// `[0 1.2 {2..4 -> [2 3-4.1]} 5]`: stage.option (option 0 is left out) for what is recorded, first-last.option where
+/// that is several stages, braces for what is dropped and how it is run again.
 std::string to_string(const Plan& plan);
 
 // ---- The simulator
@@ -115,9 +115,12 @@ class Simulator {
   /// Bytes held now, and whether a_i is.
   Bytes held_bytes() const noexcept { return held_bytes_; }
   bool holds_activation(std::size_t i) const { return has_activation_[i] != 0; }
-  bool is_recorded(std::size_t stage) const { return recorded_[stage] >= 0; }
-  /// The backward that is due is that of stage next_backward() - 1; 0 when all have run.
+  bool is_recorded(std::size_t stage) const { return begin_[stage] >= 0; }
+  /// The backward that is due is that of stage next_backward() - 1, with all that was recorded with it; 0 when all have
+  /// run.
   std::size_t next_backward() const noexcept { return next_backward_; }
+  /// The stage from which a recorded stage was recorded: itself, unless the option spans several.
+  std::size_t recorded_from(std::size_t stage) const { return static_cast<std::size_t>(begin_[stage]); }
 
   const Cost& cost() const noexcept { return cost_; }
 
@@ -126,12 +129,16 @@ class Simulator {
   void drop(std::size_t activation);
   void backward(const Operation& operation);
   void release_activation(std::size_t i);
+  const Option* recorded_at(std::size_t i) const;
+  const Option* recorded_up_to(std::size_t i) const;
+  bool is_pinned(std::size_t i) const;
   void reach(Phase phase, Bytes extra_bytes);
   [[noreturn]] static void refuse(const Operation& operation, const std::string& why);
 
   const Chain* chain_;
   std::vector<std::uint8_t> has_activation_;  // n + 1
-  std::vector<std::int32_t> recorded_;        // option per stage; -1: not recorded
+  std::vector<std::int32_t> begin_;           // per stage, the first one that was recorded with it; -1: not recorded
+  std::vector<std::uint32_t> option_;         // of a stage that is the first one
   std::size_t next_backward_;
   std::size_t operation_count_ = 0;
   Bytes held_bytes_ = 0;

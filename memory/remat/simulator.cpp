@@ -8,7 +8,8 @@ Simulator::Simulator(const Chain& chain) : chain_(&chain), next_backward_(chain.
   validate(chain);
   has_activation_.assign(chain.size() + 1, 0);
   has_activation_[0] = 1;
-  recorded_.assign(chain.size(), -1);
+  begin_.assign(chain.size(), -1);
+  option_.assign(chain.size(), 0);
   held_bytes_ = chain.input_bytes;
   cost_.peak_bytes = held_bytes_;
   cost_.forward_counts.assign(chain.size(), 0);
@@ -47,70 +48,91 @@ void Simulator::apply(const Operation& operation) {
   ++operation_count_;
 }
 
+// What was recorded beginning with stage i; null when nothing was.
+const Option* Simulator::recorded_at(std::size_t i) const {
+  if (i >= chain_->size() || begin_[i] != static_cast<std::int32_t>(i)) return nullptr;
+  return &chain_->stages[i].options[option_[i]];
+}
+
+// What was recorded ending with stage i - 1.
+const Option* Simulator::recorded_up_to(std::size_t i) const {
+  if (i == 0 || begin_[i - 1] < 0) return nullptr;
+  const auto begin = static_cast<std::size_t>(begin_[i - 1]);
+  return chain_->end_of(begin, option_[begin]) == i ? recorded_at(begin) : nullptr;
+}
+
+// Whether the backward of what ends at a_i reads it.
+bool Simulator::is_pinned(std::size_t i) const {
+  const Option* const maker = recorded_up_to(i);
+  return maker != nullptr && maker->keeps_output;
+}
+
 void Simulator::forward(const Operation& operation) {
   const std::size_t i = operation.stage;
   const Stage& stage = chain_->stages[i];
   const bool is_record = operation.kind == Operation::Kind::record;
-  const bool is_pinned = i > 0 && recorded_[i - 1] >= 0 &&
-                         chain_->stages[i - 1].options[static_cast<std::size_t>(recorded_[i - 1])].keeps_output;
-  if (has_activation_[i] == 0) refuse(operation, "its input is not held");
-  if (has_activation_[i + 1] != 0) refuse(operation, "its output is held already");
-  if (i >= next_backward_) refuse(operation, "its backward has run already");
-  if (recorded_[i] >= 0 && is_record) refuse(operation, "it is recorded already");
   if (is_record && operation.option >= stage.options.size()) {
     refuse(operation, "the stage has " + std::to_string(stage.options.size()) + " options");
   }
-  const bool is_input_needed =
-      is_pinned || (recorded_[i] >= 0 && stage.options[static_cast<std::size_t>(recorded_[i])].keeps_input);
+  const Option* option = is_record ? &stage.options[operation.option] : nullptr;
+  const std::size_t end = option != nullptr ? i + option->span : i + 1;
+  if (has_activation_[i] == 0) refuse(operation, "its input is not held");
+  if (has_activation_[end] != 0) refuse(operation, "its output is held already");
+  if (end > next_backward_) refuse(operation, "its backward has run already");
+  for (std::size_t k = i; is_record && k < end; ++k) {
+    if (begin_[k] >= 0) refuse(operation, "it is recorded already");
+  }
+  const Option* const reader = recorded_at(i);
+  const bool is_input_needed = is_pinned(i) || (reader != nullptr && reader->keeps_input);
   if (operation.kind == Operation::Kind::pass && is_input_needed) {
     refuse(operation, "a backward still reads the input that it drops");
   }
 
   const Phase phase = next_backward_ == chain_->size() ? Phase::forward : Phase::rerun;
-  const Option* option = is_record ? &stage.options[operation.option] : nullptr;
   const Time time = option != nullptr ? option->forward_time : stage.forward_time;
-  const Bytes kept = option != nullptr ? option->kept_bytes : 0;
-  reach(phase, stage.output_bytes + kept + (option != nullptr ? option->forward_peak_bytes : stage.forward_peak_bytes));
+  const Bytes made = chain_->activation_bytes(end) + (option != nullptr ? option->kept_bytes : 0);
+  reach(phase, made + (option != nullptr ? option->forward_peak_bytes : stage.forward_peak_bytes));
 
   cost_.time += time;
   if (phase == Phase::rerun) cost_.extra_time += time;
-  ++cost_.forward_counts[i];
-  held_bytes_ += stage.output_bytes + kept;
-  has_activation_[i + 1] = 1;
-  if (is_record) recorded_[i] = static_cast<std::int32_t>(operation.option);
+  for (std::size_t k = i; k < end; ++k) {
+    ++cost_.forward_counts[k];
+    if (is_record) begin_[k] = static_cast<std::int32_t>(i);
+  }
+  held_bytes_ += made;
+  has_activation_[end] = 1;
+  if (is_record) option_[i] = operation.option;
   const bool leaves_input =
-      option != nullptr ? option->keeps_input || is_pinned : operation.kind == Operation::Kind::checkpoint;
+      option != nullptr ? option->keeps_input || is_pinned(i) : operation.kind == Operation::Kind::checkpoint;
   if (!leaves_input) release_activation(i);
 }
 
 void Simulator::drop(std::size_t activation) {
   const Operation operation{Operation::Kind::drop, static_cast<std::uint32_t>(activation), 0};
   if (has_activation_[activation] == 0) refuse(operation, "it is not held");
-  const auto option_of = [&](std::size_t stage) -> const Option* {
-    if (recorded_[stage] < 0) return nullptr;
-    return &chain_->stages[stage].options[static_cast<std::size_t>(recorded_[stage])];
-  };
-  const Option* reader = activation < chain_->size() ? option_of(activation) : nullptr;
-  const Option* maker = activation > 0 ? option_of(activation - 1) : nullptr;
+  const Option* const reader = recorded_at(activation);
   if (reader != nullptr && reader->keeps_input) refuse(operation, "the backward of the stage that read it needs it");
-  if (maker != nullptr && maker->keeps_output) refuse(operation, "the backward of the stage that made it needs it");
+  if (is_pinned(activation)) refuse(operation, "the backward of the stage that made it needs it");
   release_activation(activation);
 }
 
 void Simulator::backward(const Operation& operation) {
   const std::size_t i = operation.stage;
-  const Stage& stage = chain_->stages[i];
-  if (i + 1 != next_backward_) {
+  const Option* const recorded = recorded_at(i);
+  const std::size_t end = recorded != nullptr ? i + recorded->span : i + 1;
+  if (end != next_backward_) {
     refuse(operation, next_backward_ == 0 ? "all backwards have run"
                                           : "the backward of stage " + std::to_string(next_backward_ - 1) + " is due");
   }
-  if (recorded_[i] < 0) refuse(operation, "the stage is not recorded");
-  const Option& option = stage.options[static_cast<std::size_t>(recorded_[i])];
+  if (recorded == nullptr) refuse(operation, "the stage is not recorded");
+  const Option& option = *recorded;
   if (option.keeps_input && has_activation_[i] == 0) refuse(operation, "its input is not held");
-  if (option.keeps_output && has_activation_[i + 1] == 0) refuse(operation, "its output is not held");
+  if (option.keeps_output && has_activation_[end] == 0) refuse(operation, "its output is not held");
 
-  if (i + 1 == chain_->size()) held_bytes_ += stage.output_gradient_bytes;  // d_n is made here; others are there
-  const Bytes made = chain_->gradient_bytes(i) + stage.parameter_gradient_bytes;
+  const Bytes output_gradient = chain_->gradient_bytes(end);
+  if (end == chain_->size()) held_bytes_ += output_gradient;  // d_n is made here; others are there
+  Bytes made = chain_->gradient_bytes(i);
+  for (std::size_t k = i; k < end; ++k) made += chain_->stages[k].parameter_gradient_bytes;
   if (option.recompute_time > 0 || option.recompute_peak_bytes > 0) {
     reach(Phase::recompute, option.recompute_peak_bytes);
   }
@@ -118,12 +140,10 @@ void Simulator::backward(const Operation& operation) {
   cost_.time += option.recompute_time + option.backward_time;
   cost_.extra_time += option.recompute_time;
 
-  recorded_[i] = -1;
-  held_bytes_ += made - stage.output_gradient_bytes - option.kept_bytes;
-  release_activation(i + 1);
-  const bool is_pinned = i > 0 && recorded_[i - 1] >= 0 &&
-                         chain_->stages[i - 1].options[static_cast<std::size_t>(recorded_[i - 1])].keeps_output;
-  if (!is_pinned) release_activation(i);
+  held_bytes_ += made - output_gradient - option.kept_bytes;
+  for (std::size_t k = i; k < end; ++k) begin_[k] = -1;
+  release_activation(end);
+  if (!is_pinned(i)) release_activation(i);
   next_backward_ = i;
 }
 

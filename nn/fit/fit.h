@@ -3,11 +3,14 @@
 //
 //   nn::Planner planner(make_run, dry(cpu), nn::hardware("cpu"));
 //   nn::Plan plan = planner.fit(budget);              // or BudgetError, which says what would fit
+//   memory::make_resource(cpu, {.plans = plan.placement});
 //   run->options().recording.plan = plan.tape;        // train inside of it, with the same bits
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
-// budgets at once (memory/remat/frontier.h). Every point of that frontier is then run dry, and what its arena commits
-// is its peak: nothing is estimated. More budget never gives a slower plan, because all budgets choose from one list.
+// budgets at once (memory/remat/frontier.h). Points of that frontier, close together over its whole range, are then run
+// dry, their allocations are placed (memory/placement.h), and they are run dry again in that placement: what the arena
+// commits then is a plan's peak, and nothing is estimated. More budget never gives a slower plan, because all budgets
+// choose from one list.
 
 #include <cstddef>
 #include <memory>
@@ -24,6 +27,7 @@ namespace thimble::nn {
 /// A way of running the step, with what it needs.
 struct Plan {
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
+  std::vector<StepPlan> placement;       ///< where the blocks of the first and of a steady step go (memory/placed.h)
   std::string description;               ///< the chain's schedule, stage by stage
   std::size_t peak_bytes = 0;            ///< that the arena will commit, exactly
   std::size_t lower_bound_bytes = 0;     ///< the load: no placement of the same step needs less
@@ -45,32 +49,43 @@ class BudgetError : public PlanError {
   std::size_t budget_bytes_, minimum_bytes_;
 };
 
-/// All plans of one step on one device.
+/// All plans of one step on one device. They are placed when they are first looked at, so one planner is not for
+/// several threads at once.
 class Planner {
  public:
   /// Records the step of `make`'s run on the dry twin of `device` and finds the plans. Throws what the run throws.
   Planner(MakeRun make, Device device, const Hardware& hardware);
 
   /// The fastest plan whose peak is within the budget. Throws BudgetError.
-  const Plan& fit(std::size_t budget_bytes) const;
+  const Plan& fit(std::size_t budget_bytes);
 
-  /// Plans with falling times and rising peaks, none of them worse than another in both.
-  const std::vector<Plan>& plans() const noexcept { return plans_; }
-  /// The step without a plan: what overheads are counted from.
+  /// Plans with falling times and rising peaks, none of them worse than another in both. Places them all.
+  std::vector<Plan> plans();
+  /// The smallest budget for which fit() has a plan, and that plan.
+  const Plan& smallest();
+  /// The step without a plan, in an arena without placement: what overheads are counted from.
   const Plan& keep_everything() const noexcept { return keep_everything_; }
-  std::size_t minimum_bytes() const noexcept { return plans_.front().peak_bytes; }
 
   std::int64_t parameters() const noexcept { return parameters_; }
   const TapeGraph& graph() const noexcept { return graph_; }
 
  private:
-  Plan run_dry(std::shared_ptr<const TapePlan> tape) const;
+  struct Candidate {
+    Plan plan;                           // its peak is that of a dynamic arena until it is placed
+    std::vector<Trace::Event> events;    // of a run without placement, until it is placed
+    std::vector<std::size_t> step_ends;  // in them
+    std::size_t setup_end = 0;
+    bool is_placed = false;
+  };
+  MakeRun run_with(std::shared_ptr<const TapePlan> tape) const;
+  Candidate run_dry(std::shared_ptr<const TapePlan> tape) const;
+  const Plan& place(Candidate& candidate);
 
   MakeRun make_;
   Device device_;
   TapeGraph graph_;
   Plan keep_everything_;
-  std::vector<Plan> plans_;
+  std::vector<Candidate> candidates_;  // by rising time
   std::int64_t parameters_ = 0;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <map>
 #include <string>
 
 #include <thimble/autograd/node.h>
@@ -83,19 +85,47 @@ std::vector<std::uint32_t> boundaries(const TapeGraph& graph, const std::vector<
   return cuts;
 }
 
-/// One stage as a graph for the solver, and which of its tensors belong to which node.
+/// The last node that reads each leaf's storage, which makes its gradient; -1 for other storages.
+std::vector<std::int32_t> leaf_readers(const TapeGraph& graph) {
+  std::vector<std::int32_t> readers(graph.storages.size(), -1);
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    for (const std::uint32_t value : graph.nodes[n].inputs) {
+      if (value == TapeGraph::none || !graph.values[value].is_leaf) continue;
+      const std::uint32_t storage = graph.values[value].storage;
+      if (storage != TapeGraph::none) readers[storage] = static_cast<std::int32_t>(n);
+    }
+  }
+  return readers;
+}
+
+/// A recording with what follows from it.
+struct Recorded {
+  const TapeGraph& graph;
+  const std::vector<NodeTimes>& times;
+  std::vector<StorageUse> uses;            // per storage
+  std::vector<std::int32_t> leaf_readers;  // per storage
+};
+
+/// One stage, or several, as a graph for the solver, and which of its tensors belong to which node.
 class Block {
  public:
-  Block(const TapeGraph& graph, const std::vector<StorageUse>& uses, const std::vector<NodeTimes>& times,
-        std::uint32_t first, std::uint32_t end, std::vector<bool>& has_gradient)
-      : graph_(graph), uses_(uses), times_(times), first_(first), end_(end), tensor_of_(graph.storages.size(), none) {
+  Block(const Recorded& recorded, std::uint32_t first, std::uint32_t end)
+      : graph_(recorded.graph),
+        uses_(recorded.uses),
+        times_(recorded.times),
+        first_(first),
+        end_(end),
+        tensor_of_(recorded.graph.storages.size(), none) {
+    const TapeGraph& graph = recorded.graph;
     for (std::uint32_t n = first; n < end; ++n) add(n);
-    // From the last stage to the first: a parameter's gradient is made by the last operator that reads it.
+    count_sums();
+    std::vector<bool> has_gradient(graph.storages.size());
     for (std::uint32_t n = first; n < end; ++n) {
       for (const std::uint32_t value : graph.nodes[n].inputs) {
         if (value == TapeGraph::none || !graph.values[value].is_leaf) continue;
         const std::uint32_t storage = graph.values[value].storage;
         if (storage == TapeGraph::none || has_gradient[storage]) continue;
+        if (recorded.leaf_readers[storage] >= static_cast<std::int32_t>(end)) continue;  // a later stage's
         has_gradient[storage] = true;
         parameter_gradient_bytes_ += static_cast<remat::Bytes>(graph.bytes_of(value));
         block_.tensors[tensor_of_[storage]].gradient_bytes = static_cast<remat::Bytes>(graph.bytes_of(value));
@@ -104,8 +134,9 @@ class Block {
   }
 
   const remat::Graph& graph() const noexcept { return block_; }
-  bool is_empty() const noexcept { return block_.operators.empty(); }
   remat::Bytes parameter_gradient_bytes() const noexcept { return parameter_gradient_bytes_; }
+  /// The tensor of a value that is made here.
+  std::uint32_t tensor_of(std::uint32_t value) const { return tensor_of_[graph_.values[value].storage]; }
 
   /// What a selection means for the nodes.
   std::vector<Fate> fates(const remat::Selection& selection) const {
@@ -178,15 +209,16 @@ class Block {
     op.name = node.type->name;
     op.inputs = inputs;
     op.backward_reads = reads;
+    op.is_backward_in_place = node.type->cost == Cost::elementwise || node.type->cost == Cost::reduction;
     if (node.type->has_remake && !extras.empty()) {
       // What it saves takes the whole forward; its result is made again from that.
       remat::GraphOperator saving = op;
       saving.outputs = extras;
+      saving.backward_reads.clear();
       saving.cost = std::max<remat::Time>(0, nanoseconds(times_[n].forward - times_[n].remake));
       block_.operators.push_back(std::move(saving));
       op.name += " (result)";
       for (const std::uint32_t t : extras) append(op.inputs, t);
-      op.backward_reads.clear();
       op.cost = nanoseconds(times_[n].remake);
     } else {
       for (const std::uint32_t t : extras) append(outputs, t);
@@ -194,6 +226,20 @@ class Block {
     }
     op.outputs = outputs;
     block_.operators.push_back(std::move(op));
+  }
+
+  /// Where a gradient is there already, from an operator further on, what is added to it is made beside it.
+  void count_sums() {
+    std::vector<bool> is_read_later(block_.tensors.size());
+    for (std::size_t i = block_.operators.size(); i-- > 0;) {
+      remat::GraphOperator& op = block_.operators[i];
+      const auto has_gradient = [&](std::uint32_t t) { return block_.tensors[t].gradient_bytes > 0; };
+      if (std::none_of(op.outputs.begin(), op.outputs.end(), has_gradient)) continue;
+      for (const std::uint32_t t : op.inputs) {
+        if (is_read_later[t]) op.backward_peak_bytes += block_.tensors[t].gradient_bytes;
+        is_read_later[t] = true;
+      }
+    }
   }
 
   const TapeGraph& graph_;
@@ -205,82 +251,119 @@ class Block {
   remat::Bytes parameter_gradient_bytes_ = 0;
 };
 
+/// The options of blocks; those of equal blocks are found once.
+class OptionCache {
+ public:
+  struct Entry {
+    remat::Selection selection;
+    remat::Option option;
+  };
+
+  /// At most `limit`, by falling bytes, that keep none of the tensors `inner`. Those which keep one of them are no
+  /// better than two options, one up to it and one from it on.
+  const std::vector<Entry>& options(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
+                                    std::size_t limit) {
+    const auto [found, is_new] = known_.try_emplace(numbers_of(block, inner));
+    if (is_new) found->second = find(block, inner, limit);
+    return found->second;
+  }
+
+ private:
+  using Numbers = std::vector<std::int64_t>;
+
+  // Everything that the options follow from.
+  static Numbers numbers_of(const remat::Graph& block, const std::vector<std::uint32_t>& inner) {
+    Numbers numbers;
+    const auto append = [&](const std::vector<std::uint32_t>& list) {
+      numbers.push_back(static_cast<std::int64_t>(list.size()));
+      numbers.insert(numbers.end(), list.begin(), list.end());
+    };
+    append(inner);
+    for (const remat::GraphTensor& t : block.tensors) {
+      const std::int64_t all[] = {t.bytes, t.gradient_bytes, t.is_given ? 1 : 0};
+      numbers.insert(numbers.end(), std::begin(all), std::end(all));
+    }
+    for (const remat::GraphOperator& op : block.operators) {
+      for (const auto* list : {&op.inputs, &op.outputs, &op.backward_reads}) append(*list);
+      const std::int64_t all[] = {op.cost, op.forward_peak_bytes, op.backward_peak_bytes,
+                                  (op.can_rerun ? 1 : 0) + (op.is_backward_in_place ? 2 : 0)};
+      numbers.insert(numbers.end(), std::begin(all), std::end(all));
+    }
+    return numbers;
+  }
+
+  static std::vector<Entry> find(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
+                                 std::size_t limit) {
+    remat::Graph priced = block;
+    for (const std::uint32_t t : inner) priced.tensors[t].bytes += too_large;
+    std::vector<Entry> entries;
+    for (remat::KeptPlan& plan : remat::block_options(priced, limit + inner.size())) {
+      remat::Selection& selection = plan.selection;
+      const auto is_kept = [&](std::uint32_t t) {
+        return std::binary_search(selection.kept.begin(), selection.kept.end(), t);
+      };
+      if (std::any_of(inner.begin(), inner.end(), is_kept)) continue;
+      remat::Option option = remat::chain_option(block, selection, {});
+      entries.push_back({std::move(selection), std::move(option)});
+    }
+    return entries;
+  }
+
+  // A price at which a tensor is made again wherever it can be.
+  static constexpr remat::Bytes too_large = remat::Bytes{1} << 50;
+
+  std::map<Numbers, std::vector<Entry>> known_;
+};
+
+/// Stages that options may span, so that planning a long chain stays short.
+std::size_t longest_span(std::size_t stages) { return stages <= 24 ? 8 : stages <= 40 ? 6 : 3; }
+
 }  // namespace stages_detail
 
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph) {
   return stages_detail::boundaries(graph, stages_detail::storage_uses(graph));
 }
 
-std::vector<std::vector<std::size_t>> groupings(const std::vector<std::size_t>& crossing) {
-  const std::size_t count = crossing.size();
-  std::vector<std::vector<std::size_t>> all;
-  const auto add = [&](auto&& size_at) {
-    std::vector<std::size_t> sizes;
-    std::size_t left = count;
-    while (left > 0) {
-      sizes.push_back(std::min<std::size_t>(left, std::max<std::size_t>(1, size_at(sizes.size()))));
-      left -= sizes.back();
-    }
-    if (std::find(all.begin(), all.end(), sizes) == all.end()) all.push_back(std::move(sizes));
-  };
-  add([](std::size_t) { return 1; });
-  for (const std::size_t equal : {2, 3, 4}) add([=](std::size_t) { return equal; });
-  for (std::size_t first = 2; first <= count / 2; first += 1 + first / 4) {
-    add([=](std::size_t i) { return i == 0 ? first : 1; });                     // first, 1, 1, ...
-    add([=](std::size_t i) { return first - std::min(i, first); });             // first, first - 1, ...
-    add([=](std::size_t i) { return first >> std::min<std::size_t>(i, 60); });  // first, first / 2, ...
-  }
-  // Runs of stages that end with equally large tensors, whole or in parts; the first few of them, the rest as they are.
-  std::vector<std::size_t> runs;
-  for (std::size_t i = 0; i < count; ++i) {
-    if (i > 0 && crossing[i] == crossing[i - 1]) {
-      ++runs.back();
-    } else {
-      runs.push_back(1);
-    }
-  }
-  for (const std::size_t longest : {12, 8, 6, 4, 3, 2}) {
-    for (std::size_t joined = 1; joined <= std::min<std::size_t>(runs.size(), 6); ++joined) {
-      std::vector<std::size_t> sizes;
-      for (std::size_t r = 0; r < runs.size(); ++r) {
-        const std::size_t parts = r < joined ? (runs[r] + longest - 1) / longest : runs[r];
-        for (std::size_t p = 0; p < parts; ++p) sizes.push_back(runs[r] * (p + 1) / parts - runs[r] * p / parts);
-      }
-      add([&](std::size_t i) { return sizes[i]; });
-    }
-  }
-  return all;
-}
-
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
-                        const std::vector<std::uint32_t>& cuts, std::size_t options) {
+                        const std::vector<std::uint32_t>& cuts, const StageLimits& limits) {
   using namespace stages_detail;
-  const std::vector<StorageUse> uses = storage_uses(graph);
+  const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
+  const std::size_t count = cuts.size() - 1;
+  const std::size_t longest = limits.span > 0 ? limits.span : longest_span(count);
   StagedGraph staged;
   for (const TapeGraph::Node& node : graph.nodes) staged.types.push_back(node.type);
-  std::vector<bool> has_gradient(graph.storages.size());
-  staged.stages.resize(cuts.size() - 1);
-  staged.chain.stages.resize(cuts.size() - 1);
-  for (std::size_t i = cuts.size() - 1; i-- > 0;) {
+  staged.stages.resize(count);
+  staged.chain.stages.resize(count);
+  OptionCache cache;
+  for (std::size_t i = 0; i < count; ++i) {
     StagedGraph::Stage& stage = staged.stages[i];
     remat::Stage& of_chain = staged.chain.stages[i];
     stage.first = cuts[i], stage.end = cuts[i + 1];
-    const Block block(graph, uses, times, stage.first, stage.end, has_gradient);
     of_chain.name = std::string(path_name(graph.nodes[stage.first].path));
     const TapeGraph::Node& last = graph.nodes[stage.end - 1];
     of_chain.output_bytes = static_cast<remat::Bytes>(graph.bytes_of(last.output));
     of_chain.output_gradient_bytes = last.needs.any() ? of_chain.output_bytes : 0;
-    of_chain.parameter_gradient_bytes = block.parameter_gradient_bytes();
     double backward = 0;
-    for (std::uint32_t n = stage.first; n < stage.end; ++n) backward += times[n].backward;
-    for (const remat::KeptPlan& plan : remat::block_options(block.graph(), options)) {
-      remat::Option option =
-          remat::chain_option(block.graph(), plan.selection, "option " + std::to_string(of_chain.options.size()));
-      option.backward_time = nanoseconds(backward);
-      of_chain.forward_time = option.forward_time;
-      of_chain.forward_peak_bytes = std::max(of_chain.forward_peak_bytes, option.forward_peak_bytes);
-      of_chain.options.push_back(std::move(option));
-      stage.fates.push_back(block.fates(plan.selection));
+    for (std::size_t span = 1; span <= std::min(longest, count - i); ++span) {
+      const std::uint32_t end = cuts[i + span];
+      for (std::uint32_t n = cuts[i + span - 1]; n < end; ++n) backward += times[n].backward;
+      const Block block(recorded, stage.first, end);
+      if (span == 1) of_chain.parameter_gradient_bytes = block.parameter_gradient_bytes();
+      std::vector<std::uint32_t> inner;
+      for (std::size_t k = 1; k < span; ++k) inner.push_back(block.tensor_of(graph.nodes[cuts[i + k] - 1].output));
+      for (const OptionCache::Entry& entry :
+           cache.options(block.graph(), inner, limits.options + limits.more * (span - 1))) {
+        remat::Option option = entry.option;
+        option.name = "option " + std::to_string(of_chain.options.size());
+        option.span = static_cast<std::uint32_t>(span);
+        option.backward_time = nanoseconds(backward);
+        if (span == 1) {
+          of_chain.forward_time = option.forward_time;
+          of_chain.forward_peak_bytes = std::max(of_chain.forward_peak_bytes, option.forward_peak_bytes);
+        }
+        of_chain.options.push_back(std::move(option));
+        stage.fates.push_back(block.fates(entry.selection));
+      }
     }
   }
   return staged;

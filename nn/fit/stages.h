@@ -17,7 +17,7 @@ namespace thimble::nn {
 struct StagedGraph {
   struct Stage {
     std::uint32_t first = 0, end = 0;      ///< nodes
-    std::vector<std::vector<Fate>> fates;  ///< per option, of its nodes; option 0 keeps everything
+    std::vector<std::vector<Fate>> fates;  ///< per option, of the nodes of its span; option 0 keeps everything
   };
   std::vector<const OpType*> types;  ///< of all nodes
   std::vector<Stage> stages;
@@ -29,15 +29,19 @@ struct StagedGraph {
 /// crosses.
 std::vector<std::uint32_t> cut_points(const TapeGraph& graph);
 
-/// Ways of joining neighbouring stages, each a list of sizes. A long stage can drop what lies between its parts at
-/// little cost, and holds more while backward visits it; early stages are visited when little else is held. `crossing`
-/// has the bytes that cross the end of each stage: runs of equal ones (the layers of a ResNet) are joined as such. The
-/// first way joins none.
-std::vector<std::vector<std::size_t>> groupings(const std::vector<std::size_t>& crossing);
+/// How many ways a chain's stages may have.
+struct StageLimits {
+  std::size_t options = 8;  ///< of one stage
+  std::size_t more = 4;     ///< for every further stage that an option spans
+  /// Stages that one option may span; 0: as many as planning a chain of its length has time for.
+  std::size_t span = 0;
+};
 
-/// The chain whose stages end at `cuts`, with at most `options` ways each.
+/// The chain whose stages end at `cuts`. Beside its own options each stage has those that span the next ones as well,
+/// which keep none of the tensors that cross between them: a long segment can make these again at little cost, and
+/// holds more while backward visits it.
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
-                        const std::vector<std::uint32_t>& cuts, std::size_t options = 8);
+                        const std::vector<std::uint32_t>& cuts, const StageLimits& limits = {});
 
 /// The plan of the tape that a plan of the chain stands for.
 TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan);
