@@ -8,6 +8,7 @@
 #include <thimble/bench/report/page_style.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/plan_data.h>
+#include <thimble/bench/report/plan_panel.h>
 #include <thimble/bench/report/plan_script.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
