@@ -111,6 +111,9 @@ LiveView::~LiveView() {
   }
   wake_.notify_all();
   thread_.join();
+  // By now the run's blocks are gone, so the last picture would be an empty one.
+  if (is_drawn_) std::fprintf(terminal_, "\033[%dA\033[J", live_lines + (line_.empty() ? 1 : 0));
+  std::fflush(terminal_);
 }
 
 void LiveView::print(const std::string& line, bool stays) {
@@ -131,7 +134,6 @@ void LiveView::run() {
   do {
     draw();
   } while (!wake_.wait_for(guard, live_detail::interval, [this] { return is_over_; }));
-  draw();
 }
 
 void LiveView::draw() {

@@ -36,7 +36,7 @@ class LiveView {
  public:
   /// The ledger and the arena are those of the run; `terminal` is a terminal, `budget_bytes` 0 for none.
   LiveView(std::FILE* terminal, const memory::Stack& stack, std::size_t budget_bytes);
-  /// Draws the last picture and leaves it there.
+  /// Takes the picture away; the lines above it stay.
   ~LiveView();
   LiveView(const LiveView&) = delete;
   LiveView& operator=(const LiveView&) = delete;

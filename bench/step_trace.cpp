@@ -1,7 +1,6 @@
 #include <thimble/bench/step_trace.h>
 
 #include <algorithm>
-#include <chrono>
 #include <unordered_map>
 #include <utility>
 
@@ -26,8 +25,7 @@ struct Replay {
 /// Asks a fresh arena for everything that the run asked for, in the same order, steps and all.
 class Replayer {
  public:
-  Replayer(Device device, std::vector<StepPlan> plans)
-      : stack_(memory::make_resource(device, {.plans = std::move(plans)})) {}
+  Replayer(Device device, std::vector<StepPlan> plans) : stack_(make_stack(device, std::move(plans))) {}
   ~Replayer() {
     for (const auto& [id, block] : live_) stack_.top->deallocate(block, nullptr);
   }
@@ -52,6 +50,11 @@ class Replayer {
   }
 
  private:
+  static memory::Stack make_stack(Device device, std::vector<StepPlan> plans) {
+    memory::Options options = nn::profile_options(device);
+    options.plans = std::move(plans);
+    return memory::make_resource(device, std::move(options));
+  }
   void one(const Trace::Event& event, bool is_noted) {
     switch (event.action) {
       case Trace::Action::allocate: {
@@ -127,7 +130,7 @@ StepLayout layout_of(const Replay& replay, const std::vector<std::uint64_t>& ids
 }  // namespace step_trace_detail
 
 StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make,
-                     std::shared_ptr<const TapePlan> tape) {
+                     std::shared_ptr<const TapePlan> tape, std::vector<StepPlan> placement) {
   using namespace step_trace_detail;
   const nn::MakeRun planned = [&](Device on) {
     std::unique_ptr<nn::TrainingRun> run = make(on);
@@ -153,10 +156,8 @@ StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& 
     throw Error("trace_step: the replay of " + name + " committed " + std::to_string(trace.dynamic.committed_bytes) +
                 " bytes, the run " + std::to_string(profile.peak_bytes));
   }
-  const auto start = std::chrono::steady_clock::now();
-  std::vector<StepPlan> plans = nn::plan_steps(profile, nn::placement_options(on));
-  trace.placement_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  trace.placed = layout_of(Replayer(on, std::move(plans)).run(profile, window), ids);
+  if (placement.empty()) placement = nn::plan_steps(profile, nn::placement_options(on));
+  trace.placed = layout_of(Replayer(on, std::move(placement)).run(profile, window), ids);
   return trace;
 }
 

@@ -37,12 +37,12 @@ struct StepTrace {
   std::size_t live_peak_bytes = 0;  ///< largest sum of requested bytes in the step
   StepLayout dynamic;               ///< as the arena places blocks on demand
   StepLayout placed;                ///< the step's own blocks placed offline
-  double placement_ms = 0;          ///< that placing both steps took
 };
 
 /// Dry-runs two steps of `make`'s run on the dry twin of `device` under `tape` (null: everything is kept) and cuts the
-/// second one out. Throws what the run throws; Error when a replay of the trace does not commit what the run did.
+/// second one out. `placement` is that of the two steps; both are placed here where it is empty. Throws what the run
+/// throws; Error when a replay of the trace does not commit what the run did.
 StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make,
-                     std::shared_ptr<const TapePlan> tape = nullptr);
+                     std::shared_ptr<const TapePlan> tape = nullptr, std::vector<StepPlan> placement = {});
 
 }  // namespace thimble::bench

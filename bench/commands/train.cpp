@@ -43,7 +43,7 @@ class ProgressLine {
 
   /// From here on the line stands above a picture of the run's memory.
   void watch(const memory::Stack& stack, std::size_t budget_bytes) { live_.emplace(stderr, stack, budget_bytes); }
-  /// The picture stays as it is.
+  /// The picture goes, the lines stay.
   void end_watch() { live_.reset(); }
 
   void show(const TrainProgress& p) {

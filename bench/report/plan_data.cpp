@@ -231,7 +231,8 @@ ordered_json segments_json(const bench::PlanReport& report) {
   return list;
 }
 
-void add_plans(ordered_json& json, const bench::PlanReport& report) {
+void add_plans(ordered_json& json, const bench::PlanView& view) {
+  const bench::PlanReport& report = view.report;
   ordered_json list = ordered_json::array();
   json["current"] = nullptr;
   const auto add = [&](const nn::Plan& plan) {
@@ -242,9 +243,9 @@ void add_plans(ordered_json& json, const bench::PlanReport& report) {
                     {"seconds", plan.step_s},
                     {"segments", plan.tape ? plan.tape->segments.size() : 0}});
   };
-  for (const nn::Plan& plan : report.planner->plans()) add(plan);
+  for (const nn::Plan& plan : view.plans) add(plan);
   // Keeping everything is no plan where another one needs less in the same time; it is shown all the same.
-  if (report.planner->plans().back().tape != nullptr) add(report.planner->keep_everything());
+  if (view.plans.back().tape != nullptr) add(report.planner->keep_everything());
   json["plans"] = std::move(list);
 }
 
@@ -276,7 +277,7 @@ std::string plan_data(const bench::PlanView& view) {
   if (view.report.planner != nullptr) {
     json["nodes"] = nodes_json(view.report, paths);
     json["segments"] = segments_json(view.report);
-    add_plans(json, view.report);
+    add_plans(json, view);
   }
   json["paths"] = paths.list();
   std::string text = json.dump();

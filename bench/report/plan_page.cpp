@@ -8,8 +8,8 @@
 #include <thimble/bench/report/page_style.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/plan_data.h>
+#include <thimble/bench/report/plan_panel.h>
 #include <thimble/bench/report/plan_script.h>
-#include <thimble/bench/report/plan_style.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
 #include <thimble/version.h>
@@ -170,7 +170,7 @@ std::string curve_figure(const bench::PlanView& view) {
   return figure(
       "curve", "What a budget costs",
       canvas("data-panel=\"curve\"", "time overhead of every plan against its peak bytes"),
-      "All " + grouped(view.report.planner->plans().size()) +
+      "All " + grouped(view.plans.size()) +
           " plans of this step: none is worse than another in both bytes and time. A budget takes the fastest "
           "plan at its left.");
 }
@@ -236,14 +236,17 @@ std::string write_plan_page(const bench::PlanView& view) {
 namespace thimble::bench {
 
 PlanView see_plan(const PlanOptions& options, const PlanReport& report) {
-  PlanView view{options.setup, report, {}};
+  PlanView view{options.setup, report, {}, {}};
   view.setup.batch = report.batch;
   if (options.is_inference) {
     view.steps.push_back(trace_step("forward", cpu, inference_run(view.setup)));
     return view;
   }
-  view.steps.push_back(trace_step("keep everything", cpu, training_run(view.setup)));
-  if (report.plan.tape) view.steps.push_back(trace_step("planned", cpu, training_run(view.setup), report.plan.tape));
+  const nn::MakeRun make = training_run(view.setup);
+  view.plans = report.planner->plans();
+  if (report.plan.tape) view.steps.push_back(trace_step("keep everything", cpu, make));
+  view.steps.push_back(
+      trace_step(report.plan.tape ? "planned" : "keep everything", cpu, make, report.plan.tape, report.plan.placement));
   return view;
 }
 

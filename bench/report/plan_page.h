@@ -15,6 +15,8 @@ struct PlanView {
   PlanReport report;
   std::vector<StepTrace> steps;  ///< the step that keeps everything, then the planned one where it is another
 
+  std::vector<nn::Plan> plans;  ///< all of the planner's; none for a forward
+
   /// The step that the plan makes.
   const StepTrace& planned() const noexcept { return steps.back(); }
 };
