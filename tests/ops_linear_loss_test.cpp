@@ -8,8 +8,8 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/parallel.h>
 #include <thimble/core/ops/linear_cross_entropy.h>
+#include <thimble/core/parallel.h>
 #include <thimble/core/random.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
