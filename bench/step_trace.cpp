@@ -35,10 +35,13 @@ class Replayer {
   Replay run(const nn::MemoryProfile& profile, Window window) {
     std::size_t step = 0;
     for (std::size_t time = 0; time < profile.events.size(); ++time) {
-      if (stack_.placed != nullptr) {
+      if (stack_.placed != nullptr && step <= profile.step_ends.size()) {
         // The first step begins with the setup's end, every other one where the one before it ends.
         const std::size_t begin = step == 0 ? profile.setup_end : profile.step_ends[step - 1];
-        if (time == begin) step++ < profile.step_ends.size() ? stack_.placed->begin_step() : stack_.placed->end_step();
+        if (time == begin) {
+          step < profile.step_ends.size() ? stack_.placed->begin_step() : stack_.placed->end_step();
+          ++step;
+        }
       }
       if (time == window.first) {
         for (const auto& [id, block] : live_) note(id, *block);
