@@ -4,7 +4,6 @@
 
 #include <array>
 #include <span>
-#include <utility>
 
 #include <thimble/autograd/tape.h>
 

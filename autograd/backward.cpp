@@ -1,5 +1,6 @@
 // Walking the tape backward: gradients flow, everything consumed is freed at once. Segments are run again by rerun.cpp.
 
+#include <algorithm>
 #include <string>
 
 #include <thimble/autograd/backward_scope.h>
@@ -53,25 +54,19 @@ void Tape::backward(const Tensor& loss, Tensor seed, const LeafHook* on_gradient
     Value& last = values_[loss.tape_ref().value];
     last.grad_slot = take_slot(std::move(seed));
     std::vector<std::pair<std::uint32_t, std::uint32_t>> due;  // the leaves that are waiting, the next at the back
-    std::vector<std::uint32_t> late;
     if (on_gradient) due = first_readers();
-    for (std::size_t i = nodes_.size(); i-- > 0;) {
-      Node& node = nodes_[i];
-      context().path = node.path;
-      run_node(node);
-      for (std::int32_t s = node.segment; s != none_segment && segment(s).first_node == i; s = segment(s).parent) {
-        drop_sources(segment(s));
-      }
+    store_before(static_cast<std::uint32_t>(nodes_.size()));
+    for (auto i = static_cast<std::uint32_t>(nodes_.size()); i-- > 0;) {
+      position_ = i;
+      prefetch_before(i);
+      context().path = nodes_[i].path;
+      run_node(i);
+      pass(i);
       for (; !due.empty() && due.back().first == i; due.pop_back()) {
-        // Passed over, while other nodes of its segment may yet have it run again.
-        if (is_inside_of_closed(nodes_[i].segment)) {
-          late.push_back(due.back().second);
-        } else {
-          (*on_gradient)(leaves_[due.back().second]);
-        }
+        forget(due.back().second, nodes_[i].segment);
+        (*on_gradient)(leaves_[due.back().second]);
       }
     }
-    for (const std::uint32_t leaf : late) (*on_gradient)(leaves_[leaf]);
   } catch (...) {
     clear();
     throw;
@@ -97,21 +92,29 @@ std::vector<std::pair<std::uint32_t, std::uint32_t>> Tape::first_readers() const
   return list;
 }
 
-bool Tape::is_inside_of_closed(std::int32_t index) const {
-  for (; index != none_segment; index = segment(index).parent) {
-    if (!segment(index).is_open) return true;
+// The closed segments around keep a leaf that no node further on reads no longer.
+void Tape::forget(std::uint32_t leaf, std::int32_t inside_of) noexcept {
+  for (std::int32_t s = inside_of; s != none_segment; s = segment(s).parent) {
+    std::vector<Source>& sources = segment(s).sources;
+    const auto of_leaf = [&](const Source& source) {
+      return values_[source.edge.value].leaf == static_cast<std::int32_t>(leaf);
+    };
+    for (const Source& source : sources) {
+      if (of_leaf(source)) release(source.edge.value);
+    }
+    sources.erase(std::remove_if(sources.begin(), sources.end(), of_leaf), sources.end());
   }
-  return false;
 }
 
-void Tape::run_node(Node& node) {
+void Tape::run_node(std::uint32_t index) {
+  Node& node = nodes_[index];
   Value& output = values_[node.output];
   if (output.grad_slot < 0) return release_kept(node);
   if (!node.needs.any()) {
     free_slot(output.grad_slot);
     return release_kept(node);
   }
-  if (node.segment != none_segment) open(node.segment);
+  if (node.segment != none_segment) make_operands_of(index);
   Tensor dy = free_slot(values_[node.output].grad_slot);
 
   std::array<Tensor, max_saved_tensors> kept;
@@ -120,12 +123,12 @@ void Tape::run_node(Node& node) {
     const SavedEdge& edge = saved_[node.first_saved + k];
     if (edge.value == none) continue;
     check_version(node, edge);
-    kept[k] = held(edge.value);
+    kept[k] = bring_back(edge.value);
   }
   release_kept(node);  // from here on the operator holds the last reference
   const double started = times_ ? tape_detail::now() : 0;
   Gradients gradients = node.type->backward(node.record, std::span(kept).first(saved), std::move(dy), node.needs);
-  if (times_) times_->backward[static_cast<std::size_t>(values_[node.output].producer)] = tape_detail::now() - started;
+  if (times_) times_->backward[index] = tape_detail::now() - started;
   for (int i = 0; i < node.inputs; ++i) {
     if (!node.needs[i]) continue;
     if (i >= gradients.size() || !gradients[i].defined()) {
@@ -146,11 +149,11 @@ void Tape::release_kept(Node& node) noexcept {
 }
 
 void Tape::check_version(const Node& node, const SavedEdge& edge) const {
-  const Tensor& t = held(edge.value);
-  const std::uint32_t now = t.storage() ? t.storage()->version() : 0;
+  const std::uint32_t now = version_of(edge.value);
   if (now == edge.version) return;
   const std::string path(path_name(node.path));
-  throw AutogradError(std::string(node.type->name) + (path.empty() ? "" : " in " + path) + ": " + describe(t) +
+  throw AutogradError(std::string(node.type->name) + (path.empty() ? "" : " in " + path) + ": " +
+                      (values_[edge.value].store < 0 ? describe(held(edge.value)) : "a stored tensor") +
                       ", kept for backward, was overwritten (version " + std::to_string(edge.version) +
                       " was kept, now " + std::to_string(now) + ")");
 }

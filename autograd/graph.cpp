@@ -22,12 +22,16 @@ TapeGraph TapeGraph::of(const Tape& tape) {
     value.dtype = t.dtype();
     value.producer = tape.values_[i].producer;
     value.is_leaf = tape.values_[i].leaf >= 0;
+    value.program_until = tape.observed_until_[i];
     if (const thimble::Storage* const storage = t.storage().get()) {
       const auto [at, is_new] = known.try_emplace(storage, static_cast<std::uint32_t>(graph.storages.size()));
       if (is_new) graph.storages.push_back({storage->bytes(), storage->category()});
       value.storage = at->second;
     }
     graph.values.push_back(std::move(value));
+  }
+  for (const std::uint32_t v : tape.left_by_program()) {
+    graph.values[v].program_until = static_cast<std::uint32_t>(tape.nodes_.size()) - 1;
   }
   for (const Tape::Node& n : tape.nodes_) {
     Node node;
@@ -38,7 +42,9 @@ TapeGraph TapeGraph::of(const Tape& tape) {
     for (std::uint32_t i = 0; i < n.inputs; ++i) node.inputs.push_back(tape.inputs_[n.first_input + i]);
     for (int k = 0; k < n.type->saved_tensors; ++k) {
       const std::uint32_t value = tape.saved_[n.first_saved + static_cast<std::uint32_t>(k)].value;
-      if (value != Tape::none) node.saved.push_back(value);
+      if (value == Tape::none) continue;
+      node.saved.push_back(value);
+      node.places.push_back(k);
     }
     node.multiply_adds = tape.observed_work_[graph.nodes.size()];
     graph.nodes.push_back(std::move(node));

@@ -24,12 +24,16 @@ struct TapeGraph {
     DType dtype = DType::f32;
     std::int32_t producer = -1;  ///< node; -1: from outside
     bool is_leaf = false;
+    /// The node after which only the tape holds the value's bytes: at the latest the last one, when the recording is
+    /// taken after it. none: the program (or a leaf) holds them to the end. A store can take them after that node.
+    std::uint32_t program_until = none;
   };
   struct Node {
     const OpType* type = nullptr;
     PathId path = 0;
     std::vector<std::uint32_t> inputs;  ///< values; none: absent
     std::vector<std::uint32_t> saved;   ///< values that its backward reads
+    std::vector<std::int32_t> places;   ///< of each of them in the operator's Saved
     std::uint32_t output = none;
     Needs needs;
     double multiply_adds = 0;  ///< of its forward, where the operator says (core/op.h); 0: memory traffic only

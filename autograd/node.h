@@ -128,11 +128,17 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   return saved;
 }
 
-// The result again, from what is saved where the operator knows a shorter way than forward.
+// Whether an operator knows a shorter way to its result than forward.
+template <class Op>
+inline constexpr bool has_remake = requires(const Op& op, typename Op::Saved saved, std::span<const Tensor> inputs) {
+  op.remake(std::move(saved), inputs);
+};
+
+// The result again: from what is saved, where there is a shorter way and the saved tensors are at hand.
 template <class Op>
 Tensor remake(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
   using Saved = typename Op::Saved;
-  if constexpr (requires(const Op& op, Saved saved) { op.remake(std::move(saved), inputs); }) {
+  if constexpr (has_remake<Op>) {
     if (!kept.empty()) {
       std::array<Tensor, max_saved_tensors> copies;
       for (std::size_t k = 0; k < kept.size(); ++k) copies[k] = kept[k];
@@ -158,7 +164,10 @@ template <class Op>
 const OpType& op_type() {
   using Saved = typename Op::Saved;
   static const OpType type{
-      Op::name, node_detail::cost_of<Op>(), sizeof(Record<Op>), alignof(Record<Op>),
+      Op::name,
+      node_detail::cost_of<Op>(),
+      sizeof(Record<Op>),
+      alignof(Record<Op>),
       node_detail::count_tensors(static_cast<decltype(tie_members(std::declval<Saved&>()))*>(nullptr)),
       [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
         auto& r = *static_cast<Record<Op>*>(record);
@@ -174,20 +183,17 @@ const OpType& op_type() {
       [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
         return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
       },
-      requires(const Op& op, Saved saved, std::span<const Tensor> inputs){op.remake(std::move(saved), inputs);
-}
-,
-    []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
-       [[maybe_unused]] const Tensor& output) -> double {
-      if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
-        return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
-      } else {
-        return 0;
-      }
-    },
-    [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }
-};  // namespace thimble
-return type;
+      node_detail::has_remake<Op>,
+      []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
+         [[maybe_unused]] const Tensor& output) -> double {
+        if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
+          return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
+        } else {
+          return 0;
+        }
+      },
+      [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
+  return type;
 }
 
 }  // namespace thimble

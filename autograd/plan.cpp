@@ -1,6 +1,8 @@
 #include <thimble/autograd/plan.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
@@ -32,6 +34,55 @@ std::vector<std::int32_t> TapePlan::innermost() const {
     }
   }
   return of;
+}
+
+namespace plan_detail {
+
+// What is wrong with a store; empty: nothing.
+std::string fault(const TapePlan::Store& store, const std::vector<const OpType*>& types) {
+  using Form = TapePlan::Store::Form;
+  const auto number = [](auto n) { return std::to_string(n); };
+  if (store.node >= types.size()) return "of node " + number(store.node) + ", there are " + number(types.size());
+  const OpType& type = *types[store.node];
+  if (store.which < TapePlan::Store::result || store.which >= type.saved_tensors) {
+    return number(store.which) + ", " + type.name + " saves " + number(type.saved_tensors) + " tensors";
+  }
+  if (store.away_after < store.node || store.gone_after < store.away_after || store.gone_after >= types.size()) {
+    return "goes after node " + number(store.away_after) + " and is gone after " + number(store.gone_after) +
+           "; allowed is an order within " + number(store.node) + " to " + number(types.size() - 1);
+  }
+  if (store.form == Form::offload) {
+    const bool is_in_range = store.back_before >= store.node && store.back_before < types.size();
+    return is_in_range ? "" : "comes back before node " + number(store.back_before) + ", which does not read it";
+  }
+  if (store.which != TapePlan::Store::result) return "is packed; only results can be";
+  if (!is_floating(store.dtype) || size_of(store.dtype) > 2) {
+    return "is packed to " + std::string(to_string(store.dtype)) + "; allowed are f16, bf16, f8e4m3, f8e5m2";
+  }
+  return store.gone_after == store.away_after ? "" : "is packed and gone at different nodes";
+}
+
+}  // namespace plan_detail
+
+void TapePlan::validate() const {
+  innermost();
+  std::vector<std::pair<std::uint32_t, std::int32_t>> named;
+  for (const Store& store : stores) {
+    const std::string name = "plan: store of node " + std::to_string(store.node);
+    const std::string fault = plan_detail::fault(store, types);
+    if (!fault.empty()) throw PlanError(name + ": " + fault);
+    named.emplace_back(store.node, store.which);
+  }
+  std::sort(named.begin(), named.end());
+  const auto twice = std::adjacent_find(named.begin(), named.end());
+  if (twice == named.end()) return;
+  throw PlanError("plan: two stores of node " + std::to_string(twice->first) + ", tensor " +
+                  std::to_string(twice->second));
+}
+
+bool TapePlan::offloads() const noexcept {
+  return std::any_of(stores.begin(), stores.end(),
+                     [](const Store& store) { return store.form == Store::Form::offload; });
 }
 
 }  // namespace thimble

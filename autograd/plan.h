@@ -7,17 +7,20 @@
 //   runs up to d + 1 times.
 // - The fate of a node counts while its innermost segment is closed and all around it are open. Under a closed segment
 //   further out nothing inside is kept, except what running that one again needs.
+// - A store takes what the tape holds while it records, in a segment or outside of all; whoever reads it in backward
+//   gets it back first. What a segment that is run again keeps anew is not stored a second time.
+// - All that stores do happens at ordinals that the plan names: what is allocated does not depend on a disk's speed.
 //
 // Terms
 //   fate       whether a node's result, and what its operator saves, are kept
 //   source     a value that running a closed segment again reads: made before it, or kept inside
+//   store      a tensor that waits for backward elsewhere, in a tier, or in fewer digits
 //   ordinal    a node's place on the tape, counted from 0; the same in every recording of the same program
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <vector>
+
+#include <thimble/core/dtype.h>
 
 namespace thimble {
 
@@ -49,13 +52,37 @@ struct TapePlan {
     std::int32_t parent = none;        ///< index of the segment around it, which comes before it in the list
     friend bool operator==(const Segment&, const Segment&) = default;
   };
+  /// The bytes of a tensor that nobody reads for a while: written to a tier, or packed. They are those of its whole
+  /// storage, with all windows on it. Bytes that something else holds, too (the program, a leaf, a scaled tensor), or
+  /// that nothing keeps, stay as they are.
+  struct Store {
+    static constexpr std::int32_t result = -1;
+    enum class Form : std::uint8_t {
+      offload,  ///< exact
+      pack      ///< rounded to `dtype`: results alone, where they are floating and wider
+    };
+    std::uint32_t node = 0;       ///< that makes it
+    std::int32_t which = result;  ///< or the place of a tensor in the operator's Saved
+    Form form = Form::offload;
+    DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3 or f8e5m2; the last two with a scale
+    std::uint32_t away_after = 0;   ///< node after which it is packed, or begins to be written
+    std::uint32_t gone_after = 0;   ///< node after which it must be written and its bytes are free; packed: away_after
+    std::uint32_t back_before = 0;  ///< node before whose backward it begins to be read; without effect on a packed one
+    friend bool operator==(const Store&, const Store&) = default;
+  };
   std::vector<Segment> segments;     ///< in order of `first`, outer ones before inner ones
   std::vector<Fate> fates;           ///< one per node; those of nodes in no segment have no effect
   std::vector<const OpType*> types;  ///< the operators it was made for
+  std::vector<Store> stores = {};    ///< in any order
 
   /// Innermost segment of each node. Throws PlanError when the plan contradicts itself: a segment that is empty, leaves
   /// the one around it or overlaps its neighbour, or lists that differ in length.
   std::vector<std::int32_t> innermost() const;
+  /// Throws PlanError as innermost() does, and when a store names a tensor that its operator does not save, is named
+  /// twice, goes before it is made, is gone before it goes, comes back before it is made, or cannot be packed so.
+  void validate() const;
+  /// Whether it needs a tier.
+  bool offloads() const noexcept;
 };
 
 }  // namespace thimble

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 #include <string>
+#include <utility>
 
 #include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
@@ -52,6 +53,8 @@ bool Tape::next_keeps_saved(const OpType& type) {
                     std::string(path_name(context().path)) + "', the plan has " +
                     (index < plan_->types.size() ? plan_->types[index]->name : "no more nodes"));
   }
+  store_before(static_cast<std::uint32_t>(index));
+  if (is_observing_) observe_program();
   if (times_) started_ = tape_detail::now();
   return is_next_kept(type);
 }
@@ -96,8 +99,8 @@ void Tape::settle(std::int32_t top) {
     while (end < static_cast<std::int32_t>(segments_.size()) && segment(end).parent != none_segment) ++end;
   }
   for (std::int32_t i = end - 1; i >= top; --i) {
-    search(i, true, rerun_);
-    segment(i).needed = rerun_.sources;
+    search(i, true, ahead_);
+    segment(i).needed = ahead_.sources;
   }
   Segment& s = segment(top);
   ++mark_;
@@ -112,10 +115,11 @@ void Tape::settle(std::int32_t top) {
 
 // Which nodes of a segment run when it is run again, with those inside of it closed anew, and what they read.
 // `is_ahead` asks for the time when the segment is closed and all around it are open; otherwise it is about to be
-// opened.
+// opened, for the nodes up to the one that backward is at.
 void Tape::search(std::int32_t index, bool is_ahead, Rerun& rerun) {
   const Segment& s = segment(index);
-  const std::size_t count = s.end_node - s.first_node;
+  const std::uint32_t end = is_ahead ? s.end_node : std::min(s.end_node, position_ + 1);
+  const std::size_t count = end - s.first_node;
   rerun.first = s.first_node;
   rerun.modes.assign(count, Mode::skip);
   rerun.is_needed.assign(count, 0);
@@ -123,6 +127,7 @@ void Tape::search(std::int32_t index, bool is_ahead, Rerun& rerun) {
   ++mark_;
   const auto require = [&](std::uint32_t value, std::uint32_t reader) {
     if (value == none || values_[value].mark == mark_) return;
+    if (values_[value].producer >= static_cast<std::int32_t>(end)) return;  // backward is past all that read it
     values_[value].mark = mark_;
     const bool is_there = is_ahead ? is_kept_for(value, index) : values_[value].slot >= 0;
     if (is_there) {
@@ -135,9 +140,11 @@ void Tape::search(std::int32_t index, bool is_ahead, Rerun& rerun) {
       rerun.is_needed[static_cast<std::uint32_t>(values_[value].producer) - s.first_node] = 1;
     }
   };
-  for (std::uint32_t n = s.end_node; n-- > s.first_node;) {
+  std::int32_t child_before = none_segment;
+  for (std::uint32_t n = end; n-- > s.first_node;) {
     const Node& node = nodes_[n];
     const std::int32_t child = child_towards(index, node.segment);
+    const bool is_new_child = child != std::exchange(child_before, child);
     Mode& mode = rerun.modes[n - s.first_node];
     if (child == none_segment) {
       const bool will_keep = is_ahead && node.is_dropped && keeps_saved(node.fate);
@@ -156,7 +163,7 @@ void Tape::search(std::int32_t index, bool is_ahead, Rerun& rerun) {
         }
       }
     } else {
-      if (n + 1 == segment(child).end_node) {
+      if (is_new_child) {
         for (const auto& [reader, value] : segment(child).needed) require(value, reader);
       }
       if (node.segment == child && node.needs.any() && keeps_saved(node.fate)) mode = Mode::full;

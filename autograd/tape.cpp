@@ -1,11 +1,14 @@
 // Recording and the life of saved tensors. Walking backward is in backward.cpp.
 
 #include <thimble/autograd/clock.h>
+#include <thimble/autograd/graph.h>
+#include <thimble/autograd/stores.h>
 #include <thimble/autograd/tape.h>
 
 #include <algorithm>
 #include <atomic>
 #include <string>
+#include <unordered_map>
 
 namespace thimble {
 namespace tape_detail {
@@ -36,6 +39,7 @@ void Tape::clear() noexcept {
       release(static_cast<std::uint32_t>(&value - values_.data()));
     }
   }
+  if (stores_) stores_->reset();
   slots_.clear();  // gradients that were on their way
   for (Node& node : nodes_) node.type->destroy(node.record);
   nodes_.clear();
@@ -46,8 +50,9 @@ void Tape::clear() noexcept {
   leaves_.clear();
   segments_.clear();
   observed_.clear();
+  observed_until_.clear();
+  in_program_.clear();
   observed_work_.clear();
-  rerun_.made.clear();
   innermost_ = none_segment;
   page_ = page_used_ = 0;
   if (plan_) {
@@ -90,8 +95,33 @@ std::uint32_t Tape::new_value(const Tensor& t, std::int32_t producer, bool needs
   value.needs_grad = needs_grad;
   value.elements = t.elements();
   values_.push_back(value);
-  if (is_observing_) observed_.push_back(t.detach());
-  return static_cast<std::uint32_t>(values_.size() - 1);
+  const auto index = static_cast<std::uint32_t>(values_.size() - 1);
+  if (is_observing_) {
+    observed_.push_back(t.detach());
+    observed_until_.push_back(TapeGraph::none);
+    if (t.storage()) in_program_.push_back(index);
+  }
+  return index;
+}
+
+// Those values that the program may have held, and whose bytes nobody but the tape holds now.
+std::vector<std::uint32_t> Tape::left_by_program() const {
+  std::unordered_map<const Storage*, long> holds;
+  for (const std::uint32_t v : in_program_) holds[observed_[v].storage().get()] += values_[v].slot >= 0 ? 2 : 1;
+  std::vector<std::uint32_t> left;
+  for (const std::uint32_t v : in_program_) {
+    const std::shared_ptr<Storage>& storage = observed_[v].storage();
+    if (storage.use_count() == holds.at(storage.get())) left.push_back(v);
+  }
+  return left;
+}
+
+// Notes them before the next node runs.
+void Tape::observe_program() {
+  const std::vector<std::uint32_t> left = left_by_program();
+  for (const std::uint32_t v : left) observed_until_[v] = static_cast<std::uint32_t>(nodes_.size()) - 1;
+  const auto is_left = [&](std::uint32_t v) { return std::binary_search(left.begin(), left.end(), v); };
+  in_program_.erase(std::remove_if(in_program_.begin(), in_program_.end(), is_left), in_program_.end());
 }
 
 // The value of an operand: known, a leaf seen for the first time, a constant inside a segment, or none.
@@ -135,6 +165,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   saved_.resize(saved_.size() + kept.size());
   node.output = new_value(output, static_cast<std::int32_t>(index), needs.any());
   nodes_.push_back(node);
+  if (stores_) note_stored(index, kept, output);
   if (!node.is_dropped) keep(nodes_.back(), closed, inputs, kept, output);
   if (is_observing_) observed_work_.push_back(type.multiply_adds(record, inputs, output));
   if (closed != none_segment) {
@@ -196,12 +227,14 @@ Tape::SavedEdge Tape::hold(std::uint32_t value, const Tensor& t) {
     v.slot = take_slot(t.detach());
     if (t.storage()) t.storage()->hold_for_backward();
   }
+  if (v.store >= 0) return {value, version_of(value), true};
   return {value, t.storage() ? t.storage()->version() : 0, true};
 }
 
 void Tape::release(std::uint32_t value) noexcept {
   Value& v = values_[value];
   if (--v.holds > 0) return;
+  if (v.store >= 0) forget_stored(value);
   const Tensor t = free_slot(v.slot);
   if (t.storage()) t.storage()->release_from_backward();
 }
@@ -212,9 +245,14 @@ void Tape::require_empty(const char* operation) const {
                       " nodes and must be empty");
 }
 
-void Tape::follow(std::shared_ptr<const TapePlan> plan) {
+void Tape::follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier) {
   require_empty("follow");
+  if (plan) plan->validate();
+  if (plan && plan->offloads() && !tier) throw PlanError("follow: the plan offloads tensors, and there is no tier");
+  std::unique_ptr<Stores> stores;
+  if (plan && !plan->stores.empty()) stores = std::make_unique<Stores>(*plan, std::move(tier));
   planned_segments_ = plan ? plan->innermost() : std::vector<std::int32_t>();
+  stores_ = std::move(stores);
   plan_ = std::move(plan);
   if (plan_) segments_.reserve(plan_->segments.size());
   clear();
@@ -230,11 +268,7 @@ std::vector<KeptTensor> Tape::kept(std::size_t node) const {
   const Node& n = nodes_.at(node);
   for (int k = 0; k < n.type->saved_tensors; ++k) {
     const SavedEdge& edge = saved_[n.first_saved + static_cast<std::uint32_t>(k)];
-    if (edge.value == none || !edge.is_held) continue;
-    const Tensor& t = held(edge.value);
-    const Storage* storage = t.storage().get();
-    list.push_back({edge.value, t.shape(), t.dtype(), storage ? storage->bytes() : 0,
-                    storage ? storage->category() : Category::temporary, storage});
+    if (edge.value != none && edge.is_held) list.push_back(kept_tensor(edge.value));
   }
   return list;
 }
@@ -248,7 +282,7 @@ std::size_t Tape::kept_bytes(Category category) const {
   }
   std::sort(seen.begin(), seen.end());
   seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  std::size_t bytes = 0;
+  std::size_t bytes = category == Category::activation ? stored_bytes_here() : 0;
   for (const Storage* storage : seen) bytes += storage->bytes();
   return bytes;
 }

@@ -24,6 +24,8 @@
 
 namespace thimble {
 
+class Tier;
+
 /// One saved tensor of a node, for reports and tests.
 struct KeptTensor {
   std::uint32_t value;  ///< id on the tape: equal ids are the same tensor
@@ -67,15 +69,18 @@ class Tape {
   std::size_t node_count() const noexcept { return nodes_.size(); }
   const char* node_name(std::size_t node) const { return nodes_.at(node).type->name; }
   PathId node_path(std::size_t node) const { return nodes_.at(node).path; }
-  /// What a node keeps at this moment; a tensor dropped by a segment is not listed.
+  /// What a node keeps at this moment; a tensor dropped by a segment is not listed. One that is stored (TapePlan) is,
+  /// with the bytes that it has here: 0 when it is offloaded.
   std::vector<KeptTensor> kept(std::size_t node) const;
-  /// Bytes of all distinct storages that the tape holds for backward, by their category.
+  /// Bytes of all distinct storages that the tape holds for backward, by their category; packed tensors with what they
+  /// take, offloaded ones with what they take while they are read.
   std::size_t kept_bytes(Category category = Category::activation) const;
 
   /// Gives every node of the recordings from now on the fate that `plan` has for it, in place of the segments that the
   /// program names; null: back to those. A recording that departs from the plan throws PlanError. The tape must be
-  /// empty (AutogradError).
-  void follow(std::shared_ptr<const TapePlan> plan);
+  /// empty (AutogradError). What the plan offloads goes to `tier`; without one such a plan throws PlanError. Recording
+  /// and backward then throw what memory::offload() and its fellows throw, FileError among it.
+  void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
 
   /// From now on every tensor that the tape sees is held until it is cleared, and no segment is closed: for graph(), on
   /// a dry device. The tape must be empty (AutogradError).
@@ -108,15 +113,20 @@ class Tape {
   static constexpr std::uint32_t none = ~0u;
   static constexpr std::int32_t none_segment = -1;
 
+  struct Stores;
   struct Value {
     std::int32_t slot = -1;       // held tensor, in slots_
+    std::int32_t store = -1;      // of the plan, that has its bytes; the slot is empty then
     std::int32_t grad_slot = -1;  // gradient so far, in slots_
     std::int32_t leaf = -1;       // in leaves_
     std::int32_t producer = -1;   // node; -1: came from outside
     std::uint32_t holds = 0;      // nodes and segments that will read it in backward
     std::uint32_t mark = 0;       // of the last search that met it
+    std::uint32_t rereads = 0;    // nodes to be run again that will read it; together they are one of the holds
+    std::uint32_t version = 0;    // that they are to find
     std::int64_t elements = 0;
     bool needs_grad = false;
+    bool is_held_for_rereads = false;
   };
   struct SavedEdge {
     std::uint32_t value = none;
@@ -149,21 +159,21 @@ class Tape {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> needed =
         {};  // (reader, value) of all that running it again reads
   };
-  // What running a segment again takes, per node of it.
+  // What is yet to be run again of an open segment, per node of it.
   enum class Mode : std::uint8_t { skip, output, full };
   struct Rerun {
     std::uint32_t first = 0;
     std::vector<Mode> modes;
     std::vector<std::uint8_t> is_needed;  // the output of the node
-    std::vector<std::uint32_t> readers;
-    std::vector<Tensor> made;
     std::vector<std::pair<std::uint32_t, std::uint32_t>> sources;
     struct Wait {
       std::uint32_t value, reader;
       std::uint32_t edge;    // in saved_; none: for a segment
       std::int32_t segment;  // that the value is a source of
     };
-    std::vector<Wait> waits;  // in order of the value's producer
+    std::vector<Wait> waits;         // in order of the value's producer
+    std::vector<std::uint32_t> due;  // nodes to be run at once
+    std::vector<bool> is_asked;      // whether the node was ever due
   };
 
   void* allocate_record(std::size_t size, std::size_t alignment);
@@ -178,8 +188,22 @@ class Tape {
   void release(std::uint32_t value) noexcept;
   std::int32_t take_slot(Tensor t);
   Tensor free_slot(std::int32_t& slot) noexcept;
+  void note_stored(std::uint32_t node, std::span<const Tensor> saved, const Tensor& output);
+  void store_before(std::uint32_t next);
+  std::vector<std::uint32_t> holders(const Storage* storage) const;
+  void put_away(std::uint32_t store);
+  void complete_write(std::uint32_t store);
+  void leave(std::uint32_t store, std::span<const std::uint32_t> values);
+  void prefetch_before(std::uint32_t node);
+  const Tensor& bring_back(std::uint32_t value);
+  void forget_stored(std::uint32_t value) noexcept;
+  std::uint32_t version_of(std::uint32_t value) const;
+  KeptTensor kept_tensor(std::uint32_t value) const;
+  std::size_t stored_bytes_here() const;
   const Tensor& held(std::uint32_t value) const { return slots_[static_cast<std::size_t>(values_[value].slot)]; }
   void require_empty(const char* operation) const;
+  std::vector<std::uint32_t> left_by_program() const;
+  void observe_program();
 
   Segment& segment(std::int32_t index) { return segments_[static_cast<std::size_t>(index)]; }
   const Segment& segment(std::int32_t index) const { return segments_[static_cast<std::size_t>(index)]; }
@@ -192,15 +216,24 @@ class Tape {
   void hold_sources(std::uint32_t node, std::int32_t closed, std::span<const Tensor> inputs);
   void settle(std::int32_t top);
   void search(std::int32_t index, bool is_ahead, Rerun& rerun);
+  std::uint32_t depth(std::int32_t index) const;
   void open(std::int32_t index);
-  void restore(std::int32_t index);
+  void begin_rerun(std::int32_t index, Rerun& rerun);
+  void hold_for_rereads(std::uint32_t value, const Tensor& t);
+  void find_waits(std::int32_t index, Rerun& rerun);
+  void ask(std::uint32_t value, std::uint32_t reader, Rerun& rerun);
+  void ask_node(std::uint32_t node, Rerun& rerun);
+  void run_due(std::int32_t index, Rerun& rerun);
+  void make_operands_of(std::uint32_t node);
   void give(const Rerun::Wait& wait, const Tensor& t);
   void rerun_node(std::uint32_t index, std::int32_t around, Rerun& rerun);
+  void drop_rereads(std::uint32_t node) noexcept;
+  void pass(std::uint32_t node) noexcept;
   void drop_sources(Segment& segment) noexcept;
 
-  void run_node(Node& node);
+  void run_node(std::uint32_t index);
   std::vector<std::pair<std::uint32_t, std::uint32_t>> first_readers() const;
-  bool is_inside_of_closed(std::int32_t index) const;
+  void forget(std::uint32_t leaf, std::int32_t inside_of) noexcept;
   void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
   void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
   void check_version(const Node& node, const SavedEdge& edge) const;
@@ -217,13 +250,18 @@ class Tape {
   std::vector<Segment> segments_;
   std::int32_t innermost_ = none_segment;  // that is being recorded
   std::uint32_t mark_ = 0;
-  Rerun rerun_;
+  std::uint32_t position_ = 0;  // of backward: the node that it is at
+  std::vector<Rerun> reruns_;   // of the open segments around it, by depth
+  Rerun ahead_;                 // of a search ahead
   std::shared_ptr<const TapePlan> plan_;
   std::vector<std::int32_t> planned_segments_;  // per node of the plan
+  std::unique_ptr<Stores> stores_;              // of the plan; null where it has none
   bool is_observing_ = false;
   TapeTimes* times_ = nullptr;
   double started_ = 0;
   std::vector<Tensor> observed_;                     // per value
+  std::vector<std::uint32_t> observed_until_;        // per value: see TapeGraph::Value::program_until
+  std::vector<std::uint32_t> in_program_;            // values that the program may still hold
   std::vector<double> observed_work_;                // multiply-adds per node
   std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records
   std::size_t page_ = 0, page_used_ = 0;

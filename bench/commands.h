@@ -10,6 +10,7 @@ class App;
 
 namespace thimble::bench {
 
+struct CostOptions;
 struct Setup;
 
 void add_train(CLI::App& program);
@@ -21,8 +22,13 @@ void add_devices(CLI::App& program);
 void add_models(CLI::App& program);
 
 /// The flags that name a model and its sizes, for `train` and `plan` alike: MODEL --batch --seq --image --layers
-/// --heads
-/// --width --dtype --optimizer --seed.
+/// --heads --width --share --head --fuse-optimizer --micro-batches --dtype --optimizer --seed.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+
+/// --offload, --offload-optimizer and --allow-lossy: what plans may do, for both.
+void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+
+/// --measure and --times, for both as well.
+void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs);
 
 }  // namespace thimble::bench

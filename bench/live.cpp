@@ -119,14 +119,14 @@ LiveView::~LiveView() {
 void LiveView::print(const std::string& line, bool stays) {
   const std::lock_guard guard(mutex_);
   line_ = line;
-  draw();
   if (stays) {
-    // What is drawn next begins below this line: the picture moves down.
-    std::fprintf(terminal_, "\033[%dA\033[J", live_lines);
+    // In full, however many rows it takes: what is drawn next begins below it, and the picture moves down.
+    if (is_drawn_) std::fprintf(terminal_, "\033[%dA\r\033[J", live_lines + 1);
+    std::fprintf(terminal_, "%s\n", line.c_str());
     line_.clear();
     is_drawn_ = false;
-    draw();
   }
+  draw();
 }
 
 void LiveView::run() {

@@ -3,7 +3,6 @@
 // Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
 // keeps, or a capacity that was not met.
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -12,7 +11,6 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/core/error.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <cmath>
+#include <map>
 
 #include <thimble/autograd/node.h>
+#include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 
@@ -55,50 +57,180 @@ nn::Plan inference_plan(const Setup& setup, std::int64_t& parameters) {
   return plan;
 }
 
-/// The smallest peak with a batch of this size.
-std::size_t smallest_peak(PlanOptions options, std::int64_t batch) {
-  options.setup.batch = batch;
-  std::int64_t parameters = 0;
-  if (options.is_inference) return inference_plan(options.setup, parameters).peak_bytes;
-  return nn::Planner(training_run(options.setup), cpu, nn::hardware(options.hardware)).smallest().peak_bytes;
+/// The plan of a training step, for a report that has its budget.
+void plan_training(const PlanOptions& options, const nn::CostModel& costs, PlanReport& report) {
+  Setup setup = options.setup;
+  const ChoiceOptions choices{training_run, cpu, costs, report.budget_bytes};
+  if (setup.micro_batches == auto_micro_batches) {
+    const MicroBatchChoice choice = choose_micro_batches(choices, setup);
+    setup.micro_batches = choice.count;
+    report.planner = choice.planner;
+  } else {
+    report.planner = std::make_shared<nn::Planner>(training_run(setup), cpu, costs, planner_options(setup));
+  }
+  report.micro_batches = setup.micro_batches;
+  nn::Planner& planner = *report.planner;
+  report.parameters = planner.parameters();
+  report.clip_norm = clip_norm(setup, models::make_model(setup.model, setup.sizes, {dry(cpu)})->is_text());
+  report.minimum_bytes = planner.smallest().peak_bytes;
+  report.keep_everything_bytes = planner.keep_everything().peak_bytes;
+  report.plan = planner.keep_everything();
+  report.plain_step_s = plain_step_seconds(choices, setup, planner);
+  if (report.budget_bytes > 0) {
+    try {
+      report.plan = planner.fit(report.budget_bytes);
+    } catch (const nn::BudgetError& error) {
+      report.why_infeasible = with_prices(error, price_storing(training_run(setup), setup, costs));
+      report.is_feasible = false;
+      report.plan = planner.smallest();
+    }
+  }
+  report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
+  report.segments = segments_of(report.plan, planner.graph());
+  if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
+}
+
+struct Probe {
+  std::int64_t batch;
+  double bytes;
+};
+
+/// Where the line through two probes meets the budget, strictly between `fits` and `fails`.
+std::int64_t by_line(const Probe& a, const Probe& b, double budget, std::int64_t fits, std::int64_t fails) {
+  const double per_sample = (b.bytes - a.bytes) / static_cast<double>(b.batch - a.batch);
+  if (!(per_sample > 0)) return fits + (fails - fits) / 2;
+  const double at = static_cast<double>(a.batch) + std::floor((budget - a.bytes) / per_sample);
+  return static_cast<std::int64_t>(std::clamp(at, static_cast<double>(fits + 1), static_cast<double>(fails - 1)));
+}
+
+/// By halving: what is asked is whether the fastest plan within the budget is fast enough, and that has no slope.
+LargestBatch search_in_a_third(const std::function<nn::Planner(std::int64_t batch)>& planner,
+                               std::size_t budget_bytes) {
+  constexpr double most_overhead = 1.0 / 3;
+  LargestBatch found;
+  const auto fits = [&](std::int64_t batch) {
+    ++found.probes;
+    try {
+      nn::Planner plans = planner(batch);
+      const nn::Plan& plan = plans.fit(budget_bytes);
+      if (plan.time_overhead > most_overhead) return false;
+      found.batch = batch;
+      found.peak_bytes = plan.peak_bytes;
+      found.time_overhead = plan.time_overhead;
+      return true;
+    } catch (const nn::BudgetError&) {
+      if (batch == 1) throw;
+      return false;
+    }
+  };
+  std::int64_t fails = 1;
+  while (fails <= most_samples && fits(fails)) fails *= 2;
+  while (fails - found.batch > 1) {
+    const std::int64_t middle = found.batch + (fails - found.batch) / 2;
+    if (!fits(middle)) fails = middle;
+  }
+  return found;
 }
 
 }  // namespace planning_detail
 
-std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes) {
-  using planning_detail::smallest_peak;
-  const std::size_t one = smallest_peak(options, 1);
-  if (one > budget_bytes) {
+LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& peak, std::size_t budget_bytes) {
+  using planning_detail::Probe;
+  LargestBatch found;
+  const auto budget = static_cast<double>(budget_bytes);
+  const auto probe = [&](std::int64_t batch) {
+    ++found.probes;
+    return Probe{batch, static_cast<double>(peak(batch))};
+  };
+  Probe fits = probe(1);
+  if (fits.bytes > budget) {
+    const auto one = static_cast<std::size_t>(fits.bytes);
     throw nn::BudgetError("--max-batch: a batch of 1 needs " + std::to_string(one) +
                               " bytes, more than the budget of " + std::to_string(budget_bytes),
                           budget_bytes, one);
   }
-  std::int64_t fits = 1, fails = 2;
-  while (fails <= planning_detail::most_samples && smallest_peak(options, fails) <= budget_bytes) {
+  // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
+  // further than 16 times, as the line of two small batches says little.
+  Probe before = fits, fails = probe(2);
+  while (fails.bytes <= budget) {
+    before = fits;
     fits = fails;
-    fails *= 2;
+    if (fits.batch >= planning_detail::most_samples) {
+      throw ValueError("--max-batch: even " + std::to_string(fits.batch) + " samples are within the budget of " +
+                       std::to_string(budget_bytes) + " bytes");
+    }
+    const std::int64_t most = std::min(fits.batch * 16, planning_detail::most_samples);
+    const std::int64_t ahead = planning_detail::by_line(before, fits, budget, fits.batch, most + 1);
+    // One beyond the place where the line ends would be the first to fail.
+    fails = probe(std::clamp(ahead + 1, fits.batch + 1, most));
   }
-  while (fails - fits > 1) {
-    const std::int64_t middle = fits + (fails - fits) / 2;
-    (smallest_peak(options, middle) <= budget_bytes ? fits : fails) = middle;
+  // Between: by the line through the two, from the second try without progress by halving.
+  for (int tries = 0; fails.batch - fits.batch > 1; ++tries) {
+    const std::int64_t middle = tries % 3 == 2 ? fits.batch + (fails.batch - fits.batch) / 2
+                                               : planning_detail::by_line(fits, fails, budget, fits.batch, fails.batch);
+    const Probe next = probe(middle);
+    (next.bytes <= budget ? fits : fails) = next;
   }
-  return fits;
+  found.batch = fits.batch;
+  found.peak_bytes = static_cast<std::size_t>(fits.bytes);
+  found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
+  return found;
+}
+
+LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search) {
+  PlanOptions options = given;
+  std::map<std::int64_t, double> overheads;
+  const auto planner = [&](std::int64_t batch) {
+    options.setup.batch = whole_batch(given.setup, batch);
+    return nn::Planner(training_run(options.setup), cpu, nn::hardware(options.costs.hardware),
+                       planner_options(options.setup));
+  };
+  if (search == BatchSearch::in_a_third && !options.is_inference) {
+    return planning_detail::search_in_a_third(planner, budget_bytes);
+  }
+  const auto peak = [&](std::int64_t batch) -> std::size_t {
+    options.setup.batch = whole_batch(given.setup, batch);
+    std::int64_t parameters = 0;
+    if (options.is_inference) return planning_detail::inference_plan(options.setup, parameters).peak_bytes;
+    if (search == BatchSearch::plain) {
+      return nn::profile_training(dry(cpu), training_run(options.setup)).peak_bytes;
+    }
+    nn::Planner plans = planner(batch);
+    const nn::Plan& plan = plans.smallest();
+    overheads[batch] = plan.time_overhead;
+    return plan.peak_bytes;
+  };
+  LargestBatch found = search_batch(peak, budget_bytes);
+  found.time_overhead = overheads[found.batch];
+  return found;
+}
+
+std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes) {
+  return find_largest_batch(options, budget_bytes, BatchSearch::planned).batch;
 }
 
 PlanReport make_plan(const PlanOptions& given) {
-  const auto start = std::chrono::steady_clock::now();
+  auto start = std::chrono::steady_clock::now();
   PlanOptions options = given;
-  const nn::Hardware& machine = nn::hardware(options.hardware);
+  const nn::Hardware& machine = nn::hardware(options.costs.hardware);
   PlanReport report;
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
-  report.cost_model = machine.name + ": " + machine.description;
   if (options.finds_batch) {
     if (report.budget_bytes == 0)
       throw ValueError("--max-batch: no budget; --budget, or --hardware with a memory, is needed");
+    if (options.setup.micro_batches == auto_micro_batches) {
+      throw ValueError("--max-batch: not with --micro-batches auto; a number of them is allowed");
+    }
     options.setup.batch = largest_batch(options, report.budget_bytes);
   }
   report.batch = options.setup.batch;
+  report.micro_batches = options.setup.micro_batches;
+  report.cost_model = nn::CostModel(machine).source;
   if (options.is_inference) {
+    if (options.setup.fuses_optimizer || options.setup.micro_batches != 1 || options.prices_techniques) {
+      throw ValueError(
+          "--inference: not with --fuse-optimizer, --micro-batches or --techniques, which are about training steps");
+    }
     report.plan = planning_detail::inference_plan(options.setup, report.parameters);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
@@ -108,22 +240,10 @@ PlanReport make_plan(const PlanOptions& given) {
                                               report.budget_bytes, report.plan.peak_bytes);
     }
   } else {
-    report.planner = std::make_shared<nn::Planner>(training_run(options.setup), cpu, machine);
-    nn::Planner& planner = *report.planner;
-    report.parameters = planner.parameters();
-    report.minimum_bytes = planner.smallest().peak_bytes;
-    report.keep_everything_bytes = planner.keep_everything().peak_bytes;
-    report.plan = planner.keep_everything();
-    if (report.budget_bytes > 0) {
-      try {
-        report.plan = planner.fit(report.budget_bytes);
-      } catch (const nn::BudgetError& error) {
-        report.is_feasible = false;
-        report.why_infeasible = error;
-        report.plan = planner.smallest();
-      }
-    }
-    report.segments = planning_detail::segments_of(report.plan, planner.graph());
+    const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes);
+    start = std::chrono::steady_clock::now();
+    report.cost_model = costs.source;
+    planning_detail::plan_training(options, costs, report);
   }
   report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return report;

@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <thimble/bench/choices.h>
+#include <thimble/bench/costs.h>
 #include <thimble/bench/setup.h>
 #include <thimble/nn/fit/fit.h>
 
@@ -15,9 +18,10 @@ namespace thimble::bench {
 struct PlanOptions {
   Setup setup;
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
-  std::string hardware = "cpu";  ///< whose times are used
-  bool finds_batch = false;      ///< the largest batch for the budget, in place of the setup's
-  bool is_inference = false;     ///< a forward without a tape
+  CostOptions costs;
+  bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
+  bool is_inference = false;       ///< a forward without a tape
+  bool prices_techniques = false;  ///< even where the budget is feasible; where it is not, they are priced anyway
 };
 
 /// A segment of the plan.
@@ -33,6 +37,8 @@ struct PlanReport {
   nn::Plan plan;
   std::int64_t parameters = 0;
   std::int64_t batch = 0;
+  std::int64_t micro_batches = 1;
+  double clip_norm = 0;  ///< 0: gradients are not clipped
   std::size_t budget_bytes = 0;
   bool is_feasible = true;
   nn::BudgetError why_infeasible{"", 0, 0};  ///< the plan is then the smallest one
@@ -40,16 +46,44 @@ struct PlanReport {
   std::size_t keep_everything_bytes = 0;
   std::string cost_model;
   std::vector<PlannedSegment> segments;
-  double ms = 0;                         ///< of planning
-  std::shared_ptr<nn::Planner> planner;  ///< that found the plan; null with --inference
+  double plain_step_s = 0;                 ///< of the step that the plan's time_overhead is counted from
+  std::vector<TechniquePrice> techniques;  ///< where asked for, or the budget is infeasible
+  double ms = 0;                           ///< of planning, without measuring
+  std::shared_ptr<nn::Planner> planner;    ///< that found the plan; null with --inference
 };
 
-/// Plans, all on dry devices: nothing is trained, and no memory beyond the planner's own is used. Throws ValueError
-/// (names, sizes; --max-batch without a budget), BudgetError when --max-batch finds that not even one sample fits.
+/// Plans, all on dry devices: nothing is trained, and no memory beyond the planner's own is used. The plan's
+/// time_overhead is over a step with no technique switched on that keeps everything (plain_step_seconds). Throws
+/// ValueError (names, sizes, techniques that do not go together; --max-batch and `auto` micro-batches without a budget,
+/// or both at once), BudgetError when --max-batch finds that not even one sample fits.
 PlanReport make_plan(const PlanOptions& options);
 
-/// The largest batch whose smallest plan is within the budget, found by halving between one that fits and one that does
-/// not. Throws BudgetError when a batch of 1 does not.
+/// What a batch is held against a budget with.
+enum class BatchSearch : std::uint8_t {
+  plain,      ///< everything is kept, nothing is placed
+  planned,    ///< the smallest plan
+  in_a_third  ///< the fastest plan within the budget, which takes at most a third more time: about another forward
+};
+
+struct LargestBatch {
+  std::int64_t batch = 0;
+  std::size_t peak_bytes = 0;       ///< within the budget
+  std::size_t next_peak_bytes = 0;  ///< of one more sample: beyond it; in_a_third: 0
+  double time_overhead = 0;         ///< of the plan
+  int probes = 0;                   ///< batches that were run dry
+};
+
+/// A batch that fits while one more sample does not. Peaks are nearly linear in the batch: a line through the two
+/// nearest known peaks tells where to look next, and halving takes over where it does not close in. Every probe is a
+/// dry run, and both neighbours are probed. A batch is filled up to whole micro-batches, so that the largest one is a
+/// multiple of them. Throws BudgetError when a batch of 1 does not fit, ValueError when 2^24
+/// samples do.
+LargestBatch find_largest_batch(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search);
+
+/// The batch of find_largest_batch, planned.
 std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes);
+
+/// The search alone: `peak(batch)` gives bytes.
+LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& peak, std::size_t budget_bytes);
 
 }  // namespace thimble::bench

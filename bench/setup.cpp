@@ -1,8 +1,14 @@
 #include <thimble/bench/setup.h>
 
 #include <cmath>
+#include <cstdio>
 
+#include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/core/view.h>
+#include <thimble/memory/direct_file.h>
+#include <thimble/memory/file_tier.h>
+#include <thimble/memory/placed.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
 
@@ -17,11 +23,12 @@ class Run final : public nn::TrainingRun {
         model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
         optimizer_(make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)),
-        options_{.clip_norm = clip_norm(setup, model_->is_text())} {}
+        options_(step_options(setup, model_->is_text(), device)) {}
 
   void step() override {
     nn::training_step(
-        *optimizer_, [this](std::int64_t) { return model_->loss(batch_); }, options_);
+        *optimizer_, [this](std::int64_t i) { return model_->loss(micro_batch(batch_, i, options_.micro_batches)); },
+        options_);
   }
   nn::StepOptions& options() override { return options_; }
   std::int64_t parameters() const override { return model_->parameter_count(); }
@@ -55,6 +62,12 @@ class Inference final : public nn::TrainingRun {
   nn::StepOptions options_;
 };
 
+std::shared_ptr<Tier> make_tier(const std::string& folder, Device device) {
+  FileTier::Options options;
+  options.folder = folder;
+  return std::make_shared<FileTier>(device, options);
+}
+
 }  // namespace setup_detail
 
 std::string optimizer_name(const Setup& setup, bool is_text) {
@@ -67,10 +80,16 @@ std::string optimizer_name(const Setup& setup, bool is_text) {
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model) {
   const std::string name = optimizer_name(setup, model.is_text());
+  std::shared_ptr<Tier> tier;
+  if (setup.offloads_optimizer) {
+    if (setup.offload.empty()) throw ValueError("--offload-optimizer: no folder; with --offload FOLDER it is allowed");
+    tier = setup_detail::make_tier(setup.offload, model.trainable().front().tensor.device());
+  }
   if (name == "sgd" || name == "momentum") {
     optim::SgdOptions options;
     options.rate = setup.rate < 0 ? 0.1 : setup.rate;
     options.momentum = name == "momentum" ? 0.9 : 0;
+    options.tier = tier;
     if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
     if (setup.beta2 >= 0) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
     return std::make_unique<optim::Sgd>(model.trainable(), options);
@@ -81,6 +100,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   options.rate = model.is_text() ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
   if (setup.rate >= 0) options.rate = setup.rate;
   options.is_decoupled = name == "adamw";
+  options.tier = tier;
   if (options.is_decoupled) {
     options.beta2 = 0.99;
     options.weight_decay = 0.1;
@@ -91,7 +111,70 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   return std::make_unique<optim::Adam>(model.trainable(), options);
 }
 
-double clip_norm(const Setup& setup, bool is_text) { return setup.clip_norm >= 0 ? setup.clip_norm : is_text ? 1 : 0; }
+double clip_norm(const Setup& setup, bool is_text) {
+  if (setup.clip_norm >= 0) return setup.clip_norm;
+  return is_text && !setup.fuses_optimizer ? 1 : 0;
+}
+
+void check_techniques(const Setup& setup, bool is_text) {
+  const std::string parts = setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches);
+  if (setup.fuses_optimizer && setup.clip_norm > 0) {
+    char norm[32];
+    std::snprintf(norm, sizeof norm, "%g", setup.clip_norm);
+    throw ValueError(std::string("--fuse-optimizer: not with --clip ") + norm +
+                     ", because the norm is known when all gradients are there; --clip 0 is allowed");
+  }
+  if (setup.fuses_optimizer && setup.micro_batches != 1) {
+    throw ValueError("--fuse-optimizer: not with --micro-batches " + parts +
+                     ", because gradients are complete after the last one; --micro-batches 1 is allowed");
+  }
+  if (setup.micro_batches < 0) throw ValueError("--micro-batches: " + parts + "; at least 1, or auto, is allowed");
+  if (setup.micro_batches > 1 && setup.batch % setup.micro_batches != 0) {
+    throw ValueError("--micro-batches: " + parts + " does not divide --batch " + std::to_string(setup.batch) +
+                     "; a divisor of it is allowed");
+  }
+  if (setup.sizes.head == models::Head::chunked && !is_text) {
+    throw ValueError("--head: chunked is for models over tokens; " + setup.model +
+                     " has scores per class alone, and full is allowed");
+  }
+}
+
+std::int64_t whole_batch(const Setup& setup, std::int64_t batch) {
+  if (setup.micro_batches <= 1) return batch;
+  return (batch + setup.micro_batches - 1) / setup.micro_batches * setup.micro_batches;
+}
+
+nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
+  check_techniques(setup, is_text);
+  if (setup.micro_batches == auto_micro_batches) {
+    throw ValueError("--micro-batches: auto needs a budget to choose for; a number is allowed");
+  }
+  nn::StepOptions options;
+  options.clip_norm = clip_norm(setup, is_text);
+  options.micro_batches = setup.micro_batches;
+  options.micro_samples = setup.batch / setup.micro_batches;
+  if (setup.fuses_optimizer) {
+    const bool is_placed = Placed::find(*current_resource(device)) != nullptr;
+    options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;
+  }
+  return options;
+}
+
+models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::int64_t count) {
+  if (count == 1) return batch;
+  const std::int64_t samples = batch.input.size(0) / count, begin = index * samples;
+  return {view::slice(batch.input, 0, begin, begin + samples), view::slice(batch.target, 0, begin, begin + samples)};
+}
+
+nn::PlannerOptions planner_options(const Setup& setup) {
+  nn::PlannerOptions options;
+  options.storing.packs = setup.allows_lossy;
+  if (setup.offload.empty()) return options;
+  const DirectFile probe(setup.offload);
+  options.storing.offloads = true;
+  options.make_tier = [folder = setup.offload](Device device) { return setup_detail::make_tier(folder, device); };
+  return options;
+}
 
 nn::MakeRun training_run(const Setup& setup) {
   return [setup](Device device) { return std::make_unique<setup_detail::Run>(setup, device); };

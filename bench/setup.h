@@ -7,6 +7,7 @@
 #include <string>
 
 #include <thimble/models/model.h>
+#include <thimble/nn/fit/fit.h>
 #include <thimble/nn/profile.h>
 #include <thimble/optim/optimizer.h>
 
@@ -23,16 +24,44 @@ struct Setup {
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
+  std::string offload;              ///< folder on a disk where plans may put saved tensors; empty: they do not
+  bool offloads_optimizer = false;  ///< its state waits in that folder between updates
+  bool allows_lossy = false;        ///< plans may pack saved tensors to fewer digits
+  bool fuses_optimizer = false;     ///< parameters are updated during backward (nn/step.h); not with clipping
+  std::int64_t micro_batches = 1;   ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
 };
+
+/// The number of micro-batches is to be chosen for a budget (bench/choices.h). No run can be made before that.
+inline constexpr std::int64_t auto_micro_batches = 0;
+
+/// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
+/// micro-batches, micro-batches that do not divide the batch, a chunked head on a model that is not over tokens.
+void check_techniques(const Setup& setup, bool is_text);
+
+/// The least batch >= `batch` that the setup's micro-batches divide.
+std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
+
+/// How the setup's steps are made on `device`. The optimizer is fused `secured` where a placed arena stands behind the
+/// resource in force, as with a budget, and `unsecured` elsewhere: without a budget nothing but the machine bounds the
+/// arena, and a run that meets that bound is over either way. Throws what check_techniques throws, ValueError while
+/// the number of micro-batches is still to be chosen.
+nn::StepOptions step_options(const Setup& setup, bool is_text, Device device);
+
+/// Micro-batch `index` of `count` equal ones that a batch is cut into, as views; the batch itself when count is 1.
+models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::int64_t count);
 
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
 std::string optimizer_name(const Setup& setup, bool is_text);
 
-/// Throws ValueError for an unknown name or a rate out of range.
+/// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
+/// folder; FileError as a tier does.
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model);
 
-/// The gradient norm that steps are clipped to; 0: none.
+/// The gradient norm that steps are clipped to; 0: none. With a fused optimizer there is none unless it is asked for.
 double clip_norm(const Setup& setup, bool is_text);
+
+/// What plans of the setup may do. Throws FileError where its folder cannot take a tier (memory/direct_file.h).
+nn::PlannerOptions planner_options(const Setup& setup);
 
 /// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
 nn::MakeRun training_run(const Setup& setup);

@@ -132,12 +132,11 @@ StepLayout layout_of(const Replay& replay, const std::vector<std::uint64_t>& ids
 
 }  // namespace step_trace_detail
 
-StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make,
-                     std::shared_ptr<const TapePlan> tape, std::vector<StepPlan> placement) {
+StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make, const nn::Plan& plan) {
   using namespace step_trace_detail;
   const nn::MakeRun planned = [&](Device on) {
     std::unique_ptr<nn::TrainingRun> run = make(on);
-    if (tape) run->options().recording.plan = tape;
+    plan.apply(run->options(), on);
     return run;
   };
   const Device on = dry(device);
@@ -159,6 +158,7 @@ StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& 
     throw Error("trace_step: the replay of " + name + " committed " + std::to_string(trace.dynamic.committed_bytes) +
                 " bytes, the run " + std::to_string(profile.peak_bytes));
   }
+  std::vector<StepPlan> placement = plan.placement;
   if (placement.empty()) placement = nn::plan_steps(profile, nn::placement_options(on));
   trace.placed = layout_of(Replayer(on, std::move(placement)).run(profile, window), ids);
   return trace;

@@ -12,13 +12,13 @@
 //   layout       where the blocks of the step lie: as the arena places them on demand, or as they were placed offline
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <thimble/autograd/plan.h>
 #include <thimble/memory/trace.h>
+#include <thimble/nn/fit/fit.h>
 #include <thimble/nn/profile.h>
 
 namespace thimble::bench {
@@ -39,10 +39,9 @@ struct StepTrace {
   StepLayout placed;                ///< the step's own blocks placed offline
 };
 
-/// Dry-runs two steps of `make`'s run on the dry twin of `device` under `tape` (null: everything is kept) and cuts the
-/// second one out. `placement` is that of the two steps; both are placed here where it is empty. Throws what the run
+/// Dry-runs two steps of `make`'s run on the dry twin of `device` under `plan` (its default: everything is kept) and
+/// cuts the second one out. The steps are placed here where the plan does not say how. Throws what the run
 /// throws; Error when a replay of the trace does not commit what the run did.
-StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make,
-                     std::shared_ptr<const TapePlan> tape = nullptr, std::vector<StepPlan> placement = {});
+StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& make, const nn::Plan& plan = {});
 
 }  // namespace thimble::bench

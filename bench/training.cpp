@@ -1,13 +1,12 @@
 #include <thimble/bench/training.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/memory/stack.h>
+#include <thimble/core/view.h>
 #include <thimble/models/gpt.h>
 #include <thimble/optim/schedule.h>
 
@@ -50,8 +49,7 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
 }
 
-Training::Training(const TrainOptions& options, const Dataset& data, Device device,
-                   std::shared_ptr<const TapePlan> plan)
+Training::Training(const TrainOptions& options, const Dataset& data, Device device, const nn::Plan& plan)
     : options_(options),
       data_(data),
       device_(device),
@@ -60,15 +58,16 @@ Training::Training(const TrainOptions& options, const Dataset& data, Device devi
       model_(models::make_model(options.setup.model, options.setup.sizes, {device, options.setup.dtype})),
       optimizer_(make_optimizer(options.setup, *model_)),
       rate_(optimizer_->rate()) {
-  step_options_.clip_norm = clip_norm(options.setup, model_->is_text());
-  step_options_.recording.plan = std::move(plan);
+  step_options_ = bench::step_options(options.setup, model_->is_text(), device);
+  plan.apply(step_options_, device);
 }
 
 double Training::step(std::int64_t step) {
   optimizer_->set_rate(rate_at(options_, rate_, step));
   const models::Batch batch = data_.batch(step, device_, options_.setup.dtype);
   const Tensor loss = nn::training_step(
-      *optimizer_, [&](std::int64_t) { return model_->loss(batch); }, step_options_);
+      *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
+      step_options_);
   return training_detail::read<double>(loss)[0];
 }
 
@@ -85,14 +84,20 @@ Evaluation Training::evaluate() {
   const std::int64_t all = data_.validation_batches();
   const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
   double loss = 0;
+  const std::int64_t most = options_.setup.batch / step_options_.micro_batches;  // samples at a time, as in a step
   std::int64_t samples = 0, correct = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     if (device_.is_dry && i > 0 && i + 1 < count) continue;
     const models::Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
-    const double mean =
-        model_->is_text() ? training_detail::read<double>(model_->loss(batch))[0] : evaluate_images(batch, correct);
-    loss += mean * static_cast<double>(batch.target.size(0));
-    samples += batch.target.size(0);
+    const std::int64_t all_samples = batch.target.size(0);
+    for (std::int64_t begin = 0; begin < all_samples; begin += most) {
+      const std::int64_t end = std::min(begin + most, all_samples);
+      const models::Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
+      const double mean =
+          model_->is_text() ? training_detail::read<double>(model_->loss(part))[0] : evaluate_images(part, correct);
+      loss += mean * static_cast<double>(end - begin);
+      samples += end - begin;
+    }
   }
   model_->train();
   Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
@@ -118,7 +123,7 @@ class Program final : public nn::TrainingRun {
  public:
   Program(const PreparedTraining& prepared, Device device)
       : prepared_(prepared),
-        training_(prepared.options, *prepared.data, device, prepared.plan.tape),
+        training_(prepared.options, *prepared.data, device, prepared.plan),
         step_(prepared.first_step) {}
 
   void step() override {

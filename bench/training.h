@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/bench/costs.h>
 #include <thimble/bench/dataset.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/context.h>
@@ -34,6 +35,7 @@ struct TrainOptions {
   std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
   std::string log;                    ///< a folder for TensorBoard
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
+  CostOptions costs;                  ///< of the plan for the budget
 };
 
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
@@ -48,8 +50,7 @@ struct Evaluation {
 class Training {
  public:
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
-  Training(const TrainOptions& options, const Dataset& data, Device device,
-           std::shared_ptr<const TapePlan> plan = nullptr);
+  Training(const TrainOptions& options, const Dataset& data, Device device, const nn::Plan& plan = {});
 
   /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device.
   double step(std::int64_t step);
@@ -80,7 +81,7 @@ class Training {
   nn::StepOptions step_options_;
 };
 
-/// Options whose sizes are complete, and the opened data.
+/// Options that are complete (sizes, the number of micro-batches), and the opened data.
 struct PreparedTraining {
   TrainOptions options;
   std::unique_ptr<Dataset> data;
@@ -90,8 +91,9 @@ struct PreparedTraining {
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
-/// checkpoint to go on from, and the folders to write to; and plans the run. Throws Error, BudgetError among them;
-/// nothing is written.
+/// checkpoint to go on from, and the folders to write to; and plans the run. The plan's time_overhead is over a step
+/// with no technique switched on that keeps everything (plain_step_seconds). Throws Error, BudgetError among them,
+/// whose message names what further techniques would allow; nothing is written.
 PreparedTraining prepare_training(TrainOptions options);
 
 /// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
@@ -116,7 +118,10 @@ struct TrainReport {
   std::int64_t first_step = 0, steps = 0;
   double loss_first = 0, loss_last = 0;
   Evaluation validation;
+  double clip_norm = 0;  ///< that gradients were clipped to; 0: they were not
   std::size_t predicted_peak_bytes = 0;
+  std::size_t offloaded_bytes = 0;          ///< of saved tensors, per step
+  std::size_t packed_bytes = 0;             ///< the same, before they are packed
   double time_overhead = 0;                 ///< of the plan, by the cost model
   std::size_t measured_peak_bytes = 0;      ///< committed by the arena at most
   std::size_t rss_peak_bytes = 0;           ///< of the process, so far (VmHWM)

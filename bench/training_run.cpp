@@ -1,12 +1,13 @@
 // The whole run: checks, prediction, training, files.
 
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <system_error>
 
 #include <unistd.h>
 
+#include <thimble/bench/choices.h>
+#include <thimble/bench/storing.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/process.h>
@@ -75,8 +76,10 @@ void restore(Training& training, const std::string& path) {
 void save(Training& training, const PreparedTraining& prepared) {
   if (prepared.options.save.empty()) return;
   const ResourceScope scope(default_resource(cpu));
+  training.optimizer().fetch_state();
   nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
                       metadata_of(prepared.options, *prepared.data));
+  training.optimizer().put_state_away();
 }
 
 void save_weights(Training& training, const PreparedTraining& prepared) {
@@ -203,6 +206,41 @@ class Loop {
   double first_ms_ = 0, later_ms_ = 0;
 };
 
+/// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
+void plan_in_budget(PreparedTraining& prepared) {
+  Setup& setup = prepared.options.setup;
+  const std::size_t budget = prepared.options.budget_bytes;
+  // The program reads its setup from `prepared`, which has no plan to follow until the end of this.
+  const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
+    return [&prepared, other](Device device) {
+      prepared.options.setup = other;
+      return training_program(prepared)(device);
+    };
+  };
+  const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget);
+  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
+  Setup chosen = setup;
+  std::shared_ptr<nn::Planner> planner;
+  if (setup.micro_batches == auto_micro_batches) {
+    const MicroBatchChoice choice = choose_micro_batches(choices, chosen);
+    chosen.micro_batches = choice.count;
+    planner = choice.planner;
+  } else {
+    planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs, planner_options(chosen));
+  }
+  nn::Plan plan;
+  try {
+    plan = planner->fit(budget);
+  } catch (const nn::BudgetError& error) {
+    const std::string others = to_line(price_techniques(choices, chosen));
+    const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
+    throw with_prices(all, price_storing(run_of(chosen), chosen, costs));
+  }
+  plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
+  prepared.plan = std::move(plan);
+  setup = chosen;
+}
+
 }  // namespace training_run_detail
 
 PreparedTraining prepare_training(TrainOptions options) {
@@ -225,7 +263,15 @@ PreparedTraining prepare_training(TrainOptions options) {
   const auto chosen = models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype});
   prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
   prepared.data->fit(options.setup.sizes);
-  Training training(options, *prepared.data, on);
+  check_techniques(options.setup, is_text);
+  TrainOptions checked = options;
+  if (options.setup.micro_batches == auto_micro_batches) {
+    if (options.budget_bytes == 0) {
+      throw ValueError("--micro-batches: auto needs a --budget to choose for; a number is allowed without one");
+    }
+    checked.setup.micro_batches = 1;
+  }
+  Training training(checked, *prepared.data, on);
   prepared.data->open(training.model().options(), options.setup.batch, options.setup.seed);
   if (options.sample > 0 && !training.can_sample()) {
     throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
@@ -233,8 +279,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   if (!options.resume.empty()) prepared.first_step = detail::check_resume(options, *prepared.data, training);
   prepared.options = std::move(options);
   if (prepared.options.budget_bytes > 0) {
-    nn::Planner planner(training_program(prepared), prepared.options.device, nn::hardware("cpu"));
-    prepared.plan = planner.fit(prepared.options.budget_bytes);
+    detail::plan_in_budget(prepared);
   } else {
     prepared.plan.peak_bytes = nn::profile_training(on, training_program(prepared)).peak_bytes;
   }
@@ -247,7 +292,10 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
   report.time_overhead = prepared.plan.time_overhead;
+  report.offloaded_bytes = prepared.plan.offloaded_bytes;
+  report.packed_bytes = prepared.plan.packed_bytes;
   report.first_step = prepared.first_step;
+  report.clip_norm = clip_norm(options.setup, prepared.is_text);
   report.steps = options.steps;
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
@@ -255,7 +303,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
   if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
-  Training training(options, *prepared.data, options.device, prepared.plan.tape);
+  Training training(options, *prepared.data, options.device, prepared.plan);
   if (!options.resume.empty()) detail::restore(training, options.resume);
   report.parameters = training.model().parameter_count();
   detail::Loop(prepared, stack, training, report).run(observer);

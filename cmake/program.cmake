@@ -4,7 +4,7 @@ find_package(CLI11 REQUIRED)
 file(GLOB_RECURSE thimble_bench_sources CONFIGURE_DEPENDS bench/*.cpp)
 set(thimble_benchmark_sources ${thimble_bench_sources})
 list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
-list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/parity/|/bench/main\\.cpp$|_benchmark\\.cpp$")
+list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(parity|peers)/|/bench/main\\.cpp$|_benchmark\\.cpp$")
 
 # Everything but main(), so that the tests can call it.
 if(thimble_bench_sources)

@@ -1,10 +1,8 @@
 #pragma once
 // Elementwise<F>: a functor (core/functor.h) as an operator with broadcasting, dtype rules and declared bytes.
 
-#include <array>
-#include <string>
-
 #include <thimble/core/functor.h>
+#include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/elementwise_chunk.h>
 #include <thimble/core/op.h>
 #include <thimble/core/ops/elementwise_list.h>
@@ -42,10 +40,11 @@ struct Elementwise {
 
   // What the gradients named by `needs` keep: bits 0..2 operands, bit 3 output.
   static constexpr unsigned keeps(Needs needs) {
+    constexpr int of_operand[] = {functor::keeps<F, 0>, functor::keeps<F, 1>, functor::keeps<F, 2>};  // -1: no gradient
     unsigned bits = 0;
-    if (needs[0] && functor::keeps < F, 0 >> 0) bits |= static_cast<unsigned>(functor::keeps<F, 0>);
-    if (needs[1] && functor::keeps < F, 1 >> 0) bits |= static_cast<unsigned>(functor::keeps<F, 1>);
-    if (needs[2] && functor::keeps < F, 2 >> 0) bits |= static_cast<unsigned>(functor::keeps<F, 2>);
+    for (int i = 0; i < 3; ++i) {
+      if (needs[i] && of_operand[i] > 0) bits |= static_cast<unsigned>(of_operand[i]);
+    }
     return bits;
   }
   /// The operands that have a gradient function.

@@ -14,13 +14,11 @@
 // double or (with `static constexpr bool integral = true`) std::int64_t. Data members are attributes; they must be
 // trivially copyable.
 
-#include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include <thimble/core/config.h>
-#include <thimble/core/kernels/elementwise.h>
 
 namespace thimble {
 

@@ -5,16 +5,14 @@
 // - The range is reserved once; pages are committed in granules when the height rises, touched once, and kept until
 //   trim(). So peak committed bytes are what the arena had to have, and they are what a plan predicts.
 // - Offsets come from two-level segregated fit (memory/tlsf.h) and depend on the sequence of requests alone: a dry
-// arena
-//   and a real one with the same granule and alignment give the same offsets and figures.
+//   arena and a real one with the same granule and alignment give the same offsets and figures.
 // - Nothing about a block is stored in the range. Block handles are stable; the address in them may change when blocks
 //   are slid together.
 // - Compaction (memory/compact.h, memory/arena_compact.cpp): when a request finds no hole though the free bytes
-// suffice,
-//   or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes as make the
-//   hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing moves while
-//   a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same offsets and
-//   figures; it has no launches, no pins, and its pages are never refused.
+//   suffice, or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes as make
+//   the hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing moves
+//   while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same offsets
+//   and figures; it has no launches, no pins, and its pages are never refused.
 // - allocate gives the strong guarantee: a place is found, pages are committed, and only then is anything changed.
 // - Streams: one compute stream uses an arena, so the order of calls is the order of use.
 // - The arena outlives its blocks: whoever holds one holds the arena by shared_ptr.

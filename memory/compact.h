@@ -9,8 +9,7 @@
 //   pages is a wall as well.
 // - Linear in the number of spans, and no allocation: two walks go over the same list, one behind the other.
 // - Alignment costs bytes that depend on where a block comes to lie, so a window is asked to have the most that could
-// be
-//   lost. What is refused by that margin alone is settled by sliding everything (bytes_after_sliding_all).
+//   be lost. What is refused by that margin alone is settled by sliding everything (bytes_after_sliding_all).
 //
 // Terms
 //   piece    a free stretch that may be used: a free span, the range above the height, or the part of one with pages

@@ -1,7 +1,6 @@
 #include <thimble/memory/file_tier.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>

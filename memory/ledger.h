@@ -5,8 +5,7 @@
 // - Books requested bytes by category and by (path, category), under the lock of its stack, so that the books and the
 //   arena below agree at every instant.
 // - The picture at the peak is exact and costs nothing to keep: a cell remembers its value at the last peak only when
-// it
-//   is about to change after it (copy on write, told by the peak's serial number).
+//   it is about to change after it (copy on write, told by the peak's serial number).
 // - The peak is the first moment that the largest live sum is reached. A relabel moves bytes between rows, never the
 //   peak.
 // - In a steady state it allocates nothing: a row is made when a path is first seen.

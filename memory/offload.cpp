@@ -37,6 +37,7 @@ Offloaded& Offloaded::operator=(Offloaded&& other) noexcept {
   pin_ = std::move(other.pin_);
   ticket_ = std::exchange(other.ticket_, 0);
   is_reading_ = std::exchange(other.is_reading_, false);
+  is_for_backward_ = other.is_for_backward_;
   category_ = other.category_;
   path_ = other.path_;
   return *this;
@@ -53,6 +54,7 @@ Offloaded offload(Tensor tensor, std::shared_ptr<Tier> tier) {
   away.tier_ = std::move(tier);
   if (tensor.elements() == 0) return away;
   away.category_ = offload_detail::own_category(tensor);
+  away.is_for_backward_ = tensor.storage()->is_held_for_backward();
   away.path_ = tensor.storage()->path();
   {
     const PathScope path(away.path_);
@@ -88,6 +90,7 @@ void Offloaded::prefetch() {
     here_ = Tensor();
     throw;
   }
+  if (is_for_backward_) here_.storage()->hold_for_backward();
   is_reading_ = true;
 }
 
@@ -103,6 +106,7 @@ Tensor Offloaded::fetch() {
       is_reading_ = false;
       throw;
     }
+    if (is_for_backward_) here_.storage()->release_from_backward();
   }
   free_room();
   Tensor result =

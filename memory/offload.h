@@ -17,7 +17,6 @@
 // - Every failure leaves the tensor where it was: here, if it could not be written; away, if it could not be read.
 
 #include <memory>
-#include <optional>
 
 #include <thimble/core/launch.h>
 #include <thimble/core/tensor.h>
@@ -39,6 +38,8 @@ class Offloaded {
   const Tensor& like() const noexcept { return like_; }
   /// What the tensor takes when it is here.
   std::size_t bytes() const noexcept { return like_.bytes(); }
+  /// Bytes that it takes here at this moment: all of them, or none.
+  std::size_t bytes_here() const noexcept { return here_.bytes(); }
 
   /// Waits until the tensor is written and lets go of it here: its bytes are free, unless another handle has them.
   /// Does nothing when it is away already. Throws FileError when it could not be written; it is then still here, and
@@ -64,14 +65,15 @@ class Offloaded {
   std::unique_ptr<Pin> pin_;  // of here_, while a transfer may be under way
   Ticket ticket_ = 0;
   bool is_reading_ = false;
+  bool is_for_backward_ = false;  // it counts as an activation while it is read
   Category category_ = Category::temporary;
   PathId path_ = 0;
 };
 
 /// Begins to write `tensor` to `tier`. A tensor with gaps or in another order is first copied into a dense one. Give
 /// the last handle (std::move) for its bytes to become free. Takes no gradient along: the result of fetch() is a new
-/// tensor. Throws ShapeError (undefined), DeviceError (the tier serves another device), FileError (no room; the
-/// caller's tensor is untouched), OutOfMemory (the dense copy).
+/// tensor. Throws ShapeError (undefined), ValueError (no tier), DeviceError (the tier serves another device),
+/// FileError (no room; the caller's tensor is untouched), OutOfMemory (the dense copy).
 Offloaded offload(Tensor tensor, std::shared_ptr<Tier> tier);
 
 }  // namespace thimble::memory

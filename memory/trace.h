@@ -13,7 +13,6 @@
 //   lifetime   [lower, upper): from the event that allocated a block to the one that freed it, or the end of the trace
 //   load       largest sum of live bytes over time: the lower bound of any placement
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -178,7 +178,8 @@ std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt,
                                    std::int64_t top_k, std::uint64_t seed) {
   if (prompt.empty()) throw ValueError("generate: the prompt has no tokens; at least one is needed");
   if (!(temperature >= 0) || count < 0 || top_k < 0) {
-    throw ValueError("generate: temperature, count and top_k must not be negative");
+    throw ValueError("generate: temperature " + std::to_string(temperature) + ", count " + std::to_string(count) +
+                     ", top_k " + std::to_string(top_k) + "; each must be at least 0");
   }
   const NoGrad off;
   const bool was_training = model.is_training();

@@ -32,8 +32,7 @@ struct ModelOptions {
   std::int64_t sequence = 0;
   std::int64_t layers = 0, heads = 0, width = 0;
   double dropout = -1;
-  bool shares_kernels =
-      true;  ///< sharedconv: false builds its plain twin, whose convolutions have kernels of their own
+  bool shares_kernels = true;  ///< sharedconv: false builds its plain twin, whose kernels are not shared
   Build build = Build::fused;
   Head head = Head::full;  ///< of models over tokens in the fused build
 };

@@ -113,7 +113,7 @@ Tensor Resnet::forward(const Tensor& images) {
     x = max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}},
                    options_.build == Build::fused ? MaxPoolKeeps::taps : MaxPoolKeeps::input);
   }
-  for (nn::Sequential* stage : stages_) x = (*stage)(x);
+  for (nn::Sequential* stage : stages_) x = (*stage)(std::move(x));
   x = global_avg_pool(x);  // (N, C)
   return (*fc_)(x);
 }

@@ -3,7 +3,6 @@
 // convolution ("v1.5"). Names of parameters and buffers are torchvision's.
 
 #include <array>
-#include <memory>
 #include <string_view>
 
 #include <thimble/models/images.h>

@@ -7,7 +7,6 @@
 // (ops::SharedConv2d). In a stage of two blocks and width w that is r (9 w + 3 w + w / 2) in place of 9 w (3 w + w /
 // 2): with r = 3 w / 4, 30 %. No more than one layer's expanded kernel exists at any moment.
 
-#include <array>
 #include <vector>
 
 #include <thimble/models/model.h>
@@ -16,7 +15,7 @@
 
 namespace thimble::models {
 
-/// Channels of the three stages for a stem of `width`: each twice those of the one before.
+/// Number of stages. The first has the `width` of the stem, each further one twice the channels of the one before.
 inline constexpr std::int64_t sharedconv_stages = 3;
 
 /// Kernels in the basis of a stage with `width` channels.
@@ -49,8 +48,8 @@ class SharedconvBlock final : public nn::Layer {
 ModelOptions sharedconv_options(ModelOptions options = {});
 
 /// Images (N, H, W, C) -> class scores (N, K). Parameters: `stem.weight`, `stage1.basis`,
-/// `stage1.0.conv1.coefficients`,
-/// ..., `fc.weight`. Without shares_kernels it is its plain twin: the same network with `stage1.0.conv1.weight`.
+/// `stage1.0.conv1.coefficients`, ..., `fc.weight`. Without shares_kernels it is its plain twin: the same network with
+/// `stage1.0.conv1.weight`.
 ///
 /// textbook: convolution, batch norm, addition and relu are separate operators. fused: batch norm takes in the rest.
 /// Both give the same bits.

@@ -62,6 +62,13 @@ Tensor Module::add_buffer(std::string name, Tensor value) {
   return value;
 }
 
+Tensor Sequential::operator()(Tensor&& x) {
+  const PathScope scope(path());
+  Tensor y = std::move(x);
+  for (Layer* layer : layers_) y = (*layer)(y);
+  return y;
+}
+
 Tensor Sequential::forward(const Tensor& x) {
   Tensor y = x;
   for (Layer* layer : layers_) y = (*layer)(y);

@@ -118,6 +118,10 @@ class Sequential final : public Layer {
     layers_.push_back(&layer);
     return layer;
   }
+  using Layer::operator();
+  /// Takes x over: it is held no longer than its readers need it.
+  Tensor operator()(Tensor&& x);
+
   std::size_t size() const noexcept { return layers_.size(); }
   Layer& operator[](std::size_t i) { return *layers_.at(i); }
 

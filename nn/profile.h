@@ -37,13 +37,12 @@ struct MemoryProfile {
                                       ///< it counts the region as one block
   CategoryBytes peak_by_category{};   ///< of peak_live_bytes, at its moment
   std::size_t steps = 0;
-  double ms_per_step = 0;            ///< of the last step; 0 for a dry run
-  std::size_t rss_bytes = 0;         ///< of the arena's mapping as the kernel counts it; 0 for a dry run
-  std::vector<Trace::Event> events;  ///< of the whole run, when asked for
-  std::vector<std::size_t>
-      step_ends;              ///< with a trace: index of the event after each step; before the first: the setup
-  std::size_t setup_end = 0;  ///< with a trace: index of the first event of the first step
-  Placed::Statistics placed;  ///< with plans: whether the steps were replayed
+  double ms_per_step = 0;              ///< of the last step; 0 for a dry run
+  std::size_t rss_bytes = 0;           ///< of the arena's mapping as the kernel counts it; 0 for a dry run
+  std::vector<Trace::Event> events;    ///< of the whole run, when asked for
+  std::size_t setup_end = 0;           ///< with a trace: index of the first event of the first step
+  std::vector<std::size_t> step_ends;  ///< with a trace: index of the event after each step
+  Placed::Statistics placed;           ///< with plans: whether the steps were replayed
 };
 
 /// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must

@@ -15,7 +15,9 @@
 namespace thimble::nn {
 namespace step_detail {
 
-void refuse_fusing(const std::string& why) { throw PlanError("training_step: the optimizer cannot be fused " + why); }
+[[noreturn]] void refuse_fusing(const std::string& why) {
+  throw PlanError("training_step: the optimizer cannot be fused " + why);
+}
 
 /// Null where no placed arena stands behind the parameters' resource.
 const Placed* placed_behind(const optim::Optimizer& optimizer) {
@@ -78,14 +80,26 @@ class Updates {
       if (optimizer_.parameters()[i].tensor.grad().defined()) update(i);
     }
     if (done_ == 0) optimizer_.begin_step();
+    optimizer_.end_step();
   }
 
   std::size_t done() const noexcept { return done_; }
 
  private:
   void update(std::size_t index) {
-    if (done_++ == 0) optimizer_.begin_step();
-    optimizer_.step_one(index);
+    const Storage* const storage = optimizer_.parameters()[index].tensor.storage().get();
+    const std::uint32_t version = storage != nullptr ? storage->version() : 0;
+    const std::int64_t before = optimizer_.step_count();
+    if (done_ == 0) optimizer_.begin_step();
+    try {
+      optimizer_.step_one(index);
+    } catch (...) {
+      const bool is_updated = storage != nullptr && storage->version() != version;  // but its state did not go
+      if (is_updated) ++done_;
+      if (done_ == 0) optimizer_.set_step_count(before);
+      throw;
+    }
+    ++done_;
   }
 
   optim::Optimizer& optimizer_;
@@ -93,6 +107,25 @@ class Updates {
   std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
   std::size_t done_ = 0;
 };
+
+[[noreturn]] void throw_partial(const std::exception& error, std::size_t done, std::size_t all) {
+  std::throw_with_nested(PartialUpdateError("training_step: failed when " + std::to_string(done) + " of " +
+                                                std::to_string(all) +
+                                                " parameters were updated, and they stay so: " + error.what(),
+                                            done, all));
+}
+
+/// All updates at the end of a step. They can fail where the optimizer's state is away.
+void update_all(optim::Optimizer& optimizer) {
+  if (!optimizer.offloads_state()) return optimizer.step();
+  Updates updates(optimizer, false);
+  try {
+    updates.finish();
+  } catch (const std::exception& error) {
+    if (updates.done() == 0) throw;
+    throw_partial(error, updates.done(), optimizer.parameters().size());
+  }
+}
 
 Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options) {
   Updates updates(optimizer, options.fuses_optimizer == FusedUpdate::secured);
@@ -104,11 +137,7 @@ Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> 
     return loss;
   } catch (const std::exception& error) {
     if (updates.done() == 0) throw;
-    const std::size_t all = optimizer.parameters().size();
-    std::throw_with_nested(PartialUpdateError("training_step: failed when " + std::to_string(updates.done()) + " of " +
-                                                  std::to_string(all) +
-                                                  " parameters were updated, and they stay so: " + error.what(),
-                                              updates.done(), all));
+    throw_partial(error, updates.done(), optimizer.parameters().size());
   }
 }
 
@@ -128,7 +157,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   } else {
     loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording);
     if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
-    optimizer.step();
+    step_detail::update_all(optimizer);
   }
   optimizer.zero_grad();
   transaction.commit();

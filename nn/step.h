@@ -30,8 +30,9 @@ struct StepOptions {
   FusedUpdate fuses_optimizer = FusedUpdate::off;
 };
 
-/// A fused step failed after it had updated some of the parameters: those, their optimizer state and the count of
-/// updates stay changed. Its cause is nested (std::rethrow_if_nested) and in the text.
+/// A step that is fused, or whose optimizer has its state in a tier, failed after it had updated some of the
+/// parameters: those, their optimizer state and the count of updates stay changed. Its cause is nested
+/// (std::rethrow_if_nested) and in the text.
 class PartialUpdateError : public Error {
  public:
   PartialUpdateError(const std::string& message, std::size_t updated, std::size_t parameters)

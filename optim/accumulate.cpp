@@ -3,7 +3,7 @@
 #include <string>
 
 #include <thimble/autograd/functions/elementwise.h>
-#include <thimble/autograd/tape.h>
+#include <thimble/autograd/graph.h>
 #include <thimble/core/error.h>
 
 namespace thimble::optim {
@@ -17,7 +17,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   }
   Tape tape;
   if (recording.graph) tape.observe();
-  tape.follow(recording.plan);
+  tape.follow(recording.plan, recording.tier);
   tape.time(recording.times);
   Tensor total;
   for (std::int64_t i = 0; i < count; ++i) {

@@ -2,17 +2,22 @@
 // Gradient accumulation: a batch in `count` micro-batches, at the memory of one.
 
 #include <cstdint>
+#include <memory>
 
-#include <thimble/autograd/graph.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/tensor.h>
+
+namespace thimble {
+struct TapeGraph;  // autograd/graph.h
+}
 
 namespace thimble::optim {
 
 /// How recordings are made.
 struct RecordingOptions {
   std::shared_ptr<const TapePlan> plan;  ///< followed by every recording; null: none
+  std::shared_ptr<Tier> tier = nullptr;  ///< where what the plan offloads goes
   TapeGraph* graph = nullptr;            ///< receives the (last) recording, on a dry device (Tape::observe)
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
 };

@@ -15,10 +15,13 @@ Adam::Adam(std::vector<Named> parameters, AdamOptions options)
   check(options.beta2 >= 0 && options.beta2 < 1, "beta2 (allowed: [0, 1))", options.beta2);
   check(options.epsilon >= 0, "epsilon (allowed: >= 0)", options.epsilon);
   check(options.weight_decay >= 0, "weight decay (allowed: >= 0)", options.weight_decay);
+  set_tier(options.tier);
   for (const Named& p : this->parameters()) {
     first_.push_back(make_state(p.tensor));
     second_.push_back(make_state(p.tensor));
+    put_away(first_.size() - 1);
   }
+  end_step();
 }
 
 std::vector<Named> Adam::state() const {

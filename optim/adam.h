@@ -13,6 +13,7 @@ struct AdamOptions {
   bool is_decoupled = true;  ///< AdamW; false: the decay is added to the gradient (Adam with L2)
   /// Tensors of lower rank (biases, norms) are not decayed. 0: all are; 2 is the habit for transformers.
   int smallest_decayed_rank = 0;
+  std::shared_ptr<Tier> tier = nullptr;  ///< where the state waits between updates; null: it stays
 };
 
 /// State: 8 bytes per parameter element (two moments in f32).
@@ -24,6 +25,7 @@ class Adam final : public Optimizer {
   const char* name() const noexcept override { return options_.is_decoupled ? "adamw" : "adam"; }
 
  private:
+  std::vector<Tensor*> state_of(std::size_t index) override { return {&first_[index], &second_[index]}; }
   void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
 
   AdamOptions options_;

@@ -17,18 +17,29 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(s
 
 void Optimizer::step() {
   begin_step();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) step_one(i);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool reads_ahead = i + 1 < parameters_.size() && parameters_[i + 1].tensor.grad().defined();
+    if (parameters_[i].tensor.grad().defined()) prefetch(i);
+    if (reads_ahead) prefetch(i + 1);
+    step_one(i);
+  }
+  end_step();
 }
+
+void Optimizer::end_step() { complete_writes(); }
 
 void Optimizer::step_one(std::size_t index) {
   if (index >= parameters_.size()) {
-    throw ValueError("optimizer: parameter " + std::to_string(index) + " of " + std::to_string(parameters_.size()));
+    throw ValueError("optimizer: step_one of parameter " + std::to_string(index) + "; there are " +
+                     std::to_string(parameters_.size()) + ", counted from 0");
   }
   const Tensor& parameter = parameters_[index].tensor;
   const Tensor& gradient = parameter.grad();
   if (!gradient.defined() || gradient.elements() == 0) return;
+  fetch(index);
   update(index, parameter, gradient);
   parameter.storage()->bump_version();
+  put_away(index);
 }
 
 void Optimizer::zero_grad() {
@@ -45,7 +56,61 @@ void Optimizer::set_rate(double rate) {
 std::size_t Optimizer::state_bytes() const {
   std::size_t bytes = 0;
   for (const Named& s : state()) bytes += s.tensor.bytes();
+  for (const auto& tensors : away_) {
+    for (const memory::Offloaded& tensor : tensors) bytes += tensor.defined() ? tensor.bytes() : 0;
+  }
   return bytes;
+}
+
+void Optimizer::set_tier(std::shared_ptr<Tier> tier) {
+  tier_ = std::move(tier);
+  if (tier_) away_.resize(parameters_.size());
+}
+
+// A tensor that the tier does not take is still here.
+void Optimizer::put_away(std::size_t index) {
+  if (!tier_) return;
+  complete_writes();
+  const std::vector<Tensor*> tensors = state_of(index);
+  away_[index].resize(tensors.size());
+  for (std::size_t k = 0; k < tensors.size(); ++k) {
+    if (!tensors[k]->defined()) continue;
+    away_[index][k] = memory::offload(*tensors[k], tier_);
+    *tensors[k] = Tensor();
+  }
+  writing_.push_back(index);
+}
+
+void Optimizer::complete_writes() {
+  for (const std::size_t index : writing_) {
+    for (memory::Offloaded& tensor : away_[index]) tensor.complete();
+  }
+  writing_.clear();
+}
+
+void Optimizer::prefetch(std::size_t index) {
+  if (!tier_) return;
+  for (memory::Offloaded& tensor : away_[index]) {
+    if (tensor.defined()) tensor.prefetch();
+  }
+}
+
+void Optimizer::fetch(std::size_t index) {
+  if (!tier_) return;
+  const std::vector<Tensor*> tensors = state_of(index);
+  for (std::size_t k = 0; k < away_[index].size(); ++k) {
+    if (away_[index][k].defined()) *tensors[k] = away_[index][k].fetch();
+  }
+}
+
+void Optimizer::fetch_state() {
+  for (std::size_t i = 0; i < away_.size(); ++i) fetch(i);
+  writing_.clear();
+}
+
+void Optimizer::put_state_away() {
+  for (std::size_t i = 0; i < away_.size(); ++i) put_away(i);
+  complete_writes();
 }
 
 Tensor make_state(const Tensor& parameter) {

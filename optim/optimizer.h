@@ -1,10 +1,18 @@
 #pragma once
 // What all optimizers share: the parameters they update, the state they keep, and the learning rate.
+//
+// State can be away between updates, in a tier (memory/tier.h): `AdamOptions{.tier = tier}`.
+// - It goes as soon as it is made, parameter by parameter, so that it is never here as a whole. An update fetches that
+//   of its parameter, and it goes again after; step() reads one parameter ahead, and the last one's write ends with
+//   end_step(). The bits are those of state that stays.
+// - Memory is taken and given back at the same places on a dry device: a dry run predicts it.
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <thimble/core/tensor.h>
+#include <thimble/memory/offload.h>
 
 namespace thimble::optim {
 
@@ -15,7 +23,7 @@ struct Named {
 };
 
 /// State is made in the constructor, all of it, so that a plan knows it before the first step and a step needs no
-/// memory.
+/// memory, unless the state is away.
 class Optimizer {
  public:
   /// Throws AutogradError when a parameter is not a leaf.
@@ -25,11 +33,14 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One update of every parameter that has a gradient. Writes in place; allocates nothing, so it cannot fail half-way.
+  /// With state in a tier it throws FileError and OutOfMemory, and then some of the parameters may be updated.
   void step();
   /// The same in parts: counts the update that begins ...
   void begin_step() noexcept { ++step_count_; }
   /// ... and does that of one parameter, where it has a gradient. Throws ValueError for an index out of range.
   void step_one(std::size_t index);
+  /// ... and ends it: what was still being written to a tier is there afterwards. Throws FileError.
+  void end_step();
   /// Forgets (and so frees) all gradients.
   void zero_grad();
 
@@ -41,16 +52,34 @@ class Optimizer {
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }
 
   const std::vector<Named>& parameters() const noexcept { return parameters_; }
-  /// State tensors, named `<parameter>.<kind>`: what a checkpoint holds besides parameters and step_count().
+  /// State tensors, named `<parameter>.<kind>`: what a checkpoint holds besides parameters and step_count(). Those that
+  /// are away are undefined until fetch_state().
   virtual std::vector<Named> state() const = 0;
-  /// Bytes of all state tensors.
+  /// Bytes of all state tensors, wherever they are.
   std::size_t state_bytes() const;
+  bool offloads_state() const noexcept { return tier_ != nullptr; }
+  /// Fetches all state that is away; it stays until put_state_away(). Throws FileError, OutOfMemory.
+  void fetch_state();
+  /// The reverse. Does nothing without a tier. Throws FileError.
+  void put_state_away();
   virtual const char* name() const noexcept = 0;
 
  protected:
   virtual void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) = 0;
+  /// Where the state tensors of a parameter are; none: it has no state that could be away.
+  virtual std::vector<Tensor*> state_of([[maybe_unused]] std::size_t index) { return {}; }
+  /// For constructors: names the tier (null: none), then sends each parameter's state to it once it is made.
+  void set_tier(std::shared_ptr<Tier> tier);
+  void put_away(std::size_t index);
 
  private:
+  void prefetch(std::size_t index);
+  void fetch(std::size_t index);
+  void complete_writes();
+
+  std::shared_ptr<Tier> tier_;
+  std::vector<std::vector<memory::Offloaded>> away_;  // per parameter, in the order of state_of
+  std::vector<std::size_t> writing_;                  // parameters whose state is on its way
   std::vector<Named> parameters_;
   double rate_;
   std::int64_t step_count_ = 0;

@@ -16,7 +16,12 @@ Sgd::Sgd(std::vector<Named> parameters, SgdOptions options)
   }
   if (options.nesterov && options.momentum == 0) throw ValueError("sgd: nesterov needs momentum > 0");
   if (options.momentum > 0) {
-    for (const Named& p : this->parameters()) momentum_.push_back(make_state(p.tensor));
+    set_tier(options.tier);
+    for (const Named& p : this->parameters()) {
+      momentum_.push_back(make_state(p.tensor));
+      put_away(momentum_.size() - 1);
+    }
+    end_step();
   }
 }
 

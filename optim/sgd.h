@@ -8,9 +8,10 @@ namespace thimble::optim {
 
 struct SgdOptions {
   double rate = 0.1;
-  double momentum = 0;      ///< 0: no state
-  double weight_decay = 0;  ///< added to the gradient
-  bool nesterov = false;    ///< needs momentum > 0
+  double momentum = 0;                   ///< 0: no state
+  double weight_decay = 0;               ///< added to the gradient
+  bool nesterov = false;                 ///< needs momentum > 0
+  std::shared_ptr<Tier> tier = nullptr;  ///< where the state waits between updates; null: it stays
 };
 
 /// State: 4 bytes per parameter element with momentum, else none.
@@ -22,6 +23,9 @@ class Sgd final : public Optimizer {
   const char* name() const noexcept override { return "sgd"; }
 
  private:
+  std::vector<Tensor*> state_of(std::size_t index) override {
+    return momentum_.empty() ? std::vector<Tensor*>() : std::vector<Tensor*>{&momentum_[index]};
+  }
   void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
 
   SgdOptions options_;

@@ -6,7 +6,6 @@
 #include <thimble/bench/planning.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/error.h>
-#include <thimble/memory/process.h>
 
 #include "catch.h"
 

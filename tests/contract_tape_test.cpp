@@ -1,8 +1,6 @@
 // The tape's part of the contract on memory: backward frees as it goes, keeps and computes nothing that no parameter
 // asks for, and refuses to use what was overwritten.
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 #include <vector>
 

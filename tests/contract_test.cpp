@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <thimble/bench/setup.h>
+#include <thimble/bench/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
 #include <thimble/core/parallel.h>
@@ -291,18 +292,50 @@ void check_refusal(const bench::Setup& setup) {
   pass();
 }
 
+// Twelve layers in a third of the bytes that keeping everything takes, and 64 MiB for the rest of the process: the same
+// losses. Without the budget the limit refuses the run.
+void check_budget() {
+  set_thread_count(1);  // two that wait for each other on a busy machine take minutes
+  bench::TrainOptions options;
+  options.setup = make_setup("char-gpt", 24, "adamw", gpt_sizes(12, 128, 64, 0.1));
+  options.data = "synthetic";
+  options.steps = 5;
+  options.eval_batches = 1;
+  const auto losses_of = [](const bench::PreparedTraining& prepared) {
+    std::vector<double> losses;
+    bench::train(prepared, [&](const bench::TrainProgress& p) { losses.push_back(p.loss); });
+    return losses;
+  };
+  const bench::PreparedTraining free = bench::prepare_training(options);
+  const std::vector<double> losses = losses_of(free);
+  options.budget_bytes = free.plan.peak_bytes / 3;
+  const bench::PreparedTraining planned = bench::prepare_training(options);
+  limit_data(options.budget_bytes + 64 * contract_MiB);
+  REQUIRE(losses_of(planned) == losses);
+  REQUIRE_THROWS_AS(losses_of(free), OutOfMemory);
+  std::printf("12 layers: %.0f MiB without a budget, trained in %.0f MiB with RLIMIT_DATA 64 MiB above\n",
+              static_cast<double>(free.plan.peak_bytes) / contract_MiB,
+              static_cast<double>(options.budget_bytes) / contract_MiB);
+  pass();
+}
+
 }  // namespace
 
 TEST_CASE("contract child: gpt growth", "[.contract-child]") { check_growth(middle_gpt()); }
 TEST_CASE("contract child: resnet growth", "[.contract-child]") { check_growth(middle_resnet()); }
 TEST_CASE("contract child: gpt limit", "[.contract-child]") { check_limit(middle_gpt()); }
 TEST_CASE("contract child: resnet limit", "[.contract-child]") { check_limit(middle_resnet()); }
+TEST_CASE("contract child: gpt budget", "[.contract-child]") { check_budget(); }
 TEST_CASE("contract child: gpt refusal", "[.contract-child]") { check_refusal(middle_gpt()); }
 TEST_CASE("contract child: resnet refusal", "[.contract-child]") { check_refusal(middle_resnet()); }
 
 TEST_CASE("contract: the process grows by the arena and little else", "[contract]") {
   CHECK(in_new_process("contract child: gpt growth") == child_passed);
   CHECK(in_new_process("contract child: resnet growth") == child_passed);
+}
+
+TEST_CASE("contract: a third of the bytes, inside a limit of the kernel, and the same losses", "[contract]") {
+  CHECK(in_new_process("contract child: gpt budget") == child_passed);
 }
 
 TEST_CASE("contract: training runs inside a limit of the kernel, or is refused", "[contract]") {

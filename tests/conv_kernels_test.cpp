@@ -4,93 +4,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <string>
 
 #include <thimble/core/kernels/conv.h>
 
 #include "catch.h"
+#include "conv_shapes.h"
 #include "kernel_data.h"
 
 namespace conv_test {
 
 using namespace kernel_test;
-
-ConvShape shape(std::int64_t images, std::int64_t size, std::int64_t channels, std::int64_t filters,
-                std::int64_t kernel, std::int64_t stride, std::int64_t pad, std::int64_t dilation = 1,
-                std::int64_t groups = 1) {
-  ConvShape s;
-  s.images = images;
-  s.height = size;
-  s.width = size;
-  s.channels = channels;
-  s.filters = filters;
-  s.kernel_h = s.kernel_w = kernel;
-  s.stride_h = s.stride_w = stride;
-  s.pad_top = s.pad_bottom = s.pad_left = s.pad_right = pad;
-  s.dilation_h = s.dilation_w = dilation;
-  s.groups = groups;
-  return s;
-}
-
-/// Everything different in height and width.
-ConvShape uneven(std::int64_t groups) {
-  ConvShape s = shape(2, 11, 3 * groups, 5 * groups, 3, 2, 0, 1, groups);
-  s.width = 8;
-  s.kernel_w = 2;
-  s.stride_w = 3;
-  s.pad_top = 2;
-  s.pad_bottom = 1;
-  s.pad_right = 3;
-  s.dilation_h = 2;
-  s.dilation_w = 4;
-  return s;
-}
-
-std::vector<ConvShape> shapes() {
-  std::vector<ConvShape> list = {
-      shape(1, 1, 1, 1, 1, 1, 0),
-      shape(2, 9, 17, 50, 1, 1, 0),  // pointwise
-      shape(2, 9, 5, 7, 1, 2, 0),
-      shape(1, 7, 3, 4, 1, 3, 1),  // pointwise with holes
-      shape(2, 8, 6, 10, 3, 1, 1),
-      shape(2, 7, 40, 9, 3, 1, 1),  // k above one block
-      shape(3, 9, 4, 13, 3, 2, 1),
-      shape(1, 21, 3, 8, 7, 2, 3),  // strided
-      shape(1, 12, 2, 3, 2, 3, 0),
-      shape(1, 11, 2, 5, 3, 4, 2),  // stride above kernel
-      shape(1, 13, 3, 4, 3, 1, 2, 2),
-      shape(1, 14, 3, 4, 3, 2, 2, 2),  // dilated
-      shape(1, 15, 3, 4, 3, 2, 3, 3),
-      shape(1, 17, 2, 3, 4, 4, 3, 6),  // dilated, common divisors
-      shape(2, 6, 8, 12, 3, 1, 1, 1, 2),
-      shape(1, 6, 5, 5, 3, 2, 1, 1, 5),
-      shape(1, 5, 6, 12, 3, 1, 1, 1, 6),
-      shape(2, 6, 9, 6, 1, 1, 0, 1, 3),
-      shape(3, 12, 3, 5, 5, 1, 2),
-      shape(1, 2, 3, 4, 5, 1, 2),  // kernel wider than the image
-      shape(1, 3, 3, 4, 3, 1, 4),
-      shape(0, 4, 3, 4, 3, 1, 1),  // windows all in padding; no images
-      shape(2, 2, 3, 4, 5, 1, 1),
-      shape(1, 4, 0, 4, 3, 1, 1),  // no output; no channels
-      uneven(1),
-      uneven(2),
-  };
-  return list;
-}
-
-std::string describe(const ConvShape& s, DType dtype) {
-  const auto text = [](std::int64_t value) { return std::to_string(value) + " "; };
-  return std::string(to_string(isa())) + " " + std::string(to_string(dtype)) + " N H W C " + text(s.images) +
-         text(s.height) + text(s.width) + text(s.channels) + "O " + text(s.filters) + "kernel " + text(s.kernel_h) +
-         text(s.kernel_w) + "stride " + text(s.stride_h) + text(s.stride_w) + "dilation " + text(s.dilation_h) +
-         text(s.dilation_w) + "groups " + text(s.groups);
-}
-
-std::int64_t x_elements(const ConvShape& s) { return s.images * s.height * s.width * s.channels; }
-std::int64_t weight_elements(const ConvShape& s) {
-  return s.filters * s.kernel_h * s.kernel_w * (s.channels / s.groups);
-}
-std::int64_t y_elements(const ConvShape& s) { return s.images * s.out_height() * s.out_width() * s.filters; }
 
 Data computed(ConvForwardArgs args, int threads) {
   set_thread_count(threads);
@@ -170,42 +95,57 @@ ConvWeightGradArgs weight_grad_args(const ConvShape& s, DType dtype, const Tenso
   return args;
 }
 
-void check_forward(const ConvShape& s, DType dtype, DType out_dtype, const Tensors& t) {
+/// The checks compute with every instruction set of `sets` and once with the plain loops.
+void check_forward(const ConvShape& s, DType dtype, DType out_dtype, const Tensors& t, const std::vector<Isa>& sets) {
   ConvForwardArgs args = forward_args(s, dtype, t);
   const Data bias(out_dtype, s.filters, 4), wide_bias = bias.converted(DType::f64);
   args.out_dtype = out_dtype;
   args.bias = bias.bytes.data();
-  const Data y = computed(args, 2);
-  Data expected(DType::f64, y.count(), 0);
-  args.out_dtype = DType::f64;
-  args.bias = wide_bias.bytes.data();
-  args.y = expected.bytes.data();
-  conv_forward_reference(args);
-  CHECK(differences(y, expected, dtype, weight_elements(s) / s.filters) == 0);
+  auto reference = args;
+  Data expected(DType::f64, y_elements(s), 0);
+  reference.out_dtype = DType::f64;
+  reference.bias = wide_bias.bytes.data();
+  reference.y = expected.bytes.data();
+  conv_forward_reference(reference);
+  for (const Isa set : sets) {
+    set_isa(set);
+    INFO(describe(s, dtype));
+    CHECK(differences(computed(args, 2), expected, dtype, weight_elements(s) / s.filters) == 0);
+  }
 }
 
-void check_input_grad(const ConvShape& s, DType dtype, DType out_dtype, bool accumulate, const Tensors& t) {
+void check_input_grad(const ConvShape& s, DType dtype, DType out_dtype, bool accumulate, const Tensors& t,
+                      const std::vector<Isa>& sets) {
   ConvInputGradArgs args = input_grad_args(s, dtype, t);
   args.out_dtype = out_dtype;
   args.accumulate = accumulate;
-  const Data dx = computed(args, 2);
+  auto reference = args;
   Data expected = Data(out_dtype, x_elements(s), 99).converted(DType::f64);
-  args.out_dtype = DType::f64;
-  args.dx = expected.bytes.data();
-  conv_input_grad_reference(args);
-  CHECK(differences(dx, expected, dtype, s.kernel_h * s.kernel_w * s.filters / s.groups) == 0);
+  reference.out_dtype = DType::f64;
+  reference.dx = expected.bytes.data();
+  conv_input_grad_reference(reference);
+  for (const Isa set : sets) {
+    set_isa(set);
+    INFO(describe(s, dtype));
+    CHECK(differences(computed(args, 2), expected, dtype, s.kernel_h * s.kernel_w * s.filters / s.groups) == 0);
+  }
 }
 
-void check_weight_grad(const ConvShape& s, DType dtype, DType out_dtype, bool accumulate, const Tensors& t) {
+void check_weight_grad(const ConvShape& s, DType dtype, DType out_dtype, bool accumulate, const Tensors& t,
+                       const std::vector<Isa>& sets) {
   ConvWeightGradArgs args = weight_grad_args(s, dtype, t);
   args.out_dtype = out_dtype;
   args.accumulate = accumulate;
-  const Data dweight = computed(args, 2);
+  auto reference = args;
   Data expected = Data(out_dtype, weight_elements(s), 99).converted(DType::f64);
-  args.out_dtype = DType::f64;
-  args.dweight = expected.bytes.data();
-  conv_weight_grad_reference(args);
-  CHECK(differences(dweight, expected, dtype, s.images * s.out_height() * s.out_width()) == 0);
+  reference.out_dtype = DType::f64;
+  reference.dweight = expected.bytes.data();
+  conv_weight_grad_reference(reference);
+  for (const Isa set : sets) {
+    set_isa(set);
+    INFO(describe(s, dtype));
+    CHECK(differences(computed(args, 2), expected, dtype, s.images * s.out_height() * s.out_width()) == 0);
+  }
 }
 
 double inner_product(const Data& a, const Data& b) {
@@ -221,17 +161,37 @@ using namespace conv_test;
 
 TEST_CASE("conv kernels: shapes against the plain loops", "[conv]") {
   Settings settings;
-  for (const Isa set : supported()) {
-    set_isa(set);
-    for (const ConvShape& s : shapes()) {
-      for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
-        INFO(describe(s, dtype));
-        const Tensors t(s, dtype);
-        check_forward(s, dtype, dtype, t);
-        check_input_grad(s, dtype, dtype, false, t);
-        check_weight_grad(s, dtype, dtype, false, t);
-      }
+  for (const ConvShape& s : shapes()) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      const Tensors t(s, dtype);
+      check_forward(s, dtype, dtype, t, supported());
+      check_input_grad(s, dtype, dtype, false, t, supported());
+      check_weight_grad(s, dtype, dtype, false, t, supported());
     }
+  }
+}
+
+TEST_CASE("conv kernels: random shapes against the plain loops", "[conv]") {
+  Settings settings;
+  std::mt19937 random(7);
+  const auto between = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<unsigned>(high - low + 1));
+  };
+  for (int i = 0; i < 120; ++i) {
+    const std::int64_t groups = between(1, 4) == 1 ? between(2, 3) : 1;
+    const std::int64_t few = between(1, 9), many = between(60, 70);
+    const bool has_many_channels = between(0, 2) == 0, has_many_filters = between(0, 2) == 0;
+    ConvShape s = shape(between(1, 9), between(1, 6), groups * (has_many_channels ? many : few),
+                        groups * (has_many_filters ? many : few), between(1, 4), between(1, 3), 0, 1, groups);
+    s.width = between(1, 6);
+    s.kernel_w = between(1, 4);
+    s.stride_w = between(1, 3);
+    s.pad_top = between(0, 3), s.pad_bottom = between(0, 3), s.pad_left = between(0, 3), s.pad_right = between(0, 3);
+    s.dilation_h = between(1, 2), s.dilation_w = between(1, 2);
+    const Tensors t(s, DType::f32);
+    check_forward(s, DType::f32, DType::f32, t, supported());
+    check_input_grad(s, DType::f32, DType::f32, i % 2 == 0, t, supported());
+    check_weight_grad(s, DType::f32, DType::f32, i % 2 == 1, t, supported());
   }
 }
 
@@ -244,9 +204,9 @@ TEST_CASE("conv kernels: storage dtypes, accumulation", "[conv]") {
       const Tensors t(s, dtype);
       for (const DType out_dtype : dtypes) {
         INFO(describe(s, dtype) << " -> " << to_string(out_dtype));
-        check_forward(s, dtype, out_dtype, t);
-        check_input_grad(s, dtype, out_dtype, true, t);
-        check_weight_grad(s, dtype, out_dtype, true, t);
+        check_forward(s, dtype, out_dtype, t, {isa()});
+        check_input_grad(s, dtype, out_dtype, true, t, {isa()});
+        check_weight_grad(s, dtype, out_dtype, true, t, {isa()});
       }
     }
   }
@@ -296,8 +256,10 @@ TEST_CASE("conv kernels: bits do not depend on threads or on the other images", 
   Settings settings;
   for (const Isa set : supported()) {
     set_isa(set);
-    for (const ConvShape& s : {shape(4, 13, 21, 50, 3, 1, 1), shape(3, 15, 30, 33, 3, 2, 1),
-                               shape(4, 9, 70, 52, 1, 1, 0), shape(4, 8, 8, 24, 3, 1, 1, 1, 2)}) {
+    for (const ConvShape& s :
+         {shape(4, 13, 21, 50, 3, 1, 1), shape(3, 15, 30, 33, 3, 2, 1), shape(3, 21, 3, 40, 7, 2, 3),
+          shape(4, 9, 70, 52, 1, 1, 0), shape(4, 8, 8, 24, 3, 1, 1, 1, 2), shape(9, 3, 64, 70, 3, 1, 1),
+          wide(shape(2, 6, 3, 50, 7, 2, 3), 210)}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         INFO(describe(s, dtype));
         const Tensors t(s, dtype);

@@ -1,6 +1,5 @@
 // Hidden tokens of masked-language-model samples: how many, which, how, and what they depend on.
 
-#include <algorithm>
 #include <set>
 #include <vector>
 

@@ -50,7 +50,7 @@ std::vector<std::vector<float>> train(const bench::Setup& setup, const nn::Plan&
   if (!model->is_text()) fill_normal(batch.input, 0, 1);
   std::vector<std::vector<float>> state;
   nn::StepOptions step;
-  step.recording.plan = plan.tape;
+  plan.apply(step, cpu);
   step.clip_norm = bench::clip_norm(setup, model->is_text());
   for (int i = 0; i < 3; ++i) {
     if (stack.placed) stack.placed->begin_step();
@@ -83,7 +83,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
       INFO(model << ": " << plan.description);
       const nn::MakeRun make = [&](Device device) {
         auto run = bench::training_run(setup)(device);
-        run->options().recording.plan = plan.tape;
+        plan.apply(run->options(), device);
         return run;
       };
       CHECK(nn::profile_training(cpu, make, 3, false, plan.placement).peak_bytes == plan.peak_bytes);

@@ -11,8 +11,6 @@
 #include <thimble/bench/setup.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random.h>
-#include <thimble/core/transaction.h>
 #include <thimble/memory/fail.h>
 #include <thimble/memory/placed.h>
 #include <thimble/memory/stack.h>

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
-#include <random>
 #include <utility>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // BERT: counts, names, what its tokens see, the two builds, training on hidden tokens, and its memory against theory
 // and between dry and real runs, as integers.
 
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -26,8 +25,6 @@ ModelOptions tiny(Build build, double dropout = 0) {
   options.build = build;
   return options;
 }
-
-Bert& as_bert(Model& model) { return dynamic_cast<Bert&>(model); }
 
 }  // namespace
 
@@ -55,53 +52,26 @@ TEST_CASE("models bert: parameter counts are the published ones", "[models][bert
 
 TEST_CASE("models bert: names and shapes are those of the public files", "[models][bert][quick]") {
   const auto model = make_bert("bert-base", {}, {dry(cpu), DType::f32});
-  const struct {
-    const char *name, *shape;
-  } rows[] = {{"bert.embeddings.word_embeddings.weight", "(30522, 768)"},
-              {"bert.embeddings.position_embeddings.weight", "(512, 768)"},
-              {"bert.embeddings.token_type_embeddings.weight", "(2, 768)"},
-              {"bert.embeddings.LayerNorm.weight", "(768)"},
-              {"bert.encoder.layer.0.attention.self.query.weight", "(768, 768)"},
-              {"bert.encoder.layer.3.attention.self.key.bias", "(768)"},
-              {"bert.encoder.layer.11.attention.self.value.weight", "(768, 768)"},
-              {"bert.encoder.layer.0.attention.output.dense.weight", "(768, 768)"},
-              {"bert.encoder.layer.0.attention.output.LayerNorm.bias", "(768)"},
-              {"bert.encoder.layer.0.intermediate.dense.weight", "(3072, 768)"},
-              {"bert.encoder.layer.0.output.dense.weight", "(768, 3072)"},
-              {"bert.encoder.layer.0.output.LayerNorm.weight", "(768)"},
-              {"cls.predictions.transform.dense.weight", "(768, 768)"},
-              {"cls.predictions.transform.LayerNorm.weight", "(768)"},
-              {"cls.predictions.bias", "(30522)"}};
-  for (const auto& row : rows) {
-    INFO(row.name);
-    CHECK(file_shape_of(*model, row.name) == row.shape);
-  }
+  check_file_shapes(*model, {{"bert.embeddings.word_embeddings.weight", "(30522, 768)"},
+                             {"bert.embeddings.position_embeddings.weight", "(512, 768)"},
+                             {"bert.embeddings.token_type_embeddings.weight", "(2, 768)"},
+                             {"bert.embeddings.LayerNorm.weight", "(768)"},
+                             {"bert.encoder.layer.0.attention.self.query.weight", "(768, 768)"},
+                             {"bert.encoder.layer.3.attention.self.key.bias", "(768)"},
+                             {"bert.encoder.layer.11.attention.self.value.weight", "(768, 768)"},
+                             {"bert.encoder.layer.0.attention.output.dense.weight", "(768, 768)"},
+                             {"bert.encoder.layer.0.attention.output.LayerNorm.bias", "(768)"},
+                             {"bert.encoder.layer.0.intermediate.dense.weight", "(3072, 768)"},
+                             {"bert.encoder.layer.0.output.dense.weight", "(768, 3072)"},
+                             {"bert.encoder.layer.0.output.LayerNorm.weight", "(768)"},
+                             {"cls.predictions.transform.dense.weight", "(768, 768)"},
+                             {"cls.predictions.transform.LayerNorm.weight", "(768)"},
+                             {"cls.predictions.bias", "(30522)"}});
 }
 
 TEST_CASE("models bert: fused and textbook builds agree up to rounding", "[models][bert][quick]") {
-  const Threads alone;
-  for (const DType dtype : {DType::f64, DType::f32}) {
-    for (const double dropout : {0.0, 0.2}) {
-      INFO(to_string(dtype) << " " << dropout);
-      const auto a = make_seeded("bert-base", tiny(Build::fused, dropout), {cpu, dtype});
-      const auto b = make_seeded("bert-base", tiny(Build::textbook, dropout), {cpu, dtype});
-      const Batch batch = make_batch(*a, 3);
-      const auto fused = run_pass(*a, batch), textbook = run_pass(*b, batch);
-      const double tolerance = dtype == DType::f64 ? 1e-12 : 2e-5;
-      REQUIRE(fused.size() == textbook.size());
-      for (std::size_t i = 0; i < fused.size(); ++i) {
-        INFO(fused[i].name);
-        // A key's bias has no gradient: softmax does not change when all keys move alike. What is left is rounding.
-        if (fused[i].name.ends_with("key.bias")) continue;
-        CHECK(distance(fused[i].values, textbook[i].values) < tolerance);
-      }
-      CHECK((run_pass(*a, batch, 6)[0] == fused[0]) == (dropout == 0));  // other masks give another loss
-      as_bert(*a).recompute_blocks();
-      CHECK(run_pass(*a, batch) == fused);
-      as_bert(*b).recompute_blocks();
-      CHECK(run_pass(*b, batch) == textbook);
-    }
-  }
+  // A key's bias has no gradient: softmax does not change when all keys move alike. What is left is rounding.
+  check_builds_agree<Bert>("bert-base", tiny, as_made, "key.bias");
 }
 
 TEST_CASE("models bert: a token sees all others of its own sample", "[models][bert][quick]") {
@@ -163,29 +133,20 @@ TEST_CASE("models bert: the loss starts at log V and falls", "[models][bert][qui
 
 namespace {
 
-struct LedgerCheck {
-  const ModelOptions& options;
-  DType dtype;
-  std::int64_t samples;
-  bool is_recomputed;
-
-  void operator()(const Booked& booked) const {
-    const auto layer = theory::bert_layer_kept("bert-base", options, dtype, is_recomputed);
-    for (std::int64_t i = 0; i < options.layers; ++i) {
-      INFO("layer " << i);
-      CHECK(booked.bytes(Category::activation, "bert.bert.encoder.layer." + std::to_string(i)) ==
-            theory::bytes_of(layer, Category::activation, samples));
-    }
-    for (const Category category : {Category::activation, Category::input}) {
-      CHECK(booked.bytes(category) ==
-            theory::bert_kept_bytes("bert-base", options, dtype, category, samples, is_recomputed));
-    }
-    CHECK(booked.bytes(Category::parameter) == theory::bert_state("bert-base", options, 2, dtype).parameters);
+Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
+  Theory all;
+  const auto layer = theory::bert_layer_kept("bert-base", options, dtype, is_recomputed);
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    all.parts.emplace_back("bert.bert.encoder.layer." + std::to_string(i),
+                           theory::bytes_of(layer, Category::activation, samples));
   }
-  void gradients(const Booked& booked) const {
-    CHECK(booked.bytes(Category::gradient) == theory::bert_state("bert-base", options, 2, dtype).gradients);
-  }
-};
+  const auto kept = [&](Category category) {
+    return theory::bert_kept_bytes("bert-base", options, dtype, category, samples, is_recomputed);
+  };
+  all.activation = kept(Category::activation), all.input = kept(Category::input);
+  all.state = theory::bert_state("bert-base", options, 2, dtype);
+  return all;
+}
 
 }  // namespace
 
@@ -195,22 +156,16 @@ TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theo
   };
   const Sizes rows[] = {{2, 16, 32, 4, 2, 17}, {1, 9, 12, 3, 3, 5}, {3, 512, 768, 12, 2, 30522}};
   for (const Sizes& row : rows) {
-    for (const Build build : {Build::fused, Build::textbook}) {
-      for (const double dropout : {0.0, 0.1}) {
-        for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-          for (const bool is_recomputed : {false, true}) {
-            ModelOptions options;
-            options.sequence = row.s, options.width = row.h, options.heads = row.a, options.layers = row.layers;
-            options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
-            CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-            with_booked_forward(
-                "bert-base", options, dtype, row.b,
-                [&](Model& model) { as_bert(model).recompute_blocks(is_recomputed); },
-                LedgerCheck{options, dtype, row.b, is_recomputed});
-          }
-        }
+    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
+      ModelOptions options;
+      options.sequence = row.s, options.width = row.h, options.heads = row.a, options.layers = row.layers;
+      options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
+      for (const bool is_recomputed : {false, true}) {
+        CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
+        check_theory<Bert>(theory_of(options, dtype, row.b, is_recomputed), "bert-base", options, dtype, row.b,
+                           [&](Bert& model) { model.recompute_blocks(is_recomputed); });
       }
-    }
+    });
   }
   // The literature's figure and one named remainder.
   ModelOptions textbook;
@@ -227,15 +182,8 @@ TEST_CASE("models bert: dry and real steps are the same events and the same peak
 }
 
 TEST_CASE("models bert: bert-large is planned at full size within a second", "[models][bert][quick]") {
-  const auto start = std::chrono::steady_clock::now();
-  const memory::Stack stack = run_two_steps("bert-large", {}, 8, dry(cpu));
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  const theory::ModelState state = theory::bert_state("bert-large", {}, 1);  // SGD with momentum
-  const std::int64_t kept = theory::bert_kept_bytes("bert-large", {}, DType::f32, Category::activation, 8);
-  const auto peak = static_cast<std::int64_t>(stack.arena->statistics().peak_committed_bytes);
-  CHECK(peak > state.parameters + state.optimizer + kept);
-  CHECK(peak < state.total() + kept);
-  CHECK(elapsed.count() < 1);
+  check_planned_within_a_second("bert-large", 8, theory::bert_state("bert-large"),
+                                theory::bert_kept_bytes("bert-large", {}, DType::f32, Category::activation, 8));
 }
 
 TEST_CASE("models bert: weights are saved and loaded byte for byte", "[models][bert][quick]") {
@@ -244,15 +192,10 @@ TEST_CASE("models bert: weights are saved and loaded byte for byte", "[models][b
 }
 
 TEST_CASE("models bert: what does not fit is refused by name", "[models][bert][quick]") {
-  const auto with = [](auto member, auto value) {
-    ModelOptions options;
-    options.*member = value;
-    return options;
-  };
   CHECK_THROWS_AS(bert_options("bert"), ValueError);
-  CHECK_THROWS_AS(bert_options("bert-base", with(&ModelOptions::heads, 5)), ValueError);
-  CHECK_THROWS_AS(bert_options("bert-base", with(&ModelOptions::dropout, 1.0)), ValueError);
-  CHECK_THROWS_AS(bert_options("bert-base", with(&ModelOptions::image, 32)), ValueError);
+  CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::heads, 5)), ValueError);
+  CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::dropout, 1.0)), ValueError);
+  CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::image, 32)), ValueError);
   CHECK_THROWS_AS(theory::bert_state("bert-base", {}, -1), ValueError);
   CHECK_THROWS_AS(make_bert("bert-base", {}, {dry(cpu)})->empty_batch(0, dry(cpu)), ValueError);
 }

@@ -2,7 +2,6 @@
 // real runs, as integers.
 
 #include <cmath>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -40,26 +39,20 @@ TEST_CASE("models googlenet: the parameter count is the published one", "[models
 
 TEST_CASE("models googlenet: names and file shapes are torchvision's", "[models][googlenet][quick]") {
   const Googlenet model({}, {dry(cpu)});
-  const struct {
-    const char *name, *shape;
-  } rows[] = {{"conv1.conv.weight", "(64, 3, 7, 7)"},
-              {"conv1.bn.running_var", "(64)"},
-              {"conv2.conv.weight", "(64, 64, 1, 1)"},
-              {"conv3.conv.weight", "(192, 64, 3, 3)"},
-              {"inception3a.branch1.conv.weight", "(64, 192, 1, 1)"},
-              {"inception3a.branch2.0.conv.weight", "(96, 192, 1, 1)"},
-              {"inception3a.branch2.1.conv.weight", "(128, 96, 3, 3)"},
-              {"inception3a.branch3.1.conv.weight", "(32, 16, 3, 3)"},
-              {"inception3a.branch4.1.bn.bias", "(32)"},
-              {"inception4a.branch1.conv.weight", "(192, 480, 1, 1)"},
-              {"inception4d.branch2.1.conv.weight", "(288, 144, 3, 3)"},
-              {"inception5b.branch1.bn.num_batches_tracked", "()"},
-              {"fc.weight", "(1000, 1024)"},
-              {"fc.bias", "(1000)"}};
-  for (const auto& row : rows) {
-    INFO(row.name);
-    CHECK(file_shape_of(model, row.name) == row.shape);
-  }
+  check_file_shapes(model, {{"conv1.conv.weight", "(64, 3, 7, 7)"},
+                            {"conv1.bn.running_var", "(64)"},
+                            {"conv2.conv.weight", "(64, 64, 1, 1)"},
+                            {"conv3.conv.weight", "(192, 64, 3, 3)"},
+                            {"inception3a.branch1.conv.weight", "(64, 192, 1, 1)"},
+                            {"inception3a.branch2.0.conv.weight", "(96, 192, 1, 1)"},
+                            {"inception3a.branch2.1.conv.weight", "(128, 96, 3, 3)"},
+                            {"inception3a.branch3.1.conv.weight", "(32, 16, 3, 3)"},
+                            {"inception3a.branch4.1.bn.bias", "(32)"},
+                            {"inception4a.branch1.conv.weight", "(192, 480, 1, 1)"},
+                            {"inception4d.branch2.1.conv.weight", "(288, 144, 3, 3)"},
+                            {"inception5b.branch1.bn.num_batches_tracked", "()"},
+                            {"fc.weight", "(1000, 1024)"},
+                            {"fc.bias", "(1000)"}});
 }
 
 TEST_CASE("models googlenet: the fused and the textbook build have the same bits", "[models][googlenet][quick]") {
@@ -102,27 +95,18 @@ TEST_CASE("models googlenet: every parameter gets a gradient, and the loss falls
 
 namespace {
 
-struct LedgerCheck {
-  const ModelOptions& options;
-  DType dtype;
-  std::int64_t samples;
-
-  void operator()(const Booked& booked) const {
-    for (std::size_t i = 0; i < inception_blocks.size(); ++i) {
-      INFO(inception_blocks[i].name);
-      CHECK(booked.bytes(Category::activation, "googlenet." + std::string(inception_blocks[i].name)) ==
-            theory::bytes_of(theory::googlenet_block_kept(i, options, dtype), Category::activation, samples));
-    }
-    for (const Category category : {Category::activation, Category::input}) {
-      CHECK(booked.bytes(category) == theory::googlenet_kept_bytes(options, dtype, category, samples));
-    }
-    const theory::ModelState state = theory::googlenet_state(options, 1, dtype);
-    CHECK(booked.bytes(Category::parameter) == state.parameters + state.buffers);
+Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples) {
+  Theory all;
+  for (std::size_t i = 0; i < inception_blocks.size(); ++i) {
+    all.parts.emplace_back(
+        "googlenet." + std::string(inception_blocks[i].name),
+        theory::bytes_of(theory::googlenet_block_kept(i, options, dtype), Category::activation, samples));
   }
-  void gradients(const Booked& booked) const {
-    CHECK(booked.bytes(Category::gradient) == theory::googlenet_state(options, 1, dtype).gradients);
-  }
-};
+  all.activation = theory::googlenet_kept_bytes(options, dtype, Category::activation, samples);
+  all.input = theory::googlenet_kept_bytes(options, dtype, Category::input, samples);
+  all.state = theory::googlenet_state(options, 2, dtype);
+  return all;
+}
 
 }  // namespace
 
@@ -131,17 +115,12 @@ TEST_CASE("models googlenet: theory is the ledger, to the byte", "[models][googl
     std::int64_t batch, image, width;
   } rows[] = {{2, 32, 8}, {3, 16, 16}, {1, 33, 8}, {2, 65, 8}, {1, 97, 24}, {4, 224, 64}, {2, 231, 64}};
   for (const auto& row : rows) {
-    for (const Build build : {Build::fused, Build::textbook}) {
-      for (const double dropout : {0.0, 0.2}) {
-        for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-          ModelOptions options = tiny(build, row.image, dropout);
-          options.width = row.width;
-          CAPTURE(row.image, row.width, static_cast<int>(build), dropout, to_string(dtype));
-          with_booked_forward(
-              "googlenet", options, dtype, row.batch, [](Model&) {}, LedgerCheck{options, dtype, row.batch});
-        }
-      }
-    }
+    for_each_form(0.2, [&](Build build, double dropout, DType dtype) {
+      ModelOptions options = tiny(build, row.image, dropout);
+      options.width = row.width;
+      CAPTURE(row.image, row.width, static_cast<int>(build), dropout, to_string(dtype));
+      check_theory(theory_of(options, dtype, row.batch), "googlenet", options, dtype, row.batch);
+    });
   }
   CHECK_THROWS_AS(theory::googlenet_block_kept(9), std::out_of_range);
 }
@@ -157,15 +136,10 @@ TEST_CASE("models googlenet: weights are saved and loaded byte for byte", "[mode
 }
 
 TEST_CASE("models googlenet: what does not fit is refused by name", "[models][googlenet][quick]") {
-  const auto with = [](auto member, auto value) {
-    ModelOptions options;
-    options.*member = value;
-    return options;
-  };
-  CHECK_THROWS_AS(googlenet_options(with(&ModelOptions::image, 15)), ValueError);
-  CHECK_THROWS_AS(googlenet_options(with(&ModelOptions::width, 12)), ValueError);
-  CHECK_THROWS_AS(googlenet_options(with(&ModelOptions::layers, 22)), ValueError);
-  CHECK_THROWS_AS(googlenet_options(with(&ModelOptions::heads, 2)), ValueError);
-  CHECK_THROWS_AS(googlenet_options(with(&ModelOptions::dropout, 1.0)), ValueError);
+  CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::image, 15)), ValueError);
+  CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::width, 12)), ValueError);
+  CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::layers, 22)), ValueError);
+  CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::heads, 2)), ValueError);
+  CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::dropout, 1.0)), ValueError);
   CHECK_THROWS_AS(theory::googlenet_state({}, -1), ValueError);
 }

@@ -1,7 +1,6 @@
 // Vision transformers: counts, names, the class token, the two builds, training, and their memory against theory and
 // between dry and real runs, as integers.
 
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <vector>
@@ -26,8 +25,6 @@ ModelOptions tiny(Build build, double dropout = 0) {
   options.build = build;
   return options;
 }
-
-Vit& as_vit(Model& model) { return dynamic_cast<Vit&>(model); }
 
 // The head starts from zeros: with those, nothing behind it has a gradient.
 void shake_head(Model& model) {
@@ -61,51 +58,24 @@ TEST_CASE("models vit: parameter counts are the published ones", "[models][vit][
 
 TEST_CASE("models vit: names and file shapes are torchvision's", "[models][vit][quick]") {
   const auto model = make_vit("vit-b16", {}, {dry(cpu), DType::f32});
-  const struct {
-    const char *name, *shape;
-  } rows[] = {{"class_token", "(1, 1, 768)"},
-              {"conv_proj.weight", "(768, 3, 16, 16)"},
-              {"conv_proj.bias", "(768)"},
-              {"encoder.pos_embedding", "(1, 197, 768)"},
-              {"encoder.layers.encoder_layer_0.ln_1.weight", "(768)"},
-              {"encoder.layers.encoder_layer_0.self_attention.in_proj_weight", "(2304, 768)"},
-              {"encoder.layers.encoder_layer_7.self_attention.in_proj_bias", "(2304)"},
-              {"encoder.layers.encoder_layer_11.self_attention.out_proj.weight", "(768, 768)"},
-              {"encoder.layers.encoder_layer_0.ln_2.bias", "(768)"},
-              {"encoder.layers.encoder_layer_0.mlp.0.weight", "(3072, 768)"},
-              {"encoder.layers.encoder_layer_0.mlp.3.weight", "(768, 3072)"},
-              {"encoder.ln.weight", "(768)"},
-              {"heads.head.weight", "(1000, 768)"},
-              {"heads.head.bias", "(1000)"}};
-  for (const auto& row : rows) {
-    INFO(row.name);
-    CHECK(file_shape_of(*model, row.name) == row.shape);
-  }
+  check_file_shapes(*model, {{"class_token", "(1, 1, 768)"},
+                             {"conv_proj.weight", "(768, 3, 16, 16)"},
+                             {"conv_proj.bias", "(768)"},
+                             {"encoder.pos_embedding", "(1, 197, 768)"},
+                             {"encoder.layers.encoder_layer_0.ln_1.weight", "(768)"},
+                             {"encoder.layers.encoder_layer_0.self_attention.in_proj_weight", "(2304, 768)"},
+                             {"encoder.layers.encoder_layer_7.self_attention.in_proj_bias", "(2304)"},
+                             {"encoder.layers.encoder_layer_11.self_attention.out_proj.weight", "(768, 768)"},
+                             {"encoder.layers.encoder_layer_0.ln_2.bias", "(768)"},
+                             {"encoder.layers.encoder_layer_0.mlp.0.weight", "(3072, 768)"},
+                             {"encoder.layers.encoder_layer_0.mlp.3.weight", "(768, 3072)"},
+                             {"encoder.ln.weight", "(768)"},
+                             {"heads.head.weight", "(1000, 768)"},
+                             {"heads.head.bias", "(1000)"}});
 }
 
 TEST_CASE("models vit: fused and textbook builds agree up to rounding", "[models][vit][quick]") {
-  const Threads alone;
-  for (const DType dtype : {DType::f64, DType::f32}) {
-    for (const double dropout : {0.0, 0.2}) {
-      INFO(to_string(dtype) << " " << dropout);
-      const auto a = make_seeded("vit-b16", tiny(Build::fused, dropout), {cpu, dtype});
-      const auto b = make_seeded("vit-b16", tiny(Build::textbook, dropout), {cpu, dtype});
-      shake_head(*a), shake_head(*b);
-      const Batch batch = make_batch(*a, 3);
-      const auto fused = run_pass(*a, batch), textbook = run_pass(*b, batch);
-      const double tolerance = dtype == DType::f64 ? 1e-12 : 2e-5;
-      REQUIRE(fused.size() == textbook.size());
-      for (std::size_t i = 0; i < fused.size(); ++i) {
-        INFO(fused[i].name);
-        CHECK(distance(fused[i].values, textbook[i].values) < tolerance);
-      }
-      CHECK((run_pass(*a, batch, 6)[0] == fused[0]) == (dropout == 0));  // other masks give another loss
-      as_vit(*a).recompute_blocks();
-      CHECK(run_pass(*a, batch) == fused);
-      as_vit(*b).recompute_blocks();
-      CHECK(run_pass(*b, batch) == textbook);
-    }
-  }
+  check_builds_agree<Vit>("vit-b16", tiny, shake_head);
 }
 
 TEST_CASE("models vit: positions tell patches apart, samples do not see each other", "[models][vit][quick]") {
@@ -153,29 +123,20 @@ TEST_CASE("models vit: the loss starts at log K and falls", "[models][vit][quick
 
 namespace {
 
-struct LedgerCheck {
-  const ModelOptions& options;
-  DType dtype;
-  std::int64_t samples;
-  bool is_recomputed;
-
-  void operator()(const Booked& booked) const {
-    for (std::int64_t i = 0; i < options.layers; ++i) {
-      INFO("layer " << i);
-      const auto layer = theory::vit_layer_kept("vit-b16", options, dtype, i + 1 == options.layers, is_recomputed);
-      CHECK(booked.bytes(Category::activation, "vit.encoder.layers.encoder_layer_" + std::to_string(i)) ==
-            theory::bytes_of(layer, Category::activation, samples));
-    }
-    for (const Category category : {Category::activation, Category::input}) {
-      CHECK(booked.bytes(category) ==
-            theory::vit_kept_bytes("vit-b16", options, dtype, category, samples, is_recomputed));
-    }
-    CHECK(booked.bytes(Category::parameter) == theory::vit_state("vit-b16", options, 1, dtype).parameters);
+Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
+  Theory all;
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    const auto layer = theory::vit_layer_kept("vit-b16", options, dtype, i + 1 == options.layers, is_recomputed);
+    all.parts.emplace_back("vit.encoder.layers.encoder_layer_" + std::to_string(i),
+                           theory::bytes_of(layer, Category::activation, samples));
   }
-  void gradients(const Booked& booked) const {
-    CHECK(booked.bytes(Category::gradient) == theory::vit_state("vit-b16", options, 1, dtype).gradients);
-  }
-};
+  const auto kept = [&](Category category) {
+    return theory::vit_kept_bytes("vit-b16", options, dtype, category, samples, is_recomputed);
+  };
+  all.activation = kept(Category::activation), all.input = kept(Category::input);
+  all.state = theory::vit_state("vit-b16", options, 2, dtype);
+  return all;
+}
 
 }  // namespace
 
@@ -185,21 +146,16 @@ TEST_CASE("models vit: theory is the ledger, to the byte", "[models][vit][theory
   };
   const Sizes rows[] = {{2, 32, 24, 3, 2, 10}, {1, 16, 12, 1, 3, 7}, {3, 224, 768, 12, 2, 1000}};
   for (const Sizes& row : rows) {
-    for (const Build build : {Build::fused, Build::textbook}) {
-      for (const double dropout : {0.0, 0.1}) {
-        for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
-          for (const bool is_recomputed : {false, true}) {
-            ModelOptions options;
-            options.image = row.image, options.width = row.h, options.heads = row.a, options.layers = row.layers;
-            options.classes = row.classes, options.dropout = dropout, options.build = build;
-            CAPTURE(row.image, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-            with_booked_forward(
-                "vit-b16", options, dtype, row.b, [&](Model& model) { as_vit(model).recompute_blocks(is_recomputed); },
-                LedgerCheck{options, dtype, row.b, is_recomputed});
-          }
-        }
+    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
+      ModelOptions options;
+      options.image = row.image, options.width = row.h, options.heads = row.a, options.layers = row.layers;
+      options.classes = row.classes, options.dropout = dropout, options.build = build;
+      for (const bool is_recomputed : {false, true}) {
+        CAPTURE(row.image, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
+        check_theory<Vit>(theory_of(options, dtype, row.b, is_recomputed), "vit-b16", options, dtype, row.b,
+                          [&](Vit& model) { model.recompute_blocks(is_recomputed); });
       }
-    }
+    });
   }
 }
 
@@ -208,15 +164,8 @@ TEST_CASE("models vit: dry and real steps are the same events and the same peak"
 }
 
 TEST_CASE("models vit: vit-l16 is planned at full size within a second", "[models][vit][quick]") {
-  const auto start = std::chrono::steady_clock::now();
-  const memory::Stack stack = run_two_steps("vit-l16", {}, 8, dry(cpu));
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  const theory::ModelState state = theory::vit_state("vit-l16");
-  const std::int64_t kept = theory::vit_kept_bytes("vit-l16", {}, DType::f32, Category::activation, 8);
-  const auto peak = static_cast<std::int64_t>(stack.arena->statistics().peak_committed_bytes);
-  CHECK(peak > state.parameters + state.optimizer + kept);
-  CHECK(peak < state.total() + kept);
-  CHECK(elapsed.count() < 1);
+  check_planned_within_a_second("vit-l16", 8, theory::vit_state("vit-l16"),
+                                theory::vit_kept_bytes("vit-l16", {}, DType::f32, Category::activation, 8));
 }
 
 TEST_CASE("models vit: weights are saved and loaded byte for byte", "[models][vit][quick]") {
@@ -225,17 +174,12 @@ TEST_CASE("models vit: weights are saved and loaded byte for byte", "[models][vi
 }
 
 TEST_CASE("models vit: what does not fit is refused by name", "[models][vit][quick]") {
-  const auto with = [](auto member, auto value) {
-    ModelOptions options;
-    options.*member = value;
-    return options;
-  };
   CHECK_THROWS_AS(vit_options("vit"), ValueError);
-  CHECK_THROWS_AS(vit_options("vit-b16", with(&ModelOptions::heads, 5)), ValueError);
-  CHECK_THROWS_AS(vit_options("vit-b16", with(&ModelOptions::dropout, 1.0)), ValueError);
-  CHECK_THROWS_AS(vit_options("vit-b16", with(&ModelOptions::image, 40)), ValueError);
-  CHECK_THROWS_AS(vit_options("vit-b16", with(&ModelOptions::image, 8)), ValueError);
-  CHECK_THROWS_AS(vit_options("vit-b16", with(&ModelOptions::vocabulary, 65)), ValueError);
+  CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::heads, 5)), ValueError);
+  CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::dropout, 1.0)), ValueError);
+  CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::image, 40)), ValueError);
+  CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::image, 8)), ValueError);
+  CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::vocabulary, 65)), ValueError);
   CHECK_THROWS_AS(theory::vit_state("vit-b16", {}, -1), ValueError);
-  CHECK(vit_options("vit-b16", with(&ModelOptions::image, 32)).classes == 10);
+  CHECK(vit_options("vit-b16", options_with(&ModelOptions::image, 32)).classes == 10);
 }

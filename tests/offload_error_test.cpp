@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 
 #include <csignal>
-#include <filesystem>
 
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>

@@ -53,15 +53,16 @@ struct Outcome {
   std::int64_t tape_bytes = 0;    // of distinct storages held by the tape
 };
 
-Outcome run_once(const OperatorCase& row, DType dtype, Device device, std::uint32_t leaves, bool in_segment = false) {
+// `policy`: the call is in a segment with that policy; null: in none.
+Outcome run_once(const OperatorCase& row, DType dtype, Device device, std::uint32_t leaves, Policy policy = nullptr) {
   const std::vector<Tensor> operands = make_operands(row, dtype, device, leaves);
   current_generator().start_pass();
   Outcome outcome;
   Tape tape;
   {
     const Recording on(tape);
-    if (in_segment) {
-      const SegmentScope segment;
+    if (policy != nullptr) {
+      const SegmentScope segment(policy);
       outcome.y = row.run(operands);
     } else {
       outcome.y = row.run(operands);
@@ -228,10 +229,11 @@ void check_operator(const OperatorCase& row) {
   }
   if (leaves == 0) return;
 
-  {
-    INFO("recomputed in a segment");
-    const Outcome again = run_once(row, DType::f32, cpu, leaves, true);
-    CHECK(same_bits(one, again));
+  constexpr Policy fates[] = {drop_all, [](const OpType&) { return Fate::keep_output; },
+                              [](const OpType&) { return Fate::keep_saved; }, [](const OpType&) { return Fate::keep; }};
+  for (const Policy& policy : fates) {
+    INFO("in a segment, fate " << (&policy - fates));
+    CHECK(same_bits(one, run_once(row, DType::f32, cpu, leaves, policy)));
   }
   for (std::size_t i = 0; i < row.operands.size(); ++i) {
     if (!((leaves >> i) & 1u)) continue;

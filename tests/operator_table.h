@@ -6,7 +6,7 @@
 //   dry run      the same events, in the same order, on dry(cpu)
 //   threads      the same bits for 1, 2 and 5 threads, forward and backward
 //   moving       the same bits when all blocks are moved, and their old places poisoned, before every allocation
-//   segments     the same bits when the call is recomputed
+//   segments     the same bits in a segment, whichever of the four fates its nodes have
 //   masks        each operand alone gets the gradient it gets among the others, and keeps no more
 
 #include <cstdint>

@@ -1,7 +1,6 @@
 // Rows of the operator table: the chunked loss head; then what equals the full head, bytes, recomputation and edges.
 
 #include <cmath>
-#include <cstring>
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/checkpoint.h>

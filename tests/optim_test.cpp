@@ -1,7 +1,6 @@
 // Optimizers against plain loops in f64, and learning-rate schedules against their formulas.
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <numbers>

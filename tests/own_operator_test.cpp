@@ -4,7 +4,6 @@
 #include "../examples/own_operators.h"
 
 #include <cmath>
-#include <type_traits>
 
 #include <thimble/autograd/apply.h>
 #include <thimble/core/random.h>

@@ -2,7 +2,6 @@
 // only the program shows (its messages, exit status and JSON) is read from the program itself, where its path is known.
 
 #include <cstdlib>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -326,6 +325,9 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + save + "--optimizer lion", "'lion' is not one of sgd"},
       {run + save + "--device tpu", "'tpu' is not one of cpu"},
       {run + save + "--heads 3", "3 heads"},
+      {run + save + "--allow-lossy", "there is no budget to plan for"},
+      {run + save + "--heads 2 --offload-optimizer", "--offload-optimizer: no folder"},
+      {run + save + "--heads 2 --budget 64MiB --offload /no/such/folder", "/no/such/folder"},
       {run + save + "--steps 3", "--steps"},
       {"train gpt9 --data synthetic", "'gpt9' is not one of"},
       {"train char-gpt", "--data"},

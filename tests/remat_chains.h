@@ -35,8 +35,9 @@ class Random {
 struct Ranges {
   std::int64_t bytes = 20;
   std::int64_t time = 10;
-  bool has_flags = true;  ///< options that give up their input or read their output
-  std::int64_t span = 1;  ///< the longest; the first option of each stage spans one
+  bool has_flags = true;          ///< options that give up their input or read their output
+  std::int64_t span = 1;          ///< the longest; the first option of each stage spans one
+  bool has_first_visits = false;  ///< options for the first visit alone; the first option of each stage is for any
 };
 
 inline Option random_option(Random& random, const Ranges& ranges) {
@@ -66,6 +67,7 @@ inline Chain random_chain(Random& random, std::size_t n, std::size_t options, co
     stage.forward_peak_bytes = random.one_in(2) ? random.below(ranges.bytes) : 0;
     for (std::size_t o = 0; o < options; ++o) {
       stage.options.push_back(random_option(random, ranges));
+      stage.options.back().is_first_visit_only = ranges.has_first_visits && o > 0 && random.one_in(2);
       const auto longest = std::min(ranges.span, static_cast<std::int64_t>(n - i));
       if (o > 0 && longest > 1) stage.options.back().span = static_cast<std::uint32_t>(1 + random.below(longest));
     }
@@ -115,6 +117,7 @@ class Enumeration {
     for (std::size_t o = 0; o < chain_.stages[i].options.size(); ++o) {
       const std::size_t end = chain_.end_of(i, o);
       if (end > target + 1) continue;
+      if (chain_.stages[i].options[o].is_first_visit_only && at.next_backward() != chain_.size()) continue;
       Simulator next = at;
       next.apply(make(Kind::record, i, o));
       if (end <= target) {

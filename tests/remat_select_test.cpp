@@ -173,43 +173,6 @@ TEST_CASE("remat select: a budget of kept bytes is kept, at close to the least c
   CHECK(static_cast<double>(optimal) > 0.9 * static_cast<double>(budgets));
 }
 
-TEST_CASE("remat select: a budget of the peak is kept, mostly at the least cost", "[remat]") {
-  Random random(14);
-  std::size_t budgets = 0;
-  std::size_t found = 0;
-  std::size_t optimal = 0;
-  for (int round = 0; round < 60; ++round) {
-    const std::size_t segments = 1 + static_cast<std::size_t>(random.below(3));
-    const Graph graph = random_graph(random, 4 + static_cast<std::size_t>(random.below(4)), segments);
-    if (graph.tensors.size() > 10) continue;
-    std::map<Bytes, Time> front;
-    for (std::uint32_t set = 0; set < (1U << graph.tensors.size()); ++set) {
-      std::vector<bool> wanted(graph.tensors.size());
-      for (std::size_t t = 0; t < wanted.size(); ++t) wanted[t] = ((set >> t) & 1U) != 0;
-      const GraphCost cost = simulate(graph, close_selection(graph, wanted));
-      const auto [entry, is_new] = front.emplace(cost.peak_bytes, cost.cost);
-      if (!is_new) entry->second = std::min(entry->second, cost.cost);
-    }
-    keep_pareto(front);
-    for (const auto& [bytes, least] : front) {
-      ++budgets;
-      try {
-        const KeptPlan plan = select_for_peak(graph, bytes);
-        REQUIRE(plan.cost.peak_bytes <= bytes);
-        REQUIRE(plan.cost.cost >= least);
-        ++found;
-        optimal += plan.cost.cost == least ? 1 : 0;
-      } catch (const InfeasibleBudget& error) {
-        REQUIRE(error.smallest_bytes() > bytes);
-      }
-    }
-  }
-  CAPTURE(budgets, found, optimal);
-  CHECK(budgets > 60);
-  CHECK(static_cast<double>(found) > 0.9 * static_cast<double>(budgets));
-  CHECK(static_cast<double>(optimal) > 0.8 * static_cast<double>(budgets));
-}
-
 TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[remat]") {
   const Graph block = feed_forward(1);
   const std::vector<KeptPlan> options = block_options(block);
@@ -360,22 +323,9 @@ TEST_CASE("remat select: ResNet-50 gives up cheap bytes first", "[remat]") {
     before = plan.selection.cost;
   }
   CHECK(static_cast<double>(select_kept(graph, all / 100 * 75).selection.cost) < 0.05 * static_cast<double>(forward));
-
-  const KeptPlan full = select_kept(graph, all);
-  for (const int percent : {95, 80, 65}) {
-    const Bytes budget = full.cost.peak_bytes / 100 * percent;
-    const KeptPlan plan = select_for_peak(graph, budget);
-    INFO(percent << " % of the peak");
-    CHECK(plan.cost.peak_bytes <= budget);
-    CHECK(simulate(graph, plan.selection).peak_bytes == plan.cost.peak_bytes);
-    CHECK(plan.cost.cost > 0);
-  }
-  CHECK(select_for_peak(graph, full.cost.peak_bytes).cost.cost == 0);
-  CHECK_THROWS_AS(select_for_peak(graph, 1), InfeasibleBudget);
 }
 
-// kept: the budget, as a part of what backward reads, and as a part of the peak when nothing runs again; by peak: the
-// cost of select_for_peak, -1 where no selection fits.
+// kept: the budget, as a part of what backward reads.
 TEST_CASE("remat select: selection times", "[.benchmark]") {
   Random random(13);
   struct Case {
@@ -386,24 +336,15 @@ TEST_CASE("remat select: selection times", "[.benchmark]") {
                         {"1000 operators, 1 segment", random_graph(random, 1000, 1)},
                         {"5000 operators, 200 segments", random_graph(random, 5000, 200)},
                         {"ResNet-50", resnet50_graph()}};
-  std::printf("%-30s %8s %12s %12s %12s %12s %10s\n", "graph", "kept", "ms", "cost", "bound", "by peak", "ms (peak)");
+  std::printf("%-30s %8s %12s %12s %12s\n", "graph", "kept", "ms", "cost", "bound");
   for (const Case& c : cases) {
     const Bytes all = all_bytes(c.graph);
-    const Bytes peak = select_kept(c.graph, all).cost.peak_bytes;
     for (const int percent : {80, 65}) {
-      std::clock_t start = std::clock();  // of this process: the machine may be busy
+      const std::clock_t start = std::clock();  // of this process: the machine may be busy
       const KeptPlan plan = select_kept(c.graph, all / 100 * percent);
       const double ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-      start = std::clock();
-      long long by_peak = -1;
-      try {
-        by_peak = select_for_peak(c.graph, peak / 100 * percent).cost.cost;
-      } catch (const InfeasibleBudget&) {
-      }
-      const double peak_ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-      std::printf("%-30s %7d%% %12.2f %12lld %12lld %12lld %10.2f\n", c.name, percent, ms,
-                  static_cast<long long>(plan.selection.cost), static_cast<long long>(plan.lower_bound), by_peak,
-                  peak_ms);
+      std::printf("%-30s %7d%% %12.2f %12lld %12lld\n", c.name, percent, ms,
+                  static_cast<long long>(plan.selection.cost), static_cast<long long>(plan.lower_bound));
     }
   }
 }

@@ -51,14 +51,14 @@ Chain transformer_like(std::size_t blocks) {
 }  // namespace
 
 TEST_CASE("remat: the frontier of short chains is that of all persistent schedules", "[remat]") {
-  // The second half with options that span up to all stages.
+  // From 2000 on with options that span up to all stages, from 4000 on with options for the first visit alone.
   Random random(1);
   std::size_t schedules = 0, with_spans = 0;
-  for (int round = 0; round < 4000; ++round) {
+  for (int round = 0; round < 6000; ++round) {
     const std::int64_t longest = round < 2000 ? 1 : 5;
     const std::size_t options = 1 + static_cast<std::size_t>(random.below(longest > 1 ? 4 : 3));
     const std::size_t n = 1 + static_cast<std::size_t>(random.below(options >= 3 && round % 8 != 0 ? 4 : 5));
-    const Chain chain = random_chain(random, n, options, {20, 10, round % 2 == 0, longest});
+    const Chain chain = random_chain(random, n, options, {20, 10, round % 2 == 0, longest, round >= 4000});
     const Enumeration all(chain);
     schedules += all.count();
     const Frontier solved(chain, unlimited);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -14,11 +13,9 @@
 
 #include <thimble/bench/live.h>
 #include <thimble/bench/report/pickle.h>
-#include <thimble/bench/report/plan_data.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
-#include <thimble/core/context.h>
 #include <thimble/memory/placement/csv.h>
 
 #include "files.h"
@@ -345,6 +342,7 @@ TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing
     Block* const block = stack.top->allocate({1 << 19, 64, Category::gradient, 0, nullptr});
     view.print("step 1", true);
     stack.top->deallocate(block, nullptr);
+    view.print(std::string(300, '3'), true);
     view.print("step 2", false);
   }
   std::fclose(file);
@@ -352,6 +350,7 @@ TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing
   CHECK(contains(text, "step 1\n"));
   CHECK(contains(text, "gradients 512.00 KiB"));
   CHECK(contains(text, "budget 1.00 MiB"));
+  CHECK(contains(text, std::string(300, '3') + "\n"));  // what stays is whole
   CHECK(contains(text, "step 2\n"));
   const std::string gone = "\033[3A\033[J";  // the picture; the line above it stays
   CHECK(text.substr(text.size() - gone.size()) == gone);

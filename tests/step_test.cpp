@@ -9,7 +9,6 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/copy.h>
-#include <thimble/core/random.h>
 #include <thimble/core/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/layers.h>

@@ -3,7 +3,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include <thimble/core/copy.h>
 #include <thimble/core/npy.h>

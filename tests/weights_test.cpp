@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <functional>
 
 #include <thimble/core/copy.h>
@@ -8,6 +7,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "tensor_files.h"
 
 using namespace thimble;
 using namespace files_test;
@@ -61,31 +61,6 @@ struct Change {
   std::function<void(std::vector<SafetensorsEntry>&)> change;
   const char* error;  // the first words are the type
 };
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ShapeError& e) {
-    return std::string("ShapeError ") + e.what();
-  } catch (const DTypeError& e) {
-    return std::string("DTypeError ") + e.what();
-  } catch (const ValueError& e) {
-    return std::string("ValueError ") + e.what();
-  } catch (const FileError& e) {
-    return std::string("FileError ") + e.what();
-  } catch (const DeviceError& e) {
-    return std::string("DeviceError ") + e.what();
-  }
-  return "no error";
-}
-
-void write_zeros(const std::string& path, const std::vector<SafetensorsEntry>& entries) {
-  SafetensorsWriter file(path, entries);
-  for (const SafetensorsEntry& entry : file.header().tensors) {
-    file.append(entry.name, std::vector<std::byte>(static_cast<std::size_t>(entry.bytes())));
-  }
-  file.commit();
-}
 
 SafetensorsEntry entry_of(const std::string& name, SafetensorsDType dtype, std::vector<std::int64_t> shape) {
   SafetensorsEntry entry;
@@ -181,35 +156,32 @@ TEST_CASE("weights: what does not match is refused before anything changes", "[w
   Small model = made_with_seed(6);
   nn::save_weights(model, folder / "good");
   const auto entries = SafetensorsReader(folder / "good").header().tensors;
-  const auto at = [](std::vector<SafetensorsEntry>& list, const std::string& name) -> SafetensorsEntry& {
-    return *std::find_if(list.begin(), list.end(), [&](const SafetensorsEntry& e) { return e.name == name; });
-  };
   using List = std::vector<SafetensorsEntry>;
   const std::vector<Change> changes{
       {"shape",
        [&](List& l) {
-         at(l, "head.weight").shape = {4, 5};
+         entry_in(l, "head.weight").shape = {4, 5};
        },
        "ShapeError load_weights: PATH: tensor 'head.weight' is (4, 5) in the file, the model needs (5, 4)"},
       {"layout",
        [&](List& l) {
-         at(l, "stem.conv.weight").shape = {5, 2, 2, 3};
+         entry_in(l, "stem.conv.weight").shape = {5, 2, 2, 3};
        },
        "ShapeError load_weights: PATH: tensor 'stem.conv.weight' is (5, 2, 2, 3) in the file, the model needs (5, 3, "
        "2, 2)"},
-      {"rank", [&](List& l) { at(l, "head.bias").shape = std::vector<std::int64_t>(9, 1); },
+      {"rank", [&](List& l) { entry_in(l, "head.bias").shape = std::vector<std::int64_t>(9, 1); },
        "ShapeError load_weights: PATH: tensor 'head.bias' is (1, 1, 1, 1, 1, 1, 1, 1, 1) in the file"},
-      {"scalar", [&](List& l) { at(l, "stem.bn.num_batches_tracked").shape = {1}; },
+      {"scalar", [&](List& l) { entry_in(l, "stem.bn.num_batches_tracked").shape = {1}; },
        "ShapeError load_weights: PATH: tensor 'stem.bn.num_batches_tracked' is (1) in the file, the model needs ()"},
-      {"integer for floating", [&](List& l) { at(l, "head.bias").dtype = SafetensorsDType::i32; },
+      {"integer for floating", [&](List& l) { entry_in(l, "head.bias").dtype = SafetensorsDType::i32; },
        "DTypeError load_weights: PATH: tensor 'head.bias' is i32 in the file, the model needs f32"},
-      {"other integer", [&](List& l) { at(l, "stem.bn.num_batches_tracked").dtype = SafetensorsDType::i32; },
+      {"other integer", [&](List& l) { entry_in(l, "stem.bn.num_batches_tracked").dtype = SafetensorsDType::i32; },
        "DTypeError load_weights: PATH: tensor 'stem.bn.num_batches_tracked' is i32 in the file, the model needs i64"},
-      {"no type of ours", [&](List& l) { at(l, "head.bias").dtype = SafetensorsDType::u16; },
+      {"no type of ours", [&](List& l) { entry_in(l, "head.bias").dtype = SafetensorsDType::u16; },
        "DTypeError safetensors: tensor 'head.bias' has dtype U16"},
-      {"missing", [&](List& l) { at(l, "head.bias").name = "head.offset"; },
+      {"missing", [&](List& l) { entry_in(l, "head.bias").name = "head.offset"; },
        "ValueError load_weights: PATH: the file lacks 'head.bias'; the model lacks 'head.offset'"},
-      {"missing buffer", [&](List& l) { l.erase(l.begin() + (&at(l, "stem.bn.running_var") - l.data())); },
+      {"missing buffer", [&](List& l) { l.erase(l.begin() + (&entry_in(l, "stem.bn.running_var") - l.data())); },
        "ValueError load_weights: PATH: the file lacks 'stem.bn.running_var'"},
       {"unknown", [&](List& l) { l.push_back(entry_of("extra", SafetensorsDType::f32, {1})); },
        "ValueError load_weights: PATH: the model lacks 'extra'"},

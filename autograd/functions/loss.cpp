@@ -1,7 +1,5 @@
 #include <thimble/autograd/functions/loss.h>
 
-#include <string>
-
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/softmax.h>
 #include <thimble/core/error.h>

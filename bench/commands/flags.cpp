@@ -1,10 +1,10 @@
 // The flags that the commands share.
 
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/costs.h>
 
 #include <charconv>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 
 #include <CLI/CLI.hpp>
@@ -24,6 +24,14 @@ constexpr std::int64_t largest_size = 1 << 24;
 std::string number_text(double value) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+std::int64_t parse_parts(const std::string& text) {
+  try {
+    return parse_integer("--micro-batches", text, 1, largest_size);
+  } catch (const ValueError& error) {
+    throw ValueError(std::string(error.what()) + ", or auto");
+  }
 }
 
 DType parse_floating(const std::string& text) {
@@ -131,6 +139,16 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           },
           "Text models: full makes all logits, chunked those of some rows at a time (full)")
       ->type_name("H");
+  command.add_flag("--fuse-optimizer", s.fuses_optimizer,
+                   "Update each parameter during backward and free its gradient; no clipping, no micro-batches");
+  command
+      .add_option_function<std::string>(
+          "--micro-batches",
+          [setup](const std::string& text) {
+            setup->micro_batches = text == "auto" ? auto_micro_batches : flags_detail::parse_parts(text);
+          },
+          "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
+      ->type_name("N|auto");
   command
       .add_option_function<std::string>(
           "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
@@ -154,6 +172,21 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           },
           "Of initial values, batches and dropout (1)")
       ->type_name("N");
+}
+
+void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+  command.add_option("--offload", setup->offload, "Plans may put saved tensors into a file of this folder, on a disk")
+      ->type_name("FOLDER");
+  command.add_flag("--offload-optimizer", setup->offloads_optimizer,
+                   "The optimizer's state waits there as well, between updates");
+  command.add_flag("--allow-lossy", setup->allows_lossy, "Plans may pack saved tensors to bf16: gradients are rounded");
+}
+
+void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs) {
+  command.add_flag("--measure", costs->measures, "Time the operators first: a few steps with a small batch");
+  command
+      .add_option("--times", costs->times, "Times that were measured before; with --measure: where they are written")
+      ->type_name("FILE");
 }
 
 }  // namespace thimble::bench

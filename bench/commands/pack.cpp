@@ -2,7 +2,6 @@
 
 #include <cstdio>
 #include <iostream>
-#include <limits>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>

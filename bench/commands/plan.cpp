@@ -1,6 +1,5 @@
 // thimble plan: what a run needs, told by dry runs, and how it fits a budget.
 
-#include <chrono>
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -14,8 +13,8 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/planning.h>
 #include <thimble/bench/report/plan_page.h>
+#include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
 
@@ -35,13 +34,30 @@ nlohmann::ordered_json segments_of(const PlanReport& report) {
   return list;
 }
 
-void print_json(const PlanReport& report) {
+nlohmann::ordered_json techniques_of(const PlanReport& report) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const TechniquePrice& price : report.techniques) {
+    nlohmann::ordered_json entry{{"flags", price.flags},
+                                 {"minimum_feasible_bytes", price.minimum_bytes},
+                                 {"time_overhead", price.time_overhead}};
+    if (price.time_overhead_in_budget) entry["time_overhead_in_budget"] = *price.time_overhead_in_budget;
+    if (!price.note.empty()) entry["note"] = price.note;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+void print_json(const PlanOptions& options, const PlanReport& report) {
   nlohmann::ordered_json by_category;
   for (std::size_t i = 0; i < category_count; ++i) {
     by_category[std::string(to_string(static_cast<Category>(i)))] = report.plan.peak_by_category[i];
   }
   nlohmann::ordered_json json{{"parameters", report.parameters},
                               {"batch", report.batch},
+                              {"micro_batches", report.micro_batches},
+                              {"fuses_optimizer", options.setup.fuses_optimizer},
+                              {"chunked_head", options.setup.sizes.head == models::Head::chunked},
+                              {"clip_norm", report.clip_norm},
                               {"peak_bytes", report.plan.peak_bytes},
                               {"peak_by_category", by_category},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
@@ -51,10 +67,13 @@ void print_json(const PlanReport& report) {
   }
   json["minimum_feasible_bytes"] = report.minimum_bytes;
   json["keep_everything_bytes"] = report.keep_everything_bytes;
+  json["offloaded_bytes"] = report.plan.offloaded_bytes;
+  json["packed_bytes"] = report.plan.packed_bytes;
   json["time_overhead"] = report.plan.time_overhead;
   json["step_seconds"] = report.plan.step_s;
   json["cost_model"] = report.cost_model;
   json["segments"] = segments_of(report);
+  if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
   json["plan_ms"] = report.ms;
   std::cout << json.dump(2) << "\n";
 }
@@ -64,9 +83,36 @@ void print_line(const std::string& name, std::size_t bytes) {
               format_bytes(static_cast<std::int64_t>(bytes)).c_str());
 }
 
-void print_table(const Setup& setup, const PlanReport& report) {
-  std::printf("%s, batch %lld: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
+std::string percent(double part) { return report::format_fixed(100 * part, 1) + " %"; }
+
+/// What is switched on, in words.
+std::string techniques_in_words(const Setup& setup, const PlanReport& report, bool is_inference) {
+  std::string words;
+  if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
+  if (setup.sizes.head == models::Head::chunked && !is_inference) words += ", chunked head";
+  if (setup.fuses_optimizer) words += ", optimizer fused into backward";
+  return words;
+}
+
+void print_techniques(const PlanReport& report) {
+  std::printf("what a technique more would allow (time over one step that keeps everything, none of them on)\n");
+  std::printf("  %-34s %18s  %10s  %10s  %10s\n", "with", "smallest bytes", "", "at time", "in budget");
+  for (const TechniquePrice& price : report.techniques) {
+    const std::string in_budget = price.time_overhead_in_budget ? percent(*price.time_overhead_in_budget) : "-";
+    std::printf("  %-34s %18s  %10s  %10s  %10s%s%s\n", price.flags.empty() ? "(as it is)" : price.flags.c_str(),
+                format_grouped(static_cast<std::int64_t>(price.minimum_bytes)).c_str(),
+                format_bytes(static_cast<std::int64_t>(price.minimum_bytes)).c_str(),
+                percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
+                price.note.c_str());
+  }
+}
+
+void print_table(const PlanOptions& options, const PlanReport& report) {
+  const Setup& setup = options.setup;
+  std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
+              techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
+  if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
   if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
   print_line("peak (committed)", report.plan.peak_bytes);
   print_line("lower bound (load)", report.plan.lower_bound_bytes);
@@ -88,7 +134,10 @@ void print_table(const Setup& setup, const PlanReport& report) {
                   format_grouped(static_cast<std::int64_t>(s.kept_bytes)).c_str(), s.dropped, s.end - s.first);
     }
   }
-  std::printf("time: %.1f %% over keeping everything, by the cost model '%s'\n", 100 * report.plan.time_overhead,
+  if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
+  if (report.plan.packed_bytes > 0) print_line("packed per step", report.plan.packed_bytes);
+  if (!report.techniques.empty()) print_techniques(report);
+  std::printf("time: %s over keeping everything, by the cost model '%s'\n", percent(report.plan.time_overhead).c_str(),
               report.cost_model.c_str());
   std::printf("planned in %.1f ms\n", report.ms);
 }
@@ -154,17 +203,24 @@ void add_plan(CLI::App& program) {
   add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   add_size(*command, "--budget", options->budget_bytes, "Bytes that training may need (the hardware's, or no limit)");
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
+  command->add_flag("--techniques", options->prices_techniques,
+                    "List what each further technique would allow and cost; always where no plan fits the budget");
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
-  command->add_option("--hardware", options->hardware,
+  add_storing_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
+  command->add_option("--hardware", options->costs.hardware,
                       "Machine to plan for: " + plan_detail::hardware_names() + " (cpu)");
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
   command->callback([options, is_json, files] {
     files->check();
+    if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
+      throw ValueError("--measure, --times: --inference plans no times; without them is allowed");
+    }
     const PlanReport report = make_plan(*options);
     if (!files->asked().empty()) files->write(see_plan(*options, report));
-    *is_json ? plan_detail::print_json(report) : plan_detail::print_table(options->setup, report);
+    *is_json ? plan_detail::print_json(*options, report) : plan_detail::print_table(*options, report);
     if (!report.is_feasible) throw report.why_infeasible;
   });
 }

@@ -85,7 +85,12 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"predicted_peak_bytes", r.predicted_peak_bytes},
                               {"measured_peak_bytes", r.measured_peak_bytes},
                               {"budget_bytes", options.budget_bytes},
+                              {"micro_batches", options.setup.micro_batches},
+                              {"fuses_optimizer", options.setup.fuses_optimizer},
+                              {"clip_norm", r.clip_norm},
                               {"time_overhead", r.time_overhead},
+                              {"offloaded_bytes", r.offloaded_bytes},
+                              {"packed_bytes", r.packed_bytes},
                               {"rss_peak_bytes", r.rss_peak_bytes},
                               {"arena_rss_bytes", r.arena_rss_bytes},
                               {"ms_per_step", r.ms_per_step},
@@ -101,12 +106,22 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
               static_cast<long long>(r.steps));
   std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
+  if (options.setup.micro_batches > 1) {
+    std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
+                static_cast<long long>(options.setup.batch / options.setup.micro_batches));
+  }
+  if (options.setup.fuses_optimizer)
+    std::printf("  optimizer        fused into backward; gradients were not clipped\n");
   std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
               bytes_text(r.predicted_peak_bytes).c_str());
   if (options.budget_bytes > 0) {
     std::printf("  budget           %s, at %.1f %% more time by the cost model\n",
                 bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead);
   }
+  if (r.offloaded_bytes > 0) {
+    std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
+  }
+  if (r.packed_bytes > 0) std::printf("  packed           %s per step\n", bytes_text(r.packed_bytes).c_str());
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
   std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
@@ -153,6 +168,8 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
           "cpu or cuda (cpu)")
       ->type_name("DEVICE");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
+  add_storing_flags(command, std::shared_ptr<Setup>(options, &options->setup));
+  add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));
   add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
   add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
   add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");
@@ -181,6 +198,13 @@ void add_train(CLI::App& program) {
       throw ValueError(
           "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
           "drawn over and over in one place");
+    }
+    if (options->budget_bytes == 0 && (options->costs.measures || !options->costs.times.empty())) {
+      throw ValueError("--measure, --times: there is no budget to plan for; with --budget they are allowed");
+    }
+    const bool is_for_plans = !options->setup.offload.empty() && !options->setup.offloads_optimizer;
+    if (options->budget_bytes == 0 && (is_for_plans || options->setup.allows_lossy)) {
+      throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
     if (options->warmup < 0) options->warmup = options->steps / 20;
     const PreparedTraining prepared = prepare_training(*options);

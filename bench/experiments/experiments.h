@@ -30,6 +30,36 @@ report::Experiment step_peak_experiment(const ExperimentOptions& options);
 /// Predicted and measured peaks over models, batches and optimizers.
 report::Experiment prediction_experiment(const ExperimentOptions& options);
 
+/// The same under every technique and combination of them.
+report::Experiment techniques_experiment(const ExperimentOptions& options);
+
+/// How many rows of `techniques` have a technique, alone or combined, and in how many of them all figures are equal.
+struct TechniqueCount {
+  std::string name;
+  std::size_t rows = 0, equal = 0;
+};
+/// By technique, in order of appearance; budgets count as one technique, and so do micro-batches. `rows` are those of
+/// the experiment `techniques`; those that were not measured do not count.
+std::vector<TechniqueCount> count_by_technique(const std::vector<report::Row>& rows);
+
+/// A transformer's activations under checkpointing, against its layers and against its sequence.
+report::Experiment checkpoint_depth_experiment(const ExperimentOptions& options);
+report::Experiment checkpoint_sequence_experiment(const ExperimentOptions& options);
+/// What checkpointing saves, and costs, at every batch.
+report::Experiment checkpoint_batch_experiment(const ExperimentOptions& options);
+/// A batch in micro-batches.
+report::Experiment accumulation_experiment(const ExperimentOptions& options);
+/// Convolutions that share their kernels, and their plain twins.
+report::Experiment sharing_experiment(const ExperimentOptions& options);
+/// What plans cost in time: the cost model's word against steps on the device. Needs up to 15 GiB in full.
+report::Experiment overhead_experiment(const ExperimentOptions& options);
+/// The largest batches of BERT-base and ViT-Large on cards of named sizes, plain and planned; dry.
+report::Experiment rules_of_thumb_experiment(const ExperimentOptions& options);
+/// What GPT's layers keep against the time that plans add; gpt2 dry, a small one measured.
+report::Experiment gpt_curve_experiment(const ExperimentOptions& options);
+/// Known schedules on a network of 100 equal blocks: forwards and bytes.
+report::Experiment known_schedules_experiment(const ExperimentOptions& options);
+
 /// Heights of the dynamic and of the placed arena against the load.
 report::Experiment placement_experiment(const ExperimentOptions& options);
 

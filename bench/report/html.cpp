@@ -9,6 +9,7 @@
 #include <thimble/bench/report/page_script.h>
 #include <thimble/bench/report/page_style.h>
 #include <thimble/bench/report/palette.h>
+#include <thimble/bench/report/script_helpers.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
 #include <thimble/bench/units.h>
@@ -240,7 +241,7 @@ std::string write_html(const Report& report) {
           headline(report) + stats(report) + "</header>\n" + reading_guide(report) + overview(report);
   for (const Experiment& experiment : report.experiments) html += section(experiment);
   html += facts(report.environment);
-  html.append("</main>\n<script>").append(page_script).append("</script>\n</body></html>\n");
+  html.append("</main>\n<script>").append(script_helpers).append(page_script).append("</script>\n</body></html>\n");
   return html;
 }
 

@@ -256,6 +256,7 @@ std::string plan_data(const bench::PlanView& view) {
   const std::vector<std::size_t> categories = shown_categories(view);
   ordered_json json;
   json["budget"] = view.report.budget_bytes;
+  json["theory"] = view.theory_bytes.value_or(0);
   json["categories"] = ordered_json::array();
   for (std::size_t i = 0; i < category_count; ++i) {
     const auto category = static_cast<Category>(i);

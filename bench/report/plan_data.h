@@ -16,7 +16,8 @@ namespace thimble::report {
 ///            "layouts":[{"name","height","committed","offset":[...]},...]}],
 ///  "nodes":{"names","name","path","made","kept","fate","segment"},"segments":[{"first","end","depth","kept","dropped",
 ///  "path"}],"plans":[{"peak","load","overhead","seconds","segments"}],"current": index of the plan shown}
-/// "at" and each list of "bytes" hold differences to the entry before. "fate" counts in `fate_names`.
+/// "at" and each list of "bytes" hold differences to the entry before. "fate" counts in the list `fates` of
+/// plan_script.h. Of a forward there are no "nodes", "segments", "plans" and "current".
 std::string plan_data(const bench::PlanView& view);
 
 /// How many blocks of a step the maps leave out, and their largest size.

@@ -10,8 +10,10 @@
 #include <thimble/bench/report/plan_data.h>
 #include <thimble/bench/report/plan_panel.h>
 #include <thimble/bench/report/plan_script.h>
+#include <thimble/bench/report/script_helpers.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
+#include <thimble/models/theory/textbook.h>
 #include <thimble/version.h>
 
 namespace thimble::report {
@@ -22,7 +24,11 @@ std::string readable(std::size_t bytes) { return format_bytes(static_cast<std::i
 std::string in_words(std::size_t bytes) { return readable(bytes) + " (" + grouped(bytes) + " bytes)"; }
 
 std::string title_of(const bench::PlanView& view) {
-  return view.setup.model + ", batch " + format_grouped(view.report.batch);
+  std::string title = view.setup.model + ", batch " + format_grouped(view.report.batch);
+  if (view.setup.micro_batches > 1) title += " in " + format_grouped(view.setup.micro_batches) + " micro-batches";
+  if (view.setup.fuses_optimizer) title += ", optimizer fused into backward";
+  if (view.setup.sizes.head == models::Head::chunked) title += ", chunked head";
+  return title;
 }
 
 std::string percent(double fraction) { return format_fixed(100 * fraction, 1) + " %"; }
@@ -114,11 +120,17 @@ std::string timeline_figure(const bench::PlanView& view) {
                       "live bytes by category over the events of the step '" + step.name + "', at most " +
                           grouped(step.live_peak_bytes) + " bytes");
   }
+  std::string caption =
+      "Live bytes by category after every allocation and free, at one scale. The lower bound is the load: what "
+      "any placement of this step must commit.";
+  if (view.theory_bytes) {
+    caption +=
+        " By the closed forms, the textbook build of this model, which keeps what the literature counts, holds " +
+        grouped(static_cast<std::size_t>(*view.theory_bytes)) + " bytes when backward begins.";
+  }
   return figure(
       "time", "One steady step, event by event", content,
-      "Live bytes by category after every allocation and free, at one scale. The lower bound is the load: what "
-      "any placement of this step must commit. Drag across to look closer, double-click to see all again; the "
-      "arrow keys go event by event.");
+      caption + " Drag across to look closer, double-click to see all again; the arrow keys go event by event.");
 }
 
 std::string map_figure(const bench::PlanView& view) {
@@ -225,6 +237,7 @@ std::string write_plan_page(const bench::PlanView& view) {
   if (view.report.planner != nullptr) html += schedule_figure(view) + curve_figure(view);
   html += exact_figures(view) + "</main>\n<script type=\"application/json\" id=\"data\">" + plan_data(view);
   html.append("</script>\n<script>")
+      .append(script_helpers)
       .append(plan_script_panel)
       .append(plan_script_kinds)
       .append("</script>\n</body></html>\n");
@@ -234,19 +247,31 @@ std::string write_plan_page(const bench::PlanView& view) {
 }  // namespace thimble::report
 
 namespace thimble::bench {
+namespace plan_page_detail {
+
+std::optional<std::int64_t> theory_bytes(const Setup& setup) {
+  const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
+  const std::string optimizer = optimizer_name(setup, is_text);
+  const std::int64_t moments = optimizer == "sgd" ? 0 : optimizer == "momentum" ? 1 : 2;
+  return models::theory::textbook_bytes(setup.model, setup.sizes, moments, setup.dtype, setup.batch);
+}
+
+}  // namespace plan_page_detail
 
 PlanView see_plan(const PlanOptions& options, const PlanReport& report) {
-  PlanView view{options.setup, report, {}, {}};
+  PlanView view{options.setup, report, {}, {}, {}};
   view.setup.batch = report.batch;
+  view.setup.micro_batches = report.micro_batches;
   if (options.is_inference) {
     view.steps.push_back(trace_step("forward", cpu, inference_run(view.setup)));
     return view;
   }
   const nn::MakeRun make = training_run(view.setup);
   view.plans = report.planner->plans();
+  for (nn::Plan& plan : view.plans) plan.time_overhead = plan.step_s / report.plain_step_s - 1;
+  view.theory_bytes = plan_page_detail::theory_bytes(view.setup);
   if (report.plan.tape) view.steps.push_back(trace_step("keep everything", cpu, make));
-  view.steps.push_back(
-      trace_step(report.plan.tape ? "planned" : "keep everything", cpu, make, report.plan.tape, report.plan.placement));
+  view.steps.push_back(trace_step(report.plan.tape ? "planned" : "keep everything", cpu, make, report.plan));
   return view;
 }
 

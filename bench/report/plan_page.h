@@ -1,6 +1,8 @@
 #pragma once
 // Seeing a plan: one self-contained page, and exports for other programs.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,8 @@ struct PlanView {
   std::vector<StepTrace> steps;  ///< the step that keeps everything, then the planned one where it is another
 
   std::vector<nn::Plan> plans;  ///< all of the planner's; none for a forward
+  /// What the textbook build holds when backward begins, by formula; none for a forward or without a closed form.
+  std::optional<std::int64_t> theory_bytes;
 
   /// The step that the plan makes.
   const StepTrace& planned() const noexcept { return steps.back(); }

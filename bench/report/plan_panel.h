@@ -22,35 +22,10 @@ body.plan{display:block}
 .plan tbody tr:last-child th{border-bottom:0}
 )css";
 
-/// First part of the script; plan_script_kinds follows it.
+/// The part of the script between script_helpers and plan_script_kinds.
 inline constexpr std::string_view plan_script_panel = R"js(
-'use strict';
 const data = JSON.parse(document.getElementById('data').textContent);
-const grouped = n => n.toLocaleString('en-US');
-const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
-const unitOf = bytes => { let u = 0; while (u < 5 && bytes >= 1024 ** (u + 1)) ++u; return u; };
-const readable = bytes => { const u = unitOf(bytes); return (bytes / 1024 ** u).toFixed(u ? 2 : 0) + ' ' + units[u]; };
-const exact = bytes => [grouped(bytes) + ' bytes', readable(bytes)];
-const running = differences => { let sum = 0; return differences.map(d => sum += d); };
-const element = (name, className, text) => {
-  const made = document.createElement(name);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
-const line = (paint, name, value, other) => {
-  const row = element('tr'), swatch = element('td');
-  if (paint) { swatch.append(element('span', 'swatch')); swatch.firstChild.style.background = 'var(--' + paint + ')'; }
-  row.append(swatch, element('td', '', name), element('td', '', value), element('td', '', other || ''));
-  return row;
-};
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
-// The last index whose value is at most `wanted`; 0 where there is none.
-const lastAtMost = (ascending, wanted) => {
-  let low = 0, high = ascending.length - 1;
-  while (low < high) { const middle = (low + high + 1) >> 1; if (ascending[middle] <= wanted) low = middle; else high = middle - 1; }
-  return low;
-};
 const paintOf = category => data.categories[category][1];
 
 for (const step of data.steps) {
@@ -127,19 +102,7 @@ class Panel {
     if (ends[1] - ends[0] >= 2) this.zoom(ends);
   }
   zoom(ends) { this.step.window = ends; for (const panel of panels) if (panel.step === this.step) panel.draw(); }
-  tell(x, y, heading, path, rows) {
-    const table = element('table');
-    table.append(...rows);
-    this.tip.replaceChildren(element('b', '', heading));
-    if (path) this.tip.append(element('span', 'path', path));
-    this.tip.append(table);
-    this.tip.hidden = false;
-    const canvas = this.canvas.getBoundingClientRect(), figure = this.figure.getBoundingClientRect();
-    const left = canvas.left - figure.left + x, top = canvas.top - figure.top + y;
-    const width = this.tip.offsetWidth, height = this.tip.offsetHeight;
-    this.tip.style.left = Math.max(8, left + 16 + width <= figure.width - 8 ? left + 16 : left - 16 - width) + 'px';
-    this.tip.style.top = Math.max(8, Math.min(top - height / 2, figure.height - height - 8)) + 'px';
-  }
+  tell(x, y, heading, path, rows) { showTip(this.figure, this.canvas, x, y, heading, path, rows); }
   text(g, text, x, y, {align = 'left', paint = 'ink', bold = false, halo = true} = {}) {
     g.font = (bold ? '600 ' : '') + '12px system-ui,-apple-system,"Segoe UI",Roboto,Arial,"Liberation Sans",sans-serif';
     g.textAlign = align;

@@ -8,7 +8,8 @@ namespace thimble::report {
 inline constexpr std::string_view plan_script_kinds = R"js(
 const highest = (...bytes) => {
   const high = Math.max(...bytes);
-  return 1.24 * (data.budget && data.budget <= 2 * high ? Math.max(high, data.budget) : high);
+  const near = [data.budget, data.theory].filter(level => level && level <= 2 * high);
+  return 1.24 * Math.max(high, ...near);
 };
 
 class TimePanel extends Panel {
@@ -43,6 +44,9 @@ class TimePanel extends Panel {
       from = last;
     }
     this.level(g, step.load, 'lower bound ' + readable(step.load), 'ink', [2, 3], 'left', true);
+    if (data.theory && step.name === 'keep everything') {
+      this.level(g, data.theory, 'textbook, by formula ' + readable(data.theory), 'muted', [1, 4], 'left', false);
+    }
     if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.mark(g);
   }
@@ -75,12 +79,10 @@ class TimePanel extends Panel {
     [...data.stack.keys()].reverse().forEach(k => {
       if (step.bytes[k][entry]) rows.push(line(paintOf(data.stack[k]), data.categories[data.stack[k]][0], ...exact(step.bytes[k][entry])));
     });
-    const sum = line('', 'total', ...exact(step.total[entry]));
-    sum.className = 'sum';
     this.refresh(g => { g.globalAlpha = .6; this.rule(g, x, this.y1, x, this.y0, 'ink'); g.globalAlpha = 1; });
     this.tell(x, (this.y0 + this.y1) / 2,
               step.at[entry] ? 'event ' + grouped(step.at[entry]) + ' of ' + grouped(step.count) : 'before the step',
-              data.paths[step.path[entry]], [...rows, sum]);
+              data.paths[step.path[entry]], [...rows, lineOfTotal(...exact(step.total[entry]))]);
   }
 }
 
@@ -113,6 +115,9 @@ class MapPanel extends Panel {
     });
     const height = this.layout.height;
     this.level(g, height, 'height ' + readable(height), 'ink', [2, 3], 'left', false);
+    if (data.theory && step.name === 'keep everything') {
+      this.level(g, data.theory, 'textbook, by formula ' + readable(data.theory), 'muted', [1, 4], 'left', false);
+    }
     if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
   }
   hover(x, y) {

@@ -65,4 +65,9 @@ extern const AttentionKernels* const attention_cuda;  ///< null in a build witho
 /// Throws DeviceError when this build has no kernels for the device.
 const AttentionKernels& attention_kernels(Device device);
 
+/// The oracles of attention_cpu: the definition in double, one rounding at each store. out, and dq, dk and dv, must not
+/// overlap what is read; lse, out and the instruction set do not enter the gradients. They allocate rows as they go.
+void attention_reference(const AttentionArgs& args);
+void attention_grad_reference(const AttentionGradArgs& args);
+
 }  // namespace thimble::kernels

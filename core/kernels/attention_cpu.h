@@ -1,26 +1,24 @@
 #pragma once
 // What the CPU's attention passes share.
 //
-// Scores are held transposed, (keys, queries): a block of up to 64 keys by a panel of as many queries as the matmul's
-// microkernel has columns (gemm_microkernel.h). Every tile is then what a microkernel wants as it stands: k and v are
-// read where they lie, a block of scores is the packed right operand of the next product, and the softmax runs along
-// rows, with the queries side by side in vector lanes.
+// Scores are held transposed, (keys, queries): a block of up to 64 keys by a panel of queries two vectors wide. Every
+// tile is then what a product wants as it stands: k and v are read where they lie, a block of scores is the right
+// operand of the next product, and the softmax runs along rows, with the queries side by side in vector lanes.
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/attention_move.h>
+#include <thimble/core/kernels/attention_product.h>
+#include <thimble/core/kernels/attention_score.h>
 #include <thimble/core/kernels/compute.h>
-#include <thimble/core/kernels/gemm_microkernel.h>
 #include <thimble/core/kernels/random_bits.h>
-#include <thimble/core/kernels/variants.h>
-#include <thimble/core/math.h>
 
 namespace thimble::kernels::attention_detail {
-
-using gemm_detail::Microkernels;
 
 /// Keys of a block. Blocks are counted from key 0, and are part of the definition of every result: changing the number
 /// changes bits.
@@ -43,7 +41,14 @@ class Carver {
   std::size_t bytes_ = 0;
 };
 
-/// A block of rows of k or v in the type of the arithmetic.
+/// Panels of queries of one head.
+template <class T>
+std::int64_t panels_of(const AttentionProblem& p) {
+  const std::int64_t panel = panel_queries<T>(isa());
+  return (p.queries + panel - 1) / panel;
+}
+
+/// A block of rows in the type of the arithmetic.
 template <class T>
 struct Rows {
   const T* data;
@@ -51,30 +56,40 @@ struct Rows {
 };
 
 /// Rows [first, first + count) of one head: where they lie when they are of type T already, else converted into
-/// `buffer`.
+/// `buffer`, side by side.
 template <class T>
 Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int64_t b, std::int64_t h,
                   std::int64_t first, std::int64_t count, T* buffer) {
   const std::int64_t at = b * x.batch + first * x.row + h * x.head;
   if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
-  for (std::int64_t i = 0; i < count; ++i)
+  for (std::int64_t i = 0; i < count; ++i) {
     load_elements(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
+  }
   return {buffer, p.width};
 }
 
-/// out (rows, columns) = [total +] a b; b, total and out are panels: rows of kernels.columns() elements.
+/// Writes the rows of a panel, factor x the transpose of `tile` (D, panel). `buffer` (queries, D) is used where they
+/// are converted.
 template <class T>
-void multiply(const Microkernels<T>& kernels, std::int64_t rows, std::int64_t columns, const T* a,
-              std::int64_t row_stride, std::int64_t depth_stride, const T* b, std::int64_t depth, const T* total,
-              T* out) {
-  const std::int64_t panel = kernels.columns();
-  for (std::int64_t r = 0; r < rows; r += kernels.rows) {
-    const int count = static_cast<int>(std::min<std::int64_t>(kernels.rows, rows - r));
-    const T* starts[gemm_detail::max_tile_rows] = {};
-    for (int i = 0; i < count; ++i) starts[i] = a + (r + i) * row_stride;
-    kernels.select(count, static_cast<int>(columns))(
-        {starts, &depth, 1, depth_stride, b, total ? total + r * panel : nullptr, out + r * panel, panel});
+void store_transposed(const AttentionProblem& p, const AttentionResult& x, std::int64_t b, std::int64_t h,
+                      std::int64_t first, std::int64_t queries, T factor, const T* tile, T* buffer) {
+  const std::int64_t panel = panel_queries<T>(isa()), at = b * x.batch + first * x.row + h * x.head;
+  if (p.dtype == dtype_of<T>) {
+    run_panel<Transpose, T>(p.width, queries, factor, tile, panel, static_cast<T*>(x.data) + at, x.row);
+    return;
   }
+  run_panel<Transpose, T>(p.width, queries, factor, tile, panel, buffer, p.width);
+  for (std::int64_t w = 0; w < queries; ++w) {
+    store_elements(buffer + w * p.width, x.data, p.dtype, at + w * x.row, 1, p.width);
+  }
+}
+
+/// tile (D, panel) = factor x the transpose of rows (queries, D); zeros in the columns of queries that are not there.
+template <class T>
+void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t width, T factor, T* tile) {
+  const std::int64_t panel = panel_queries<T>(isa());
+  if (queries < panel) std::fill_n(tile, width * panel, T(0));
+  run_panel<Transpose, T>(queries, width, factor, rows.data, rows.stride, tile, panel);
 }
 
 /// How many keys the queries before `end` see between them.
@@ -85,36 +100,29 @@ inline std::int64_t visible_keys(const AttentionProblem& p, std::int64_t end) {
 /// Sets the scores of keys that a query must not see to -infinity.
 template <class T>
 void hide_future(const AttentionProblem& p, std::int64_t first_query, std::int64_t first_key, std::int64_t rows,
-                 std::int64_t panel, T* scores) {
+                 T* scores) {
   if (!p.is_causal) return;
-  for (std::int64_t j = 0; j < rows; ++j) {
-    const std::int64_t first_seeing = first_key + j - (p.keys - p.queries) - first_query;
-    std::fill_n(scores + j * panel, std::clamp<std::int64_t>(first_seeing, 0, panel),
-                -std::numeric_limits<T>::infinity());
+  const std::int64_t panel = panel_queries<T>(isa());
+  const std::int64_t seen_by_all = first_query + p.keys - p.queries + 1 - first_key;
+  for (std::int64_t j = std::max<std::int64_t>(0, seen_by_all); j < rows; ++j) {
+    std::fill_n(scores + j * panel, std::min(j - seen_by_all + 1, panel), -std::numeric_limits<T>::infinity());
   }
 }
 
-/// What a block of probabilities is multiplied by: 0 where dropped. factors is (key_block, panel); the columns of
-/// queries that are not there are 0.
+/// Dropout's decisions on a block of probabilities: (key_block / 32, panel) words.
 template <class T>
-void dropout_factors(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
-                     std::int64_t queries, std::int64_t first_key, std::int64_t rows, std::int64_t panel, T* factors) {
-  alignas(64) std::uint32_t words[key_block + 8];
-  const T scale = static_cast<T>(p.keep_scale);
+void draw_kept(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
+               std::int64_t queries, std::int64_t first_key, std::int64_t rows, KeptBits* kept) {
+  static_assert(key_block == 64);
+  const std::int64_t panel = panel_queries<T>(isa());
+  alignas(64) std::uint32_t words[key_block + 8] = {};
   for (std::int64_t w = 0; w < queries; ++w) {
     const std::int64_t element = (h * p.queries + first_query + w) * p.keys + first_key;
     const std::int64_t skipped = element % 4;
     sample_words(p.site, static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(p.site.first_sample + b),
                  (skipped + rows + 3) / 4, words);
-    for (std::int64_t j = 0; j < rows; ++j) factors[j * panel + w] = words[skipped + j] < p.threshold ? T(0) : scale;
+    run_variant<PackKept>(p.threshold, words + skipped, panel, kept + w);
   }
-  for (std::int64_t j = 0; j < rows; ++j) std::fill(factors + j * panel + queries, factors + (j + 1) * panel, T(0));
-}
-
-/// Column w of a (width, panel) matrix = factor x row.
-template <class T>
-void pack_column(const T* row, std::int64_t width, T factor, std::int64_t w, std::int64_t panel, T* packed) {
-  for (std::int64_t d = 0; d < width; ++d) packed[d * panel + w] = row[d] * factor;
 }
 
 /// Element b, h, t of a dense (B, H, T) array.
@@ -128,6 +136,21 @@ inline int useful_threads(const AttentionProblem& p, std::int64_t jobs, int thre
   const std::int64_t work = jobs == 0 ? 0 : p.batch * p.heads * p.queries * p.keys * p.width / smallest_work;
   return static_cast<int>(std::clamp<std::int64_t>(std::min(jobs, work), 1, threads));
 }
+
+/// Hands jobs 0 .. count - 1 to threads as these come for them: what a job computes does not depend on who does it.
+class Jobs {
+ public:
+  explicit Jobs(std::int64_t count) noexcept : count_(count) {}
+  /// The next job, or -1.
+  std::int64_t take() noexcept {
+    const std::int64_t job = next_.fetch_add(1, std::memory_order_relaxed);
+    return job < count_ ? job : -1;
+  }
+
+ private:
+  std::atomic<std::int64_t> next_{0};
+  std::int64_t count_;
+};
 
 std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept;
 void backward(const AttentionGradArgs& args, void* workspace, int threads) noexcept;

@@ -45,9 +45,11 @@ struct ConvShape {
 ///
 /// Order of accumulation, as in GemmArgs: the reduction is cut into blocks of 256, each one chain in ascending order,
 /// blocks added in ascending order. The reduction runs over (kh, kw, c) in the forward pass, over the taps that reach
-/// the pixel, last first, and o in the input's gradient, over (n, oh, ow) in the weight's and the bias's. Products with
-/// padding are exact zeros among them. It never depends on threads, addresses or tiles, nor, forward and in the input's
-/// gradient, on the number of images.
+/// the pixel, last first, and o in the input's gradient, over (n, oh, ow) in the weight's and the bias's. Where a
+/// stride meets few channels (stride_h * stride_w * C / groups <= 16, no dilation), the input's gradient runs over all
+/// taps that reach one of the stride_h x stride_w pixels of a cell. Products with padding, and with taps that miss, are
+/// exact zeros among them. It never depends on threads, addresses or tiles, nor, forward and in the input's gradient,
+/// on the number of images.
 
 /// y = act(x * weight + bias), and pre_activation = x * weight + bias when asked for.
 struct ConvForwardArgs {

@@ -129,12 +129,46 @@ class LeftWindowInPlace final : public LeftOperand<T> {
 template <class T>
 class RightWindow final : public RightOperand<T> {
  public:
-  explicit RightWindow(const Window& window) noexcept : reader_(window) {}
+  explicit RightWindow(const Window& window) noexcept : window_(window), reader_(window) {}
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
             const gemm_detail::Panels<T>& panels) const noexcept override;
 
  private:
+  static constexpr std::int64_t min_channels = 8;  // that are worth a loop over the pixels of a line
+  void pack_panel(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
+                  T* out, int width) const noexcept;
+
+  Window window_;
   WindowReader<T> reader_;
+};
+
+/// The window turned, summed over pixels: (tap, channel) x pixels, as left operand without a copy. A tap's pixels of
+/// one line are a run of memory; those where some tap falls outside are runs of one pixel, and point to zeros there.
+template <class T>
+class LeftTurnedWindow final : public LeftOperand<T> {
+ public:
+  /// Images of dtype T whose lines are long enough.
+  static bool can_read(const Window& window) noexcept;
+  explicit LeftTurnedWindow(const Window& window) noexcept
+      : window_(window), inner_begin_(inner_begin(window)), inner_end_(inner_end(window)) {}
+  std::int64_t scratch_elements(std::int64_t, int) const noexcept override { return 0; }
+  LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                    int panel_rows, T* scratch) const noexcept override;
+  void panel(const LeftBlock<T>& block, std::int64_t index, int rows,
+             gemm_detail::RowPointers<T>& pointers) const noexcept override;
+
+ private:
+  static constexpr std::int64_t zero_elements = 1024;
+  /// Pixels [inner_begin, inner_end) of a line see all their taps inside of the image.
+  static std::int64_t inner_begin(const Window& window) noexcept;
+  static std::int64_t inner_end(const Window& window) noexcept;
+  std::int64_t run_from(std::int64_t j) const noexcept {
+    return j >= inner_begin_ && j < inner_end_ ? inner_end_ - j : 1;
+  }
+
+  Window window_;
+  std::int64_t inner_begin_;
+  std::int64_t inner_end_;
 };
 
 /// Some taps of a weight (O, KH, KW, C) as right operand: rows (tap_h, tap_w, o), columns c. Tap (a, b) is

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdint>
 
-#include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
 #include <thimble/core/shape.h>
 

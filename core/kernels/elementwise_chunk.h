@@ -4,8 +4,10 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 
 #include <thimble/core/functor.h>
+#include <thimble/core/kernels/elementwise.h>
 
 namespace thimble::kernels {
 namespace chunk_detail {

@@ -46,8 +46,7 @@ Sides sides_of(const GemmArgs& args, bool is_turned) noexcept {
 }
 
 template <class T>
-Problem problem_of(const GemmArgs& args, const Sides& sides) noexcept {
-  Problem problem;
+void describe(const GemmArgs& args, const Sides& sides, Problem& problem) noexcept {
   problem.m = sides.is_turned ? args.n : args.m;
   problem.n = sides.is_turned ? args.m : args.n;
   problem.k = args.k;
@@ -64,12 +63,12 @@ Problem problem_of(const GemmArgs& args, const Sides& sides) noexcept {
   problem.left_cost = is_gathered(left)                            ? gather_cycles
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
+  problem.has_right_rows = conversion == 0 && right.column_stride == 1 && right.row_stride % line_elements<T> == 0;
   problem.copies_left = conversion != 0 || left.column_stride != 1;
   problem.right_cost = is_gathered(right) ? gather_cycles : copy_right_cycles + conversion;
   problem.output_cost = sides.column_stride == 1 ? store_row_cycles
                         : sides.rows.pixel == 1  ? store_column_cycles
                                                  : gather_cycles;
-  return problem;
 }
 
 /// All that gemm and gemm_workspace_bytes decide.
@@ -81,19 +80,21 @@ struct Decision {
 };
 
 template <class T>
-Decision<T> decide(const GemmArgs& args, const MicroShape& micro, int threads) noexcept {
-  Decision<T> straight{sides_of(args, false), {}, {}};
-  straight.problem = problem_of<T>(args, straight.sides);
-  straight.tiling = choose_tiling(straight.problem, micro, threads);
+void decide(const GemmArgs& args, const MicroShape& micro, int threads, Decision<T>& decision) noexcept {
+  decision.sides = sides_of(args, false);
+  describe<T>(args, decision.sides, decision.problem);
+  decision.tiling = choose_tiling(decision.problem, micro, threads);
+  if (decision.tiling.cost == 0) return;
   // Turning pays when it reads the left operand in place, stores rows, or pads less.
-  const bool may_pay = straight.problem.left_cost > in_place_cycles ||
-                       straight.problem.output_cost > store_row_cycles || args.m % micro.rows != 0 ||
+  const bool may_pay = decision.problem.left_cost > in_place_cycles ||
+                       decision.problem.output_cost > store_row_cycles || args.m % micro.rows != 0 ||
                        args.n % micro.columns() != 0;
-  if (!may_pay) return straight;
-  Decision<T> turned{sides_of(args, true), {}, {}};
-  turned.problem = problem_of<T>(args, turned.sides);
+  if (!may_pay) return;
+  Decision<T> turned;
+  turned.sides = sides_of(args, true);
+  describe<T>(args, turned.sides, turned.problem);
   turned.tiling = choose_tiling(turned.problem, micro, threads);
-  return turned.tiling.cost < straight.tiling.cost ? turned : straight;
+  if (turned.tiling.cost < decision.tiling.cost) decision = turned;
 }
 
 bool is_empty(const GemmArgs& args) noexcept {
@@ -107,7 +108,8 @@ bool is_empty(const GemmArgs& args) noexcept {
 template <class T>
 std::size_t workspace_of(const GemmArgs& args, int threads) noexcept {
   const MicroShape micro = micro_shape(microkernels<T>(isa()));
-  const Decision<T> decision = decide<T>(args, micro, threads);
+  Decision<T> decision;
+  decide<T>(args, micro, threads, decision);
   const LeftMatrix<T> left(decision.sides.left);
   const std::int64_t rows = std::min(decision.tiling.rows, decision.problem.m);
   return workspace_bytes(decision.problem, decision.tiling, micro, left.scratch_elements(rows, micro.rows));
@@ -117,7 +119,8 @@ template <class T>
 void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
   const Isa set = isa();
   const Microkernels<T>& kernels = microkernels<T>(set);
-  const Decision<T> decision = decide<T>(args, micro_shape(kernels), threads);
+  Decision<T> decision;
+  decide<T>(args, micro_shape(kernels), threads, decision);
   Output<T> output;
   output.c = args.c;
   output.pre_activation = args.pre_activation;

@@ -21,11 +21,11 @@ inline constexpr int max_batch_rank = 6;
 
 /// One dimension of the batch: its size and how far apart its matrices are (elements; 0 broadcasts).
 struct BatchDim {
-  std::int64_t size = 1;
-  std::int64_t left = 0;
-  std::int64_t right = 0;
-  std::int64_t out = 0;
-  std::int64_t bias = 0;
+  std::int64_t size;
+  std::int64_t left;
+  std::int64_t right;
+  std::int64_t out;
+  std::int64_t bias;
 };
 
 /// Sizes, and what it costs to bring an element to a microkernel and home (cycles, about).
@@ -34,8 +34,9 @@ struct Problem {
   std::int64_t n = 0;
   std::int64_t k = 0;
   int batch_rank = 0;
-  std::array<BatchDim, max_batch_rank> batch{};
-  bool copies_left = false;  ///< the left operand is not read in place
+  std::array<BatchDim, max_batch_rank> batch;  ///< the first batch_rank; the others are not set: small products count
+  bool copies_left = false;                    ///< the left operand is not read in place
+  bool has_right_rows = false;                 ///< the right operand's rows can be read in place, in whole cache lines
   double left_cost = 0;
   double right_cost = 0;
   double output_cost = 0;
@@ -47,9 +48,10 @@ struct Problem {
 struct Tiling {
   std::int64_t rows = 0;     ///< of a tile; a multiple of the microtile's
   std::int64_t columns = 0;  ///< of a tile; a multiple of the microtile's
+  bool reads_right = false;  ///< whole vectors of the right operand are read where they lie
   bool keeps_right = false;  ///< all blocks of the tile's columns stay packed for the next tiles of the thread
   int threads = 1;
-  double cost = 0;  ///< estimated cycles
+  double cost = 0;  ///< estimated cycles; 0 where there was nothing to choose from
 
   std::int64_t tile_rows(std::int64_t m) const noexcept { return (m + rows - 1) / rows; }
   std::int64_t tile_columns(std::int64_t n) const noexcept { return (n + columns - 1) / columns; }

@@ -10,6 +10,31 @@
 namespace thimble::kernels::gemm_detail {
 namespace microkernel_detail {
 
+/// Walks over the lines of Ahead, one per step; without any it stays where `b` is, which is in the cache.
+struct Prefetcher {
+  THIMBLE_ALWAYS_INLINE Prefetcher(const Ahead& ahead, const void* b) noexcept
+      : line(ahead.first != nullptr ? ahead.first : static_cast<const std::byte*>(b)),
+        stride(ahead.first != nullptr ? ahead.stride : 0),
+        rows(ahead.first != nullptr ? ahead.rows : INT64_MAX),
+        left(rows) {}
+  /// How many of `steps` steps can be taken before turn().
+  THIMBLE_ALWAYS_INLINE std::int64_t steps_to_turn(std::int64_t steps) const noexcept {
+    return steps < left ? steps : left;
+  }
+  /// After as many steps: at the end of a column, on to the next.
+  THIMBLE_ALWAYS_INLINE void turn(std::int64_t steps) noexcept {
+    left -= steps;
+    if (left != 0) return;
+    line += 64 - rows * stride;
+    left = rows;
+  }
+
+  const std::byte* line;
+  std::int64_t stride;
+  std::int64_t rows;
+  std::int64_t left;
+};
+
 /// Plain C++ on vectors of `bytes` bytes: every instruction set for integers (computed unsigned, because they wrap
 /// around), the generic one for floats. Panels of b have `panel_vectors` vectors per p, of which `vectors` are
 /// computed.
@@ -21,7 +46,8 @@ THIMBLE_ALWAYS_INLINE void plain_body(const Microtile<T>& tile) {
   typedef Element UnalignedVector __attribute__((vector_size(bytes), may_alias, aligned(sizeof(T))));
   constexpr int lanes = bytes / static_cast<int>(sizeof(T));
   Vector sum[rows][vectors] = {};
-  const Vector* b = reinterpret_cast<const Vector*>(tile.b);
+  const T* b = tile.b;
+  const std::int64_t b_stride = tile.b_stride != 0 ? tile.b_stride : panel_vectors * lanes;
   for (std::int64_t run = 0; run < tile.run_count; ++run) {
     const T* a[rows];
 #pragma GCC unroll 8
@@ -32,9 +58,9 @@ THIMBLE_ALWAYS_INLINE void plain_body(const Microtile<T>& tile) {
       for (int r = 0; r < rows; ++r) {
         const Element value = static_cast<Element>(a[r][p]);
 #pragma GCC unroll 3
-        for (int v = 0; v < vectors; ++v) sum[r][v] += value * b[v];
+        for (int v = 0; v < vectors; ++v) sum[r][v] += value * reinterpret_cast<const UnalignedVector*>(b)[v];
       }
-      b += panel_vectors;
+      b += b_stride;
     }
   }
   for (int r = 0; r < rows; ++r) {
@@ -58,8 +84,8 @@ struct Generic {
 
 #if defined(__x86_64__)
 
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load256(const float* p) { return _mm256_load_ps(p); }
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256d load256(const double* p) { return _mm256_load_pd(p); }
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load256(const float* p) { return _mm256_loadu_ps(p); }
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256d load256(const double* p) { return _mm256_loadu_pd(p); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void store256(float* p, __m256 v) { _mm256_storeu_ps(p, v); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void store256(double* p, __m256d v) { _mm256_storeu_pd(p, v); }
 THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 spread256(float x) { return _mm256_set1_ps(x); }
@@ -87,23 +113,40 @@ struct Avx2 {
       for (int v = 0; v < vector_count; ++v) sum[r][v] = spread256(T{0});
     }
     const T* b = tile.b;
+    const std::int64_t b_stride = tile.b_stride != 0 ? tile.b_stride : vectors * lanes;
     const std::int64_t depth_stride = tile.depth_stride;
+    const T* const total = tile.total;
+    T* out = tile.out;
+    const std::int64_t out_stride = tile.out_stride;
+    Prefetcher ahead(tile.ahead, b);
     for (std::int64_t run = 0; run < tile.run_count; ++run) {
       const T* a[row_count];
 #pragma GCC unroll 6
       for (int r = 0; r < row_count; ++r) a[r] = tile.a[run * max_tile_rows + r];
-      const std::int64_t end = tile.runs[run] * depth_stride;
-      for (std::int64_t p = 0; p < end; p += depth_stride) {
-        Vector row[vector_count];
+      std::int64_t p = 0;
+      for (std::int64_t depth = tile.runs[run]; depth > 0;) {
+        // Pointers move on by themselves: with an index more, GCC would run out of registers in the inner loop.
+        const std::int64_t steps = ahead.steps_to_turn(depth);
+        const std::byte* line = ahead.line;
+        const std::int64_t stride = ahead.stride;
+        const std::int64_t end = p + steps * depth_stride;
+        for (; p != end; p += depth_stride) {
+          __builtin_prefetch(line, 0, 2);
+          line += stride;
+          Vector row[vector_count];
 #pragma GCC unroll 2
-        for (int v = 0; v < vector_count; ++v) row[v] = load256(b + v * lanes);
+          for (int v = 0; v < vector_count; ++v) row[v] = load256(b + v * lanes);
+          b += b_stride;
 #pragma GCC unroll 6
-        for (int r = 0; r < row_count; ++r) {
-          const Vector value = spread256(a[r][p]);
+          for (int r = 0; r < row_count; ++r) {
+            const Vector value = spread256(a[r][p]);
 #pragma GCC unroll 2
-          for (int v = 0; v < vector_count; ++v) sum[r][v] = fma256(value, row[v], sum[r][v]);
+            for (int v = 0; v < vector_count; ++v) sum[r][v] = fma256(value, row[v], sum[r][v]);
+          }
         }
-        b += vectors * lanes;
+        ahead.line = line;
+        ahead.turn(steps);
+        depth -= steps;
       }
     }
 #pragma GCC unroll 6
@@ -111,9 +154,12 @@ struct Avx2 {
 #pragma GCC unroll 2
       for (int v = 0; v < vector_count; ++v) {
         Vector value = sum[r][v];
-        if (tile.total != nullptr) value = add256(load256(tile.total + (r * vectors + v) * lanes), value);
-        store256(tile.out + r * tile.out_stride + v * lanes, value);
+        if (total != nullptr) value = add256(load256(total + (r * vectors + v) * lanes), value);
+        store256(out + v * lanes, value);
       }
+      // Hidden, so that the rows' addresses are not kept in registers all along.
+      out += out_stride;
+      __asm__("" : "+r"(out));
     }
   }
 };
@@ -126,8 +172,8 @@ struct Avx2Integers {
   }
 };
 
-THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512 load512(const float* p) { return _mm512_load_ps(p); }
-THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512d load512(const double* p) { return _mm512_load_pd(p); }
+THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512 load512(const float* p) { return _mm512_loadu_ps(p); }
+THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512d load512(const double* p) { return _mm512_loadu_pd(p); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void store512(float* p, __m512 v) { _mm512_storeu_ps(p, v); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void store512(double* p, __m512d v) { _mm512_storeu_pd(p, v); }
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512 spread512(float x) { return _mm512_set1_ps(x); }
@@ -156,23 +202,40 @@ struct Avx512 {
       for (int v = 0; v < vector_count; ++v) sum[r][v] = spread512(T{0});
     }
     const T* b = tile.b;
+    const std::int64_t b_stride = tile.b_stride != 0 ? tile.b_stride : vectors * lanes;
     const std::int64_t depth_stride = tile.depth_stride;
+    const T* const total = tile.total;
+    T* out = tile.out;
+    const std::int64_t out_stride = tile.out_stride;
+    Prefetcher ahead(tile.ahead, b);
     for (std::int64_t run = 0; run < tile.run_count; ++run) {
       const T* a[row_count];
 #pragma GCC unroll 8
       for (int r = 0; r < row_count; ++r) a[r] = tile.a[run * max_tile_rows + r];
-      const std::int64_t end = tile.runs[run] * depth_stride;
-      for (std::int64_t p = 0; p < end; p += depth_stride) {
-        Vector row[vector_count];
+      std::int64_t p = 0;
+      for (std::int64_t depth = tile.runs[run]; depth > 0;) {
+        // Pointers move on by themselves: with an index more, GCC would run out of registers in the inner loop.
+        const std::int64_t steps = ahead.steps_to_turn(depth);
+        const std::byte* line = ahead.line;
+        const std::int64_t stride = ahead.stride;
+        const std::int64_t end = p + steps * depth_stride;
+        for (; p != end; p += depth_stride) {
+          __builtin_prefetch(line, 0, 2);
+          line += stride;
+          Vector row[vector_count];
 #pragma GCC unroll 3
-        for (int v = 0; v < vector_count; ++v) row[v] = load512(b + v * lanes);
+          for (int v = 0; v < vector_count; ++v) row[v] = load512(b + v * lanes);
+          b += b_stride;
 #pragma GCC unroll 8
-        for (int r = 0; r < row_count; ++r) {
-          const Vector value = spread512(a[r][p]);
+          for (int r = 0; r < row_count; ++r) {
+            const Vector value = spread512(a[r][p]);
 #pragma GCC unroll 3
-          for (int v = 0; v < vector_count; ++v) sum[r][v] = fma512(value, row[v], sum[r][v]);
+            for (int v = 0; v < vector_count; ++v) sum[r][v] = fma512(value, row[v], sum[r][v]);
+          }
         }
-        b += vectors * lanes;
+        ahead.line = line;
+        ahead.turn(steps);
+        depth -= steps;
       }
     }
 #pragma GCC unroll 8
@@ -180,9 +243,12 @@ struct Avx512 {
 #pragma GCC unroll 3
       for (int v = 0; v < vector_count; ++v) {
         Vector value = sum[r][v];
-        if (tile.total != nullptr) value = add512(load512(tile.total + (r * vectors + v) * lanes), value);
-        store512(tile.out + r * tile.out_stride + v * lanes, value);
+        if (total != nullptr) value = add512(load512(total + (r * vectors + v) * lanes), value);
+        store512(out + v * lanes, value);
       }
+      // Hidden, so that the rows' addresses are not kept in registers all along.
+      out += out_stride;
+      __asm__("" : "+r"(out));
     }
   }
 };

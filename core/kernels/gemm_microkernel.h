@@ -1,6 +1,7 @@
 #pragma once
 // The innermost loop of the matmul: a block of C kept in registers.
 
+#include <cstddef>
 #include <cstdint>
 
 #include <thimble/core/kernels/isa.h>
@@ -15,9 +16,17 @@ inline constexpr std::int64_t block_depth = 256;
 inline constexpr int max_tile_rows = 8;
 inline constexpr int max_tile_vectors = 3;
 
+/// Cache lines that a later call will read: the kernel asks for one per element of k while it computes. They lie in
+/// columns of `rows` lines, `stride` bytes apart; after a column comes the next line of each row.
+struct Ahead {
+  const std::byte* first = nullptr;  ///< null: none
+  std::int64_t stride = 0;
+  std::int64_t rows = 1;
+};
+
 /// out (rows, columns) = [total +] a (rows, depth) b (depth, columns). The depth is cut into runs: in run i, element
-/// (r, p) of a is a[i * max_tile_rows + r][p * depth_stride], so that rows may lie anywhere. b is packed with
-/// `columns()` elements per p, total has rows of `columns()` elements, and both are 64-byte aligned.
+/// (r, p) of a is a[i * max_tile_rows + r][p * depth_stride], so that rows may lie anywhere. Row p of b begins
+/// p * b_stride elements behind b, total has rows of `columns()` elements; whole vectors of them are read.
 template <class T>
 struct Microtile {
   const T* const* a;
@@ -25,9 +34,11 @@ struct Microtile {
   std::int64_t run_count;
   std::int64_t depth_stride;
   const T* b;
-  const T* total;           ///< the sum of the blocks before; null for the first
-  T* out;                   ///< may be `total`
-  std::int64_t out_stride;  ///< from one row of out to the next
+  const T* total;             ///< the sum of the blocks before; null for the first
+  T* out;                     ///< may be `total`
+  std::int64_t out_stride;    ///< from one row of out to the next
+  std::int64_t b_stride = 0;  ///< 0: b is packed, `columns()` elements per p
+  Ahead ahead{};
 };
 
 /// The microkernels of one type and instruction set.

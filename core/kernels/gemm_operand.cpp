@@ -38,6 +38,12 @@ LeftBlock<T> LeftMatrix<T>::open(std::int64_t offset, std::int64_t row, std::int
 }
 
 template <class T>
+RowsInPlace<T> RightMatrix<T>::rows(std::int64_t offset, std::int64_t column, std::int64_t k) const noexcept {
+  if (view_.dtype != dtype_of<T> || view_.column_stride != 1) return {};
+  return {static_cast<const T*>(view_.data) + offset + k * view_.row_stride + column, view_.row_stride};
+}
+
+template <class T>
 void RightMatrix<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k,
                           std::int64_t depth, const Panels<T>& panels) const noexcept {
   const std::int64_t first = offset + k * view_.row_stride + column * view_.column_stride;

@@ -70,10 +70,24 @@ LeftBlock<T> plain_block(const T* base, std::int64_t panel_stride, std::int64_t 
   return block;
 }
 
+/// Rows of a matrix that lie in memory as they are: element (p, j) is first[p * stride + j]. Null: they do not.
+template <class T>
+struct RowsInPlace {
+  const T* first = nullptr;
+  std::int64_t stride = 0;
+};
+
 /// op(B), k x n.
 template <class T>
 class RightOperand {
  public:
+  /// The rows from (k, column) of the matrix that begins `offset` elements into the operand, where a microkernel can
+  /// read them as they lie.
+  virtual RowsInPlace<T> rows([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t column,
+                              [[maybe_unused]] std::int64_t k) const noexcept {
+    return {};
+  }
+
   /// Packs rows [k, k + depth) x columns [column, column + columns) of the matrix that begins `offset` elements into
   /// the operand.
   virtual void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
@@ -115,6 +129,7 @@ template <class T>
 class RightMatrix final : public RightOperand<T> {
  public:
   RightMatrix(const MatrixView& view, Isa isa) noexcept : view_(view), transpose_(transpose<T>(isa)) {}
+  RowsInPlace<T> rows(std::int64_t offset, std::int64_t column, std::int64_t k) const noexcept override;
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
             const Panels<T>& panels) const noexcept override;
 

@@ -13,6 +13,9 @@ inline constexpr std::int64_t right_kept_bytes = 1024 * 1024;
 inline constexpr std::int64_t left_block_bytes = 512 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 
+// Up to this m, reading the right operand's rows where they lie beats packing them: measured on 16 shapes.
+inline constexpr std::int64_t most_rows_in_place = 512;
+
 inline constexpr double thread_start_cycles = 4000;      // to wake threads and to wait for them
 inline constexpr double microtile_overhead_cycles = 60;  // call, and partial sums to and fro
 inline constexpr double worthwhile_cycles = 12000;       // below this a second thread does not pay
@@ -54,6 +57,9 @@ bool broadcasts_right(const Problem& problem) noexcept {
   return false;
 }
 
+/// Rows of the right operand are read where they lie while they are used too seldom to pay for a copy.
+bool reads_right(const Problem& problem) noexcept { return problem.has_right_rows && problem.m <= most_rows_in_place; }
+
 /// Fills in what follows from the tile's sizes; false when a bound is broken.
 bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) noexcept {
   const std::int64_t bytes = micro.element_bytes;
@@ -63,7 +69,8 @@ bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) n
   }
   if (problem.k > block_depth && tiling.rows * tiling.columns * bytes > scratch_bytes) return false;
   if (problem.copies_left && tiling.rows * (block_depth + 2 * 64 / bytes) * bytes > left_block_bytes) return false;
-  const bool has_reuse = tiling.tile_rows(problem.m) > 1 || broadcasts_right(problem);
+  tiling.reads_right = reads_right(problem);
+  const bool has_reuse = !tiling.reads_right && (tiling.tile_rows(problem.m) > 1 || broadcasts_right(problem));
   tiling.keeps_right =
       has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <= right_kept_bytes;
   return true;
@@ -85,8 +92,9 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
   const double left_cost =
       problem.left_cost + (problem.copies_left && left_bytes > left_l1_bytes ? left_spill_cycles : 0);
   const double blocks = tile_rows * tile_columns * static_cast<double>(ceil_div(problem.k, block_depth));
+  const double right_cost = tiling.reads_right ? 0 : problem.right_cost;
   const double work =
-      batch * (compute + packs * right_elements * problem.right_cost + streaming +
+      batch * (compute + packs * right_elements * right_cost + streaming +
                tile_columns * k * static_cast<double>(problem.m) * left_cost + blocks * block_overhead_cycles);
   // Tiles at the lower and right end are smaller; while there are few tiles, the largest decides.
   const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
@@ -94,6 +102,19 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
                          static_cast<double>(std::min(tiling.columns, problem.n)) / static_cast<double>(problem.n);
   const double tile = tasks <= 4 * threads ? work / batch * largest : work / tasks;
   return std::max(work / threads, tile * rounds) + (tiling.threads > 1 ? thread_start_cycles : 0);
+}
+
+/// One tile that needs no packing, for products so small that ranking tilings would be felt; else rows == 0.
+Tiling whole_in_place(const Problem& problem, const MicroShape& micro, int threads) noexcept {
+  constexpr std::int64_t most_rows = 256, most_columns = 256;
+  Tiling tiling;
+  const bool is_small = problem.m <= most_rows && problem.n <= most_columns && problem.k <= block_depth;
+  const bool is_read_where_it_lies = !problem.copies_left && reads_right(problem) && problem.output_cost < 1;
+  if (!is_small || threads > 1 || !is_read_where_it_lies) return tiling;
+  tiling.rows = ceil_div(problem.m, micro.rows) * micro.rows;
+  tiling.columns = ceil_div(problem.n, micro.columns()) * micro.columns();
+  tiling.reads_right = true;
+  return tiling;
 }
 
 }  // namespace tiling_detail
@@ -106,6 +127,7 @@ std::int64_t Problem::batch_size() const noexcept {
 
 Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int threads) noexcept {
   using namespace tiling_detail;
+  if (const Tiling whole = whole_in_place(problem, micro, threads); whole.rows != 0) return whole;
   const double batch = static_cast<double>(problem.batch_size());
   const double compute = compute_cycles(problem, micro);
   const std::int64_t row_panels = ceil_div(problem.m, micro.rows);
@@ -127,7 +149,7 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
   const bool is_small = threads == 1 && row_panels <= 48 && column_panels <= 16;
   if (is_small && consider(row_panels, column_panels)) return best;
   for (const std::int64_t columns : {1, 2, 3, 4, 6, 8, 12, 16}) {
-    for (const std::int64_t rows : {1, 2, 4, 8, 16, 32, 48}) {
+    for (const std::int64_t rows : {1, 2, 4, 8, 16, 32, 48, 64, 96, 128}) {
       consider(std::min(rows, row_panels), std::min(columns, column_panels));
       if (rows >= row_panels) break;
     }

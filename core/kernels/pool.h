@@ -22,7 +22,6 @@ struct PoolWindows {
 /// What a place in the window is stored as: u8 up to 255 of them, else i32. The largest value is `no tap`: the window
 /// has no element.
 constexpr DType pool_tap_dtype(std::int64_t taps) noexcept { return taps <= 255 ? DType::u8 : DType::i32; }
-constexpr std::int64_t pool_no_tap(DType dtype) noexcept { return dtype == DType::u8 ? 255 : 0x7fffffff; }
 
 /// y = the largest element of each window, the first in row-major order among equals; NaN is larger than all, the last
 /// one wins; a window without elements gives -inf.

@@ -2,8 +2,6 @@
 // Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs say what
 // each gradient keeps; an operand that needs no gradient costs nothing.
 
-#include <cstdint>
-
 #include <thimble/core/functor.h>
 
 namespace thimble::ops {

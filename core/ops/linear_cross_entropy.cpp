@@ -137,7 +137,10 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
   namespace detail = linear_cross_entropy_detail;
   const loss_detail::Form form{name, true, ignore_index, label_smoothing, reduction};
   detail::check(form, x, weight, bias, targets);
-  if (chunk_rows < 0) throw ValueError(std::string(name) + ": chunks of " + std::to_string(chunk_rows) + " rows");
+  if (chunk_rows < 0) {
+    throw ValueError(std::string(name) + ": chunks of " + std::to_string(chunk_rows) +
+                     " rows; allowed: at least 1, or 0 for as many as suit");
+  }
   const std::int64_t rows = x.size(0), classes = weight.size(0);
   const std::int64_t step = chunk_rows > 0 ? std::min(chunk_rows, std::max<std::int64_t>(rows, 1))
                                            : chunk_rows_of(rows, classes, size_of(x.dtype()));

@@ -9,7 +9,6 @@
 #include <thimble/core/ops/loss_common.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/reduce.h>
-#include <thimble/core/view.h>
 
 namespace thimble::ops {
 namespace loss_detail {

@@ -6,7 +6,6 @@
 // - Whole numbers only. Nothing is repaired: what is malformed, negative, too large, empty or there twice is an error
 //   that names the line.
 
-#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>

@@ -1,6 +1,5 @@
 // Improvement of a greedy placement: local search over the order in which items are placed.
 
-#include <algorithm>
 #include <utility>
 
 #include <thimble/memory/placement/problem.h>
@@ -34,7 +33,7 @@ std::vector<std::size_t> positions_above(const Problem& problem, const std::vect
   return positions;
 }
 
-/// Bytes x sections that stand above `height`: falls before the height itself does.
+/// Bytes of all items that stand above `height`, added up: falls before the height itself does.
 std::int64_t excess(const Problem& problem, const Layout& layout, std::int64_t height) {
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < problem.items.size(); ++i) {

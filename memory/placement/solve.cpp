@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cmath>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -28,9 +26,11 @@ std::string describe(const Buffer& buffer) {
 void check_arguments(std::span<const Buffer> buffers, const PlacementOptions& options) {
   constexpr std::size_t most_bytes = std::size_t{1} << 62;
   if (!std::has_single_bit(options.unit)) {
-    throw ValueError("placement: unit " + std::to_string(options.unit) + " is no power of two");
+    throw ValueError("placement: unit " + std::to_string(options.unit) + ", allowed are powers of two");
   }
-  if (!(options.seconds >= 0)) throw ValueError("placement: seconds must be 0 or more");
+  if (!(options.seconds >= 0)) {
+    throw ValueError("placement: " + std::to_string(options.seconds) + " seconds, allowed are 0 and more");
+  }
   std::size_t sum = 0;
   for (const Buffer& buffer : buffers) {
     if (buffer.lower >= buffer.upper) throw ValueError("placement: " + describe(buffer) + " has an empty lifetime");
@@ -98,6 +98,29 @@ void search_exactly(Part& part, std::int64_t load, std::int64_t target, std::siz
   while (part.best.height > goal() && !budget.is_spent()) probe(part, goal(), 1.0, unit, budget);
 }
 
+/// Takes the parts that stand above the target through the later stages, the highest first: it decides how low the
+/// others need to be, since what it cannot reach, they need not either.
+void search_parts(std::vector<Part>& parts, std::int64_t load, std::int64_t target, const PlacementOptions& options,
+                  Budget& budget) {
+  if (options.last_stage == PlacementStage::greedy) return;
+  std::vector<Part*> high;
+  for (Part& part : parts) {
+    if (part.best.height > target) high.push_back(&part);
+  }
+  std::sort(high.begin(), high.end(), [](const Part* a, const Part* b) { return a->best.height > b->best.height; });
+  constexpr std::uint64_t rounds = 32;  // cheap; what they leave is for the exact stage
+  for (std::size_t i = 0; i < high.size(); ++i) {
+    Part& part = *high[i];
+    if (part.best.height <= target) continue;
+    part.take(packing::improve(part.problem, part.greedy, target, rounds, budget), PlacementStage::improvement);
+    if (options.last_stage == PlacementStage::improvement) continue;
+    Budget own = budget.share(1.0 / static_cast<double>(high.size() - i));
+    search_exactly(part, load, target, options.unit, own);
+    budget.charge(own);
+    target = std::max(target, part.lower_bound);
+  }
+}
+
 }  // namespace solve_detail
 
 std::string_view to_string(PlacementStage stage) noexcept {
@@ -125,29 +148,12 @@ Placement place(std::span<const Buffer> buffers, const PlacementOptions& options
     parts.back().lower_bound = parts.back().problem.load;
   }
   const auto capacity = static_cast<std::int64_t>(options.capacity_bytes / options.unit * options.unit);
-  std::int64_t target = std::max(load, capacity);
+  const std::int64_t target = std::max(load, capacity);
   for (Part& part : parts) {
     part.greedy = packing::place_greedily(part.problem, target, budget);
     part.best = part.greedy.layout;
   }
-  // The hardest part decides how low the others need to be: what it cannot reach, they need not either.
-  std::vector<Part*> high;
-  for (Part& part : parts) {
-    if (part.best.height > target) high.push_back(&part);
-  }
-  std::sort(high.begin(), high.end(), [](const Part* a, const Part* b) { return a->best.height > b->best.height; });
-  constexpr std::uint64_t rounds = 32;  // cheap; what they leave is for the exact stage
-  if (options.last_stage == PlacementStage::greedy) high.clear();
-  for (std::size_t i = 0; i < high.size(); ++i) {
-    Part& part = *high[i];
-    if (part.best.height <= target) continue;
-    part.take(packing::improve(part.problem, part.greedy, target, rounds, budget), PlacementStage::improvement);
-    if (options.last_stage == PlacementStage::improvement) continue;
-    Budget own = budget.share(1.0 / static_cast<double>(high.size() - i));
-    search_exactly(part, load, target, options.unit, own);
-    budget.charge(own);
-    target = std::max(target, part.lower_bound);
-  }
+  search_parts(parts, load, target, options, budget);
 
   Placement result;
   result.offsets.resize(buffers.size());

@@ -72,9 +72,9 @@ void validate(const Chain& chain) {
     check.bytes(where, "parameter_gradient_bytes", stage.parameter_gradient_bytes);
     check.time(where, "forward_time", stage.forward_time);
     check.bytes(where, "forward_peak_bytes", stage.forward_peak_bytes);
-    const auto is_single = [](const Option& option) { return option.span == 1; };
+    const auto is_single = [](const Option& option) { return option.span == 1 && !option.is_first_visit_only; };
     if (std::none_of(stage.options.begin(), stage.options.end(), is_single)) {
-      throw ValueError("remat chain: " + where + ": has no option of span 1, needs at least one");
+      throw ValueError("remat chain: " + where + ": has no option of span 1 for any visit, needs at least one");
     }
     for (std::size_t o = 0; o < stage.options.size(); ++o) {
       const std::string& name = stage.options[o].name;

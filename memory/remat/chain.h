@@ -12,7 +12,7 @@
 // - A peak is what an operation needs at its worst moment beyond all that is held and beyond what it leaves behind.
 //   It is therefore never negative, and 0 for an operation without temporaries.
 // - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the
-// chain.
+//   chain.
 //
 // Terms
 //   option      one way of recording a stage, or several at once: what of the inside is kept until the backward
@@ -42,12 +42,13 @@ struct Option {
   Bytes kept_bytes = 0;       ///< held from this forward to the backward; input and output of the stage excluded
   bool keeps_input = true;    ///< a_i stays until the backward. False: packed or offloaded, a_i goes after the forward
   bool keeps_output = false;  ///< the backward reads the output, which then outlives the backward of the next stage
-  std::uint32_t span = 1;     ///< stages that are recorded at once, >= 1, inside of the chain
-  Time forward_time = 0;      ///< forward while keeping this much; packing and offloading included
-  Time recompute_time = 0;    ///< before the backward: running again, unpacking or fetching what was not kept
-  Time backward_time = 0;     ///< with everything in place
-  Bytes forward_peak_bytes = 0;    ///< beyond what is held, the output and kept_bytes
-  Bytes recompute_peak_bytes = 0;  ///< beyond what is held; d_i does not exist yet
+  bool is_first_visit_only = false;  ///< recorded in the forward before the first backward, never when run again
+  std::uint32_t span = 1;            ///< stages that are recorded at once, >= 1, inside of the chain
+  Time forward_time = 0;             ///< forward while keeping this much; packing and offloading included
+  Time recompute_time = 0;           ///< before the backward: running again, unpacking or fetching what was not kept
+  Time backward_time = 0;            ///< with everything in place
+  Bytes forward_peak_bytes = 0;      ///< beyond what is held, the output and kept_bytes
+  Bytes recompute_peak_bytes = 0;    ///< beyond what is held; d_i does not exist yet
   /// Beyond what is held, d_i and the parameters' gradients. What was recomputed or fetched (the input too, when
   /// keeps_input is false) is alive here and counts.
   Bytes backward_peak_bytes = 0;
@@ -63,7 +64,7 @@ struct Stage {
   Bytes parameter_gradient_bytes = 0;  ///< made by the backward and left to the end; 0 where they exist already
   Time forward_time = 0;               ///< forward that records nothing
   Bytes forward_peak_bytes = 0;        ///< of that forward, beyond what is held and the output
-  std::vector<Option> options;         ///< at least one of span 1
+  std::vector<Option> options;         ///< at least one of span 1 for any visit
 
   friend bool operator==(const Stage&, const Stage&) = default;
 };
@@ -99,9 +100,9 @@ class InfeasibleBudget : public PlanError {
   Bytes smallest_bytes_;
 };
 
-/// Throws ValueError, naming stage, field and value, when the chain is empty, a stage has no option of span 1, a span
-/// is 0 or leaves the chain, a number is negative, or the sum of all bytes passes largest_total, or n + 1 times the sum
-/// of all times does.
+/// Throws ValueError, naming stage, field and value, when the chain is empty, a stage has no option of span 1 for any
+/// visit, a span is 0 or leaves the chain, a number is negative, or the sum of all bytes passes largest_total, or n + 1
+/// times the sum of all times does.
 void validate(const Chain& chain);
 
 /// n equal stages with one option that keeps kept_bytes. Every activation and gradient has activation_bytes; forward

@@ -11,7 +11,7 @@
 //     record a..e-1 as o, e = a + span_o: f_o + r_o + b_o + T(e, b, m - kept_o - a_e)
 //   each where m covers what its own forwards and its own backward need at their worst moment.
 // - Intervals that are equal in all their numbers are solved once: a network of equal blocks costs n intervals, not
-// n^2.
+//   n^2.
 // - Where a forecast says that the breakpoints are too many for the work allowed, some of them and some of the splits
 //   are left out, so that time is never below and bytes are never below what the plan needs. A second table, with all
 //   splits and thinned the other way, bounds what was lost. The smallest feasible budget stays exact.

@@ -3,18 +3,16 @@
 //
 // Policy
 // - Operators stand in the order in which forward runs them. They are cut into segments, ranges of operators; a block
-// on
-//   its own is one segment. The backward visits the segments from last to first.
-// - On its visit a segment first runs again, in forward order, those of its operators that made a tensor which is
-// needed
-//   and was not kept: read by one of the segment's backwards, or an input of an operator that runs again. Then its
-//   backwards run. An operator that runs again makes all of its outputs again.
+//   on its own is one segment. The backward visits the segments from last to first.
+// - On its visit the segment's backwards run, from the last operator to the first. Right before each of them run again,
+//   in forward order, those operators that made what it reads and what was neither kept nor made again before, and, for
+//   their inputs, those before them. An operator runs again once, makes all of its outputs, and these stay until their
+//   last reader.
 // - A tensor crosses a boundary when an operator of another segment takes it, or reads it in backward. Such a tensor is
 //   never made again: it is kept wherever it is needed, whatever was selected. Put boundaries where few bytes cross.
 // - Memory is given back as soon as nothing needs it: a tensor after its last reader, a gradient after the backward of
-// the
-//   operator that made its tensor. A gradient is made by the first backward that adds to it; that of a tensor which no
-//   operator takes is there when the first backward begins.
+//   the operator that made its tensor. A gradient is made by the first backward that adds to it; that of a tensor which
+//   no operator takes is there when the first backward begins.
 //
 // Terms
 //   given        a tensor that is there from outside and stays (a block's input, parameters): no bytes, no cost here
@@ -93,8 +91,8 @@ struct GraphCost {
   Time cost = 0;                          ///< of the re-runs
   Bytes peak_bytes = 0;                   ///< largest number of bytes alive at once
   Bytes forward_peak_bytes = 0;           ///< the same of the forward alone
-  std::vector<Bytes> segment_peak_bytes;  ///< of the visit of each segment in backward, its re-run included
-  std::vector<Bytes> rerun_peak_bytes;    ///< of that re-run; 0 where nothing runs again
+  std::vector<Bytes> segment_peak_bytes;  ///< of the visit of each segment in backward, re-runs included
+  std::vector<Bytes> rerun_peak_bytes;    ///< of those re-runs alone; 0 where nothing runs again
 };
 
 /// Runs forward, re-runs and backwards on the numbers. Throws PlanError, naming operator and tensor, when something

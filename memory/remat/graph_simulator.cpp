@@ -15,28 +15,62 @@ struct Event {
 };
 
 /// What runs, in order.
-std::vector<Event> events_of(const Graph& graph, const Selection& selection) {
-  const auto count = static_cast<std::uint32_t>(graph.operators.size());
-  std::vector<std::uint32_t> ends = graph.segment_ends;
-  if (ends.empty()) ends.push_back(count);
-  std::vector<Event> events;
-  for (std::uint32_t i = 0; i < count; ++i) events.push_back({Kind::forward, i, 0});
-  for (std::size_t s = ends.size(); s-- > 0;) {
-    const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
-    const auto segment = static_cast<std::uint32_t>(s);
-    const auto first = std::lower_bound(selection.rerun.begin(), selection.rerun.end(), begin);
-    const auto last = std::lower_bound(first, selection.rerun.end(), ends[s]);
-    for (auto op = first; op != last; ++op) events.push_back({Kind::rerun, *op, segment});
-    for (std::uint32_t i = ends[s]; i-- > begin;) events.push_back({Kind::backward, i, segment});
+class Order {
+ public:
+  Order(const Graph& graph, const Selection& selection)
+      : graph_(graph), is_kept_(graph.tensors.size()), maker_(graph.tensors.size()), is_due_(graph.operators.size()) {
+    for (const std::uint32_t t : selection.kept) is_kept_[t] = true;
+    for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
+      for (const std::uint32_t t : graph.operators[i].outputs) maker_[t] = i;
+    }
+    for (const std::uint32_t i : selection.rerun) is_due_[i] = true;
   }
-  return events;
-}
+
+  std::vector<Event> events() {
+    const auto count = static_cast<std::uint32_t>(graph_.operators.size());
+    std::vector<std::uint32_t> ends = graph_.segment_ends;
+    if (ends.empty()) ends.push_back(count);
+    std::vector<Event> events;
+    for (std::uint32_t i = 0; i < count; ++i) events.push_back({Kind::forward, i, 0});
+    for (std::size_t s = ends.size(); s-- > 0;) {
+      const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
+      const auto segment = static_cast<std::uint32_t>(s);
+      for (std::uint32_t i = ends[s]; i-- > begin;) {
+        for (const std::uint32_t op : due_for(i, begin)) events.push_back({Kind::rerun, op, segment});
+        events.push_back({Kind::backward, i, segment});
+      }
+    }
+    return events;
+  }
+
+ private:
+  /// What runs again for the backward of an operator, in forward order.
+  std::vector<std::uint32_t> due_for(std::uint32_t op, std::uint32_t begin) {
+    std::vector<std::uint32_t> due;
+    const auto ask = [&](const std::vector<std::uint32_t>& tensors) {
+      for (const std::uint32_t t : tensors) {
+        const std::uint32_t maker = maker_[t];
+        if (graph_.tensors[t].is_given || is_kept_[t] || maker < begin || !is_due_[maker]) continue;
+        is_due_[maker] = false;
+        due.push_back(maker);
+      }
+    };
+    ask(graph_.operators[op].backward_reads);
+    for (std::size_t next = 0; next < due.size(); ++next) ask(graph_.operators[due[next]].inputs);
+    std::sort(due.begin(), due.end());
+    return due;
+  }
+
+  const Graph& graph_;
+  std::vector<bool> is_kept_;
+  std::vector<std::uint32_t> maker_;  // of each tensor
+  std::vector<bool> is_due_;          // to run again
+};
 
 /// The step on plain numbers.
 class Step {
  public:
-  Step(const Graph& graph, const Selection& selection)
-      : graph_(graph), events_(events_of(graph, selection)), is_kept_(graph.tensors.size()) {
+  Step(const Graph& graph, const Selection& selection) : graph_(graph), is_kept_(graph.tensors.size()) {
     for (const std::uint32_t t : selection.kept) {
       if (t >= graph.tensors.size()) throw PlanError("remat simulate: tensor " + std::to_string(t) + " is not there");
       is_kept_[t] = true;
@@ -47,6 +81,7 @@ class Step {
       }
       result_.cost += graph.operators[i].cost;
     }
+    events_ = Order(graph, selection).events();
     result_.segment_peak_bytes.assign(graph.segment_count(), 0);
     result_.rerun_peak_bytes.assign(graph.segment_count(), 0);
     is_there_.assign(graph.tensors.size(), false);

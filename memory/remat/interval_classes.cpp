@@ -14,9 +14,9 @@ namespace interval_classes_detail {
 Time total_time(const Option& o) { return o.forward_time + o.recompute_time + o.backward_time; }
 
 bool is_dominated(const Option& worse, const Option& better) {
-  return better.kept_bytes <= worse.kept_bytes && (!better.keeps_input || worse.keeps_input) &&
-         (!better.keeps_output || worse.keeps_output) && total_time(better) <= total_time(worse) &&
-         better.forward_peak_bytes <= worse.forward_peak_bytes &&
+  return (!better.is_first_visit_only || worse.is_first_visit_only) && better.kept_bytes <= worse.kept_bytes &&
+         (!better.keeps_input || worse.keeps_input) && (!better.keeps_output || worse.keeps_output) &&
+         total_time(better) <= total_time(worse) && better.forward_peak_bytes <= worse.forward_peak_bytes &&
          better.recompute_peak_bytes <= worse.recompute_peak_bytes &&
          better.backward_peak_bytes <= worse.backward_peak_bytes;
 }
@@ -25,7 +25,7 @@ bool is_dominated(const Option& worse, const Option& better) {
 using Numbers = std::vector<std::int64_t>;
 
 void append(Numbers& numbers, const Option& o) {
-  const std::int64_t flags = (o.keeps_input ? 1 : 0) + (o.keeps_output ? 2 : 0);
+  const std::int64_t flags = (o.keeps_input ? 1 : 0) + (o.keeps_output ? 2 : 0) + (o.is_first_visit_only ? 4 : 0);
   const std::int64_t all[] = {o.kept_bytes,         flags, total_time(o), o.forward_peak_bytes, o.recompute_peak_bytes,
                               o.backward_peak_bytes};
   numbers.insert(numbers.end(), std::begin(all), std::end(all));

@@ -128,6 +128,7 @@ void IntervalTable::consider_records(const Interval& interval) {
   for (const IntervalClasses::Record& record : classes_->records(a)) {
     if (record.span > interval.length()) break;
     const Option& option = chain_->stages[a].options[record.option];
+    if (option.is_first_visit_only && b + 1 != chain_->size()) continue;  // a re-run ends before the chain does
     const std::size_t end = a + record.span;
     const Bytes output = chain_->activation_bytes(end);
     const Bytes made = chain_->gradient_bytes(a) + parameter_sums_[end] - parameter_sums_[a];
@@ -214,11 +215,11 @@ void IntervalTable::merge(interval_table_detail::Walk walk, const Candidate& can
 }
 
 /// Leaves at most `limit` breakpoints: the first, the last, and between them those that divide the curve into parts
-/// of equal length, bytes and time both scaled to 1. `below` gives each part its last time, `above` its first.
+/// of equal length, bytes and time both scaled to 1. Each part gets its last time where a lower bound is to be left,
+/// else its first.
 void IntervalTable::thin(std::size_t limit) {
   const std::span<Breakpoint> points(best_.data() + 1, best_.size() - 2);
   if (points.size() <= limit) return;
-  is_thinned_ = true;
   const Breakpoint last = points.back();
   const double bytes_scale = 1.0 / static_cast<double>(last.bytes - points.front().bytes);
   const double time_scale = 1.0 / static_cast<double>(points.front().time - last.time);
@@ -248,10 +249,10 @@ Plan IntervalTable::plan(Bytes bytes) const {
     std::size_t closes;  // 1 + the item whose re-run is complete; 0: plan the interval
   };
   Plan plan;
-  std::vector<Visit> todo{{{0, chain_->size() - 1, false}, bytes, 0}};
-  while (!todo.empty()) {
-    const Visit visit = todo.back();
-    todo.pop_back();
+  std::vector<Visit> visits{{{0, chain_->size() - 1, false}, bytes, 0}};
+  while (!visits.empty()) {
+    const Visit visit = visits.back();
+    visits.pop_back();
     if (visit.closes > 0) {
       plan.items[visit.closes - 1].size = static_cast<std::uint32_t>(plan.items.size() - visit.closes);
       continue;
@@ -267,13 +268,13 @@ Plan IntervalTable::plan(Bytes bytes) const {
       const std::size_t end = a + option.span;
       plan.items.push_back({begin, static_cast<std::uint32_t>(end), o, 0});
       if (end <= b) {
-        todo.push_back({{end, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option), 0});
+        visits.push_back({{end, b, option.keeps_output}, point->bytes - record_shift(visit.interval, option), 0});
       }
     } else {
       const std::size_t j = a + static_cast<std::size_t>(point->choice);
-      todo.push_back({{j, b, false}, point->bytes - chain_->activation_bytes(j), 0});
-      todo.push_back({{}, 0, plan.items.size() + 1});
-      todo.push_back({{a, j - 1, is_pinned}, point->bytes - rerun_shift(j, b), 0});
+      visits.push_back({{j, b, false}, point->bytes - chain_->activation_bytes(j), 0});
+      visits.push_back({{}, 0, plan.items.size() + 1});
+      visits.push_back({{a, j - 1, is_pinned}, point->bytes - rerun_shift(j, b), 0});
       plan.items.push_back({begin, static_cast<std::uint32_t>(j), 0, 1});
     }
   }

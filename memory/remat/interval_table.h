@@ -44,7 +44,6 @@ class IntervalTable {
 
   /// The table was given up: nothing else may be asked of it.
   bool is_abandoned() const noexcept { return is_abandoned_; }
-  bool is_thinned() const noexcept { return is_thinned_; }
   std::size_t breakpoints() const noexcept { return pool_.size(); }
   std::size_t largest() const noexcept { return largest_; }
 
@@ -88,7 +87,6 @@ class IntervalTable {
   const Chain* chain_;
   const IntervalClasses* classes_;
   Thinning thinning_;
-  bool is_thinned_ = false;
   bool is_abandoned_ = false;
   std::size_t largest_ = 0;
   std::vector<Bytes> parameter_sums_;  // gradients of the parameters of the stages before i

@@ -6,8 +6,8 @@
 //   when a backward reads it and its maker is out, or when an operator that is in takes it and its maker is out. For
 //   any price of a byte the cheapest choice is a minimum cut: operators are nodes, those on the source side run again.
 // - The network falls into components that share no tensor which may be kept or not: usually far smaller than segments.
-//   Each has a lower convex hull of (kept bytes, cost); that of the
-//   whole is made of their edges, ordered by cost per byte.
+//   Each has a lower convex hull of (kept bytes, cost); that of the whole is made of their edges, ordered by cost per
+//   byte.
 // - Hulls are refined where they are looked at. All arithmetic is exact in integers.
 //
 // Terms

@@ -25,19 +25,19 @@ struct Pending {
 template <class Split>
 Plan split_plan(std::size_t n, std::size_t slots, Split&& split) {
   Plan plan;
-  std::vector<Pending> todo{{0, n, slots}};
-  while (!todo.empty()) {
-    const Pending next = todo.back();
-    todo.pop_back();
+  std::vector<Pending> pending{{0, n, slots}};
+  while (!pending.empty()) {
+    const Pending next = pending.back();
+    pending.pop_back();
     if (next.end == 0) {
       plan.items[next.begin].size = static_cast<std::uint32_t>(plan.items.size() - next.begin - 1);
     } else if (next.end - next.begin == 1) {
       plan.items.push_back(recorded(next.begin, 0));
     } else {
       const std::size_t middle = next.begin + split(next.end - next.begin, next.slots);
-      todo.push_back({middle, next.end, next.slots - 1});
-      todo.push_back({plan.items.size(), 0, 0});
-      todo.push_back({next.begin, middle, next.slots});
+      pending.push_back({middle, next.end, next.slots - 1});
+      pending.push_back({plan.items.size(), 0, 0});
+      pending.push_back({next.begin, middle, next.slots});
       plan.items.push_back({static_cast<std::uint32_t>(next.begin), static_cast<std::uint32_t>(middle), 0, 1});
     }
   }

@@ -92,14 +92,14 @@ Schedule to_schedule(const Plan& plan, const Chain& chain) {
   using schedule_detail::Pending;
   validate(plan, chain);
   Schedule out;
-  std::vector<Pending> todo{{false, 0, plan.items.size()}};
-  while (!todo.empty()) {
-    const Pending next = todo.back();
-    todo.pop_back();
+  std::vector<Pending> pending{{false, 0, plan.items.size()}};
+  while (!pending.empty()) {
+    const Pending next = pending.back();
+    pending.pop_back();
     const Plan::Item& item = plan.items[next.item];
     if (next.is_backward) {
       if (item.is_dropped()) {
-        todo.push_back({false, next.item + 1, next.item + 1 + item.size});
+        pending.push_back({false, next.item + 1, next.item + 1 + item.size});
       } else {
         out.push_back({Kind::backward, item.begin, 0});
       }
@@ -109,7 +109,7 @@ Schedule to_schedule(const Plan& plan, const Chain& chain) {
     std::size_t last = next.item;
     for (std::size_t i = next.item; i < next.end; i += 1 + plan.items[i].size) {
       schedule_detail::forward_of(plan.items[i], out);
-      todo.push_back({true, i, 0});
+      pending.push_back({true, i, 0});
       last = i;
     }
     const Plan::Item& end = plan.items[last];

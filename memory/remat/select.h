@@ -35,10 +35,4 @@ Option chain_option(const Graph& block, const Selection& selection, std::string 
 /// validate(graph) does, InfeasibleBudget with the fewest bytes that can be kept.
 KeptPlan select_kept(const Graph& graph, Bytes kept_bytes);
 
-/// The cheapest selection found whose simulated peak is within a budget, given tensors excluded. Tries two ways and
-/// takes the cheaper: the vertices of select_kept, and a descent that gives up, at each step, the cheapest bytes that
-/// are held while the worst segment runs. Then takes back what still fits. A heuristic: lower_bound is 0. Throws
-/// ValueError as validate(graph) does, InfeasibleBudget with the smallest peak that was found.
-KeptPlan select_for_peak(const Graph& graph, Bytes peak_bytes);
-
 }  // namespace thimble::remat

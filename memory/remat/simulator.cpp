@@ -82,6 +82,9 @@ void Simulator::forward(const Operation& operation) {
   for (std::size_t k = i; is_record && k < end; ++k) {
     if (begin_[k] >= 0) refuse(operation, "it is recorded already");
   }
+  if (option != nullptr && option->is_first_visit_only && next_backward_ != chain_->size()) {
+    refuse(operation, "the option is for the first visit alone");
+  }
   const Option* const reader = recorded_at(i);
   const bool is_input_needed = is_pinned(i) || (reader != nullptr && reader->keeps_input);
   if (operation.kind == Operation::Kind::pass && is_input_needed) {

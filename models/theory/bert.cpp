@@ -5,10 +5,7 @@
 namespace thimble::models::theory {
 
 std::vector<Term> bert_layer_kept(std::string_view name, const ModelOptions& options, DType dtype, bool is_recomputed) {
-  const ModelOptions sizes = bert_options(name, options);
-  const bool has_dropout = sizes.dropout > 0;
-  const TransformerLayer layer{sizes.sequence, sizes.width, sizes.heads,     has_dropout,
-                               has_dropout,    false,       NormPlace::post, sizes.build};
+  const TransformerLayer layer = token_layer(bert_options(name, options), NormPlace::post);
   return is_recomputed ? recomputed_layer_kept(layer, dtype) : transformer_layer_kept(layer, dtype);
 }
 

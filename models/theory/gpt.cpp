@@ -3,21 +3,10 @@
 #include <thimble/models/gpt.h>
 
 namespace thimble::models::theory {
-namespace gpt_theory_detail {
 
-TransformerLayer layer_of(const ModelOptions& sizes) {
-  const bool has_dropout = sizes.dropout > 0;
-  return {sizes.sequence, sizes.width, sizes.heads, has_dropout, has_dropout, false, NormPlace::pre, sizes.build};
-}
-
-}  // namespace gpt_theory_detail
-
-std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options, DType dtype) {
-  return transformer_layer_kept(gpt_theory_detail::layer_of(gpt_options(name, options)), dtype);
-}
-
-std::vector<Term> gpt_recomputed_layer_kept(std::string_view name, const ModelOptions& options, DType dtype) {
-  return recomputed_layer_kept(gpt_theory_detail::layer_of(gpt_options(name, options)), dtype);
+std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options, DType dtype, bool is_recomputed) {
+  const TransformerLayer layer = token_layer(gpt_options(name, options), NormPlace::pre);
+  return is_recomputed ? recomputed_layer_kept(layer, dtype) : transformer_layer_kept(layer, dtype);
 }
 
 std::vector<Term> gpt_outside_kept(std::string_view name, const ModelOptions& options, DType dtype) {
@@ -39,9 +28,7 @@ std::vector<Term> gpt_outside_kept(std::string_view name, const ModelOptions& op
 std::int64_t gpt_kept_bytes(std::string_view name, const ModelOptions& options, DType dtype, Category category,
                             std::int64_t batch, bool is_recomputed) {
   const ModelOptions sizes = gpt_options(name, options);
-  const std::vector<Term> layer =
-      is_recomputed ? gpt_recomputed_layer_kept(name, sizes, dtype) : gpt_layer_kept(name, sizes, dtype);
-  return sizes.layers * bytes_of(layer, category, batch) +
+  return sizes.layers * bytes_of(gpt_layer_kept(name, sizes, dtype, is_recomputed), category, batch) +
          bytes_of(gpt_outside_kept(name, sizes, dtype), category, batch);
 }
 

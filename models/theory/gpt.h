@@ -16,13 +16,10 @@
 namespace thimble::models::theory {
 
 /// What one layer keeps for backward in a training forward over (N, options.sequence) ids, booked at and below
-/// `gpt.h.I`: the terms of transformer_layer_kept. `dtype`: of parameters and activations. Throws ValueError as
+/// `gpt.h.I`: the terms of transformer_layer_kept, or of recomputed_layer_kept. Throws ValueError as
 /// models::gpt_options does.
-std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options = {}, DType dtype = DType::f32);
-
-/// What a layer keeps that runs under checkpoint(): "layer output".
-std::vector<Term> gpt_recomputed_layer_kept(std::string_view name, const ModelOptions& options = {},
-                                            DType dtype = DType::f32);
+std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options = {}, DType dtype = DType::f32,
+                                 bool is_recomputed = false);
 
 /// What is kept outside of the layers, until backward begins: "ids" and "targets" (input), "embedding output",
 /// "final norm statistics", "head input"; textbook: with dropout "embedding mask", and "log-probabilities"; fused:

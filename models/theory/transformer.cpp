@@ -2,6 +2,15 @@
 
 namespace thimble::models::theory {
 
+TransformerLayer token_layer(const ModelOptions& sizes, NormPlace norms) {
+  TransformerLayer layer;
+  layer.sequence = sizes.sequence, layer.width = sizes.width, layer.heads = sizes.heads;
+  layer.drops_probabilities = layer.drops_results = sizes.dropout > 0;
+  layer.norms = norms;
+  layer.build = sizes.build;
+  return layer;
+}
+
 std::vector<Term> transformer_layer_kept(const TransformerLayer& layer, DType dtype) {
   const bool is_textbook = layer.build == Build::textbook, is_pre = layer.norms == NormPlace::pre;
   const std::int64_t s = layer.sequence, sh = s * layer.width, as = layer.heads * s;

@@ -33,6 +33,10 @@ struct TransformerLayer {
   Build build = Build::fused;
 };
 
+/// A layer of a model over tokens of these sizes, which leave nothing open (models/transformer.h): dropout is on
+/// probabilities and on results alike.
+TransformerLayer token_layer(const ModelOptions& sizes, NormPlace norms);
+
 /// What the layer keeps, in the order that a forward makes it, but for "norm statistics", which stands first. Terms of
 /// either build: "qkv", "attention output", "gelu input", "gelu output", "layer output"; pre: "norm 1 output",
 /// "residual" (norm 2's input), "norm 2 output"; post: "norm 1 input", "norm 1 output", "norm 2 input". Textbook:

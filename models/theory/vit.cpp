@@ -7,9 +7,10 @@ namespace thimble::models::theory {
 std::vector<Term> vit_layer_kept(std::string_view name, const ModelOptions& options, DType dtype, bool is_last,
                                  bool is_recomputed) {
   const ModelOptions sizes = vit_options(name, options);
-  const bool has_dropout = sizes.dropout > 0;
-  const TransformerLayer layer{vit_tokens(sizes.image), sizes.width, sizes.heads, false, has_dropout, has_dropout,
-                               NormPlace::pre,          sizes.build};
+  TransformerLayer layer;
+  layer.sequence = vit_tokens(sizes.image), layer.width = sizes.width, layer.heads = sizes.heads;
+  layer.drops_results = layer.drops_gelu = sizes.dropout > 0;
+  layer.build = sizes.build;
   std::vector<Term> terms = is_recomputed ? recomputed_layer_kept(layer, dtype) : transformer_layer_kept(layer, dtype);
   if (is_last && sizes.build == Build::fused) terms.pop_back();  // "layer output"
   return terms;

@@ -42,6 +42,10 @@ void check(const SafetensorsReader& file, const CheckpointInfo& info, const std:
 
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata) {
+  for (const Named& s : optimizer.state()) {
+    if (!s.tensor.defined())
+      throw ValueError("save_checkpoint: " + s.name + " is away; after fetch_state() it is here");
+  }
   const CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),
                             generator.seed(), generator.step(),       metadata};
   write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info));
@@ -49,10 +53,12 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator) {
   const SafetensorsReader file(path);
+  optimizer.fetch_state();
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
   const std::vector<NamedTensor> targets = checkpoint_detail::all_tensors(module, optimizer);
   checkpoint_detail::check(file, info, targets, optimizer);
   for (const NamedTensor& target : targets) read_file_tensor(file, file.entry(target.name), target);
+  optimizer.put_state_away();
   optimizer.set_step_count(info.step_count);
   optimizer.set_rate(info.rate);
   generator = Generator(info.seed);

@@ -43,8 +43,9 @@ const Hardware& hardware(std::string_view name) {
   throw ValueError("hardware: '" + std::string(name) + "' is not one of " + names);
 }
 
-std::vector<NodeTimes> node_times(const TapeGraph& graph, const Hardware& hardware) {
-  using cost_detail::bytes_of;
+namespace cost_detail {
+
+std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware) {
   std::vector<NodeTimes> times;
   times.reserve(graph.nodes.size());
   for (const TapeGraph::Node& node : graph.nodes) {
@@ -77,6 +78,36 @@ std::vector<NodeTimes> node_times(const TapeGraph& graph, const Hardware& hardwa
     times.push_back(t);
   }
   return times;
+}
+
+void require_same(const TapeGraph& graph, const std::vector<std::string>& operators) {
+  for (std::size_t n = 0; n < std::max(graph.nodes.size(), operators.size()); ++n) {
+    const std::string here = n < graph.nodes.size() ? graph.nodes[n].type->name : "nothing";
+    const std::string measured = n < operators.size() ? operators[n] : "nothing";
+    if (here == measured) continue;
+    throw ValueError("cost model: node " + std::to_string(n) + " is " + here + ", " + measured +
+                     " was measured; a model of the same program is allowed");
+  }
+}
+
+}  // namespace cost_detail
+
+std::vector<NodeTimes> node_times(const TapeGraph& graph, const CostModel& costs) {
+  std::vector<NodeTimes> times = cost_detail::roofline(graph, costs.hardware);
+  if (costs.operators.empty()) return times;
+  cost_detail::require_same(graph, costs.operators);
+  for (std::size_t n = 0; n < times.size(); ++n) {
+    times[n].forward *= costs.factors[n].forward;
+    times[n].remake *= costs.factors[n].remake;
+    times[n].backward *= costs.factors[n].backward;
+  }
+  return times;
+}
+
+double step_seconds(const std::vector<NodeTimes>& times) {
+  double seconds = 0;
+  for (const NodeTimes& t : times) seconds += t.forward + t.backward;
+  return seconds;
 }
 
 }  // namespace thimble::nn

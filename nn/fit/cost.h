@@ -1,6 +1,7 @@
 #pragma once
 // What running one operator takes, from its sizes and three numbers of a machine (the roofline of Williams, Waterman,
-// Patterson 2009): the larger of its arithmetic and its memory traffic, and a fixed cost of calling it.
+// Patterson 2009): the larger of its arithmetic and its memory traffic, and a fixed cost of calling it. Where the
+// program has been run, each operator's measured time corrects it (nn/fit/measure.h).
 
 #include <cstddef>
 #include <span>
@@ -20,6 +21,7 @@ struct Hardware {
   double multiply_adds_per_s = 0;  ///< that large products reach, in f32 (in f16 and bf16 where it has units for them)
   double bytes_per_s = 0;          ///< read and written together, beyond the caches
   double call_s = 0;               ///< of one operator, however small
+  double tier_bytes_per_s = 1e9;   ///< written to, or read from, where tensors are offloaded to
 };
 
 /// Known machines, the present kind of CPU first. Throws ValueError, listing all names, for another one.
@@ -33,7 +35,25 @@ struct NodeTimes {
   double backward = 0;
 };
 
-/// For every node.
-std::vector<NodeTimes> node_times(const TapeGraph& graph, const Hardware& hardware);
+/// What a node took, measured, over what its roofline says; of NodeTimes.
+struct NodeFactors {
+  double forward = 1, remake = 1, backward = 1;
+};
+
+/// Where the times of a plan come from.
+struct CostModel {
+  CostModel(const Hardware& machine) : hardware(machine), source(machine.name + ": " + machine.description) {}
+
+  Hardware hardware;
+  std::string source;                  ///< for people
+  std::vector<std::string> operators;  ///< of the program that was measured, node by node; empty: none was
+  std::vector<NodeFactors> factors;    ///< as many
+};
+
+/// For every node. Throws ValueError, naming the first node that differs, for the costs of another program.
+std::vector<NodeTimes> node_times(const TapeGraph& graph, const CostModel& costs);
+
+/// Forward and backward of all nodes, one after the other.
+double step_seconds(const std::vector<NodeTimes>& times);
 
 }  // namespace thimble::nn

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <thimble/core/context.h>
+#include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/remat/frontier.h>
 
@@ -14,6 +15,7 @@ namespace fit_detail {
 
 constexpr std::size_t candidate_count = 48;   // points of the frontier that are run, spread over its bytes
 constexpr std::size_t refinement_count = 24;  // further ones, where neighbouring plans lie far apart
+constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
 
 /// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
 /// which is the fastest.
@@ -71,9 +73,54 @@ std::size_t next_point(const std::vector<Tried>& front, const std::vector<bool>&
   return next;
 }
 
+/// Per stage, the bytes of gradients that it makes and that are there until an earlier stage has run backward, because
+/// that reads the same parameter.
+std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::vector<std::uint32_t>& cuts) {
+  struct Readers {
+    std::size_t first, last;  // stages
+    std::size_t bytes;
+  };
+  std::map<std::uint32_t, Readers> by_storage;
+  for (std::size_t stage = 0; stage + 1 < cuts.size(); ++stage) {
+    for (std::uint32_t n = cuts[stage]; n < cuts[stage + 1]; ++n) {
+      for (const std::uint32_t value : graph.nodes[n].inputs) {
+        if (value == TapeGraph::none || !graph.values[value].is_leaf) continue;
+        const Readers read{stage, stage, graph.bytes_of(value)};
+        by_storage.emplace(graph.values[value].storage, read).first->second.last = stage;
+      }
+    }
+  }
+  std::vector<remat::Bytes> bytes(cuts.size() - 1);
+  for (const auto& [storage, readers] : by_storage) {
+    if (readers.first < readers.last) bytes[readers.last] += static_cast<remat::Bytes>(readers.bytes);
+  }
+  return bytes;
+}
+
+/// Sets what each stage's backward leaves of parameters' gradients.
+void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged) {
+  for (std::size_t i = 0; i < staged.chain.stages.size(); ++i) {
+    staged.chain.stages[i].parameter_gradient_bytes = bytes[i];
+  }
+}
+
 }  // namespace fit_detail
 
-Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(std::move(make)), device_(dry(device)) {
+void Plan::apply(StepOptions& options, Device device) const {
+  options.recording.plan = tape;
+  options.recording.tier = tape && tape->offloads() ? make_tier(device) : nullptr;
+}
+
+Planner::Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options)
+    : make_(std::move(make)), device_(dry(device)), options_(std::move(options)) {
+  const Storing& storing = options_.storing;
+  if (storing.offloads && !options_.make_tier) throw PlanError("planner: tensors are to be offloaded, without a tier");
+  if (storing.offloads || storing.packs) {
+    PlannerOptions fewer = options_;
+    (storing.packs ? fewer.storing.packs : fewer.storing.offloads) = false;
+    simpler_ = std::make_unique<Planner>(make_, device, costs, std::move(fewer));
+  }
+  bool fuses = false;
   {
     const memory::Stack stack = memory::make_resource(device_, profile_options(device_));
     const ResourceScope scope(stack.top);
@@ -81,56 +128,91 @@ Planner::Planner(MakeRun make, Device device, const Hardware& hardware) : make_(
     parameters_ = run->parameters();
     run->options().recording.graph = &graph_;
     run->step();
+    passes_ = run->options().micro_batches;
+    fuses = run->options().fuses_optimizer != FusedUpdate::off;
   }
-  const std::vector<NodeTimes> times = node_times(graph_, hardware);
+  const std::vector<NodeTimes> times = node_times(graph_, costs);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
-  const StagedGraph staged = make_stages(graph_, times, cuts);
-  const remat::Frontier frontier(staged.chain);
-  const std::span<const remat::Frontier::Point> points = frontier.points();
+  const StoredOptions stored(graph_, times, costs.hardware, storing);
+  staged_ = make_stages(graph_, times, cuts, {}, simpler_ ? &stored : nullptr);
+  double gradient_bytes = 0;
+  for (const remat::Stage& stage : staged_.chain.stages) {
+    gradient_bytes += static_cast<double>(stage.parameter_gradient_bytes);
+  }
+  // With micro-batches they are all there from the first one on, and none are added to them.
+  if (passes_ > 1) fit_detail::keep_gradients(std::vector<remat::Bytes>(staged_.stages.size()), staged_);
+  if (fuses) fit_detail::keep_gradients(fit_detail::shared_gradients(graph_, cuts), staged_);
+  // Two are read and one is written.
+  accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
+  frontier_ = std::make_unique<remat::Frontier>(staged_.chain);
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
   std::vector<fit_detail::Tried> tried;
   std::vector<bool> was_run(points.size());
-  const auto add = [&](std::size_t point, Candidate candidate) {
-    const double fastest = static_cast<double>(points.back().time);
-    candidate.plan.step_s = static_cast<double>(points[point].time) * 1e-9;
-    candidate.plan.time_overhead = static_cast<double>(points[point].time) / fastest - 1;
-    tried.push_back({point, points[point].time, candidate.plan.lower_bound_bytes});
-    candidates_.push_back(std::move(candidate));
-  };
-  const auto run_point = [&](std::size_t point) {
+  const auto add = [&](std::size_t point) {
     was_run[point] = true;
-    const remat::Plan of_chain = frontier.plan(points[point].budget_bytes);
-    auto tape = std::make_shared<TapePlan>(make_tape_plan(staged, of_chain));
-    if (tape->segments.empty()) return;
-    Candidate candidate = run_dry(std::move(tape));
-    candidate.plan.description = remat::to_string(of_chain);
-    add(point, std::move(candidate));
+    tried.push_back({point, points[point].time, run(point).plan.lower_bound_bytes});
   };
-  add(points.size() - 1, run_dry(nullptr));
-  keep_everything_ = candidates_.back().plan;
-  for (const std::size_t point : fit_detail::spread(points, fit_detail::candidate_count)) run_point(point);
+  keep_everything_ = simpler_ ? simpler_->keep_everything() : run(points.size() - 1).plan;
+  for (const std::size_t point : fit_detail::spread(points, fit_detail::candidate_count)) add(point);
+  for (std::size_t point = 0; point < std::min(points.size(), fit_detail::smallest_count); ++point) add(point);
   for (std::size_t i = 0; i < fit_detail::refinement_count; ++i) {
     const std::size_t point = fit_detail::next_point(fit_detail::best(tried), was_run);
     if (point == points.size()) break;
-    run_point(point);
+    add(point);
   }
-  std::stable_sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
-    return a.plan.step_s != b.plan.step_s ? a.plan.step_s < b.plan.step_s
-                                          : a.plan.lower_bound_bytes < b.plan.lower_bound_bytes;
-  });
+  for (const auto& [point, candidate] : candidates_) list_.push_back(point);
 }
 
-MakeRun Planner::run_with(std::shared_ptr<const TapePlan> tape) const {
-  return [make = make_, tape = std::move(tape)](Device device) {
-    std::unique_ptr<TrainingRun> run = make(device);
-    run->options().recording.plan = tape;
+/// Of the whole step, by the cost model.
+double Planner::step_seconds(std::size_t point) const {
+  return static_cast<double>(passes_) * static_cast<double>(frontier_->points()[point].time) * 1e-9 + accumulating_s_;
+}
+
+/// The plan of a point of the frontier, run dry.
+Planner::Candidate& Planner::run(std::size_t point) {
+  const auto found = candidates_.find(point);
+  if (found != candidates_.end()) return found->second;
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
+  const remat::Plan of_chain = frontier_->plan(points[point].budget_bytes);
+  std::shared_ptr<TapePlan> tape;
+  if (simpler_ || point + 1 < points.size()) tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
+  Candidate candidate = run_dry(std::move(tape));
+  candidate.plan.description = remat::to_string(of_chain);
+  candidate.plan.step_s = step_seconds(point);
+  const double keeping_s = simpler_ ? simpler_->keep_everything().step_s : step_seconds(points.size() - 1);
+  candidate.plan.time_overhead = candidate.plan.step_s / keeping_s - 1;
+  return candidates_.emplace(point, std::move(candidate)).first->second;
+}
+
+MakeRun Planner::run_with(const Plan& plan) const {
+  return [&](Device device) {
+    std::unique_ptr<TrainingRun> run = make_(device);
+    plan.apply(run->options(), device);
     return run;
   };
 }
 
+Plan Planner::plan_of(std::shared_ptr<const TapePlan> tape) const {
+  Plan plan;
+  plan.tape = std::move(tape);
+  if (!plan.tape) return plan;
+  if (plan.tape->offloads()) plan.make_tier = options_.make_tier;
+  for (const TapePlan::Store& store : plan.tape->stores) {
+    const TapeGraph::Node& node = graph_.nodes[store.node];
+    std::uint32_t value = node.output;
+    for (std::size_t k = 0; k < node.saved.size(); ++k) {
+      if (node.places[k] == store.which) value = node.saved[k];
+    }
+    const bool is_offloaded = store.form == TapePlan::Store::Form::offload;
+    (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph_.bytes_of(value);
+  }
+  return plan;
+}
+
 Planner::Candidate Planner::run_dry(std::shared_ptr<const TapePlan> tape) const {
-  MemoryProfile profile = profile_training(device_, run_with(tape), 2, true);
   Candidate candidate;
-  candidate.plan.tape = std::move(tape);
+  candidate.plan = plan_of(std::move(tape));
+  MemoryProfile profile = profile_training(device_, run_with(candidate.plan), 2, true);
   candidate.plan.peak_bytes = profile.peak_bytes;
   candidate.plan.lower_bound_bytes = profile.lower_bound_bytes;
   candidate.plan.peak_by_category = profile.peak_by_category;
@@ -143,13 +225,14 @@ Planner::Candidate Planner::run_dry(std::shared_ptr<const TapePlan> tape) const 
 const Plan& Planner::place(Candidate& candidate) {
   if (candidate.is_placed) return candidate.plan;
   memory::PlacementOptions options = placement_options(device_);
-  options.last_stage = memory::PlacementStage::improvement;
+  // The time of an improvement grows with the square of the blocks, and micro-batches multiply these.
+  options.last_stage = passes_ > 2 ? memory::PlacementStage::greedy : memory::PlacementStage::improvement;
   MemoryProfile dynamic;
   dynamic.events = std::move(candidate.events);
   dynamic.step_ends = std::move(candidate.step_ends);
   dynamic.setup_end = candidate.setup_end;
   std::vector<StepPlan> placement = plan_steps(dynamic, options);
-  const MemoryProfile placed = profile_training(device_, run_with(candidate.plan.tape), 2, false, placement);
+  const MemoryProfile placed = profile_training(device_, run_with(candidate.plan), 2, false, placement);
   if (placed.peak_bytes <= candidate.plan.peak_bytes) {
     candidate.plan.peak_bytes = placed.peak_bytes;
     candidate.plan.peak_by_category = placed.peak_by_category;
@@ -159,11 +242,29 @@ const Plan& Planner::place(Candidate& candidate) {
   return candidate.plan;
 }
 
-const Plan& Planner::fit(std::size_t budget_bytes) {
-  for (Candidate& candidate : candidates_) {
-    if (candidate.plan.lower_bound_bytes > budget_bytes) continue;
-    if (place(candidate).peak_bytes <= budget_bytes) return candidate.plan;
+bool Planner::is_within(Candidate& candidate, std::size_t budget_bytes) {
+  return candidate.plan.lower_bound_bytes <= budget_bytes && place(candidate).peak_bytes <= budget_bytes;
+}
+
+// The fastest plan within a budget; null: there is none.
+const Plan* Planner::find(std::size_t budget_bytes) {
+  const Plan* const simpler = simpler_ ? simpler_->find(budget_bytes) : nullptr;
+  const Plan* own = nullptr;
+  for (std::size_t i = list_.size(); i-- > 0 && own == nullptr;) {
+    if (!is_within(candidates_.at(list_[i]), budget_bytes)) continue;
+    std::size_t fits = list_[i], fits_not = i + 1 < list_.size() ? list_[i + 1] : fits + 1;
+    while (fits_not - fits > 1) {
+      const std::size_t middle = fits + (fits_not - fits) / 2;
+      (is_within(run(middle), budget_bytes) ? fits : fits_not) = middle;
+    }
+    own = &candidates_.at(fits).plan;
   }
+  const bool is_own_better = own != nullptr && (simpler == nullptr || own->time_overhead < simpler->time_overhead);
+  return is_own_better ? own : simpler;
+}
+
+const Plan& Planner::fit(std::size_t budget_bytes) {
+  if (const Plan* const plan = find(budget_bytes)) return *plan;
   const Plan& least = smallest();
   throw BudgetError("fit: no plan needs as little as " + memory::exact_bytes(budget_bytes) + "; the smallest needs " +
                         memory::exact_bytes(least.peak_bytes) + " at " +
@@ -174,11 +275,11 @@ const Plan& Planner::fit(std::size_t budget_bytes) {
 
 const Plan& Planner::smallest() {
   std::vector<Candidate*> by_bound;
-  for (Candidate& candidate : candidates_) by_bound.push_back(&candidate);
+  for (const std::size_t point : list_) by_bound.push_back(&candidates_.at(point));
   std::stable_sort(by_bound.begin(), by_bound.end(), [](const Candidate* a, const Candidate* b) {
     return a->plan.lower_bound_bytes < b->plan.lower_bound_bytes;
   });
-  const Plan* least = nullptr;
+  const Plan* least = simpler_ ? &simpler_->smallest() : nullptr;
   for (Candidate* const candidate : by_bound) {
     if (least != nullptr && candidate->plan.lower_bound_bytes >= least->peak_bytes) break;
     const Plan& plan = place(*candidate);
@@ -188,10 +289,12 @@ const Plan& Planner::smallest() {
 }
 
 std::vector<Plan> Planner::plans() {
+  std::vector<Plan> all = simpler_ ? simpler_->plans() : std::vector<Plan>();
+  for (auto point = list_.rbegin(); point != list_.rend(); ++point) all.push_back(place(candidates_.at(*point)));
+  std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) { return a.step_s < b.step_s; });
   std::vector<Plan> front;
-  for (Candidate& candidate : candidates_) {
-    const Plan& plan = place(candidate);
-    if (front.empty() || plan.peak_bytes < front.back().peak_bytes) front.push_back(plan);
+  for (Plan& plan : all) {
+    if (front.empty() || plan.peak_bytes < front.back().peak_bytes) front.push_back(std::move(plan));
   }
   std::reverse(front.begin(), front.end());
   return front;

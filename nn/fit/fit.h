@@ -4,28 +4,47 @@
 //   nn::Planner planner(make_run, dry(cpu), nn::hardware("cpu"));
 //   nn::Plan plan = planner.fit(budget);              // or BudgetError, which says what would fit
 //   memory::make_resource(cpu, {.plans = plan.placement});
-//   run->options().recording.plan = plan.tape;        // train inside of it, with the same bits
+//   plan.apply(run->options(), cpu);                  // train inside of it, with the same bits
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
 // budgets at once (memory/remat/frontier.h). Points of that frontier, close together over its whole range, are then run
 // dry, their allocations are placed (memory/placement.h), and they are run dry again in that placement: what the arena
-// commits then is a plan's peak, and nothing is estimated. More budget never gives a slower plan, because all budgets
-// choose from one list.
+// commits then is a plan's peak, and nothing is estimated. For a budget, the fastest of these that keeps it is taken,
+// and the points between it and the next faster one are searched by halving. More budget never gives a slower plan:
+// all budgets choose from one list, and those with the same choice halve the same stretch at the same points, where
+// what fits the smaller one fits the larger.
 
 #include <cstddef>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/remat/frontier.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/stages.h>
+#include <thimble/nn/fit/storing.h>
 #include <thimble/nn/profile.h>
 
 namespace thimble::nn {
 
+/// Makes the tier that tensors of a device are offloaded to. Its workspace is part of a plan's peak.
+using MakeTier = std::function<std::shared_ptr<Tier>(Device device)>;
+
+/// What plans may do that is not for nothing, or not exact.
+struct PlannerOptions {
+  Storing storing;     ///< whether tensors are offloaded, exactly, or packed, which is lossy
+  MakeTier make_tier;  ///< needed where they are offloaded
+};
+
 /// A way of running the step, with what it needs.
 struct Plan {
+  /// Has the steps of a run follow it. Makes the tier where it offloads: to be called once model and optimizer are
+  /// there, before the first step, under the resource of the run.
+  void apply(StepOptions& options, Device device) const;
+
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
   std::vector<StepPlan> placement;       ///< where the blocks of the first and of a steady step go (memory/placed.h)
   std::string description;               ///< the chain's schedule, stage by stage
@@ -34,6 +53,9 @@ struct Plan {
   double step_s = 0;                     ///< by the cost model
   double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
   CategoryBytes peak_by_category{};
+  MakeTier make_tier;               ///< null where the plan does not offload
+  std::size_t offloaded_bytes = 0;  ///< of saved tensors, per recording
+  std::size_t packed_bytes = 0;     ///< the same, before they are packed
 };
 
 /// No plan fits the budget.
@@ -49,12 +71,17 @@ class BudgetError : public PlanError {
   std::size_t budget_bytes_, minimum_bytes_;
 };
 
-/// All plans of one step on one device. They are placed when they are first looked at, so one planner is not for
-/// several threads at once.
+/// All plans of one step on one device. They are run and placed when they are first looked at, so one planner is not
+/// for several threads at once.
 class Planner {
  public:
-  /// Records the step of `make`'s run on the dry twin of `device` and finds the plans. Throws what the run throws.
-  Planner(MakeRun make, Device device, const Hardware& hardware);
+  /// Records the step of `make`'s run on the dry twin of `device` and finds the plans. Throws what the run throws, and
+  /// ValueError for the costs of another program.
+  /// Without `options` every plan is exact and needs nothing but memory and time. Throws PlanError when they offload
+  /// without a tier.
+  /// What the options allow is never worse than what fewer of them do: a plan that stores nothing, or packs nothing,
+  /// is taken where it is as good.
+  Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options = {});
 
   /// The fastest plan whose peak is within the budget. Throws BudgetError.
   const Plan& fit(std::size_t budget_bytes);
@@ -77,15 +104,27 @@ class Planner {
     std::size_t setup_end = 0;
     bool is_placed = false;
   };
-  MakeRun run_with(std::shared_ptr<const TapePlan> tape) const;
+  MakeRun run_with(const Plan& plan) const;
+  Plan plan_of(std::shared_ptr<const TapePlan> tape) const;
   Candidate run_dry(std::shared_ptr<const TapePlan> tape) const;
+  Candidate& run(std::size_t point);
   const Plan& place(Candidate& candidate);
+  const Plan* find(std::size_t budget_bytes);
+  bool is_within(Candidate& candidate, std::size_t budget_bytes);
+  double step_seconds(std::size_t point) const;
 
   MakeRun make_;
   Device device_;
+  PlannerOptions options_;
+  std::unique_ptr<Planner> simpler_;  // with fewer options; null: this one has none
   TapeGraph graph_;
+  StagedGraph staged_;
+  std::unique_ptr<const remat::Frontier> frontier_;
+  std::int64_t passes_ = 1;    // forward and backward of the recording, per step
+  double accumulating_s_ = 0;  // of adding their gradients up
   Plan keep_everything_;
-  std::vector<Candidate> candidates_;  // by rising time
+  std::map<std::size_t, Candidate> candidates_;  // by point of the frontier: those further on are faster
+  std::vector<std::size_t> list_;                // the points that all budgets choose from, rising
   std::int64_t parameters_ = 0;
 };
 

@@ -2,13 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
-#include <map>
 #include <string>
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/context.h>
-#include <thimble/memory/remat/select.h>
+#include <thimble/nn/fit/option_cache.h>
 
 namespace thimble::nn {
 namespace stages_detail {
@@ -138,6 +136,18 @@ class Block {
   /// The tensor of a value that is made here.
   std::uint32_t tensor_of(std::uint32_t value) const { return tensor_of_[graph_.values[value].storage]; }
 
+  /// The storages that a selection keeps, its last node's output not among them.
+  std::vector<std::uint32_t> kept_storages(const remat::Selection& selection) const {
+    std::vector<std::uint32_t> kept;
+    const std::uint32_t output = graph_.values[graph_.nodes[end_ - 1].output].storage;
+    for (std::uint32_t storage = 0; storage < tensor_of_.size(); ++storage) {
+      const std::uint32_t tensor = tensor_of_[storage];
+      if (tensor == none || storage == output) continue;
+      if (std::binary_search(selection.kept.begin(), selection.kept.end(), tensor)) kept.push_back(storage);
+    }
+    return kept;
+  }
+
   /// What a selection means for the nodes.
   std::vector<Fate> fates(const remat::Selection& selection) const {
     std::vector<bool> is_kept(block_.tensors.size());
@@ -251,70 +261,6 @@ class Block {
   remat::Bytes parameter_gradient_bytes_ = 0;
 };
 
-/// The options of blocks; those of equal blocks are found once.
-class OptionCache {
- public:
-  struct Entry {
-    remat::Selection selection;
-    remat::Option option;
-  };
-
-  /// At most `limit`, by falling bytes, that keep none of the tensors `inner`. Those which keep one of them are no
-  /// better than two options, one up to it and one from it on.
-  const std::vector<Entry>& options(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
-                                    std::size_t limit) {
-    const auto [found, is_new] = known_.try_emplace(numbers_of(block, inner));
-    if (is_new) found->second = find(block, inner, limit);
-    return found->second;
-  }
-
- private:
-  using Numbers = std::vector<std::int64_t>;
-
-  // Everything that the options follow from.
-  static Numbers numbers_of(const remat::Graph& block, const std::vector<std::uint32_t>& inner) {
-    Numbers numbers;
-    const auto append = [&](const std::vector<std::uint32_t>& list) {
-      numbers.push_back(static_cast<std::int64_t>(list.size()));
-      numbers.insert(numbers.end(), list.begin(), list.end());
-    };
-    append(inner);
-    for (const remat::GraphTensor& t : block.tensors) {
-      const std::int64_t all[] = {t.bytes, t.gradient_bytes, t.is_given ? 1 : 0};
-      numbers.insert(numbers.end(), std::begin(all), std::end(all));
-    }
-    for (const remat::GraphOperator& op : block.operators) {
-      for (const auto* list : {&op.inputs, &op.outputs, &op.backward_reads}) append(*list);
-      const std::int64_t all[] = {op.cost, op.forward_peak_bytes, op.backward_peak_bytes,
-                                  (op.can_rerun ? 1 : 0) + (op.is_backward_in_place ? 2 : 0)};
-      numbers.insert(numbers.end(), std::begin(all), std::end(all));
-    }
-    return numbers;
-  }
-
-  static std::vector<Entry> find(const remat::Graph& block, const std::vector<std::uint32_t>& inner,
-                                 std::size_t limit) {
-    remat::Graph priced = block;
-    for (const std::uint32_t t : inner) priced.tensors[t].bytes += too_large;
-    std::vector<Entry> entries;
-    for (remat::KeptPlan& plan : remat::block_options(priced, limit + inner.size())) {
-      remat::Selection& selection = plan.selection;
-      const auto is_kept = [&](std::uint32_t t) {
-        return std::binary_search(selection.kept.begin(), selection.kept.end(), t);
-      };
-      if (std::any_of(inner.begin(), inner.end(), is_kept)) continue;
-      remat::Option option = remat::chain_option(block, selection, {});
-      entries.push_back({std::move(selection), std::move(option)});
-    }
-    return entries;
-  }
-
-  // A price at which a tensor is made again wherever it can be.
-  static constexpr remat::Bytes too_large = remat::Bytes{1} << 50;
-
-  std::map<Numbers, std::vector<Entry>> known_;
-};
-
 /// Stages that options may span, so that planning a long chain stays short.
 std::size_t longest_span(std::size_t stages) { return stages <= 24 ? 8 : stages <= 40 ? 6 : 3; }
 
@@ -325,7 +271,8 @@ std::vector<std::uint32_t> cut_points(const TapeGraph& graph) {
 }
 
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
-                        const std::vector<std::uint32_t>& cuts, const StageLimits& limits) {
+                        const std::vector<std::uint32_t>& cuts, const StageLimits& limits,
+                        const StoredOptions* stored) {
   using namespace stages_detail;
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
   const std::size_t count = cuts.size() - 1;
@@ -351,18 +298,31 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
       if (span == 1) of_chain.parameter_gradient_bytes = block.parameter_gradient_bytes();
       std::vector<std::uint32_t> inner;
       for (std::size_t k = 1; k < span; ++k) inner.push_back(block.tensor_of(graph.nodes[cuts[i + k] - 1].output));
-      for (const OptionCache::Entry& entry :
-           cache.options(block.graph(), inner, limits.options + limits.more * (span - 1))) {
-        remat::Option option = entry.option;
+      const auto add = [&](remat::Option option, const remat::Selection& selection,
+                           std::vector<TapePlan::Store> stores) {
         option.name = "option " + std::to_string(of_chain.options.size());
+        of_chain.options.push_back(std::move(option));
+        stage.fates.push_back(block.fates(selection));
+        stage.stores.push_back(std::move(stores));
+      };
+      const std::vector<OptionCache::Entry>& entries =
+          cache.options(block.graph(), inner, limits.options + limits.more * (span - 1));
+      for (const OptionCache::Entry& entry : entries) {
+        remat::Option option = entry.option;
         option.span = static_cast<std::uint32_t>(span);
         option.backward_time = nanoseconds(backward);
         if (span == 1) {
           of_chain.forward_time = option.forward_time;
           of_chain.forward_peak_bytes = std::max(of_chain.forward_peak_bytes, option.forward_peak_bytes);
         }
-        of_chain.options.push_back(std::move(option));
-        stage.fates.push_back(block.fates(entry.selection));
+        add(option, entry.selection, {});
+        const bool is_outer = &entry == &entries.front() || &entry == &entries.back();
+        if (stored == nullptr || (span > 1 && !is_outer)) continue;
+        StoredOptions::Stage of{stage.first, end, block.kept_storages(entry.selection)};
+        if (i > 0) of.input = graph.values[graph.nodes[stage.first - 1].output].storage;
+        for (StoredOption& twin : stored->of(option, of)) {
+          add(std::move(twin.option), entry.selection, std::move(twin.stores));
+        }
       }
     }
   }
@@ -391,6 +351,8 @@ TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan) {
       tape.segments.push_back({first, end, parent});
       const std::vector<Fate>& fates = staged.stages[item.begin].fates[item.option];
       std::copy(fates.begin(), fates.end(), tape.fates.begin() + first);
+      const std::vector<TapePlan::Store>& stores = staged.stages[item.begin].stores[item.option];
+      tape.stores.insert(tape.stores.end(), stores.begin(), stores.end());
     }
   }
   return tape;

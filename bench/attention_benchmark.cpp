@@ -1,0 +1,187 @@
+// How fast attention's CPU kernels are: `attention_benchmark [--threads N] [--isa NAME] [--seconds S] [--only TEXT]`.
+// Each case runs again and again for S seconds and its best time counts, because other work on the machine only ever
+// makes a run slower. Rates are multiply-adds: of the (query, key) pairs whose score the kernels compute, and of those
+// that the mask lets through; a pair costs 2 D of them forward and 5 D backward. The matmul of the same run says what
+// the machine gives.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/attention_cpu.h>
+#include <thimble/core/kernels/gemm.h>
+#include <thimble/core/parallel.h>
+#include <thimble/core/random.h>
+#include <thimble/core/tensor.h>
+
+namespace {
+
+using namespace thimble;
+using kernels::AttentionProblem;
+
+// `heads` of the `row_heads` that lie in a row of q, k and v: enough work for two threads, and short, so that some run
+// meets no other work.
+struct Case {
+  const char* name;
+  std::int64_t batch, heads, row_heads, length, width;
+  bool is_causal;
+  double dropout;
+};
+
+constexpr Case cases[] = {
+    {"T 1024", 1, 2, 12, 1024, 64, true, 0},
+    {"T 1024, all keys", 1, 2, 12, 1024, 64, false, 0},
+    {"T 1024, dropout 0.1", 1, 2, 12, 1024, 64, true, 0.1},
+    {"T 256 (char-gpt)", 2, 6, 6, 256, 64, true, 0},
+    {"T 256, dropout 0.1", 2, 6, 6, 256, 64, true, 0.1},
+    {"T 197, all keys (vit)", 1, 12, 12, 197, 64, false, 0},
+    {"T 512, head 80", 1, 4, 8, 512, 80, true, 0},
+    {"T 1024, one head", 2, 1, 1, 1024, 64, false, 0},
+};
+
+// Memory aligned as that of tensors.
+struct alignas(64) Line {
+  float at[16];
+};
+using Buffer = std::vector<Line>;
+
+Buffer buffer(std::size_t bytes) { return Buffer((bytes + sizeof(Line) - 1) / sizeof(Line)); }
+
+float* floats(Buffer& lines) { return lines.data()->at; }
+
+Buffer normal(std::int64_t elements) {
+  const std::vector<float> values = to_host<float>(randn({elements}));
+  Buffer lines = buffer(values.size() * sizeof(float));
+  std::copy(values.begin(), values.end(), floats(lines));
+  return lines;
+}
+
+template <class Body>
+double best_ms(double seconds, Body body) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  double best = INFINITY;
+  int runs = 0;
+  while (runs++ < 3 || std::chrono::duration<double>(Clock::now() - start).count() < seconds) {
+    const auto before = Clock::now();
+    body();
+    best = std::min(best, std::chrono::duration<double, std::milli>(Clock::now() - before).count());
+  }
+  return best;
+}
+
+// Pairs (query, key) of a head that are computed: whole panels of queries, as wide as a tile of the microkernel.
+double computed_pairs(const AttentionProblem& p) {
+  const std::int64_t panel = kernels::attention_detail::panel_queries<float>(kernels::isa());
+  double pairs = 0;
+  for (std::int64_t t = 0; t < p.queries; t += panel) {
+    const std::int64_t queries = std::min(panel, p.queries - t);
+    pairs += static_cast<double>(queries * kernels::attention_detail::visible_keys(p, t + queries));
+  }
+  return pairs;
+}
+
+double needed_pairs(const AttentionProblem& p) {
+  const double t = static_cast<double>(p.queries);
+  return p.is_causal ? t * (t + 1) / 2 : t * static_cast<double>(p.keys);
+}
+
+void print_rate(double ms, double pairs, double needed, double multiply_adds) {
+  std::printf(" | %8.3f %8.1f %8.1f", ms, pairs * multiply_adds / ms * 1e-6, needed * multiply_adds / ms * 1e-6);
+}
+
+void run(const Case& c, int threads, double seconds) {
+  const std::int64_t channels = c.row_heads * c.width;
+  const std::int64_t elements = c.batch * c.length * channels;
+  Buffer qkv = normal(3 * elements), dout = normal(elements), out = normal(elements), gradient = normal(3 * elements);
+  Buffer lse = normal(c.batch * c.heads * c.length);
+  kernels::AttentionArgs forward;
+  forward.batch = c.batch, forward.heads = c.heads, forward.width = c.width;
+  forward.queries = forward.keys = c.length;
+  forward.is_causal = c.is_causal;
+  forward.scale = 1 / std::sqrt(static_cast<double>(c.width));
+  forward.has_dropout = c.dropout > 0;
+  forward.threshold = static_cast<std::uint32_t>(c.dropout * 0x1p32);
+  forward.keep_scale = 1 / (1 - c.dropout);
+  const std::int64_t row = 3 * channels, batch = c.length * row;
+  float* const at = floats(qkv);
+  forward.q = {at, batch, row, c.width};
+  forward.k = {at + channels, batch, row, c.width};
+  forward.v = {at + 2 * channels, batch, row, c.width};
+  forward.out = {floats(out), c.length * channels, channels, c.width};
+  forward.lse = floats(lse);
+  kernels::AttentionGradArgs backward;
+  static_cast<AttentionProblem&>(backward) = forward;
+  backward.out = {floats(out), c.length * channels, channels, c.width};
+  backward.dout = {floats(dout), c.length * channels, channels, c.width};
+  backward.lse = floats(lse);
+  float* const d = floats(gradient);
+  backward.dq = {d, batch, row, c.width};
+  backward.dk = {d + channels, batch, row, c.width};
+  backward.dv = {d + 2 * channels, batch, row, c.width};
+
+  const kernels::AttentionKernels& k = kernels::attention_cpu;
+  const std::size_t forward_bytes = k.forward_bytes(forward, threads);
+  const std::size_t backward_bytes = k.backward_bytes(backward, threads);
+  Buffer forward_space = buffer(forward_bytes), backward_space = buffer(backward_bytes);
+  const double forward_ms = best_ms(seconds, [&] { k.forward(forward, forward_space.data(), threads); });
+  const double backward_ms = best_ms(seconds, [&] { k.backward(backward, backward_space.data(), threads); });
+  const double heads = static_cast<double>(c.batch * c.heads), width = static_cast<double>(c.width);
+  std::printf("%-22s", c.name);
+  print_rate(forward_ms, heads * computed_pairs(forward), heads * needed_pairs(forward), 2 * width);
+  print_rate(backward_ms, heads * computed_pairs(forward), heads * needed_pairs(forward), 5 * width);
+  std::printf(" | %9zu %9zu\n", forward_bytes, backward_bytes);
+}
+
+// Multiply-adds per second / 1e9 of a square matmul.
+double matmul_rate(int threads, double seconds) {
+  constexpr std::int64_t n = 768;
+  Buffer a = normal(n * n), b = normal(n * n), c = normal(n * n);
+  kernels::GemmArgs args;
+  args.m = args.n = args.k = n;
+  args.a = floats(a), args.b = floats(b), args.c = floats(c);
+  args.a_row_stride = args.b_row_stride = args.c_row_stride = n;
+  Buffer space = buffer(kernels::gemm_workspace_bytes(args, threads));
+  const double ms = best_ms(seconds, [&] { kernels::gemm(args, space.data(), threads); });
+  return static_cast<double>(n * n * n) / ms * 1e-6;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int threads = 1;
+  double seconds = 0.4;
+  std::string only, isa(to_string(kernels::isa()));
+  CLI::App app("Speed of attention's CPU kernels");
+  app.add_option("--threads", threads, "Threads")->check(CLI::PositiveNumber);
+  app.add_option("--seconds", seconds, "Time for each figure")->check(CLI::NonNegativeNumber);
+  app.add_option("--only", only, "The cases whose name contains this text");
+  app.add_option("--isa", isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
+  CLI11_PARSE(app, argc, argv);
+  try {
+    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
+      if (to_string(set) == isa) kernels::set_isa(set);
+    }
+    set_thread_count(threads);
+    std::printf("f32, %s, threads: %d; matmul (768, 768) by (768, 768): %.1f G multiply-adds/s\n", isa.c_str(), threads,
+                matmul_rate(threads, seconds));
+    std::printf("%-22s | %26s | %26s | %19s\n", "", "forward", "backward", "workspace bytes");
+    std::printf("%-22s | %8s %8s %8s | %8s %8s %8s | %9s %9s\n", "", "ms", "computed", "needed", "ms", "computed",
+                "needed", "forward", "backward");
+    for (const Case& c : cases) {
+      if (std::string(c.name).find(only) != std::string::npos) run(c, threads, seconds);
+    }
+    std::printf("computed, needed: G multiply-adds/s of the pairs computed, and of those the mask lets through\n");
+  } catch (const Error& error) {
+    std::fprintf(stderr, "attention_benchmark: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,24 @@
+#pragma once
+// Where a plan's times come from: a machine's numbers, or the program's own operators as measured here.
+
+#include <cstddef>
+#include <string>
+
+#include <thimble/bench/setup.h>
+#include <thimble/nn/fit/measure.h>
+
+namespace thimble::bench {
+
+struct CostOptions {
+  std::string hardware = "cpu";  ///< whose numbers are used
+  bool measures = false;         ///< the operators are timed first, on this machine
+  std::string times;             ///< a file of measured times: read, or written when measuring; empty: none
+};
+
+/// The cost model for plans of `setup`. Measuring runs eight steps with the largest power of two of samples that takes
+/// about a second a step (times the number of micro-batches) and stays within the batch and, where there is one, the
+/// budget. Throws ValueError (another machine than cpu cannot be measured), FileError, and BudgetError when one sample
+/// needs more than the budget.
+nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes);
+
+}  // namespace thimble::bench

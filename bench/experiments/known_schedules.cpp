@@ -1,0 +1,204 @@
+// Experiment: the known schedules on a network of 100 equal blocks, run on a tape: forwards and bytes are the theory's.
+
+#include <algorithm>
+#include <numeric>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/techniques.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/elementwise.h>
+#include <thimble/core/random.h>
+#include <thimble/memory/remat/known.h>
+
+namespace thimble::bench {
+namespace known_schedules_detail {
+
+constexpr std::int64_t samples = 64, width = 32;
+constexpr std::int64_t unit_bytes = samples * width * 4;  // an activation, or its gradient
+constexpr std::int64_t weight_bytes = width * width * 4;  // of a block
+
+/// y = relu(x W^T) as one operator that counts how often it runs forward. Keeps x and y.
+struct Block {
+  static constexpr const char* name = "block";
+  static constexpr Cost cost = Cost::matmul;
+  struct Saved {
+    Tensor x, weight, y;
+  };
+  std::vector<int>* runs;
+  std::size_t index;
+
+  Tensor forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const {
+    ++(*runs)[index];
+    const NoGrad off;
+    Tensor y = relu(linear(x, weight));
+    if (needs.any()) saved = {x, weight, y};
+    return y;
+  }
+  // The gradient of the product lies where dy lay; both others are new.
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const {
+    const NoGrad off;
+    Elementwise<ops::Relu>::Saved of_relu;
+    of_relu.out = saved.y, of_relu.lhs_shape = saved.y.shape();
+    const Tensor dz = Elementwise<ops::Relu>().backward(std::move(of_relu), std::move(dy), Needs(1))[0];
+    return {needs[0] ? matmul(dz, saved.weight) : Tensor(), matmul(dz, saved.x, true, false)};
+  }
+};
+
+/// What the tape did under one plan.
+struct Outcome {
+  std::vector<int> runs;         ///< forwards of each block
+  std::size_t kept = 0;          ///< activations when backward begins
+  std::size_t peak = 0;          ///< activations and temporaries at most, without the loss
+  std::vector<float> gradients;  ///< of the first block's weight; empty on a dry device
+};
+
+/// `blocks` times x -> relu(x weight), each under its own path, and the mean of the result.
+Outcome run(Device device, std::size_t blocks, std::shared_ptr<const TapePlan> plan, TapeGraph* graph = nullptr) {
+  memory::Options options = nn::profile_options(device);
+  options.trace = true;
+  const memory::Stack stack = memory::make_resource(device, std::move(options));
+  const ResourceScope scope(stack.top);
+  Generator generator(11);
+  const GeneratorScope random(generator);
+  std::vector<Tensor> weights;
+  for (std::size_t i = 0; i < blocks; ++i) {
+    weights.push_back(clone(randn({width, width}, DType::f32, device), Category::parameter));
+    weights.back().require_grad();
+  }
+  const Tensor input = randn({samples, width}, DType::f32, device);
+  Outcome outcome;
+  outcome.runs.assign(blocks, 0);
+  Tape tape;
+  tape.follow(std::move(plan));
+  if (graph) tape.observe();
+  Tensor loss;
+  {
+    const Recording on(tape);
+    Tensor x = input;
+    for (std::size_t i = 0; i < blocks; ++i) {
+      const PathScope path("block." + std::to_string(i));
+      x = apply(Block{&outcome.runs, i}, x, weights[i]);
+    }
+    loss = mean(x);
+  }
+  if (graph) {
+    *graph = TapeGraph::of(tape);
+    return outcome;
+  }
+  outcome.kept = stack.ledger->bytes(Category::activation);
+  tape.backward(loss);
+  for (const CategoryBytes& bytes : timeline(stack.trace->events())) {
+    const auto of = [&](Category category) {
+      return static_cast<std::size_t>(bytes[static_cast<std::size_t>(category)]);
+    };
+    outcome.peak = std::max(outcome.peak, of(Category::activation) + of(Category::temporary));
+  }
+  outcome.peak -= loss.bytes();
+  if (!device.is_dry) outcome.gradients = to_host<float>(weights.front().grad());
+  return outcome;
+}
+
+/// The chain that the network is. A block keeps its input and result and nothing inside; its forward holds the product
+/// beside the result, its backward the weight's gradient until the leaf has it.
+remat::Chain chain_of(std::size_t blocks) {
+  remat::Chain chain = remat::homogeneous_chain(blocks, unit_bytes, 0, 1, 2);
+  chain.input_gradient_bytes = 0;
+  for (remat::Stage& stage : chain.stages) {
+    stage.forward_peak_bytes = unit_bytes;
+    remat::Option& option = stage.options.front();
+    option.keeps_output = true;
+    option.forward_peak_bytes = unit_bytes;
+    option.backward_peak_bytes = weight_bytes;
+  }
+  return chain;
+}
+
+struct Schedule {
+  std::string name;
+  remat::Plan plan;
+  std::int64_t forwards;  ///< by the closed formula
+};
+
+/// Forwards that the halves of halves of n blocks pass without recording: A(n) = h + A(h) + A(n - h), h = ceil(n / 2).
+std::int64_t halves_passes(std::int64_t n) {
+  if (n < 2) return 0;
+  const std::int64_t half = (n + 1) / 2;
+  return half + halves_passes(half) + halves_passes(n - half);
+}
+
+std::vector<Schedule> schedules(std::size_t n) {
+  const auto count = static_cast<std::int64_t>(n);
+  std::size_t root = 1;
+  while (root * root < n) ++root;
+  // Every segment but the last is run a second time.
+  const auto last = static_cast<std::int64_t>((n - 1) % root + 1);
+  std::vector<Schedule> list{{"keep all", remat::keep_all(n), count},
+                             {"sqrt(n)", remat::square_root(n), 2 * count - last},
+                             {"each block", remat::every_kth(n, 1), 2 * count - 1},
+                             {"halves of halves", remat::recursive_halves(n), count + halves_passes(count)}};
+  for (const std::size_t slots : {1, 2, 3, 5, 10}) {
+    list.push_back({"binomial, " + std::to_string(slots) + (slots == 1 ? " slot" : " slots"), remat::binomial(n, slots),
+                    count + remat::revolve_forward_count(n, slots)});
+  }
+  return list;
+}
+
+}  // namespace known_schedules_detail
+
+report::Experiment known_schedules_experiment(const ExperimentOptions& options) {
+  using namespace known_schedules_detail;
+  constexpr std::size_t blocks = 100;
+  report::Experiment experiment;
+  experiment.name = "known-schedules";
+  experiment.title = "Known schedules on 100 equal blocks";
+  experiment.question = "Does a tape that follows a schedule of the literature run, and hold, what its theory says?";
+  experiment.theory =
+      "<i>n</i> = 100 blocks relu(<i>x W</i>). Forwards: sqrt(<i>n</i>) at most 2<i>n</i> (Chen et al. 2016, section "
+      "4.1), halves of halves <i>n</i> + A(<i>n</i>), A(<i>n</i>) = <i>h</i> + A(<i>h</i>) + A(<i>n</i> - <i>h</i>) "
+      "(section 4.3), binomial with <i>c</i> slots <i>n</i> + <i>rn</i> - C(<i>c</i> + <i>r</i>, <i>r</i> - 1) "
+      "(Griewank &amp; Walther 2000). Bytes: the peak that the simulator of schedules gives the chain.";
+  using report::Unit;
+  experiment.columns = {{"forwards_theory", "forwards, theory", Unit::plain, 0},
+                        {"forwards", "forwards, run", Unit::plain, 0},
+                        {"kept", "kept when backward begins", Unit::bytes},
+                        {"units", "peak in activations", Unit::plain, 1},
+                        {"same_gradients", "gradients the same bits", Unit::plain, 0}};
+  TapeGraph graph;
+  run(dry(options.device), blocks, nullptr, &graph);
+  const std::vector<std::uint32_t> cuts = block_cuts(graph, "block.");
+  const remat::Chain chain = chain_of(blocks);
+  std::size_t exact = 0;
+  std::vector<float> plain;
+  for (const Schedule& schedule : schedules(blocks)) {
+    options.progress("known-schedules: " + schedule.name);
+    const auto plan = std::make_shared<TapePlan>(tape_plan_of(graph, cuts, schedule.plan));
+    const Outcome predicted = run(dry(options.device), blocks, plan);
+    const Outcome measured = run(options.device, blocks, plan);
+    if (plain.empty()) plain = measured.gradients;
+    const std::int64_t forwards = std::accumulate(measured.runs.begin(), measured.runs.end(), std::int64_t{0});
+    report::Row row;
+    row.config = {{"schedule", schedule.name}};
+    row.theory_bytes = remat::simulate(chain, schedule.plan).peak_bytes;
+    row.predicted_bytes = static_cast<std::int64_t>(predicted.peak);
+    row.measured_bytes = static_cast<std::int64_t>(measured.peak);
+    row.numbers = {{"forwards_theory", static_cast<double>(schedule.forwards)},
+                   {"forwards", static_cast<double>(forwards)},
+                   {"kept", static_cast<double>(measured.kept)},
+                   {"units", static_cast<double>(measured.peak) / unit_bytes},
+                   {"same_gradients", measured.gradients == plain ? 1.0 : 0.0}};
+    const bool is_exact = forwards == schedule.forwards && predicted.runs == measured.runs &&
+                          measured.gradients == plain && report::unnamed_bytes(row) == 0 &&
+                          report::match(row) == report::Match::equal;
+    exact += is_exact ? 1 : 0;
+    experiment.rows.push_back(row);
+  }
+  experiment.verdict =
+      "Forwards and peak bytes are the theory's, predicted and measured, and the gradients the same "
+      "bits in " +
+      std::to_string(exact) + " of " + std::to_string(experiment.rows.size()) + " schedules.";
+  return experiment;
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,85 @@
+#pragma once
+// Ways of making a training step need less memory, each alone and together, as runs that can be predicted and measured.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/graph.h>
+#include <thimble/autograd/plan.h>
+#include <thimble/bench/setup.h>
+#include <thimble/memory/remat/schedule.h>
+#include <thimble/nn/profile.h>
+
+namespace thimble::bench {
+
+/// What the program itself puts under checkpoint().
+enum class Checkpoint : std::uint8_t {
+  none,
+  blocks,  ///< each block of a transformer; the whole network of other models
+  nested,  ///< the whole network, and inside of it each block of a transformer
+  costly   ///< the whole network; what products, convolutions and attention make is kept
+};
+
+/// A moving average of the weights, as many bytes as the parameters, which no operator reads during the step.
+enum class Average : std::uint8_t {
+  none,
+  kept,      ///< it stays where it is
+  offloaded  ///< it waits in a file from the step's begin to its end (memory/offload.h)
+};
+
+/// How a step is made. The batch and everything else stands in the Setup.
+struct Technique {
+  Checkpoint checkpoint = Checkpoint::none;
+  std::int64_t micro_batches = 1;   ///< of equal size: they divide the batch
+  bool fuses_optimizer = false;     ///< each parameter is updated in backward; gradients are then not clipped
+  bool is_inference = false;        ///< a forward in evaluation mode, without a tape
+  Average average = Average::none;  ///< of the weights, made and updated by the run
+  std::shared_ptr<const TapePlan> tape = nullptr;  ///< replaces the program's segments; null: none
+  std::vector<StepPlan> placement = {};            ///< where the blocks of the steps go; none: the arena decides
+};
+
+/// Makes runs of `setup` by `technique` on a batch of zeros. The runs throw ValueError when the micro-batches do not
+/// divide the batch; FileError where an average is to be offloaded and no file can be.
+nn::MakeRun technique_run(const Setup& setup, const Technique& technique);
+
+/// A recording of one step on the dry twin of `device`, as plain data.
+TapeGraph record_step(Device device, const nn::MakeRun& make);
+
+/// What a schedule over a chain means for a recording: stage i is the nodes [cuts[i], cuts[i + 1]), which keep
+/// everything while they are recorded and nothing while their segment is dropped.
+TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::Plan& schedule);
+
+/// The same for the model of a run, cut where one tensor crosses (nn::cut_points): `schedule(n)` plans n stages.
+std::shared_ptr<const TapePlan> scheduled_tape(Device device, const nn::MakeRun& make,
+                                               const std::function<remat::Plan(std::size_t n)>& schedule);
+
+/// The places where the blocks of a model begin whose paths are `prefix` and a number ("gpt.h."), and where the last
+/// one ends. Throws ValueError when there is none.
+std::vector<std::uint32_t> block_cuts(const TapeGraph& graph, const std::string& prefix);
+
+/// What one forward and backward need, without an update.
+struct PassBytes {
+  std::size_t kept = 0;         ///< activations when backward begins
+  std::size_t kept_layers = 0;  ///< of these, at and below a path
+  std::size_t peak = 0;         ///< activations and temporaries together, at most
+};
+/// Of the first micro-batch of `technique`, in an arena of its own; `layers` is the path for kept_layers.
+PassBytes pass_bytes(Device device, const Setup& setup, const Technique& technique, const std::string& layers = "");
+
+/// What a run was predicted to need and what it needed, in four figures each.
+struct Comparison {
+  nn::MemoryProfile predicted, measured;
+
+  /// Committed bytes, height, live bytes and load are the same integers, and the kernel counts as many resident bytes
+  /// as were committed (where it counts: on the cpu, at the end of the run).
+  bool is_equal() const noexcept;
+};
+
+/// Two steps on the dry twin of `device`, then for real.
+Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlan>& placement = {});
+
+}  // namespace thimble::bench

@@ -1,0 +1,358 @@
+#include <thimble/core/kernels/gemm_dot_kernel.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include <thimble/core/kernels/isa.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
+namespace thimble::kernels::gemm_detail {
+namespace dot_kernel_detail {
+
+inline constexpr int group_bytes = 4;
+inline constexpr int groups = 16;         // of a step
+inline constexpr int block_columns = 16;  // of a half of a panel
+
+void nothing() {}
+void nothing_for(int) {}
+
+/// The bytes of row r of a in step s.
+inline const std::uint8_t* row_of(const DotTile& tile, std::int64_t s, int r) noexcept {
+  return s < tile.whole_steps ? tile.a + r * tile.a_stride + s * step_bytes : tile.a_tail + r * step_bytes;
+}
+inline std::int64_t steps_of(const DotTile& tile) noexcept {
+  return tile.whole_steps + (tile.a_tail != nullptr ? 1 : 0);
+}
+
+template <class A>
+void compute_generic(const DotTile& tile) {
+  auto* const out = static_cast<std::int32_t*>(tile.out);
+  for (int r = 0; r < tile.rows; ++r) {
+    std::uint32_t sums[dot_columns] = {};
+    for (std::int64_t s = 0; s < steps_of(tile); ++s) {
+      const std::uint8_t* const a = row_of(tile, s, r);
+      const std::uint8_t* const b = tile.b + s * step_block_bytes;
+      for (int i = 0; i < groups * dot_columns * group_bytes; ++i) {
+        const int block = i / (step_block_bytes / 2), group = i / (block_columns * group_bytes) % groups;
+        const int column = i / group_bytes % block_columns, byte = i % group_bytes;
+        const int product = static_cast<A>(a[group * group_bytes + byte]) * static_cast<std::int8_t>(b[i]);
+        sums[block * block_columns + column] += static_cast<std::uint32_t>(product);
+      }
+    }
+    std::memcpy(out + r * tile.out_stride, sums, sizeof(sums));
+  }
+}
+
+#if defined(__x86_64__)
+
+#define THIMBLE_TARGET_VNNI __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
+#define THIMBLE_TARGET_BF16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define THIMBLE_TARGET_AMX __attribute__((target("amx-tile,amx-int8,amx-bf16")))
+
+inline std::int32_t group_at(const std::uint8_t* a) noexcept {
+  std::int32_t group;
+  std::memcpy(&group, a, sizeof(group));
+  return group;
+}
+
+/// Four columns of a group, widened to 16 bits, make two sums of two products each; they are added up at the end.
+template <class A, int rows>
+THIMBLE_TARGET_AVX2 void rows_avx2(const DotTile& tile, int first_row, int column) {
+  __m256i sum[rows][2];
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
+  const std::uint8_t* const b0 =
+      tile.b + column / block_columns * (step_block_bytes / 2) + column % block_columns * group_bytes;
+  for (std::int64_t s = 0; s < steps_of(tile); ++s) {
+    const std::uint8_t* a[rows];
+    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
+    const std::uint8_t* b = b0 + s * step_block_bytes;
+    for (int g = 0; g < groups; ++g, b += block_columns * group_bytes) {
+      const __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
+      const __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 16)));
+#pragma GCC unroll 4
+      for (int r = 0; r < rows; ++r) {
+        const __m128i bytes = _mm_set1_epi32(group_at(a[r] + g * group_bytes));
+        __m256i value;
+        if constexpr (std::is_signed_v<A>) {
+          value = _mm256_cvtepi8_epi16(bytes);
+        } else {
+          value = _mm256_cvtepu8_epi16(bytes);
+        }
+        sum[r][0] = _mm256_add_epi32(sum[r][0], _mm256_madd_epi16(value, left));
+        sum[r][1] = _mm256_add_epi32(sum[r][1], _mm256_madd_epi16(value, right));
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    // hadd works in halves of 128 bits: columns 0 1 4 5, 2 3 6 7.
+    const __m256i mixed = _mm256_hadd_epi32(sum[r][0], sum[r][1]);
+    auto* const out = static_cast<std::int32_t*>(tile.out) + (first_row + r) * tile.out_stride + column;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_permute4x64_epi64(mixed, 0xD8));
+  }
+}
+template <class A>
+void compute_avx2(const DotTile& tile) {
+  for (int column = 0; column < dot_columns; column += 8) {
+    int r = 0;
+    for (; r + 4 <= tile.rows; r += 4) rows_avx2<A, 4>(tile, r, column);
+    for (; r < tile.rows; ++r) rows_avx2<A, 1>(tile, r, column);
+  }
+}
+
+/// vpdpbusd multiplies unsigned by signed bytes: a signed a is shifted up by 128, and 128 times b's column sums are
+/// taken off.
+template <class A, int rows>
+THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row) {
+  __m512i sum[rows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_si512();
+  const __m512i shift = _mm512_set1_epi8(static_cast<char>(0x80));
+  const std::uint8_t* b = tile.b;
+  for (std::int64_t s = 0; s < steps_of(tile); ++s, b += step_block_bytes) {
+    const std::uint8_t* a[rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
+    for (int g = 0; g < groups; ++g) {
+      const __m512i left = _mm512_load_si512(b + g * 64);
+      const __m512i right = _mm512_load_si512(b + g * 64 + step_block_bytes / 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        __m512i value = _mm512_set1_epi32(group_at(a[r] + g * group_bytes));
+        if constexpr (std::is_signed_v<A>) value = _mm512_xor_si512(value, shift);
+        sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], value, left);
+        sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], value, right);
+      }
+    }
+  }
+  for (int half = 0; half < 2; ++half) {
+    __m512i excess = _mm512_setzero_si512();
+    if constexpr (std::is_signed_v<A>)
+      excess = _mm512_mullo_epi32(_mm512_load_si512(b + half * 64), _mm512_set1_epi32(128));
+    for (int r = 0; r < rows; ++r) {
+      auto* const out = static_cast<std::int32_t*>(tile.out) + (first_row + r) * tile.out_stride;
+      _mm512_storeu_si512(out + half * block_columns, _mm512_sub_epi32(sum[r][half], excess));
+    }
+  }
+}
+template <class A>
+void compute_vnni(const DotTile& tile) {
+  int r = 0;
+  for (; r + 8 <= tile.rows; r += 8) rows_vnni<A, 8>(tile, r);
+  for (; r < tile.rows; ++r) rows_vnni<A, 1>(tile, r);
+}
+
+template <int rows>
+THIMBLE_TARGET_BF16 void rows_bf16(const DotTile& tile, int first_row) {
+  __m512 sum[rows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  const std::uint8_t* b = tile.b;
+  for (std::int64_t s = 0; s < steps_of(tile); ++s, b += step_block_bytes) {
+    const std::uint8_t* a[rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
+    for (int g = 0; g < groups; ++g) {
+      const auto left = (__m512bh)_mm512_load_si512(b + g * 64);
+      const auto right = (__m512bh)_mm512_load_si512(b + g * 64 + step_block_bytes / 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const auto value = (__m512bh)_mm512_set1_epi32(group_at(a[r] + g * group_bytes));
+        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], value, left);
+        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, right);
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    float* const out = static_cast<float*>(tile.out) + (first_row + r) * tile.out_stride;
+    _mm512_storeu_ps(out, sum[r][0]);
+    _mm512_storeu_ps(out + block_columns, sum[r][1]);
+  }
+}
+void compute_bf16(const DotTile& tile) {
+  int r = 0;
+  for (; r + 8 <= tile.rows; r += 8) rows_bf16<8>(tile, r);
+  for (; r < tile.rows; ++r) rows_bf16<1>(tile, r);
+}
+
+// Tiles 0 to 3 are the four sums (upper left, upper right, lower left, lower right), 4 and 5 the rows of a, 6 and 7 the
+// columns of b.
+THIMBLE_TARGET_AMX void begin_amx(int rows) {
+  struct alignas(64) {
+    std::uint8_t palette = 1;
+    std::uint8_t rest[15] = {};
+    std::uint16_t row_bytes[16] = {};
+    std::uint8_t rows[16] = {};
+  } config;
+  const int upper = std::min(rows, 16), lower = std::max(rows - 16, 1);
+  const int tile_rows[8] = {upper, upper, lower, lower, upper, lower, groups, groups};
+  for (int i = 0; i < 8; ++i) {
+    config.row_bytes[i] = static_cast<std::uint16_t>(step_bytes);
+    config.rows[i] = static_cast<std::uint8_t>(tile_rows[i]);
+  }
+  __asm__ volatile("" : : "r"(&config) : "memory");  // GCC's intrinsic says that it reads 8 bytes
+  _tile_loadconfig(&config);
+}
+THIMBLE_TARGET_AMX void end_amx() { _tile_release(); }
+
+struct AmxU8 {
+  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void upper() {
+    _tile_dpbusd(0, 4, 6);
+    _tile_dpbusd(1, 4, 7);
+  }
+  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void lower() {
+    _tile_dpbusd(2, 5, 6);
+    _tile_dpbusd(3, 5, 7);
+  }
+};
+struct AmxI8 {
+  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void upper() {
+    _tile_dpbssd(0, 4, 6);
+    _tile_dpbssd(1, 4, 7);
+  }
+  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void lower() {
+    _tile_dpbssd(2, 5, 6);
+    _tile_dpbssd(3, 5, 7);
+  }
+};
+struct AmxBf16 {
+  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void upper() {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void lower() {
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+};
+
+template <class Products, bool has_lower>
+THIMBLE_TARGET_AMX void tile_amx(const DotTile& tile) {
+  _tile_zero(0);
+  _tile_zero(1);
+  if constexpr (has_lower) {
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  const std::uint8_t* b = tile.b;
+  const std::uint8_t* a = tile.a;
+  std::int64_t stride = tile.a_stride;
+  for (std::int64_t s = steps_of(tile), whole = tile.whole_steps; s > 0; --s, --whole) {
+    if (whole == 0) {
+      a = tile.a_tail;
+      stride = step_bytes;
+    }
+    _tile_loadd(6, b, step_bytes);
+    _tile_loadd(4, a, stride);
+    _tile_loadd(7, b + step_block_bytes / 2, step_bytes);
+    Products::upper();
+    if constexpr (has_lower) {
+      _tile_loadd(5, a + 16 * stride, stride);
+      Products::lower();
+    }
+    a += step_bytes;
+    b += step_block_bytes;
+  }
+  auto* const out = static_cast<std::int32_t*>(tile.out);
+  const std::int64_t out_stride = tile.out_stride * 4;
+  _tile_stored(0, out, out_stride);
+  _tile_stored(1, out + block_columns, out_stride);
+  if constexpr (has_lower) {
+    _tile_stored(2, out + 16 * tile.out_stride, out_stride);
+    _tile_stored(3, out + 16 * tile.out_stride + block_columns, out_stride);
+  }
+}
+template <class Products>
+void compute_amx(const DotTile& tile) {
+  if (tile.rows > 16) return tile_amx<Products, true>(tile);
+  tile_amx<Products, false>(tile);
+}
+
+/// Bits of CPUID leaf 7: the compilers' own test does not know them all. Linux hands out tile registers on request.
+bool has_amx([[maybe_unused]] DType dtype) noexcept {
+#if defined(__linux__)
+  static const unsigned bits = [] {
+    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return 0U;
+    constexpr unsigned tile = 1U << 24;
+    return (d & tile) != 0 && syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? d : 0U;
+  }();
+  return (bits & (dtype == DType::bf16 ? 1U << 22 : 1U << 25)) != 0;
+#else
+  return false;
+#endif
+}
+
+#undef THIMBLE_TARGET_VNNI
+#undef THIMBLE_TARGET_BF16
+#undef THIMBLE_TARGET_AMX
+#endif
+
+template <class A>
+inline constexpr DotKernel generic{nothing_for, compute_generic<A>, nothing};
+#if defined(__x86_64__)
+template <class A>
+inline constexpr DotKernel avx2{nothing_for, compute_avx2<A>, nothing};
+template <class A>
+inline constexpr DotKernel vnni{nothing_for, compute_vnni<A>, nothing};
+inline constexpr DotKernel avx512_bf16{nothing_for, compute_bf16, nothing};
+template <class Products>
+inline constexpr DotKernel amx{begin_amx, compute_amx<Products>, end_amx};
+#endif
+
+template <class A>
+const DotKernel& int8_kernel([[maybe_unused]] DotUnit unit) noexcept {
+#if defined(__x86_64__)
+  if (unit == DotUnit::amx) return amx<std::conditional_t<std::is_signed_v<A>, AmxI8, AmxU8>>;
+  if (unit == DotUnit::avx512) return vnni<A>;
+  if (unit == DotUnit::avx2) return avx2<A>;
+#endif
+  return generic<A>;
+}
+
+}  // namespace dot_kernel_detail
+
+const DotKernel& dot_kernel(DotUnit unit, DType a_dtype) noexcept {
+  using namespace dot_kernel_detail;
+#if defined(__x86_64__)
+  if (a_dtype == DType::bf16) return unit == DotUnit::amx ? amx<AmxBf16> : avx512_bf16;
+#endif
+  return a_dtype == DType::u8 ? int8_kernel<std::uint8_t>(unit) : int8_kernel<std::int8_t>(unit);
+}
+
+}  // namespace thimble::kernels::gemm_detail
+
+namespace thimble::kernels {
+
+bool is_supported(DotUnit unit, [[maybe_unused]] DType dtype) noexcept {
+  const bool is_bf16 = dtype == DType::bf16;
+  if (unit == DotUnit::generic) return !is_bf16;
+#if defined(__x86_64__)
+  if (unit == DotUnit::avx2) return !is_bf16 && is_supported(Isa::avx2);
+  if (!is_supported(Isa::avx512)) return false;
+  if (unit == DotUnit::amx) return gemm_detail::dot_kernel_detail::has_amx(dtype);
+  return is_bf16 ? __builtin_cpu_supports("avx512bf16") != 0 : __builtin_cpu_supports("avx512vnni") != 0;
+#else
+  return false;
+#endif
+}
+
+DotUnit dot_unit(DType dtype) noexcept {
+  if (isa() == Isa::avx512) {
+    for (const DotUnit unit : {DotUnit::amx, DotUnit::avx512}) {
+      if (is_supported(unit, dtype)) return unit;
+    }
+  }
+  return isa() >= Isa::avx2 && is_supported(DotUnit::avx2, dtype) ? DotUnit::avx2 : DotUnit::generic;
+}
+
+}  // namespace thimble::kernels

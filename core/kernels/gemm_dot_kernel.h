@@ -1,0 +1,39 @@
+#pragma once
+// The innermost loops of gemm_dot.h: a microtile of 32 columns, on each unit.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/gemm_dot.h>
+
+namespace thimble::kernels::gemm_detail {
+
+inline constexpr std::int64_t step_bytes = 64;
+inline constexpr int dot_rows = 32;     // of a microtile
+inline constexpr int dot_columns = 32;  // of a microtile and a panel
+inline constexpr std::int64_t step_block_bytes = step_bytes * dot_columns;
+
+/// out (rows, 32) = a (rows, k) b (k, 32), rows <= 32. The bytes of k that do not fill a step lie in a_tail, zeros
+/// behind them. Elements of out are 32 bits wide, in rows of out_stride elements.
+struct DotTile {
+  const std::uint8_t* a;
+  std::int64_t a_stride;       ///< bytes from one row of a to the next
+  const std::uint8_t* a_tail;  ///< null, or 32 rows of step_bytes bytes
+  std::int64_t whole_steps;
+  const std::uint8_t* b;  ///< a panel
+  int rows;
+  void* out;
+  std::int64_t out_stride;
+};
+
+/// Computes a microtile. begin(rows) comes before the first one of a thread and whenever `rows` changes, end() after
+/// the last.
+struct DotKernel {
+  void (*begin)(int rows);
+  void (*compute)(const DotTile& tile);
+  void (*end)();
+};
+
+/// The kernel for a's dtype: u8, i8 or bf16. The unit is supported.
+const DotKernel& dot_kernel(DotUnit unit, DType a_dtype) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail

@@ -1,0 +1,72 @@
+// Measured cost models as files.
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/core/error.h>
+#include <thimble/core/file.h>
+#include <thimble/core/file_stream.h>
+#include <thimble/nn/fit/measure.h>
+
+namespace thimble::nn {
+namespace cost_file_detail {
+
+constexpr std::uint64_t most_bytes = 64 << 20;
+constexpr std::string_view format = "thimble cost model 1";
+
+CostModel read(const std::string& path, const nlohmann::json& json) {
+  const auto refuse = [&](const std::string& why) { throw FileError(path, 0, why); };
+  if (!json.is_object() || json.value("format", "") != format) refuse("is not a cost model");
+  CostModel costs(hardware(json.at("hardware").get<std::string>()));
+  costs.source = json.at("source").get<std::string>();
+  for (const nlohmann::json& node : json.at("nodes")) {
+    costs.operators.push_back(node.at("operator").get<std::string>());
+    NodeFactors f;
+    for (const auto& [name, member] : {std::pair{"forward", &NodeFactors::forward},
+                                       {"remake", &NodeFactors::remake},
+                                       {"backward", &NodeFactors::backward}}) {
+      f.*member = node.at(name).get<double>();
+      if (!(f.*member > 0) || !std::isfinite(f.*member)) {
+        refuse("node " + std::to_string(costs.factors.size()) + ": " + name + " is " + std::to_string(f.*member) +
+               ", must be > 0");
+      }
+    }
+    costs.factors.push_back(f);
+  }
+  if (costs.factors.empty()) refuse("has no nodes");
+  return costs;
+}
+
+}  // namespace cost_file_detail
+
+void write_cost_model(const std::string& path, const CostModel& costs) {
+  nlohmann::ordered_json json{
+      {"format", cost_file_detail::format}, {"hardware", costs.hardware.name}, {"source", costs.source}};
+  json["nodes"] = nlohmann::ordered_json::array();
+  for (std::size_t n = 0; n < costs.factors.size(); ++n) {
+    const NodeFactors& f = costs.factors[n];
+    json["nodes"].push_back(
+        {{"operator", costs.operators[n]}, {"forward", f.forward}, {"remake", f.remake}, {"backward", f.backward}});
+  }
+  write_file_atomically(path, std::string_view(json.dump(1) + "\n"));
+}
+
+CostModel read_cost_model(const std::string& path) {
+  const std::vector<std::byte> bytes = read_whole_file(path, cost_file_detail::most_bytes);
+  const auto* const begin = reinterpret_cast<const char*>(bytes.data());
+  try {
+    return cost_file_detail::read(path, nlohmann::json::parse(begin, begin + bytes.size()));
+  } catch (const nlohmann::json::exception& error) {
+    throw FileError(path, 0, std::string("is not a cost model: ") + error.what());
+  } catch (const ValueError& error) {
+    throw FileError(path, 0, error.what());
+  }
+}
+
+}  // namespace thimble::nn

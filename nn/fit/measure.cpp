@@ -1,0 +1,83 @@
+#include <thimble/nn/fit/measure.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <thimble/autograd/node.h>
+#include <thimble/core/context.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+namespace measure_detail {
+
+constexpr int steps = 4;  // the first one takes pages for the first time, and is not counted
+
+/// The least of the times of several steps.
+TapeTimes fastest(const MakeRun& make, Device device, const std::shared_ptr<const TapePlan>& plan) {
+  const memory::Stack stack = memory::make_resource(device);
+  const ResourceScope scope(stack.top);
+  const std::unique_ptr<TrainingRun> run = make(device);
+  run->options().recording.plan = plan;
+  TapeTimes least, now;
+  run->options().recording.times = &now;
+  for (int step = 0; step < steps; ++step) {
+    run->step();
+    if (step <= 1) {
+      least = now;
+      continue;
+    }
+    for (const auto member : {&TapeTimes::forward, &TapeTimes::rerun, &TapeTimes::backward}) {
+      for (std::size_t n = 0; n < now.forward.size(); ++n) {
+        (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
+      }
+    }
+  }
+  return least;
+}
+
+/// Every operator that can make its result from what it saves has to, once.
+std::shared_ptr<const TapePlan> remake_all(const TapeGraph& graph) {
+  auto plan = std::make_shared<TapePlan>();
+  for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    const OpType* const type = graph.nodes[n].type;
+    plan->types.push_back(type);
+    plan->fates.push_back(type->has_remake ? Fate::keep_saved : Fate::keep);
+    if (type->has_remake) plan->segments.push_back({n, n + 1, TapePlan::none});
+  }
+  return plan;
+}
+
+double factor(double measured, double roofline) { return measured > 0 && roofline > 0 ? measured / roofline : 1; }
+
+}  // namespace measure_detail
+
+CostModel measure_costs(const MakeRun& make, Device device, const Hardware& machine) {
+  if (device.is_dry) {
+    throw ValueError("measure_costs: " + to_string(device) + " runs nothing; a device that is there is allowed");
+  }
+  TapeGraph graph;
+  {
+    const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
+    const ResourceScope scope(stack.top);
+    const std::unique_ptr<TrainingRun> run = make(dry(device));
+    run->options().recording.graph = &graph;
+    run->step();
+  }
+  CostModel costs(machine);
+  const std::vector<NodeTimes> roofline = node_times(graph, costs);
+  const TapeTimes times = measure_detail::fastest(make, device, nullptr);
+  const TapeTimes again = measure_detail::fastest(make, device, measure_detail::remake_all(graph));
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    NodeFactors f;
+    f.forward = measure_detail::factor(times.forward[n], roofline[n].forward);
+    f.backward = measure_detail::factor(times.backward[n], roofline[n].backward);
+    const bool has_remake = graph.nodes[n].type->has_remake && again.rerun[n] > 0;
+    f.remake = has_remake ? measure_detail::factor(again.rerun[n], roofline[n].remake) : f.forward;
+    costs.operators.emplace_back(graph.nodes[n].type->name);
+    costs.factors.push_back(f);
+  }
+  costs.source += "; each operator as measured";
+  return costs;
+}
+
+}  // namespace thimble::nn

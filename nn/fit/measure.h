@@ -1,0 +1,27 @@
+#pragma once
+// A cost model from a few steps of the program itself, with a smaller batch.
+//
+//   nn::CostModel costs = nn::measure_costs(small_run, cpu, nn::hardware("cpu"));   // seconds, in an arena of its own
+//   nn::write_cost_model("resnet50.json", costs);                                   // the same plans again later
+//   nn::Planner planner(large_run, cpu, costs);
+//
+// What is kept is not seconds but, for every node, how far it is from the roofline of its own sizes; so that it holds
+// for other batches. Of each time the least of several steps is taken.
+
+#include <string>
+
+#include <thimble/nn/fit/cost.h>
+#include <thimble/nn/profile.h>
+
+namespace thimble::nn {
+
+/// Runs a few steps of `make`'s run on `device` and times its operators: forward and backward, then results made again
+/// from what operators save. Throws what the run throws, and ValueError for a dry device.
+CostModel measure_costs(const MakeRun& make, Device device, const Hardware& machine);
+
+/// Writes JSON, as a whole or not at all. Throws FileError.
+void write_cost_model(const std::string& path, const CostModel& costs);
+/// Throws FileError when there is no such file, or it is not one of write_cost_model().
+CostModel read_cost_model(const std::string& path);
+
+}  // namespace thimble::nn

@@ -1,0 +1,171 @@
+#include <thimble/nn/fit/storing.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <thimble/autograd/node.h>
+#include <thimble/core/pack.h>
+
+namespace thimble::nn {
+namespace storing_detail {
+
+constexpr std::uint32_t nodes_ahead = 8;  // whose backward may hide the reading of the stage before
+
+remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
+
+}  // namespace storing_detail
+
+StoredOptions::StoredOptions(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
+                             const Storing& storing)
+    : graph_(graph),
+      times_(times),
+      tier_bytes_per_s_(hardware.tier_bytes_per_s),
+      bytes_per_s_(hardware.bytes_per_s),
+      storing_(storing),
+      uses_(graph.storages.size()) {
+  for (const TapeGraph::Value& value : graph.values) {
+    if (value.storage == TapeGraph::none) continue;
+    Use& use = uses_[value.storage];
+    use.bytes = graph.storages[value.storage].bytes;
+    use.dtype = value.dtype;
+    if (value.is_leaf || value.producer < 0 || value.program_until == TapeGraph::none) {
+      use.is_held = true;
+    } else {
+      use.until = std::max(use.until, value.program_until);
+    }
+  }
+  const auto made = [&](std::uint32_t value, std::uint32_t node, std::int32_t which) {
+    const std::uint32_t storage = graph.values[value].storage;
+    if (storage == TapeGraph::none || graph.values[value].producer != static_cast<std::int32_t>(node)) return;
+    if (uses_[storage].node == TapeGraph::none) uses_[storage].node = node, uses_[storage].which = which;
+  };
+  for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
+    const TapeGraph::Node& node = graph.nodes[n];
+    made(node.output, n, TapePlan::Store::result);
+    for (std::size_t k = 0; k < node.saved.size(); ++k) made(node.saved[k], n, node.places[k]);
+  }
+}
+
+bool StoredOptions::is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const {
+  const Use& use = uses_[storage];
+  if (use.is_held || use.node == TapeGraph::none || use.until >= stage.end || use.bytes < storing_.smallest)
+    return false;
+  if (form == TapePlan::Store::Form::offload) return true;
+  return use.which == TapePlan::Store::result && can_pack(use.dtype, storing_.packed);
+}
+
+// The last node of the stage whose backward, or running again, may read a storage.
+std::uint32_t StoredOptions::last_reader(std::uint32_t storage, const Stage& stage) const {
+  const auto is_on_it = [&](std::uint32_t v) { return v != TapeGraph::none && graph_.values[v].storage == storage; };
+  for (std::uint32_t n = stage.end; n-- > stage.first;) {
+    const TapeGraph::Node& node = graph_.nodes[n];
+    if (std::any_of(node.saved.begin(), node.saved.end(), is_on_it)) return n;
+    if (std::any_of(node.inputs.begin(), node.inputs.end(), is_on_it)) return n;
+  }
+  return stage.first;
+}
+
+StoredOption StoredOptions::offloaded(const remat::Option& option, const Stage& stage,
+                                      std::vector<std::uint32_t> storages, bool has_input) const {
+  StoredOption result{option, {}};
+  result.option.is_first_visit_only = true;
+  std::vector<double> ends(stage.end - stage.first);  // of the forward of each node
+  double forward = 0;
+  for (std::uint32_t n = stage.first; n < stage.end; ++n) {
+    ends[n - stage.first] = forward += times_[n].forward;
+  }
+  const auto away_after = [&](std::uint32_t storage) { return std::max(uses_[storage].until, stage.first); };
+  std::sort(storages.begin(), storages.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return away_after(a) < away_after(b); });
+  double written = 0;  // when the tier is done
+  remat::Bytes bytes = 0;
+  for (const std::uint32_t storage : storages) {
+    const Use& use = uses_[storage];
+    TapePlan::Store store{use.node, use.which, TapePlan::Store::Form::offload, use.dtype, away_after(storage), 0, 0};
+    written = std::max(written, ends[store.away_after - stage.first]);
+    written += static_cast<double>(use.bytes) / tier_bytes_per_s_;
+    store.gone_after = store.away_after;
+    while (store.gone_after + 1 < stage.end && ends[store.gone_after - stage.first] < written) ++store.gone_after;
+    result.stores.push_back(store);
+    bytes += static_cast<remat::Bytes>(use.bytes);
+  }
+  // Reading, in the order in which backward wants them.
+  std::uint32_t ahead = stage.end - 1;
+  double hidden = 0;
+  std::vector<std::pair<std::uint32_t, double>> reads;
+  for (const std::uint32_t storage : storages) {
+    reads.emplace_back(last_reader(storage, stage), static_cast<double>(uses_[storage].bytes) / tier_bytes_per_s_);
+  }
+  std::sort(reads.rbegin(), reads.rend());
+  const auto last = std::min<std::size_t>(graph_.nodes.size() - 1, stage.end - 1 + storing_detail::nodes_ahead);
+  while (ahead < last && hidden < reads.front().second) hidden += times_[++ahead].backward;
+  double now = hidden, read = 0, waited = 0;  // since the first read began
+  std::uint32_t at = stage.end;
+  for (const auto& [reader, seconds] : reads) {
+    for (; at > reader + 1; --at) now += times_[at - 1].backward;
+    read += seconds;
+    if (read > now) waited += read - std::exchange(now, read);
+  }
+  for (TapePlan::Store& store : result.stores) store.back_before = ahead;
+  const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
+  result.option.kept_bytes -= bytes - input;
+  result.option.keeps_input = option.keeps_input && !has_input;
+  result.option.forward_time += storing_detail::nanoseconds(std::max(0.0, written - forward));
+  result.option.recompute_time += storing_detail::nanoseconds(waited);
+  result.option.forward_peak_bytes += bytes - input;
+  result.option.recompute_peak_bytes += bytes;
+  result.option.backward_peak_bytes += bytes;
+  return result;
+}
+
+StoredOption StoredOptions::packed(const remat::Option& option, const Stage& stage,
+                                   const std::vector<std::uint32_t>& storages, bool has_input) const {
+  StoredOption result{option, {}};
+  result.option.is_first_visit_only = true;
+  remat::Bytes bytes = 0, small = 0;
+  for (const std::uint32_t storage : storages) {
+    const Use& use = uses_[storage];
+    const std::uint32_t after = std::max(use.until, stage.first);
+    result.stores.push_back(
+        {use.node, use.which, TapePlan::Store::Form::pack, storing_.packed, after, after, stage.end - 1});
+    bytes += static_cast<remat::Bytes>(use.bytes);
+    small += static_cast<remat::Bytes>(use.bytes / size_of(use.dtype) * size_of(storing_.packed));
+  }
+  const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
+  const remat::Time pass = storing_detail::nanoseconds(static_cast<double>(bytes + small) / bytes_per_s_);
+  result.option.kept_bytes += small - (bytes - input);
+  result.option.keeps_input = option.keeps_input && !has_input;
+  result.option.forward_time += pass;
+  result.option.recompute_time += pass;
+  result.option.forward_peak_bytes += bytes - input;
+  result.option.recompute_peak_bytes += bytes;
+  result.option.backward_peak_bytes += bytes;
+  return result;
+}
+
+std::vector<StoredOption> StoredOptions::of(const remat::Option& option, const Stage& stage) const {
+  std::vector<StoredOption> list;
+  using Form = TapePlan::Store::Form;
+  for (const Form form : {Form::offload, Form::pack}) {
+    if (!(form == Form::offload ? storing_.offloads : storing_.packs)) continue;
+    std::vector<std::uint32_t> inner;
+    for (const std::uint32_t storage : stage.kept) {
+      if (is_storable(storage, stage, form)) inner.push_back(storage);
+    }
+    const auto add = [&](std::vector<std::uint32_t> storages, bool has_input) {
+      if (storages.empty()) return;
+      list.push_back(form == Form::offload ? offloaded(option, stage, std::move(storages), has_input)
+                                           : packed(option, stage, storages, has_input));
+    };
+    add(inner, false);
+    if (stage.input == TapeGraph::none || !option.keeps_input || !is_storable(stage.input, stage, form)) continue;
+    add({stage.input}, true);
+    if (inner.empty()) continue;
+    inner.push_back(stage.input);
+    add(std::move(inner), true);
+  }
+  return list;
+}
+
+}  // namespace thimble::nn

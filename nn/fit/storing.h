@@ -1,0 +1,79 @@
+#pragma once
+// Options of a stage whose tensors wait elsewhere: in a tier, or in fewer digits.
+//
+// Policy
+// - A storage is stored after the last node at which the program itself holds it (TapeGraph::Value::program_until),
+// where
+//   that lies within the stage. What the program or a leaf holds for longer, and what is small, is kept as it is.
+// - A stage's transfers are over when its forward is: the tier is free when the next stage begins, and its bytes are,
+//   too. What a stage's forward takes less than its transfers is charged as time.
+// - Reading begins before the stage's backward, early enough for the first tensor to be there, as far as the backward
+// of
+//   a few nodes of the stage after it goes; what the reading takes longer than the backward that it runs beside is
+//   charged.
+// - Packing and unpacking are passes over memory.
+
+#include <cstdint>
+#include <vector>
+
+#include <thimble/autograd/graph.h>
+#include <thimble/autograd/plan.h>
+#include <thimble/memory/remat/chain.h>
+#include <thimble/nn/fit/cost.h>
+
+namespace thimble::nn {
+
+/// What plans may do with tensors besides keeping and dropping them.
+struct Storing {
+  bool offloads = false;
+  bool packs = false;           ///< lossy
+  DType packed = DType::bf16;   ///< f16, bf16, f8e4m3 or f8e5m2
+  std::size_t smallest = 4096;  ///< bytes of a tensor for which it is worth the trouble
+};
+
+/// A way of recording a stage, and what it stores.
+struct StoredOption {
+  remat::Option option;
+  std::vector<TapePlan::Store> stores;
+};
+
+/// What is known of the storages of a recording, for options that store them. The graph and the times must outlive it.
+class StoredOptions {
+ public:
+  StoredOptions(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
+                const Storing& storing);
+
+  /// A stage's nodes, the storages that an option of it keeps inside, and that of its input (none: there is no other
+  /// stage before it).
+  struct Stage {
+    std::uint32_t first = 0, end = 0;
+    std::vector<std::uint32_t> kept;
+    std::uint32_t input = TapeGraph::none;
+  };
+  /// The option's twins: with all that it keeps inside stored, with its input, and with both.
+  std::vector<StoredOption> of(const remat::Option& option, const Stage& stage) const;
+
+ private:
+  struct Use {
+    std::uint32_t node = TapeGraph::none;  // that makes it
+    std::int32_t which = TapePlan::Store::result;
+    std::uint32_t until = 0;  // the program holds it
+    std::size_t bytes = 0;
+    DType dtype = DType::f32;
+    bool is_held = false;  // for longer than the tape can tell, or by a leaf
+  };
+  bool is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const;
+  std::uint32_t last_reader(std::uint32_t storage, const Stage& stage) const;
+  StoredOption offloaded(const remat::Option& option, const Stage& stage, std::vector<std::uint32_t> storages,
+                         bool has_input) const;
+  StoredOption packed(const remat::Option& option, const Stage& stage, const std::vector<std::uint32_t>& storages,
+                      bool has_input) const;
+
+  const TapeGraph& graph_;
+  const std::vector<NodeTimes>& times_;
+  double tier_bytes_per_s_, bytes_per_s_;
+  Storing storing_;
+  std::vector<Use> uses_;  // per storage
+};
+
+}  // namespace thimble::nn

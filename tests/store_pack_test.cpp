@@ -1,0 +1,118 @@
+// Packed tensors: there and back, and the gradients that they give.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/pack.h>
+
+#include "catch.h"
+#include "store_chain.h"
+
+using namespace thimble;
+
+namespace {
+
+using store_test::Chain;
+using Store = TapePlan::Store;
+
+double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0, size = 0;
+  REQUIRE(a.size() == b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    most = std::max(most, std::fabs(static_cast<double>(a[i]) - b[i]));
+    size = std::max(size, std::fabs(static_cast<double>(b[i])));
+  }
+  return size > 0 ? most / size : most;
+}
+
+}  // namespace
+
+TEST_CASE("store: packed tensors give gradients within the dtype's error", "[store]") {
+  struct Row {
+    DType dtype;
+    double bound;  // of a gradient, over the largest one
+  };
+  const Chain chain;
+  const auto gradients = [&](const std::shared_ptr<const TapePlan>& plan) {
+    Tape tape;
+    tape.follow(plan);
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = chain.loss();
+    }
+    tape.backward(loss);
+    const auto list = chain.gradients();
+    for (const Tensor& w : chain.w) w.grad() = Tensor();
+    return std::pair(item(loss), list);
+  };
+  const auto [loss, plain] = gradients(nullptr);
+  // Every gradient is a product of at most four saved tensors, each with the relative error of its dtype.
+  for (const Row& row : {Row{DType::bf16, 4 * 0x1p-8}, Row{DType::f16, 4 * 0x1p-11}, Row{DType::f8e4m3, 4 * 0x1p-4},
+                         Row{DType::f8e5m2, 4 * 0x1p-3}}) {
+    INFO(to_string(row.dtype));
+    auto plan = std::make_shared<TapePlan>(chain.plan());
+    for (const std::uint32_t node : {1u, 3u, 5u}) {
+      plan->stores.push_back({node, Store::result, Store::Form::pack, row.dtype, node + 1, node + 1, node + 1});
+    }
+    const auto [packed_loss, packed] = gradients(plan);
+    CHECK(packed_loss == loss);
+    for (std::size_t i = 0; i < plain.size(); ++i) {
+      const double difference = largest_difference(packed[i], plain[i]);
+      CHECK(difference < row.bound);
+      CHECK(difference > row.bound * 1e-3);
+    }
+  }
+}
+
+TEST_CASE("store: pack and unpack", "[store]") {
+  Generator generator(5);
+  const GeneratorScope random(generator);
+  for (const DType from : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    for (const DType to : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2}) {
+      if (!can_pack(from, to)) continue;
+      INFO(to_string(from) << " to " << to_string(to));
+      const bool is_scaled = size_of(to) == 1;
+      const double relative = to == DType::bf16     ? 0x1p-8
+                              : to == DType::f16    ? 0x1p-11
+                              : to == DType::f8e4m3 ? 0x1p-4
+                                                    : 0x1p-3;
+      for (const double size : {1e-3, 1.0, 300.0}) {
+        const Tensor t = to_dtype(mul(randn({3, 1501}), size), from);
+        const Tensor packed = pack(t, to), back = unpack(packed, from);
+        CHECK(packed.dtype() == to);
+        CHECK(packed.shape() == t.shape());
+        CHECK((packed.scale() != nullptr) == is_scaled);
+        CHECK(back.dtype() == from);
+        const auto before = to_host<double>(t), after = to_host<double>(back);
+        double amax = 0;
+        for (const double v : before) amax = std::max(amax, std::fabs(v));
+        // Below the smallest normal value of the dtype the error is that of the smallest one.
+        const double floor = is_scaled ? amax * (to == DType::f8e4m3 ? 0x1p-18 : 0x1p-32) : 0x1p-25;
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < before.size(); ++i) {
+          wrong += std::fabs(after[i] - before[i]) > 1.01 * relative * std::fabs(before[i]) + floor;
+        }
+        CHECK(wrong == 0);
+      }
+    }
+  }
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Tensor special = from_host(std::vector<float>{0, -0.0f, infinity, -infinity, 2, std::nanf("")}, {6});
+  const auto back = to_host<float>(unpack(pack(special, DType::f8e4m3), DType::f32));
+  CHECK(back[0] == 0);
+  CHECK(std::signbit(back[1]));
+  CHECK(back[2] == 2);
+  CHECK(back[3] == -2);
+  CHECK(back[4] == 2);
+  CHECK(std::isnan(back[5]));
+  CHECK(to_host<float>(unpack(pack(full({3}, 0), DType::f8e5m2), DType::f32)) == std::vector<float>(3, 0.0f));
+  CHECK_THROWS_AS(pack(full({3}, 0), DType::f32), DTypeError);
+  CHECK_THROWS_AS(pack(full({3}, 0), DType::i8), DTypeError);
+  CHECK_THROWS_AS(pack(full({3}, 0, DType::i32), DType::bf16), DTypeError);
+}

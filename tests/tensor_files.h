@@ -1,0 +1,50 @@
+#pragma once
+// What tests of weights and checkpoints share: files whose header is another than the model's, and errors with their
+// type.
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/nn/files/safetensors.h>
+
+namespace files_test {
+
+/// What `call` throws, the type's name first: "ShapeError load_weights: ...".
+template <class F>
+std::string error_of(F&& call) {
+  try {
+    call();
+  } catch (const thimble::ShapeError& e) {
+    return std::string("ShapeError ") + e.what();
+  } catch (const thimble::DTypeError& e) {
+    return std::string("DTypeError ") + e.what();
+  } catch (const thimble::ValueError& e) {
+    return std::string("ValueError ") + e.what();
+  } catch (const thimble::FileError& e) {
+    return std::string("FileError ") + e.what();
+  } catch (const thimble::DeviceError& e) {
+    return std::string("DeviceError ") + e.what();
+  }
+  return "no error";
+}
+
+/// The entry of that name, which is there.
+inline thimble::SafetensorsEntry& entry_in(std::vector<thimble::SafetensorsEntry>& list, const std::string& name) {
+  return *std::find_if(list.begin(), list.end(), [&](const auto& entry) { return entry.name == name; });
+}
+
+/// A file with this header and zeros for all tensors.
+inline void write_zeros(const std::string& path, const std::vector<thimble::SafetensorsEntry>& entries,
+                        const std::map<std::string, std::string>& metadata = {}) {
+  thimble::SafetensorsWriter file(path, entries, metadata);
+  for (const thimble::SafetensorsEntry& entry : file.header().tensors) {
+    file.append(entry.name, std::vector<std::byte>(static_cast<std::size_t>(entry.bytes())));
+  }
+  file.commit();
+}
+
+}  // namespace files_test
