@@ -25,7 +25,7 @@ void add_models(CLI::App& program);
 /// --heads --width --share --head --fuse-optimizer --micro-batches --dtype --optimizer --seed.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 
-/// --offload, --offload-optimizer and --allow-lossy: what plans may do, for both.
+/// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
 void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 
 /// --measure and --times, for both as well.

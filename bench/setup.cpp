@@ -128,6 +128,17 @@ void check_techniques(const Setup& setup, bool is_text) {
     throw ValueError("--fuse-optimizer: not with --micro-batches " + parts +
                      ", because gradients are complete after the last one; --micro-batches 1 is allowed");
   }
+  if (setup.offloads_gradients) {
+    if (setup.offload.empty()) throw ValueError("--offload-gradients: no folder; with --offload FOLDER it is allowed");
+    if (setup.fuses_optimizer) {
+      throw ValueError(
+          "--offload-gradients: not with --fuse-optimizer, whose gradients never wait; one of them is allowed");
+    }
+    if (setup.micro_batches != 1) {
+      throw ValueError("--offload-gradients: not with --micro-batches " + parts +
+                       ", which all add to every gradient; --micro-batches 1 is allowed");
+    }
+  }
   if (setup.micro_batches < 0) throw ValueError("--micro-batches: " + parts + "; at least 1, or auto, is allowed");
   if (setup.micro_batches > 1 && setup.batch % setup.micro_batches != 0) {
     throw ValueError("--micro-batches: " + parts + " does not divide --batch " + std::to_string(setup.batch) +
@@ -153,6 +164,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   options.clip_norm = clip_norm(setup, is_text);
   options.micro_batches = setup.micro_batches;
   options.micro_samples = setup.batch / setup.micro_batches;
+  if (setup.offloads_gradients) options.gradient_tier = setup_detail::make_tier(setup.offload, device);
   if (setup.fuses_optimizer) {
     const bool is_placed = Placed::find(*current_resource(device)) != nullptr;
     options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;

@@ -26,6 +26,7 @@ struct Setup {
   std::uint64_t seed = 1;
   std::string offload;              ///< folder on a disk where plans may put saved tensors; empty: they do not
   bool offloads_optimizer = false;  ///< its state waits in that folder between updates
+  bool offloads_gradients = false;  ///< they wait in that folder for the update of their parameter
   bool allows_lossy = false;        ///< plans may pack saved tensors to fewer digits
   bool fuses_optimizer = false;     ///< parameters are updated during backward (nn/step.h); not with clipping
   std::int64_t micro_batches = 1;   ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
@@ -35,7 +36,8 @@ struct Setup {
 inline constexpr std::int64_t auto_micro_batches = 0;
 
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
-/// micro-batches, micro-batches that do not divide the batch, a chunked head on a model that is not over tokens.
+/// micro-batches, offloads_gradients with either or without a folder, micro-batches that do not divide the batch, a
+/// chunked head on a model that is not over tokens.
 void check_techniques(const Setup& setup, bool is_text);
 
 /// The least batch >= `batch` that the setup's micro-batches divide.

@@ -11,12 +11,32 @@
 #include <thimble/memory/placed.h>
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/clip.h>
+#include <thimble/optim/offload_gradients.h>
 
 namespace thimble::nn {
 namespace step_detail {
 
 [[noreturn]] void refuse_fusing(const std::string& why) {
   throw PlanError("training_step: the optimizer cannot be fused " + why);
+}
+
+[[noreturn]] void refuse_offloading(const std::string& why) {
+  throw PlanError("training_step: gradients cannot wait in a tier " + why);
+}
+
+void check_offloading(const optim::Optimizer& optimizer, const StepOptions& options) {
+  if (options.fuses_optimizer != FusedUpdate::off) {
+    refuse_offloading("with a fused optimizer: each is used and freed as soon as it is complete");
+  }
+  if (options.micro_batches > 1) {
+    refuse_offloading("with " + std::to_string(options.micro_batches) +
+                      " micro-batches: all of them add to every gradient");
+  }
+  for (const optim::Named& p : optimizer.parameters()) {
+    if (p.tensor.grad().defined()) {
+      refuse_offloading("while " + p.name + " has one of before: backward adds to what is here");
+    }
+  }
 }
 
 /// Null where no placed arena stands behind the parameters' resource.
@@ -85,7 +105,6 @@ class Updates {
 
   std::size_t done() const noexcept { return done_; }
 
- private:
   void update(std::size_t index) {
     const Storage* const storage = optimizer_.parameters()[index].tensor.storage().get();
     const std::uint32_t version = storage != nullptr ? storage->version() : 0;
@@ -102,6 +121,7 @@ class Updates {
     ++done_;
   }
 
+ private:
   optim::Optimizer& optimizer_;
   const Placed* placed_;  // null: nothing to look at before the first update
   std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
@@ -141,6 +161,30 @@ Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> 
   }
 }
 
+Tensor run_offloading(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
+                      const StepOptions& options) {
+  optim::OffloadedGradients away(optimizer.parameters(), options.gradient_tier, options.clip_norm);
+  const auto take = [&](const std::shared_ptr<Leaf>& leaf) { away.take(leaf); };
+  const LeafHook hook(take);
+  const Tensor loss = optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook);
+  Updates updates(optimizer, false);
+  try {
+    for (std::size_t i = 0; i < away.size(); ++i) {
+      const Tensor& parameter = optimizer.parameters()[i].tensor;
+      away.give_back(i);
+      away.prefetch(i + 1);
+      if (!parameter.grad().defined()) continue;
+      updates.update(i);
+      parameter.grad() = Tensor();
+    }
+    updates.finish();
+    return loss;
+  } catch (const std::exception& error) {
+    if (updates.done() == 0) throw;
+    throw_partial(error, updates.done(), optimizer.parameters().size());
+  }
+}
+
 }  // namespace step_detail
 
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
@@ -149,10 +193,13 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
+  if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
   Transaction transaction;
   Tensor loss;
-  if (is_fused) {
+  if (options.gradient_tier) {
+    loss = step_detail::run_offloading(optimizer, loss_of, options);
+  } else if (is_fused) {
     loss = step_detail::run_fused(optimizer, loss_of, options);
   } else {
     loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording);

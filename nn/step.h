@@ -2,6 +2,7 @@
 // One training step as a transaction.
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include <thimble/core/error.h>
@@ -28,9 +29,11 @@ struct StepOptions {
   std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several
   optim::RecordingOptions recording = {};
   FusedUpdate fuses_optimizer = FusedUpdate::off;
+  /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.
+  std::shared_ptr<Tier> gradient_tier = nullptr;
 };
 
-/// A step that is fused, or whose optimizer has its state in a tier, failed after it had updated some of the
+/// A step that is fused, or whose gradients or optimizer state are in a tier, failed after it had updated some of the
 /// parameters: those, their optimizer state and the count of updates stay changed. Its cause is nested
 /// (std::rethrow_if_nested) and in the text.
 class PartialUpdateError : public Error {
@@ -56,6 +59,11 @@ class PartialUpdateError : public Error {
 /// memory. Throws PlanError, before anything is run, together with clipping (the norm is known when all gradients are),
 /// several micro-batches (gradients are complete after the last), gradients that were there before (they could not be
 /// put back), and `secured` without a replayed step; PartialUpdateError as above.
+///
+/// With `gradient_tier` every gradient goes there as soon as it is complete, and comes back for its update: the same
+/// bits, clipped or not. Throws PlanError, before anything is run, together with a fused optimizer (whose gradients
+/// never wait), several micro-batches (all of which add to every gradient), and gradients that were there before;
+/// FileError with nothing changed before the first update, PartialUpdateError after it.
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options = {});
 

@@ -74,7 +74,7 @@ class Run final : public nn::TrainingRun {
           if (technique_.before_update) technique_.before_update(*net_);
         },
         [this] { note_calls(); });
-    if (technique_.offloads || technique_.sends_state) {
+    if (technique_.offloads || technique_.sends_state || technique_.offloads_gradients) {
       tier_ = std::make_shared<FileTier>(device, offload_test::options_at(offload_test::disk_folder(), 4096));
       if (technique_.offloads) net_->offload_to(tier_);
     }
@@ -84,6 +84,7 @@ class Run final : public nn::TrainingRun {
     options_.recording.plan = technique_.plan;
     options_.recording.times = &times_;
     options_.fuses_optimizer = technique_.fuses;
+    if (technique_.offloads_gradients) options_.gradient_tier = tier_;
   }
 
   void step() override {

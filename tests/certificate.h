@@ -65,6 +65,7 @@ struct Technique {
   std::vector<StepPlan> placement = {};  ///< by these plans; empty: by those of a dry run
   bool moves_blocks = false;             ///< every block is moved before every allocation
   bool offloads = false;                 ///< saved tensors of some operators are on a disk until backward
+  bool offloads_gradients = false;       ///< gradients are on a disk until their parameter is updated
   bool sends_state = false;              ///< all state goes to a disk and back before every step
   /// For mutants: called when the loss is recorded, and before the first update.
   std::function<void(Net&)> after_forward = nullptr, before_update = nullptr;

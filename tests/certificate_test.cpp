@@ -38,12 +38,12 @@ Certificate check_certificate(Certifier& certifier, const Technique& technique) 
   const Figures& figures = certificate.figures;
   CHECK(figures.leaked_bytes == 0);
   CHECK((figures.moved_blocks > 0) == technique.moves_blocks);
-  CHECK((figures.tier_writes > 0) == (technique.offloads || technique.sends_state));
+  CHECK((figures.tier_writes > 0) == (technique.offloads || technique.sends_state || technique.offloads_gradients));
   CHECK(figures.placed.steps == (technique.is_placed ? certified_steps : 0));
   CHECK(figures.placed.deviations == 0);
   CHECK(figures.placed.dynamic_steps == 0);
-  const bool is_fused = technique.fuses != nn::FusedUpdate::off;
-  CHECK((figures.gradient_peak_bytes < certificate.plain.gradient_peak_bytes) == is_fused);
+  const bool has_few_gradients = technique.fuses != nn::FusedUpdate::off || technique.offloads_gradients;
+  CHECK((figures.gradient_peak_bytes < certificate.plain.gradient_peak_bytes) == has_few_gradients);
   CHECK(certificate.plain.reruns == 0);
   return certificate;
 }
@@ -129,6 +129,12 @@ TEST_CASE("certificate: where blocks lie", "[certificate]") {
     if (!has_disk()) return;
     check_certificate(certifier, {.name = "offloaded", .offloads = true});
     check_certificate(certifier, {.name = "state sent away", .sends_state = true});
+    check_certificate(certifier, {.name = "gradients away", .offloads_gradients = true});
+    check_certificate(certifier, {.name = "segments, gradients away, clipped, placed",
+                                  .forward = square_root(),
+                                  .clip_norm = 0.1,
+                                  .is_placed = true,
+                                  .offloads_gradients = true});
   });
 }
 

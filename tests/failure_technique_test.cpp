@@ -22,7 +22,7 @@ FailureWalk check_walk(const MakeNet& make, const Technique& technique, FailPlac
   const FailureWalk walk = walk_failures(make, technique, place);
   INFO(walk.requests << " requests");
   CHECK(walk.requests > (place == FailPlace::tensors ? 100 : 0));
-  const bool may_be_partial = technique.fuses == nn::FusedUpdate::unsecured;
+  const bool may_be_partial = technique.fuses == nn::FusedUpdate::unsecured || technique.offloads_gradients;
   CHECK((walk.partial > 0) == may_be_partial);
   CHECK(walk.clean > 0);
   CHECK(walk.clean + walk.partial == walk.requests);
@@ -33,7 +33,7 @@ FailureWalk check_walk(const MakeNet& make, const Technique& technique, FailPlac
   CHECK(walk.different == 0);
   CHECK(walk.figures.placed.dynamic_steps == 0);
   CHECK((walk.figures.moved_blocks > 0) == technique.moves_blocks);
-  CHECK((walk.figures.tier_writes > 0) == technique.offloads);
+  CHECK((walk.figures.tier_writes > 0) == (technique.offloads || technique.offloads_gradients));
   return walk;
 }
 
@@ -71,6 +71,7 @@ TEST_CASE("failure technique: where blocks lie", "[failure][certificate]") {
 TEST_CASE("failure technique: tensors on a disk", "[failure][certificate]") {
   if (offload_test::disk_folder().empty()) return;
   check_walks({.name = "offloaded", .offloads = true});
+  check_walks({.name = "gradients offloaded", .clip_norm = 0.1, .offloads_gradients = true});
 }
 
 TEST_CASE("failure technique: when parameters are updated", "[failure][certificate]") {

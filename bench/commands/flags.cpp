@@ -179,6 +179,8 @@ void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->type_name("FOLDER");
   command.add_flag("--offload-optimizer", setup->offloads_optimizer,
                    "The optimizer's state waits there as well, between updates");
+  command.add_flag("--offload-gradients", setup->offloads_gradients,
+                   "Gradients wait there, from backward to the update of their parameter");
   command.add_flag("--allow-lossy", setup->allows_lossy, "Plans may pack saved tensors to bf16: gradients are rounded");
 }
 

@@ -202,8 +202,9 @@ void add_train(CLI::App& program) {
     if (options->budget_bytes == 0 && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: there is no budget to plan for; with --budget they are allowed");
     }
-    const bool is_for_plans = !options->setup.offload.empty() && !options->setup.offloads_optimizer;
-    if (options->budget_bytes == 0 && (is_for_plans || options->setup.allows_lossy)) {
+    const Setup& setup = options->setup;
+    const bool is_for_plans = !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_gradients;
+    if (options->budget_bytes == 0 && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
     if (options->warmup < 0) options->warmup = options->steps / 20;
