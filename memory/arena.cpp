@@ -10,6 +10,7 @@
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
+#include <thimble/core/launch_depth.h>
 #include <thimble/memory/bytes.h>
 
 namespace thimble {
@@ -78,7 +79,7 @@ void Arena::deallocate(Block* block, Stream stream) noexcept {
 
 Block* Arena::do_allocate(const Request& request) {
   const bool is_plain = request.bytes != 0 && request.alignment - 1 < spans_->unit() &&
-                        (request.alignment & (request.alignment - 1)) == 0 && !is_launching() &&
+                        (request.alignment & (request.alignment - 1)) == 0 && launch_detail::depth == 0 &&
                         compaction_ != Compaction::before_every_allocation;
   Tlsf::Span* span = is_plain ? spans_->take_ready(request.bytes, pages_.solid_bytes) : nullptr;
   if (span == nullptr) span = take_span(request);

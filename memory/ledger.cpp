@@ -76,10 +76,7 @@ Block* Ledger::do_allocate(const Request& request) {
   try {
     block = upstream_allocate(request);
   } catch (const OutOfMemory& error) {
-    OutOfMemory::Facts facts = error.facts();
-    facts.in_use_bytes = live_;
-    facts.peak_bytes = peak_;
-    throw OutOfMemory(error.what() + category_list(), facts);
+    refuse(error);
   }
   const std::size_t category = ledger_detail::index(request.category);
   add(rows_[request.path][category], request.bytes);
@@ -91,6 +88,14 @@ Block* Ledger::do_allocate(const Request& request) {
     ++peak_serial_;
   }
   return block;
+}
+
+/// The same refusal with the table of categories.
+void Ledger::refuse(const OutOfMemory& error) const {
+  OutOfMemory::Facts facts = error.facts();
+  facts.in_use_bytes = live_;
+  facts.peak_bytes = peak_;
+  throw OutOfMemory(error.what() + category_list(), facts);
 }
 
 void Ledger::do_deallocate(Block* block, Stream stream) noexcept {

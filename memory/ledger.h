@@ -29,6 +29,8 @@
 
 namespace thimble {
 
+class OutOfMemory;
+
 /// Bytes per category, indexed by the category's number.
 using CategoryBytes = std::array<std::size_t, category_count>;
 
@@ -90,6 +92,7 @@ class Ledger final : public Decorator {
   static CategoryBytes now(const Row& row) noexcept;
   std::vector<PathRow> path_rows() const;
   void make_row(PathId path);
+  [[noreturn]] void refuse(const OutOfMemory& error) const;
   template <class Value>
   std::size_t sum(std::string_view prefix, Value&& value) const;
   std::string category_list() const;

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch_depth.h>
 
 namespace thimble {
 namespace placed_detail {
@@ -142,7 +142,7 @@ Block* Placed::do_allocate(const Request& request) {
   if (planned.bytes != request.bytes || planned.alignment != request.alignment || handle == nullptr) {
     return allocate_unplaced(request);
   }
-  if (is_launching()) {
+  if (launch_detail::depth > 0) {
     throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
   }
   ++next_;

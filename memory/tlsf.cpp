@@ -68,11 +68,13 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size, std::size_t alignment) const no
   int steps = 0;
   for (Span* span = span_of(bins_[bin]); span != &nil_ && steps < walk_limit; span = span->linked(), ++steps) {
     const bool fits = tlsf_detail::round_up(span->offset, alignment) + size <= span->end();
-    if (fits && (best == nullptr || span->size < best->size)) best = span;
+    if (!fits || (best != nullptr && span->size >= best->size)) continue;
+    best = span;
+    if (best->size == size) break;  // none fits better
   }
   if (best != nullptr) return best;
   // In any bin after that of size + alignment - unit every span fits, wherever it lies.
-  return next_occupied(alignment == unit_ ? bin : bin_of(size + alignment - unit_));
+  return next_occupied(bin_of(size + alignment - unit_));
 }
 
 /// The same at the unit's alignment, where every offset is aligned.
@@ -82,10 +84,10 @@ Tlsf::Span* Tlsf::find_in_bins(std::size_t size) const noexcept {
   std::size_t best_size = ~std::size_t{0};
   int steps = 0;
   for (Span* span = span_of(bins_[bin]); span != &nil_ && steps < walk_limit; span = span->linked(), ++steps) {
-    if (span->size >= size && span->size < best_size) {
-      best = span;
-      best_size = span->size;
-    }
+    if (span->size == size) return span;  // none fits better
+    if (span->size < size || span->size >= best_size) continue;
+    best = span;
+    best_size = span->size;
   }
   return best != nullptr ? best : next_occupied(bin);
 }
