@@ -80,7 +80,7 @@ Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans) 
 }
 
 Placed::~Placed() {
-  assert(live_ == 0 && "a placed arena outlives its blocks");
+  assert(live() == 0 && "a placed arena outlives its blocks");
   if (region_ != nullptr) {
     --region_->pins;
     upstream_deallocate(region_, nullptr);
@@ -95,12 +95,13 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles) {
   std::vector<Event> events;
   events.reserve(plan.events.size() + 1);
   std::size_t placed_events = 0;
+  std::uint32_t live = 0;
   for (std::size_t at = 0; at < plan.events.size(); ++at) {
     const StepPlan::Event& event = plan.events[at];
     const bool is_free = event.bytes == 0;
     if (event.block == StepPlan::not_placed) {
       if (is_free) refuse(at, "frees a block that is not placed");
-      events.push_back({event.bytes, nullptr, event.alignment});
+      events.push_back({event.bytes, nullptr, event.alignment, live});
       continue;
     }
     if (event.block >= plan.buffers.size()) refuse(at, "names a block that is not there");
@@ -112,16 +113,16 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles) {
     ++placed_events;
     Handle* const handle = handles + event.block;
     if (is_free) {
-      events.push_back({0, handle, 0});
+      events.push_back({0, handle, 0, live--});
       continue;
     }
     handle->bytes = event.bytes;
     handle->offset = plan.placement.offsets[event.block];
     region_alignment_ = std::max(region_alignment_, std::size_t{event.alignment});
-    events.push_back({event.bytes, handle, event.alignment});
+    events.push_back({event.bytes, handle, event.alignment, live++});
   }
   if (placed_events != 2 * plan.buffers.size()) refuse(plan.events.size(), "is missing: a block has no two events");
-  events.push_back(no_event);
+  events.push_back({0, nullptr, 0, live});
   plans_.push_back(std::move(events));
 }
 
@@ -146,7 +147,6 @@ Block* Placed::do_allocate(const Request& request) {
     throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
   }
   ++next_;
-  ++live_;
   handle->category = request.category;
   handle->path = request.path;
   return handle;
@@ -168,12 +168,11 @@ void Placed::do_deallocate(Block* block, Stream stream) noexcept {
   // A live block is the next event's only where that is its free: the plan allocates a handle once.
   if (next_->handle == block) {
     ++next_;
-    --live_;
   } else if (!is_placed(block)) {
     upstream_deallocate(block, stream);
   } else {
-    --live_;
     if (is_in_replay_) deviate();
+    --live_;
   }
 }
 
@@ -201,6 +200,7 @@ void Placed::deviate() noexcept {
 }
 
 void Placed::stop_replay() noexcept {
+  live_ = live();
   is_in_replay_ = false;
   next_ = &no_event;
 }
@@ -215,7 +215,7 @@ void Placed::take_region() {
 }
 
 std::size_t Placed::give_region_back() noexcept {
-  if (region_ == nullptr || live_ > 0 || is_in_replay_) return 0;
+  if (region_ == nullptr || is_in_replay_ || live_ > 0) return 0;
   --region_->pins;
   upstream_deallocate(region_, nullptr);
   region_ = nullptr;
@@ -279,7 +279,7 @@ const Placed* Placed::find(const Resource& resource) noexcept {
 Placed::Statistics Placed::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = counts_;
-  all.live_blocks = live_;
+  all.live_blocks = live();
   all.is_region_held = region_ != nullptr;
   return all;
 }

@@ -123,14 +123,16 @@ class Placed final : public Decorator {
     std::size_t bytes;        // 0: a free
     Handle* handle;           // null: not placed
     std::uint32_t alignment;  // of an allocation
+    std::uint32_t live;       // placed blocks before it: in a replay nothing is counted
   };
-  static constexpr Event no_event{0, nullptr, 0};
+  static constexpr Event no_event{0, nullptr, 0, 0};
 
   void add_plan(const StepPlan& plan, Handle* handles);
   void begin(std::size_t plan);
   void finish() noexcept;
   void deviate() noexcept;
   void stop_replay() noexcept;
+  std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
   Block* allocate_unplaced(const Request& request);
   Block* allocate_dynamically(const Request& request);
   void take_region();
@@ -152,7 +154,7 @@ class Placed final : public Decorator {
   const Event* next_ = &no_event;  // of the plan that is replayed
   const Event* first_ = nullptr;
   const Event* end_ = nullptr;
-  std::size_t live_ = 0;
+  std::size_t live_ = 0;  // blocks in the region, outside of a replay
   Statistics counts_;
 };
 
