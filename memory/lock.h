@@ -25,14 +25,19 @@ namespace thimble {
 /// Not recursive. Meets the standard's BasicLockable requirements (std::lock_guard); a Hold is a cheaper guard.
 class ResourceLock {
  public:
+  /// Takes the lock if that can be by the bias.
+  bool enter_by_bias() noexcept {
+    if (owner_.load(std::memory_order_relaxed) != this_thread()) return false;
+    is_owner_inside_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // on the processor: the revoker's membarrier
+    if (!is_revoked_.load(std::memory_order_relaxed)) return true;
+    is_owner_inside_.store(false, std::memory_order_relaxed);
+    return false;
+  }
+
   /// Takes the lock. Returns whether it was by the bias, which leave() has to be told.
   bool enter() noexcept {
-    if (owner_.load(std::memory_order_relaxed) == this_thread()) {
-      is_owner_inside_.store(true, std::memory_order_relaxed);
-      std::atomic_signal_fence(std::memory_order_seq_cst);  // on the processor: the revoker's membarrier
-      if (!is_revoked_.load(std::memory_order_relaxed)) return true;
-      is_owner_inside_.store(false, std::memory_order_relaxed);
-    }
+    if (enter_by_bias()) return true;
     lock_shared();
     return false;
   }

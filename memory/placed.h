@@ -133,6 +133,7 @@ class Placed final : public Decorator {
   void deviate() noexcept;
   void stop_replay() noexcept;
   std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
+  Block* take_planned(const Request& request) noexcept;
   Block* allocate_unplaced(const Request& request);
   Block* allocate_dynamically(const Request& request);
   void take_region();
