@@ -42,7 +42,9 @@ class ResourceLock {
     return false;
   }
 
-  void leave(bool by_bias) noexcept { (by_bias ? is_owner_inside_ : is_taken_).store(false, std::memory_order_release); }
+  void leave(bool by_bias) noexcept {
+    (by_bias ? is_owner_inside_ : is_taken_).store(false, std::memory_order_release);
+  }
 
   void lock() noexcept { enter(); }
 

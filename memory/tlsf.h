@@ -16,7 +16,8 @@
 // - A span is one cache line: a free one keeps its links in the fields that only a live one uses.
 // - Few branches that a processor cannot foresee: taking a span out of its bin has one, finding the next occupied bin
 //   none. A list ends at a span that may be read and written like any other (`nil_`), not at a null pointer.
-// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready` is
+// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready`
+// is
 //   both at once for the request that needs nothing else, which in a steady state is every one.
 //
 // Terms
@@ -81,8 +82,8 @@ class Tlsf {
   /// Gets the spans ready that one `take` may need. False when the host has no memory for them.
   bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
 
-  /// What find and take make of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when that needs more
-  /// than is there: a new chunk of spans, or a place that ends above `ready_bytes`.
+  /// What find and take make of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when that needs
+  /// more than is there: a new chunk of spans, or a place that ends above `ready_bytes`.
   Span* take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept;
 
   /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
@@ -150,7 +151,7 @@ class Tlsf {
   int unit_bits_;
   std::size_t limit_;
   std::size_t height_ = 0;
-  Span below_;           // ahead of the span with the lowest address; never free
+  Span below_;            // ahead of the span with the lowest address; never free
   Span* last_ = &below_;  // the span with the highest address
 
   // A first level of words and a second of bins. Bit set: there is something. The bit and bin past the last are always
