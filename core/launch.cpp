@@ -5,12 +5,14 @@
 #include <string>
 #include <thread>
 
+#include <thimble/core/launch_depth.h>
+
 namespace thimble {
 namespace launch_detail {
 
 constexpr std::uint32_t moving = std::uint32_t{1} << 31;
 
-thread_local int depth = 0;
+constinit thread_local int depth = 0;
 std::atomic<std::uint32_t> gate{0};  // launches of all threads, and the bit `moving`
 
 Guard::Guard() noexcept {

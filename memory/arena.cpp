@@ -10,6 +10,7 @@
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
+#include <thimble/core/launch_depth.h>
 #include <thimble/memory/bytes.h>
 
 namespace thimble {
@@ -65,22 +66,23 @@ void Arena::check(const Request& request) const {
     throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
 }
 
-Block* Arena::do_allocate(const Request& request) {
-  check(request);
-  if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
-  if (compaction_ == Compaction::before_every_allocation) compact_locked();
-  Tlsf::Place place = spans_->find(request.bytes, request.alignment);
-  if (!place.is_found()) place = make_room(request);
-  if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
-  if (place.end() > pages_.solid_bytes) {
-    const std::errc error = commit(place.offset, place.end());
-    if (error != std::errc{}) place = make_room_on_pages(request);
-    if (!place.is_found()) {
-      refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
-    }
-  }
+Block* Arena::allocate(const Request& request) {
+  const ResourceLock::Hold hold(*lock());
+  return do_allocate(request);
+}
 
-  Tlsf::Span* const span = spans_->take(place);
+void Arena::deallocate(Block* block, Stream stream) noexcept {
+  if (block == nullptr) return;
+  const ResourceLock::Hold hold(*lock());
+  do_deallocate(block, stream);
+}
+
+Block* Arena::do_allocate(const Request& request) {
+  const bool is_plain = request.bytes != 0 && request.alignment - 1 < spans_->unit() &&
+                        (request.alignment & (request.alignment - 1)) == 0 && launch_detail::depth == 0 &&
+                        compaction_ != Compaction::before_every_allocation;
+  Tlsf::Span* span = is_plain ? spans_->take_ready(request.bytes, pages_.solid_bytes) : nullptr;
+  if (span == nullptr) span = take_span(request);
   span->address = base_ + span->offset;
   span->bytes = request.bytes;
   span->category = request.category;
@@ -94,6 +96,24 @@ Block* Arena::do_allocate(const Request& request) {
   now_.peak_height_bytes = std::max(now_.peak_height_bytes, spans_->height());
   if (poison_) backing_->fill(span->offset, span->size, poison_value, request.stream);
   return span;
+}
+
+/// Any request: checked, with new pages or after sliding where it has to be. Throws what do_allocate throws.
+Tlsf::Span* Arena::take_span(const Request& request) {
+  check(request);
+  if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
+  if (compaction_ == Compaction::before_every_allocation) compact_locked();
+  Tlsf::Place place = spans_->find(request.bytes, request.alignment);
+  if (!place.is_found()) place = make_room(request);
+  if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
+  if (place.end() > pages_.solid_bytes) {
+    const std::errc error = commit(place.offset, place.end());
+    if (error != std::errc{}) place = make_room_on_pages(request);
+    if (!place.is_found()) {
+      refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
+    }
+  }
+  return spans_->take(place);
 }
 
 void Arena::do_deallocate(Block* block, Stream stream) noexcept {

@@ -94,6 +94,8 @@ class Arena final : public LockedResource {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
   Device device() const noexcept override { return backing_->device(); }
 
   Statistics statistics() const;
@@ -136,6 +138,7 @@ class Arena final : public LockedResource {
 
   void reserve(const Options& options);
   void check(const Request& request) const;
+  Tlsf::Span* take_span(const Request& request);
   std::errc commit(std::size_t begin, std::size_t end) noexcept;
   template <class Body>
   bool each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const;

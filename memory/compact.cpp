@@ -53,7 +53,7 @@ bool PieceWalk::next() noexcept {
 void PieceWalk::pass(const Tlsf::Span& block) noexcept {
   ++between_.blocks;
   between_.bytes += block.bytes;
-  between_.slack += block.alignment - spans_->unit();
+  between_.slack += block.alignment() - spans_->unit();
   between_.has_wall = between_.has_wall || is_pinned(block);
 }
 
@@ -119,7 +119,7 @@ std::size_t bytes_after_sliding_all(const Tlsf& spans, std::size_t alignment) no
   };
   for (const Tlsf::Span* span = spans.first(); span != nullptr; span = span->next) {
     if (span->is_free) continue;
-    const std::size_t offset = is_pinned(*span) ? span->offset : round_up(at, span->alignment);
+    const std::size_t offset = is_pinned(*span) ? span->offset : round_up(at, span->alignment());
     gap_until(offset);
     at = offset + span->size;
   }

@@ -52,27 +52,36 @@ std::size_t Ledger::at_peak(const Cell& cell) const noexcept {
 void Ledger::make_row(PathId path) {
   try {
     rows_.resize(path + std::size_t{1});
+    row_count_ = rows_.size();
   } catch (const std::bad_alloc&) {
     throw OutOfMemory("ledger: the host has no memory for its table of paths",
                       {.requested_bytes = 0, .in_use_bytes = live_, .peak_bytes = peak_});
   }
 }
 
+Block* Ledger::allocate(const Request& request) {
+  const ResourceLock::Hold hold(*lock());
+  return do_allocate(request);
+}
+
+void Ledger::deallocate(Block* block, Stream stream) noexcept {
+  if (block == nullptr) return;
+  const ResourceLock::Hold hold(*lock());
+  do_deallocate(block, stream);
+}
+
 Block* Ledger::do_allocate(const Request& request) {
-  if (request.path >= rows_.size()) make_row(request.path);
+  if (request.path >= row_count_) make_row(request.path);
   Block* block = nullptr;
   try {
     block = upstream_allocate(request);
   } catch (const OutOfMemory& error) {
-    OutOfMemory::Facts facts = error.facts();
-    facts.in_use_bytes = live_;
-    facts.peak_bytes = peak_;
-    throw OutOfMemory(error.what() + category_list(), facts);
+    refuse(error);
   }
   const std::size_t category = ledger_detail::index(request.category);
-  add(totals_[category], request.bytes);
   add(rows_[request.path][category], request.bytes);
-  category_peaks_[category] = std::max(category_peaks_[category], totals_[category].live);
+  totals_[category] += request.bytes;
+  category_peaks_[category] = std::max(category_peaks_[category], totals_[category]);
   live_ += request.bytes;
   if (live_ > peak_) {
     peak_ = live_;
@@ -81,10 +90,18 @@ Block* Ledger::do_allocate(const Request& request) {
   return block;
 }
 
+/// The same refusal with the table of categories.
+void Ledger::refuse(const OutOfMemory& error) const {
+  OutOfMemory::Facts facts = error.facts();
+  facts.in_use_bytes = live_;
+  facts.peak_bytes = peak_;
+  throw OutOfMemory(error.what() + category_list(), facts);
+}
+
 void Ledger::do_deallocate(Block* block, Stream stream) noexcept {
   const std::size_t category = ledger_detail::index(block->category);
-  subtract(totals_[category], block->bytes);
   subtract(rows_[block->path][category], block->bytes);
+  totals_[category] -= block->bytes;
   live_ -= block->bytes;
   upstream_deallocate(block, stream);
 }
@@ -93,11 +110,11 @@ void Ledger::do_relabel(Block* block, Category category) noexcept {
   const std::size_t before = ledger_detail::index(block->category);
   const std::size_t after = ledger_detail::index(category);
   Row& row = rows_[block->path];
-  subtract(totals_[before], block->bytes);
   subtract(row[before], block->bytes);
-  add(totals_[after], block->bytes);
   add(row[after], block->bytes);
-  category_peaks_[after] = std::max(category_peaks_[after], totals_[after].live);
+  totals_[before] -= block->bytes;
+  totals_[after] += block->bytes;
+  category_peaks_[after] = std::max(category_peaks_[after], totals_[after]);
   upstream_relabel(block, category);
 }
 
@@ -108,7 +125,7 @@ std::size_t Ledger::bytes() const {
 
 std::size_t Ledger::bytes(Category category) const {
   const std::lock_guard guard(*lock());
-  return totals_[ledger_detail::index(category)].live;
+  return totals_[ledger_detail::index(category)];
 }
 
 /// Sums value(row) over the rows of the paths under `prefix`.
@@ -150,14 +167,22 @@ CategoryBytes Ledger::at_peak(const Row& row) const noexcept {
   return bytes;
 }
 
+CategoryBytes Ledger::total_at_peak() const noexcept {
+  CategoryBytes bytes{};
+  for (const Row& row : rows_) {
+    for (std::size_t i = 0; i < category_count; ++i) bytes[i] += at_peak(row[i]);
+  }
+  return bytes;
+}
+
 CategoryBytes Ledger::bytes_by_category() const {
   const std::lock_guard guard(*lock());
-  return now(totals_);
+  return totals_;
 }
 
 CategoryBytes Ledger::peak_by_category() const {
   const std::lock_guard guard(*lock());
-  return at_peak(totals_);
+  return total_at_peak();
 }
 
 std::size_t Ledger::max_allocated() const {
@@ -174,7 +199,7 @@ void Ledger::reset_peak() {
   const std::lock_guard guard(*lock());
   peak_ = live_;
   ++peak_serial_;
-  for (std::size_t i = 0; i < category_count; ++i) category_peaks_[i] = totals_[i].live;
+  category_peaks_ = totals_;
 }
 
 std::vector<Ledger::PathRow> Ledger::paths() const {
@@ -193,13 +218,12 @@ std::vector<Ledger::PathRow> Ledger::path_rows() const {
 
 std::string Ledger::summary(std::size_t path_count) const {
   const std::lock_guard guard(*lock());
-  const CategoryBytes live = now(totals_);
-  const CategoryBytes peak = at_peak(totals_);
+  const CategoryBytes peak = total_at_peak();
   char head[128];
   std::snprintf(head, sizeof head, "  %-32s %32s %32s\n", "category", "now", "at the peak");
   std::string text = "memory on " + to_string(device()) + "\n" + head;
   for (std::size_t i = 0; i < category_count; ++i) {
-    text += ledger_detail::line(to_string(static_cast<Category>(i)), live[i], peak[i]);
+    text += ledger_detail::line(to_string(static_cast<Category>(i)), totals_[i], peak[i]);
   }
   text += ledger_detail::line("all", live_, peak_);
 
@@ -227,7 +251,7 @@ std::string Ledger::category_list() const {
   std::string text = "; in use by category:";
   for (std::size_t i = 0; i < category_count; ++i) {
     text += (i == 0 ? " " : ", ") + std::string(to_string(static_cast<Category>(i))) + " " +
-            memory::exact_bytes(totals_[i].live);
+            memory::exact_bytes(totals_[i]);
   }
   return text;
 }

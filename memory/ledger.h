@@ -5,7 +5,8 @@
 // - Books requested bytes by category and by (path, category), under the lock of its stack, so that the books and the
 //   arena below agree at every instant.
 // - The picture at the peak is exact and costs nothing to keep: a cell remembers its value at the last peak only when
-//   it is about to change after it (copy on write, told by the peak's serial number).
+//   it is about to change after it (copy on write, told by the peak's serial number). What can be summed from the cells
+//   when somebody asks is not kept beside them.
 // - The peak is the first moment that the largest live sum is reached. A relabel moves bytes between rows, never the
 //   peak.
 // - In a steady state it allocates nothing: a row is made when a path is first seen.
@@ -28,6 +29,8 @@
 
 namespace thimble {
 
+class OutOfMemory;
+
 /// Bytes per category, indexed by the category's number.
 using CategoryBytes = std::array<std::size_t, category_count>;
 
@@ -35,6 +38,9 @@ using CategoryBytes = std::array<std::size_t, category_count>;
 class Ledger final : public Decorator {
  public:
   explicit Ledger(std::shared_ptr<Resource> upstream);
+
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
 
   /// Live bytes: all, of a category, at and below a path, and both.
   std::size_t bytes() const;
@@ -82,16 +88,19 @@ class Ledger final : public Decorator {
   void subtract(Cell& cell, std::size_t bytes) noexcept;
   std::size_t at_peak(const Cell& cell) const noexcept;
   CategoryBytes at_peak(const Row& row) const noexcept;
+  CategoryBytes total_at_peak() const noexcept;
   static CategoryBytes now(const Row& row) noexcept;
   std::vector<PathRow> path_rows() const;
   void make_row(PathId path);
+  [[noreturn]] void refuse(const OutOfMemory& error) const;
   template <class Value>
   std::size_t sum(std::string_view prefix, Value&& value) const;
   std::string category_list() const;
 
-  Row totals_{};
+  CategoryBytes totals_{};
   CategoryBytes category_peaks_{};
   std::vector<Row> rows_;  // by PathId
+  std::size_t row_count_ = 0;
   std::size_t live_ = 0;
   std::size_t peak_ = 0;
   std::uint64_t peak_serial_ = 0;

@@ -1,6 +1,5 @@
 #include <thimble/memory/lock.h>
 
-#include <mutex>
 #include <thread>
 
 #if defined(__linux__)
@@ -67,18 +66,18 @@ void ResourceLock::revoke() noexcept {
 }
 
 Block* LockedResource::allocate(const Request& request) {
-  const std::lock_guard guard(*lock_);
+  const ResourceLock::Hold hold(*lock_);
   return do_allocate(request);
 }
 
 void LockedResource::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
-  const std::lock_guard guard(*lock_);
+  const ResourceLock::Hold hold(*lock_);
   do_deallocate(block, stream);
 }
 
 void LockedResource::relabel(Block* block, Category category) noexcept {
-  const std::lock_guard guard(*lock_);
+  const ResourceLock::Hold hold(*lock_);
   do_relabel(block, category);
 }
 

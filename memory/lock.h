@@ -22,26 +22,49 @@
 
 namespace thimble {
 
-/// Not recursive. Meets the standard's BasicLockable requirements (std::lock_guard).
+/// Not recursive. Meets the standard's BasicLockable requirements (std::lock_guard); a Hold is a cheaper guard.
 class ResourceLock {
  public:
-  void lock() noexcept {
-    if (owner_.load(std::memory_order_relaxed) == this_thread()) {
-      is_owner_inside_.store(true, std::memory_order_relaxed);
-      std::atomic_signal_fence(std::memory_order_seq_cst);  // on the processor: the revoker's membarrier
-      if (!is_revoked_.load(std::memory_order_relaxed)) return;
-      is_owner_inside_.store(false, std::memory_order_relaxed);
-    }
-    lock_shared();
+  /// Takes the lock if that can be by the bias.
+  bool enter_by_bias() noexcept {
+    if (owner_.load(std::memory_order_relaxed) != this_thread()) return false;
+    is_owner_inside_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // on the processor: the revoker's membarrier
+    if (!is_revoked_.load(std::memory_order_relaxed)) return true;
+    is_owner_inside_.store(false, std::memory_order_relaxed);
+    return false;
   }
 
-  void unlock() noexcept {
-    if (owner_.load(std::memory_order_relaxed) == this_thread() && is_owner_inside_.load(std::memory_order_relaxed)) {
-      is_owner_inside_.store(false, std::memory_order_release);
-    } else {
-      is_taken_.store(false, std::memory_order_release);
-    }
+  /// Takes the lock. Returns whether it was by the bias, which leave() has to be told.
+  bool enter() noexcept {
+    if (enter_by_bias()) return true;
+    lock_shared();
+    return false;
   }
+
+  void leave(bool by_bias) noexcept {
+    (by_bias ? is_owner_inside_ : is_taken_).store(false, std::memory_order_release);
+  }
+
+  void lock() noexcept { enter(); }
+
+  void unlock() noexcept {
+    const bool is_owner = owner_.load(std::memory_order_relaxed) == this_thread();
+    leave(is_owner && is_owner_inside_.load(std::memory_order_relaxed));
+  }
+
+  /// Holds a lock for a scope.
+  class Hold {
+   public:
+    explicit Hold(ResourceLock& lock) noexcept : lock_(lock), by_bias_(lock.enter()) {}
+    ~Hold() { lock_.leave(by_bias_); }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    ResourceLock& lock_;
+    bool by_bias_;
+  };
 
   /// True while the owner goes in and out without atomic read-modify-writes.
   bool is_biased() const noexcept {
@@ -64,11 +87,12 @@ class ResourceLock {
 };
 
 /// A resource with a lock that what is stacked on it shares. Derived classes implement the do_ functions, which are
-/// called with the lock held.
+/// called with the lock held. A final class whose time counts may override allocate and deallocate by the same words:
+/// there the do_ function is no virtual call.
 class LockedResource : public Resource {
  public:
-  Block* allocate(const Request& request) final;
-  void deallocate(Block* block, Stream stream) noexcept final;  ///< nullptr is allowed and does nothing
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;  ///< nullptr is allowed and does nothing
   void relabel(Block* block, Category category) noexcept final;
 
   const std::shared_ptr<ResourceLock>& lock() const noexcept { return lock_; }

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch_depth.h>
 
 namespace thimble {
 namespace placed_detail {
@@ -80,7 +80,7 @@ Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans) 
 }
 
 Placed::~Placed() {
-  assert(live_ == 0 && "a placed arena outlives its blocks");
+  assert(live() == 0 && "a placed arena outlives its blocks");
   if (region_ != nullptr) {
     --region_->pins;
     upstream_deallocate(region_, nullptr);
@@ -93,14 +93,15 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles) {
     throw ValueError("placed: event " + std::to_string(at) + " of a plan " + why);
   };
   std::vector<Event> events;
-  events.reserve(plan.events.size());
+  events.reserve(plan.events.size() + 1);
   std::size_t placed_events = 0;
+  std::uint32_t live = 0;
   for (std::size_t at = 0; at < plan.events.size(); ++at) {
     const StepPlan::Event& event = plan.events[at];
     const bool is_free = event.bytes == 0;
     if (event.block == StepPlan::not_placed) {
       if (is_free) refuse(at, "frees a block that is not placed");
-      events.push_back({event.bytes, event.alignment, nullptr, nullptr});
+      events.push_back({event.bytes, nullptr, event.alignment, live});
       continue;
     }
     if (event.block >= plan.buffers.size()) refuse(at, "names a block that is not there");
@@ -112,51 +113,83 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles) {
     ++placed_events;
     Handle* const handle = handles + event.block;
     if (is_free) {
-      events.push_back({0, 0, nullptr, handle});
+      events.push_back({0, handle, 0, live--});
       continue;
     }
     handle->bytes = event.bytes;
     handle->offset = plan.placement.offsets[event.block];
     region_alignment_ = std::max(region_alignment_, std::size_t{event.alignment});
-    events.push_back({event.bytes, event.alignment, handle, nullptr});
+    events.push_back({event.bytes, handle, event.alignment, live++});
   }
   if (placed_events != 2 * plan.buffers.size()) refuse(plan.events.size(), "is missing: a block has no two events");
+  events.push_back({0, nullptr, 0, live});
   plans_.push_back(std::move(events));
 }
 
-Block* Placed::do_allocate(const Request& request) {
-  if (next_ == nullptr) return allocate_dynamically(request);
-  if (next_ == end_ || next_->bytes != request.bytes || next_->alignment != request.alignment) {
-    deviate();
-    return allocate_dynamically(request);
+// In a replay on the thread that the lock is biased to, a request is a comparison: these two call nothing then. All
+// else goes the usual way.
+Block* Placed::allocate(const Request& request) {
+  ResourceLock& guard = *lock();
+  if (guard.enter_by_bias()) {
+    Block* const block = take_planned(request);
+    guard.leave(true);
+    if (block != nullptr) return block;
   }
-  Handle* const handle = next_->allocated;
-  if (handle == nullptr) {
-    Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
-    ++next_;
-    return block;
+  return Decorator::allocate(request);
+}
+
+void Placed::deallocate(Block* block, Stream stream) noexcept {
+  ResourceLock& guard = *lock();
+  if (block != nullptr && guard.enter_by_bias()) {
+    const bool is_planned = next_->handle == block;
+    next_ += is_planned;
+    guard.leave(true);
+    if (is_planned) return;
   }
-  if (is_launching()) {
-    throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
-  }
+  Decorator::deallocate(block, stream);
+}
+
+/// The block of the next event, if that is this request and placed; else null, and nothing has changed.
+Block* Placed::take_planned(const Request& request) noexcept {
+  const Event& planned = *next_;
+  if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
+  Handle* const handle = planned.handle;
+  if (handle == nullptr || launch_detail::depth > 0) return nullptr;
   ++next_;
-  ++live_;
   handle->category = request.category;
   handle->path = request.path;
   return handle;
 }
 
-void Placed::do_deallocate(Block* block, Stream stream) noexcept {
-  if (!is_placed(block)) {
-    upstream_deallocate(block, stream);
-    return;
+Block* Placed::do_allocate(const Request& request) {
+  if (Block* const block = take_planned(request)) return block;
+  if (launch_detail::depth > 0) {
+    throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
   }
-  --live_;
-  if (next_ == nullptr) return;
-  if (next_ != end_ && next_->freed == block) {
-    ++next_;
-  } else {
+  return allocate_unplaced(request);
+}
+
+/// A request that the plan does not place, or that is not the planned one.
+Block* Placed::allocate_unplaced(const Request& request) {
+  if (!is_in_replay_) return allocate_dynamically(request);
+  if (next_ == end_ || next_->bytes != request.bytes || next_->alignment != request.alignment) {
     deviate();
+    return allocate_dynamically(request);
+  }
+  Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
+  ++next_;
+  return block;
+}
+
+void Placed::do_deallocate(Block* block, Stream stream) noexcept {
+  // A live block is the next event's only where that is its free: the plan allocates a handle once.
+  if (next_->handle == block) {
+    ++next_;
+  } else if (!is_placed(block)) {
+    upstream_deallocate(block, stream);
+  } else {
+    if (is_in_replay_) deviate();
+    --live_;
   }
 }
 
@@ -180,7 +213,13 @@ Block* Placed::allocate_dynamically(const Request& request) {
 void Placed::deviate() noexcept {
   ++counts_.deviations;
   counts_.last_deviation = static_cast<std::size_t>(next_ - first_);
-  next_ = nullptr;
+  stop_replay();
+}
+
+void Placed::stop_replay() noexcept {
+  live_ = live();
+  is_in_replay_ = false;
+  next_ = &no_event;
 }
 
 void Placed::take_region() {
@@ -193,7 +232,7 @@ void Placed::take_region() {
 }
 
 std::size_t Placed::give_region_back() noexcept {
-  if (region_ == nullptr || live_ > 0 || next_ != nullptr) return 0;
+  if (region_ == nullptr || is_in_replay_ || live_ > 0) return 0;
   --region_->pins;
   upstream_deallocate(region_, nullptr);
   region_ = nullptr;
@@ -210,12 +249,13 @@ void Placed::begin(std::size_t plan) {
   }
   const std::vector<Event>& events = plans_[std::min(plan, plans_.size() - 1)];
   first_ = next_ = events.data();
-  end_ = first_ + events.size();
+  end_ = first_ + events.size() - 1;
+  is_in_replay_ = true;
 }
 
 void Placed::finish() noexcept {
-  if (next_ != nullptr && next_ != end_) deviate();
-  next_ = nullptr;
+  if (is_in_replay_ && next_ != end_) deviate();
+  stop_replay();
 }
 
 void Placed::begin_step() {
@@ -240,7 +280,7 @@ std::size_t Placed::release_region() noexcept {
 
 bool Placed::is_replaying() const {
   const std::lock_guard guard(*lock());
-  return next_ != nullptr;
+  return is_in_replay_;
 }
 
 const Placed* Placed::find(const Resource& resource) noexcept {
@@ -256,7 +296,7 @@ const Placed* Placed::find(const Resource& resource) noexcept {
 Placed::Statistics Placed::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = counts_;
-  all.live_blocks = live_;
+  all.live_blocks = live();
   all.is_region_held = region_ != nullptr;
   return all;
 }

@@ -73,6 +73,9 @@ class Placed final : public Decorator {
   Placed(const Placed&) = delete;
   Placed& operator=(const Placed&) = delete;
 
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
+
   /// A step begins; one that has not ended, ends. Replays the plan of that index (the last, where there are fewer), or
   /// without one that of the step's number. Takes the region where it is not held: throws OutOfMemory then, and nothing
   /// has changed.
@@ -115,18 +118,23 @@ class Placed final : public Decorator {
   struct Handle : Block {
     std::size_t offset = 0;  // in the region
   };
-  /// A plan's event, ready to be compared.
+  /// A plan's event, ready to be compared. After the last of a plan there is one that no request is equal to.
   struct Event {
-    std::size_t bytes = 0;
-    std::size_t alignment = 0;
-    Handle* allocated = nullptr;  // null: not placed, or a free
-    Handle* freed = nullptr;      // null: an allocation
+    std::size_t bytes;        // 0: a free
+    Handle* handle;           // null: not placed
+    std::uint32_t alignment;  // of an allocation
+    std::uint32_t live;       // placed blocks before it: in a replay nothing is counted
   };
+  static constexpr Event no_event{0, nullptr, 0, 0};
 
   void add_plan(const StepPlan& plan, Handle* handles);
   void begin(std::size_t plan);
   void finish() noexcept;
   void deviate() noexcept;
+  void stop_replay() noexcept;
+  std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
+  Block* take_planned(const Request& request) noexcept;
+  Block* allocate_unplaced(const Request& request);
   Block* allocate_dynamically(const Request& request);
   void take_region();
   std::size_t give_region_back() noexcept;
@@ -143,10 +151,11 @@ class Placed final : public Decorator {
   Block* region_ = nullptr;              // null: not held
   std::byte* region_address_ = nullptr;  // that the handles point into
 
-  const Event* next_ = nullptr;  // of the plan that is replayed; null: none is
+  bool is_in_replay_ = false;
+  const Event* next_ = &no_event;  // of the plan that is replayed
   const Event* first_ = nullptr;
   const Event* end_ = nullptr;
-  std::size_t live_ = 0;
+  std::size_t live_ = 0;  // blocks in the region, outside of a replay
   Statistics counts_;
 };
 

@@ -13,7 +13,12 @@
 // - Deterministic: offsets depend on the sequence of requests alone, never on addresses or time.
 // - Spans come from chunks and are recycled, so a steady state calls no allocator. They never move, so a Block is a
 //   stable handle; `first()` and `Span::next` list them by address, which is what sliding blocks together needs.
-// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up.
+// - A span is one cache line: a free one keeps its links in the fields that only a live one uses.
+// - Few branches that a processor cannot foresee: taking a span out of its bin has one, finding the next occupied bin
+//   none. A list ends at a span that may be read and written like any other (`nil_`), not at a null pointer.
+// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready`
+// is
+//   both at once for the request that needs nothing else, which in a steady state is every one.
 //
 // Terms
 //   unit     smallest distance of offsets in bytes; sizes are rounded up to it
@@ -25,6 +30,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include <thimble/core/resource.h>
 
@@ -32,17 +38,27 @@ namespace thimble {
 
 class Tlsf {
  public:
-  struct Span : Block {
+  /// A cache line on common ABIs, where the first three stand in what Block leaves of its last word.
+  struct alignas(64) Span : Block {
+    std::uint16_t bin = 0;             // of a free span
+    std::uint8_t alignment_power = 0;  // of a live span's offset
+    bool is_free = false;
     std::size_t offset = 0;
     std::size_t size = 0;      // bytes, a multiple of the unit
     Span* previous = nullptr;  // neighbours by address
     Span* next = nullptr;
-    Span* bin_previous = nullptr;  // neighbours in a bin; bin_next also chains recycled spans
-    Span* bin_next = nullptr;
-    std::uint32_t alignment = 1;  // of a live span's offset
-    bool is_free = false;
 
     std::size_t end() const noexcept { return offset + size; }
+    std::size_t alignment() const noexcept { return std::size_t{1} << alignment_power; }
+
+   private:
+    // Links of a free span: the next one of its bin, and the link that points to this one.
+    friend class Tlsf;
+    using Link = std::byte*;
+    Link& link() noexcept { return address; }
+    Span* linked() const noexcept { return reinterpret_cast<Span*>(address); }
+    Link* linked_from() const noexcept { return reinterpret_cast<Link*>(Block::bytes); }
+    void set_linked_from(Link* link) noexcept { Block::bytes = reinterpret_cast<std::uintptr_t>(link); }
   };
 
   /// Where a request would go.
@@ -65,6 +81,10 @@ class Tlsf {
 
   /// Gets the spans ready that one `take` may need. False when the host has no memory for them.
   bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
+
+  /// What find and take make of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when that needs
+  /// more than is there: a new chunk of spans, or a place that ends above `ready_bytes`.
+  Span* take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept;
 
   /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
   Place find(std::size_t bytes, std::size_t alignment) const noexcept;
@@ -91,13 +111,15 @@ class Tlsf {
   std::size_t largest_free_bytes() const noexcept;
 
   /// The span with the lowest address; follow `next`.
-  const Span* first() const noexcept { return first_; }
-  Span* first() noexcept { return first_; }
+  const Span* first() const noexcept { return below_.next; }
+  Span* first() noexcept { return below_.next; }
 
  private:
   static constexpr int second_level_bits = 5;
   static constexpr std::size_t bins_per_level = std::size_t{1} << second_level_bits;
-  static constexpr std::size_t level_count = 64 - second_level_bits + 1;
+  static constexpr std::size_t bin_count = bins_per_level * (64 - second_level_bits + 1);
+  static constexpr std::size_t word_bits = 64;
+  static constexpr std::size_t word_count = bin_count / word_bits + 1;  // the last one has the bit of no bin
   static constexpr int walk_limit = 8;
   static constexpr std::size_t spans_per_take = 3;  // free ahead, live, free behind
 
@@ -106,14 +128,16 @@ class Tlsf {
     std::array<Span, 256> spans;
   };
 
-  struct Bin {
-    std::size_t level, index;
-  };
-  Bin bin_of(std::size_t size) const noexcept;
-  Span* next_occupied(Bin bin) const noexcept;
+  static Span* span_of(Span::Link link) noexcept { return reinterpret_cast<Span*>(link); }
+  Span::Link no_link() noexcept { return reinterpret_cast<Span::Link>(&nil_); }
+  std::size_t bin_of(std::size_t size) const noexcept;
+  Span* next_occupied(std::size_t bin) const noexcept;
   Span* find_in_bins(std::size_t size, std::size_t alignment) const noexcept;
+  Span* find_in_bins(std::size_t size) const noexcept;
   Span* find_anywhere(std::size_t size, std::size_t alignment) const noexcept;
 
+  Span* extend_top(std::size_t end) noexcept;
+  Span* cut_front(Span* span, std::size_t size) noexcept;
   void insert(Span* span) noexcept;
   void remove(Span* span) noexcept;
   Span* span_ahead(Span* span, std::size_t offset, std::size_t size) noexcept;
@@ -127,16 +151,21 @@ class Tlsf {
   int unit_bits_;
   std::size_t limit_;
   std::size_t height_ = 0;
-  Span* first_ = nullptr;
-  Span* last_ = nullptr;
+  Span below_;            // ahead of the span with the lowest address; never free
+  Span* last_ = &below_;  // the span with the highest address
 
-  std::uint64_t levels_ = 0;                           // bit set: the level has an occupied bin
-  std::array<std::uint32_t, level_count> occupied_{};  // per level, bit set: the bin is occupied
-  std::array<std::array<Span*, bins_per_level>, level_count> bins_{};
+  // A first level of words and a second of bins. Bit set: there is something. The bit and bin past the last are always
+  // set and lead to nil_, so that a search needs no end.
+  std::uint64_t occupied_words_ = std::uint64_t{1} << (word_count - 1);
+  std::array<std::uint64_t, word_count> occupied_{};
+  std::array<Span::Link, bin_count + 1> bins_;  // the span of each bin that is first by address
+  Span nil_;                                    // ends every list of a bin; above all by address
 
   Chunk* chunks_ = nullptr;
-  Span* recycled_ = nullptr;
+  std::size_t span_count_ = 0;
+  std::unique_ptr<Span*[]> recycled_;  // the first recycled_count_; there is room for every span
   std::size_t recycled_count_ = 0;
+  std::size_t recycled_room_ = 0;
 };
 
 }  // namespace thimble

@@ -2,10 +2,17 @@
 
 #include <sys/resource.h>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
@@ -135,6 +142,15 @@ class AllocationTimes {
       any = take(i);
     }
   }
+  /// `live` tensors of 4 KiB to 2 MiB are made, then given back in the reverse order or a mixed one.
+  void tensors(std::size_t live, bool is_lifo) {
+    for (std::size_t done = 0; done < pairs; done += live) {
+      for (std::size_t i = 0; i < live; ++i) live_[i] = resource_.allocate({.bytes = tensor_bytes(i)});
+      for (std::size_t i = live; i-- > 0;) give(live_[is_lifo ? i : i * 37 % live]);
+    }
+  }
+  void tensors_lifo() { tensors(128, true); }
+  void tensors_mixed() { tensors(128, false); }
   void drain() {
     for (Block*& block : live_) {
       if (block != nullptr) give(block);
@@ -144,6 +160,7 @@ class AllocationTimes {
   static constexpr std::size_t pairs = 4096;
 
  private:
+  std::size_t tensor_bytes(std::size_t i) const { return sizes_[i] % 64 * 64 + (std::size_t{4096} << i * 11 % 10); }
   Block* take(std::size_t i) { return resource_.allocate({.bytes = sizes_[i % sizes_.size()]}); }
   void give(Block*& block) {
     resource_.deallocate(block, nullptr);
@@ -164,6 +181,13 @@ class MallocResource final : public thimble::Resource {
   void relabel(Block*, Category) noexcept override {}
   Device device() const noexcept override { return thimble::cpu; }
 };
+
+/// Processor time: other work on the machine does not count.
+double processor_ns() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e9 + static_cast<double>(time.tv_nsec);
+}
 
 long page_faults() {
   rusage usage{};
@@ -202,22 +226,36 @@ TEST_CASE("memory stack: time of an allocate and a free", "[.benchmark]") {
   const Pattern patterns[] = {{"one block at a time", &AllocationTimes::immediate},
                               {"512 up, then down (LIFO)", &AllocationTimes::lifo},
                               {"the oldest of 512 replaced (FIFO)", &AllocationTimes::fifo},
-                              {"a random one of 512 replaced", &AllocationTimes::random}};
+                              {"a random one of 512 replaced", &AllocationTimes::random},
+                              {"128 tensors up, then down", &AllocationTimes::tensors_lifo},
+                              {"128 tensors up, freed in mixed order", &AllocationTimes::tensors_mixed}};
   const auto best_of = [](AllocationTimes& times, const Pattern& pattern) {
     double best = 1e300;
     for (int repeat = 0; repeat < 300; ++repeat) {
-      const auto start = std::chrono::steady_clock::now();
+      const double start = processor_ns();
       (times.*pattern.run)();
-      const std::chrono::duration<double, std::nano> ns = std::chrono::steady_clock::now() - start;
-      best = std::min(best, ns.count() / static_cast<double>(AllocationTimes::pairs));
+      best = std::min(best, (processor_ns() - start) / static_cast<double>(AllocationTimes::pairs));
     }
     times.drain();
     return best;
   };
-  for (const Pattern& pattern : patterns) {
-    AllocationTimes ours(*stack.top), theirs(plain), bare(*stack.arena);
-    std::printf("%-36s %6.1f ns per allocate and free with ledger, %6.1f arena alone, %6.1f malloc\n", pattern.name,
-                best_of(ours, pattern), best_of(bare, pattern), best_of(theirs, pattern));
+  constexpr std::size_t pattern_count = std::size(patterns);
+  std::array<double, pattern_count> with_ledger{}, alone{}, stock{}, untrimmed{};
+  const auto measure = [&](thimble::Resource& resource, std::array<double, pattern_count>& ns) {
+    AllocationTimes times(resource);
+    for (std::size_t i = 0; i < pattern_count; ++i) ns[i] = best_of(times, patterns[i]);
+  };
+  measure(*stack.top, with_ledger);
+  measure(*stack.arena, alone);
+  measure(plain, stock);
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_MAX, 0);  // the peer at its best: it keeps what it has
+  mallopt(M_TRIM_THRESHOLD, -1);
+  measure(plain, untrimmed);
+#endif
+  std::printf("ns per allocate and free: with ledger, arena alone, stock malloc, glibc that trims nothing\n");
+  for (std::size_t i = 0; i < pattern_count; ++i) {
+    std::printf("%-38s %6.1f %6.1f %6.1f %6.1f\n", patterns[i].name, with_ledger[i], alone[i], stock[i], untrimmed[i]);
   }
   CHECK(stack.ledger->bytes() == 0);
 }

@@ -13,6 +13,10 @@ using thimble::Tlsf;
 
 constexpr std::size_t tlsf_unit = 64;
 
+#if defined(__x86_64__) || defined(__aarch64__)
+static_assert(sizeof(Tlsf::Span) == 64, "one cache line");
+#endif
+
 /// A slow, obvious account of the same range: live spans by offset.
 struct TlsfModel {
   std::map<std::size_t, std::size_t> live;  // offset -> size
@@ -86,7 +90,14 @@ TlsfRun random_tlsf_run(std::uint32_t seed, int operations, std::size_t limit, s
                             place.end() <= limit && model.is_disjoint(place.offset, place.size);
       if (!is_right) ++run.errors;
       if (!tlsf.ready()) ++run.errors;
-      live.push_back(tlsf.take(place));
+      // take_ready makes the same of it, or nothing where the place is above what is ready.
+      Tlsf::Span* span = nullptr;
+      if (alignment == tlsf_unit && i % 2 == 0) {
+        if (tlsf.take_ready(bytes, place.end() - 1) != nullptr) ++run.errors;
+        span = tlsf.take_ready(bytes, limit);
+        if (span == nullptr) ++run.errors;
+      }
+      live.push_back(span != nullptr ? span : tlsf.take(place));
       if (live.back()->offset != place.offset || live.back()->size != place.size) ++run.errors;
       model.live[place.offset] = place.size;
       run.offsets.push_back(place.offset);
