@@ -18,6 +18,25 @@ namespace placed_detail {
                    "; the events are no stretch of a trace");
 }
 
+/// Whether two plans place the same blocks, allocated and freed in the same order: what they do not place (state that a
+/// first step makes) may lie anywhere between.
+bool places_alike(const StepPlan& a, const StepPlan& b) {
+  const auto is_like = [](const memory::Buffer& x, const memory::Buffer& y) {
+    return x.bytes == y.bytes && x.alignment == y.alignment;
+  };
+  if (!std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(), b.buffers.end(), is_like)) return false;
+  const auto next = [](const std::vector<StepPlan::Event>& events, std::size_t at) {
+    while (at < events.size() && events[at].block == StepPlan::not_placed) ++at;
+    return at;
+  };
+  std::size_t i = next(a.events, 0), k = next(b.events, 0);
+  while (i < a.events.size() && k < b.events.size()) {
+    if (!(a.events[i] == b.events[k])) return false;
+    i = next(a.events, i + 1), k = next(b.events, k + 1);
+  }
+  return i == a.events.size() && k == b.events.size();
+}
+
 }  // namespace placed_detail
 
 StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options,
@@ -56,7 +75,7 @@ StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::Plac
     plan.buffers.push_back({block, free.lower, free.at, allocation.bytes, allocation.alignment});
     allocation.block = plan.events[free.at].block = block;
   }
-  const bool is_like = like != nullptr && like->events == plan.events && like->buffers == plan.buffers;
+  const bool is_like = like != nullptr && placed_detail::places_alike(*like, plan);
   plan.placement = is_like ? like->placement : memory::place(plan.buffers, options);
   return plan;
 }

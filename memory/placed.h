@@ -47,8 +47,8 @@ struct StepPlan {
 
 /// The plan of a step with these events, which are a stretch of a trace: what is allocated and freed in it is placed,
 /// what lives at its begin or at its end is not. Relabels are left out. Throws ValueError for events that are no
-/// stretch of a trace (a block allocated or freed twice), and what `place` throws. Where `like` is given and is the
-/// plan of the same events, its placement is taken over and nothing is searched.
+/// stretch of a trace (a block allocated or freed twice), and what `place` throws. Where `like` is given and places the
+/// same blocks in the same order of allocations and frees, its placement is taken over and nothing is searched.
 StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
                         const StepPlan* like = nullptr);
 

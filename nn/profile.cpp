@@ -1,5 +1,6 @@
 #include <thimble/nn/profile.h>
 
+#include <algorithm>
 #include <chrono>
 #include <span>
 #include <utility>
@@ -72,13 +73,16 @@ memory::PlacementOptions placement_options(Device device) {
   return options;
 }
 
-std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options) {
+std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& given) {
   const std::span<const Trace::Event> events = profile.events;
+  memory::PlacementOptions options = given;
   std::vector<StepPlan> plans;
   std::size_t begin = profile.setup_end;
   for (const std::size_t end : profile.step_ends) {
     const StepPlan* const before = plans.empty() ? nullptr : &plans.back();
     plans.push_back(make_step_plan(events.subspan(begin, end - begin), options, before));
+    // The region is as high as the highest plan: a later one gains nothing by being lower.
+    options.capacity_bytes = std::max(options.capacity_bytes, plans.back().placement.height);
     begin = end;
   }
   return plans;

@@ -45,6 +45,32 @@ TEST_CASE("placed: a plan is what a step allocates and frees", "[placed]") {
   CHECK_THROWS_AS(make_step_plan(twice), ValueError);
 }
 
+TEST_CASE("placed: a step that places the same blocks is not searched again", "[placed]") {
+  const auto events_of = [](const Script& script) {
+    memory::Options options;
+    options.trace = true;
+    const memory::Stack stack = memory::make_resource(dry(cpu), options);
+    Actor actor(*stack.top);
+    actor.play(script);
+    return stack.trace->events();
+  };
+  const Script steady = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300}, {'b', 0}, {'c', 0}};
+  Script first = steady;  // makes what stays
+  first.insert(first.begin() + 3, {'z', 4096});
+  const StepPlan like = make_step_plan(events_of(first));
+  StepPlan told = like;
+  told.placement.height += 64;  // a mark: what is taken over has it
+  CHECK(make_step_plan(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
+  CHECK(make_step_plan(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
+  CHECK(make_step_plan(events_of(steady)).placement.offsets == like.placement.offsets);
+  Script other = steady;
+  std::swap(other[4], other[5]);  // the order of the frees
+  CHECK(make_step_plan(events_of(other), {}, &told).placement.height == like.placement.height);
+  other = steady;
+  other[3].bytes = 301;
+  CHECK(make_step_plan(events_of(other), {}, &told).placement.height == like.placement.height);
+}
+
 TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
   const StepPlan plan = plan_of(step_script);
   CHECK(plan.placement.height == plan.placement.load);

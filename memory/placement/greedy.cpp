@@ -106,9 +106,11 @@ std::vector<std::int32_t> make_order(const Problem& problem, Order order) {
   return result;
 }
 
-Layout place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit) {
-  Layout layout;
+bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, const Bound& bound,
+                    Layout& layout) {
   layout.offsets.resize(problem.items.size());
+  layout.height = 0;
+  std::int64_t excess = 0;
   std::vector<greedy_detail::Shelf> shelves;
   shelves.reserve(problem.items.size());
   for (const std::int32_t i : order) {
@@ -119,8 +121,10 @@ Layout place_in_order(const Problem& problem, std::span<const std::int32_t> orde
                    {item.lower, item.upper, gap.offset, end});
     layout.offsets[static_cast<std::size_t>(i)] = gap.offset;
     layout.height = std::max(layout.height, end);
+    excess += std::max<std::int64_t>(0, end - bound.target);
+    if (layout.height > bound.height || excess > bound.excess) return false;
   }
-  return layout;
+  return true;
 }
 
 GreedyResult place_greedily(const Problem& problem, std::int64_t target, Budget& budget) {
@@ -129,8 +133,10 @@ GreedyResult place_greedily(const Problem& problem, std::int64_t target, Budget&
     const std::vector<std::int32_t> items = make_order(problem, order);
     for (const Fit fit : {Fit::lowest, Fit::tightest}) {
       if (!best.order.empty() && (best.layout.height <= target || !budget.spend(1))) return best;
-      Layout layout = place_in_order(problem, items, fit);
-      if (best.order.empty() || layout.height < best.layout.height) best = {std::move(layout), items, fit};
+      Bound bound;
+      if (!best.order.empty()) bound.height = best.layout.height - 1;
+      Layout layout;
+      if (place_in_order(problem, items, fit, bound, layout)) best = {std::move(layout), items, fit};
     }
   }
   return best;

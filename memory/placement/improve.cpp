@@ -60,9 +60,12 @@ Layout improve(const Problem& problem, const GreedyResult& start, std::int64_t t
     const std::int32_t item = next[from];
     next.erase(next.begin() + static_cast<std::ptrdiff_t>(from));
     next.insert(next.begin() + static_cast<std::ptrdiff_t>(to), item);
-    Layout layout = place_in_order(problem, next, start.fit);
+    Bound bound;
+    bound.target = target;
+    bound.excess = now_excess;
+    Layout layout;
+    if (!place_in_order(problem, next, start.fit, bound, layout)) continue;
     const std::int64_t next_excess = excess(problem, layout, target);
-    if (next_excess > now_excess) continue;
     order = std::move(next);
     now = std::move(layout);
     now_excess = next_excess;

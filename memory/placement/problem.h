@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -83,8 +84,16 @@ std::vector<std::int32_t> make_order(const Problem& problem, Order order);
 /// How a greedy stage chooses among the gaps that fit: the lowest, or the smallest.
 enum class Fit : std::uint8_t { lowest, tightest };
 
-/// Places the items one by one in `order`.
-Layout place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit);
+/// What a layout may cost to be of use. Placing ends where it is passed.
+struct Bound {
+  std::int64_t height = std::numeric_limits<std::int64_t>::max();  ///< of the layout
+  std::int64_t target = 0;
+  std::int64_t excess = std::numeric_limits<std::int64_t>::max();  ///< bytes that items stand above `target`, summed
+};
+
+/// Places the items one by one in `order`. False, and the layout is not complete, when the bound is passed.
+bool place_in_order(const Problem& problem, std::span<const std::int32_t> order, Fit fit, const Bound& bound,
+                    Layout& layout);
 
 /// The best of all orders and fits, or the first that reaches `target`, with the order and fit that gave it. At least
 /// one is tried.

@@ -7,15 +7,18 @@
 
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/backing.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/remat/frontier.h>
 
 namespace thimble::nn {
 namespace fit_detail {
 
-constexpr std::size_t candidate_count = 48;   // points of the frontier that are run, spread over its bytes
-constexpr std::size_t refinement_count = 24;  // further ones, where neighbouring plans lie far apart
+constexpr std::size_t spread_count = 48;      // points of the frontier that a search begins with, spread over its bytes
+constexpr std::size_t beyond_count = 2;       // of these, tried beyond the place where halving ends
+constexpr std::size_t refinement_count = 24;  // further ones for plans(), where neighbouring plans lie far apart
 constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
+constexpr std::size_t low_count = 4;          // and the first of the spread ones
 
 /// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
 /// which is the fastest.
@@ -145,22 +148,14 @@ Planner::Planner(MakeRun make, Device device, const CostModel& costs, PlannerOpt
   // Two are read and one is written.
   accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
   frontier_ = std::make_unique<remat::Frontier>(staged_.chain);
+  granule_ = make_dry_backing(device_)->granule();
   const std::span<const remat::Frontier::Point> points = frontier_->points();
-  std::vector<fit_detail::Tried> tried;
-  std::vector<bool> was_run(points.size());
-  const auto add = [&](std::size_t point) {
-    was_run[point] = true;
-    tried.push_back({point, points[point].time, run(point).plan.lower_bound_bytes});
-  };
   keep_everything_ = simpler_ ? simpler_->keep_everything() : run(points.size() - 1).plan;
-  for (const std::size_t point : fit_detail::spread(points, fit_detail::candidate_count)) add(point);
-  for (std::size_t point = 0; point < std::min(points.size(), fit_detail::smallest_count); ++point) add(point);
-  for (std::size_t i = 0; i < fit_detail::refinement_count; ++i) {
-    const std::size_t point = fit_detail::next_point(fit_detail::best(tried), was_run);
-    if (point == points.size()) break;
-    add(point);
+  list_ = fit_detail::spread(points, fit_detail::spread_count);
+  for (std::size_t p = 0; p < std::min(points.size(), fit_detail::smallest_count); ++p) low_.push_back(p);
+  for (std::size_t i = 0; i < std::min(list_.size(), fit_detail::low_count); ++i) {
+    if (list_[i] > low_.back()) low_.push_back(list_[i]);
   }
-  for (const auto& [point, candidate] : candidates_) list_.push_back(point);
 }
 
 /// Of the whole step, by the cost model.
@@ -242,25 +237,57 @@ const Plan& Planner::place(Candidate& candidate) {
   return candidate.plan;
 }
 
-bool Planner::is_within(Candidate& candidate, std::size_t budget_bytes) {
-  return candidate.plan.lower_bound_bytes <= budget_bytes && place(candidate).peak_bytes <= budget_bytes;
+/// What an arena commits at least to hold these bytes.
+std::size_t Planner::committed(std::size_t bytes) const noexcept {
+  return (bytes + granule_ - 1) / granule_ * granule_;
 }
 
-// The fastest plan within a budget; null: there is none.
+/// Whether a point's plan keeps a budget. Placing it never raises its peak.
+bool Planner::is_within(std::size_t point, std::size_t budget_bytes) {
+  Candidate& candidate = run(point);
+  if (candidate.plan.peak_bytes <= budget_bytes) return true;
+  return committed(candidate.plan.lower_bound_bytes) <= budget_bytes && place(candidate).peak_bytes <= budget_bytes;
+}
+
+/// The point of a budget's plan; none: there is none. All that is chosen between here keeps the budget, and each choice
+/// of a larger budget is the same or further on.
+std::size_t Planner::find_point(std::size_t budget_bytes) {
+  const std::size_t end = frontier_->points().size();
+  if (is_within(end - 1, budget_bytes)) return end - 1;
+  // Of the list, those before `begin` are taken to fit, the one at `fits_not` is not.
+  std::size_t begin = 0, fits_not = list_.size() - 1;
+  while (begin < fits_not) {
+    const std::size_t middle = begin + (fits_not - begin) / 2;
+    if (is_within(list_[middle], budget_bytes)) {
+      begin = middle + 1;
+    } else {
+      fits_not = middle;
+    }
+  }
+  for (std::size_t i = std::min(begin + fit_detail::beyond_count, list_.size() - 1); i > begin; --i) {
+    if (is_within(list_[i], budget_bytes)) begin = i + 1;
+  }
+  std::size_t found = begin > 0 ? list_[begin - 1] : none;
+  if (found == none || found < low_.back()) {
+    const std::size_t least = smallest_point();
+    if (!is_within(least, budget_bytes)) return none;
+    found = found == none ? least : std::max(found, least);
+  }
+  for (std::size_t above = *std::upper_bound(list_.begin(), list_.end(), found); above - found > 1;) {
+    const std::size_t middle = found + (above - found) / 2;
+    (is_within(middle, budget_bytes) ? found : above) = middle;
+  }
+  return found;
+}
+
+/// The fastest plan within a budget; null: there is none.
 const Plan* Planner::find(std::size_t budget_bytes) {
   const Plan* const simpler = simpler_ ? simpler_->find(budget_bytes) : nullptr;
-  const Plan* own = nullptr;
-  for (std::size_t i = list_.size(); i-- > 0 && own == nullptr;) {
-    if (!is_within(candidates_.at(list_[i]), budget_bytes)) continue;
-    std::size_t fits = list_[i], fits_not = i + 1 < list_.size() ? list_[i + 1] : fits + 1;
-    while (fits_not - fits > 1) {
-      const std::size_t middle = fits + (fits_not - fits) / 2;
-      (is_within(run(middle), budget_bytes) ? fits : fits_not) = middle;
-    }
-    own = &candidates_.at(fits).plan;
-  }
-  const bool is_own_better = own != nullptr && (simpler == nullptr || own->time_overhead < simpler->time_overhead);
-  return is_own_better ? own : simpler;
+  const std::size_t point = find_point(budget_bytes);
+  if (point == none) return simpler;
+  const Candidate& candidate = candidates_.at(point);
+  if (simpler != nullptr && simpler->time_overhead <= candidate.plan.time_overhead) return simpler;
+  return &place(candidates_.at(point));
 }
 
 const Plan& Planner::fit(std::size_t budget_bytes) {
@@ -273,24 +300,54 @@ const Plan& Planner::fit(std::size_t budget_bytes) {
                     budget_bytes, least.peak_bytes);
 }
 
-const Plan& Planner::smallest() {
-  std::vector<Candidate*> by_bound;
-  for (const std::size_t point : list_) by_bound.push_back(&candidates_.at(point));
-  std::stable_sort(by_bound.begin(), by_bound.end(), [](const Candidate* a, const Candidate* b) {
-    return a->plan.lower_bound_bytes < b->plan.lower_bound_bytes;
+/// The point that needs least, of the low ones.
+std::size_t Planner::smallest_point() {
+  if (smallest_ != none) return smallest_;
+  std::vector<std::pair<std::size_t, std::size_t>> by_load;  // committed at least, point
+  for (const std::size_t point : low_) by_load.emplace_back(committed(run(point).plan.lower_bound_bytes), point);
+  std::sort(by_load.begin(), by_load.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first < b.first : a.second > b.second;  // the faster one of two
   });
-  const Plan* least = simpler_ ? &simpler_->smallest() : nullptr;
-  for (Candidate* const candidate : by_bound) {
-    if (least != nullptr && candidate->plan.lower_bound_bytes >= least->peak_bytes) break;
-    const Plan& plan = place(*candidate);
-    if (least == nullptr || plan.peak_bytes < least->peak_bytes) least = &plan;
+  std::size_t least = none;
+  for (const auto& [bytes, point] : by_load) {
+    if (bytes >= least) break;
+    const std::size_t peak = place(run(point)).peak_bytes;
+    if (peak < least) least = peak, smallest_ = point;
   }
-  return *least;
+  return smallest_;
+}
+
+const Plan& Planner::smallest() {
+  const Plan& own = place(run(smallest_point()));
+  if (simpler_ == nullptr) return own;
+  const Plan& simpler = simpler_->smallest();
+  return own.peak_bytes < simpler.peak_bytes ? own : simpler;
 }
 
 std::vector<Plan> Planner::plans() {
   std::vector<Plan> all = simpler_ ? simpler_->plans() : std::vector<Plan>();
-  for (auto point = list_.rbegin(); point != list_.rend(); ++point) all.push_back(place(candidates_.at(*point)));
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
+  std::vector<fit_detail::Tried> tried;
+  std::vector<bool> was_run(points.size());
+  const auto add = [&](std::size_t point) {
+    was_run[point] = true;
+    tried.push_back({point, points[point].time, run(point).plan.lower_bound_bytes});
+  };
+  for (const std::size_t point : list_) add(point);
+  add(smallest_point());
+  for (std::size_t i = 0; i < fit_detail::refinement_count; ++i) {
+    const std::size_t point = fit_detail::next_point(fit_detail::best(tried), was_run);
+    if (point == points.size()) break;
+    add(point);
+  }
+  // From the fastest on. What cannot need less than a faster one is not placed.
+  std::size_t least = none;
+  for (std::size_t point = points.size(); point-- > 0;) {
+    if (!was_run[point] || committed(run(point).plan.lower_bound_bytes) >= least) continue;
+    const Plan& plan = place(run(point));
+    if (plan.peak_bytes < least) all.push_back(plan);
+    least = std::min(least, plan.peak_bytes);
+  }
   std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) { return a.step_s < b.step_s; });
   std::vector<Plan> front;
   for (Plan& plan : all) {

@@ -7,12 +7,13 @@
 //   plan.apply(run->options(), cpu);                  // train inside of it, with the same bits
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
-// budgets at once (memory/remat/frontier.h). Points of that frontier, close together over its whole range, are then run
-// dry, their allocations are placed (memory/placement.h), and they are run dry again in that placement: what the arena
-// commits then is a plan's peak, and nothing is estimated. For a budget, the fastest of these that keeps it is taken,
-// and the points between it and the next faster one are searched by halving. More budget never gives a slower plan:
-// all budgets choose from one list, and those with the same choice halve the same stretch at the same points, where
-// what fits the smaller one fits the larger.
+// budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
+// (memory/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's peak, and
+// nothing is estimated. Points are run when they are first looked at, and placed where their dry run leaves in doubt
+// whether they keep a budget. A budget's plan is found by halving, first among points spread over the whole frontier,
+// then between two neighbours of these. More budget never gives a slower plan: all budgets halve the same stretches at
+// the same points, and what fits the smaller one fits the larger, so that where two part, the larger goes on among
+// faster plans.
 
 #include <cstddef>
 #include <functional>
@@ -86,7 +87,7 @@ class Planner {
   /// The fastest plan whose peak is within the budget. Throws BudgetError.
   const Plan& fit(std::size_t budget_bytes);
 
-  /// Plans with falling times and rising peaks, none of them worse than another in both. Places them all.
+  /// Plans with falling times and rising peaks, none of them worse than another in both: a picture of the whole range.
   std::vector<Plan> plans();
   /// The smallest budget for which fit() has a plan, and that plan.
   const Plan& smallest();
@@ -97,6 +98,7 @@ class Planner {
   const TapeGraph& graph() const noexcept { return graph_; }
 
  private:
+  static constexpr std::size_t none = ~std::size_t{0};
   struct Candidate {
     Plan plan;                           // its peak is that of a dynamic arena until it is placed
     std::vector<Trace::Event> events;    // of a run without placement, until it is placed
@@ -109,8 +111,11 @@ class Planner {
   Candidate run_dry(std::shared_ptr<const TapePlan> tape) const;
   Candidate& run(std::size_t point);
   const Plan& place(Candidate& candidate);
+  std::size_t committed(std::size_t bytes) const noexcept;
+  bool is_within(std::size_t point, std::size_t budget_bytes);
   const Plan* find(std::size_t budget_bytes);
-  bool is_within(Candidate& candidate, std::size_t budget_bytes);
+  std::size_t find_point(std::size_t budget_bytes);
+  std::size_t smallest_point();
   double step_seconds(std::size_t point) const;
 
   MakeRun make_;
@@ -123,8 +128,11 @@ class Planner {
   std::int64_t passes_ = 1;    // forward and backward of the recording, per step
   double accumulating_s_ = 0;  // of adding their gradients up
   Plan keep_everything_;
+  std::size_t granule_ = 1;                      // of the arena
   std::map<std::size_t, Candidate> candidates_;  // by point of the frontier: those further on are faster
-  std::vector<std::size_t> list_;                // the points that all budgets choose from, rising
+  std::vector<std::size_t> list_;                // points spread over the frontier, rising
+  std::vector<std::size_t> low_;                 // points of which one needs least, rising
+  std::size_t smallest_ = none;                  // of them; none: not known yet
   std::int64_t parameters_ = 0;
 };
 
