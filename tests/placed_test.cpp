@@ -49,7 +49,7 @@ TEST_CASE("placed: a step that places the same blocks is not searched again", "[
   const auto events_of = [](const Script& script) {
     memory::Options options;
     options.trace = true;
-    const memory::Stack stack = memory::make_resource(dry(cpu), options);
+    const memory::Stack stack = memory::make_resource(cpu, options);
     Actor actor(*stack.top);
     actor.play(script);
     return stack.trace->events();
