@@ -9,6 +9,7 @@
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/softmax.h>
@@ -23,6 +24,7 @@ const MatmulKernels* const matmul_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
+const QuantizeKernels* const quantize_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
 const RandomKernels* const random_cuda = nullptr;
 const SoftmaxKernels* const softmax_cuda = nullptr;
