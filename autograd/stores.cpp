@@ -98,6 +98,7 @@ void Tape::put_away(std::uint32_t store) {
     entry.packed = pack(whole, entry.plan.dtype);
   }
   entry.packed.storage()->hold_for_backward();
+  if (entry.packed.scale()) entry.packed.scale()->storage()->hold_for_backward();
   leave(store, values);
 }
 
@@ -210,6 +211,7 @@ std::size_t Tape::stored_bytes_here() const {
   for (const Stores::Entry& entry : stores_->entries) {
     if (entry.state != Stores::State::away) continue;
     bytes += entry.packed.bytes() + entry.offloaded.bytes_here();
+    if (entry.packed.defined() && entry.packed.scale()) bytes += entry.packed.scale()->bytes();
   }
   return bytes;
 }

@@ -29,7 +29,7 @@ constexpr DynamicTable make_table(bool is_signed) noexcept {
     const auto low =
         bit_cast<float>((static_cast<std::uint32_t>(i) + DynamicTable::first_bucket) << DynamicTable::shift);
     while (low >= table.borders[m]) ++m;
-    table.places[i] = static_cast<std::uint8_t>(m);
+    table.places[i] = static_cast<std::uint32_t>(m);
   }
   return table;
 }

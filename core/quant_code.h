@@ -27,10 +27,10 @@ struct DynamicTable {
   static constexpr std::uint32_t one_bits = 127u << 23;
   static constexpr int buckets = static_cast<int>((one_bits >> shift) - first_bucket) + 1;
 
-  std::array<float, 256> values;             ///< of a code
-  int magnitudes;                            ///< different ones: 129 signed, 256 unsigned
-  std::array<float, 256> borders;            ///< between a magnitude and the next; from it on it is the next
-  std::array<std::uint8_t, buckets> places;  ///< of the magnitude at the lower end of a range of floats
+  std::array<float, 256> values;              ///< of a code
+  int magnitudes;                             ///< different ones: 129 signed, 256 unsigned
+  std::array<float, 256> borders;             ///< between a magnitude and the next; from it on it is the next
+  std::array<std::uint32_t, buckets> places;  ///< of the magnitude at the lower end of a range of floats
 };
 
 /// The table of the signed codes, or the unsigned ones.
@@ -68,15 +68,16 @@ struct DynamicCode {
     const std::uint32_t bits = bit_cast<std::uint32_t>(x);
     const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
     const std::uint32_t most = magnitude < DynamicTable::one_bits ? magnitude : DynamicTable::one_bits;
-    const std::uint32_t bucket = most >> DynamicTable::shift;
-    const std::uint32_t place = bucket < DynamicTable::first_bucket ? 0u : bucket - DynamicTable::first_bucket;
-    std::uint32_t m = table->places[place];
-    m += bit_cast<float>(most) >= table->borders[m] ? 1u : 0u;
+    const std::uint32_t bucket = select_if_less(most >> DynamicTable::shift, DynamicTable::first_bucket, 0u,
+                                                (most >> DynamicTable::shift) - DynamicTable::first_bucket);
+    std::uint32_t m = table->places[bucket];
+    m += (bit_cast<std::uint32_t>(table->borders[m]) - 1 - most) >> 31;  // 1 from the border on: bits are in order
+    const std::uint32_t if_negative = std::uint32_t{0} - (bits >> 31);
     if constexpr (is_signed) {
-      const std::uint32_t below = 127u - (m < 127u ? m : 127u);
-      return static_cast<Bits>((bits >> 31) != 0 ? below : 127u + m);
+      m -= (m >> 7) & if_negative;  // no -1
+      return static_cast<Bits>(127u + ((m ^ if_negative) - if_negative));
     } else {
-      return static_cast<Bits>((bits >> 31) != 0 ? 0u : m);
+      return static_cast<Bits>(m & ~if_negative);
     }
   }
   THIMBLE_HD float decode(Bits code) const noexcept { return table->values[code]; }

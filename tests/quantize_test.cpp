@@ -144,6 +144,7 @@ TEST_CASE("quantize: codes and scales are those of the definition in every varia
       {{3, 1100}, ScaleBlocks::per_row_block(32)},
       {{3, 1100}, ScaleBlocks::per_row_block(1024)},
       {{3, 5500}, {2, 0, false}},
+      {{3, 1100}, ScaleBlocks::per_channel({3, 1100}, -1)},
       {{37, 70}, ScaleBlocks::square(16)},
       {{7, 333}, ScaleBlocks::flat(32)},
       {{7, 333}, ScaleBlocks::flat(256)},

@@ -222,12 +222,17 @@ void dequantize_as(const QuantizeArgs& a, const Code& code) {
     const std::int64_t n = p.column_end - p.column;
     alignas(64) float scale[tile], buffer[tile];
     const std::int64_t first = p.row / a.block_rows * blocks_across;
-    for (std::int64_t at = p.column; at < p.column_end;) {
-      const std::int64_t block = at / a.block_columns;
-      const std::int64_t end = std::min(p.column_end, (block + 1) * a.block_columns);
-      std::fill(scale + (at - p.column), scale + (end - p.column),
-                quant::load_scale(a.scales, a.scale_dtype, first + block));
-      at = end;
+    if (a.block_columns == 1 && a.scale_dtype != DType::u8) {
+      const auto* const from = static_cast<const std::byte*>(a.scales);
+      load_f32(from + (first + p.column) * static_cast<std::int64_t>(size_of(a.scale_dtype)), a.scale_dtype, 1, scale,
+               n);
+    } else {
+      std::int64_t block = p.column / a.block_columns;
+      for (std::int64_t at = 0; at < n; ++block) {
+        const std::int64_t end = std::min(n, (block + 1) * a.block_columns - p.column);
+        std::fill(scale + at, scale + end, quant::load_scale(a.scales, a.scale_dtype, first + block));
+        at = end;
+      }
     }
     const std::int64_t offset = p.row * a.columns + p.column;
     auto* const place = static_cast<std::byte*>(a.values) + offset * size;
