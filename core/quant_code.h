@@ -63,15 +63,26 @@ struct DynamicCode {
   static constexpr float largest = 1.0f;
   const DynamicTable* table;
 
-  /// Nearest value; from the middle between two on the one of larger magnitude.
+  /// Nearest value; from the middle between two on the one of larger magnitude. NaN gives any code.
   THIMBLE_HD Bits encode(float x) const noexcept {
     const std::uint32_t bits = bit_cast<std::uint32_t>(x);
+    return with_sign(bits, magnitude_of(bits, bucket_of(bits)));
+  }
+
+  // The steps of encode(): loops take them one after the other.
+  THIMBLE_HD static std::uint32_t clamped(std::uint32_t bits) noexcept {
     const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-    const std::uint32_t most = magnitude < DynamicTable::one_bits ? magnitude : DynamicTable::one_bits;
-    const std::uint32_t bucket = select_if_less(most >> DynamicTable::shift, DynamicTable::first_bucket, 0u,
-                                                (most >> DynamicTable::shift) - DynamicTable::first_bucket);
-    std::uint32_t m = table->places[bucket];
-    m += (bit_cast<std::uint32_t>(table->borders[m]) - 1 - most) >> 31;  // 1 from the border on: bits are in order
+    return magnitude < DynamicTable::one_bits ? magnitude : DynamicTable::one_bits;
+  }
+  THIMBLE_HD static std::uint32_t bucket_of(std::uint32_t bits) noexcept {
+    const std::uint32_t range = clamped(bits) >> DynamicTable::shift;
+    return (range > DynamicTable::first_bucket ? range : DynamicTable::first_bucket) - DynamicTable::first_bucket;
+  }
+  THIMBLE_HD std::uint32_t magnitude_of(std::uint32_t bits, std::uint32_t bucket) const noexcept {
+    const std::uint32_t m = table->places[bucket];
+    return m + ((bit_cast<std::uint32_t>(table->borders[m]) - 1 - clamped(bits)) >> 31);  // 1 from the border on
+  }
+  THIMBLE_HD static Bits with_sign(std::uint32_t bits, std::uint32_t m) noexcept {
     const std::uint32_t if_negative = std::uint32_t{0} - (bits >> 31);
     if constexpr (is_signed) {
       m -= (m >> 7) & if_negative;  // no -1

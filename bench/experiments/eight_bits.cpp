@@ -22,18 +22,17 @@ struct Case {
 TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
   TrainOptions train;
   train.setup.model = "char-gpt";
-  train.setup.batch = options.is_quick ? 6 : 12;
-  train.setup.sizes.layers = options.is_quick ? 2 : 4;
-  train.setup.sizes.heads = 4;
-  train.setup.sizes.width = options.is_quick ? 64 : 128;
+  train.setup.batch = 8;
+  train.setup.sizes.layers = 2;
+  train.setup.sizes.heads = 2;
+  train.setup.sizes.width = 64;
   train.setup.sizes.sequence = options.is_quick ? 32 : 64;
   train.setup.sizes.dropout = 0;
   train.setup.optimizer = one.optimizer;
   train.setup.state = one.state;
-  if (train.setup.optimizer.starts_with("adam") && train.setup.optimizer != "adafactor") train.setup.rate = 1e-3;
   train.data = "synthetic";
   train.device = options.device;
-  train.steps = options.is_quick ? 60 : 500;
+  train.steps = options.is_quick ? 40 : 500;
   train.schedule = "cosine";
   train.warmup = train.steps / 20;
   return train;

@@ -7,12 +7,9 @@
 
 #include <thimble/core/convert.h>
 #include <thimble/core/kernels/adafactor_cpu.h>
+#include <thimble/core/kernels/square_root.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace thimble::kernels {
 namespace adafactor_detail {
@@ -20,14 +17,6 @@ namespace adafactor_detail {
 constexpr std::int64_t tile = 256;   // values that are worked on at once
 constexpr std::int64_t shares = 64;  // ranges of rows that are summed apart
 constexpr int lanes = 8;
-
-THIMBLE_ALWAYS_INLINE void roots(const float* x, float* y, std::int64_t n) {
-  std::int64_t i = 0;
-#if defined(__x86_64__)
-  for (; i + 4 <= n; i += 4) _mm_storeu_ps(y + i, _mm_sqrt_ps(_mm_loadu_ps(x + i)));
-#endif
-  for (; i < n; ++i) y[i] = std::sqrt(x[i]);
-}
 
 // The sum of squares plus n times `more`, in lanes.
 struct SquareSum {
@@ -54,7 +43,7 @@ struct Precondition {
                                         std::int64_t n) {
     alignas(64) float v[tile];
     for (std::int64_t i = 0; i < n; ++i) v[i] = row * columns[i];
-    roots(v, v, n);
+    square_roots(v, v, n);
     for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / v[i];
   }
 };

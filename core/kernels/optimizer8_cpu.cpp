@@ -8,13 +8,11 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/adafactor_cpu.h>
 #include <thimble/core/kernels/optimizer8.h>
+#include <thimble/core/kernels/quant_loops.h>
+#include <thimble/core/kernels/square_root.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/quant_code.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace thimble::kernels {
 namespace optimizer8_detail {
@@ -46,38 +44,20 @@ class Values {
   alignas(64) float buffer_[state_block];
 };
 
-// std::sqrt may set errno, which keeps a loop from being vectorized.
-THIMBLE_ALWAYS_INLINE void square_roots(const float* x, float* y, std::int64_t n) {
-  std::int64_t i = 0;
-#if defined(__x86_64__)
-  for (; i + 4 <= n; i += 4) _mm_storeu_ps(y + i, _mm_sqrt_ps(_mm_loadu_ps(x + i)));
-#endif
-  for (; i < n; ++i) y[i] = std::sqrt(x[i]);
-}
-
-THIMBLE_ALWAYS_INLINE std::uint32_t largest(const float* x, std::int64_t n) {
-  std::uint32_t most = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint32_t magnitude = bit_cast<std::uint32_t>(x[i]) & 0x7FFFFFFFu;
-    most = most < magnitude ? magnitude : most;
-  }
-  return most;
-}
-
 // A block's codes and its scale.
 template <class Code>
-THIMBLE_ALWAYS_INLINE void encode(const Code& code, const float* x, std::uint8_t* __restrict codes, float* scale,
-                                  std::int64_t n) {
-  const quant::BlockScale s = quant::block_scale(largest(x, n), 1.0f, DType::f32);
+THIMBLE_ALWAYS_INLINE void encode(const Code& code, const float* x, std::uint8_t* codes, float* scale, std::int64_t n) {
+  const quant::BlockScale s = quant::block_scale(largest_bits(x, n), 1.0f, DType::f32);
   *scale = s.scale;
   if (!s.is_finite) return std::fill(codes, codes + n, std::uint8_t{0});
-  for (std::int64_t i = 0; i < n; ++i) codes[i] = code.encode(x[i] * s.inverse);
+  encode_loop(
+      code, x, [inverse = s.inverse](std::int64_t) { return inverse; }, codes, n);
 }
 
 template <class Code>
-THIMBLE_ALWAYS_INLINE void decode(const Code& code, const std::uint8_t* codes, float scale, float* __restrict x,
-                                  std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) x[i] = code.decode(codes[i]) * scale;
+THIMBLE_ALWAYS_INLINE void decode(const Code& code, const std::uint8_t* codes, float scale, float* x, std::int64_t n) {
+  decode_loop(
+      code, codes, [scale](std::int64_t) { return scale; }, x, n);
 }
 
 // The numbers of an Adam step that all elements share.

@@ -8,6 +8,7 @@
 
 #include <thimble/core/convert.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/quant_loops.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
@@ -18,7 +19,7 @@ namespace quantize_detail {
 
 using quant::BlockScale;
 
-constexpr std::int64_t tile = 512;         // columns that are worked on at once
+constexpr std::int64_t tile = quant_tile;  // columns that are worked on at once
 constexpr std::int64_t grain = 16 * tile;  // values of a thread
 
 // Scales of a tile's columns, one per column.
@@ -49,17 +50,17 @@ template <class Code>
 struct Encode {
   THIMBLE_ALWAYS_INLINE static void run(const Code& code, const float* values, const float* inverse, void* codes,
                                         std::int64_t n) {
-    auto* __restrict to = static_cast<typename Code::Bits*>(codes);
-    for (std::int64_t i = 0; i < n; ++i) to[i] = code.encode(values[i] * inverse[i]);
+    const auto factor = [inverse](std::int64_t i) { return inverse[i]; };
+    encode_loop(code, values, factor, static_cast<typename Code::Bits*>(codes), n);
   }
 };
 
 template <class Code>
 struct Decode {
-  THIMBLE_ALWAYS_INLINE static void run(const Code& code, const void* codes, const float* scale,
-                                        float* __restrict values, std::int64_t n) {
-    const auto* from = static_cast<const typename Code::Bits*>(codes);
-    for (std::int64_t i = 0; i < n; ++i) values[i] = code.decode(from[i]) * scale[i];
+  THIMBLE_ALWAYS_INLINE static void run(const Code& code, const void* codes, const float* scale, float* values,
+                                        std::int64_t n) {
+    const auto factor = [scale](std::int64_t i) { return scale[i]; };
+    decode_loop(code, static_cast<const typename Code::Bits*>(codes), factor, values, n);
   }
 };
 
