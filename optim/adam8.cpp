@@ -155,4 +155,10 @@ void Momentum8::update(std::size_t index, const Tensor& parameter, const Tensor&
   adam8_detail::wrote(moment);
 }
 
+std::vector<std::string> names_kept_full(const Optimizer& optimizer) {
+  if (const auto* adam = dynamic_cast<const Adam8*>(&optimizer)) return adam->kept_full();
+  if (const auto* momentum = dynamic_cast<const Momentum8*>(&optimizer)) return momentum->kept_full();
+  return {};
+}
+
 }  // namespace thimble::optim

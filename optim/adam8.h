@@ -49,4 +49,7 @@ class Momentum8 final : public Optimizer {
   std::vector<Moment> momentum_;
 };
 
+/// kept_full() of an optimizer that has narrow state; none for any other.
+std::vector<std::string> names_kept_full(const Optimizer& optimizer);
+
 }  // namespace thimble::optim

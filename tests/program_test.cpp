@@ -1,6 +1,7 @@
 // The program `thimble`: what it trains, writes and prints, and how it refuses. Training is called in process; what
 // only the program shows (its messages, exit status and JSON) is read from the program itself, where its path is known.
 
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -166,6 +167,24 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
     CHECK(files_test::read_text_file(folder / "resumed.safetensors") ==
           files_test::read_text_file(folder / "whole.safetensors"));
   }
+}
+
+TEST_CASE("program: a run with 8-bit state says what it takes, and which state is f32") {
+  TrainOptions options = tiny("char-gpt");
+  options.setup.sizes.width = 64;
+  options.steps = 3;
+  const bench::TrainReport full = run(options).report;
+  options.setup.optimizer = "adamw8";
+  const bench::TrainReport narrow = run(options).report;
+  CHECK(full.optimizer == "adamw");
+  CHECK(full.state_bytes == 8 * static_cast<std::size_t>(full.parameters));
+  CHECK(full.full_state.empty());
+  CHECK(narrow.optimizer == "adamw8");
+  CHECK(narrow.state_bytes < full.state_bytes / 3);
+  CHECK(!narrow.full_state.empty());
+  CHECK(narrow.predicted_peak_bytes == narrow.measured_peak_bytes);
+  CHECK(narrow.loss_first == full.loss_first);
+  CHECK(std::fabs(narrow.loss_last / full.loss_last - 1) < 0.05);
 }
 
 TEST_CASE("program: a checkpoint of another run is refused") {
