@@ -1,5 +1,6 @@
 // thimble train: real training, in as many bytes as the dry run said.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
