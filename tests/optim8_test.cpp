@@ -1,64 +1,17 @@
-// Optimizers with narrow state, and Adafactor, against plain loops; their bytes, files and tiers.
+// Updates of optimizers with narrow state against plain loops.
 
 #include <cmath>
-#include <limits>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include <thimble/bench/setup.h>
-#include <thimble/core/copy.h>
-#include <thimble/core/error.h>
-#include <thimble/core/kernels/isa.h>
-#include <thimble/core/parallel.h>
 #include <thimble/core/quantize.h>
-#include <thimble/core/random.h>
-#include <thimble/memory/stack.h>
-#include <thimble/models/model.h>
-#include <thimble/nn/files/checkpoint.h>
-#include <thimble/nn/layers.h>
-#include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
 
 #include "catch.h"
-#include "files.h"
-#include "store_tier.h"
+#include "optim8.h"
 
-using namespace thimble;
-using namespace thimble::optim;
+using namespace optim8_test;
 
 namespace {
-
-// A matrix of several blocks whose last one is short, and a vector below the limit for narrow state.
-const std::vector<Shape> shapes{{3, 411}, {1000}, {7}};
-
-std::vector<Named> make_parameters(DType dtype = DType::f32, Device device = cpu) {
-  Generator generator(3);
-  const GeneratorScope random(generator);
-  std::vector<Named> list;
-  for (const Shape& shape : shapes) {
-    Tensor t = device.is_dry ? Tensor::empty(shape, dtype, device) : to_dtype(randn(shape), dtype);
-    t.storage()->set_category(Category::parameter);
-    list.push_back({"p" + std::to_string(list.size()), t.require_grad()});
-  }
-  return list;
-}
-
-// Of many magnitudes; a whole block without any at first.
-void set_gradients(const std::vector<Named>& list, int step) {
-  Generator generator(static_cast<std::uint64_t>(10 + step));
-  const GeneratorScope random(generator);
-  for (const Named& p : list) {
-    std::vector<float> g = to_host<float>(randn(p.tensor.shape()));
-    for (std::size_t i = 0; i < g.size(); ++i) {
-      g[i] = std::ldexp(g[i], -static_cast<int>(i % 19));
-      if (step < 3 && i >= 256 && i < 512) g[i] = 0;
-    }
-    p.tensor.grad() = to_dtype(from_host(g, p.tensor.shape()), p.tensor.dtype());
-  }
-}
-
-NarrowState narrow(DType dtype = DType::u8) { return {dtype, 100, {}}; }
 
 // A moment in a plain loop, rounded by the library's quantization after every step.
 struct PlainMoment {
@@ -86,7 +39,6 @@ struct PlainMoment {
 };
 
 constexpr float b1 = 0.8f, b2 = 0.95f;
-const AdamOptions adam_options{0.02, 0.8, 0.95, 1e-6, 0.1, true, 0};
 
 // The update of Adam8 with decoupled decay, in f32 in the order of its formula.
 void plain_adamw(std::vector<float>& p, const std::vector<float>& g, PlainMoment& first, PlainMoment& second,
@@ -102,34 +54,6 @@ void plain_adamw(std::vector<float>& p, const std::vector<float>& g, PlainMoment
     p[i] = p[i] * shrink - rate * (m[i] / (std::sqrt(v[i]) / root + 1e-6f));
   }
   first.set(m), second.set(v);
-}
-
-struct Restore {
-  kernels::Isa isa = kernels::isa();
-  int threads = thread_count();
-  ~Restore() {
-    kernels::set_isa(isa);
-    set_thread_count(threads);
-  }
-};
-
-std::unique_ptr<Optimizer> make(const std::string& name, const std::vector<Named>& list,
-                                std::shared_ptr<Tier> tier = nullptr) {
-  AdamOptions adam = adam_options;
-  adam.tier = tier;
-  const SgdOptions sgd{.rate = 0.02, .momentum = 0.9, .tier = tier};
-  if (name == "adamw8") return std::make_unique<Adam8>(list, adam, narrow());
-  if (name == "adamw_bf16") return std::make_unique<Adam8>(list, adam, narrow(DType::bf16));
-  if (name == "momentum8") return std::make_unique<Momentum8>(list, sgd, narrow());
-  if (name == "momentum_bf16") return std::make_unique<Momentum8>(list, sgd, narrow(DType::bf16));
-  return std::make_unique<Adafactor>(list, AdafactorOptions{.rate = 0.02, .beta1 = 0.5, .tier = tier});
-}
-const char* const names[] = {"adamw8", "adamw_bf16", "momentum8", "momentum_bf16", "adafactor"};
-
-std::vector<std::vector<float>> values(const std::vector<Named>& list) {
-  std::vector<std::vector<float>> all;
-  for (const Named& n : list) all.push_back(to_host<float>(n.tensor));
-  return all;
 }
 
 }  // namespace
@@ -251,217 +175,4 @@ TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]"
   }
   const auto v = to_host<float>(list[0].tensor);
   for (std::size_t i = 0; i < v.size(); ++i) CHECK(std::isnan(v[i]) == (i < 256));
-}
-
-TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the same on a dry device", "[optim8]") {
-  const auto blocks = [](std::size_t n) { return (n + 255) / 256; };
-  const std::size_t n0 = 1233, n1 = 1000, n2 = 7;
-  const std::size_t codes = n0 + n1 + 4 * (blocks(n0) + blocks(n1));
-  for (const char* const name : names) {
-    const std::string kind = name;
-    const std::size_t expected = kind == "adamw8"          ? 2 * codes + 8 * n2
-                                 : kind == "adamw_bf16"    ? 4 * (n0 + n1) + 8 * n2
-                                 : kind == "momentum8"     ? codes + 4 * n2
-                                 : kind == "momentum_bf16" ? 2 * (n0 + n1) + 4 * n2
-                                                           : 4 * (3 + 411 + n0) + 8 * (n1 + n2);
-    for (const Device device : {cpu, dry(cpu)}) {
-      INFO(name << " on " << to_string(device));
-      const memory::Stack stack = memory::make_resource(device);
-      const ResourceScope on(stack.top);
-      const std::vector<Named> list = make_parameters(DType::f32, device);
-      const auto optimizer = make(name, list);
-      CHECK(optimizer->state_bytes() == expected);
-      CHECK(stack.ledger->bytes(Category::optimizer) == expected);
-      if (!device.is_dry) set_gradients(list, 1);
-      stack.ledger->reset_peak();
-      const std::size_t peak = stack.ledger->max_allocated();
-      optimizer->step();  // needs no memory of its own
-      CHECK(stack.ledger->max_allocated() == peak);
-    }
-  }
-  // GPT-2: 2.05 bytes per parameter with all that stays in f32.
-  bench::Setup setup;
-  setup.model = "gpt2";
-  setup.optimizer = "adamw8";
-  const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu), DType::f32});
-  const auto optimizer = bench::make_optimizer(setup, *model);
-  CHECK(std::string(optimizer->name()) == "adamw8");
-  std::size_t formula = 0;
-  for (const Named& p : optimizer->parameters()) formula += 2 * moment_bytes(p, {});
-  CHECK(optimizer->state_bytes() == formula);
-  CHECK(static_cast<double>(formula) <= 2.05 * static_cast<double>(model->parameter_count()));
-  CHECK(static_cast<double>(formula) >= 2.03125 * static_cast<double>(model->parameter_count()));
-  setup.full_state = {"wte"};
-  CHECK(bench::make_optimizer(setup, *model)->state_bytes() > formula + std::size_t{38'000'000} * 5);
-}
-
-TEST_CASE("optim8: Adafactor against plain loops in f64", "[optim8]") {
-  struct Row {
-    AdafactorOptions options;
-  };
-  for (const AdafactorOptions& options :
-       {AdafactorOptions{.rate = 0.05}, AdafactorOptions{.rate = 0.05, .has_relative_step = true},
-        AdafactorOptions{
-            .rate = 0.05, .scales_by_parameter = false, .beta1 = 0.9, .weight_decay = 0.1, .smallest_decayed_rank = 2},
-        AdafactorOptions{.rate = 0.05, .clip = 0.3}}) {
-    const std::vector<Named> list = make_parameters();
-    Adafactor adafactor(list, options);
-    struct State {
-      std::vector<double> p, r, c, m;
-    };
-    std::vector<State> expected;
-    for (const Named& p : list) {
-      const bool is_matrix = p.tensor.rank() == 2;
-      const auto n = static_cast<std::size_t>(p.tensor.elements());
-      expected.push_back({to_host<double>(p.tensor), std::vector<double>(is_matrix ? 3 : 0),
-                          std::vector<double>(is_matrix ? 411 : n), std::vector<double>(n)});
-    }
-    for (int step = 1; step <= 8; ++step) {
-      set_gradients(list, step);
-      adafactor.step();
-      for (std::size_t k = 0; k < list.size(); ++k) {
-        State& s = expected[k];
-        const std::vector<double> g = to_host<double>(list[k].tensor.grad());
-        const double b = 1 - std::pow(step, -0.8);
-        std::vector<double> u(g.size());
-        const auto rms = [](const std::vector<double>& x) {
-          double sum = 0;
-          for (const double v : x) sum += v * v;
-          return std::sqrt(sum / static_cast<double>(x.size()));
-        };
-        if (s.r.empty()) {
-          for (std::size_t i = 0; i < g.size(); ++i) {
-            s.c[i] = b * s.c[i] + (1 - b) * (g[i] * g[i] + 1e-30);
-            u[i] = g[i] / std::sqrt(s.c[i]);
-          }
-        } else {
-          for (double& v : s.r) v *= b;
-          for (double& v : s.c) v *= b;
-          for (std::size_t i = 0; i < g.size(); ++i) {
-            s.r[i / 411] += (1 - b) * (g[i] * g[i] + 1e-30) / 411;
-            s.c[i % 411] += (1 - b) * (g[i] * g[i] + 1e-30) / 3;
-          }
-          const double mean = (s.r[0] + s.r[1] + s.r[2]) / 3;
-          for (std::size_t i = 0; i < g.size(); ++i) u[i] = g[i] / std::sqrt(s.r[i / 411] * s.c[i % 411] / mean);
-        }
-        const double clip = 1 / std::max(1.0, rms(u) / options.clip);
-        const double base = options.has_relative_step ? std::min(1e-2, 1 / std::sqrt(step)) : 0.05;
-        const double rate = options.scales_by_parameter ? base * std::max(1e-3, rms(s.p)) : base;
-        const double decay = list[k].tensor.rank() >= options.smallest_decayed_rank ? options.weight_decay : 0;
-        for (std::size_t i = 0; i < g.size(); ++i) {
-          s.m[i] = options.beta1 * s.m[i] + (1 - options.beta1) * u[i] * clip;
-          s.p[i] = s.p[i] * (1 - base * decay) - rate * (options.beta1 > 0 ? s.m[i] : u[i] * clip);
-        }
-      }
-    }
-    for (std::size_t k = 0; k < list.size(); ++k) {
-      const auto got = to_host<double>(list[k].tensor);
-      double worst = 0;
-      for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::abs(got[i] - expected[k].p[i]));
-      INFO("largest error " << worst);
-      CHECK(worst <= 8 * 10 * 0x1p-23);
-    }
-  }
-  const Restore restore;
-  std::vector<std::vector<float>> one;
-  for (const int threads : {1, 4}) {
-    set_thread_count(threads);
-    const std::vector<Named> list = make_parameters();
-    Adafactor adafactor(list, {});
-    set_gradients(list, 1);
-    adafactor.step();
-    if (one.empty()) one = values(list);
-    CHECK(values(list) == one);
-  }
-}
-
-TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[optim8]") {
-  const files_test::TemporaryFolder folder;
-  struct Net final : nn::Module {
-    explicit Net(int) : in(child<nn::Linear>("in", 40, 30, nn::Placement{})) {}
-    nn::Linear& in;
-  };
-  for (const char* const name : names) {
-    INFO(name);
-    const std::vector<Named> kept_list = make_parameters(), list = make_parameters();
-    const auto tier = std::make_shared<store_test::MemoryTier>();
-    const auto kept = make(name, kept_list), away = make(name, list, tier);
-    CHECK(away->state_bytes() == kept->state_bytes());
-    for (int step = 1; step <= 3; ++step) {
-      set_gradients(kept_list, step), set_gradients(list, step);
-      kept->step(), away->step();
-    }
-    CHECK(values(list) == values(kept_list));
-    away->fetch_state();
-    CHECK(values(away->state()) == values(kept->state()));
-
-    const auto train = [&](Net& net, Optimizer& optimizer, int first, int end) {
-      for (int step = first; step < end; ++step) {
-        set_gradients(net.trainable(), step);
-        optimizer.step();
-      }
-    };
-    const auto make_net = [](std::uint64_t seed) {
-      Generator generator(seed);
-      const GeneratorScope random(generator);
-      return std::make_unique<Net>(0);
-    };
-    const auto whole = make_net(1), part = make_net(1), resumed = make_net(2);
-    const auto whole_optimizer = make(name, whole->trainable()), part_optimizer = make(name, part->trainable()),
-               resumed_optimizer = make(name, resumed->trainable());
-    train(*whole, *whole_optimizer, 1, 6);
-    train(*part, *part_optimizer, 1, 4);
-    Generator generator(4);
-    const std::string path = folder / (std::string(name) + ".safetensors");
-    nn::save_checkpoint(path, *part, *part_optimizer, generator);
-    nn::load_checkpoint(path, *resumed, *resumed_optimizer, generator);
-    CHECK(resumed_optimizer->step_count() == 3);
-    train(*resumed, *resumed_optimizer, 4, 6);
-    CHECK(values(resumed->trainable()) == values(whole->trainable()));
-    CHECK(values(resumed_optimizer->state()) == values(whole_optimizer->state()));
-    // Of another optimizer.
-    const auto other = make(std::string(name) == "adamw8" ? "adafactor" : "adamw8", resumed->trainable());
-    CHECK_THROWS_AS(nn::load_checkpoint(path, *resumed, *other, generator), ValueError);
-  }
-}
-
-TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
-  const std::vector<Named> list = make_parameters();
-  CHECK_THROWS_AS(Adam8(list, {-1}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {0.1, 1}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {}, {DType::f32, 0, {}}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {}, {DType::u8, -1, {}}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {}, {DType::u8, 0, {"q"}}), ValueError);
-  CHECK_THROWS_AS(Momentum8(list, {0.1, 0}), ValueError);
-  CHECK_THROWS_AS(Momentum8(list, {0.1, 1}), ValueError);
-  CHECK_THROWS_AS(Momentum8(list, {0.1, 0.9, -1}), ValueError);
-  for (const AdafactorOptions& options :
-       {AdafactorOptions{.rate = -1}, AdafactorOptions{.beta1 = 1}, AdafactorOptions{.decay = 0},
-        AdafactorOptions{.decay = 1.5}, AdafactorOptions{.epsilon1 = 0}, AdafactorOptions{.epsilon2 = -1},
-        AdafactorOptions{.clip = 0}, AdafactorOptions{.weight_decay = std::nan("")}}) {
-    CHECK_THROWS_AS(Adafactor(list, options), ValueError);
-  }
-  CHECK_THROWS_AS(Adafactor(make_parameters(DType::f64), {}), DTypeError);
-  CHECK(Adam8(make_parameters(DType::f64), {}, narrow()).kept_full().size() == shapes.size());
-  CHECK(Adam8(list, {}, {DType::u8, 0, {"p1"}}).kept_full() == std::vector<std::string>{"p1"});
-
-  bench::Setup setup;
-  const auto refused = [&](const char* optimizer, DType state, std::vector<std::string> full) {
-    setup.optimizer = optimizer;
-    setup.state = state;
-    setup.full_state = std::move(full);
-    CHECK_THROWS_AS(bench::optimizer_state(setup, true), ValueError);
-  };
-  refused("sgd", DType::u8, {});
-  refused("adafactor", DType::bf16, {});
-  refused("adam8", DType::bf16, {});
-  refused("adam", DType::f16, {});
-  refused("adam", DType::f32, {"wte"});
-  setup = {};
-  setup.optimizer = "momentum";
-  setup.state = DType::bf16;
-  CHECK(bench::optimizer_state(setup, true) == DType::bf16);
-  setup.optimizer = "momentum8";
-  setup.state = DType::u8;
-  CHECK(bench::optimizer_state(setup, true) == DType::u8);
 }
