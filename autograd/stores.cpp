@@ -200,8 +200,10 @@ KeptTensor Tape::kept_tensor(std::uint32_t value) const {
   const Stores::Entry& entry = stores_->entries[static_cast<std::size_t>(values_[value].store)];
   const auto member = std::find_if(entry.members.begin(), entry.members.end(),
                                    [&](const Stores::Member& m) { return m.value == value; });
-  return describe_as(member->shape, entry.packed.defined() ? entry.packed.dtype() : entry.dtype,
-                     entry.packed.storage().get());
+  KeptTensor kept = describe_as(member->shape, entry.packed.defined() ? entry.packed.dtype() : entry.dtype,
+                                entry.packed.storage().get());
+  if (entry.packed.defined() && entry.packed.scale()) kept.bytes += entry.packed.scale()->bytes();
+  return kept;
 }
 
 // What packed tensors and those that are being read have here, beside the slots.
