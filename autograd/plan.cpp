@@ -6,6 +6,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
+#include <thimble/core/pack.h>
 
 namespace thimble {
 
@@ -56,8 +57,8 @@ std::string fault(const TapePlan::Store& store, const std::vector<const OpType*>
     return is_in_range ? "" : "comes back before node " + number(store.back_before) + ", which does not read it";
   }
   if (store.which != TapePlan::Store::result) return "is packed; only results can be";
-  if (!is_floating(store.dtype) || size_of(store.dtype) > 2) {
-    return "is packed to " + std::string(to_string(store.dtype)) + "; allowed are f16, bf16, f8e4m3, f8e5m2";
+  if (!can_pack(DType::f32, store.dtype)) {
+    return "is packed to " + std::string(to_string(store.dtype)) + "; allowed are f16, bf16, f8e4m3, f8e5m2, i8";
   }
   return store.gone_after == store.away_after ? "" : "is packed and gone at different nodes";
 }

@@ -98,6 +98,7 @@ void Tape::put_away(std::uint32_t store) {
     entry.packed = pack(whole, entry.plan.dtype);
   }
   entry.packed.storage()->hold_for_backward();
+  if (entry.packed.scale()) entry.packed.scale()->storage()->hold_for_backward();
   leave(store, values);
 }
 
@@ -199,8 +200,10 @@ KeptTensor Tape::kept_tensor(std::uint32_t value) const {
   const Stores::Entry& entry = stores_->entries[static_cast<std::size_t>(values_[value].store)];
   const auto member = std::find_if(entry.members.begin(), entry.members.end(),
                                    [&](const Stores::Member& m) { return m.value == value; });
-  return describe_as(member->shape, entry.packed.defined() ? entry.packed.dtype() : entry.dtype,
-                     entry.packed.storage().get());
+  KeptTensor kept = describe_as(member->shape, entry.packed.defined() ? entry.packed.dtype() : entry.dtype,
+                                entry.packed.storage().get());
+  if (entry.packed.defined() && entry.packed.scale()) kept.bytes += entry.packed.scale()->bytes();
+  return kept;
 }
 
 // What packed tensors and those that are being read have here, beside the slots.
@@ -210,6 +213,7 @@ std::size_t Tape::stored_bytes_here() const {
   for (const Stores::Entry& entry : stores_->entries) {
     if (entry.state != Stores::State::away) continue;
     bytes += entry.packed.bytes() + entry.offloaded.bytes_here();
+    if (entry.packed.defined() && entry.packed.scale()) bytes += entry.packed.scale()->bytes();
   }
   return bytes;
 }

@@ -9,8 +9,8 @@
 #include <thimble/memory/direct_file.h>
 #include <thimble/memory/file_tier.h>
 #include <thimble/memory/placed.h>
-#include <thimble/optim/adam.h>
-#include <thimble/optim/sgd.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam8.h>
 
 namespace thimble::bench {
 namespace setup_detail {
@@ -72,34 +72,77 @@ std::shared_ptr<Tier> make_tier(const std::string& folder, Device device) {
 
 std::string optimizer_name(const Setup& setup, bool is_text) {
   if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
-  for (const char* name : {"sgd", "momentum", "adam", "adamw"}) {
+  for (const char* name : {"sgd", "momentum", "adam", "adamw", "adafactor", "momentum8", "adam8", "adamw8"}) {
     if (setup.optimizer == name) return setup.optimizer;
   }
-  throw ValueError("optimizer: '" + setup.optimizer + "' is not one of sgd, momentum, adam, adamw");
+  throw ValueError("optimizer: '" + setup.optimizer +
+                   "' is not one of sgd, momentum, adam, adamw, adafactor, momentum8, adam8, adamw8");
 }
+
+DType optimizer_state(const Setup& setup, bool is_text) {
+  const std::string name = optimizer_name(setup, is_text);
+  const std::string begin = "--state " + std::string(to_string(setup.state)) + ": ";
+  const bool is_narrow = name.back() == '8';
+  if (setup.state != DType::f32 && setup.state != DType::bf16 && setup.state != DType::u8) {
+    throw ValueError(begin + "allowed are f32, bf16, u8");
+  }
+  if (setup.state != DType::f32 && (name == "sgd" || name == "adafactor")) {
+    throw ValueError(begin + name + " has no moments to keep so; allowed with momentum, adam, adamw");
+  }
+  if (is_narrow && setup.state == DType::bf16) {
+    throw ValueError(begin + name + " keeps its state in u8; allowed with " + name.substr(0, name.size() - 1));
+  }
+  const DType state = is_narrow ? DType::u8 : setup.state;
+  if (state == DType::f32 && !setup.full_state.empty()) {
+    throw ValueError("--full-state " + setup.full_state.front() +
+                     ": all state is f32; allowed with --state bf16 or u8");
+  }
+  return state;
+}
+
+namespace setup_detail {
+
+std::unique_ptr<optim::Optimizer> make_sgd(const Setup& setup, const models::Model& model, const std::string& name,
+                                           const std::shared_ptr<Tier>& tier, const optim::NarrowState& narrow) {
+  optim::SgdOptions options;
+  options.rate = setup.rate < 0 ? 0.1 : setup.rate;
+  options.momentum = name == "sgd" ? 0 : 0.9;
+  options.tier = tier;
+  if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
+  if (setup.beta2 >= 0) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
+  if (narrow.dtype == DType::f32) return std::make_unique<optim::Sgd>(model.trainable(), options);
+  return std::make_unique<optim::Momentum8>(model.trainable(), options, narrow);
+}
+
+std::unique_ptr<optim::Optimizer> make_adafactor(const Setup& setup, const models::Model& model,
+                                                 const std::shared_ptr<Tier>& tier) {
+  optim::AdafactorOptions options;
+  options.rate = setup.rate < 0 ? 0.03 : setup.rate;
+  options.tier = tier;
+  options.smallest_decayed_rank = 2;
+  if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
+  if (setup.beta2 >= 0) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
+  return std::make_unique<optim::Adafactor>(model.trainable(), options);
+}
+
+}  // namespace setup_detail
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model) {
   const std::string name = optimizer_name(setup, model.is_text());
+  const optim::NarrowState narrow{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
   std::shared_ptr<Tier> tier;
   if (setup.offloads_optimizer) {
     if (setup.offload.empty()) throw ValueError("--offload-optimizer: no folder; with --offload FOLDER it is allowed");
     tier = setup_detail::make_tier(setup.offload, model.trainable().front().tensor.device());
   }
-  if (name == "sgd" || name == "momentum") {
-    optim::SgdOptions options;
-    options.rate = setup.rate < 0 ? 0.1 : setup.rate;
-    options.momentum = name == "momentum" ? 0.9 : 0;
-    options.tier = tier;
-    if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
-    if (setup.beta2 >= 0) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
-    return std::make_unique<optim::Sgd>(model.trainable(), options);
-  }
+  if (name == "adafactor") return setup_detail::make_adafactor(setup, model, tier);
+  if (!name.starts_with("adam")) return setup_detail::make_sgd(setup, model, name, tier, narrow);
   optim::AdamOptions options;
   // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.
   const auto width = static_cast<double>(model.options().width);
   options.rate = model.is_text() ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
   if (setup.rate >= 0) options.rate = setup.rate;
-  options.is_decoupled = name == "adamw";
+  options.is_decoupled = name.starts_with("adamw");
   options.tier = tier;
   if (options.is_decoupled) {
     options.beta2 = 0.99;
@@ -108,7 +151,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   }
   if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
   if (setup.beta2 >= 0) options.beta2 = setup.beta2;
-  return std::make_unique<optim::Adam>(model.trainable(), options);
+  if (narrow.dtype == DType::f32) return std::make_unique<optim::Adam>(model.trainable(), options);
+  return std::make_unique<optim::Adam8>(model.trainable(), options, narrow);
 }
 
 double clip_norm(const Setup& setup, bool is_text) {
@@ -181,6 +225,7 @@ models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::i
 nn::PlannerOptions planner_options(const Setup& setup) {
   nn::PlannerOptions options;
   options.storing.packs = setup.allows_lossy;
+  options.storing.packed = setup.lossy;
   if (setup.offload.empty()) return options;
   const DirectFile probe(setup.offload);
   options.storing.offloads = true;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <thimble/models/model.h>
 #include <thimble/nn/fit/fit.h>
@@ -17,10 +18,14 @@ struct Setup {
   std::string model;
   models::ModelOptions sizes;
   std::int64_t batch = 8;
-  std::string optimizer;  ///< sgd, momentum, adam, adamw; empty: momentum for images, adamw for text
+  /// sgd, momentum, adam, adamw, adafactor; momentum8, adam8, adamw8: with 8-bit state; empty: momentum for images,
+  /// adamw for text
+  std::string optimizer;
+  DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
+  std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same (NarrowState)
   DType dtype = DType::f32;
-  double rate = -1;          ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw
-  double clip_norm = -1;     ///< negative: 1 for text, none for images
+  double rate = -1;       ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
+  double clip_norm = -1;  ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
@@ -28,6 +33,7 @@ struct Setup {
   bool offloads_optimizer = false;  ///< its state waits in that folder between updates
   bool offloads_gradients = false;  ///< they wait in that folder for the update of their parameter
   bool allows_lossy = false;        ///< plans may pack saved tensors to fewer digits
+  DType lossy = DType::bf16;        ///< which: bf16, f16, f8e4m3, f8e5m2, i8
   bool fuses_optimizer = false;     ///< parameters are updated during backward (nn/step.h); not with clipping
   std::int64_t micro_batches = 1;   ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
 };
@@ -54,6 +60,9 @@ models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::i
 
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
 std::string optimizer_name(const Setup& setup, bool is_text);
+
+/// How the moments of a setup are kept: f32, bf16 or u8. Throws ValueError for a state that its optimizer cannot have.
+DType optimizer_state(const Setup& setup, bool is_text);
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
 /// folder; FileError as a tier does.

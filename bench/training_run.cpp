@@ -15,6 +15,7 @@
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/log/tensorboard.h>
+#include <thimble/optim/adam8.h>
 
 namespace thimble::bench {
 namespace training_run_detail {
@@ -306,6 +307,9 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   Training training(options, *prepared.data, options.device, prepared.plan);
   if (!options.resume.empty()) detail::restore(training, options.resume);
   report.parameters = training.model().parameter_count();
+  report.optimizer = training.optimizer().name();
+  report.state_bytes = training.optimizer().state_bytes();
+  report.full_state = optim::names_kept_full(training.optimizer());
   detail::Loop(prepared, stack, training, report).run(observer);
   detail::save_weights(training, prepared);
   if (stack.placed != nullptr) stack.placed->release_region();

@@ -1,23 +1,31 @@
 #pragma once
-// Fewer digits for bytes that only wait: a dense tensor rounded to a narrower floating dtype, and back.
+// Fewer digits for bytes that only wait: a dense tensor rounded to a narrower dtype, and back.
 //
-//   dtype           scale        relative error of a value that is normal in it
-//   bf16            none         at most 2^-8 (8 significant bits)
-//   f16             none         at most 2^-11 (11); beyond 65504 it becomes infinite, below 2^-14 it loses digits
-//   f8e4m3, f8e5m2  per tensor   at most 2^-4 (4), 2^-3 (3); below amax 2^-14.8, amax 2^-29.8 it loses digits
+//   dtype           bytes per value   error of a value that is normal in it
+//   bf16            2                 at most 2^-8 of the value (8 significant bits)
+//   f16             2                 at most 2^-11 (11); beyond 65504 it becomes infinite, below 2^-14 it loses digits
+//   f8e4m3, f8e5m2  1.0625            at most 2^-4 (4), 2^-3 (3) of the value
+//   i8              1.0625            at most amax / 254
 //
-// An FP8 scale is amax / (the format's largest value), amax being the largest finite magnitude of the tensor: nothing
-// overflows but infinities, which become that largest value. The scale is a tensor of one f32 value (Tensor::scale).
+// The last three have a scale in f32 for every 64 values (core/quantize.h, ScaleBlocks::flat(64)); amax is the largest
+// magnitude of the 64, whose NaN and infinities make all of them NaN.
 
+#include <thimble/core/quantize.h>
 #include <thimble/core/tensor.h>
 
 namespace thimble {
 
-/// Whether tensors of `from` can be packed to `to`: both are floating and `to` is narrower.
+/// Whether tensors of `from` can be packed to `to`: `from` is floating and `to` narrower and one of the above.
 bool can_pack(DType from, DType to) noexcept;
 
-/// `t` rounded to `dtype`, dense, with a scale where that is an FP8 dtype. Throws DTypeError where can_pack() says no,
-/// OutOfMemory; DeviceError for an FP8 dtype on another device than the cpu.
+/// How f8e4m3, f8e5m2 and i8 are packed.
+constexpr Quantization packing(DType dtype) noexcept { return {dtype, ScaleBlocks::flat(64), DType::f32, true}; }
+
+/// Bytes of a packed tensor, scales included.
+std::size_t packed_bytes(std::int64_t elements, DType dtype);
+
+/// `t` rounded to `dtype`, dense, with scales where it has them. Throws DTypeError where can_pack() says no,
+/// OutOfMemory, DeviceError where this build has no kernels.
 Tensor pack(const Tensor& t, DType dtype);
 
 /// A dense tensor of `dtype` with the values of one that pack() made.

@@ -182,6 +182,25 @@ TEST_CASE("experiments: advice, by the figures", "[experiments]") {
   }
 }
 
+TEST_CASE("experiments: fewer bits leave gradients and losses near those of f32", "[experiments]") {
+  const report::Experiment experiment = quick(bench::eight_bits_experiment);
+  REQUIRE(experiment.rows.size() == 12);
+  std::size_t packed = 0;
+  for (const report::Row& row : experiment.rows) {
+    const std::string saved = std::get<std::string>(row.config[0].second);
+    const std::string optimizer = std::get<std::string>(row.config[1].second);
+    INFO(saved << ", " << optimizer << ", " << std::get<std::string>(row.config[2].second));
+    CHECK(report::match(row) == report::Match::equal);
+    if (optimizer != "adafactor") CHECK(std::fabs(*report::find_number(row, "validation_change")) < 0.01);
+    if (saved == "f32") continue;
+    ++packed;
+    CHECK(*report::find_number(row, "least_cosine") > 0.99);
+    CHECK(*report::find_number(row, "least_cosine") < 1);
+    CHECK(*report::find_number(row, "packed_bytes") > 0);
+  }
+  CHECK(packed == 6);
+}
+
 TEST_CASE("experiments: a technique that cannot be is refused", "[experiments]") {
   bench::Setup setup;
   setup.model = "mlp";

@@ -158,7 +158,7 @@ TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][store]")
   setup.batch *= 3;  // several granules between plans
   nn::Planner exact(bench::training_run(setup), cpu, nn::hardware("cpu"));
   const Trained plain = train(setup, exact.keep_everything());
-  for (const DType dtype : {DType::bf16, DType::f8e4m3}) {
+  for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
     INFO(to_string(dtype));
     nn::PlannerOptions options;
     options.storing.packs = true;

@@ -1,6 +1,7 @@
 // The program `thimble`: what it trains, writes and prints, and how it refuses. Training is called in process; what
 // only the program shows (its messages, exit status and JSON) is read from the program itself, where its path is known.
 
+#include <cmath>
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -168,6 +169,24 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
   }
 }
 
+TEST_CASE("program: a run with 8-bit state says what it takes, and which state is f32") {
+  TrainOptions options = tiny("char-gpt");
+  options.setup.sizes.width = 64;
+  options.steps = 3;
+  const bench::TrainReport full = run(options).report;
+  options.setup.optimizer = "adamw8";
+  const bench::TrainReport narrow = run(options).report;
+  CHECK(full.optimizer == "adamw");
+  CHECK(full.state_bytes == 8 * static_cast<std::size_t>(full.parameters));
+  CHECK(full.full_state.empty());
+  CHECK(narrow.optimizer == "adamw8");
+  CHECK(narrow.state_bytes < full.state_bytes / 3);
+  CHECK(!narrow.full_state.empty());
+  CHECK(narrow.predicted_peak_bytes == narrow.measured_peak_bytes);
+  CHECK(narrow.loss_first == full.loss_first);
+  CHECK(std::fabs(narrow.loss_last / full.loss_last - 1) < 0.05);
+}
+
 TEST_CASE("program: a checkpoint of another run is refused") {
   const TemporaryFolder folder;
   TrainOptions options = tiny("char-gpt");
@@ -326,6 +345,12 @@ TEST_CASE("program: exit status and the one line of an error") {
       {run + save + "--device tpu", "'tpu' is not one of cpu"},
       {run + save + "--heads 3", "3 heads"},
       {run + save + "--allow-lossy", "there is no budget to plan for"},
+      {run + save + "--allow-lossy=i9", "--allow-lossy: 'i9' is not one of bf16, f16"},
+      {run + save + "--state i8", "--state: 'i8' is not one of f32, bf16, u8"},
+      {run + save + "--heads 2 --optimizer sgd --state u8", "sgd has no moments"},
+      {run + save + "--heads 2 --optimizer adamw8 --state bf16", "adamw8 keeps its state in u8"},
+      {run + save + "--heads 2 --full-state wte", "all state is f32"},
+      {run + save + "--heads 2 --optimizer adamw8 --full-state wxe", "no parameter is named 'wxe'"},
       {run + save + "--heads 2 --offload-optimizer", "--offload-optimizer: no folder"},
       {run + save + "--heads 2 --budget 64MiB --offload /no/such/folder", "/no/such/folder"},
       {run + save + "--steps 3", "--steps"},

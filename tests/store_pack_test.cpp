@@ -54,7 +54,7 @@ TEST_CASE("store: packed tensors give gradients within the dtype's error", "[sto
   const auto [loss, plain] = gradients(nullptr);
   // Every gradient is a product of at most four saved tensors, each with the relative error of its dtype.
   for (const Row& row : {Row{DType::bf16, 4 * 0x1p-8}, Row{DType::f16, 4 * 0x1p-11}, Row{DType::f8e4m3, 4 * 0x1p-4},
-                         Row{DType::f8e5m2, 4 * 0x1p-3}}) {
+                         Row{DType::f8e5m2, 4 * 0x1p-3}, Row{DType::i8, 4.0 / 254}}) {
     INFO(to_string(row.dtype));
     auto plan = std::make_shared<TapePlan>(chain.plan());
     for (const std::uint32_t node : {1u, 3u, 5u}) {
@@ -74,14 +74,15 @@ TEST_CASE("store: pack and unpack", "[store]") {
   Generator generator(5);
   const GeneratorScope random(generator);
   for (const DType from : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
-    for (const DType to : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2}) {
+    for (const DType to : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {
       if (!can_pack(from, to)) continue;
       INFO(to_string(from) << " to " << to_string(to));
       const bool is_scaled = size_of(to) == 1;
       const double relative = to == DType::bf16     ? 0x1p-8
                               : to == DType::f16    ? 0x1p-11
                               : to == DType::f8e4m3 ? 0x1p-4
-                                                    : 0x1p-3;
+                              : to == DType::f8e5m2 ? 0x1p-3
+                                                    : 0;
       for (const double size : {1e-3, 1.0, 300.0}) {
         const Tensor t = to_dtype(mul(randn({3, 1501}), size), from);
         const Tensor packed = pack(t, to), back = unpack(packed, from);
@@ -90,12 +91,19 @@ TEST_CASE("store: pack and unpack", "[store]") {
         CHECK((packed.scale() != nullptr) == is_scaled);
         CHECK(back.dtype() == from);
         const auto before = to_host<double>(t), after = to_host<double>(back);
-        double amax = 0;
-        for (const double v : before) amax = std::max(amax, std::fabs(v));
-        // Below the smallest normal value of the dtype the error is that of the smallest one.
-        const double floor = is_scaled ? amax * (to == DType::f8e4m3 ? 0x1p-18 : 0x1p-32) : 0x1p-25;
+        CHECK(packed.bytes() + (is_scaled ? packed.scale()->bytes() : 0) == packed_bytes(t.elements(), to));
+        if (is_scaled) CHECK(packed.scale()->elements() == (t.elements() + 63) / 64);
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < before.size(); ++i) {
+          double amax = 0;  // of the 64
+          for (std::size_t k = i / 64 * 64; k < std::min(before.size(), i / 64 * 64 + 64); ++k) {
+            amax = std::max(amax, std::fabs(before[k]));
+          }
+          // Below the smallest normal value of the dtype the error is that of the smallest one; i8 has one error alone.
+          const double floor = to == DType::i8       ? amax / 253 + std::fabs(before[i]) * 0x1p-8  // bf16 rounds again
+                               : to == DType::f8e4m3 ? amax * 0x1p-18
+                               : to == DType::f8e5m2 ? amax * 0x1p-32
+                                                     : 0x1p-25;
           wrong += std::fabs(after[i] - before[i]) > 1.01 * relative * std::fabs(before[i]) + floor;
         }
         CHECK(wrong == 0);
@@ -103,16 +111,16 @@ TEST_CASE("store: pack and unpack", "[store]") {
     }
   }
   const float infinity = std::numeric_limits<float>::infinity();
-  const Tensor special = from_host(std::vector<float>{0, -0.0f, infinity, -infinity, 2, std::nanf("")}, {6});
-  const auto back = to_host<float>(unpack(pack(special, DType::f8e4m3), DType::f32));
-  CHECK(back[0] == 0);
-  CHECK(std::signbit(back[1]));
-  CHECK(back[2] == 2);
-  CHECK(back[3] == -2);
-  CHECK(back[4] == 2);
-  CHECK(std::isnan(back[5]));
+  for (const DType to : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
+    std::vector<float> special(130, 2.0f);
+    special[70] = -infinity;
+    const auto back = to_host<float>(unpack(pack(from_host(special, {130}), to), DType::f32));
+    for (std::size_t i = 0; i < 130; ++i) CHECK((i / 64 == 1 ? std::isnan(back[i]) : back[i] == 2));
+  }
+  CHECK(packed_bytes(6400, DType::i8) * 10000 == 6400 * 10625);
   CHECK(to_host<float>(unpack(pack(full({3}, 0), DType::f8e5m2), DType::f32)) == std::vector<float>(3, 0.0f));
   CHECK_THROWS_AS(pack(full({3}, 0), DType::f32), DTypeError);
-  CHECK_THROWS_AS(pack(full({3}, 0), DType::i8), DTypeError);
+  CHECK_THROWS_AS(pack(full({3}, 0), DType::u8), DTypeError);
+  CHECK_THROWS_AS(pack(full({3}, 0, DType::f8e4m3), DType::i8), DTypeError);
   CHECK_THROWS_AS(pack(full({3}, 0, DType::i32), DType::bf16), DTypeError);
 }

@@ -48,6 +48,18 @@ DType parse_floating(const std::string& text) {
   return dtype;
 }
 
+// One of the dtypes of `allowed`, a list with commas.
+DType parse_one_of(const std::string& flag, const std::string& text, const std::string& allowed) {
+  const std::string list = ", " + allowed + ",";
+  if (!text.empty() && list.find(", " + text + ",") != std::string::npos) return parse_dtype(text);
+  throw ValueError(flag + ": " + quote(text) + " is not one of " + allowed);
+}
+
+DType parse_state(const std::string& text) { return parse_one_of("--state", text, "f32, bf16, u8"); }
+DType parse_packed(const std::string& text) {
+  return parse_one_of("--allow-lossy", text, "bf16, f16, f8e4m3, f8e5m2, i8");
+}
+
 }  // namespace flags_detail
 
 std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high) {
@@ -161,8 +173,20 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
             setup->optimizer = text;
             optimizer_name(*setup, false);
           },
-          "sgd, momentum, adam, adamw (momentum for images, adamw for text)")
+          "sgd, momentum, adam, adamw, adafactor; momentum8, adam8, adamw8: 8-bit state (momentum for images, adamw "
+          "for "
+          "text)")
       ->type_name("O");
+  command
+      .add_option_function<std::string>(
+          "--state", [setup](const std::string& text) { setup->state = flags_detail::parse_state(text); },
+          "Moments of momentum, adam, adamw: f32, bf16, u8 (f32)")
+      ->type_name("D");
+  command
+      .add_option("--full-state", s.full_state,
+                  "Parameters whose bf16 or u8 state is f32 all the same, by name or the beginning of names")
+      ->type_name("NAME")
+      ->delimiter(',');
   command
       .add_option_function<std::string>(
           "--seed",
@@ -181,7 +205,14 @@ void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
                    "The optimizer's state waits there as well, between updates");
   command.add_flag("--offload-gradients", setup->offloads_gradients,
                    "Gradients wait there, from backward to the update of their parameter");
-  command.add_flag("--allow-lossy", setup->allows_lossy, "Plans may pack saved tensors to bf16: gradients are rounded");
+  // A flag: it takes a value after "=" alone, so that a model's name after it stays one.
+  command.add_flag("--allow-lossy{bf16}")
+      ->description(
+          "Plans may pack saved tensors, so gradients are rounded; --allow-lossy=D: to f16, f8e4m3, f8e5m2, i8 (bf16)")
+      ->each([setup](const std::string& text) {
+        setup->allows_lossy = true;
+        setup->lossy = flags_detail::parse_packed(text);
+      });
 }
 
 void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs) {

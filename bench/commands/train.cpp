@@ -1,5 +1,6 @@
 // thimble train: real training, in as many bytes as the dry run said.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -82,6 +83,9 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"loss_first", r.loss_first},
                               {"loss_last", r.loss_last},
                               {"validation_loss", r.validation.loss},
+                              {"optimizer", r.optimizer},
+                              {"optimizer_state_bytes", r.state_bytes},
+                              {"full_state", r.full_state},
                               {"predicted_peak_bytes", r.predicted_peak_bytes},
                               {"measured_peak_bytes", r.measured_peak_bytes},
                               {"budget_bytes", options.budget_bytes},
@@ -106,12 +110,23 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
               static_cast<long long>(r.steps));
   std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
+  std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
+              format_grouped(static_cast<std::int64_t>(r.state_bytes)).c_str());
+  if (!r.full_state.empty()) {
+    constexpr std::size_t shown = 3;  // --json has all of them
+    std::string names;
+    for (std::size_t i = 0; i < std::min(shown, r.full_state.size()); ++i) {
+      names += (i == 0 ? "" : ", ") + r.full_state[i];
+    }
+    if (r.full_state.size() > shown) names += ", ...";
+    std::printf("                   in f32 that of %zu parameters: %s\n", r.full_state.size(), names.c_str());
+  }
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
                 static_cast<long long>(options.setup.batch / options.setup.micro_batches));
   }
   if (options.setup.fuses_optimizer)
-    std::printf("  optimizer        fused into backward; gradients were not clipped\n");
+    std::printf("                   fused into backward; gradients were not clipped\n");
   std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
               bytes_text(r.predicted_peak_bytes).c_str());
   if (options.budget_bytes > 0) {

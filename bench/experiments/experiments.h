@@ -66,6 +66,9 @@ report::Experiment placement_experiment(const ExperimentOptions& options);
 /// A GPT and a ResNet train on generated data, inside memory that was predicted.
 report::Experiment training_experiment(const ExperimentOptions& options);
 
+/// Saved tensors and optimizer state in 16 and 8 bits: bytes, gradients, losses.
+report::Experiment eight_bits_experiment(const ExperimentOptions& options);
+
 struct NamedExperiment {
   std::string name;
   report::Experiment (*run)(const ExperimentOptions&);

@@ -40,7 +40,8 @@ const std::vector<NamedExperiment>& all_experiments() {
                                                  {"sharing", sharing_experiment},
                                                  {"rules-of-thumb", rules_of_thumb_experiment},
                                                  {"overhead", overhead_experiment},
-                                                 {"placement", placement_experiment}};
+                                                 {"placement", placement_experiment},
+                                                 {"eight-bits", eight_bits_experiment}};
   return list;
 }
 

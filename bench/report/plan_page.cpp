@@ -252,6 +252,7 @@ namespace plan_page_detail {
 std::optional<std::int64_t> theory_bytes(const Setup& setup) {
   const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
+  if (optimizer == "adafactor" || optimizer_state(setup, is_text) != DType::f32) return {};  // not in the textbooks
   const std::int64_t moments = optimizer == "sgd" ? 0 : optimizer == "momentum" ? 1 : 2;
   return models::theory::textbook_bytes(setup.model, setup.sizes, moments, setup.dtype, setup.batch);
 }

@@ -52,7 +52,12 @@ bool StoredOptions::is_storable(std::uint32_t storage, const Stage& stage, TapeP
   if (use.is_held || use.node == TapeGraph::none || use.until >= stage.end || use.bytes < storing_.smallest)
     return false;
   if (form == TapePlan::Store::Form::offload) return true;
-  return use.which == TapePlan::Store::result && can_pack(use.dtype, storing_.packed);
+  const std::optional<DType> to = packed_as(use);
+  return use.which == TapePlan::Store::result && to && can_pack(use.dtype, *to);
+}
+
+std::optional<DType> StoredOptions::packed_as(const Use& use) const {
+  return storing_.policy != nullptr ? storing_.policy(*graph_.nodes[use.node].type) : storing_.packed;
 }
 
 // The last node of the stage whose backward, or running again, may read a storage.
@@ -127,10 +132,10 @@ StoredOption StoredOptions::packed(const remat::Option& option, const Stage& sta
   for (const std::uint32_t storage : storages) {
     const Use& use = uses_[storage];
     const std::uint32_t after = std::max(use.until, stage.first);
-    result.stores.push_back(
-        {use.node, use.which, TapePlan::Store::Form::pack, storing_.packed, after, after, stage.end - 1});
+    const DType to = *packed_as(use);
+    result.stores.push_back({use.node, use.which, TapePlan::Store::Form::pack, to, after, after, stage.end - 1});
     bytes += static_cast<remat::Bytes>(use.bytes);
-    small += static_cast<remat::Bytes>(use.bytes / size_of(use.dtype) * size_of(storing_.packed));
+    small += static_cast<remat::Bytes>(packed_bytes(static_cast<std::int64_t>(use.bytes / size_of(use.dtype)), to));
   }
   const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
   const remat::Time pass = storing_detail::nanoseconds(static_cast<double>(bytes + small) / bytes_per_s_);

@@ -14,6 +14,7 @@
 // - Packing and unpacking are passes over memory.
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <thimble/autograd/graph.h>
@@ -23,11 +24,15 @@
 
 namespace thimble::nn {
 
+/// To what the results of an operator may be packed; nullopt: they are not.
+using PackPolicy = std::optional<DType> (*)(const OpType& type);
+
 /// What plans may do with tensors besides keeping and dropping them.
 struct Storing {
   bool offloads = false;
   bool packs = false;           ///< lossy
-  DType packed = DType::bf16;   ///< f16, bf16, f8e4m3 or f8e5m2
+  DType packed = DType::bf16;   ///< to what: f16, bf16, f8e4m3, f8e5m2 or i8
+  PackPolicy policy = nullptr;  ///< for each operator; null: `packed` for all
   std::size_t smallest = 4096;  ///< bytes of a tensor for which it is worth the trouble
 };
 
@@ -62,6 +67,7 @@ class StoredOptions {
     DType dtype = DType::f32;
     bool is_held = false;  // for longer than the tape can tell, or by a leaf
   };
+  std::optional<DType> packed_as(const Use& use) const;
   bool is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const;
   std::uint32_t last_reader(std::uint32_t storage, const Stage& stage) const;
   StoredOption offloaded(const remat::Option& option, const Stage& stage, std::vector<std::uint32_t> storages,

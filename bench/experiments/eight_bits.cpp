@@ -1,0 +1,155 @@
+// Experiment: saved tensors and optimizer state in fewer bits, and what that does to gradients and to the loss.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/training.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/fit/pack_all.h>
+#include <thimble/nn/gradient_report.h>
+
+namespace thimble::bench {
+namespace eight_bits_detail {
+
+struct Case {
+  const char* saved;  // a dtype that all saved tensors are packed to; empty: they are kept
+  const char* optimizer;
+  DType state = DType::f32;
+};
+
+TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
+  TrainOptions train;
+  train.setup.model = "char-gpt";
+  train.setup.batch = 8;
+  train.setup.sizes.layers = 2;
+  train.setup.sizes.heads = 2;
+  train.setup.sizes.width = 64;
+  train.setup.sizes.sequence = 32;
+  train.setup.sizes.dropout = 0;
+  train.setup.optimizer = one.optimizer;
+  train.setup.state = one.state;
+  // Not the steepest rate: there two runs that differ by a rounding part ways, whatever it came from.
+  if (train.setup.optimizer.starts_with("adamw")) train.setup.rate = 1e-3;
+  train.data = "synthetic";
+  train.device = options.device;
+  train.steps = options.is_quick ? 40 : 500;
+  train.schedule = "cosine";
+  train.warmup = train.steps / 20;
+  return train;
+}
+
+// A run whose saved tensors are all packed; everything else is kept.
+PreparedTraining prepare(const TrainOptions& options, const Case& one) {
+  PreparedTraining prepared = prepare_training(options);
+  if (*one.saved == 0) return prepared;
+  nn::Storing storing;
+  storing.packs = true;
+  storing.packed = parse_dtype(one.saved);
+  prepared.plan = nn::packed_plan(training_program(prepared), options.device, storing);
+  return prepared;
+}
+
+// The most bytes that are live in a step, by a dry run: a small model's arena is a few granules, whatever it does.
+double live_bytes(const PreparedTraining& prepared) {
+  const nn::MakeRun program = training_program(prepared);
+  const nn::MemoryProfile profile = nn::profile_training(dry(prepared.options.device), [&](Device device) {
+    std::unique_ptr<nn::TrainingRun> run = program(device);
+    prepared.plan.apply(run->options(), device);
+    return run;
+  });
+  return static_cast<double>(profile.peak_live_bytes);
+}
+
+// Gradients of the batch after the exact run, with this plan and without.
+nn::GradientReport gradients(Training& trained, const PreparedTraining& prepared) {
+  const models::Batch batch =
+      prepared.data->batch(prepared.options.steps, prepared.options.device, prepared.options.setup.dtype);
+  return nn::compare_gradients(trained.optimizer().parameters(),
+                               [&](std::int64_t) { return trained.model().loss(batch); }, {},
+                               {.plan = prepared.plan.tape});
+}
+
+}  // namespace eight_bits_detail
+
+report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
+  using namespace eight_bits_detail;
+  report::Experiment experiment;
+  experiment.name = "eight-bits";
+  experiment.title = "Saved tensors and optimizer state in fewer bits";
+  experiment.question = "What do 16 and 8 bits save, and what do they do to gradients and to the loss?";
+  experiment.theory =
+      "Saved tensors: 2 bytes per value in bf16, 1 + 4 / 64 in 8 bits. State of Adam: 8 bytes per parameter in f32, 4 "
+      "in bf16, 2 + 8 / 256 in 8 bits; tensors of fewer than 4096 elements stay in f32. Gradients are those of one "
+      "batch after the training of the first row; the cosine is the least of all parameters. Live bytes count blocks "
+      "as "
+      "they were asked for; packed ones are counted before they are packed.";
+  experiment.columns = {{"loss_last", "last loss", report::Unit::plain, 4},
+                        {"validation_loss", "validation loss", report::Unit::plain, 4},
+                        {"validation_change", "change", report::Unit::percent, 2},
+                        {"gradient_error", "gradient error", report::Unit::percent, 2},
+                        {"least_cosine", "least cosine", report::Unit::plain, 5},
+                        {"live_bytes", "live at most", report::Unit::bytes},
+                        {"packed_bytes", "packed per step", report::Unit::bytes},
+                        {"state_bytes", "optimizer state", report::Unit::bytes},
+                        {"state_per_parameter", "bytes of it per parameter", report::Unit::plain, 3}};
+  const Case cases[] = {{"", "adamw"},       {"bf16", "adamw"}, {"f16", "adamw"},           {"f8e4m3", "adamw"},
+                        {"f8e5m2", "adamw"}, {"i8", "adamw"},   {"", "adamw", DType::bf16}, {"", "adamw8"},
+                        {"", "adafactor"},   {"", "momentum"},  {"", "momentum8"},          {"i8", "adamw8"}};
+  const memory::Stack stack = memory::make_resource(options.device);
+  const ResourceScope scope(stack.top);
+  std::unique_ptr<PreparedTraining> exact;
+  std::unique_ptr<Training> trained;
+  double adamw = 0, momentum = 0, least = 1, worst_loss = 0;
+  for (const Case& one : cases) {
+    const TrainOptions train_options = options_of(options, one);
+    options.progress("eight-bits: saved tensors in " + std::string(*one.saved ? one.saved : "f32") + ", " +
+                     one.optimizer + " with " + std::string(to_string(one.state)));
+    const PreparedTraining prepared = prepare(train_options, one);
+    const TrainReport result = train(prepared);
+    if (!trained) {  // the first case: its parameters are those that gradients are compared at
+      exact = std::make_unique<PreparedTraining>(prepare_training(train_options));
+      trained = std::make_unique<Training>(exact->options, *exact->data, options.device);
+      for (std::int64_t step = 0; step < train_options.steps; ++step) trained->step(step);
+    }
+    const bool is_momentum = std::string(one.optimizer).starts_with("momentum");
+    double& base = is_momentum ? momentum : adamw;
+    if (base == 0) base = result.validation.loss;
+    const double change = result.validation.loss / base - 1;
+    report::Row row;
+    row.config = {{"saved", std::string(*one.saved ? one.saved : "f32")},
+                  {"optimizer", std::string(one.optimizer)},
+                  {"state", std::string(to_string(optimizer_state(train_options.setup, true)))},
+                  {"steps", train_options.steps}};
+    row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
+    row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
+    row.numbers = {
+        {"loss_last", result.loss_last}, {"validation_loss", result.validation.loss}, {"validation_change", change}};
+    if (*one.saved) {
+      const nn::GradientReport report = gradients(*trained, prepared);
+      row.numbers.emplace_back("gradient_error", report.all.relative_error);
+      row.numbers.emplace_back("least_cosine", report.smallest_cosine());
+      least = std::min(least, report.smallest_cosine());
+    }
+    const auto optimizer = make_optimizer(train_options.setup, trained->model());
+    row.numbers.emplace_back("live_bytes", live_bytes(prepared));
+    row.numbers.emplace_back("packed_bytes", static_cast<double>(result.packed_bytes));
+    row.numbers.emplace_back("state_bytes", static_cast<double>(optimizer->state_bytes()));
+    row.numbers.emplace_back("state_per_parameter",
+                             static_cast<double>(optimizer->state_bytes()) / static_cast<double>(result.parameters));
+    if (std::string(one.optimizer) != "adafactor") worst_loss = std::max(worst_loss, std::fabs(change));
+    experiment.rows.push_back(row);
+  }
+  const report::Tally tally = report::tally(experiment);
+  char text[160];
+  std::snprintf(text, sizeof text,
+                "Losses differ by at most %.2f %% from those of the same optimizer in f32 (adafactor is another one), "
+                "the least cosine of a gradient is %.5f; ",
+                100 * worst_loss, least);
+  experiment.verdict = text + std::string("predicted == measured in ") + std::to_string(tally.equal) + " of " +
+                       std::to_string(tally.compared) + " runs.";
+  return experiment;
+}
+
+}  // namespace thimble::bench

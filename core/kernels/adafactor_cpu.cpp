@@ -1,0 +1,214 @@
+// Adafactor on the CPU, in four passes over the gradient: rows, columns, the size of the update, the update. Sums over
+// rows and over the whole are those of rows in `shares` equal ranges, whatever the number of threads.
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <thimble/core/convert.h>
+#include <thimble/core/kernels/adafactor_cpu.h>
+#include <thimble/core/kernels/square_root.h>
+#include <thimble/core/kernels/variants.h>
+#include <thimble/core/parallel.h>
+
+namespace thimble::kernels {
+namespace adafactor_detail {
+
+constexpr std::int64_t tile = 256;   // values that are worked on at once
+constexpr std::int64_t shares = 64;  // ranges of rows that are summed apart
+constexpr int lanes = 8;
+
+// The sum of squares plus n times `more`, in lanes.
+struct SquareSum {
+  THIMBLE_ALWAYS_INLINE static void run(const float* x, double more, double* total, std::int64_t n) {
+    double lane[lanes] = {};
+    std::int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) {
+      for (int k = 0; k < lanes; ++k) lane[k] += static_cast<double>(x[i + k]) * x[i + k] + more;
+    }
+    for (; i < n; ++i) lane[i % lanes] += static_cast<double>(x[i]) * x[i] + more;
+    for (const double sum : lane) *total += sum;
+  }
+};
+
+struct AddSquares {
+  THIMBLE_ALWAYS_INLINE static void run(const float* x, double more, double* __restrict sums, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) sums[i] += static_cast<double>(x[i]) * x[i] + more;
+  }
+};
+
+// y = x / sqrt(row moment * columns), the row's being divided by the mean of all.
+struct Precondition {
+  THIMBLE_ALWAYS_INLINE static void run(const float* x, float row, const float* columns, float* __restrict y,
+                                        std::int64_t n) {
+    alignas(64) float v[tile];
+    for (std::int64_t i = 0; i < n; ++i) v[i] = row * columns[i];
+    square_roots(v, v, n);
+    for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / v[i];
+  }
+};
+
+struct Update {
+  THIMBLE_ALWAYS_INLINE static void run(const float* u, float* __restrict m, float* __restrict p, float clip,
+                                        float rate, float beta1, float shrink, std::int64_t n) {
+    const float rest = 1.0f - beta1;
+    for (std::int64_t i = 0; m != nullptr && i < n; ++i) m[i] = beta1 * m[i] + rest * (u[i] * clip);
+    if (m != nullptr) {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * shrink - rate * m[i];
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * shrink - rate * (u[i] * clip);
+    }
+  }
+};
+
+// A part of a row in f32.
+const float* load(const void* data, DType dtype, std::int64_t at, float* buffer, std::int64_t n) {
+  const auto* const from = static_cast<const std::byte*>(data) + at * static_cast<std::int64_t>(size_of(dtype));
+  if (dtype == DType::f32) return reinterpret_cast<const float*>(from);
+  load_f32(from, dtype, 1, buffer, n);
+  return buffer;
+}
+
+class Step {
+ public:
+  explicit Step(const AdafactorArgs& args)
+      : a_(args),
+        beta2_(1 - std::pow(static_cast<double>(args.step), -args.decay)),
+        share_((args.rows + shares - 1) / shares) {}
+
+  void run() const {
+    const double parameter = a_.scales_by_parameter ? mean([&](std::int64_t row) { return squares_of_row(row); }) : 0;
+    const float row_mean = update_moments();
+    const double size = std::sqrt(mean([&](std::int64_t row) {
+      double sum = 0;
+      for_parts(row, row_mean,
+                [&](const float* u, std::int64_t, std::int64_t n) { run_variant<SquareSum>(u, 0.0, &sum, n); });
+      return sum;
+    }));
+    const auto clip = static_cast<float>(1 / std::max(1.0, size / a_.clip));
+    const double step = a_.scales_by_parameter ? a_.rate * std::max(a_.epsilon2, std::sqrt(parameter)) : a_.rate;
+    const auto rate = static_cast<float>(step), beta1 = static_cast<float>(a_.beta1);
+    const auto shrink = static_cast<float>(1 - a_.rate * a_.weight_decay);
+    rows([&](std::int64_t row) {
+      alignas(64) float buffer[tile];
+      for_parts(row, row_mean, [&](const float* u, std::int64_t at, std::int64_t n) {
+        float* const p = const_cast<float*>(load(a_.parameter, a_.dtype, at, buffer, n));
+        float* const m = a_.momentum != nullptr ? a_.momentum + at : nullptr;
+        run_variant<Update>(u, m, p, clip, rate, beta1, shrink, n);
+        if (p != buffer) return;
+        auto* const to = static_cast<std::byte*>(a_.parameter) + at * static_cast<std::int64_t>(size_of(a_.dtype));
+        store_f32(buffer, to, a_.dtype, 1, n);
+      });
+    });
+  }
+
+ private:
+  // f(row) for all rows.
+  template <class F>
+  void rows(F&& f) const {
+    parallel_for(a_.rows, std::max<std::int64_t>(1, 8192 / a_.columns), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) f(row);
+    });
+  }
+
+  // The mean over all values, f(row) being the sum of a row.
+  template <class F>
+  double mean(F&& f) const {
+    std::array<double, shares> sums{};
+    parallel_for(shares, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t s = begin; s < end; ++s) {
+        double sum = 0;
+        for (std::int64_t row = s * share_; row < std::min(a_.rows, (s + 1) * share_); ++row) sum += f(row);
+        sums[static_cast<std::size_t>(s)] = sum;
+      }
+    });
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    return total / (static_cast<double>(a_.rows) * static_cast<double>(a_.columns));
+  }
+
+  double squares_of_row(std::int64_t row) const {
+    alignas(64) float buffer[tile];
+    double sum = 0;
+    for (std::int64_t c = 0; c < a_.columns; c += tile) {
+      const std::int64_t n = std::min(tile, a_.columns - c);
+      run_variant<SquareSum>(load(a_.parameter, a_.dtype, row * a_.columns + c, buffer, n), 0.0, &sum, n);
+    }
+    return sum;
+  }
+
+  // f(u, at, n) with the unclipped update of a row, part by part; `at`: its first value in the parameter.
+  template <class F>
+  void for_parts(std::int64_t row, float row_mean, F&& f) const {
+    alignas(64) float gradient[tile], u[tile];
+    for (std::int64_t c = 0; c < a_.columns; c += tile) {
+      const std::int64_t n = std::min(tile, a_.columns - c), at = row * a_.columns + c;
+      const float* const g = load(a_.gradient, a_.gradient_dtype, at, gradient, n);
+      const bool is_factored = a_.row_moment != nullptr;
+      run_variant<Precondition>(g, is_factored ? a_.row_moment[row] / row_mean : 1.0f,
+                                static_cast<const float*>(a_.column_moment + (is_factored ? c : at)),
+                                static_cast<float*>(u), n);
+      f(static_cast<const float*>(u), at, n);
+    }
+  }
+
+  // The second moments; returns the mean of those of rows.
+  float update_moments() const {
+    const double rest = 1 - beta2_;
+    if (a_.row_moment == nullptr) {
+      rows([&](std::int64_t row) {
+        alignas(64) float buffer[tile];
+        for (std::int64_t c = 0; c < a_.columns; c += tile) {
+          const std::int64_t n = std::min(tile, a_.columns - c), at = row * a_.columns + c;
+          const float* const g = load(a_.gradient, a_.gradient_dtype, at, buffer, n);
+          for (std::int64_t i = 0; i < n; ++i) {
+            float& v = a_.column_moment[at + i];
+            v = static_cast<float>(beta2_ * v + rest * (static_cast<double>(g[i]) * g[i] + a_.epsilon1));
+          }
+        }
+      });
+      return 1;
+    }
+    rows([&](std::int64_t row) {
+      alignas(64) float buffer[tile];
+      double sum = 0;
+      for (std::int64_t c = 0; c < a_.columns; c += tile) {
+        const std::int64_t n = std::min(tile, a_.columns - c);
+        const float* const g = load(a_.gradient, a_.gradient_dtype, row * a_.columns + c, buffer, n);
+        run_variant<SquareSum>(g, a_.epsilon1, &sum, n);
+      }
+      float& r = a_.row_moment[row];
+      r = static_cast<float>(beta2_ * r + rest * sum / static_cast<double>(a_.columns));
+    });
+    parallel_for(a_.columns, tile, [&](std::int64_t begin, std::int64_t end) {
+      alignas(64) float buffer[tile];
+      for (std::int64_t c = begin; c < end; c += tile) {
+        const std::int64_t n = std::min(tile, end - c);
+        alignas(64) double sums[tile] = {};
+        for (std::int64_t row = 0; row < a_.rows; ++row) {
+          const float* const g = load(a_.gradient, a_.gradient_dtype, row * a_.columns + c, buffer, n);
+          run_variant<AddSquares>(g, a_.epsilon1, static_cast<double*>(sums), n);
+        }
+        for (std::int64_t i = 0; i < n; ++i) {
+          float& v = a_.column_moment[c + i];
+          v = static_cast<float>(beta2_ * v + rest * sums[i] / static_cast<double>(a_.rows));
+        }
+      }
+    });
+    double total = 0;
+    for (std::int64_t row = 0; row < a_.rows; ++row) total += a_.row_moment[row];
+    return static_cast<float>(total / static_cast<double>(a_.rows));
+  }
+
+  const AdafactorArgs& a_;
+  double beta2_;
+  std::int64_t share_;
+};
+
+}  // namespace adafactor_detail
+
+void adafactor_on_cpu(const AdafactorArgs& args) {
+  if (args.rows > 0 && args.columns > 0) adafactor_detail::Step(args).run();
+}
+
+}  // namespace thimble::kernels

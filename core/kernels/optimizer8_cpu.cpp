@@ -1,0 +1,165 @@
+// 8-bit optimizer state on the CPU. Blocks are independent and a block's magnitude is a maximum, so neither threads nor
+// variants change bits.
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/core/convert.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/adafactor_cpu.h>
+#include <thimble/core/kernels/optimizer8.h>
+#include <thimble/core/kernels/quant_loops.h>
+#include <thimble/core/kernels/square_root.h>
+#include <thimble/core/kernels/variants.h>
+#include <thimble/core/parallel.h>
+#include <thimble/core/quant_code.h>
+
+namespace thimble::kernels {
+namespace optimizer8_detail {
+
+using Signed = quant::DynamicCode<true>;
+using Unsigned = quant::DynamicCode<false>;
+
+constexpr std::int64_t grain = 64;  // blocks of a thread
+
+// Values of a block in f32: where they lie, or converted.
+class Values {
+ public:
+  Values(const void* data, DType dtype, std::int64_t at, std::int64_t n)
+      : place_(const_cast<std::byte*>(static_cast<const std::byte*>(data)) +
+               at * static_cast<std::int64_t>(size_of(dtype))),
+        dtype_(dtype),
+        n_(n) {
+    if (dtype != DType::f32) load_f32(place_, dtype, 1, buffer_, n);
+  }
+  float* get() { return dtype_ == DType::f32 ? reinterpret_cast<float*>(place_) : buffer_; }
+  void store() {
+    if (dtype_ != DType::f32) store_f32(buffer_, place_, dtype_, 1, n_);
+  }
+
+ private:
+  std::byte* place_;
+  DType dtype_;
+  std::int64_t n_;
+  alignas(64) float buffer_[state_block];
+};
+
+// A block's codes and its scale.
+template <class Code>
+THIMBLE_ALWAYS_INLINE void encode(const Code& code, const float* x, std::uint8_t* codes, float* scale, std::int64_t n) {
+  const quant::BlockScale s = quant::block_scale(largest_bits(x, n), 1.0f, DType::f32);
+  *scale = s.scale;
+  if (!s.is_finite) return std::fill(codes, codes + n, std::uint8_t{0});
+  encode_loop(
+      code, x, [inverse = s.inverse](std::int64_t) { return inverse; }, codes, n);
+}
+
+template <class Code>
+THIMBLE_ALWAYS_INLINE void decode(const Code& code, const std::uint8_t* codes, float scale, float* x, std::int64_t n) {
+  decode_loop(
+      code, codes, [scale](std::int64_t) { return scale; }, x, n);
+}
+
+// The numbers of an Adam step that all elements share.
+struct AdamFactors {
+  float beta1, beta2, rest1, rest2, shrink, decay, rate, root, epsilon;
+  explicit AdamFactors(const AdamArgs& a)
+      : beta1(static_cast<float>(a.beta1)),
+        beta2(static_cast<float>(a.beta2)),
+        rest1(static_cast<float>(1 - a.beta1)),
+        rest2(static_cast<float>(1 - a.beta2)),
+        shrink(a.is_decoupled ? static_cast<float>(1 - a.rate * a.weight_decay) : 1.0f),
+        decay(a.is_decoupled ? 0.0f : static_cast<float>(a.weight_decay)),
+        rate(static_cast<float>(a.rate / (1 - std::pow(a.beta1, static_cast<double>(a.step))))),
+        root(static_cast<float>(std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
+        epsilon(static_cast<float>(a.epsilon)) {}
+};
+
+struct AdamBlock {
+  THIMBLE_ALWAYS_INLINE static void run(const AdamFactors& f, float* __restrict p, const float* g,
+                                        std::uint8_t* __restrict first_codes, float* first_scale,
+                                        std::uint8_t* __restrict second_codes, float* second_scale, std::int64_t n) {
+    const Signed with_sign{&quant::dynamic_table(true)};
+    const Unsigned without{&quant::dynamic_table(false)};
+    alignas(64) float m[state_block], v[state_block], root[state_block];
+    decode(with_sign, first_codes, *first_scale, m, n);
+    decode(without, second_codes, *second_scale, v, n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float d = g[i] + f.decay * p[i];
+      m[i] = f.beta1 * m[i] + f.rest1 * d;
+      v[i] = f.beta2 * v[i] + f.rest2 * (d * d);
+    }
+    square_roots(v, root, n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      p[i] = p[i] * f.shrink - f.rate * (m[i] / (root[i] / f.root + f.epsilon));
+    }
+    encode(with_sign, m, first_codes, first_scale, n);
+    encode(without, v, second_codes, second_scale, n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint32_t is_lost = v[i] > 0.0f ? 1u : 0u;
+      second_codes[i] = static_cast<std::uint8_t>(second_codes[i] > is_lost ? second_codes[i] : is_lost);
+    }
+  }
+};
+
+struct MomentumBlock {
+  THIMBLE_ALWAYS_INLINE static void run(const SgdArgs& a, float* __restrict p, const float* g,
+                                        std::uint8_t* __restrict codes, float* scale, std::int64_t n) {
+    const Signed code{&quant::dynamic_table(true)};
+    const auto rate = static_cast<float>(a.rate), momentum = static_cast<float>(a.momentum);
+    const auto decay = static_cast<float>(a.weight_decay);
+    const float ahead = a.nesterov ? 1.0f : 0.0f;
+    alignas(64) float m[state_block];
+    decode(code, codes, *scale, m, n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float d = g[i] + decay * p[i];
+      m[i] = momentum * m[i] + d;
+      p[i] -= rate * (ahead != 0 ? d + momentum * m[i] : m[i]);
+    }
+    encode(code, m, codes, scale, n);
+  }
+};
+
+// f(block, first value, count) for all blocks of n values.
+template <class F>
+void for_blocks(std::int64_t n, F&& f) {
+  parallel_for((n + state_block - 1) / state_block, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      f(block, block * state_block, std::min(state_block, n - block * state_block));
+    }
+  });
+}
+
+void adam8(const Adam8Args& args) {
+  const AdamArgs& a = args.update;
+  const AdamFactors factors(a);
+  for_blocks(a.n, [&](std::int64_t block, std::int64_t at, std::int64_t n) {
+    Values p(a.parameter, a.dtype, at, n), g(a.gradient, a.gradient_dtype, at, n);
+    run_variant<AdamBlock>(factors, p.get(), static_cast<const float*>(g.get()),
+                           static_cast<std::uint8_t*>(a.first_moment) + at, args.first_scales + block,
+                           static_cast<std::uint8_t*>(a.second_moment) + at, args.second_scales + block, n);
+    p.store();
+  });
+}
+
+void momentum8(const Momentum8Args& args) {
+  const SgdArgs& a = args.update;
+  for_blocks(a.n, [&](std::int64_t block, std::int64_t at, std::int64_t n) {
+    Values p(a.parameter, a.dtype, at, n), g(a.gradient, a.gradient_dtype, at, n);
+    run_variant<MomentumBlock>(a, p.get(), static_cast<const float*>(g.get()),
+                               static_cast<std::uint8_t*>(a.momentum_buffer) + at, args.scales + block, n);
+    p.store();
+  });
+}
+
+}  // namespace optimizer8_detail
+
+const Optimizer8Kernels optimizer8_cpu{optimizer8_detail::adam8, optimizer8_detail::momentum8, adafactor_on_cpu};
+
+const Optimizer8Kernels& optimizer8_kernels(Device device) {
+  if (device.is_cpu()) return optimizer8_cpu;
+  if (!optimizer8_cuda) throw DeviceError("optimizer: " + to_string(device) + " is not in this build");
+  return *optimizer8_cuda;
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,44 @@
+#pragma once
+// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235): the second moment of a matrix by the means of its rows and
+// columns.
+
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::optim {
+
+struct AdafactorOptions {
+  double rate = 1e-2;
+  bool has_relative_step = false;   ///< the rate is min(1e-2, 1 / sqrt(step)) instead (algorithm 5)
+  bool scales_by_parameter = true;  ///< and is multiplied by max(epsilon2, rms of the parameter)
+  double beta1 = 0;                 ///< > 0: a first moment, of the update, which takes 4 bytes per element
+  double decay = 0.8;               ///< beta2 of step t is 1 - t^-decay (section 7.2)
+  double epsilon1 = 1e-30;          ///< added to squares
+  double epsilon2 = 1e-3;           ///< the least size of a parameter
+  double clip = 1;                  ///< updates of a larger rms are scaled down to it (section 6)
+  double weight_decay = 0;          ///< decoupled: p *= 1 - rate decay
+  int smallest_decayed_rank = 0;    ///< tensors of lower rank are not decayed
+  std::shared_ptr<Tier> tier = nullptr;
+};
+
+/// State: of a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
+/// for each row and column; of any other 4 per element.
+class Adafactor final : public Optimizer {
+ public:
+  /// Throws ValueError for options out of range, DTypeError for f64 parameters: arithmetic is in f32.
+  Adafactor(std::vector<Named> parameters, AdafactorOptions options);
+  /// `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with beta1.
+  std::vector<Named> state() const override;
+  const char* name() const noexcept override { return "adafactor"; }
+
+ private:
+  struct Moments {
+    Tensor rows, columns, first;
+  };
+  std::vector<Tensor*> state_of(std::size_t index) override;
+  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+
+  AdafactorOptions options_;
+  std::vector<Moments> moments_;
+};
+
+}  // namespace thimble::optim

@@ -1,0 +1,55 @@
+#pragma once
+// Adam, AdamW and momentum whose state is 8-bit, or bf16 (optim/narrow_state.h). The updates are those of optim/adam.h
+// and optim/sgd.h on the moments that the narrow state stands for; one pass per block reads, updates and rounds it.
+
+#include <thimble/optim/adam.h>
+#include <thimble/optim/narrow_state.h>
+#include <thimble/optim/sgd.h>
+
+namespace thimble::optim {
+
+/// State: 2 + 8 / 256 bytes per parameter element (bf16: 4), 8 where it is kept in full.
+class Adam8 final : public Optimizer {
+ public:
+  /// Throws ValueError for options out of range.
+  Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow = {});
+  /// `<parameter>.first_moment`, `.first_moment_scale`, `.second_moment`, `.second_moment_scale`.
+  std::vector<Named> state() const override;
+  /// "adam8", "adamw8"; "adam_bf16", "adamw_bf16".
+  const char* name() const noexcept override;
+  /// Names of the parameters whose moments are kept in full.
+  std::vector<std::string> kept_full() const;
+
+ private:
+  std::vector<Tensor*> state_of(std::size_t index) override;
+  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+
+  AdamOptions options_;
+  NarrowState narrow_;
+  std::vector<Moment> first_, second_;
+};
+
+/// State: 1 + 4 / 256 bytes per parameter element (bf16: 2), 4 where it is kept in full.
+class Momentum8 final : public Optimizer {
+ public:
+  /// Throws ValueError for options out of range, among them momentum 0.
+  Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow = {});
+  /// `<parameter>.momentum`, `.momentum_scale`.
+  std::vector<Named> state() const override;
+  /// "momentum8", "momentum_bf16".
+  const char* name() const noexcept override;
+  std::vector<std::string> kept_full() const;
+
+ private:
+  std::vector<Tensor*> state_of(std::size_t index) override;
+  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+
+  SgdOptions options_;
+  NarrowState narrow_;
+  std::vector<Moment> momentum_;
+};
+
+/// kept_full() of an optimizer that has narrow state; none for any other.
+std::vector<std::string> names_kept_full(const Optimizer& optimizer);
+
+}  // namespace thimble::optim
