@@ -8,6 +8,7 @@
 
 #include <thimble/models/model.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/precision.h>
 #include <thimble/nn/profile.h>
 #include <thimble/optim/optimizer.h>
 
@@ -18,7 +19,8 @@ struct Setup {
   models::ModelOptions sizes;
   std::int64_t batch = 8;
   std::string optimizer;  ///< sgd, momentum, adam, adamw; empty: momentum for images, adamw for text
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  ///< of parameters and activations
+  std::string precision;     ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
   double rate = -1;          ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw
   double clip_norm = -1;     ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
@@ -35,9 +37,23 @@ struct Setup {
 /// The number of micro-batches is to be chosen for a budget (bench/choices.h). No run can be made before that.
 inline constexpr std::int64_t auto_micro_batches = 0;
 
+/// Sets policy and dtype. Throws ValueError for an unknown name.
+void set_precision(Setup& setup, const std::string& name);
+
+/// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`.
+nn::Placement placement(const Setup& setup, Device device);
+
+/// Whether the setup may have a chunked head: not with products in f16 under a policy, whose gradients are made before
+/// a loss scale could keep them from vanishing.
+bool may_chunk_head(const Setup& setup);
+
+/// The loss scaler of the setup's policy; null: the loss is not scaled.
+std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
+
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
-/// micro-batches, offloads_gradients with either or without a folder, micro-batches that do not divide the batch, a
-/// chunked head on a model that is not over tokens.
+/// micro-batches or a scaled loss, offloads_gradients with any of these or without a folder, micro-batches that do not
+/// divide the batch, a chunked head on a model that is not over tokens or with products in f16 (its gradients are made
+/// before a scale could keep them from vanishing).
 void check_techniques(const Setup& setup, bool is_text);
 
 /// The least batch >= `batch` that the setup's micro-batches divide.

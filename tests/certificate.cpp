@@ -54,6 +54,7 @@ class Watched final : public optim::Optimizer {
     if (updates_++ == 0) before_first_();
     if (!parameter.device().is_dry) gradients_[index] = bytes_of(gradient);
     proper_->set_step_count(step_count());
+    proper_->set_gradient_factor(gradient_factor());
     proper_->step_one(index);
     after_each_();
   }
@@ -85,6 +86,8 @@ class Run final : public nn::TrainingRun {
     options_.recording.times = &times_;
     options_.fuses_optimizer = technique_.fuses;
     if (technique_.offloads_gradients) options_.gradient_tier = tier_;
+    scaler_ = net_->make_scaler();
+    options_.scaler = scaler_.get();
   }
 
   void step() override {
@@ -119,6 +122,10 @@ class Run final : public nn::TrainingRun {
     for (const auto& [item, name, tensor] : tensors()) all.push_back({step, item, name, bytes_of(tensor)});
     const std::int64_t updates = optimizer_->step_count();
     all.push_back({step, Item::optimizer_state, "updates", bytes_of(&updates, sizeof updates)});
+    if (scaler_) {
+      const optim::GradScalerState scaler = scaler_->state();
+      all.push_back({step, Item::optimizer_state, "scaler", bytes_of(&scaler, sizeof scaler)});
+    }
     const std::uint64_t generator_step = generator_.step();
     all.push_back({step, Item::generator, "step", bytes_of(&generator_step, sizeof generator_step)});
     return all;
@@ -134,6 +141,11 @@ class Run final : public nn::TrainingRun {
     std::int64_t updates = 0;
     std::memcpy(&updates, state[list.size()].bytes.data(), sizeof updates);
     optimizer_->set_step_count(updates);
+    if (scaler_) {
+      optim::GradScalerState scaler;
+      std::memcpy(&scaler, state[list.size() + 1].bytes.data(), sizeof scaler);
+      scaler_->set_state(scaler);
+    }
     std::uint64_t generator_step = 0;
     std::memcpy(&generator_step, state.back().bytes.data(), sizeof generator_step);
     generator_.set_step(generator_step);
@@ -190,6 +202,7 @@ class Run final : public nn::TrainingRun {
   std::shared_ptr<FileTier> tier_;
   std::unique_ptr<Net> net_;
   std::unique_ptr<Watched> optimizer_;
+  std::unique_ptr<optim::GradScaler> scaler_;
   nn::StepOptions options_;
   TapeTimes times_;
   Bytes loss_, calls_;
