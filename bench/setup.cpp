@@ -83,8 +83,8 @@ nn::Placement placement(const Setup& setup, Device device) {
   if (setup.precision.empty()) return {device, setup.dtype};
   const nn::Precision& policy = nn::precision(setup.precision);
   if (policy.parameters != setup.dtype) {
-    throw ValueError("--dtype: " + std::string(to_string(setup.dtype)) + " contradicts --precision " +
-                     setup.precision + ", whose parameters are " + std::string(to_string(policy.parameters)) +
+    throw ValueError("--dtype: " + std::string(to_string(setup.dtype)) + " contradicts --precision " + setup.precision +
+                     ", whose parameters are " + std::string(to_string(policy.parameters)) +
                      "; without --dtype, or with that one, it is allowed");
   }
   return policy.on(device);
@@ -179,9 +179,10 @@ void check_techniques(const Setup& setup, bool is_text) {
     }
   }
   if (setup.fuses_optimizer && make_scaler(setup) != nullptr) {
-    throw ValueError("--fuse-optimizer: not with --precision " + setup.precision +
-                     ", because whether a step is skipped is known when all gradients are there; a policy that does not "
-                     "scale the loss is allowed");
+    throw ValueError(
+        "--fuse-optimizer: not with --precision " + setup.precision +
+        ", because whether a step is skipped is known when all gradients are there; a policy that does not "
+        "scale the loss is allowed");
   }
   if (setup.sizes.head == models::Head::chunked && !may_chunk_head(setup)) {
     throw ValueError("--head: chunked is not for --precision " + setup.precision +

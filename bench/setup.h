@@ -18,7 +18,7 @@ struct Setup {
   std::string model;
   models::ModelOptions sizes;
   std::int64_t batch = 8;
-  std::string optimizer;  ///< sgd, momentum, adam, adamw; empty: momentum for images, adamw for text
+  std::string optimizer;     ///< sgd, momentum, adam, adamw; empty: momentum for images, adamw for text
   DType dtype = DType::f32;  ///< of parameters and activations
   std::string precision;     ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
   double rate = -1;          ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw

@@ -121,7 +121,7 @@ struct TrainReport {
   std::int64_t first_step = 0, steps = 0;
   double loss_first = 0, loss_last = 0;
   Evaluation validation;
-  double clip_norm = 0;  ///< that gradients were clipped to; 0: they were not
+  double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
   std::size_t offloaded_bytes = 0;          ///< of saved tensors, per step

@@ -92,8 +92,8 @@ void save_weights(Training& training, const PreparedTraining& prepared) {
 // Holds the checkpoint against the run on a dry device; nothing is loaded. Returns the step it stands at.
 std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training) {
   const std::string start = "--resume: '" + options.resume + "' ";
-  const nn::Metadata metadata =
-      nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator(), training.scaler());
+  const nn::Metadata metadata = nn::load_checkpoint(options.resume, training.model(), training.optimizer(),
+                                                    training.generator(), training.scaler());
   for (const auto& [key, value] : metadata_of(options, data)) {
     const auto found = metadata.find(key);
     if (found == metadata.end() || found->second != value) {
@@ -102,7 +102,8 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     }
   }
   if (options.setup.precision.empty() && metadata.count("precision") != 0) {
-    throw ValueError(start + "was trained with --precision " + metadata.at("precision") + ", and that alone is allowed");
+    throw ValueError(start + "was trained with --precision " + metadata.at("precision") +
+                     ", and that alone is allowed");
   }
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +

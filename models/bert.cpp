@@ -49,7 +49,7 @@ BertLayer::BertLayer(const ModelOptions& sizes, const nn::Placement& on)
       mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
       norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon)) {}
 
-Tensor BertLayer::attend(const Tensor& in) {            // (B, T, C)
+Tensor BertLayer::attend(const Tensor& in) {      // (B, T, C)
   const Tensor x = nn::as_operand(in, compute_);  // once for the three of them
   const Shape heads{x.size(0), x.size(1), sizes_.heads, sizes_.width / sizes_.heads};
   const Tensor q = reshape(query_(x), heads), k = reshape(key_(x), heads), v = reshape(value_(x), heads);

@@ -25,11 +25,11 @@ namespace thimble::nn {
 /// parameters' dtype; under O1, as there, what a product gives stays f16 until it meets f32.
 struct Precision {
   std::string_view name;
-  DType parameters = DType::f32;       ///< of all but norms, and of activations outside of products
-  DType norms = DType::f32;            ///< of norms' parameters
-  std::optional<DType> compute = {};   ///< of the operands of products, where it is not `parameters`: they are cast
+  DType parameters = DType::f32;      ///< of all but norms, and of activations outside of products
+  DType norms = DType::f32;           ///< of norms' parameters
+  std::optional<DType> compute = {};  ///< of the operands of products, where it is not `parameters`: they are cast
   optim::NarrowUpdate update = optim::NarrowUpdate::rounded;
-  bool scales_loss = false;            ///< dynamically: optim::GradScaler as it comes
+  bool scales_loss = false;  ///< dynamically: optim::GradScaler as it comes
 
   /// Where a model of this policy is put.
   Placement on(Device device) const { return {device, parameters, norms, compute}; }

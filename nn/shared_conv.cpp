@@ -34,7 +34,7 @@ SharedConv2d::SharedConv2d(std::int64_t in, std::int64_t out, std::int64_t kerne
                            const Conv2dOptions& options, const Placement& on)
     : SharedConv2d(in, make_kernel_basis(rank, out, kernel, on), options, on) {}
 
-Tensor SharedConv2d::forward(const Tensor& x) { 
+Tensor SharedConv2d::forward(const Tensor& x) {
   return shared_conv2d(as_operand(x, compute_), as_operand(basis, compute_), as_operand(coefficients, compute_), {},
                        options_);
 }

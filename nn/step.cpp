@@ -158,7 +158,8 @@ double loss_scale(const StepOptions& options) { return options.scaler != nullptr
 /// The optimizer's factor, for a scope.
 class GradientFactor {
  public:
-  GradientFactor(optim::Optimizer& optimizer, double factor) : optimizer_(optimizer), before_(optimizer.gradient_factor()) {
+  GradientFactor(optim::Optimizer& optimizer, double factor)
+      : optimizer_(optimizer), before_(optimizer.gradient_factor()) {
     optimizer_.set_gradient_factor(before_ * factor);
   }
   ~GradientFactor() { optimizer_.set_gradient_factor(before_); }
@@ -187,8 +188,8 @@ Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> 
   const auto update = [&](const std::shared_ptr<Leaf>& leaf) { updates.on_gradient(leaf); };
   const LeafHook hook(update);
   try {
-    const Tensor loss = optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook,
-                                                    loss_scale(options));
+    const Tensor loss =
+        optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook, loss_scale(options));
     updates.finish();
     return loss;
   } catch (const std::exception& error) {

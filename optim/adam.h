@@ -14,7 +14,7 @@ struct AdamOptions {
   bool is_decoupled = true;  ///< AdamW; false: the decay is added to the gradient (Adam with L2)
   /// Tensors of lower rank (biases, norms) are not decayed. 0: all are; 2 is the habit for transformers.
   int smallest_decayed_rank = 0;
-  std::shared_ptr<Tier> tier = nullptr;  ///< where the state waits between updates; null: it stays
+  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 

@@ -11,7 +11,8 @@ namespace thimble::optim {
 namespace grad_scaler_detail {
 
 void check(bool is_fine, const char* what, double value) {
-  if (!is_fine) throw ValueError(std::string("grad_scaler: ") + what + " " + std::to_string(value) + " is out of range");
+  if (!is_fine)
+    throw ValueError(std::string("grad_scaler: ") + what + " " + std::to_string(value) + " is out of range");
 }
 
 }  // namespace grad_scaler_detail

@@ -16,8 +16,8 @@ struct GradScalerOptions {
   bool is_dynamic = true;  ///< false: the scale stays, no gradient is looked at, and no step is skipped
   double growth = 2;       ///< of the scale after `interval` good steps in a row ...
   std::int64_t interval = 2000;
-  double backoff = 0.5;   ///< ... and after a step whose gradients are not all finite, which is skipped
-  double most = 0x1p24;   ///< the scale stays within these
+  double backoff = 0.5;  ///< ... and after a step whose gradients are not all finite, which is skipped
+  double most = 0x1p24;  ///< the scale stays within these
   double least = 1;
 };
 
@@ -47,8 +47,8 @@ class GradScaler {
     double gradient_factor = 1;  ///< 1 / scale, times what clipping takes
   };
 
-  /// Throws ValueError: scales that are not positive and finite, not least <= scale <= most, growth < 1, backoff outside
-  /// of (0, 1], interval < 1.
+  /// Throws ValueError: scales that are not positive and finite, not least <= scale <= most, growth < 1, backoff
+  /// outside of (0, 1], interval < 1.
   explicit GradScaler(const Options& options = {});
 
   double scale() const noexcept { return state_.scale; }

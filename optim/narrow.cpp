@@ -51,9 +51,7 @@ void NarrowState::add(const Named& parameter) {
   extra_.push_back(std::move(extra));
 }
 
-Tensor* NarrowState::state_of(std::size_t index) {
-  return has_[index] != 0 ? &extra_[index] : nullptr;
-}
+Tensor* NarrowState::state_of(std::size_t index) { return has_[index] != 0 ? &extra_[index] : nullptr; }
 
 void NarrowState::list(std::size_t index, const std::string& parameter, std::vector<Named>& list) const {
   const bool is_master = update_ == NarrowUpdate::master;

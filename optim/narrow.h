@@ -43,8 +43,8 @@ class NarrowState {
   void add(const Named& parameter);
   /// Of parameter `index`; null: it has none.
   Tensor* state_of(std::size_t index);
-  /// Adds `<parameter>.master` or `<parameter>.compensation` to a list of states, where there is one (undefined while it
-  /// is away).
+  /// Adds `<parameter>.master` or `<parameter>.compensation` to a list of states, where there is one (undefined while
+  /// it is away).
   void list(std::size_t index, const std::string& parameter, std::vector<Named>& list) const;
   /// What a kernel is told about parameter `index`.
   kernels::NarrowArgs arguments(std::size_t index, const Tensor& parameter, const std::string& name,

@@ -48,7 +48,8 @@ class Optimizer {
   /// Throws ValueError when negative or not finite.
   void set_rate(double rate);
   /// What gradients are multiplied by as an update reads them, so that a scaled gradient is never written down
-  /// unscaled, in a dtype that may be too narrow for that. 1 unless it is set. Throws ValueError unless finite and >= 0.
+  /// unscaled, in a dtype that may be too narrow for that. 1 unless it is set. Throws ValueError unless finite and >=
+  /// 0.
   double gradient_factor() const noexcept { return gradient_factor_; }
   void set_gradient_factor(double factor);
   /// Updates done so far.

@@ -9,10 +9,10 @@ namespace thimble::optim {
 
 struct SgdOptions {
   double rate = 0.1;
-  double momentum = 0;                   ///< 0: no state
-  double weight_decay = 0;               ///< added to the gradient
-  bool nesterov = false;                 ///< needs momentum > 0
-  std::shared_ptr<Tier> tier = nullptr;  ///< where the state waits between updates; null: it stays
+  double momentum = 0;                          ///< 0: no state
+  double weight_decay = 0;                      ///< added to the gradient
+  bool nesterov = false;                        ///< needs momentum > 0
+  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 

@@ -139,11 +139,9 @@ class ConvNet final : public Net {
   std::int64_t samples() const override { return samples_of(options_); }
   std::vector<PathId> random_paths() const override { return {dropout1_.path(), dropout2_.path()}; }
   std::unique_ptr<optim::Optimizer> make_optimizer() const override {
-    return std::make_unique<optim::Sgd>(trainable(),
-                                        optim::SgdOptions{.rate = 0.05,
-                                                          .momentum = 0.9,
-                                                          .weight_decay = 1e-3,
-                                                          .narrow = update_of(options_)});
+    return std::make_unique<optim::Sgd>(
+        trainable(),
+        optim::SgdOptions{.rate = 0.05, .momentum = 0.9, .weight_decay = 1e-3, .narrow = update_of(options_)});
   }
   std::unique_ptr<optim::GradScaler> make_scaler() const override { return scaler_of(options_); }
 

@@ -1,6 +1,7 @@
 // Recomputation, plans, placement and threads under every precision policy: the same bits of everything, skipped steps,
 // the scaler and the random bits of stochastic rounding included.
 
+#include <cstring>
 #include <string>
 
 #include <thimble/nn/precision.h>

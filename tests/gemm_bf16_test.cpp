@@ -83,7 +83,8 @@ TEST_CASE("gemm_bf16: the AVX-512 unit, bit for bit its scalar twin", "[gemm][pr
       for (std::int64_t i = 0; i < g.m; ++i) {
         for (std::int64_t j = 0; j < g.n; ++j) {
           float got = 0;
-          std::memcpy(&got, c.bytes.data() + static_cast<std::size_t>(i * g.c_row_stride + j * g.c_column_stride) * 4, 4);
+          std::memcpy(&got, c.bytes.data() + static_cast<std::size_t>(i * g.c_row_stride + j * g.c_column_stride) * 4,
+                      4);
           is_same = is_same && got == twin(g, a, b, i, j);
         }
       }
@@ -203,7 +204,8 @@ TEST_CASE("gemm_bf16: batches, more rows than a tile, and empty sums", "[gemm][p
         results.push_back(c.values());
       }
       double worst = 0;
-      for (std::size_t i = 0; i < results[0].size(); ++i) worst = std::max(worst, std::abs(results[0][i] - results[1][i]));
+      for (std::size_t i = 0; i < results[0].size(); ++i)
+        worst = std::max(worst, std::abs(results[0][i] - results[1][i]));
       CHECK(worst < 1e-5);
     };
     GemmArgs batch = plain(5, 6, 7, DType::bf16);

@@ -118,7 +118,8 @@ TEST_CASE("grad_scaler: a scale that is a power of two changes no bit in f32", "
     options.fuses_optimizer = fuses;
     std::vector<double> losses;
     for (int i = 0; i < 5; ++i) {
-      losses.push_back(item(nn::training_step(adam, [&](std::int64_t) { return net->loss(); }, options)));
+      losses.push_back(item(nn::training_step(
+          adam, [&](std::int64_t) { return net->loss(); }, options)));
       CHECK(adam.gradient_factor() == 1);
     }
     auto all = all_of(*net, adam);
@@ -149,15 +150,18 @@ TEST_CASE("grad_scaler: a step whose gradients are not finite is skipped", "[sca
     GradScaler scaler;
     nn::StepOptions options;
     options.scaler = &scaler;
-    nn::training_step(adam, [&](std::int64_t) { return net->loss(); }, options);
+    nn::training_step(
+        adam, [&](std::int64_t) { return net->loss(); }, options);
     const auto before = all_of(*net, adam);
     const std::uint64_t step = generator.step();
-    nn::training_step(adam, [&](std::int64_t) { return net->loss(kick); }, options);
+    nn::training_step(
+        adam, [&](std::int64_t) { return net->loss(kick); }, options);
     CHECK(all_of(*net, adam) == before);
     CHECK(generator.step() == step + 1);
     CHECK(scaler.state() == GradScaler::State{32768, 0, 1});
     for (const auto& p : net->parameters()) CHECK_FALSE(p.tensor.grad().defined());
-    nn::training_step(adam, [&](std::int64_t) { return net->loss(); }, options);
+    nn::training_step(
+        adam, [&](std::int64_t) { return net->loss(); }, options);
     CHECK(all_of(*net, adam) != before);
     CHECK(scaler.state() == GradScaler::State{32768, 1, 1});
   }
@@ -179,10 +183,13 @@ TEST_CASE("grad_scaler: a step that throws leaves it as it was", "[scaler][preci
   CHECK(scaler.state() == GradScaler().state());
   CHECK(sgd.gradient_factor() == 1);
   // A loss narrower than f32 cannot carry the scale.
-  CHECK_THROWS_AS(nn::training_step(sgd, [&](std::int64_t) { return cast(net->loss(), DType::f16); }, options),
+  CHECK_THROWS_AS(nn::training_step(
+                      sgd, [&](std::int64_t) { return cast(net->loss(), DType::f16); }, options),
                   DTypeError);
   options.fuses_optimizer = nn::FusedUpdate::unsecured;
-  CHECK_THROWS_AS(nn::training_step(sgd, [&](std::int64_t) { return net->loss(); }, options), PlanError);
+  CHECK_THROWS_AS(nn::training_step(
+                      sgd, [&](std::int64_t) { return net->loss(); }, options),
+                  PlanError);
   CHECK(scaler.state() == GradScaler().state());
 }
 
@@ -198,7 +205,9 @@ TEST_CASE("grad_scaler: dry runs plan a step that is not skipped", "[scaler][pre
     nn::StepOptions options;
     options.scaler = &scaler;
     options.clip_norm = 1;
-    for (int i = 0; i < 2; ++i) nn::training_step(adam, [&](std::int64_t) { return net->loss(kick); }, options);
+    for (int i = 0; i < 2; ++i)
+      nn::training_step(
+          adam, [&](std::int64_t) { return net->loss(kick); }, options);
     CHECK(scaler.state().skipped_steps == (kick > 1 && !device.is_dry ? 2 : 0));
     return stack;
   };

@@ -26,7 +26,9 @@ constexpr std::int64_t count = 9 * 1024 + 37;  // more than a thread's range, an
 constexpr double rate = 1e-3, factor = 0.25;
 
 float start_of(std::int64_t i) { return 1 + 0.5F * std::sin(0.37F * static_cast<float>(i)); }
-float gradient_of(std::int64_t i, int step) { return std::cos(0.11F * static_cast<float>(i) + 0.9F * static_cast<float>(step)); }
+float gradient_of(std::int64_t i, int step) {
+  return std::cos(0.11F * static_cast<float>(i) + 0.9F * static_cast<float>(step));
+}
 
 std::vector<float> values_of(float (*value)(std::int64_t)) {
   std::vector<float> values(count);
@@ -46,7 +48,8 @@ void set_gradient(const Named& p, int step, DType dtype) {
 }
 
 std::unique_ptr<Optimizer> make(bool is_adam, const Named& p, NarrowUpdate narrow, double decay = 0.1) {
-  if (is_adam) return std::make_unique<Adam>(std::vector{p}, AdamOptions{.rate = rate, .weight_decay = decay, .narrow = narrow});
+  if (is_adam)
+    return std::make_unique<Adam>(std::vector{p}, AdamOptions{.rate = rate, .weight_decay = decay, .narrow = narrow});
   return std::make_unique<Sgd>(std::vector{p},
                                SgdOptions{.rate = rate, .momentum = 0.9, .weight_decay = decay, .narrow = narrow});
 }
@@ -202,7 +205,8 @@ TEST_CASE("narrow updates: small steps are lost by rounding, and by nothing else
       sgd.step();
     }
     double mean = 0, least = 2, most = 0;
-    for (const double v : to_host<double>(p.tensor)) mean += v / 4096, least = std::min(least, v), most = std::max(most, v);
+    for (const double v : to_host<double>(p.tensor))
+      mean += v / 4096, least = std::min(least, v), most = std::max(most, v);
     if (narrow == NarrowUpdate::rounded) {
       CHECK(mean == 1);
     } else if (narrow == NarrowUpdate::stochastic) {

@@ -7,6 +7,7 @@
 #include <thimble/bench/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/models/theory/precision.h>
+#include <thimble/nn/layers.h>
 #include <thimble/nn/precision.h>
 #include <thimble/nn/shared_conv.h>
 
@@ -131,8 +132,13 @@ TEST_CASE("precision: every model trains under every policy, in the bytes that w
   models::ModelOptions vit;
   vit.image = 32, vit.layers = 1, vit.heads = 2, vit.width = 16;
   const Threads alone;
-  for (const Row& row : {Row{"char-gpt", text}, {"bert-base", text}, {"vit-b16", vit}, {"resnet18", image},
-                         {"googlenet", image}, {"sharedconv", image}, {"mlp", image}}) {
+  for (const Row& row : {Row{"char-gpt", text},
+                         {"bert-base", text},
+                         {"vit-b16", vit},
+                         {"resnet18", image},
+                         {"googlenet", image},
+                         {"sharedconv", image},
+                         {"mlp", image}}) {
     for (const nn::Precision& precision : nn::precisions()) {
       INFO(row.model << ", " << precision.name);
       bench::Setup setup;

@@ -164,9 +164,8 @@ void compute_matrix(const GemmArgs& args, const Matrix& matrix, const Output<flo
         const bool is_last = p + block_depth >= args.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {
-          auto* const left = space.left == 0 ? nullptr
-                                             : reinterpret_cast<std::uint16_t*>(packed + space.packed +
-                                                                                thread * space.left);
+          auto* const left =
+              space.left == 0 ? nullptr : reinterpret_cast<std::uint16_t*>(packed + space.packed + thread * space.left);
           int begun = 0;
           for (std::int64_t i = panels * thread / workers; i < panels * (thread + 1) / workers; ++i) {
             const std::int64_t first = i * dot_rows;

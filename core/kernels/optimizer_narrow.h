@@ -24,7 +24,8 @@ inline bf16 round_stochastically(float value, std::uint32_t random) noexcept {
 /// The 16 random bits of an element: half i % 2 of word i / 2 % 4 of block i / 8.
 inline std::uint32_t rounding_bits(const RandomSite& site, std::int64_t element) noexcept {
   const std::int64_t block = element / 8;
-  const PhiloxBlock words = random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));
+  const PhiloxBlock words =
+      random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));
   return words.word[element / 2 % 4] >> (16 * (element % 2)) & 0xFFFFu;
 }
 
@@ -60,7 +61,9 @@ class NarrowRun {
   }
 
  private:
-  std::byte* bytes_at(void* data) const { return static_cast<std::byte*>(data) + at_ * static_cast<std::int64_t>(size_of(dtype_)); }
+  std::byte* bytes_at(void* data) const {
+    return static_cast<std::byte*>(data) + at_ * static_cast<std::int64_t>(size_of(dtype_));
+  }
 
   void store_stochastically() {
     std::uint32_t words[narrow_chunk / 2];

@@ -68,9 +68,8 @@ ModelState gpt_state(std::string_view name, const ModelOptions& options, std::in
 std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
   if (!precision.compute) return gpt_layer_kept(name, options, precision.parameters);
   const std::int64_t h = gpt_options(name, options).width;
-  std::vector<Term> terms =
-      precision_theory_detail::with_dtype(gpt_layer_kept(name, options, *precision.compute),
-                                          {"residual", "layer output"}, precision.parameters);
+  std::vector<Term> terms = precision_theory_detail::with_dtype(gpt_layer_kept(name, options, *precision.compute),
+                                                                {"residual", "layer output"}, precision.parameters);
   terms.push_back({"weight casts", Category::activation, *precision.compute, 0, 12 * h * h});
   return terms;
 }
@@ -80,8 +79,7 @@ std::vector<Term> gpt_outside_kept(std::string_view name, const ModelOptions& op
   const ModelOptions sizes = gpt_options(name, options);
   std::vector<Term> terms = precision_theory_detail::with_dtype(gpt_outside_kept(name, options, *precision.compute),
                                                                 {"embedding output"}, precision.parameters);
-  terms.push_back(
-      {"token table cast", Category::activation, *precision.compute, 0, sizes.vocabulary * sizes.width});
+  terms.push_back({"token table cast", Category::activation, *precision.compute, 0, sizes.vocabulary * sizes.width});
   return terms;
 }
 

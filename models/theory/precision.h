@@ -35,9 +35,9 @@ ModelState state_under(const nn::Precision& precision, std::int64_t elements, st
                        std::int64_t moments, std::int64_t norm_channels = 0, std::int64_t norms = 0);
 
 /// gpt_state, gpt_layer_kept, gpt_outside_kept and gpt_kept_bytes under a policy. Where products compute in a dtype of
-/// their own, a layer keeps the terms of that dtype but for "residual" and "layer output", which are of the parameters',
-/// and besides "weight casts", 12 h^2 numbers whatever the batch; outside, "embedding output" is of the parameters'
-/// dtype, and "token table cast" are V h numbers.
+/// their own, a layer keeps the terms of that dtype but for "residual" and "layer output", which are of the
+/// parameters', and besides "weight casts", 12 h^2 numbers whatever the batch; outside, "embedding output" is of the
+/// parameters' dtype, and "token table cast" are V h numbers.
 ModelState gpt_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
                      const nn::Precision& precision);
 std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options, const nn::Precision& precision);

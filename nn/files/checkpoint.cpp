@@ -57,8 +57,8 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
     if (!s.tensor.defined())
       throw ValueError("save_checkpoint: " + s.name + " is away; after fetch_state() it is here");
   }
-  CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(), generator.seed(), generator.step(),
-                      std::nullopt,     metadata};
+  CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(), generator.seed(),
+                      generator.step(), std::nullopt,           metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
   write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info));
 }

@@ -11,10 +11,10 @@
 namespace thimble::nn {
 
 /// Writes the module's parameters and buffers (`model.<name>`), the optimizer's state (`optimizer.<name>`), its name,
-/// step count and rate, the generator's seed and step, the scaler's state where there is one, and `metadata` (keys not beginning with "thimble."). Tensors are
-/// in memory's layout and dtype: what other programs read is written by save_weights. The file appears whole or not at
-/// all: a crash leaves the old one. Throws DeviceError (dry), ValueError (the optimizer's state is away, too:
-/// Optimizer::fetch_state), FileError.
+/// step count and rate, the generator's seed and step, the scaler's state where there is one, and `metadata` (keys not
+/// beginning with "thimble."). Tensors are in memory's layout and dtype: what other programs read is written by
+/// save_weights. The file appears whole or not at all: a crash leaves the old one. Throws DeviceError (dry), ValueError
+/// (the optimizer's state is away, too: Optimizer::fetch_state), FileError.
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr);
