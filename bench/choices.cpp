@@ -59,8 +59,8 @@ Variant with_parts(Variant v, std::int64_t count, bool normalises_batches) {
 std::vector<Variant> variants_of(const Setup& setup) {
   const bool text = is_text(setup);
   const bool normalises_batches = has_batch_norm(setup);
-  const bool can_fuse = !setup.fuses_optimizer && setup.micro_batches == 1;
-  const bool can_chunk = text && setup.sizes.head == models::Head::full;
+  const bool can_fuse = !setup.fuses_optimizer && setup.micro_batches == 1 && make_scaler(setup) == nullptr;
+  const bool can_chunk = text && may_chunk_head(setup) && setup.sizes.head == models::Head::full;
   std::int64_t most = 1;
   const Variant plain{"", setup, ""};
   std::vector<Variant> list{plain};

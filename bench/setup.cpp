@@ -20,10 +20,13 @@ class Run final : public nn::TrainingRun {
   Run(const Setup& setup, Device device)
       : generator_(setup.seed),
         scope_(generator_),
-        model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
+        model_(models::make_model(setup.model, setup.sizes, placement(setup, device))),
         optimizer_(make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)),
-        options_(step_options(setup, model_->is_text(), device)) {}
+        scaler_(make_scaler(setup)),
+        options_(step_options(setup, model_->is_text(), device)) {
+    options_.scaler = scaler_.get();
+  }
 
   void step() override {
     nn::training_step(
@@ -39,13 +42,14 @@ class Run final : public nn::TrainingRun {
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   models::Batch batch_;
+  std::unique_ptr<optim::GradScaler> scaler_;
   nn::StepOptions options_;
 };
 
 class Inference final : public nn::TrainingRun {
  public:
   Inference(const Setup& setup, Device device)
-      : model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
+      : model_(models::make_model(setup.model, setup.sizes, placement(setup, device))),
         batch_(model_->empty_batch(setup.batch, device)) {
     model_->eval();
   }
@@ -69,6 +73,32 @@ std::shared_ptr<Tier> make_tier(const std::string& folder, Device device) {
 }
 
 }  // namespace setup_detail
+
+void set_precision(Setup& setup, const std::string& name) {
+  setup.dtype = nn::precision(name).parameters;
+  setup.precision = name;
+}
+
+nn::Placement placement(const Setup& setup, Device device) {
+  if (setup.precision.empty()) return {device, setup.dtype};
+  const nn::Precision& policy = nn::precision(setup.precision);
+  if (policy.parameters != setup.dtype) {
+    throw ValueError("--dtype: " + std::string(to_string(setup.dtype)) + " contradicts --precision " + setup.precision +
+                     ", whose parameters are " + std::string(to_string(policy.parameters)) +
+                     "; without --dtype, or with that one, it is allowed");
+  }
+  return policy.on(device);
+}
+
+bool may_chunk_head(const Setup& setup) {
+  const nn::Placement on = placement(setup, cpu);
+  return setup.precision.empty() || on.compute.value_or(on.dtype) != DType::f16;
+}
+
+std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup) {
+  const bool scales = !setup.precision.empty() && nn::precision(setup.precision).scales_loss;
+  return scales ? std::make_unique<optim::GradScaler>() : nullptr;
+}
 
 std::string optimizer_name(const Setup& setup, bool is_text) {
   if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
@@ -103,15 +133,17 @@ DType optimizer_state(const Setup& setup, bool is_text) {
 namespace setup_detail {
 
 std::unique_ptr<optim::Optimizer> make_sgd(const Setup& setup, const models::Model& model, const std::string& name,
-                                           const std::shared_ptr<Tier>& tier, const optim::NarrowState& narrow) {
+                                           const std::shared_ptr<Tier>& tier, const optim::NarrowState& narrow_state,
+                                           optim::NarrowUpdate narrow) {
   optim::SgdOptions options;
   options.rate = setup.rate < 0 ? 0.1 : setup.rate;
   options.momentum = name == "sgd" ? 0 : 0.9;
   options.tier = tier;
   if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
   if (setup.beta2 >= 0) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
-  if (narrow.dtype == DType::f32) return std::make_unique<optim::Sgd>(model.trainable(), options);
-  return std::make_unique<optim::Momentum8>(model.trainable(), options, narrow);
+  options.narrow = narrow;
+  if (narrow_state.dtype == DType::f32) return std::make_unique<optim::Sgd>(model.trainable(), options);
+  return std::make_unique<optim::Momentum8>(model.trainable(), options, narrow_state);
 }
 
 std::unique_ptr<optim::Optimizer> make_adafactor(const Setup& setup, const models::Model& model,
@@ -129,14 +161,21 @@ std::unique_ptr<optim::Optimizer> make_adafactor(const Setup& setup, const model
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model) {
   const std::string name = optimizer_name(setup, model.is_text());
-  const optim::NarrowState narrow{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
+  const optim::NarrowState narrow_state{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
+  optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
+  if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
+  if (narrow != optim::NarrowUpdate::rounded && (narrow_state.dtype != DType::f32 || name == "adafactor")) {
+    throw ValueError("--precision " + setup.precision +
+                     ": its updates are for sgd, momentum, adam, adamw with state in f32, not for " + name +
+                     " with state in " + std::string(to_string(narrow_state.dtype)));
+  }
   std::shared_ptr<Tier> tier;
   if (setup.offloads_optimizer) {
     if (setup.offload.empty()) throw ValueError("--offload-optimizer: no folder; with --offload FOLDER it is allowed");
     tier = setup_detail::make_tier(setup.offload, model.trainable().front().tensor.device());
   }
   if (name == "adafactor") return setup_detail::make_adafactor(setup, model, tier);
-  if (!name.starts_with("adam")) return setup_detail::make_sgd(setup, model, name, tier, narrow);
+  if (!name.starts_with("adam")) return setup_detail::make_sgd(setup, model, name, tier, narrow_state, narrow);
   optim::AdamOptions options;
   // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.
   const auto width = static_cast<double>(model.options().width);
@@ -144,6 +183,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   if (setup.rate >= 0) options.rate = setup.rate;
   options.is_decoupled = name.starts_with("adamw");
   options.tier = tier;
+  options.narrow = narrow;
   if (options.is_decoupled) {
     options.beta2 = 0.99;
     options.weight_decay = 0.1;
@@ -151,8 +191,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   }
   if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
   if (setup.beta2 >= 0) options.beta2 = setup.beta2;
-  if (narrow.dtype == DType::f32) return std::make_unique<optim::Adam>(model.trainable(), options);
-  return std::make_unique<optim::Adam8>(model.trainable(), options, narrow);
+  if (narrow_state.dtype == DType::f32) return std::make_unique<optim::Adam>(model.trainable(), options);
+  return std::make_unique<optim::Adam8>(model.trainable(), options, narrow_state);
 }
 
 double clip_norm(const Setup& setup, bool is_text) {
@@ -182,6 +222,21 @@ void check_techniques(const Setup& setup, bool is_text) {
       throw ValueError("--offload-gradients: not with --micro-batches " + parts +
                        ", which all add to every gradient; --micro-batches 1 is allowed");
     }
+    if (make_scaler(setup) != nullptr) {
+      throw ValueError("--offload-gradients: not with --precision " + setup.precision +
+                       ", whose loss scale judges gradients that are here; a policy that does not scale the loss is "
+                       "allowed");
+    }
+  }
+  if (setup.fuses_optimizer && make_scaler(setup) != nullptr) {
+    throw ValueError(
+        "--fuse-optimizer: not with --precision " + setup.precision +
+        ", because whether a step is skipped is known when all gradients are there; a policy that does not "
+        "scale the loss is allowed");
+  }
+  if (setup.sizes.head == models::Head::chunked && !may_chunk_head(setup)) {
+    throw ValueError("--head: chunked is not for --precision " + setup.precision +
+                     ": it makes gradients in f16 before the loss scale; full is allowed");
   }
   if (setup.micro_batches < 0) throw ValueError("--micro-batches: " + parts + "; at least 1, or auto, is allowed");
   if (setup.micro_batches > 1 && setup.batch % setup.micro_batches != 0) {

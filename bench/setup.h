@@ -9,6 +9,7 @@
 
 #include <thimble/models/model.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/precision.h>
 #include <thimble/nn/profile.h>
 #include <thimble/optim/optimizer.h>
 
@@ -23,7 +24,8 @@ struct Setup {
   std::string optimizer;
   DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
   std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same (NarrowState)
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  ///< of parameters and activations
+  std::string precision;     ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
   double rate = -1;       ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
   double clip_norm = -1;  ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
@@ -41,9 +43,23 @@ struct Setup {
 /// The number of micro-batches is to be chosen for a budget (bench/choices.h). No run can be made before that.
 inline constexpr std::int64_t auto_micro_batches = 0;
 
+/// Sets policy and dtype. Throws ValueError for an unknown name.
+void set_precision(Setup& setup, const std::string& name);
+
+/// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`.
+nn::Placement placement(const Setup& setup, Device device);
+
+/// Whether the setup may have a chunked head: not with products in f16 under a policy, whose gradients are made before
+/// a loss scale could keep them from vanishing.
+bool may_chunk_head(const Setup& setup);
+
+/// The loss scaler of the setup's policy; null: the loss is not scaled.
+std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
+
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
-/// micro-batches, offloads_gradients with either or without a folder, micro-batches that do not divide the batch, a
-/// chunked head on a model that is not over tokens.
+/// micro-batches or a scaled loss, offloads_gradients with any of these or without a folder, micro-batches that do not
+/// divide the batch, a chunked head on a model that is not over tokens or with products in f16 (its gradients are made
+/// before a scale could keep them from vanishing).
 void check_techniques(const Setup& setup, bool is_text);
 
 /// The least batch >= `batch` that the setup's micro-batches divide.

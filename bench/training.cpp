@@ -55,10 +55,12 @@ Training::Training(const TrainOptions& options, const Dataset& data, Device devi
       device_(device),
       generator_(options.setup.seed),
       scope_(generator_),
-      model_(models::make_model(options.setup.model, options.setup.sizes, {device, options.setup.dtype})),
+      model_(models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, device))),
       optimizer_(make_optimizer(options.setup, *model_)),
+      scaler_(make_scaler(options.setup)),
       rate_(optimizer_->rate()) {
   step_options_ = bench::step_options(options.setup, model_->is_text(), device);
+  step_options_.scaler = scaler_.get();
   plan.apply(step_options_, device);
 }
 

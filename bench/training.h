@@ -66,6 +66,8 @@ class Training {
   optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   Generator& generator() noexcept { return generator_; }
   nn::StepOptions& step_options() noexcept { return step_options_; }
+  /// Of the loss; null: it is not scaled.
+  optim::GradScaler* scaler() noexcept { return scaler_.get(); }
 
  private:
   double evaluate_images(const models::Batch& batch, std::int64_t& correct);
@@ -77,6 +79,7 @@ class Training {
   GeneratorScope scope_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::GradScaler> scaler_;
   double rate_;  // that the schedule starts from
   nn::StepOptions step_options_;
 };
@@ -122,6 +125,7 @@ struct TrainReport {
   std::string optimizer;                ///< its name
   std::size_t state_bytes = 0;          ///< of the optimizer's state
   std::vector<std::string> full_state;  ///< parameters whose state is f32 though the others' is narrow
+  std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
   std::size_t offloaded_bytes = 0;          ///< of saved tensors, per step
   std::size_t packed_bytes = 0;             ///< the same, before they are packed

@@ -59,6 +59,7 @@ void check_folder(const char* flag, const std::string& path) {
 
 nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
   nn::Metadata metadata{{"model", options.setup.model}};
+  if (!options.setup.precision.empty()) metadata["precision"] = options.setup.precision;
   std::string hexadecimal;  // characters may be any bytes; metadata are text
   for (const char c : data.symbols()) {
     constexpr char digits[] = "0123456789abcdef";
@@ -71,7 +72,7 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
 // Files pass through tensors of the process's default resource, not through the arena that is measured.
 void restore(Training& training, const std::string& path) {
   const ResourceScope scope(default_resource(cpu));
-  nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator());
+  nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
 }
 
 void save(Training& training, const PreparedTraining& prepared) {
@@ -79,7 +80,7 @@ void save(Training& training, const PreparedTraining& prepared) {
   const ResourceScope scope(default_resource(cpu));
   training.optimizer().fetch_state();
   nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
-                      metadata_of(prepared.options, *prepared.data));
+                      metadata_of(prepared.options, *prepared.data), training.scaler());
   training.optimizer().put_state_away();
 }
 
@@ -92,14 +93,18 @@ void save_weights(Training& training, const PreparedTraining& prepared) {
 // Holds the checkpoint against the run on a dry device; nothing is loaded. Returns the step it stands at.
 std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training) {
   const std::string start = "--resume: '" + options.resume + "' ";
-  const nn::Metadata metadata =
-      nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator());
+  const nn::Metadata metadata = nn::load_checkpoint(options.resume, training.model(), training.optimizer(),
+                                                    training.generator(), training.scaler());
   for (const auto& [key, value] : metadata_of(options, data)) {
     const auto found = metadata.find(key);
     if (found == metadata.end() || found->second != value) {
       throw ValueError(start + "has " + key + " '" + (found == metadata.end() ? "" : found->second) +
                        "'; this run has '" + value + "', and that alone is allowed");
     }
+  }
+  if (options.setup.precision.empty() && metadata.count("precision") != 0) {
+    throw ValueError(start + "was trained with --precision " + metadata.at("precision") +
+                     ", and that alone is allowed");
   }
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
@@ -261,7 +266,7 @@ PreparedTraining prepare_training(TrainOptions options) {
 
   PreparedTraining prepared;
   prepared.is_text = is_text;
-  const auto chosen = models::make_model(options.setup.model, options.setup.sizes, {on, options.setup.dtype});
+  const auto chosen = models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on));
   prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
   prepared.data->fit(options.setup.sizes);
   check_techniques(options.setup, is_text);
@@ -311,6 +316,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = optim::names_kept_full(training.optimizer());
   detail::Loop(prepared, stack, training, report).run(observer);
+  if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
   detail::save_weights(training, prepared);
   if (stack.placed != nullptr) stack.placed->release_region();
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());

@@ -26,6 +26,8 @@ class Transaction {
   /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
   /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
+  /// Drops what is staged of state tensors; gradients and the generator are not touched.
+  void drop_state() noexcept { entries_.clear(); }
   void commit();
   std::size_t staged_count() const noexcept { return entries_.size(); }
 

@@ -37,6 +37,7 @@ Tensor gelu_if_textbook(const Tensor& x, Build build, std::string_view name) {
 
 BertLayer::BertLayer(const ModelOptions& sizes, const nn::Placement& on)
     : sizes_(sizes),
+      compute_(on.compute),
       query_(child<nn::Linear>("attention.self.query", sizes.width, sizes.width, on, bert_detail::dense())),
       key_(child<nn::Linear>("attention.self.key", sizes.width, sizes.width, on, bert_detail::dense())),
       value_(child<nn::Linear>("attention.self.value", sizes.width, sizes.width, on, bert_detail::dense())),
@@ -48,7 +49,8 @@ BertLayer::BertLayer(const ModelOptions& sizes, const nn::Placement& on)
       mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
       norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon)) {}
 
-Tensor BertLayer::attend(const Tensor& x) {  // (B, T, C)
+Tensor BertLayer::attend(const Tensor& in) {      // (B, T, C)
+  const Tensor x = nn::as_operand(in, compute_);  // once for the three of them
   const Shape heads{x.size(0), x.size(1), sizes_.heads, sizes_.width / sizes_.heads};
   const Tensor q = reshape(query_(x), heads), k = reshape(key_(x), heads), v = reshape(value_(x), heads);
   AttentionOptions options;
@@ -66,12 +68,13 @@ Tensor BertLayer::feed_forward(const Tensor& x) {
 }
 
 Tensor BertLayer::forward(const Tensor& x) {
-  const Tensor y = norm1_(add(x, attend(x)));
-  return norm2_(add(y, feed_forward(y)));
+  const Tensor y = norm1_(nn::residual_sum(x, attend(x)));
+  return norm2_(nn::residual_sum(y, feed_forward(y)));
 }
 
 Bert::Bert(const ModelOptions& sizes, const nn::Placement& on)
     : Model(sizes),
+      compute_(on.compute),
       words_(child<nn::Embedding>("bert.embeddings.word_embeddings", sizes.vocabulary, sizes.width, on,
                                   bert_detail::deviation)),
       positions_(child<nn::Embedding>("bert.embeddings.position_embeddings", sizes.sequence, sizes.width, on,
@@ -113,7 +116,8 @@ Tensor Bert::forward(const Tensor& ids) {
   const Tensor x = features(ids);
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
-  return linear(x, words_.weight, bias_);  // (B, T, V)
+  return linear(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
+                nn::as_operand(bias_, compute_));  // (B, T, V)
 }
 
 Tensor Bert::loss(const Batch& batch) {
@@ -121,7 +125,8 @@ Tensor Bert::loss(const Batch& batch) {
     const Tensor x = features(batch.input);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(x, words_.weight, bias_, batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
+                              nn::as_operand(bias_, compute_), batch.target);
   }
   const Tensor logits = forward(batch.input);
   const PathScope scope(path());

@@ -8,6 +8,7 @@
 // Samples are whole windows of text, so there is no padding and no mask for it; all tokens are of segment 0.
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -25,10 +26,11 @@ class BertLayer final : public nn::Layer {
   Tensor forward(const Tensor& x) override;
 
  private:
-  Tensor attend(const Tensor& x);
+  Tensor attend(const Tensor& in);
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
+  std::optional<DType> compute_;
   nn::Linear &query_, &key_, &value_, &attention_out_;
   nn::Dropout& attention_dropout_;
   nn::LayerNorm& norm1_;
@@ -56,6 +58,7 @@ class Bert final : public Model {
   Tensor embed(const Tensor& ids);
   Tensor features(const Tensor& ids);
 
+  std::optional<DType> compute_;
   nn::Embedding &words_, &positions_, &types_;
   nn::LayerNorm& norm_;
   nn::Dropout& dropout_;

@@ -74,12 +74,13 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
 }
 
 Tensor GptBlock::forward(const Tensor& x) {
-  const Tensor y = add(x, attend(x));
-  return add(y, feed_forward(y));
+  const Tensor y = nn::residual_sum(x, attend(x));
+  return nn::residual_sum(y, feed_forward(y));
 }
 
 Gpt::Gpt(const ModelOptions& sizes, const nn::Placement& on)
     : Model(sizes),
+      compute_(on.compute),
       tokens_(child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation)),
       positions_(child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation)),
       dropout_(child<nn::Dropout>("drop", sizes.dropout, sizes.build == Build::textbook)),
@@ -106,7 +107,7 @@ Tensor Gpt::forward(const Tensor& ids) {
   const Tensor x = features(ids);
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(x, tokens_.weight);  // (B, T, V)
+  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_));  // (B, T, V)
 }
 
 Tensor Gpt::loss(const Batch& batch) {
@@ -114,7 +115,8 @@ Tensor Gpt::loss(const Batch& batch) {
     const Tensor x = features(batch.input);
     const PathScope scope(path());
     const PathScope head("loss");
-    return chunked_token_loss(x, tokens_.weight, Tensor(), batch.target);
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_), Tensor(),
+                              batch.target);
   }
   const Tensor logits = forward(batch.input);
   const PathScope scope(path());

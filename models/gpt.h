@@ -4,6 +4,7 @@
 // (C, 3C) [in, out], ...
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -47,6 +48,7 @@ class Gpt final : public Model {
  private:
   Tensor features(const Tensor& ids);
 
+  std::optional<DType> compute_;
   nn::Embedding &tokens_, &positions_;
   nn::Dropout& dropout_;
   std::vector<GptBlock*> blocks_;

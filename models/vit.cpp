@@ -47,6 +47,7 @@ nn::LinearOptions zeros_head() {
 VitAttention::VitAttention(const ModelOptions& sizes, const nn::Placement& on)
     : heads_(sizes.heads),
       build_(sizes.build),
+      compute_(on.compute),
       in_weight_(add_parameter(
           "in_proj_weight",
           nn::init::uniform({3 * sizes.width, sizes.width}, vit_detail::glorot_bound(sizes.width, 3 * sizes.width),
@@ -54,8 +55,9 @@ VitAttention::VitAttention(const ModelOptions& sizes, const nn::Placement& on)
       in_bias_(add_parameter("in_proj_bias", nn::init::constant({3 * sizes.width}, 0, on.dtype, on.device))),
       out_(child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {}
 
-Tensor VitAttention::forward(const Tensor& x) {        // (N, T, C)
-  const Tensor qkv = linear(x, in_weight_, in_bias_);  // (N, T, 3C)
+Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
+  const Tensor qkv = linear(nn::as_operand(x, compute_), nn::as_operand(in_weight_, compute_),
+                            nn::as_operand(in_bias_, compute_));  // (N, T, 3C)
   AttentionOptions options;
   options.causal = false;
   return out_(build_ == Build::fused ? attention(qkv, heads_, options) : attention_textbook(qkv, heads_, options));
@@ -84,8 +86,8 @@ Tensor VitBlock::feed_forward(const Tensor& x) {
 }
 
 Tensor VitBlock::forward(const Tensor& x) {
-  const Tensor y = add(x, attention_dropout_(attention_(norm1_(x))));
-  return add(y, feed_forward(y));
+  const Tensor y = nn::residual_sum(x, attention_dropout_(attention_(norm1_(x))));
+  return nn::residual_sum(y, feed_forward(y));
 }
 
 Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
@@ -108,7 +110,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
 }
 
 Tensor Vit::embed(const Tensor& images) {
-  const Tensor grid = patches_(images);                                      // (N, H / 16, W / 16, C)
+  const Tensor grid = cast(patches_(images), dtype_);                        // (N, H / 16, W / 16, C)
   const Tensor patches = reshape(grid, {grid.size(0), -1, options_.width});  // (N, T - 1, C)
   const PathScope scope("encoder");
   const Tensor first = expand(class_token_, {images.size(0), 1, options_.width});  // (N, 1, C)

@@ -5,6 +5,7 @@
 // `encoder.layers.encoder_layer_0.self_attention.in_proj_weight` (3 C, C) [out, in], ..., `heads.head.weight`.
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -30,6 +31,7 @@ class VitAttention final : public nn::Layer {
  private:
   std::int64_t heads_;
   Build build_;
+  std::optional<DType> compute_;
   Tensor in_weight_, in_bias_;  // (3 C, C), (3 C)
   nn::Linear& out_;
 };

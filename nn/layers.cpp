@@ -5,6 +5,7 @@
 #include <thimble/autograd/functions/dropout.h>
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/norm.h>
+#include <thimble/autograd/functions/view.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/transaction.h>
@@ -12,8 +13,12 @@
 
 namespace thimble::nn {
 
+Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
+  return t.defined() && compute ? cast(t, *compute) : t;
+}
+
 Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const LinearOptions& options)
-    : options_(options) {
+    : options_(options), compute_(on.compute) {
   const Shape shape = options.weight_is_in_out ? Shape{in, out} : Shape{out, in};
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   const bool is_normal = options.deviation >= 0;
@@ -26,12 +31,13 @@ Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const Lin
 }
 
 Tensor Linear::forward(const Tensor& x) {
-  return linear(x, weight, bias, options_.activation, options_.weight_is_in_out);
+  return linear(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_.activation,
+                options_.weight_is_in_out);
 }
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options, bool has_bias,
                const Placement& on)
-    : options_(options) {
+    : options_(options), compute_(on.compute) {
   if (options.groups < 1 || in % options.groups != 0 || out % options.groups != 0) {
     throw ValueError("conv2d: " + std::to_string(options.groups) + " groups do not divide " + std::to_string(in) +
                      " and " + std::to_string(out) + " channels");
@@ -43,13 +49,15 @@ Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Con
   if (has_bias) bias = add_parameter("bias", init::constant({out}, 0, on.dtype, on.device));
 }
 
-Tensor Conv2d::forward(const Tensor& x) { return conv2d(x, weight, bias, options_); }
+Tensor Conv2d::forward(const Tensor& x) {
+  return conv2d(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_);
+}
 
 BatchNorm2d::BatchNorm2d(std::int64_t channels, const Placement& on, double momentum, double epsilon)
     : momentum_(momentum), epsilon_(epsilon) {
-  const DType statistics = on.dtype == DType::f64 ? DType::f64 : DType::f32;
-  weight = add_parameter("weight", init::constant({channels}, 1, on.dtype, on.device));
-  bias = add_parameter("bias", init::constant({channels}, 0, on.dtype, on.device));
+  const DType dtype = on.norm_dtype(), statistics = dtype == DType::f64 ? DType::f64 : DType::f32;
+  weight = add_parameter("weight", init::constant({channels}, 1, dtype, on.device));
+  bias = add_parameter("bias", init::constant({channels}, 0, dtype, on.device));
   running_mean = add_buffer("running_mean", init::constant({channels}, 0, statistics, on.device));
   running_var = add_buffer("running_var", init::constant({channels}, 1, statistics, on.device));
   num_batches_tracked = add_buffer("num_batches_tracked", init::constant({}, 0, DType::i64, on.device));
@@ -81,22 +89,22 @@ Tensor BatchNorm2d::with_add_relu(const Tensor& x, const Tensor& residual) {
 }
 
 LayerNorm::LayerNorm(std::int64_t width, const Placement& on, double epsilon) : epsilon_(epsilon) {
-  weight = add_parameter("weight", init::constant({width}, 1, on.dtype, on.device));
-  bias = add_parameter("bias", init::constant({width}, 0, on.dtype, on.device));
+  weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
+  bias = add_parameter("bias", init::constant({width}, 0, on.norm_dtype(), on.device));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, weight, bias, epsilon_); }
 
 RmsNorm::RmsNorm(std::int64_t width, const Placement& on, double epsilon) : epsilon_(epsilon) {
-  weight = add_parameter("weight", init::constant({width}, 1, on.dtype, on.device));
+  weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
 }
 
 Tensor RmsNorm::forward(const Tensor& x) { return rms_norm(x, weight, epsilon_); }
 
 GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on, double epsilon)
     : groups_(groups), epsilon_(epsilon) {
-  weight = add_parameter("weight", init::constant({channels}, 1, on.dtype, on.device));
-  bias = add_parameter("bias", init::constant({channels}, 0, on.dtype, on.device));
+  weight = add_parameter("weight", init::constant({channels}, 1, on.norm_dtype(), on.device));
+  bias = add_parameter("bias", init::constant({channels}, 0, on.norm_dtype(), on.device));
 }
 
 Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }

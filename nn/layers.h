@@ -7,6 +7,10 @@
 
 namespace thimble::nn {
 
+/// t as an operand of a product that computes in `compute`: cast, recorded, so that its gradient comes back in t's own
+/// dtype; t itself without a dtype to compute in, or when it is undefined.
+Tensor as_operand(const Tensor& t, std::optional<DType> compute);
+
 struct LinearOptions {
   bool has_bias = true;
   /// Weight (I, O), as GPT-2's files have it, instead of (O, I).
@@ -28,6 +32,7 @@ class Linear final : public Layer {
 
  private:
   LinearOptions options_;
+  std::optional<DType> compute_;
 };
 
 /// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW.
@@ -42,6 +47,7 @@ class Conv2d final : public Layer {
 
  private:
   Conv2dOptions options_;
+  std::optional<DType> compute_;
 };
 
 /// Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, algorithm 1), with running statistics.

@@ -1,6 +1,7 @@
 #include <thimble/nn/module.h>
 
 #include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 
 namespace thimble::nn {
@@ -75,6 +76,9 @@ Tensor Sequential::forward(const Tensor& x) {
   return y;
 }
 
-Tensor residual_sum(const Tensor& x, const Tensor& y) { return add(x, y); }
+Tensor residual_sum(const Tensor& x, const Tensor& y) {
+  const bool is_left_wider = size_of(x.dtype()) >= size_of(y.dtype());
+  return is_left_wider ? add(x, cast(y, x.dtype())) : add(cast(x, y.dtype()), y);
+}
 
 }  // namespace thimble::nn

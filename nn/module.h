@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,10 +18,15 @@ namespace thimble::nn {
 
 using optim::Named;
 
-/// Where a module's tensors live, and of which dtype its parameters are.
+/// Where a module's tensors live, of which dtype its parameters are, and what its products compute in. Policies that
+/// fill it in have names: nn/precision.h.
 struct Placement {
   Device device = cpu;
   DType dtype = DType::f32;
+  std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
+  std::optional<DType> compute = {};  ///< linear layers and convolutions cast their operands to it; none: they do not
+
+  DType norm_dtype() const noexcept { return norms.value_or(dtype); }
 };
 
 /// How public files lay a parameter out.
@@ -147,7 +153,7 @@ class Residual final : public Layer {
   Inner& inner_;
 };
 
-/// x + y, recorded; what Residual is made of.
+/// x + y, recorded; where their dtypes differ, the narrower one is cast to the wider one. What Residual is made of.
 Tensor residual_sum(const Tensor& x, const Tensor& y);
 
 template <class Inner>

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/nn/init.h>
+#include <thimble/nn/layers.h>
 
 namespace thimble::nn {
 
@@ -16,7 +17,7 @@ Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kerne
 }
 
 SharedConv2d::SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options, const Placement& on)
-    : basis(add_parameter("basis", basis)), options_(options) {
+    : basis(add_parameter("basis", basis)), options_(options), compute_(on.compute) {
   if (basis.rank() != 4 || basis.size(2) != basis.size(3)) {
     throw ShapeError("shared_conv2d: basis " + to_string(basis.shape()) + "; (r, O, K, K) is needed");
   }
@@ -33,6 +34,9 @@ SharedConv2d::SharedConv2d(std::int64_t in, std::int64_t out, std::int64_t kerne
                            const Conv2dOptions& options, const Placement& on)
     : SharedConv2d(in, make_kernel_basis(rank, out, kernel, on), options, on) {}
 
-Tensor SharedConv2d::forward(const Tensor& x) { return shared_conv2d(x, basis, coefficients, {}, options_); }
+Tensor SharedConv2d::forward(const Tensor& x) {
+  return shared_conv2d(as_operand(x, compute_), as_operand(basis, compute_), as_operand(coefficients, compute_), {},
+                       options_);
+}
 
 }  // namespace thimble::nn

@@ -30,6 +30,7 @@ class SharedConv2d final : public Layer {
 
  private:
   Conv2dOptions options_;
+  std::optional<DType> compute_;
 };
 
 }  // namespace thimble::nn

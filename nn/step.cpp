@@ -32,6 +32,9 @@ void check_offloading(const optim::Optimizer& optimizer, const StepOptions& opti
     refuse_offloading("with " + std::to_string(options.micro_batches) +
                       " micro-batches: all of them add to every gradient");
   }
+  if (options.scaler != nullptr) {
+    refuse_offloading("with a loss scaler: it judges gradients that are here");
+  }
   for (const optim::Named& p : optimizer.parameters()) {
     if (p.tensor.grad().defined()) {
       refuse_offloading("while " + p.name + " has one of before: backward adds to what is here");
@@ -53,6 +56,9 @@ void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options)
   if (options.micro_batches > 1) {
     refuse_fusing("with " + std::to_string(options.micro_batches) +
                   " micro-batches: gradients are complete after the last one");
+  }
+  if (options.scaler != nullptr && options.scaler->is_dynamic()) {
+    refuse_fusing("with a dynamic loss scale: whether the step is skipped is known when all gradients are there");
   }
   for (const optim::Named& p : optimizer.parameters()) {
     if (p.tensor.grad().defined()) {
@@ -147,12 +153,43 @@ void update_all(optim::Optimizer& optimizer) {
   }
 }
 
+double loss_scale(const StepOptions& options) { return options.scaler != nullptr ? options.scaler->scale() : 1; }
+
+/// The optimizer's factor, for a scope.
+class GradientFactor {
+ public:
+  GradientFactor(optim::Optimizer& optimizer, double factor)
+      : optimizer_(optimizer), before_(optimizer.gradient_factor()) {
+    optimizer_.set_gradient_factor(before_ * factor);
+  }
+  ~GradientFactor() { optimizer_.set_gradient_factor(before_); }
+  GradientFactor(const GradientFactor&) = delete;
+  GradientFactor& operator=(const GradientFactor&) = delete;
+
+ private:
+  optim::Optimizer& optimizer_;
+  double before_;
+};
+
+/// The update of a step whose loss was scaled, or none.
+void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, Transaction& transaction) {
+  const optim::GradScaler::Verdict verdict = options.scaler->judge(optimizer.parameters(), options.clip_norm);
+  if (verdict.is_skipped) {
+    transaction.drop_state();
+  } else {
+    const GradientFactor factor(optimizer, verdict.gradient_factor);
+    update_all(optimizer);
+  }
+  options.scaler->record(verdict);
+}
+
 Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options) {
   Updates updates(optimizer, options.fuses_optimizer == FusedUpdate::secured);
   const auto update = [&](const std::shared_ptr<Leaf>& leaf) { updates.on_gradient(leaf); };
   const LeafHook hook(update);
   try {
-    const Tensor loss = optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook);
+    const Tensor loss =
+        optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook, loss_scale(options));
     updates.finish();
     return loss;
   } catch (const std::exception& error) {
@@ -200,11 +237,17 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   if (options.gradient_tier) {
     loss = step_detail::run_offloading(optimizer, loss_of, options);
   } else if (is_fused) {
+    const step_detail::GradientFactor factor(optimizer, 1 / step_detail::loss_scale(options));
     loss = step_detail::run_fused(optimizer, loss_of, options);
   } else {
-    loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording);
-    if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
-    step_detail::update_all(optimizer);
+    loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording,
+                                       nullptr, step_detail::loss_scale(options));
+    if (options.scaler != nullptr) {
+      step_detail::update_scaled(optimizer, options, transaction);
+    } else {
+      if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
+      step_detail::update_all(optimizer);
+    }
   }
   optimizer.zero_grad();
   transaction.commit();

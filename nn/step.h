@@ -8,6 +8,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/parallel.h>
 #include <thimble/optim/accumulate.h>
+#include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::nn {
@@ -31,6 +32,7 @@ struct StepOptions {
   FusedUpdate fuses_optimizer = FusedUpdate::off;
   /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.
   std::shared_ptr<Tier> gradient_tier = nullptr;
+  optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
 };
 
 /// A step that is fused, or whose gradients or optimizer state are in a tier, failed after it had updated some of the
@@ -54,16 +56,24 @@ class PartialUpdateError : public Error {
 /// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not
 /// read. Throws ValueError for options out of range, and what `loss_of` throws.
 ///
+/// With a `scaler` gradients are those of the scaled loss, and the optimizer divides them as it reads them; clipping
+/// takes part in that factor and does not write to them. Under a dynamic scale a step whose gradients are not all
+/// finite is skipped: parameters, optimizer state, its count and batch-norm statistics stay as they were, bit by bit;
+/// the generator goes on by a step, as the batch is used up, the scale falls, and gradients are freed. A step that
+/// throws leaves the scaler as it was. What is planned is a step that is not skipped, which needs more.
+///
 /// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
 /// segments included: the same bits. Optimizer state is there since the optimizer was made, and an update needs no
 /// memory. Throws PlanError, before anything is run, together with clipping (the norm is known when all gradients are),
 /// several micro-batches (gradients are complete after the last), gradients that were there before (they could not be
-/// put back), and `secured` without a replayed step; PartialUpdateError as above.
+/// put back), a dynamic scaler (whether to update is known when all gradients are), and `secured` without a replayed
+/// step; PartialUpdateError as above.
 ///
 /// With `gradient_tier` every gradient goes there as soon as it is complete, and comes back for its update: the same
 /// bits, clipped or not. Throws PlanError, before anything is run, together with a fused optimizer (whose gradients
-/// never wait), several micro-batches (all of which add to every gradient), and gradients that were there before;
-/// FileError with nothing changed before the first update, PartialUpdateError after it.
+/// never wait), several micro-batches (all of which add to every gradient), a scaler (which judges gradients that are
+/// here), and gradients that were there before; FileError with nothing changed before the first update,
+/// PartialUpdateError after it.
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options = {});
 

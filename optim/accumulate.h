@@ -26,8 +26,11 @@ struct RecordingOptions {
 /// `loss_of(i)` gives micro-batch i's mean loss (recorded on a tape of its own); it is divided by `count`, so that the
 /// sum of gradients is that of the mean over the whole batch. Random operators draw what the whole batch would have
 /// drawn. Returns the mean of the losses (one element). Throws ValueError when count < 1, or when samples < 1
-/// and there are several micro-batches. `on_gradient` is handed to every backward (Tape::backward).
+/// and there are several micro-batches. `on_gradient` is handed to every backward (Tape::backward). Gradients are those
+/// of the loss times `loss_scale`, which backward starts from; the losses returned are not scaled. Throws DTypeError
+/// for a scale other than 1 and a loss narrower than f32.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
-                            const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr);
+                            const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
+                            double loss_scale = 1);
 
 }  // namespace thimble::optim

@@ -95,6 +95,7 @@ void Adafactor::update(std::size_t index, const Tensor& parameter, const Tensor&
     args.clip = options_.clip;
     args.weight_decay = parameter.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
     args.scales_by_parameter = options_.scales_by_parameter;
+    args.gradient_factor = gradient_factor();
     args.step = step_count();
     kernels::optimizer8_kernels(parameter.device()).adafactor(args);
   });

@@ -7,7 +7,7 @@
 namespace thimble::optim {
 
 Adam::Adam(std::vector<Named> parameters, AdamOptions options)
-    : Optimizer(std::move(parameters), options.rate), options_(options) {
+    : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(options.narrow) {
   const auto check = [](bool is_fine, const char* what, double value) {
     if (!is_fine) throw ValueError(std::string("adam: ") + what + " " + std::to_string(value) + " is out of range");
   };
@@ -19,6 +19,7 @@ Adam::Adam(std::vector<Named> parameters, AdamOptions options)
   for (const Named& p : this->parameters()) {
     first_.push_back(make_state(p.tensor));
     second_.push_back(make_state(p.tensor));
+    narrow_.add(p);
     put_away(first_.size() - 1);
   }
   end_step();
@@ -29,7 +30,14 @@ std::vector<Named> Adam::state() const {
   for (std::size_t i = 0; i < first_.size(); ++i) {
     list.push_back({parameters()[i].name + ".first_moment", first_[i]});
     list.push_back({parameters()[i].name + ".second_moment", second_[i]});
+    narrow_.list(i, parameters()[i].name, list);
   }
+  return list;
+}
+
+std::vector<Tensor*> Adam::state_of(std::size_t index) {
+  std::vector<Tensor*> list{&first_[index], &second_[index]};
+  if (Tensor* const extra = narrow_.state_of(index)) list.push_back(extra);
   return list;
 }
 
@@ -52,10 +60,13 @@ void Adam::update(std::size_t index, const Tensor& parameter, const Tensor& grad
     args.weight_decay = parameter.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
     args.is_decoupled = options_.is_decoupled;
     args.step = step_count();
+    args.gradient_factor = gradient_factor();
+    args.narrow = narrow_.arguments(index, parameter, parameters()[index].name, step_count(), at);
     kernels::optimizer_kernels(parameter.device()).adam(args);
   });
   m.storage()->bump_version();
   v.storage()->bump_version();
+  narrow_.bump_version(index);
 }
 
 }  // namespace thimble::optim

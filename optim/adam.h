@@ -1,6 +1,7 @@
 #pragma once
 // Adam (Kingma & Ba 2015, algorithm 1) and AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
+#include <thimble/optim/narrow.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
@@ -13,10 +14,11 @@ struct AdamOptions {
   bool is_decoupled = true;  ///< AdamW; false: the decay is added to the gradient (Adam with L2)
   /// Tensors of lower rank (biases, norms) are not decayed. 0: all are; 2 is the habit for transformers.
   int smallest_decayed_rank = 0;
-  std::shared_ptr<Tier> tier = nullptr;  ///< where the state waits between updates; null: it stays
+  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
-/// State: 8 bytes per parameter element (two moments in f32).
+/// State: 8 bytes per parameter element (two moments in f32), and what `narrow` takes.
 class Adam final : public Optimizer {
  public:
   /// Throws ValueError for options out of range.
@@ -25,11 +27,12 @@ class Adam final : public Optimizer {
   const char* name() const noexcept override { return options_.is_decoupled ? "adamw" : "adam"; }
 
  private:
-  std::vector<Tensor*> state_of(std::size_t index) override { return {&first_[index], &second_[index]}; }
+  std::vector<Tensor*> state_of(std::size_t index) override;
   void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
 
   AdamOptions options_;
   std::vector<Tensor> first_, second_;
+  NarrowUpdateState narrow_;
 };
 
 }  // namespace thimble::optim

@@ -81,6 +81,7 @@ void Adam8::update(std::size_t index, const Tensor& parameter, const Tensor& gra
     args.second_moment = at(second.values);
     args.state_dtype = first.values.dtype();
     args.rate = rate();
+    args.gradient_factor = gradient_factor();
     args.beta1 = options_.beta1;
     args.beta2 = options_.beta2;
     args.epsilon = options_.epsilon;
@@ -143,6 +144,7 @@ void Momentum8::update(std::size_t index, const Tensor& parameter, const Tensor&
     args.momentum_buffer = at(moment.values);
     args.state_dtype = moment.values.dtype();
     args.rate = rate();
+    args.gradient_factor = gradient_factor();
     args.momentum = options_.momentum;
     args.weight_decay = options_.weight_decay;
     args.nesterov = options_.nesterov;

@@ -53,6 +53,13 @@ void Optimizer::set_rate(double rate) {
   rate_ = rate;
 }
 
+void Optimizer::set_gradient_factor(double factor) {
+  if (!(factor >= 0) || !std::isfinite(factor)) {
+    throw ValueError("optimizer: gradient factor " + std::to_string(factor) + " is not a finite number >= 0");
+  }
+  gradient_factor_ = factor;
+}
+
 std::size_t Optimizer::state_bytes() const {
   std::size_t bytes = 0;
   for (const Named& s : state()) bytes += s.tensor.bytes();

@@ -47,6 +47,11 @@ class Optimizer {
   double rate() const noexcept { return rate_; }
   /// Throws ValueError when negative or not finite.
   void set_rate(double rate);
+  /// What gradients are multiplied by as an update reads them, so that a scaled gradient is never written down
+  /// unscaled, in a dtype that may be too narrow for that. 1 unless it is set. Throws ValueError unless finite and >=
+  /// 0.
+  double gradient_factor() const noexcept { return gradient_factor_; }
+  void set_gradient_factor(double factor);
   /// Updates done so far.
   std::int64_t step_count() const noexcept { return step_count_; }
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }
@@ -82,6 +87,7 @@ class Optimizer {
   std::vector<std::size_t> writing_;                  // parameters whose state is on its way
   std::vector<Named> parameters_;
   double rate_;
+  double gradient_factor_ = 1;
   std::int64_t step_count_ = 0;
 };
 

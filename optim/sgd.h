@@ -2,19 +2,21 @@
 // Stochastic gradient descent with momentum (Polyak 1964; Sutskever et al. 2013 for Nesterov's form, as PyTorch has
 // it).
 
+#include <thimble/optim/narrow.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
 
 struct SgdOptions {
   double rate = 0.1;
-  double momentum = 0;                   ///< 0: no state
-  double weight_decay = 0;               ///< added to the gradient
-  bool nesterov = false;                 ///< needs momentum > 0
-  std::shared_ptr<Tier> tier = nullptr;  ///< where the state waits between updates; null: it stays
+  double momentum = 0;                          ///< 0: no state
+  double weight_decay = 0;                      ///< added to the gradient
+  bool nesterov = false;                        ///< needs momentum > 0
+  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
-/// State: 4 bytes per parameter element with momentum, else none.
+/// State: 4 bytes per parameter element with momentum, and what `narrow` takes.
 class Sgd final : public Optimizer {
  public:
   /// Throws ValueError for options out of range.
@@ -23,13 +25,12 @@ class Sgd final : public Optimizer {
   const char* name() const noexcept override { return "sgd"; }
 
  private:
-  std::vector<Tensor*> state_of(std::size_t index) override {
-    return momentum_.empty() ? std::vector<Tensor*>() : std::vector<Tensor*>{&momentum_[index]};
-  }
+  std::vector<Tensor*> state_of(std::size_t index) override;
   void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
 
   SgdOptions options_;
   std::vector<Tensor> momentum_;
+  NarrowUpdateState narrow_;
 };
 
 }  // namespace thimble::optim

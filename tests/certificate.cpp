@@ -14,55 +14,12 @@
 #include <thimble/memory/offload.h>
 #include <thimble/memory/stack.h>
 
+#include "certificate_watched.h"
 #include "offload_data.h"
 #include "random_plans.h"
 
 namespace thimble::certificate {
 namespace {
-
-using Bytes = std::vector<std::byte>;
-
-Bytes bytes_of(const void* from, std::size_t count) {
-  const auto* const first = static_cast<const std::byte*>(from);
-  return Bytes(first, first + count);
-}
-Bytes bytes_of(const Tensor& t) { return t.elements() == 0 ? Bytes() : bytes_of(Pin(t).data(), t.bytes()); }
-
-/// Hands every update to the optimizer proper and notes the gradient that it gets.
-class Watched final : public optim::Optimizer {
- public:
-  /// `before_first` is called before the first update of a step, `after_each` after every one.
-  Watched(std::unique_ptr<optim::Optimizer> proper, std::function<void()> before_first,
-          std::function<void()> after_each)
-      : Optimizer(proper->parameters(), proper->rate()),
-        proper_(std::move(proper)),
-        before_first_(std::move(before_first)),
-        after_each_(std::move(after_each)),
-        gradients_(parameters().size()) {}
-
-  std::vector<optim::Named> state() const override { return proper_->state(); }
-  const char* name() const noexcept override { return proper_->name(); }
-
-  void forget() {
-    gradients_.assign(parameters().size(), {});
-    updates_ = 0;
-  }
-  const std::vector<Bytes>& gradients() const noexcept { return gradients_; }
-
- private:
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override {
-    if (updates_++ == 0) before_first_();
-    if (!parameter.device().is_dry) gradients_[index] = bytes_of(gradient);
-    proper_->set_step_count(step_count());
-    proper_->step_one(index);
-    after_each_();
-  }
-
-  std::unique_ptr<optim::Optimizer> proper_;
-  std::function<void()> before_first_, after_each_;
-  std::vector<Bytes> gradients_;
-  std::size_t updates_ = 0;
-};
 
 class Run final : public nn::TrainingRun {
  public:
@@ -85,6 +42,8 @@ class Run final : public nn::TrainingRun {
     options_.recording.times = &times_;
     options_.fuses_optimizer = technique_.fuses;
     if (technique_.offloads_gradients) options_.gradient_tier = tier_;
+    scaler_ = net_->make_scaler();
+    options_.scaler = scaler_.get();
   }
 
   void step() override {
@@ -119,6 +78,9 @@ class Run final : public nn::TrainingRun {
     for (const auto& [item, name, tensor] : tensors()) all.push_back({step, item, name, bytes_of(tensor)});
     const std::int64_t updates = optimizer_->step_count();
     all.push_back({step, Item::optimizer_state, "updates", bytes_of(&updates, sizeof updates)});
+    if (scaler_) {
+      all.push_back({step, Item::optimizer_state, "scaler", bytes_of(&scaler_->state(), sizeof scaler_->state())});
+    }
     const std::uint64_t generator_step = generator_.step();
     all.push_back({step, Item::generator, "step", bytes_of(&generator_step, sizeof generator_step)});
     return all;
@@ -131,12 +93,9 @@ class Run final : public nn::TrainingRun {
         std::memcpy(Pin(std::get<2>(list[i])).data(), state[i].bytes.data(), state[i].bytes.size());
       }
     }
-    std::int64_t updates = 0;
-    std::memcpy(&updates, state[list.size()].bytes.data(), sizeof updates);
-    optimizer_->set_step_count(updates);
-    std::uint64_t generator_step = 0;
-    std::memcpy(&generator_step, state.back().bytes.data(), sizeof generator_step);
-    generator_.set_step(generator_step);
+    optimizer_->set_step_count(read<std::int64_t>(state[list.size()].bytes));
+    if (scaler_) scaler_->set_state(read<optim::GradScalerState>(state[list.size() + 1].bytes));
+    generator_.set_step(read<std::uint64_t>(state.back().bytes));
   }
 
   bool has_gradient() const {
@@ -190,6 +149,7 @@ class Run final : public nn::TrainingRun {
   std::shared_ptr<FileTier> tier_;
   std::unique_ptr<Net> net_;
   std::unique_ptr<Watched> optimizer_;
+  std::unique_ptr<optim::GradScaler> scaler_;
   nn::StepOptions options_;
   TapeTimes times_;
   Bytes loss_, calls_;

@@ -34,6 +34,8 @@ class Net : public nn::Module {
   virtual Tensor run(std::size_t stage, const Tensor& x, std::int64_t micro_batch) = 0;
   virtual std::unique_ptr<optim::Optimizer> make_optimizer() const = 0;
   virtual std::int64_t samples() const = 0;
+  /// What the loss is scaled with; none: it is not.
+  virtual std::unique_ptr<optim::GradScaler> make_scaler() const { return nullptr; }
   /// The paths that random numbers are drawn under.
   virtual std::vector<PathId> random_paths() const = 0;
   /// From now on some operators send what they save to `tier`.

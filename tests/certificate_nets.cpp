@@ -74,13 +74,14 @@ std::int64_t samples_of(const NetOptions& options) {
 }
 
 /// Values that differ from sample to sample.
-Tensor images(const Shape& shape, int micro_batch, Device device) {
-  const Tensor t = Tensor::empty(shape, DType::f32, device, Category::input);
-  if (device.is_dry) return t;
-  const Pin pin(t);
-  for (std::int64_t i = 0; i < t.elements(); ++i) {
-    pin.as<float>()[i] = static_cast<float>((i * 37 + i / 11 + micro_batch * 17) % 101) / 50 - 1;
+Tensor images(const Shape& shape, int micro_batch, DType dtype, Device device) {
+  std::vector<float> values(static_cast<std::size_t>(shape.elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto n = static_cast<std::int64_t>(i);
+    values[i] = static_cast<float>((n * 37 + n / 11 + micro_batch * 17) % 101) / 50 - 1;
   }
+  const Tensor t = Tensor::empty(shape, dtype, device, Category::input);
+  copy_into(t, from_host(values, shape, device, Category::input));
   return t;
 }
 
@@ -90,6 +91,20 @@ Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, Device d
   const Pin pin(t);
   for (std::int64_t i = 0; i < t.elements(); ++i) pin.as<std::int64_t>()[i] = (i * i * 7 + i + micro_batch * 5) % count;
   return t;
+}
+
+nn::Placement placement_of(const NetOptions& options, Device device) {
+  return options.precision ? options.precision->on(device) : nn::Placement{device, DType::f32};
+}
+
+optim::NarrowUpdate update_of(const NetOptions& options) {
+  return options.precision ? options.precision->update : optim::NarrowUpdate::rounded;
+}
+
+/// Its scale is the largest at first, so that some step is skipped.
+std::unique_ptr<optim::GradScaler> scaler_of(const NetOptions& options) {
+  if (!options.precision || !options.precision->scales_loss) return nullptr;
+  return std::make_unique<optim::GradScaler>(optim::GradScalerOptions{.scale = 0x1p24, .backoff = 0x1p-12});
 }
 
 class ConvNet final : public Net {
@@ -114,7 +129,7 @@ class ConvNet final : public Net {
         head_(child<nn::Linear>("head.linear", channels(), 5, on(device))) {
     for (int i = 0; i < micro_batch_count; ++i) {
       const std::int64_t size = options.is_tiny ? 4 : 16;
-      inputs_.push_back(images({samples(), size, size, 3}, i, device));
+      inputs_.push_back(images({samples(), size, size, 3}, i, on(device).dtype, device));
       targets_.push_back(classes({samples()}, 5, i, device));
     }
   }
@@ -124,9 +139,11 @@ class ConvNet final : public Net {
   std::int64_t samples() const override { return samples_of(options_); }
   std::vector<PathId> random_paths() const override { return {dropout1_.path(), dropout2_.path()}; }
   std::unique_ptr<optim::Optimizer> make_optimizer() const override {
-    return std::make_unique<optim::Sgd>(trainable(),
-                                        optim::SgdOptions{.rate = 0.05, .momentum = 0.9, .weight_decay = 1e-3});
+    return std::make_unique<optim::Sgd>(
+        trainable(),
+        optim::SgdOptions{.rate = 0.05, .momentum = 0.9, .weight_decay = 1e-3, .narrow = update_of(options_)});
   }
+  std::unique_ptr<optim::GradScaler> make_scaler() const override { return scaler_of(options_); }
 
   // x: (N, S, S, 3), then (N, S, S, C), after the pooling (N, S / 2, S / 2, C), (N, C), ()
   Tensor run(std::size_t stage, const Tensor& x, std::int64_t micro_batch) override {
@@ -135,7 +152,7 @@ class ConvNet final : public Net {
         return stem_norm_.with_relu(stem_(x));
       case 1: {
         const Tensor h = drop(norm1_.with_relu(conv1_(x)));
-        return relu(add(normalize(conv2_(h)), x));
+        return relu(nn::residual_sum(normalize(conv2_(h)), x));
       }
       case 2:
         return apply_away(tier_, ops::MaxPool2d{{.kernel = {2, 2}}}, x);
@@ -149,7 +166,7 @@ class ConvNet final : public Net {
   }
 
  private:
-  static nn::Placement on(Device device) { return {device, DType::f32}; }
+  nn::Placement on(Device device) const { return placement_of(options_, device); }
   std::int64_t channels() const { return options_.is_tiny ? 2 : 8; }
   Tensor drop(const Tensor& x) {
     if (!options_.drop) return dropout1_(x);
@@ -203,8 +220,10 @@ class Transformer final : public Net {
     return paths;
   }
   std::unique_ptr<optim::Optimizer> make_optimizer() const override {
-    return std::make_unique<optim::Adam>(trainable(), optim::AdamOptions{.rate = 1e-2, .weight_decay = 0.1});
+    return std::make_unique<optim::Adam>(
+        trainable(), optim::AdamOptions{.rate = 1e-2, .weight_decay = 0.1, .narrow = update_of(options_)});
   }
+  std::unique_ptr<optim::GradScaler> make_scaler() const override { return scaler_of(options_); }
 
   // x: (N, T) ids, then (N, T, C), ()
   Tensor run(std::size_t stage, const Tensor& x, std::int64_t micro_batch) override {
@@ -232,7 +251,7 @@ class Transformer final : public Net {
     PathId attention_path;
   };
   static constexpr std::int64_t vocabulary = 13, heads = 2;
-  static nn::Placement on(Device device) { return {device, DType::f32}; }
+  nn::Placement on(Device device) const { return placement_of(options_, device); }
   std::int64_t width() const { return options_.is_tiny ? 4 : 32; }
   std::int64_t length() const { return options_.is_tiny ? 3 : 16; }
 
@@ -257,7 +276,7 @@ class Transformer final : public Net {
       mixed = is_tiled ? apply_away(tier_, ops::Attention{heads, true, {}, 0.1, next_random_site()}, qkv)
                        : attention_textbook(qkv, heads, {.dropout = 0.1});
     }
-    return add(x, (*block.dropout)((*block.out)(mixed)));
+    return nn::residual_sum(x, (*block.dropout)((*block.out)(mixed)));
   }
 
   Tensor feed_forward(const Block& block, bool has_own_gelu, const Tensor& x) const {
@@ -266,13 +285,17 @@ class Transformer final : public Net {
     if (has_own_gelu) {
       wide = apply_away(tier_, Elementwise<ops::GeluTanh>{}, (*block.up)(h));
     } else {
-      wide = linear(h, block.up->weight, block.up->bias, kernels::Activation::gelu_tanh);
+      wide = linear(operand(h), operand(block.up->weight), operand(block.up->bias), kernels::Activation::gelu_tanh);
     }
-    return add(x, (*block.dropout)((*block.down)(wide)));
+    return nn::residual_sum(x, (*block.dropout)((*block.down)(wide)));
+  }
+
+  Tensor operand(const Tensor& t) const {
+    return nn::as_operand(t, options_.precision ? options_.precision->compute : std::nullopt);
   }
 
   Tensor head(const Tensor& rows, const Tensor& targets) const {
-    if (!options_.has_chunked_head) return cross_entropy(linear(rows, tokens_.weight), targets);
+    if (!options_.has_chunked_head) return cross_entropy(linear(operand(rows), operand(tokens_.weight)), targets);
     const std::int64_t chunk = rows.size(0) / 3 + 1;  // three chunks, the last one smaller
     return apply(ops::LinearCrossEntropy{.chunk_rows = chunk}, rows, tokens_.weight, Tensor(), targets);
   }

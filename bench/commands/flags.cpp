@@ -26,6 +26,12 @@ std::string number_text(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
+std::string precision_names() {
+  std::string names;
+  for (const nn::Precision& p : nn::precisions()) names += (names.empty() ? "" : ", ") + std::string(p.name);
+  return names;
+}
+
 std::int64_t parse_parts(const std::string& text) {
   try {
     return parse_integer("--micro-batches", text, 1, largest_size);
@@ -161,11 +167,23 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           },
           "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
       ->type_name("N|auto");
-  command
+  const CLI::Option* const dtype =
+      command
+          .add_option_function<std::string>(
+              "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
+              "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
+          ->type_name("D");
+  command  // after --dtype: callbacks run in this order
       .add_option_function<std::string>(
-          "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
-          "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
-      ->type_name("D");
+          "--precision",
+          [setup, dtype](const std::string& text) {
+            const DType asked = setup->dtype;
+            set_precision(*setup, text);
+            if (dtype->count() > 0) setup->dtype = asked;
+            placement(*setup, cpu);
+          },
+          "Mixed precision: " + flags_detail::precision_names() + " (none: all is of --dtype)")
+      ->type_name("P");
   command
       .add_option_function<std::string>(
           "--optimizer",

@@ -61,6 +61,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
                               {"peak_bytes", report.plan.peak_bytes},
                               {"peak_by_category", by_category},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
+  if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
   if (report.budget_bytes > 0) {
     json["budget_bytes"] = report.budget_bytes;
     json["feasible"] = report.is_feasible;

@@ -99,6 +99,11 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"arena_rss_bytes", r.arena_rss_bytes},
                               {"ms_per_step", r.ms_per_step},
                               {"items_per_s", r.items_per_s}};
+  if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (r.scaler) {
+    json["loss_scale"] = r.scaler->scale;
+    json["skipped_steps"] = r.scaler->skipped_steps;
+  }
   if (r.validation.accuracy) json["validation_accuracy"] = *r.validation.accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";

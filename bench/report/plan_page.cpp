@@ -250,6 +250,7 @@ namespace thimble::bench {
 namespace plan_page_detail {
 
 std::optional<std::int64_t> theory_bytes(const Setup& setup) {
+  if (!setup.precision.empty()) return std::nullopt;  // the closed forms are of one dtype
   const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
   if (optimizer == "adafactor" || optimizer_state(setup, is_text) != DType::f32) return {};  // not in the textbooks

@@ -127,6 +127,14 @@ class Step {
     return total / (static_cast<double>(a_.rows) * static_cast<double>(a_.columns));
   }
 
+  const float* load_gradient(std::int64_t at, float* buffer, std::int64_t n) const {
+    const float* const g = load(a_.gradient, a_.gradient_dtype, at, buffer, n);
+    if (a_.gradient_factor == 1) return g;
+    const auto factor = static_cast<float>(a_.gradient_factor);
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = g[i] * factor;
+    return buffer;
+  }
+
   double squares_of_row(std::int64_t row) const {
     alignas(64) float buffer[tile];
     double sum = 0;
@@ -143,7 +151,7 @@ class Step {
     alignas(64) float gradient[tile], u[tile];
     for (std::int64_t c = 0; c < a_.columns; c += tile) {
       const std::int64_t n = std::min(tile, a_.columns - c), at = row * a_.columns + c;
-      const float* const g = load(a_.gradient, a_.gradient_dtype, at, gradient, n);
+      const float* const g = load_gradient(at, gradient, n);
       const bool is_factored = a_.row_moment != nullptr;
       run_variant<Precondition>(g, is_factored ? a_.row_moment[row] / row_mean : 1.0f,
                                 static_cast<const float*>(a_.column_moment + (is_factored ? c : at)),
@@ -160,7 +168,7 @@ class Step {
         alignas(64) float buffer[tile];
         for (std::int64_t c = 0; c < a_.columns; c += tile) {
           const std::int64_t n = std::min(tile, a_.columns - c), at = row * a_.columns + c;
-          const float* const g = load(a_.gradient, a_.gradient_dtype, at, buffer, n);
+          const float* const g = load_gradient(at, buffer, n);
           for (std::int64_t i = 0; i < n; ++i) {
             float& v = a_.column_moment[at + i];
             v = static_cast<float>(beta2_ * v + rest * (static_cast<double>(g[i]) * g[i] + a_.epsilon1));
@@ -174,7 +182,7 @@ class Step {
       double sum = 0;
       for (std::int64_t c = 0; c < a_.columns; c += tile) {
         const std::int64_t n = std::min(tile, a_.columns - c);
-        const float* const g = load(a_.gradient, a_.gradient_dtype, row * a_.columns + c, buffer, n);
+        const float* const g = load_gradient(row * a_.columns + c, buffer, n);
         run_variant<SquareSum>(g, a_.epsilon1, &sum, n);
       }
       float& r = a_.row_moment[row];
@@ -186,7 +194,7 @@ class Step {
         const std::int64_t n = std::min(tile, end - c);
         alignas(64) double sums[tile] = {};
         for (std::int64_t row = 0; row < a_.rows; ++row) {
-          const float* const g = load(a_.gradient, a_.gradient_dtype, row * a_.columns + c, buffer, n);
+          const float* const g = load_gradient(row * a_.columns + c, buffer, n);
           run_variant<AddSquares>(g, a_.epsilon1, static_cast<double*>(sums), n);
         }
         for (std::int64_t i = 0; i < n; ++i) {

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include <thimble/core/kernels/gemm_bf16.h>
 #include <thimble/core/kernels/gemm_driver.h>
 
 namespace thimble::kernels {
@@ -142,6 +143,7 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
 std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept {
   using namespace gemm_cpu_detail;
   if (is_empty(args)) return 0;
+  if (args.dtype == DType::bf16 && gemm_bf16_unit()) return bf16_workspace_bytes(args, threads);
   switch (compute_type(args.dtype)) {
     case ComputeType::f32:
       return workspace_of<float>(args, threads);
@@ -156,6 +158,9 @@ std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept {
 void gemm(const GemmArgs& args, void* workspace, int threads) noexcept {
   using namespace gemm_cpu_detail;
   if (is_empty(args)) return;
+  if (args.dtype == DType::bf16) {
+    if (const auto unit = gemm_bf16_unit()) return compute_bf16(args, workspace, threads, *unit);
+  }
   switch (compute_type(args.dtype)) {
     case ComputeType::f32:
       return compute<float>(args, workspace, threads);

@@ -6,8 +6,19 @@
 
 #include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
+#include <thimble/core/generator.h>
 
 namespace thimble::kernels {
+
+/// How a parameter narrower than f32 is stored. At most one of the three is there; with none the updated value is
+/// rounded to nearest. Not looked at for f32 and f64 parameters.
+struct NarrowArgs {
+  float* master = nullptr;       ///< what is updated; the parameter becomes this, rounded
+  bool is_stochastic = false;    ///< bf16: see round_stochastically (core/kernels/optimizer_narrow.h)
+  RandomSite site;               ///< of the random bits: step is the update's number
+  void* compensation = nullptr;  ///< in the parameter's dtype, what rounding has taken: parameter + compensation is
+                                 ///< updated, and what rounding takes of the sum goes there
+};
 
 /// d = g + weight_decay p;  m = momentum m + d;  p -= rate (nesterov ? d + momentum m : m), or rate d without momentum.
 struct SgdArgs {
@@ -20,6 +31,8 @@ struct SgdArgs {
   DType state_dtype = DType::f32;
   double rate = 0, momentum = 0, weight_decay = 0;
   bool nesterov = false;
+  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
+  NarrowArgs narrow = {};
 };
 
 /// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon), c = 1 -
@@ -35,7 +48,9 @@ struct AdamArgs {
   DType state_dtype = DType::f32;
   double rate = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
   bool is_decoupled = true;
-  std::int64_t step = 1;  ///< of this update, from 1
+  std::int64_t step = 1;       ///< of this update, from 1
+  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
+  NarrowArgs narrow = {};
 };
 
 /// norms[index] = sum of squares, in f64, in the fixed order of kernels/reduce.h.

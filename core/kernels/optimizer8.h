@@ -28,6 +28,7 @@ struct Momentum8Args {
 };
 
 /// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235, algorithms 4 and 5) of a parameter seen as (rows, columns).
+/// g is the gradient times gradient_factor.
 ///   s = g^2 + epsilon1;  b = 1 - step^-decay
 ///   factored: R = b R + (1 - b) mean of s over a row;  C = b C + (1 - b) mean over a column;  V = R C / mean(R)
 ///   else:     V = b V + (1 - b) s
@@ -45,6 +46,7 @@ struct AdafactorArgs {
   float* momentum = nullptr;       ///< null: none
   double rate = 0, beta1 = 0, decay = 0.8, epsilon1 = 1e-30, epsilon2 = 1e-3, clip = 1, weight_decay = 0;
   bool scales_by_parameter = true;
+  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
   std::int64_t step = 1;  ///< of this update, from 1
 };
 

@@ -62,9 +62,10 @@ THIMBLE_ALWAYS_INLINE void decode(const Code& code, const std::uint8_t* codes, f
 
 // The numbers of an Adam step that all elements share.
 struct AdamFactors {
-  float beta1, beta2, rest1, rest2, shrink, decay, rate, root, epsilon;
+  float factor, beta1, beta2, rest1, rest2, shrink, decay, rate, root, epsilon;
   explicit AdamFactors(const AdamArgs& a)
-      : beta1(static_cast<float>(a.beta1)),
+      : factor(static_cast<float>(a.gradient_factor)),
+        beta1(static_cast<float>(a.beta1)),
         beta2(static_cast<float>(a.beta2)),
         rest1(static_cast<float>(1 - a.beta1)),
         rest2(static_cast<float>(1 - a.beta2)),
@@ -85,7 +86,7 @@ struct AdamBlock {
     decode(with_sign, first_codes, *first_scale, m, n);
     decode(without, second_codes, *second_scale, v, n);
     for (std::int64_t i = 0; i < n; ++i) {
-      const float d = g[i] + f.decay * p[i];
+      const float d = g[i] * f.factor + f.decay * p[i];
       m[i] = f.beta1 * m[i] + f.rest1 * d;
       v[i] = f.beta2 * v[i] + f.rest2 * (d * d);
     }
@@ -107,12 +108,12 @@ struct MomentumBlock {
                                         std::uint8_t* __restrict codes, float* scale, std::int64_t n) {
     const Signed code{&quant::dynamic_table(true)};
     const auto rate = static_cast<float>(a.rate), momentum = static_cast<float>(a.momentum);
-    const auto decay = static_cast<float>(a.weight_decay);
+    const auto decay = static_cast<float>(a.weight_decay), factor = static_cast<float>(a.gradient_factor);
     const float ahead = a.nesterov ? 1.0f : 0.0f;
     alignas(64) float m[state_block];
     decode(code, codes, *scale, m, n);
     for (std::int64_t i = 0; i < n; ++i) {
-      const float d = g[i] + decay * p[i];
+      const float d = g[i] * factor + decay * p[i];
       m[i] = momentum * m[i] + d;
       p[i] -= rate * (ahead != 0 ? d + momentum * m[i] : m[i]);
     }

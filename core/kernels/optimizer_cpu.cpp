@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/optimizer_narrow.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
@@ -14,7 +16,8 @@ namespace optimizer_detail {
 constexpr std::int64_t chunk = 512;
 constexpr std::int64_t grain = 16 * chunk;
 
-// A run of elements in the compute type: where they lie, or a buffer filled from there.
+// A run of elements in the compute type: where they lie, or a buffer filled from there. A narrow parameter is read and
+// stored by NarrowRun.
 template <class T>
 class Run {
  public:
@@ -30,6 +33,13 @@ class Run {
     }
   }
   T* values() { return values_; }
+  // The values times a factor; not to be stored after.
+  const T* scaled(double factor) {
+    if (factor == 1) return values_;
+    const T f = static_cast<T>(factor);
+    for (std::int64_t i = 0; i < n_; ++i) buffer_[i] = values_[i] * f;
+    return buffer_;
+  }
   void store() {
     if (values_ != buffer_) return;
     if constexpr (std::is_same_v<T, float>) {
@@ -93,11 +103,14 @@ void adam_chunk(const AdamArgs& a, T* p, const T* g, T* m, T* v, std::int64_t n)
 }
 
 template <class T>
+using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun<Run<float>>, PlainRun<Run<double>>>;
+
+template <class T>
 void sgd(const SgdArgs& a) {
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
-    Run<T> p(a.parameter, a.dtype, at, n), g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
-    Run<T> m(a.momentum_buffer, a.state_dtype, at, n);
-    sgd_chunk(a, p.values(), g.values(), m.values(), n);
+    ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
+    Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
+    sgd_chunk(a, p.values(), g.scaled(a.gradient_factor), m.values(), n);
     p.store();
     m.store();
   });
@@ -106,9 +119,10 @@ void sgd(const SgdArgs& a) {
 template <class T>
 void adam(const AdamArgs& a) {
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
-    Run<T> p(a.parameter, a.dtype, at, n), g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
+    ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
+    Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
     Run<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
-    adam_chunk(a, p.values(), g.values(), m.values(), v.values(), n);
+    adam_chunk(a, p.values(), g.scaled(a.gradient_factor), m.values(), v.values(), n);
     p.store();
     m.store();
     v.store();

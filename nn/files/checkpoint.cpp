@@ -38,26 +38,41 @@ void check(const SafetensorsReader& file, const CheckpointInfo& info, const std:
   }
 }
 
+void check_scaler(const std::string& path, const CheckpointInfo& info, const optim::GradScaler* scaler) {
+  const std::string start = "load_checkpoint: " + path + ": ";
+  if (info.scaler.has_value() != (scaler != nullptr)) {
+    throw ValueError(start + "the loss was " + (info.scaler ? "scaled" : "not scaled") + " in the file; training " +
+                     (scaler != nullptr ? "scales it" : "does not"));
+  }
+  if (scaler == nullptr) return;
+  optim::GradScaler probe(scaler->options());
+  probe.set_state(*info.scaler);
+}
+
 }  // namespace checkpoint_detail
 
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
-                     const Generator& generator, const Metadata& metadata) {
+                     const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
   for (const Named& s : optimizer.state()) {
     if (!s.tensor.defined())
       throw ValueError("save_checkpoint: " + s.name + " is away; after fetch_state() it is here");
   }
-  const CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),
-                            generator.seed(), generator.step(),       metadata};
+  CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(), generator.seed(),
+                      generator.step(), std::nullopt,           metadata};
+  if (scaler != nullptr) info.scaler = scaler->state();
   write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info));
 }
 
-Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator) {
+Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
+                         optim::GradScaler* scaler) {
   const SafetensorsReader file(path);
   optimizer.fetch_state();
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
   const std::vector<NamedTensor> targets = checkpoint_detail::all_tensors(module, optimizer);
   checkpoint_detail::check(file, info, targets, optimizer);
+  checkpoint_detail::check_scaler(path, info, scaler);
   for (const NamedTensor& target : targets) read_file_tensor(file, file.entry(target.name), target);
+  if (scaler != nullptr) scaler->set_state(*info.scaler);
   optimizer.put_state_away();
   optimizer.set_step_count(info.step_count);
   optimizer.set_rate(info.rate);

@@ -20,6 +20,9 @@ constexpr const char* step_count_key = "thimble.step_count";
 constexpr const char* rate_key = "thimble.rate";
 constexpr const char* seed_key = "thimble.generator.seed";
 constexpr const char* generator_step_key = "thimble.generator.step";
+constexpr const char* scale_key = "thimble.scaler.scale";  // with the two below, or none of them
+constexpr const char* good_steps_key = "thimble.scaler.good_steps";
+constexpr const char* skipped_steps_key = "thimble.scaler.skipped_steps";
 
 // Reads the texts under our keys; what goes wrong is an error of the file.
 class Texts {
@@ -31,6 +34,7 @@ class Texts {
     if (found == texts_.end()) throw FileError(path_, 8, std::string("no checkpoint: its metadata lack ") + key);
     return found->second;
   }
+  bool has(const char* key) const { return texts_.count(key) != 0; }
   // The number that to_text() below would write as this text, and no other spelling of it.
   std::uint64_t number(const char* key, int base, std::size_t digits, std::uint64_t most) const {
     const std::string& text = at(key);
@@ -75,6 +79,14 @@ CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std:
   if (!std::isfinite(info.rate) || info.rate < 0) texts.fail(detail::rate_key, "is no finite number >= 0");
   info.seed = texts.number(detail::seed_key, 10, 1, all);
   info.generator_step = texts.number(detail::generator_step_key, 10, 1, all);
+  if (texts.has(detail::scale_key) || texts.has(detail::good_steps_key) || texts.has(detail::skipped_steps_key)) {
+    optim::GradScalerState scaler;
+    scaler.scale = std::bit_cast<double>(texts.number(detail::scale_key, 16, 16, all));
+    if (!std::isfinite(scaler.scale) || scaler.scale <= 0) texts.fail(detail::scale_key, "is no finite number > 0");
+    scaler.good_steps = static_cast<std::int64_t>(texts.number(detail::good_steps_key, 10, 1, INT64_MAX));
+    scaler.skipped_steps = static_cast<std::int64_t>(texts.number(detail::skipped_steps_key, 10, 1, INT64_MAX));
+    info.scaler = scaler;
+  }
   for (const auto& [key, value] : header.metadata) {
     if (!key.starts_with(detail::own)) info.metadata.emplace(key, value);
   }
@@ -102,6 +114,11 @@ std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& 
   texts[detail::rate_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.rate), 16, 16);
   texts[detail::seed_key] = number(info.seed);
   texts[detail::generator_step_key] = number(info.generator_step);
+  if (info.scaler) {
+    texts[detail::scale_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.scaler->scale), 16, 16);
+    texts[detail::good_steps_key] = number(static_cast<std::uint64_t>(info.scaler->good_steps));
+    texts[detail::skipped_steps_key] = number(static_cast<std::uint64_t>(info.scaler->skipped_steps));
+  }
   return texts;
 }
 

@@ -3,21 +3,24 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/optim/grad_scaler.h>
 
 namespace thimble::nn {
 
-/// In the file, numbers stand under `thimble.*` in `__metadata__`: integers in decimal, the rate as the 16 hexadecimal
-/// digits of its bits, so that every value comes back exact.
+/// In the file, numbers stand under `thimble.*` in `__metadata__`: integers in decimal, rate and scale as the 16
+/// hexadecimal digits of their bits, so that every value comes back exact.
 struct CheckpointInfo {
-  std::string optimizer;                        ///< Optimizer::name()
-  std::int64_t step_count = 0;                  ///< updates done, >= 0
-  double rate = 0;                              ///< learning rate, finite and >= 0
-  std::uint64_t seed = 0;                       ///< the generator's
-  std::uint64_t generator_step = 0;             ///< the generator's
-  std::map<std::string, std::string> metadata;  ///< the caller's own; keys do not begin with "thimble."
+  std::string optimizer;                         ///< Optimizer::name()
+  std::int64_t step_count = 0;                   ///< updates done, >= 0
+  double rate = 0;                               ///< learning rate, finite and >= 0
+  std::uint64_t seed = 0;                        ///< the generator's
+  std::uint64_t generator_step = 0;              ///< the generator's
+  std::optional<optim::GradScalerState> scaler;  ///< of the loss; none: training had no scaler
+  std::map<std::string, std::string> metadata;   ///< the caller's own; keys do not begin with "thimble."
 
   friend bool operator==(const CheckpointInfo&, const CheckpointInfo&) = default;
 };

@@ -1,0 +1,60 @@
+#pragma once
+// How parameters narrower than f32 are updated. An update is made in f32 either way; what differs is what is left of it
+// when it is stored. A small step on a large bf16 number is rounded away: 1 + 2^-9 is 1.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/launch.h>
+#include <thimble/core/tensor.h>
+
+namespace thimble::optim {
+
+struct Named;
+
+/// Parameters in f32 and f64 are updated where they lie, whatever is asked for.
+enum class NarrowUpdate : std::uint8_t {
+  /// To nearest: no state, and small steps are lost.
+  rounded,
+  /// A master copy in f32 is updated, and the parameter is that copy, rounded (Micikevicius et al. 2018,
+  /// arXiv:1710.03740, section 3.1). 4 bytes per element.
+  master,
+  /// bf16 alone: up with the probability that makes the mean right (Gupta et al. 2015, arXiv:1502.02551, section 3.2).
+  /// No state. The random bits are Philox's at (seed of the generator in force, update, parameter's name, element): the
+  /// same whatever the plan, the number of threads or the order of updates.
+  stochastic,
+  /// What rounding took is kept in a tensor of the parameter's dtype and added at the next update (Kahan 1965;
+  /// Zamirai et al. 2020, arXiv:2010.06192, algorithm 3). 2 bytes per element.
+  kahan
+};
+
+/// "rounded", "master", "stochastic", "kahan".
+const char* to_string(NarrowUpdate update) noexcept;
+
+/// The state that this takes, one tensor for each parameter at most.
+class NarrowUpdateState {
+ public:
+  explicit NarrowUpdateState(NarrowUpdate update) : update_(update) {}
+
+  /// Makes that of the next parameter, from its value: a master copy made before weights are loaded is not theirs.
+  /// Throws DTypeError for a narrow parameter that is not bf16 with `stochastic`, or neither bf16 nor f16 with `kahan`.
+  void add(const Named& parameter);
+  /// Of parameter `index`; null: it has none.
+  Tensor* state_of(std::size_t index);
+  /// Adds `<parameter>.master` or `<parameter>.compensation` to a list of states, where there is one (undefined while
+  /// it is away).
+  void list(std::size_t index, const std::string& parameter, std::vector<Named>& list) const;
+  /// What a kernel is told about parameter `index`.
+  kernels::NarrowArgs arguments(std::size_t index, const Tensor& parameter, const std::string& name,
+                                std::int64_t step_count, const Addresses& at) const;
+  void bump_version(std::size_t index) const;
+
+ private:
+  NarrowUpdate update_;
+  std::vector<Tensor> extra_;      // undefined: none, or away
+  std::vector<std::uint8_t> has_;  // whether there is one
+};
+
+}  // namespace thimble::optim

@@ -1,0 +1,106 @@
+// `thimble plan` and `train` under precision policies: what they train in, resume and refuse.
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/training.h>
+#include <thimble/core/error.h>
+
+#include "catch.h"
+#include "files.h"
+#include "program.h"
+
+namespace {
+
+using namespace thimble;
+using files_test::contains;
+using files_test::TemporaryFolder;
+
+bench::TrainOptions tiny(const std::string& precision) {
+  bench::TrainOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.batch = 2;
+  options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
+  options.setup.sizes.sequence = 16;
+  options.data = "synthetic";
+  options.steps = 6;
+  options.eval_batches = 2;
+  if (!precision.empty()) bench::set_precision(options.setup, precision);
+  return options;
+}
+
+struct Run {
+  bench::TrainReport report;
+  std::vector<double> losses;
+};
+
+Run run(const bench::TrainOptions& options) {
+  Run result;
+  const bench::PreparedTraining prepared = bench::prepare_training(options);
+  result.report = bench::train(prepared, [&](const bench::TrainProgress& p) { result.losses.push_back(p.loss); });
+  return result;
+}
+
+std::string refusal(const bench::TrainOptions& options) {
+  try {
+    bench::prepare_training(options);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("program: every policy trains in the predicted bytes, and goes on from a checkpoint bit by bit",
+          "[precision][program]") {
+  for (const nn::Precision& precision : nn::precisions()) {
+    INFO(precision.name);
+    const TemporaryFolder folder;
+    const std::string name(precision.name);
+    bench::TrainOptions whole = tiny(name), first = tiny(name), second = tiny(name);
+    const Run all = run(whole);
+    CHECK(all.report.predicted_peak_bytes == all.report.measured_peak_bytes);
+    CHECK(all.losses.back() < all.losses.front());
+    CHECK(all.report.scaler.has_value() == precision.scales_loss);
+    first.steps = 3;
+    first.save = folder / "c";
+    run(first);
+    second.resume = first.save;
+    const Run rest = run(second);
+    CHECK(rest.losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
+    CHECK(rest.report.validation.loss == all.report.validation.loss);
+    CHECK(rest.report.scaler == all.report.scaler);
+    bench::TrainOptions without = tiny("");
+    without.setup.dtype = precision.parameters;
+    without.resume = first.save;
+    CHECK_FALSE(refusal(without).empty());
+  }
+}
+
+TEST_CASE("program: --precision and --dtype", "[precision][program]") {
+  const TemporaryFolder folder;
+  const std::string plan = "plan char-gpt --layers 1 --width 16 --heads 2 --seq 8 --json ";
+  const auto told = program_test::run(folder, plan + "--precision O2");
+  if (!told) return;
+  CHECK(told->status == 0);
+  CHECK(nlohmann::json::parse(told->out).at("precision") == "O2");
+  CHECK(program_test::run(folder, plan + "--precision O2 --dtype f16")->status == 0);
+  struct Row {
+    const char *flags, *error;
+  };
+  for (const Row& row : {Row{"--precision O2 --dtype bf16", "--dtype: bf16 contradicts --precision O2"},
+                         {"--dtype f16 --precision bf16", "--dtype: f16 contradicts --precision bf16"},
+                         {"--precision fp8", "precision: 'fp8' is not one of O0, O1"},
+                         {"--precision O1 --fuse-optimizer", "--fuse-optimizer: not with --precision O1"},
+                         {"--precision O2 --offload /tmp --offload-gradients", "--offload-gradients: not with"},
+                         {"--precision O3 --head chunked", "--head: chunked is not for --precision O3"}}) {
+    INFO(row.flags);
+    const auto refused = program_test::run(folder, plan + row.flags);
+    CHECK(refused->status == 2);
+    CHECK(contains(refused->error, row.error));
+    CHECK(refused->out.empty());
+  }
+}
