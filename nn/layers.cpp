@@ -5,9 +5,11 @@
 #include <thimble/autograd/functions/dropout.h>
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/norm.h>
+#include <thimble/autograd/functions/q8.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/transaction.h>
+#include <thimble/core/view.h>
 #include <thimble/nn/init.h>
 
 namespace thimble::nn {
@@ -25,7 +27,17 @@ Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const Lin
   }
 }
 
+void Linear::quantize_weight() {
+  if (has_quantized_weight()) throw ValueError("linear: the weight is quantized already");
+  const PathScope scope(path());
+  const NoGrad off;
+  weight_q8 = add_buffer("weight_q8", quantize_q8(options_.weight_is_in_out ? view::transpose(weight) : weight));
+  remove_parameter("weight");
+  weight = Tensor();
+}
+
 Tensor Linear::forward(const Tensor& x) {
+  if (has_quantized_weight()) return linear_q8(x, weight_q8, bias, options_.activation);
   return linear(x, weight, bias, options_.activation, options_.weight_is_in_out);
 }
 
