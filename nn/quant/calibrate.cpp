@@ -65,7 +65,10 @@ Scales calibrate(FoldedNet& net, std::int64_t count, const CalibrationBatch& bat
       scales.values[v] = scales.values[group];
       continue;
     }
-    const Histogram::Range range = histograms[v].range(options.calibrator, options.activations, options.percent);
+    // Images have spikes (a background) in place of a tail, which the divergence takes for the end of one.
+    const bool takes_all = v == 0 && options.calibrator == Calibrator::entropy;
+    const Histogram::Range range =
+        histograms[v].range(takes_all ? Calibrator::max : options.calibrator, options.activations, options.percent);
     scales.values[v] =
         code_scale(range.low, range.high, options.activations, calibrate_detail::name_of(program, static_cast<int>(v)));
   }

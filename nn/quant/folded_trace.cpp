@@ -23,19 +23,19 @@ namespace folded_trace_detail {
 
 using Node = TapeGraph::Node;
 
-/// A copy of values in another tensor's dtype and on its device; on a dry one just its bytes.
+/// Values in another tensor's dtype and on its device.
 Tensor make_tensor(const std::vector<double>& values, const Shape& shape, const Tensor& like) {
-  if (like.device().is_dry) return Tensor::empty(shape, like.dtype(), like.device());
   return to_dtype(from_host(values, shape, like.device()), like.dtype());
 }
 
+/// Zeros for a tensor on a dry device, which has no values.
 std::vector<double> values_of(const Tensor& t) {
-  return t.device().is_dry ? std::vector<double>() : to_host<double>(t);
+  if (t.device().is_dry) return std::vector<double>(static_cast<std::size_t>(t.elements()));
+  return to_host<double>(t);
 }
 
 /// w' and b' of folded_net.h. An undefined g is 1, an undefined h 0.
 void fold(TracedWeights& of, const Tensor& g, const Tensor& h, const Tensor& mean, const Tensor& var, double epsilon) {
-  if (of.weight.device().is_dry) return;
   std::vector<double> w = values_of(of.weight), b = values_of(of.bias);
   const std::vector<double> m = values_of(mean), v = values_of(var);
   const std::vector<double> scale = g.defined() ? values_of(g) : std::vector<double>(b.size(), 1);

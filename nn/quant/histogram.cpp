@@ -107,8 +107,14 @@ Histogram::Range Histogram::percentile(double percent) const {
 Histogram::Range Histogram::entropy() const {
   double best = std::numeric_limits<double>::infinity();
   int chosen = calibration_bins;
-  for (int count = entropy_first_bin; count <= calibration_bins; ++count) {
-    const double d = histogram_detail::divergence(magnitude_, count);
+  std::vector<std::int64_t> bins = magnitude_;
+  bins[0] = bins[1];  // zeros, of which a relu makes many, have a code in every range
+  double total = 0, kept = 0;
+  for (const std::int64_t n : bins) total += static_cast<double>(n);
+  for (int count = 1; count <= calibration_bins; ++count) {
+    kept += static_cast<double>(bins[static_cast<std::size_t>(count - 1)]);
+    if (count < entropy_first_bin || (total - kept) > entropy_most_clipped * total) continue;
+    const double d = histogram_detail::divergence(bins, count);
     if (d >= best) continue;
     best = d;
     chosen = count;

@@ -86,9 +86,9 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
   }
   const Device device = weight.device();
   PackedWeights packed = allocate(weight.shape(), step, device);
-  if (device.is_dry) return packed;
   const std::int64_t filters = weight.size(0), elements = elements_of(weight), padded = packed.bias.elements();
-  const std::vector<double> numbers = to_host<double>(bias);
+  const std::vector<double> numbers =
+      device.is_dry ? std::vector<double>(static_cast<std::size_t>(filters)) : to_host<double>(bias);
   std::vector<float> least(numbers.size());
   for (std::size_t o = 0; o < numbers.size(); ++o) {
     if (!std::isfinite(numbers[o])) {
@@ -122,7 +122,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
     kernels::pack_quant_weight(kernel_of(packed.shape, step.window), q, at(packed.codes));
   });
   if (!is_finite) throw ValueError("quantize: step " + step.name + ": a weight is not finite");
-  for (const float s : to_host<float>(packed.scale)) {
+  for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(packed.scale)) {
     if (!std::isfinite(s)) throw ValueError("quantize: step " + step.name + ": its scales are too far apart for f32");
   }
   return packed;
@@ -142,8 +142,7 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
   }
   const Device device = codes.device();
   PackedWeights packed = allocate(codes.shape(), step, device);
-  if (device.is_dry) return packed;
-  for (const float s : to_host<float>(weight_scale)) {
+  for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(weight_scale)) {
     if (!(std::isfinite(s) && s > 0)) {
       throw ValueError("quantized net: step " + step.name + ": a weight scale is " + std::to_string(s) +
                        "; finite numbers above 0 are allowed");
