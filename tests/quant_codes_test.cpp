@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/half.h>

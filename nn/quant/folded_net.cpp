@@ -81,7 +81,11 @@ Tensor FoldedNet::rounded_weight(std::size_t step) const {
   return thimble::fake_quantize(weight, scale, 0, -127, 127);
 }
 
-Tensor FoldedNet::compute(std::size_t index, std::vector<Tensor>& values) {
+Tensor FoldedNet::compute(std::size_t step, const std::vector<Tensor>& values) const {
+  return rounded(static_cast<int>(step) + 1, exact(step, values));
+}
+
+Tensor FoldedNet::exact(std::size_t index, const std::vector<Tensor>& values) const {
   const Step& step = program_.steps[index];
   const auto in = [&](std::size_t i) -> const Tensor& { return values[static_cast<std::size_t>(step.inputs[i])]; };
   const Weights& own = weights_[index];
@@ -125,7 +129,7 @@ Tensor FoldedNet::run(const Tensor& x, const Observer& observer) {
   if (observer) observer(0, values[0]);
   for (std::size_t i = 0; i < program_.steps.size(); ++i) {
     const PathScope of_step(program_.steps[i].name);
-    values[i + 1] = rounded(static_cast<int>(i) + 1, compute(i, values));
+    values[i + 1] = compute(i, values);
     if (observer) observer(static_cast<int>(i) + 1, values[i + 1]);
     for (std::size_t v = 0; v <= i; ++v) {
       if (last[v] == static_cast<int>(i)) values[v] = Tensor();

@@ -39,6 +39,9 @@ class FoldedNet final : public Layer {
   /// forward() with an observer.
   Tensor run(const Tensor& x, const Observer& observer = {});
 
+  /// The value that a step makes from those before it, of which `values` has at least the step's own; not observed.
+  Tensor compute(std::size_t step, const std::vector<Tensor>& values) const;
+
   /// From now on forward() rounds as the quantized net does: weights and values go through fake_quantize(), with
   /// `scales` for the values (one for each; the result of the net is left alone) and amax / 127 of the moment for each
   /// filter (or each weight). Gradients pass straight through, so the net can be trained (Jacob et al. 2017). Empty: no
@@ -54,7 +57,7 @@ class FoldedNet final : public Layer {
   };
   Tensor rounded(int value, Tensor x) const;
   Tensor rounded_weight(std::size_t step) const;
-  Tensor compute(std::size_t step, std::vector<Tensor>& values);
+  Tensor exact(std::size_t step, const std::vector<Tensor>& values) const;
 
   Program program_;
   std::vector<Weights> weights_;  // one for each step; undefined where it has none

@@ -30,8 +30,9 @@ Tensor make_tensor(const std::vector<double>& values, const Shape& shape, const 
 
 /// Zeros for a tensor on a dry device, which has no values.
 std::vector<double> values_of(const Tensor& t) {
+  const Tensor wide = to_dtype(contiguous(t), DType::f64);  // there, too, it takes its bytes
   if (t.device().is_dry) return std::vector<double>(static_cast<std::size_t>(t.elements()));
-  return to_host<double>(t);
+  return to_host<double>(wide);
 }
 
 /// w' and b' of folded_net.h. An undefined g is 1, an undefined h 0.

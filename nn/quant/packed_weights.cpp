@@ -87,8 +87,9 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
   const Device device = weight.device();
   PackedWeights packed = allocate(weight.shape(), step, device);
   const std::int64_t filters = weight.size(0), elements = elements_of(weight), padded = packed.bias.elements();
+  const Tensor wide = to_dtype(contiguous(bias), DType::f64);
   const std::vector<double> numbers =
-      device.is_dry ? std::vector<double>(static_cast<std::size_t>(filters)) : to_host<double>(bias);
+      device.is_dry ? std::vector<double>(static_cast<std::size_t>(filters)) : to_host<double>(wide);
   std::vector<float> least(numbers.size());
   for (std::size_t o = 0; o < numbers.size(); ++o) {
     if (!std::isfinite(numbers[o])) {
