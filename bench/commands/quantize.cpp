@@ -103,8 +103,10 @@ void add_quantize(CLI::App& program) {
   const auto is_symmetric = std::make_shared<bool>(false), is_per_tensor = std::make_shared<bool>(false);
   command->add_flag("--symmetric", *is_symmetric, "Codes -127 to 127 for values (0 to 255 with a zero point)");
   command->add_flag("--per-tensor", *is_per_tensor, "One scale for a layer's weights (one for each filter)");
-  add_integer(*command, "--calibration-batches", o.calibration_batches, 1, most_batches, "Batches to calibrate on (4)");
-  add_integer(*command, "--eval-batches", o.eval_batches, 0, most_batches, "Batches of the comparison; 0: all (0)");
+  add_integer(*command, "--calibration-batches", o.calibration_batches, 1, quantize_detail::most_batches,
+              "Batches to calibrate on (4)");
+  add_integer(*command, "--eval-batches", o.eval_batches, 0, quantize_detail::most_batches,
+              "Batches of the comparison; 0: all (0)");
   command->add_option("--save", o.save, "File to write");
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
