@@ -36,6 +36,7 @@ TapeGraph TapeGraph::of(const Tape& tape) {
   for (const Tape::Node& n : tape.nodes_) {
     Node node;
     node.type = n.type;
+    node.record = n.record;
     node.path = n.path;
     node.output = n.output;
     node.needs = n.needs;
@@ -50,6 +51,11 @@ TapeGraph TapeGraph::of(const Tape& tape) {
     graph.nodes.push_back(std::move(node));
   }
   return graph;
+}
+
+Tensor TapeGraph::tensor(const Tape& tape, std::uint32_t value) {
+  if (!tape.is_observing_) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
+  return tape.observed_.at(value);
 }
 
 }  // namespace thimble

@@ -30,6 +30,7 @@ struct TapeGraph {
   };
   struct Node {
     const OpType* type = nullptr;
+    const void* record = nullptr;  ///< the operator and its attributes; there as long as the tape holds the recording
     PathId path = 0;
     std::vector<std::uint32_t> inputs;  ///< values; none: absent
     std::vector<std::uint32_t> saved;   ///< values that its backward reads
@@ -37,6 +38,12 @@ struct TapeGraph {
     std::uint32_t output = none;
     Needs needs;
     double multiply_adds = 0;  ///< of its forward, where the operator says (core/op.h); 0: memory traffic only
+
+    /// The operator, null when it is another one than Op.
+    template <class Op>
+    const Op* as() const {
+      return type == &op_type<Op>() ? &static_cast<const Record<Op>*>(record)->op : nullptr;
+    }
   };
   std::vector<Node> nodes;
   std::vector<Value> values;
@@ -47,6 +54,8 @@ struct TapeGraph {
 
   /// The present content of a tape. Throws AutogradError when it was not observed.
   static TapeGraph of(const Tape& tape);
+  /// The tensor that is a value of an observed tape. Throws AutogradError when it was not observed.
+  static Tensor tensor(const Tape& tape, std::uint32_t value);
 };
 
 }  // namespace thimble

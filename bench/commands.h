@@ -17,6 +17,7 @@ void add_train(CLI::App& program);
 void add_plan(CLI::App& program);
 void add_reproduce(CLI::App& program);
 void add_pack(CLI::App& program);
+void add_quantize(CLI::App& program);
 void add_inspect(CLI::App& program);
 void add_devices(CLI::App& program);
 void add_models(CLI::App& program);

@@ -62,6 +62,7 @@ void add_commands(CLI::App& program) {
   bench::add_plan(program);
   bench::add_train(program);
   bench::add_pack(program);
+  bench::add_quantize(program);
   bench::add_inspect(program);
   bench::add_devices(program);
   bench::add_models(program);

@@ -6,6 +6,7 @@
 #include <map>
 
 #include <thimble/autograd/node.h>
+#include <thimble/bench/quantizing.h>
 #include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
@@ -47,8 +48,9 @@ std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& g
 }
 
 /// Peak of a forward without a tape.
-nn::Plan inference_plan(const Setup& setup, std::int64_t& parameters) {
-  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), inference_run(setup));
+nn::Plan inference_plan(const Setup& setup, bool is_int8, std::int64_t& parameters) {
+  const nn::MemoryProfile profile =
+      nn::profile_training(dry(cpu), is_int8 ? int8_inference_run(setup) : inference_run(setup));
   parameters = profile.parameters;
   nn::Plan plan;
   plan.peak_bytes = profile.peak_bytes;
@@ -191,7 +193,8 @@ LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_byt
   const auto peak = [&](std::int64_t batch) -> std::size_t {
     options.setup.batch = whole_batch(given.setup, batch);
     std::int64_t parameters = 0;
-    if (options.is_inference) return planning_detail::inference_plan(options.setup, parameters).peak_bytes;
+    if (options.is_inference)
+      return planning_detail::inference_plan(options.setup, options.is_int8, parameters).peak_bytes;
     if (search == BatchSearch::plain) {
       return nn::profile_training(dry(cpu), training_run(options.setup)).peak_bytes;
     }
@@ -231,7 +234,7 @@ PlanReport make_plan(const PlanOptions& given) {
       throw ValueError(
           "--inference: not with --fuse-optimizer, --micro-batches or --techniques, which are about training steps");
     }
-    report.plan = planning_detail::inference_plan(options.setup, report.parameters);
+    report.plan = planning_detail::inference_plan(options.setup, options.is_int8, report.parameters);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
       report.is_feasible = false;

@@ -21,6 +21,7 @@ struct PlanOptions {
   CostOptions costs;
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
   bool is_inference = false;       ///< a forward without a tape
+  bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (bench/quantizing.h)
   bool prices_techniques = false;  ///< even where the budget is feasible; where it is not, they are priced anyway
 };
 

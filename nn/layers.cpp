@@ -5,10 +5,12 @@
 #include <thimble/autograd/functions/dropout.h>
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/norm.h>
+#include <thimble/autograd/functions/q8.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/transaction.h>
+#include <thimble/core/view.h>
 #include <thimble/nn/init.h>
 
 namespace thimble::nn {
@@ -30,9 +32,19 @@ Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const Lin
   }
 }
 
+void Linear::quantize_weight() {
+  if (has_quantized_weight()) throw ValueError("linear: the weight is quantized already");
+  const PathScope scope(path());
+  const NoGrad off;
+  weight_q8 = add_buffer("weight_q8", quantize_q8(options_.weight_is_in_out ? view::transpose(weight) : weight));
+  remove_parameter("weight");
+  weight = Tensor();
+}
+
 Tensor Linear::forward(const Tensor& x) {
-  return linear(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_.activation,
-                options_.weight_is_in_out);
+  const Tensor operand = as_operand(x, compute_), addend = as_operand(bias, compute_);
+  if (has_quantized_weight()) return linear_q8(operand, weight_q8, addend, options_.activation);
+  return linear(operand, as_operand(weight, compute_), addend, options_.activation, options_.weight_is_in_out);
 }
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options, bool has_bias,

@@ -27,6 +27,15 @@ class Linear final : public Layer {
   Linear(std::int64_t in, std::int64_t out, const Placement& on = {}, const LinearOptions& options = {});
   Tensor weight, bias;
 
+  /// Puts Q8_0 blocks (core/ops/linear_q8.h) in the weight's place, which is gone from then on: 34 bytes for 32
+  /// numbers. They are the buffer "weight_q8" (O, 34 I / 32), and bias stays a parameter. Throws ShapeError unless 32
+  /// divides I, DTypeError, DeviceError, ValueError as quantize_q8() does, and where it was called before.
+  void quantize_weight();
+  /// I; before that.
+  std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
+  bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
+  Tensor weight_q8;
+
  protected:
   Tensor forward(const Tensor& x) override;
 

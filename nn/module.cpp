@@ -45,6 +45,20 @@ void Module::train(bool is_training) {
   for (const Child& c : children_) c.module->train(is_training);
 }
 
+void Module::for_each_module(const std::function<void(Module&)>& f) {
+  f(*this);
+  for (const Child& c : children_) c.module->for_each_module(f);
+}
+
+void Module::remove_parameter(std::string_view name) {
+  for (auto p = parameters_.begin(); p != parameters_.end(); ++p) {
+    if (p->name != name) continue;
+    parameters_.erase(p);
+    return;
+  }
+  throw ValueError("module: no parameter is named '" + std::string(name) + "'");
+}
+
 Tensor Module::add_parameter(std::string name, Tensor value, FileLayout layout) {
   for (const NamedTensor& p : parameters_) {
     if (p.name == name) throw ValueError("module: two parameters are named '" + name + "'");

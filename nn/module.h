@@ -3,6 +3,7 @@
 // it allocates is booked there.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,9 @@ class Module {
   void eval() { train(false); }
   bool is_training() const noexcept { return is_training_; }
 
+  /// Calls f for this module, then for all below it, in the order of construction.
+  void for_each_module(const std::function<void(Module&)>& f);
+
   /// The path the module runs and allocates under: where it was made.
   PathId path() const noexcept { return path_; }
 
@@ -72,6 +76,8 @@ class Module {
   /// Makes a leaf of `value` under `name` and books its bytes as a parameter.
   Tensor add_parameter(std::string name, Tensor value, FileLayout layout = FileLayout::same);
   Tensor add_buffer(std::string name, Tensor value);
+  /// Takes it off the list: its bytes go when its last handle does. Throws ValueError when there is none of that name.
+  void remove_parameter(std::string_view name);
 
   /// Makes a child module under `name` (which may have dots: "h.0"); this module owns it.
   template <class M, class... Args>

@@ -1,8 +1,10 @@
 #include <thimble/autograd/functions/elementwise.h>
 
+#include <cmath>
 #include <string>
 
 #include <thimble/autograd/apply.h>
+#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 
 namespace thimble {
@@ -43,6 +45,23 @@ Tensor mul(const Tensor& a, double value) { return apply(ops::MulScalar{value}, 
 Tensor div(const Tensor& a, const Tensor& b) { return apply<ops::Div>(a, b); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return apply<ops::Minimum>(a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return apply<ops::Maximum>(a, b); }
+
+Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high) {
+  constexpr int limit = 1 << 20;
+  if (!(-limit <= low && low <= zero && zero <= high && high <= limit)) {
+    throw ValueError("fake_quantize: codes " + std::to_string(low) + " to " + std::to_string(high) + ", zero point " +
+                     std::to_string(zero) + "; low <= zero <= high within +-2^20 are needed");
+  }
+  const Tensor wide = to_dtype(contiguous(scale), DType::f64);  // a dry device, too, takes its bytes
+  if (!scale.device().is_dry) {
+    for (const double s : to_host<double>(wide)) {
+      if (!(std::isfinite(s) && s > 0)) {
+        throw ValueError("fake_quantize: a scale is " + std::to_string(s) + "; finite numbers above 0 are allowed");
+      }
+    }
+  }
+  return apply(ops::FakeQuantize{zero, low, high}, x, scale);
+}
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   if (condition.dtype() != DType::boolean) {

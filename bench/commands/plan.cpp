@@ -207,6 +207,8 @@ void add_plan(CLI::App& program) {
   command->add_flag("--techniques", options->prices_techniques,
                     "List what each further technique would allow and cost; always where no plan fits the budget");
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
+  command->add_flag("--int8", options->is_int8,
+                    "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
   add_storing_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
   command->add_option("--hardware", options->costs.hardware,
@@ -218,6 +220,9 @@ void add_plan(CLI::App& program) {
     files->check();
     if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: --inference plans no times; without them is allowed");
+    }
+    if (options->is_int8 && !options->is_inference) {
+      throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");
     }
     const PlanReport report = make_plan(*options);
     if (!files->asked().empty()) files->write(see_plan(*options, report));

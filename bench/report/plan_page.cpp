@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/bench/quantizing.h>
 #include <thimble/bench/report/page_style.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/plan_data.h>
@@ -265,7 +266,8 @@ PlanView see_plan(const PlanOptions& options, const PlanReport& report) {
   view.setup.batch = report.batch;
   view.setup.micro_batches = report.micro_batches;
   if (options.is_inference) {
-    view.steps.push_back(trace_step("forward", cpu, inference_run(view.setup)));
+    view.steps.push_back(
+        trace_step("forward", cpu, options.is_int8 ? int8_inference_run(view.setup) : inference_run(view.setup)));
     return view;
   }
   const nn::MakeRun make = training_run(view.setup);

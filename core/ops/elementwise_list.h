@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include <thimble/core/ops/binary.h>
+#include <thimble/core/ops/fake_quantize.h>
 #include <thimble/core/ops/reduction_functors.h>
 #include <thimble/core/ops/unary.h>
 
@@ -18,6 +19,7 @@ using BuiltinElementwise = TypeList<
     Reciprocal, AddScalar, MulScalar,
     // binary
     Add, Sub, Mul, Div, Minimum, Maximum, Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, SquaredDifference,
+    FakeQuantize,
     // ternary
     Where, VarianceGradient, LogSumExpGradient>;
 

@@ -1,0 +1,121 @@
+// thimble quantize: a trained model in 8 bits, and what that costs and saves.
+
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/quantizing.h>
+#include <thimble/bench/units.h>
+
+namespace thimble::bench {
+namespace quantize_detail {
+
+constexpr std::int64_t most_batches = 1'000'000;
+
+nlohmann::ordered_json layers_of(const QuantizeReport& r) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const nn::quant::StepError& e : r.layers) {
+    nlohmann::ordered_json entry{{"name", e.name}, {"cosine", e.cosine}};
+    // Equal values have no noise, and JSON no infinity.
+    if (std::isfinite(e.signal_to_noise_db)) entry["signal_to_noise_db"] = e.signal_to_noise_db;
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+void print_json(const QuantizeOptions& options, const QuantizeReport& r) {
+  nlohmann::ordered_json json{{"model", options.setup.model}, {"scheme", r.scheme}, {"parameters", r.parameters}};
+  const auto& c = options.calibration;
+  if (r.scheme == "int8") {
+    json["calibrator"] = nn::quant::to_string(c.calibrator);
+    json["activations"] = nn::quant::to_string(c.activations);
+    json["weights"] = nn::quant::to_string(c.weights);
+  }
+  json["f32_file_bytes"] = r.f32_file_bytes;
+  if (!options.save.empty()) json["int8_file_bytes"] = r.int8_file_bytes;
+  json["f32_weight_bytes"] = r.f32_weight_bytes;
+  json["int8_weight_bytes"] = r.int8_weight_bytes;
+  json["loss_f32"] = r.loss_f32;
+  json["loss_int8"] = r.loss_int8;
+  if (r.accuracy_f32) json["accuracy_f32"] = *r.accuracy_f32;
+  if (r.accuracy_int8) json["accuracy_int8"] = *r.accuracy_int8;
+  json["ms_f32"] = r.ms_f32;
+  json["ms_int8"] = r.ms_int8;
+  if (r.scheme == "int8") {
+    json["predicted_peak_bytes"] = r.predicted_peak_bytes;
+    json["measured_peak_bytes"] = r.measured_peak_bytes;
+    json["layers"] = layers_of(r);
+  }
+  std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+std::string grouped(std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); }
+
+double ratio(std::size_t a, std::size_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
+
+void print_table(const QuantizeOptions& options, const QuantizeReport& r) {
+  std::printf("%s in %s: %s parameters\n", options.setup.model.c_str(), r.scheme.c_str(),
+              format_grouped(r.parameters).c_str());
+  if (!options.save.empty()) {
+    std::printf("  file             %s -> %s bytes, %.3f times smaller\n", grouped(r.f32_file_bytes).c_str(),
+                grouped(r.int8_file_bytes).c_str(), ratio(r.f32_file_bytes, r.int8_file_bytes));
+  }
+  std::printf("  weights          %s -> %s bytes in memory\n", grouped(r.f32_weight_bytes).c_str(),
+              grouped(r.int8_weight_bytes).c_str());
+  std::printf("  loss             %.4f -> %.4f\n", r.loss_f32, r.loss_int8);
+  if (r.accuracy_f32 && r.accuracy_int8) {
+    std::printf("  accuracy         %.4f -> %.4f\n", *r.accuracy_f32, *r.accuracy_int8);
+  }
+  std::printf("  time             %.2f -> %.2f ms of the processor for %lld samples, %.2f times as fast\n", r.ms_f32,
+              r.ms_int8, static_cast<long long>(options.setup.batch), r.ms_int8 > 0 ? r.ms_f32 / r.ms_int8 : 0);
+  if (r.layers.empty()) return;
+  std::printf("  predicted peak   %s\n  measured peak    %s\n", grouped(r.predicted_peak_bytes).c_str(),
+              grouped(r.measured_peak_bytes).c_str());
+  std::printf("error up to each step         signal to noise     cosine\n");
+  for (const nn::quant::StepError& e : r.layers) {
+    std::printf("  %-28s %9.1f dB    %.6f\n", e.name.c_str(), e.signal_to_noise_db, e.cosine);
+  }
+}
+
+}  // namespace quantize_detail
+
+void add_quantize(CLI::App& program) {
+  using nn::quant::Activations;
+  using nn::quant::WeightScales;
+  CLI::App* const command = program.add_subcommand("quantize", "Put a trained model in 8 bits");
+  const auto options = std::make_shared<QuantizeOptions>();
+  add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  QuantizeOptions& o = *options;
+  command->add_option("--weights", o.weights, "safetensors file of the trained parameters")->required();
+  command->add_option("--data", o.data, "As for 'train': calibrated on its part to train on")->required();
+  command
+      ->add_option_function<std::string>(
+          "--calibrator",
+          [options](const std::string& text) { options->calibration.calibrator = nn::quant::parse_calibrator(text); },
+          "max, percentile, entropy or mse (mse)")
+      ->type_name("NAME");
+  add_number(*command, "--percent", o.calibration.percent, 1, 100, "Numbers that percentile keeps in range (99.99)");
+  const auto is_symmetric = std::make_shared<bool>(false), is_per_tensor = std::make_shared<bool>(false);
+  command->add_flag("--symmetric", *is_symmetric, "Codes -127 to 127 for values (0 to 255 with a zero point)");
+  command->add_flag("--per-tensor", *is_per_tensor, "One scale for a layer's weights (one for each filter)");
+  add_integer(*command, "--calibration-batches", o.calibration_batches, 1, quantize_detail::most_batches,
+              "Batches to calibrate on (4)");
+  add_integer(*command, "--eval-batches", o.eval_batches, 0, quantize_detail::most_batches,
+              "Batches of the comparison; 0: all (0)");
+  command->add_option("--save", o.save, "File to write");
+  const auto is_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *is_json, "Print JSON");
+  command->callback([options, is_symmetric, is_per_tensor, is_json] {
+    if (*is_symmetric) options->calibration.activations = Activations::symmetric;
+    if (*is_per_tensor) options->calibration.weights = WeightScales::per_tensor;
+    const QuantizeReport report = quantize(*options);
+    *is_json ? quantize_detail::print_json(*options, report) : quantize_detail::print_table(*options, report);
+  });
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,20 @@
+#pragma once
+// Q8_0: 32 numbers as one scale d (f16, little-endian) and 32 codes (i8), 34 bytes. d = amax / 127, and code = x times
+// 1 / d rounded half to even, both with d in f32; the number that a code stands for is code times the stored d.
+
+#include <cstdint>
+
+namespace thimble::kernels {
+
+inline constexpr std::int64_t q8_block = 32;
+inline constexpr std::int64_t q8_block_bytes = 34;
+
+/// Rows of `columns` numbers (a multiple of 32), element (i, j) at i row_stride + j column_stride, to `out`, row by
+/// row. False, with `out` undefined, when a number is not finite or a scale is beyond f16.
+bool quantize_q8_rows(const float* in, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
+                      std::int64_t column_stride, std::uint8_t* out) noexcept;
+
+/// The numbers of `blocks` blocks.
+void dequantize_q8_blocks(const std::uint8_t* in, std::int64_t blocks, float* out) noexcept;
+
+}  // namespace thimble::kernels

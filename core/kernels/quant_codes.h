@@ -1,0 +1,43 @@
+#pragma once
+// What a net of 8-bit codes needs beside convolutions: codes from numbers and back, pools, means and sums. A code q
+// stands for (q - zero) scale. Every number is computed in f32, each operation rounded by itself, and becomes a code by
+// rounding half to even and clamping to low .. high; all instruction sets and numbers of threads give the same bits.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/pool.h>
+
+namespace thimble::kernels {
+
+/// How codes stand for numbers. 0 <= low <= zero <= high <= 255.
+struct CodeScale {
+  float scale = 1;
+  int zero = 0, low = 0, high = 255;
+};
+
+/// y = code of x. False, with y undefined, when a number is not finite.
+bool quantize_codes(const float* x, std::int64_t count, const CodeScale& to, std::uint8_t* y) noexcept;
+
+void dequantize_codes(const std::uint8_t* x, std::int64_t count, const CodeScale& from, float* y) noexcept;
+
+/// The largest code of each window. Codes grow with the numbers, so this is exact.
+void max_pool_codes(const std::uint8_t* x, const PoolWindows& windows, std::uint8_t* y) noexcept;
+
+/// x (N, P, C) -> y (N, C): the code of (sum over p of (x - from.zero)) * (from.scale / (to.scale P)).
+void mean_codes(const std::uint8_t* x, std::int64_t images, std::int64_t pixels, std::int64_t channels,
+                const CodeScale& from, const CodeScale& to, std::uint8_t* y) noexcept;
+
+/// y = code of a + b. A relu is a `to` with low = zero.
+void add_codes(const std::uint8_t* a, const CodeScale& of_a, const std::uint8_t* b, const CodeScale& of_b,
+               std::int64_t count, const CodeScale& to, std::uint8_t* y) noexcept;
+
+/// y = max(x, zero).
+void relu_codes(const std::uint8_t* x, std::int64_t count, int zero, std::uint8_t* y) noexcept;
+
+/// Weight (filters, elements), f32 or f64, to codes within +-127 and a scale for each filter: amax / 127, of the filter
+/// or (with `is_per_tensor`) of all. Where `least` is given, a scale is at least least[filter]. A filter of zeros has
+/// scale 1 unless least says otherwise. False when a number is not finite.
+bool quantize_weight_codes(const void* weight, DType dtype, std::int64_t filters, std::int64_t elements,
+                           bool is_per_tensor, const float* least, std::int8_t* codes, float* scales) noexcept;
+
+}  // namespace thimble::kernels

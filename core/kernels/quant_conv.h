@@ -1,0 +1,70 @@
+#pragma once
+// Convolution and matrix product of 8-bit codes: u8 activations, i8 weights, exact sums in 32 bits, and an epilogue
+// that gives u8 codes (or f32) at once.
+//
+//   run      bytes of an image line that one line of the kernel sees, KW C of them (C, where the kernel is dilated)
+//   group    4 bytes of a run (8, where there are at most 8 filters) that one lane of an instruction sums
+//   block    64 bytes: one group of 16 filters (two groups of 8)
+//   panel    4, 2 or 1 blocks of filters, packed group by group
+//   band     lines of one image, or whole small images, whose outputs are computed together; with padding, or where a
+//            run is no whole number of groups, its lines are copied between the padding, once for all taps
+
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/dtype.h>
+#include <thimble/core/kernels/conv.h>
+#include <thimble/core/kernels/gemm_dot.h>
+
+namespace thimble::kernels {
+
+/// A matrix product (M, K) (K, N) is a convolution of M images of one pixel and K channels.
+///
+///     acc[n, oh, ow, o] = sum over kh, kw, c of weight[o, kh, kw, c] x[n, ih, iw, c]        (exact, 32 bits)
+///     v = float(acc + bias[o]) * scale[o] + float(residual - residual_zero) * residual_scale
+///     y = clamp(v, low - zero, high - zero), rounded half to even, + zero                   (u8)
+///     y = v                                                                                (f32)
+///
+/// where x is `x_zero` outside of the image, and bias holds what takes the zero point off: - x_zero sum of weight.
+/// Every product and sum of v is rounded to f32 by itself. A relu is a clamp with low = zero.
+struct QuantConvArgs {
+  ConvShape shape;  ///< groups 1
+  const std::uint8_t* x = nullptr;
+  int x_zero = 0;
+  const void* packed = nullptr;        ///< what pack_quant_weight() made; aligned to 64
+  const std::int32_t* bias = nullptr;  ///< quant_padded_filters() of them, as of scale
+  const float* scale = nullptr;
+  const std::uint8_t* residual = nullptr;  ///< null, or laid out as y, dense
+  float residual_scale = 0;
+  int residual_zero = 0;
+  void* y = nullptr;                  ///< (N, OH, OW, O), dense
+  DType y_dtype = DType::u8;          ///< u8 or f32
+  int zero = 0, low = 0, high = 255;  ///< 0 <= low <= zero <= high <= 255
+};
+
+/// The most runs that a kernel may have: KH, or KH KW where dilation_w is not 1.
+inline constexpr std::int64_t quant_max_runs = 64;
+std::int64_t quant_runs(const ConvShape& shape) noexcept;
+
+/// Filters that bias and scale hold, the last ones for nothing: a multiple of 16.
+std::int64_t quant_padded_filters(const ConvShape& shape) noexcept;
+
+/// Bytes of packed weights, a function of filters, channels and kernel. The format is the same for all units.
+std::size_t quant_packed_bytes(const ConvShape& shape) noexcept;
+/// Packs weight (O, KH, KW, C), dense. `packed`: quant_packed_bytes() bytes.
+void pack_quant_weight(const ConvShape& shape, const std::int8_t* weight, void* packed) noexcept;
+/// The way back.
+void unpack_quant_weight(const ConvShape& shape, const void* packed, std::int8_t* weight) noexcept;
+
+/// Bytes of workspace: a pure function of shape and threads, at most 64 KiB per thread, or the lines that one line of
+/// the result needs where those are more.
+std::size_t quant_conv_workspace_bytes(const ConvShape& shape, int threads) noexcept;
+
+/// Computes `args` with a workspace of that many bytes, aligned to 64. All units and any number of threads give the
+/// same bits. Allocates nothing and throws nothing; sums stay below 2^31 for K <= 65793.
+void quant_conv(const QuantConvArgs& args, void* workspace, int threads, DotUnit unit) noexcept;
+
+/// The oracle: plain loops over `weight` (O, KH, KW, C) in place of args.packed, sums in 64 bits.
+void quant_conv_reference(const QuantConvArgs& args, const std::int8_t* weight) noexcept;
+
+}  // namespace thimble::kernels

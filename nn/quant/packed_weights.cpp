@@ -1,0 +1,174 @@
+// Weights of a layer as codes, with the zero point of its input folded into the bias.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/launch.h>
+#include <thimble/nn/quant/codes.h>
+
+namespace thimble::nn::quant {
+namespace packed_weights_detail {
+
+using kernels::ConvShape;
+
+constexpr std::int64_t most_products = 65793;  // of a u8 and an i8 that 32 bits surely hold
+constexpr double most_bias = 8388608;          // 2^23, in units of input scale x weight scale
+
+ConvShape kernel_of(const Shape& shape, const StepWindow& window) {
+  ConvShape s;
+  s.filters = shape[0];
+  s.channels = shape[shape.rank() - 1];
+  s.kernel_h = window.kernel[0];
+  s.kernel_w = window.kernel[1];
+  s.dilation_h = window.dilation[0];
+  s.dilation_w = window.dilation[1];
+  return s;
+}
+
+std::int64_t elements_of(const Tensor& weight) { return weight.elements() / std::max<std::int64_t>(weight.size(0), 1); }
+
+void check(const Tensor& weight, const Tensor& bias, const Step& step) {
+  const Shape& shape = weight.shape();
+  const std::string what = "quantize: step " + step.name + ": weight " + describe(weight) + ", bias " + describe(bias);
+  const bool is_conv = step.kind == StepKind::conv;
+  const bool has_kernel =
+      is_conv ? shape.rank() == 4 && shape[1] == step.window.kernel[0] && shape[2] == step.window.kernel[1]
+              : shape.rank() == 2;
+  if (!has_kernel || shape[0] < 1 || weight.elements() < 1) {
+    throw ShapeError(what + "; (O, KH, KW, I) with the step's kernel, or (O, I), is needed");
+  }
+  if (!(bias.shape() == Shape{shape[0]})) throw ShapeError(what + "; a bias for each filter is needed");
+  if (weight.device().is_cuda()) throw DeviceError(what + "; the CPU is needed");
+  if (elements_of(weight) > most_products) {
+    throw ShapeError(what + "; at most " + std::to_string(most_products) + " products in a sum are allowed");
+  }
+  if (kernels::quant_runs(kernel_of(shape, step.window)) > kernels::quant_max_runs) {
+    throw ShapeError(what + "; kernels of at most " + std::to_string(kernels::quant_max_runs) + " lines are allowed");
+  }
+}
+
+/// Tensors of the right sizes.
+PackedWeights allocate(const Shape& shape, const Step& step, Device device) {
+  const ConvShape kernel = kernel_of(shape, step.window);
+  const std::int64_t padded = kernels::quant_padded_filters(kernel);
+  PackedWeights packed;
+  packed.shape = shape;
+  packed.window = step.window;
+  packed.codes = Tensor::empty({static_cast<std::int64_t>(kernels::quant_packed_bytes(kernel))}, DType::i8, device,
+                               Category::parameter);
+  packed.weight_scale = Tensor::empty({shape[0]}, DType::f32, device, Category::parameter);
+  packed.bias = Tensor::empty({padded}, DType::i32, device, Category::parameter);
+  packed.scale = Tensor::empty({padded}, DType::f32, device, Category::parameter);
+  return packed;
+}
+
+/// From the units of sums to those of the result.
+void set_scales(const float* weight_scale, std::int64_t filters, std::int64_t padded, const CodeScale& in,
+                const CodeScale* out, float* scale) noexcept {
+  for (std::int64_t o = 0; o < padded; ++o) {
+    scale[o] = o < filters ? in.scale * weight_scale[o] / (out != nullptr ? out->scale : 1.0F) : 0.0F;
+  }
+}
+
+}  // namespace packed_weights_detail
+
+PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step& step, const CodeScale& in,
+                           const CodeScale* out, WeightScales scales) {
+  using namespace packed_weights_detail;
+  check(weight, bias, step);
+  if ((weight.dtype() != DType::f32 && weight.dtype() != DType::f64) || bias.dtype() != weight.dtype()) {
+    throw DTypeError("quantize: step " + step.name + ": weight " + describe(weight) + ", bias " + describe(bias) +
+                     "; both f32 or both f64 are needed");
+  }
+  const Device device = weight.device();
+  PackedWeights packed = allocate(weight.shape(), step, device);
+  const std::int64_t filters = weight.size(0), elements = elements_of(weight), padded = packed.bias.elements();
+  const Tensor wide = to_dtype(contiguous(bias), DType::f64);
+  const std::vector<double> numbers =
+      device.is_dry ? std::vector<double>(static_cast<std::size_t>(filters)) : to_host<double>(wide);
+  std::vector<float> least(numbers.size());
+  for (std::size_t o = 0; o < numbers.size(); ++o) {
+    if (!std::isfinite(numbers[o])) {
+      throw ValueError("quantize: step " + step.name + ": bias " + std::to_string(o) + " is " +
+                       std::to_string(numbers[o]));
+    }
+    least[o] = static_cast<float>(std::fabs(numbers[o]) / (static_cast<double>(in.scale) * most_bias));
+  }
+  const Tensor dense = contiguous(weight);
+  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, Category::workspace);
+  bool is_finite = true;
+  launch(device, [&](const Addresses& at) {
+    auto* const q = at.as<std::int8_t>(codes);
+    auto* const s = at.as<float>(packed.weight_scale);
+    is_finite = kernels::quantize_weight_codes(at(dense), weight.dtype(), filters, elements,
+                                               scales == WeightScales::per_tensor, least.data(), q, s);
+    if (!is_finite) return;
+    auto* const folded = at.as<std::int32_t>(packed.bias);
+    for (std::int64_t o = 0; o < padded; ++o) {
+      if (o >= filters) {
+        folded[o] = 0;
+        continue;
+      }
+      std::int64_t sum = 0;
+      for (std::int64_t i = 0; i < elements; ++i) sum += q[o * elements + i];
+      const double unit = static_cast<double>(in.scale) * static_cast<double>(s[o]);
+      folded[o] = static_cast<std::int32_t>(
+          static_cast<std::int64_t>(std::nearbyint(numbers[static_cast<std::size_t>(o)] / unit)) - in.zero * sum);
+    }
+    set_scales(s, filters, padded, in, out, at.as<float>(packed.scale));
+    kernels::pack_quant_weight(kernel_of(packed.shape, step.window), q, at(packed.codes));
+  });
+  if (!is_finite) throw ValueError("quantize: step " + step.name + ": a weight is not finite");
+  for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(packed.scale)) {
+    if (!std::isfinite(s)) throw ValueError("quantize: step " + step.name + ": its scales are too far apart for f32");
+  }
+  return packed;
+}
+
+PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const Tensor& bias, const Step& step,
+                         const CodeScale& in, const CodeScale* out) {
+  using namespace packed_weights_detail;
+  check(codes, bias, step);
+  if (codes.dtype() != DType::i8 || weight_scale.dtype() != DType::f32 || bias.dtype() != DType::i32) {
+    throw DTypeError("quantized net: step " + step.name + ": codes " + describe(codes) + ", scales " +
+                     describe(weight_scale) + ", bias " + describe(bias) + "; i8, f32 and i32 are needed");
+  }
+  if (!(weight_scale.shape() == Shape{codes.size(0)})) {
+    throw ShapeError("quantized net: step " + step.name + ": scales " + describe(weight_scale) +
+                     "; one for each filter is needed");
+  }
+  const Device device = codes.device();
+  PackedWeights packed = allocate(codes.shape(), step, device);
+  for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(weight_scale)) {
+    if (!(std::isfinite(s) && s > 0)) {
+      throw ValueError("quantized net: step " + step.name + ": a weight scale is " + std::to_string(s) +
+                       "; finite numbers above 0 are allowed");
+    }
+  }
+  const std::int64_t filters = codes.size(0), padded = packed.bias.elements();
+  const Tensor dense = contiguous(codes), dense_scale = contiguous(weight_scale), dense_bias = contiguous(bias);
+  launch(device, [&](const Addresses& at) {
+    std::memcpy(at(packed.weight_scale), at(dense_scale), static_cast<std::size_t>(filters) * 4);
+    auto* const to = at.as<std::int32_t>(packed.bias);
+    std::fill_n(to, padded, 0);
+    std::memcpy(to, at(dense_bias), static_cast<std::size_t>(filters) * 4);
+    set_scales(at.as<float>(packed.weight_scale), filters, padded, in, out, at.as<float>(packed.scale));
+    kernels::pack_quant_weight(kernel_of(packed.shape, step.window), at.as<std::int8_t>(dense), at(packed.codes));
+  });
+  return packed;
+}
+
+Tensor unpacked_codes(const PackedWeights& weights) {
+  const Tensor codes = Tensor::empty(weights.shape, DType::i8, weights.codes.device());
+  launch(codes.device(), [&](const Addresses& at) {
+    kernels::unpack_quant_weight(packed_weights_detail::kernel_of(weights.shape, weights.window), at(weights.codes),
+                                 at.as<std::int8_t>(codes));
+  });
+  return codes;
+}
+
+}  // namespace thimble::nn::quant

@@ -1,0 +1,160 @@
+#include <thimble/nn/quant/program.h>
+
+#include <charconv>
+#include <numeric>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn::quant {
+namespace program_detail {
+
+constexpr std::array<std::string_view, 8> kinds = {"conv",   "linear", "max_pool", "average",
+                                                   "concat", "add",    "relu",     "flatten"};
+constexpr std::int64_t most = 1 << 15;  // of a kernel, a stride, a padding, a dilation
+
+[[noreturn]] void refuse(std::string_view line, const std::string& why) {
+  throw ValueError("quantized program: line " + quote(line) + ": " + why);
+}
+
+std::string pair_text(char key, const std::array<std::int64_t, 2>& pair, std::int64_t usual) {
+  if (pair[0] == usual && pair[1] == usual) return {};
+  return std::string(" ") + key + std::to_string(pair[0]) + "x" + std::to_string(pair[1]);
+}
+
+std::string line_of(const Step& step) {
+  std::string line = std::string(kinds[static_cast<std::size_t>(step.kind)]) + " " + step.name + " ";
+  for (std::size_t i = 0; i < step.inputs.size(); ++i) line += (i > 0 ? "," : "") + std::to_string(step.inputs[i]);
+  const StepWindow& w = step.window;
+  line += pair_text('k', w.kernel, 1) + pair_text('s', w.stride, 1) + pair_text('p', w.padding, 0) +
+          pair_text('d', w.dilation, 1);
+  if (w.rounds_up) line += " up";
+  if (step.residual >= 0) line += " +" + std::to_string(step.residual);
+  if (step.has_relu) line += " relu";
+  return line;
+}
+
+std::int64_t number(std::string_view text, std::string_view line, std::int64_t low, std::int64_t high) {
+  std::int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+    refuse(line, quote(text) + " is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+  }
+  return value;
+}
+
+std::vector<std::string_view> split(std::string_view text, char at) {
+  std::vector<std::string_view> parts;
+  for (std::size_t from = 0; from <= text.size();) {
+    const std::size_t end = std::min(text.find(at, from), text.size());
+    parts.push_back(text.substr(from, end - from));
+    from = end + 1;
+  }
+  return parts;
+}
+
+std::array<std::int64_t, 2> parse_pair(std::string_view text, std::string_view line, std::int64_t low) {
+  const auto parts = split(text, 'x');
+  if (parts.size() != 2) refuse(line, quote(text) + " is not HxW");
+  return {number(parts[0], line, low, most), number(parts[1], line, low, most)};
+}
+
+void parse_field(std::string_view field, std::string_view line, int value, Step& step) {
+  if (field == "relu") {
+    step.has_relu = true;
+  } else if (field == "up") {
+    step.window.rounds_up = true;
+  } else if (field.starts_with('k')) {
+    step.window.kernel = parse_pair(field.substr(1), line, 1);
+  } else if (field.starts_with('s')) {
+    step.window.stride = parse_pair(field.substr(1), line, 1);
+  } else if (field.starts_with('p')) {
+    step.window.padding = parse_pair(field.substr(1), line, 0);
+  } else if (field.starts_with('d')) {
+    step.window.dilation = parse_pair(field.substr(1), line, 1);
+  } else if (field.starts_with('+')) {
+    step.residual = static_cast<int>(number(field.substr(1), line, 0, value));
+  } else {
+    refuse(line, quote(field) + " is not one of kHxW, sHxW, pHxW, dHxW, up, +VALUE, relu");
+  }
+}
+
+void check(const Step& step, std::string_view line) {
+  const std::size_t count = step.inputs.size();
+  const bool is_good = step.kind == StepKind::add      ? count == 2
+                       : step.kind == StepKind::concat ? count >= 1
+                                                       : count == 1;
+  if (!is_good) refuse(line, std::to_string(count) + " inputs do not fit the step");
+  if (step.residual >= 0 && step.kind != StepKind::conv) refuse(line, "only a convolution adds a value");
+  if (step.has_relu && !step.has_weight() && step.kind != StepKind::add) refuse(line, "this step has no relu");
+  const bool has_window = step.kind == StepKind::conv || step.kind == StepKind::max_pool;
+  if (!has_window && !(step.window == StepWindow{})) refuse(line, "this step has no window");
+  if (step.window.rounds_up && step.kind != StepKind::max_pool) refuse(line, "only a pool rounds up");
+}
+
+/// The value of the results of step `index` is index + 1.
+Step parse_line(std::string_view line, int index) {
+  const auto fields = split(line, ' ');
+  if (fields.size() < 3) refuse(line, "KIND NAME INPUTS are needed");
+  Step step;
+  std::size_t kind = 0;
+  while (kind < kinds.size() && kinds[kind] != fields[0]) ++kind;
+  if (kind == kinds.size()) refuse(line, quote(fields[0]) + " is not a kind of step");
+  step.kind = static_cast<StepKind>(kind);
+  step.name = std::string(fields[1]);
+  if (step.name.empty()) refuse(line, "the name is empty");
+  for (const std::string_view input : split(fields[2], ',')) {
+    step.inputs.push_back(static_cast<int>(number(input, line, 0, index)));
+  }
+  for (std::size_t i = 3; i < fields.size(); ++i) parse_field(fields[i], line, index, step);
+  check(step, line);
+  return step;
+}
+
+}  // namespace program_detail
+
+std::vector<int> Program::last_uses() const {
+  std::vector<int> last(static_cast<std::size_t>(values()), -1);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    for (const int v : steps[i].inputs) last[static_cast<std::size_t>(v)] = static_cast<int>(i);
+    if (steps[i].residual >= 0) last[static_cast<std::size_t>(steps[i].residual)] = static_cast<int>(i);
+  }
+  last.back() = static_cast<int>(steps.size());
+  return last;
+}
+
+std::vector<int> Program::scale_groups() const {
+  std::vector<int> group(static_cast<std::size_t>(values()));
+  std::iota(group.begin(), group.end(), 0);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const StepKind kind = steps[i].kind;
+    if (kind != StepKind::max_pool && kind != StepKind::concat && kind != StepKind::relu && kind != StepKind::flatten) {
+      continue;
+    }
+    for (const int input : steps[i].inputs) {
+      const int a = group[i + 1], b = group[static_cast<std::size_t>(input)];
+      for (int& g : group) {
+        if (g == a || g == b) g = std::min(a, b);
+      }
+    }
+  }
+  return group;
+}
+
+std::string to_text(const Program& program) {
+  std::string text;
+  for (const Step& step : program.steps) text += program_detail::line_of(step) + "\n";
+  return text;
+}
+
+Program parse_program(std::string_view text) {
+  Program program;
+  if (text.ends_with('\n')) text.remove_suffix(1);
+  if (text.empty()) throw ValueError("quantized program: it has no steps");
+  for (const std::string_view line : program_detail::split(text, '\n')) {
+    program.steps.push_back(program_detail::parse_line(line, static_cast<int>(program.steps.size())));
+  }
+  return program;
+}
+
+}  // namespace thimble::nn::quant

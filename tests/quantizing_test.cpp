@@ -1,0 +1,105 @@
+// What `thimble quantize` does, as calls: on nets that were never trained, because sizes, bytes and errors are the
+// same.
+
+#include <string>
+
+#include <thimble/bench/planning.h>
+#include <thimble/bench/quantizing.h>
+#include <thimble/core/error.h>
+#include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/weights.h>
+
+#include "catch.h"
+#include "files.h"
+#include "kernel_data.h"
+
+namespace quantizing_test {
+
+using namespace thimble;
+
+bench::QuantizeOptions options_for(const std::string& name, const models::ModelOptions& sizes,
+                                   const std::string& weights) {
+  bench::QuantizeOptions o;
+  o.setup.model = name;
+  o.setup.sizes = sizes;
+  o.setup.batch = 4;
+  o.data = "synthetic";
+  o.weights = weights;
+  o.calibration_batches = 2;
+  o.eval_batches = 2;
+  nn::save_weights(*models::make_model(name, sizes), weights);
+  return o;
+}
+
+}  // namespace quantizing_test
+
+using namespace quantizing_test;
+
+TEST_CASE("quantize: a net of convolutions, its file and its bytes", "[quant]") {
+  kernel_test::Settings settings;
+  set_thread_count(1);
+  const files_test::TemporaryFolder folder;
+  const models::ModelOptions sizes{.image = 32, .channels = 3, .classes = 10, .width = 32};
+  auto options = options_for("resnet18", sizes, folder / "f32");
+  options.save = folder / "int8";
+  const bench::QuantizeReport report = bench::quantize(options);
+  CHECK(report.scheme == "int8");
+  CHECK(report.predicted_peak_bytes >= (4 << 20));  // more than the arena's first granules
+  CHECK(report.predicted_peak_bytes == report.measured_peak_bytes);
+  CHECK(static_cast<double>(report.f32_file_bytes) > 3.9 * static_cast<double>(report.int8_file_bytes));
+  CHECK(static_cast<double>(report.f32_weight_bytes) > 3.8 * static_cast<double>(report.int8_weight_bytes));
+  CHECK(report.layers.size() == 23);
+  for (const auto& layer : report.layers) CHECK(layer.cosine > 0.98);
+  CHECK(report.accuracy_int8.has_value());
+  CHECK(report.ms_int8 > 0);
+  const SafetensorsReader file(folder / "int8");
+  CHECK(file.header().metadata.at("model") == "resnet18");
+
+  bench::PlanOptions plan;
+  plan.setup = options.setup;
+  plan.setup.sizes = sizes;
+  plan.is_inference = plan.is_int8 = true;
+  CHECK(bench::make_plan(plan).plan.peak_bytes == report.predicted_peak_bytes);
+  plan.is_int8 = false;
+  CHECK(bench::make_plan(plan).plan.peak_bytes > 3 * report.predicted_peak_bytes);
+}
+
+TEST_CASE("quantize: a model over text gets blocks for its linear layers", "[quant]") {
+  const files_test::TemporaryFolder folder;
+  const models::ModelOptions sizes{.vocabulary = 55, .sequence = 16, .layers = 2, .heads = 2, .width = 64};
+  auto options = options_for("gpt2", sizes, folder / "f32");
+  options.save = folder / "q8";
+  const bench::QuantizeReport report = bench::quantize(options);
+  CHECK(report.scheme == "q8_0");
+  CHECK(report.layers.empty());
+  CHECK(report.loss_int8 == Approx(report.loss_f32).epsilon(0.01));
+  // 12 x 64^2 numbers a layer, 34 bytes for 32 of them in place of 128.
+  CHECK(report.int8_weight_bytes == report.f32_weight_bytes - 2 * 12 * 64 * 64 / 32 * 94);
+  const SafetensorsReader file(folder / "q8");
+  CHECK(file.header().find("h.0.attn.c_attn.weight_q8") != nullptr);
+  CHECK(file.header().find("h.0.attn.c_attn.weight") == nullptr);
+}
+
+TEST_CASE("quantize: what cannot be done is refused, and nothing is written", "[quant]") {
+  const files_test::TemporaryFolder folder;
+  const models::ModelOptions sizes{.image = 16, .channels = 3, .classes = 10, .width = 4};
+  auto options = options_for("resnet18", sizes, folder / "f32");
+  const std::size_t entries = folder.entries();
+  options.save = folder / "int8";
+  options.calibration.percent = 0;
+  options.calibration.calibrator = nn::quant::Calibrator::percentile;
+  CHECK_THROWS_AS(bench::quantize(options), ValueError);
+  options.calibration = {};
+  options.setup.dtype = DType::bf16;
+  CHECK_THROWS_AS(bench::quantize(options), ValueError);
+  options.setup.dtype = DType::f32;
+  options.weights = folder / "none";
+  CHECK_THROWS_AS(bench::quantize(options), FileError);
+  options.weights = folder / "f32";
+  options.setup.model = "resnet34";
+  CHECK_THROWS_AS(bench::quantize(options), ValueError);
+  CHECK(folder.entries() == entries);
+  bench::Setup text;
+  text.model = "char-gpt";
+  CHECK_THROWS_AS(nn::profile_training(dry(cpu), bench::int8_inference_run(text)), ValueError);
+}
