@@ -38,7 +38,7 @@ struct AdamArgs {
   std::int64_t step = 1;  ///< of this update, from 1
 };
 
-/// norms[index] = sum of squares, in f64, in the fixed order of kernels/reduce.h.
+/// *sum = sum of squares, in f64, in an order that depends on n alone.
 struct SquareSumArgs {
   std::int64_t n = 0;
   const void* gradient = nullptr;

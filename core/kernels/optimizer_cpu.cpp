@@ -6,13 +6,20 @@
 #include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace thimble::kernels {
 namespace optimizer_detail {
 
 constexpr std::int64_t chunk = 512;
 constexpr std::int64_t grain = 16 * chunk;
+// Elements whose squares one thread adds up.
+constexpr std::int64_t square_stretch = 128 * chunk;
 
 // A run of elements in the compute type: where they lie, or a buffer filled from there.
 template <class T>
@@ -55,49 +62,99 @@ void for_chunks(std::int64_t n, F&& f) {
 }
 
 template <class T>
-void sgd_chunk(const SgdArgs& a, T* p, const T* g, T* m, std::int64_t n) {
-  const T rate = static_cast<T>(a.rate), momentum = static_cast<T>(a.momentum), decay = static_cast<T>(a.weight_decay);
-  if (!m) {
-    for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
-  } else if (a.nesterov) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const T d = g[i] + decay * p[i];
-      m[i] = momentum * m[i] + d;
-      p[i] -= rate * (d + momentum * m[i]);
-    }
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) {
-      m[i] = momentum * m[i] + (g[i] + decay * p[i]);
-      p[i] -= rate * m[i];
+struct SgdChunk {
+  static void run(const SgdArgs& a, T* __restrict p, const T* __restrict g, T* __restrict m, std::int64_t n) {
+    const T rate = static_cast<T>(a.rate), momentum = static_cast<T>(a.momentum);
+    const T decay = static_cast<T>(a.weight_decay);
+    if (!m) {
+      for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
+    } else if (a.nesterov) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const T d = g[i] + decay * p[i];
+        m[i] = momentum * m[i] + d;
+        p[i] -= rate * (d + momentum * m[i]);
+      }
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) {
+        m[i] = momentum * m[i] + (g[i] + decay * p[i]);
+        p[i] -= rate * m[i];
+      }
     }
   }
+};
+
+// x[i] = sqrt(x[i]), rounded to nearest in every instruction set. By hand: compilers keep a call for negative numbers.
+template <class T>
+void square_roots_plain(T* x, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] = std::sqrt(x[i]);
+}
+#if defined(__x86_64__)
+THIMBLE_TARGET_AVX2 void square_roots_avx2(float* x, std::int64_t n) {
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(x + i, _mm256_sqrt_ps(_mm256_loadu_ps(x + i)));
+  square_roots_plain(x + i, n - i);
+}
+THIMBLE_TARGET_AVX512 void square_roots_avx512(float* x, std::int64_t n) {
+  constexpr __mmask16 all = 0xFFFF;  // gcc 12 warns of what the form without a mask does
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) _mm512_storeu_ps(x + i, _mm512_maskz_sqrt_ps(all, _mm512_loadu_ps(x + i)));
+  square_roots_plain(x + i, n - i);
+}
+#endif
+template <class T>
+void square_roots(T* x, std::int64_t n) {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, float>) {
+    if (isa() == Isa::avx512) return square_roots_avx512(x, n);
+    if (isa() == Isa::avx2) return square_roots_avx2(x, n);
+  }
+#endif
+  square_roots_plain(x, n);
 }
 
+// What an Adam update has for all elements.
 template <class T>
-void adam_chunk(const AdamArgs& a, T* p, const T* g, T* m, T* v, std::int64_t n) {
-  const double c1 = 1 - std::pow(a.beta1, static_cast<double>(a.step));
-  const double c2 = 1 - std::pow(a.beta2, static_cast<double>(a.step));
-  const T b1 = static_cast<T>(a.beta1), b2 = static_cast<T>(a.beta2);
-  const T r1 = static_cast<T>(1 - a.beta1), r2 = static_cast<T>(1 - a.beta2);
-  const T shrink = a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1);
-  const T decay = a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay);
-  const T rate = static_cast<T>(a.rate / c1), root = static_cast<T>(std::sqrt(c2)), epsilon = static_cast<T>(a.epsilon);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const T d = g[i] + decay * p[i];
-    const T first = b1 * m[i] + r1 * d;
-    const T second = b2 * v[i] + r2 * (d * d);
-    m[i] = first;
-    v[i] = second;
-    p[i] = p[i] * shrink - rate * (first / (std::sqrt(second) / root + epsilon));
+struct AdamFactors {
+  T b1, b2, r1, r2, shrink, decay, rate, root, epsilon;
+
+  explicit AdamFactors(const AdamArgs& a) {
+    const double c1 = 1 - std::pow(a.beta1, static_cast<double>(a.step));
+    const double c2 = 1 - std::pow(a.beta2, static_cast<double>(a.step));
+    b1 = static_cast<T>(a.beta1), b2 = static_cast<T>(a.beta2);
+    r1 = static_cast<T>(1 - a.beta1), r2 = static_cast<T>(1 - a.beta2);
+    shrink = a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1);
+    decay = a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay);
+    rate = static_cast<T>(a.rate / c1), root = static_cast<T>(std::sqrt(c2)), epsilon = static_cast<T>(a.epsilon);
   }
-}
+};
+
+template <class T>
+struct AdamMoments {
+  static void run(const AdamFactors<T>& f, const T* __restrict p, const T* __restrict g, T* __restrict m,
+                  T* __restrict v, T* __restrict roots, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const T d = g[i] + f.decay * p[i];
+      m[i] = f.b1 * m[i] + f.r1 * d;
+      v[i] = f.b2 * v[i] + f.r2 * (d * d);
+      roots[i] = v[i];
+    }
+  }
+};
+
+template <class T>
+struct AdamUpdate {
+  static void run(const AdamFactors<T>& f, T* __restrict p, const T* __restrict m, const T* __restrict roots,
+                  std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * f.shrink - f.rate * (m[i] / (roots[i] / f.root + f.epsilon));
+  }
+};
 
 template <class T>
 void sgd(const SgdArgs& a) {
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     Run<T> p(a.parameter, a.dtype, at, n), g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
     Run<T> m(a.momentum_buffer, a.state_dtype, at, n);
-    sgd_chunk(a, p.values(), g.values(), m.values(), n);
+    run_variant<SgdChunk<T>>(a, p.values(), g.values(), m.values(), n);
     p.store();
     m.store();
   });
@@ -105,10 +162,15 @@ void sgd(const SgdArgs& a) {
 
 template <class T>
 void adam(const AdamArgs& a) {
+  const AdamFactors<T> factors(a);
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     Run<T> p(a.parameter, a.dtype, at, n), g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
     Run<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
-    adam_chunk(a, p.values(), g.values(), m.values(), v.values(), n);
+    alignas(64) T room[chunk];
+    T* const roots = room;
+    run_variant<AdamMoments<T>>(factors, p.values(), g.values(), m.values(), v.values(), roots, n);
+    square_roots(roots, n);
+    run_variant<AdamUpdate<T>>(factors, p.values(), m.values(), roots, n);
     p.store();
     m.store();
     v.store();
@@ -118,20 +180,56 @@ void adam(const AdamArgs& a) {
 void sgd_any(const SgdArgs& a) { a.dtype == DType::f64 ? sgd<double>(a) : sgd<float>(a); }
 void adam_any(const AdamArgs& a) { a.dtype == DType::f64 ? adam<double>(a) : adam<float>(a); }
 
-// Chunk sums in f64, one after the other: the order depends on n alone.
-void square_sum(const SquareSumArgs& a) {
-  double total = 0;
-  alignas(64) double values[chunk];
-  for (std::int64_t at = 0; at < a.n; at += chunk) {
-    const std::int64_t n = std::min(chunk, a.n - at);
-    load_f64(static_cast<const std::byte*>(a.gradient) + at * static_cast<std::int64_t>(size_of(a.dtype)), a.dtype, 1,
-             values, n);
-    std::fill(values + n, values + chunk, 0.0);
+// Squares of n <= chunk values in eight chains, which are added in order.
+struct SquareChunk {
+  template <class T>
+  static void run(const T* values, std::int64_t n, double* total) {
     double lanes[8] = {};
-    for (std::int64_t i = 0; i < chunk; i += 8) {
-      for (int k = 0; k < 8; ++k) lanes[k] += values[i + k] * values[i + k];
+    std::int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+      for (int k = 0; k < 8; ++k) {
+        const auto value = static_cast<double>(values[i + k]);
+        lanes[k] += value * value;
+      }
     }
-    for (const double lane : lanes) total += lane;
+    for (int k = 0; k < static_cast<int>(n - i); ++k) {
+      const auto value = static_cast<double>(values[i + k]);
+      lanes[k] += value * value;
+    }
+    for (const double lane : lanes) *total += lane;
+  }
+};
+
+// Elements [begin, end), in f64, chunk after chunk.
+double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
+  double total = 0;
+  for (std::int64_t at = begin; at < end; at += chunk) {
+    const std::int64_t n = std::min(chunk, end - at);
+    if (a.dtype == DType::f32) {
+      run_variant<SquareChunk>(static_cast<const float*>(a.gradient) + at, n, &total);
+    } else {
+      alignas(64) double values[chunk];
+      load_f64(static_cast<const std::byte*>(a.gradient) + at * static_cast<std::int64_t>(size_of(a.dtype)), a.dtype, 1,
+               values, n);
+      run_variant<SquareChunk>(static_cast<const double*>(values), n, &total);
+    }
+  }
+  return total;
+}
+
+// Stretches are summed side by side and added one after the other: the order depends on n alone.
+void square_sum(const SquareSumArgs& a) {
+  constexpr std::int64_t most = 64;  // stretches at a time
+  double total = 0;
+  for (std::int64_t first = 0; first < a.n; first += most * square_stretch) {
+    const std::int64_t end = std::min(a.n, first + most * square_stretch);
+    double sums[most] = {};
+    parallel_for(end - first, square_stretch, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t at = from; at < to; at += square_stretch) {
+        sums[at / square_stretch] = squares_of(a, first + at, first + std::min(to, at + square_stretch));
+      }
+    });
+    for (const double sum : sums) total += sum;
   }
   *a.sum = total;
 }
