@@ -93,6 +93,11 @@ constexpr int count_tensors(std::tuple<Members...>*) {
   return (0 + ... + (std::is_same_v<std::remove_cvref_t<Members>, Tensor> ? 1 : 0));
 }
 
+/// Tensors among the members of an operator's struct Saved.
+template <class Op>
+inline constexpr int saved_tensors =
+    count_tensors(static_cast<decltype(tie_members(std::declval<typename Op::Saved&>()))*>(nullptr));
+
 // Copies members one by one between a struct Saved and a tuple of attributes.
 template <std::size_t I = 0, class Attributes, class F>
 void visit_attributes([[maybe_unused]] Attributes& attributes, [[maybe_unused]] std::size_t at,
@@ -108,12 +113,17 @@ void assign_if_same(T& to, const U& from) {
   if constexpr (std::is_same_v<T, U>) to = from;
 }
 
-/// Takes a struct Saved apart: tensors into `tensors`, the rest into `attributes`.
+/// Takes a struct Saved apart: tensors into `tensors`, which are undefined before, the rest into `attributes`. Most
+/// members are undefined, and moving a tensor costs more than looking.
 template <class Saved, class Attributes>
 void take_apart(Saved& saved, std::span<Tensor> tensors, Attributes& attributes) {
   [[maybe_unused]] std::size_t i = 0, j = 0;
   for_each_member(
-      saved, [&](Tensor& t) { tensors[i++] = std::exchange(t, Tensor()); },
+      saved,
+      [&](Tensor& t) {
+        Tensor& to = tensors[i++];
+        if (t.defined()) to = std::move(t);
+      },
       [&](auto& member) { visit_attributes(attributes, j++, [&](auto& to) { assign_if_same(to, member); }); });
 }
 
@@ -123,7 +133,11 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
   Saved saved{};
   [[maybe_unused]] std::size_t i = 0, j = 0;
   for_each_member(
-      saved, [&](Tensor& t) { t = std::exchange(tensors[i++], Tensor()); },
+      saved,
+      [&](Tensor& t) {
+        Tensor& from = tensors[i++];
+        if (from.defined()) t = std::move(from);
+      },
       [&](auto& member) { visit_attributes(attributes, j++, [&](auto& from) { assign_if_same(member, from); }); });
   return saved;
 }
@@ -168,7 +182,7 @@ const OpType& op_type() {
       node_detail::cost_of<Op>(),
       sizeof(Record<Op>),
       alignof(Record<Op>),
-      node_detail::count_tensors(static_cast<decltype(tie_members(std::declval<Saved&>()))*>(nullptr)),
+      node_detail::saved_tensors<Op>,
       [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
         auto& r = *static_cast<Record<Op>*>(record);
         return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy), needs);

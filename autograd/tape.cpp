@@ -175,7 +175,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
     hold_sources(index, closed, inputs);
     if (plan_ && segment(closed).end_node == index + 1) settle(closed);
   }
-  output = output.detach();
+  if (output.leaf()) output = output.detach();
   output.set_tape_ref({id_, node.output});
 }
 
@@ -185,8 +185,8 @@ void Tape::keep(Node& node, std::int32_t closed, std::span<const Tensor> inputs,
                 const Tensor& output) {
   const auto producer = values_[node.output].producer;
   for (std::size_t k = 0; k < kept.size(); ++k) {
-    Tensor t = std::exchange(kept[k], Tensor());
-    if (!t.defined()) continue;
+    if (!kept[k].defined()) continue;
+    const Tensor t = std::exchange(kept[k], Tensor());
     std::uint32_t value = none;
     if (tape_detail::is_same_window(t, output)) value = node.output;
     for (std::size_t i = 0; i < inputs.size() && value == none; ++i) {

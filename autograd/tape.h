@@ -282,12 +282,12 @@ class Recording {
 template <class Op>
 void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output,
                   Needs needs) {
-  std::array<Tensor, max_saved_tensors> kept;
+  std::array<Tensor, static_cast<std::size_t>(node_detail::saved_tensors<Op>)> kept;
   const OpType& type = op_type<Op>();
   void* const at = allocate_record(type.size, type.alignment);
   auto* const record = new (at) Record<Op>{op, {}};
   node_detail::take_apart(saved, kept, record->attributes);
-  push_node(type, at, inputs, std::span(kept).first(static_cast<std::size_t>(type.saved_tensors)), output, needs);
+  push_node(type, at, inputs, kept, output, needs);
 }
 
 }  // namespace thimble

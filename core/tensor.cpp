@@ -5,6 +5,7 @@
 
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/core/recycled.h>
 
 namespace thimble {
 
@@ -20,7 +21,8 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, Category ca
   result.device_ = device;
   result.defined_ = true;
   if (result.elements_ > 0) {
-    result.storage_ = std::make_shared<Storage>(current_resource(device), result.bytes(), category);
+    result.storage_ =
+        std::allocate_shared<Storage>(Recycled<Storage>(), current_resource(device), result.bytes(), category);
   }
   return result;
 }

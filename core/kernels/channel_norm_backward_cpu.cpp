@@ -36,8 +36,7 @@ inline const T* before_tail(const ChannelNormGradArgs& args, const ChannelCoeffi
     const T zero = round_for_relu(buffer, args.dtype, n);
     for (std::int64_t i = 0; i < n; ++i) buffer[i] = buffer[i] > zero ? dy[i] : T(0);
   } else {
-    std::copy(dy, dy + n, buffer);
-    apply_mask(args.mask, element, buffer, n);
+    keep_masked(args.mask, element, dy, buffer, n);
   }
   return buffer;
 }

@@ -107,7 +107,7 @@ inline void apply_tail(const ChannelNormArgs& args, std::int64_t element, std::i
   }
   const T zero = round_for_relu(y, args.dtype, n);
   for (std::int64_t i = 0; i < n; ++i) y[i] = y[i] < -zero ? T(0) : y[i];
-  if (args.mask) pack_mask(y, n, zero, args.mask + element / 8);
+  if (args.mask) pack_greater(y, n, zero, args.mask + element / 8);
 }
 
 // Elements [begin, end) in memory order; begin is a multiple of the chunk.

@@ -3,13 +3,13 @@
 // channel, which forward and backward must compute alike.
 
 #include <algorithm>
-#include <array>
+#include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/mask_bits.h>
 #include <thimble/core/kernels/norm_cpu.h>
 #include <thimble/core/parallel.h>
 
@@ -33,20 +33,33 @@ struct TileJob {
   std::int64_t instance, stretch, stretches, begin, end, channel, count;
 };
 
-// Calls body(TileJob) for all tiles, in parallel.
+// Channels of a tile: fewer than there is room for where that makes jobs for several threads. Sums of a channel do not
+// depend on it.
+inline std::int64_t tile_channels(std::int64_t instances, std::int64_t rows, std::int64_t channels) {
+  constexpr std::int64_t jobs = 16, least = 32;
+  std::int64_t tile = channel_tile;
+  while (tile > least && instances * stretch_count(rows) * ((channels + tile - 1) / tile) < jobs) tile /= 2;
+  return tile;
+}
+
+// Calls body(TileJob) for all tiles, in parallel: a thread takes the next one when it is done with the one before.
 template <class F>
 void for_each_tile(std::int64_t instances, std::int64_t rows, std::int64_t channels, F&& body) {
-  const std::int64_t stretches = stretch_count(rows), tiles = (channels + channel_tile - 1) / channel_tile;
-  const std::int64_t elements =
-      std::max<std::int64_t>(1, std::min(rows, channel_norm_stretch) * std::min(channels, channel_tile));
-  const std::int64_t grain = std::max<std::int64_t>(1, channel_grain / elements);
-  parallel_for(instances * stretches * tiles, grain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t at = first; at < last; ++at) {
-      const std::int64_t tile = at % tiles, stretch = at / tiles % stretches;
-      const std::int64_t begin = stretch * channel_norm_stretch, channel = tile * channel_tile;
-      body(TileJob{at / tiles / stretches, stretch, stretches, begin, std::min(rows, begin + channel_norm_stretch),
-                   channel, std::min(channel_tile, channels - channel)});
-    }
+  const std::int64_t stretches = stretch_count(rows), width = tile_channels(instances, rows, channels);
+  const std::int64_t tiles = (channels + width - 1) / width, jobs = instances * stretches * tiles;
+  const auto run = [&](std::int64_t at) {
+    const std::int64_t tile = at % tiles, stretch = at / tiles % stretches;
+    const std::int64_t begin = stretch * channel_norm_stretch, channel = tile * width;
+    body(TileJob{at / tiles / stretches, stretch, stretches, begin, std::min(rows, begin + channel_norm_stretch),
+                 channel, std::min(width, channels - channel)});
+  };
+  if (instances * rows * channels <= channel_grain) {
+    for (std::int64_t at = 0; at < jobs; ++at) run(at);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  parallel_threads(static_cast<int>(std::min<std::int64_t>(thread_count(), jobs)), [&](int) {
+    for (std::int64_t at; (at = next.fetch_add(1, std::memory_order_relaxed)) < jobs;) run(at);
   });
 }
 
@@ -140,38 +153,6 @@ inline T round_for_relu(T* values, DType dtype, std::int64_t n) {
   if (dtype == DType::bf16) return static_cast<T>(0x1p-134);
   round_elements(values, dtype, n);
   return T(0);
-}
-
-// Bit i % 8 of byte i / 8 is values[i] > zero.
-template <class T>
-inline void pack_mask(const T* values, std::int64_t n, T zero, std::uint8_t* mask) {
-  for (std::int64_t i = 0; i < n; i += 8) {
-    unsigned bits = 0;
-    for (std::int64_t bit = 0; bit < std::min<std::int64_t>(8, n - i); ++bit) {
-      bits |= static_cast<unsigned>(values[i + bit] > zero) << bit;
-    }
-    mask[i / 8] = static_cast<std::uint8_t>(bits);
-  }
-}
-
-// For every byte its bits as eight bytes, lowest bit first.
-inline constexpr auto mask_bytes = [] {
-  std::array<std::array<std::uint8_t, 8>, 256> table{};
-  for (std::size_t byte = 0; byte < 256; ++byte) {
-    for (std::size_t bit = 0; bit < 8; ++bit) table[byte][bit] = static_cast<std::uint8_t>((byte >> bit) & 1u);
-  }
-  return table;
-}();
-
-// Zero where the mask's bits, from `element` on, are not set; n <= channel_chunk.
-template <class T>
-inline void apply_mask(const std::uint8_t* mask, std::int64_t element, T* values, std::int64_t n) {
-  std::uint8_t passes[channel_chunk + 16];
-  const std::int64_t skipped = element % 8, first = element / 8, bytes = (skipped + n + 7) / 8;
-  for (std::int64_t byte = 0; byte < bytes; ++byte) {
-    std::memcpy(passes + 8 * byte, mask_bytes[mask[first + byte]].data(), 8);
-  }
-  for (std::int64_t i = 0; i < n; ++i) values[i] = passes[skipped + i] ? values[i] : T(0);
 }
 
 }  // namespace thimble::kernels::channel_norm_detail

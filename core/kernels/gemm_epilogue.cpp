@@ -96,12 +96,13 @@ class Finisher {
   }
 
   THIMBLE_ALWAYS_INLINE void run() noexcept {
-    const bool has_contiguous_rows = is_typed_ && output_.column_stride == 1;
-    if (has_contiguous_rows && output_.pre_activation == nullptr && output_.activation == Activation::none) {
+    if (is_typed_ && output_.column_stride == 1) {
       for (int r = 0; r < tile_.rows; ++r) {
         scale(row(r), r);
+        if (output_.pre_activation != nullptr) put(row(r), output_.pre_activation, r);
+        activate(output_.activation, row(r), columns());
         if (output_.accumulate) add_there(row(r), r);
-        std::memcpy(static_cast<T*>(output_.c) + offsets_[r], row(r), static_cast<std::size_t>(columns()) * sizeof(T));
+        put(row(r), output_.c, r);
       }
       return;
     }
@@ -117,6 +118,11 @@ class Finisher {
  private:
   THIMBLE_ALWAYS_INLINE int columns() const noexcept { return width != 0 ? width : tile_.columns; }
   THIMBLE_ALWAYS_INLINE T* row(int r) const noexcept { return values_ + r * stride_; }
+
+  /// A row of T to where rows of T lie.
+  THIMBLE_ALWAYS_INLINE void put(const T* values, void* base, int r) const noexcept {
+    std::memcpy(static_cast<T*>(base) + offsets_[r], values, static_cast<std::size_t>(columns()) * sizeof(T));
+  }
 
   THIMBLE_ALWAYS_INLINE void scale(T* __restrict values, int r) const noexcept {
     const T alpha = output_.alpha;

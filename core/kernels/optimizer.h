@@ -53,7 +53,7 @@ struct AdamArgs {
   NarrowArgs narrow = {};
 };
 
-/// norms[index] = sum of squares, in f64, in the fixed order of kernels/reduce.h.
+/// *sum = sum of squares, in f64, in an order that depends on n alone.
 struct SquareSumArgs {
   std::int64_t n = 0;
   const void* gradient = nullptr;

@@ -8,6 +8,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/optimizer_narrow.h>
+#include <thimble/core/kernels/square_root.h>
+#include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
@@ -15,6 +17,8 @@ namespace optimizer_detail {
 
 constexpr std::int64_t chunk = 512;
 constexpr std::int64_t grain = 16 * chunk;
+// Elements whose squares one thread adds up.
+constexpr std::int64_t square_stretch = 128 * chunk;
 
 // A run of elements in the compute type: where they lie, or a buffer filled from there. A narrow parameter is read and
 // stored by NarrowRun.
@@ -65,42 +69,63 @@ void for_chunks(std::int64_t n, F&& f) {
 }
 
 template <class T>
-void sgd_chunk(const SgdArgs& a, T* p, const T* g, T* m, std::int64_t n) {
-  const T rate = static_cast<T>(a.rate), momentum = static_cast<T>(a.momentum), decay = static_cast<T>(a.weight_decay);
-  if (!m) {
-    for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
-  } else if (a.nesterov) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const T d = g[i] + decay * p[i];
-      m[i] = momentum * m[i] + d;
-      p[i] -= rate * (d + momentum * m[i]);
-    }
-  } else {
-    for (std::int64_t i = 0; i < n; ++i) {
-      m[i] = momentum * m[i] + (g[i] + decay * p[i]);
-      p[i] -= rate * m[i];
+struct SgdChunk {
+  static void run(const SgdArgs& a, T* __restrict p, const T* __restrict g, T* __restrict m, std::int64_t n) {
+    const T rate = static_cast<T>(a.rate), momentum = static_cast<T>(a.momentum);
+    const T decay = static_cast<T>(a.weight_decay);
+    if (!m) {
+      for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
+    } else if (a.nesterov) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        const T d = g[i] + decay * p[i];
+        m[i] = momentum * m[i] + d;
+        p[i] -= rate * (d + momentum * m[i]);
+      }
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) {
+        m[i] = momentum * m[i] + (g[i] + decay * p[i]);
+        p[i] -= rate * m[i];
+      }
     }
   }
-}
+};
+
+// What an Adam update has for all elements.
+template <class T>
+struct AdamFactors {
+  T b1, b2, r1, r2, shrink, decay, rate, root, epsilon;
+
+  explicit AdamFactors(const AdamArgs& a) {
+    const double c1 = 1 - std::pow(a.beta1, static_cast<double>(a.step));
+    const double c2 = 1 - std::pow(a.beta2, static_cast<double>(a.step));
+    b1 = static_cast<T>(a.beta1), b2 = static_cast<T>(a.beta2);
+    r1 = static_cast<T>(1 - a.beta1), r2 = static_cast<T>(1 - a.beta2);
+    shrink = a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1);
+    decay = a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay);
+    rate = static_cast<T>(a.rate / c1), root = static_cast<T>(std::sqrt(c2)), epsilon = static_cast<T>(a.epsilon);
+  }
+};
 
 template <class T>
-void adam_chunk(const AdamArgs& a, T* p, const T* g, T* m, T* v, std::int64_t n) {
-  const double c1 = 1 - std::pow(a.beta1, static_cast<double>(a.step));
-  const double c2 = 1 - std::pow(a.beta2, static_cast<double>(a.step));
-  const T b1 = static_cast<T>(a.beta1), b2 = static_cast<T>(a.beta2);
-  const T r1 = static_cast<T>(1 - a.beta1), r2 = static_cast<T>(1 - a.beta2);
-  const T shrink = a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1);
-  const T decay = a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay);
-  const T rate = static_cast<T>(a.rate / c1), root = static_cast<T>(std::sqrt(c2)), epsilon = static_cast<T>(a.epsilon);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const T d = g[i] + decay * p[i];
-    const T first = b1 * m[i] + r1 * d;
-    const T second = b2 * v[i] + r2 * (d * d);
-    m[i] = first;
-    v[i] = second;
-    p[i] = p[i] * shrink - rate * (first / (std::sqrt(second) / root + epsilon));
+struct AdamMoments {
+  static void run(const AdamFactors<T>& f, const T* __restrict p, const T* __restrict g, T* __restrict m,
+                  T* __restrict v, T* __restrict roots, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const T d = g[i] + f.decay * p[i];
+      m[i] = f.b1 * m[i] + f.r1 * d;
+      v[i] = f.b2 * v[i] + f.r2 * (d * d);
+      roots[i] = v[i];
+    }
   }
-}
+};
+
+template <class T>
+struct AdamUpdate {
+  static void run(const AdamFactors<T>& f, T* __restrict p, const T* __restrict m, const T* __restrict roots,
+                  std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * f.shrink - f.rate * (m[i] / (roots[i] / f.root + f.epsilon));
+  }
+};
 
 template <class T>
 using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun<Run<float>>, PlainRun<Run<double>>>;
@@ -110,7 +135,8 @@ void sgd(const SgdArgs& a) {
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
     Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
-    sgd_chunk(a, p.values(), g.scaled(a.gradient_factor), m.values(), n);
+    T* const values = p.values();
+    run_variant<SgdChunk<T>>(a, values, g.scaled(a.gradient_factor), m.values(), n);
     p.store();
     m.store();
   });
@@ -118,11 +144,17 @@ void sgd(const SgdArgs& a) {
 
 template <class T>
 void adam(const AdamArgs& a) {
+  const AdamFactors<T> factors(a);
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
     Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
     Run<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
-    adam_chunk(a, p.values(), g.scaled(a.gradient_factor), m.values(), v.values(), n);
+    alignas(64) T room[chunk];
+    T* const roots = room;
+    T* const values = p.values();
+    run_variant<AdamMoments<T>>(factors, values, g.scaled(a.gradient_factor), m.values(), v.values(), roots, n);
+    square_roots(roots, roots, n);
+    run_variant<AdamUpdate<T>>(factors, values, m.values(), roots, n);
     p.store();
     m.store();
     v.store();
@@ -132,20 +164,56 @@ void adam(const AdamArgs& a) {
 void sgd_any(const SgdArgs& a) { a.dtype == DType::f64 ? sgd<double>(a) : sgd<float>(a); }
 void adam_any(const AdamArgs& a) { a.dtype == DType::f64 ? adam<double>(a) : adam<float>(a); }
 
-// Chunk sums in f64, one after the other: the order depends on n alone.
-void square_sum(const SquareSumArgs& a) {
-  double total = 0;
-  alignas(64) double values[chunk];
-  for (std::int64_t at = 0; at < a.n; at += chunk) {
-    const std::int64_t n = std::min(chunk, a.n - at);
-    load_f64(static_cast<const std::byte*>(a.gradient) + at * static_cast<std::int64_t>(size_of(a.dtype)), a.dtype, 1,
-             values, n);
-    std::fill(values + n, values + chunk, 0.0);
+// Squares of n <= chunk values in eight chains, which are added in order.
+struct SquareChunk {
+  template <class T>
+  static void run(const T* values, std::int64_t n, double* total) {
     double lanes[8] = {};
-    for (std::int64_t i = 0; i < chunk; i += 8) {
-      for (int k = 0; k < 8; ++k) lanes[k] += values[i + k] * values[i + k];
+    std::int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+      for (int k = 0; k < 8; ++k) {
+        const auto value = static_cast<double>(values[i + k]);
+        lanes[k] += value * value;
+      }
     }
-    for (const double lane : lanes) total += lane;
+    for (int k = 0; k < static_cast<int>(n - i); ++k) {
+      const auto value = static_cast<double>(values[i + k]);
+      lanes[k] += value * value;
+    }
+    for (const double lane : lanes) *total += lane;
+  }
+};
+
+// Elements [begin, end), in f64, chunk after chunk.
+double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
+  double total = 0;
+  for (std::int64_t at = begin; at < end; at += chunk) {
+    const std::int64_t n = std::min(chunk, end - at);
+    if (a.dtype == DType::f32) {
+      run_variant<SquareChunk>(static_cast<const float*>(a.gradient) + at, n, &total);
+    } else {
+      alignas(64) double values[chunk];
+      load_f64(static_cast<const std::byte*>(a.gradient) + at * static_cast<std::int64_t>(size_of(a.dtype)), a.dtype, 1,
+               values, n);
+      run_variant<SquareChunk>(static_cast<const double*>(values), n, &total);
+    }
+  }
+  return total;
+}
+
+// Stretches are summed side by side and added one after the other: the order depends on n alone.
+void square_sum(const SquareSumArgs& a) {
+  constexpr std::int64_t most = 64;  // stretches at a time
+  double total = 0;
+  for (std::int64_t first = 0; first < a.n; first += most * square_stretch) {
+    const std::int64_t end = std::min(a.n, first + most * square_stretch);
+    double sums[most] = {};
+    parallel_for(end - first, square_stretch, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t at = from; at < to; at += square_stretch) {
+        sums[at / square_stretch] = squares_of(a, first + at, first + std::min(to, at + square_stretch));
+      }
+    });
+    for (const double sum : sums) total += sum;
   }
   *a.sum = total;
 }

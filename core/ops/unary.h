@@ -188,21 +188,21 @@ struct LeakyRelu {
 };
 
 /// Tanh form of the Gaussian error linear unit: y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Keeps x.
-/// Hendrycks & Gimpel 2016, section 2.
+/// Hendrycks & Gimpel 2016, section 2. As x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is the same: one
+/// exponential, and no difference of near numbers for x < 0.
 struct GeluTanh {
   static constexpr const char* name = "gelu_tanh";
-  static constexpr double scale = 0.7978845608028654;  // sqrt(2/pi)
-  static constexpr double cubic = 0.044715;
+  static constexpr double scale = 2 * 0.7978845608028654;  // 2 sqrt(2/pi)
+  static constexpr double cubic = scale * 0.044715;
   template <class T>
   THIMBLE_HD T fwd(T x) const {
-    return T(0.5) * x * (T(1) + math::tanh(T(scale) * (x + T(cubic) * x * x * x)));
+    return x * math::sigmoid(x * (T(scale) + T(cubic) * x * x));
   }
   template <class T>
   THIMBLE_HD T bwd(In<T> in, T dy) const {
-    const T x = in;
-    const T t = math::tanh(T(scale) * (x + T(cubic) * x * x * x));
-    const T slope = T(scale) * (T(1) + T(3 * cubic) * x * x);
-    return dy * (T(0.5) * (T(1) + t) + T(0.5) * x * (T(1) - t * t) * slope);
+    const T x = in, square = x * x;
+    const T s = math::sigmoid(x * (T(scale) + T(cubic) * square));
+    return dy * (s + x * (s * (T(1) - s)) * (T(scale) + T(3 * cubic) * square));
   }
 };
 

@@ -1,0 +1,228 @@
+// How long a training step takes, what it needs, and where its time goes:
+//
+//   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
+//                  [--clip X] [--profile]
+//
+// The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
+// `growth` is what the process's resident bytes grew by from the model on (gradients, optimizer state, activations and
+// everything else), `arena` what the arena committed, parameters included.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/costs.h>
+#include <thimble/bench/step_profile.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/isa.h>
+#include <thimble/core/parallel.h>
+#include <thimble/core/philox.h>
+#include <thimble/core/random.h>
+#include <thimble/memory/process.h>
+
+namespace {
+
+using namespace thimble;
+using namespace thimble::bench;
+
+struct Options {
+  Setup setup;
+  std::int64_t threads = 0, steps = 8;
+  std::size_t budget_bytes = 0, growth_bytes = 0;
+  std::string isa;
+  double clip = 0;
+  bool profiles = false;
+};
+
+double seconds(clockid_t clock) {
+  std::timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+Tensor random_classes(const Shape& shape, std::int64_t classes, Device device) {
+  if (device.is_dry) return zeros(shape, DType::i64, device, Category::input);
+  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0}}, {{1, 2}});
+    values[i] = bits.word[0] % classes;
+  }
+  return from_host(values, shape, device, Category::input);
+}
+
+/// A model in training on one batch of random values. The optimizer comes with the first step, so that its state is
+/// part of what a step needs.
+class Run final : public nn::TrainingRun {
+ public:
+  Run(const Setup& setup, Device device)
+      : setup_(setup),
+        generator_(setup.seed),
+        scope_(generator_),
+        model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
+        batch_(model_->empty_batch(setup.batch, device)),
+        options_(step_options(setup, model_->is_text(), device)) {
+    const models::ModelOptions& sizes = model_->options();
+    const std::int64_t classes = model_->is_text() ? sizes.vocabulary : sizes.classes;
+    batch_.target = random_classes(batch_.target.shape(), classes, device);
+    batch_.input = model_->is_text() ? random_classes(batch_.input.shape(), classes, device)
+                                     : randn(batch_.input.shape(), setup.dtype, device);
+  }
+  void step() override {
+    if (!optimizer_) optimizer_ = make_optimizer(setup_, *model_);
+    nn::training_step(
+        *optimizer_, [this](std::int64_t i) { return model_->loss(micro_batch(batch_, i, options_.micro_batches)); },
+        options_);
+  }
+  nn::StepOptions& options() override { return options_; }
+  std::int64_t parameters() const override { return model_->parameter_count(); }
+
+ private:
+  Setup setup_;
+  Generator generator_;
+  GeneratorScope scope_;
+  std::unique_ptr<models::Model> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  models::Batch batch_;
+  nn::StepOptions options_;
+};
+
+nn::MakeRun run_of(const Setup& setup) {
+  return [setup](Device device) { return std::make_unique<Run>(setup, device); };
+}
+
+TapeGraph record(const Setup& setup, std::int64_t& parameters) {
+  const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
+  const ResourceScope scope(stack.top);
+  const auto run = run_of(setup)(dry(cpu));
+  TapeGraph graph;
+  run->options().recording.graph = &graph;
+  run->step();
+  parameters = run->parameters();
+  return graph;
+}
+
+nn::Plan plan_of(const Options& options, std::int64_t parameters) {
+  std::size_t budget = options.budget_bytes;
+  if (options.growth_bytes > 0) {
+    budget = options.growth_bytes + static_cast<std::size_t>(parameters) * size_of(options.setup.dtype);
+  }
+  if (budget == 0) return {};
+  CostOptions costs;
+  costs.measures = true;
+  nn::Planner planner(run_of(options.setup), cpu, plan_costs(options.setup, costs, 0), planner_options(options.setup));
+  return planner.fit(budget);
+}
+
+/// From here on the process's peak is counted anew.
+void reset_peak_rss() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5\n" << std::flush;
+  if (!file) throw Error("step_benchmark: /proc/self/clear_refs cannot be written, so the growth cannot be measured");
+}
+
+void keep_least(TapeTimes& least, const TapeTimes& now) {
+  for (const auto member : {&TapeTimes::forward, &TapeTimes::rerun, &TapeTimes::backward}) {
+    if ((least.*member).empty()) least.*member = now.*member;
+    for (std::size_t n = 0; n < (now.*member).size(); ++n) {
+      (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
+    }
+  }
+}
+
+void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_ms) {
+  std::printf("| operator | calls | forward ms | GB/s | again ms | backward ms | GB/s | Gflop/s | share |\n");
+  std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+  double all = 0;
+  for (const OperatorTime& t : operator_times(graph, times)) {
+    const auto rate = [](double amount, double s) { return s > 0 ? 1e-9 * amount / s : 0; };
+    std::printf("| %s | %lld | %.2f | %.1f | %.2f | %.2f | %.1f | %.0f | %.1f %% |\n", t.name.c_str(),
+                static_cast<long long>(t.calls), 1e3 * t.forward_s, rate(t.forward_bytes, t.forward_s), 1e3 * t.rerun_s,
+                1e3 * t.backward_s, rate(t.backward_bytes, t.backward_s),
+                rate(2 * t.multiply_adds, t.forward_s + t.backward_s), 100 * 1e3 * t.seconds() / step_ms);
+    all += 1e3 * t.seconds();
+  }
+  std::printf("| optimizer and all between operators | | | | | | | | %.2f ms, %.1f %% |\n", step_ms - all,
+              100 * (1 - all / step_ms));
+}
+
+void measure(const Options& options) {
+  Setup setup = options.setup;
+  setup.clip_norm = options.clip;
+  std::int64_t parameters = 0;
+  const TapeGraph graph = record(setup, parameters);
+  Options planned = options;
+  planned.setup = setup;
+  const nn::Plan plan = plan_of(planned, parameters);
+
+  memory::Options stack_options;
+  stack_options.plans = plan.placement;
+  const memory::Stack stack = memory::make_resource(cpu, std::move(stack_options));
+  const ResourceScope scope(stack.top);
+  const auto run = run_of(setup)(cpu);
+  plan.apply(run->options(), cpu);
+  TapeTimes now, least;
+  if (options.profiles) run->options().recording.times = &now;
+  reset_peak_rss();
+  const std::size_t before = process::rss_bytes();
+  std::vector<double> wall_ms;
+  double cpu_ms = std::numeric_limits<double>::infinity();
+  for (std::int64_t step = 0; step < options.steps + 2; ++step) {
+    const double wall = seconds(CLOCK_MONOTONIC), processor = seconds(CLOCK_PROCESS_CPUTIME_ID);
+    if (stack.placed != nullptr) stack.placed->begin_step();
+    run->step();
+    if (stack.placed != nullptr) stack.placed->end_step();
+    if (step < 2) continue;  // the first takes pages for the first time
+    wall_ms.push_back(1e3 * (seconds(CLOCK_MONOTONIC) - wall));
+    cpu_ms = std::min(cpu_ms, 1e3 * (seconds(CLOCK_PROCESS_CPUTIME_ID) - processor));
+    if (options.profiles) keep_least(least, now);
+  }
+  const std::size_t after = process::peak_rss_bytes();
+  std::sort(wall_ms.begin(), wall_ms.end());
+  const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 0x1p20; };
+  std::printf(
+      "step model=%s batch=%lld dtype=%s isa=%s threads=%d best_ms=%.2f median_ms=%.2f processor_ms=%.2f "
+      "growth_mib=%.1f "
+      "arena_mib=%.1f gflops=%.1f plan=%s\n",
+      setup.model.c_str(), static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
+      std::string(to_string(kernels::isa())).c_str(), thread_count(), wall_ms.front(), wall_ms[wall_ms.size() / 2],
+      cpu_ms, megabytes(after - std::min(before, after)), megabytes(stack.arena->statistics().peak_committed_bytes),
+      2e-6 * multiply_adds(graph) / wall_ms.front(), plan.description.empty() ? "keep-everything" : "budget");
+  if (options.profiles) print_profile(graph, least, wall_ms.front());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto options = std::make_shared<Options>();
+  CLI::App app("Time, memory and profile of a training step");
+  add_setup_flags(app, std::shared_ptr<Setup>(options, &options->setup));
+  add_integer(app, "--threads", options->threads, 1, 1024, "Threads (all cores)");
+  add_integer(app, "--steps", options->steps, 1, 100'000, "Steps that are timed, after two that are not (8)");
+  add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
+  add_size(app, "--growth", options->growth_bytes, "Bytes that it may commit beyond the parameters");
+  add_number(app, "--clip", options->clip, 0, 1e30, "Largest norm of the gradient; 0: none (0)");
+  app.add_option("--isa", options->isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
+  app.add_flag("--profile", options->profiles, "Print the time of every kind of operator");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
+      if (to_string(set) == options->isa) kernels::set_isa(set);
+    }
+    if (options->threads > 0) set_thread_count(static_cast<int>(options->threads));
+    measure(*options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "step_benchmark: %s\n", error.what());
+    return 2;
+  }
+}
