@@ -53,17 +53,33 @@ THIMBLE_DEVICE inline void store(void* data, DType dtype, std::int64_t at, T val
   visit_met<T>(dtype, [&]<class S>() { static_cast<S*>(data)[at] = convert_value<S>(value); });
 }
 
-/// The same for a total in f64, whatever floating dtype it is stored as.
-THIMBLE_DEVICE inline void store_total(void* data, DType dtype, std::int64_t at, double value) {
-  if (dtype == DType::f64) {
-    static_cast<double*>(data)[at] = value;
+/// The same where the dtype is of T's kind (floating, integer), whatever it computes in.
+template <class T>
+THIMBLE_DEVICE inline T load_any(const void* data, DType dtype, std::int64_t at) {
+  if constexpr (std::is_same_v<T, std::int64_t>) {
+    return load<T>(data, dtype, at);
+  } else {
+    return dtype == DType::f64 ? static_cast<T>(static_cast<const double*>(data)[at])
+                               : static_cast<T>(load<float>(data, dtype, at));
+  }
+}
+template <class T>
+THIMBLE_DEVICE inline void store_any(void* data, DType dtype, std::int64_t at, T value) {
+  if constexpr (std::is_same_v<T, std::int64_t>) {
+    store<T>(data, dtype, at, value);
+  } else if (dtype == DType::f64) {
+    static_cast<double*>(data)[at] = static_cast<double>(value);
   } else {
     visit_met<float>(dtype, [&]<class S>() { static_cast<S*>(data)[at] = convert_value<S>(value); });
   }
 }
-THIMBLE_DEVICE inline double load_wide(const void* data, DType dtype, std::int64_t at) {
-  return dtype == DType::f64 ? static_cast<const double*>(data)[at] : static_cast<double>(load<float>(data, dtype, at));
+THIMBLE_DEVICE inline void store_total(void* data, DType dtype, std::int64_t at, double value) {
+  store_any<double>(data, dtype, at, value);
 }
+THIMBLE_DEVICE inline double load_wide(const void* data, DType dtype, std::int64_t at) {
+  return load_any<double>(data, dtype, at);
+}
+/// An index of i32 or i64.
 THIMBLE_DEVICE inline std::int64_t load_index(const void* data, DType dtype, std::int64_t at) {
   return dtype == DType::i32 ? static_cast<const std::int32_t*>(data)[at] : static_cast<const std::int64_t*>(data)[at];
 }

@@ -128,19 +128,19 @@ template <class Body>
 void for_each_item(std::int64_t n, const Body& body) {
   if (n <= 0) return;
   const std::int64_t blocks = (n + kernel_detail::item_threads - 1) / kernel_detail::item_threads;
-  kernel_detail::run_items<<<kernel_detail::grid(blocks), kernel_detail::item_threads, 0, cuda::compute_stream()>>>(
+  kernel_detail::run_items<<<kernel_detail::grid(blocks), kernel_detail::item_threads, 0, gpu::compute_stream()>>>(
       n, body);
-  cuda::check_launch(n, kernel_detail::item_threads, 0);
+  gpu::check_launch(n, kernel_detail::item_threads, 0);
 }
 
 template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
   if (n <= 0) return;
-  if (shared_bytes > cuda::plain_shared_bytes) {
-    cuda::allow_shared_bytes(reinterpret_cast<const void*>(kernel_detail::run_teams<Body>), shared_bytes);
+  if (shared_bytes > gpu::plain_shared_bytes) {
+    gpu::allow_shared_bytes(reinterpret_cast<const void*>(kernel_detail::run_teams<Body>), shared_bytes);
   }
-  kernel_detail::run_teams<<<kernel_detail::grid(n), Body::threads, shared_bytes, cuda::compute_stream()>>>(n, body);
-  cuda::check_launch(n, Body::threads, shared_bytes);
+  kernel_detail::run_teams<<<kernel_detail::grid(n), Body::threads, shared_bytes, gpu::compute_stream()>>>(n, body);
+  gpu::check_launch(n, Body::threads, shared_bytes);
 }
 
 #else  // the host's emulation

@@ -8,7 +8,7 @@
 
 #include <thimble/core/device.h>
 
-namespace thimble::cuda {
+namespace thimble::gpu {
 
 /// The stream of kernels of the launching device (core/launch.h), which it makes the current one. Throws DeviceError.
 cudaStream_t compute_stream();
@@ -23,4 +23,4 @@ void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);
 inline constexpr std::size_t plain_shared_bytes = 48 << 10;
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 
-}  // namespace thimble::cuda
+}  // namespace thimble::gpu
