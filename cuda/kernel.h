@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(item_threads) run_items(std::int64_t n, const 
 
 template <class Body>
 __global__ void __launch_bounds__(Body::threads) run_teams(std::int64_t n, const Body body) {
-  extern __shared__ double4 shared_bytes[];
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
   Team<Body::threads> team(reinterpret_cast<std::byte*>(shared_bytes));
   for (std::int64_t i = blockIdx.x; i < n; i += gridDim.x) {
     body(team, i);
