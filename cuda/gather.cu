@@ -11,19 +11,21 @@ using namespace cuda_kernels;
 
 // The bits of a NaN of a floating dtype; 0 for others.
 std::uint64_t bits_of_nothing(DType dtype) {
-  if (!is_floating(dtype)) return 0;
-  return visit(dtype, []<class T>() -> std::uint64_t {
+  std::uint64_t bits = 0;
+  if (!is_floating(dtype)) return bits;
+  visit(dtype, [&bits]<class T>() {
     const T nan = convert_value<T>(__builtin_nan(""));
     if constexpr (sizeof(T) == 8) {
-      return bit_cast<std::uint64_t>(nan);
+      bits = bit_cast<std::uint64_t>(nan);
     } else if constexpr (sizeof(T) == 4) {
-      return bit_cast<std::uint32_t>(nan);
+      bits = bit_cast<std::uint32_t>(nan);
     } else if constexpr (sizeof(T) == 2) {
-      return bit_cast<std::uint16_t>(nan);
+      bits = bit_cast<std::uint16_t>(nan);
     } else {
-      return bit_cast<std::uint8_t>(nan);
+      bits = bit_cast<std::uint8_t>(nan);
     }
   });
+  return bits;
 }
 
 // Calls f with an unsigned word of `bytes` bytes.

@@ -20,7 +20,7 @@ void check(cudaError_t error, const char* call, const Arguments&... arguments) {
   if (error == cudaSuccess) return;
   std::ostringstream text;
   text << call << "(";
-  const char* between = "";
+  [[maybe_unused]] const char* between = "";
   ((text << between << arguments, between = ", "), ...);
   text << "): " << cudaGetErrorName(error) << ": " << cudaGetErrorString(error);
   throw DeviceError(text.str());
