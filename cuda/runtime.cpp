@@ -89,6 +89,37 @@ void download(void* to, const void* from, std::size_t bytes) {
   check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute");
 }
 
+void* allocate_pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // a refusal is no failure of the device
+    throw OutOfMemory("cudaHostAlloc(" + std::to_string(bytes) + "): the host has no such amount of pinned memory",
+                      {.requested_bytes = bytes});
+  }
+  check(error, "cudaHostAlloc", bytes);
+  return memory;
+}
+
+void free_pinned(void* memory) noexcept { cudaFreeHost(memory); }
+
+void* begin_transfer(Device device, void* to, const void* from, std::size_t bytes) {
+  const DeviceState& state = state_of(device);
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check(cudaEventRecord(event, state.compute), "cudaEventRecord", "compute");
+  check(cudaStreamWaitEvent(state.copy, event, 0), "cudaStreamWaitEvent", "copy");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.copy), "cudaMemcpyAsync", to, from, bytes);
+  check(cudaEventRecord(event, state.copy), "cudaEventRecord", "copy");
+  return event;
+}
+
+void end_transfer(Device device, void* transfer) {
+  const auto event = static_cast<cudaEvent_t>(transfer);
+  check(cudaStreamWaitEvent(state_of(device).compute, event, 0), "cudaStreamWaitEvent", "compute");
+  check(cudaEventDestroy(event), "cudaEventDestroy");
+}
+
 std::vector<kernels::GpuFacts> devices() {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -112,7 +143,8 @@ std::vector<kernels::GpuFacts> devices() {
   return all;
 }
 
-constexpr kernels::DeviceRuntime table{upload, download, synchronize, synchronization_count, devices};
+constexpr kernels::DeviceRuntime table{upload,      download,       synchronize,  synchronization_count, allocate_pinned,
+                                       free_pinned, begin_transfer, end_transfer, devices};
 
 }  // namespace runtime_detail
 

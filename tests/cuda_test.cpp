@@ -13,6 +13,8 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/random.h>
 #include <thimble/core/view.h>
+#include <thimble/memory/offload.h>
+#include <thimble/memory/pinned_tier.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/profile.h>
 #include <thimble/nn/step.h>
@@ -292,4 +294,43 @@ TEST_CASE("cuda: workspaces are functions of the arguments, in every build", "[c
   if (matmul_cuda) CHECK(matmul_cuda->gemm_workspace_bytes == matmul_cuda_sizes.gemm_workspace_bytes);
   if (attention_cuda) CHECK(attention_cuda->backward_bytes == attention_cuda_sizes.backward_bytes);
   CHECK(&matmul_kernels(dry(cuda())) == &matmul_cuda_sizes);
+}
+
+TEST_CASE("cuda: tensors go to the host's pinned memory and come back", "[cuda][offload]") {
+  if (!has_cuda()) return;
+  const auto tier = std::make_shared<PinnedTier>(cuda(), std::size_t{1} << 20);
+  const memory::Stack stack = memory::make_resource(cuda());
+  const ResourceScope scope(stack.top);
+  const Tensor expected = noise({50, 100});
+  for (int round = 0; round < 3; ++round) {
+    memory::Offloaded away = memory::offload(to_device(expected, cuda()), tier);
+    CHECK(stack.ledger->bytes() == expected.bytes());
+    away.complete();
+    CHECK(stack.ledger->bytes() == 0);
+    const Tensor other = full({50, 100}, 3.0, DType::f32, cuda());  // the bytes have another user meanwhile
+    away.prefetch();
+    CHECK(same_values(to_device(away.fetch(), cpu), expected));
+    CHECK(tier->statistics().live_bytes == 0);
+  }
+  CHECK(tier->statistics().committed_bytes == 20'480);  // one slot for all rounds: 20,000 bytes in whole 512
+  CHECK(tier->statistics().bytes_read == 3 * expected.bytes());
+  CHECK_THROWS_AS(memory::offload(to_device(noise({300'000}), cuda()), tier), FileError);
+  CHECK_THROWS_AS(tier->wait(77), ValueError);
+  memory::Offloaded dropped = memory::offload(to_device(expected, cuda()), tier);
+  dropped.drop();
+  CHECK(tier->statistics().live_bytes == 0);
+}
+
+TEST_CASE("cuda: a dry pinned tier counts as a real one does", "[cuda][offload]") {
+  PinnedTier tier(dry(cuda()), 2000);
+  const Ticket first = tier.write(nullptr, 700), second = tier.write(nullptr, 900);
+  CHECK_THROWS_AS(tier.write(nullptr, 1), FileError);
+  tier.drop(first);
+  const Ticket again = tier.write(nullptr, 600);  // of the same 1024 bytes
+  tier.read(again, nullptr);
+  tier.wait(second);
+  CHECK(tier.statistics().committed_bytes == 2048);
+  CHECK(tier.statistics().live_bytes == 1500);
+  CHECK_THROWS_AS(PinnedTier(cpu, 1000), DeviceError);
+  CHECK_THROWS_AS(PinnedTier(dry(cuda()), 0), ValueError);
 }

@@ -32,6 +32,14 @@ struct DeviceRuntime {
   void (*synchronize)(Device device) = nullptr;
   /// How often the host has waited for a device, in this process.
   std::uint64_t (*synchronization_count)() = nullptr;
+  /// Host memory that does not leave its place, for transfers beside the kernels. Throws OutOfMemory.
+  void* (*allocate_pinned)(std::size_t bytes) = nullptr;
+  void (*free_pinned)(void* memory) noexcept = nullptr;
+  /// Begins a copy between pinned and device memory, behind the kernels that were launched before and beside those that
+  /// are launched after. The result goes to end_transfer, once.
+  void* (*begin_transfer)(Device device, void* to, const void* from, std::size_t bytes) = nullptr;
+  /// Kernels that are launched after this call come after the transfer. The host does not wait.
+  void (*end_transfer)(Device device, void* transfer) = nullptr;
   /// All GPUs that can be used. Throws DeviceError where there is no driver.
   std::vector<GpuFacts> (*devices)() = nullptr;
 };

@@ -36,13 +36,29 @@ class EmulatedBacking final : public Backing {
 void copy(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
 void synchronize(Device) {}
 std::uint64_t synchronization_count() { return 0; }
+void* allocate_pinned(std::size_t bytes) { return ::operator new(bytes); }
+void free_pinned(void* memory) noexcept { ::operator delete(memory); }
+
+// A transfer is made when it is waited for: a program that does not wait finds nothing.
+struct Transfer {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+void* begin_transfer(Device, void* to, const void* from, std::size_t bytes) { return new Transfer{to, from, bytes}; }
+void end_transfer(Device, void* transfer) {
+  const std::unique_ptr<Transfer> own(static_cast<Transfer*>(transfer));
+  std::memcpy(own->to, own->from, own->bytes);
+}
+
 std::vector<kernels::GpuFacts> devices() {
   kernels::GpuFacts facts;
   facts.name = "emulated on the host";
   return {facts};
 }
 
-const kernels::DeviceRuntime runtime{copy, copy, synchronize, synchronization_count, devices};
+const kernels::DeviceRuntime runtime{copy,        copy,           synchronize,  synchronization_count, allocate_pinned,
+                                     free_pinned, begin_transfer, end_transfer, devices};
 
 }  // namespace emulated_detail
 
