@@ -9,9 +9,10 @@
 //
 // Policy
 // - Under nvcc a body becomes a kernel on the compute stream of the launching device. Compiled as C++ the same body runs
-//   on the host, a team as a few threads with real barriers: the tests hold every body against the CPU's kernels on
-//   machines without a GPU (tests/emulated). So a body reads the size of its team from Team::size.
-// - A body that leaves out a team's barrier is caught there; warps, memory spaces and launch limits are not.
+//   on the host, a team as a few contexts that switch at barriers: the tests hold every body against the CPU's kernels
+//   on machines without a GPU (tests/emulated). So a body reads the size of its team from Team::size.
+// - A barrier that is missing, or that not all threads come to, is caught there; warps, memory spaces and launch limits
+//   are not.
 // - Sums over a team are taken in a fixed order.
 
 #include <cstddef>
@@ -27,11 +28,10 @@
 #else
 #define THIMBLE_DEVICE
 #define THIMBLE_DEVICE_GLOBAL
-#include <atomic>
-#include <barrier>
+#include <ucontext.h>
+
+#include <cstdlib>
 #include <memory>
-#include <thread>
-#include <vector>
 #endif
 
 namespace thimble::cuda_kernels {
@@ -145,12 +145,17 @@ void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 
 
 #else  // the host's emulation
 
-/// What the threads of a team share.
+/// What the threads of a team share. They are contexts of one host thread that take turns: each runs up to its next
+/// barrier, then the next one does. So a read that a missing barrier lets come too early finds old values every time.
 template <int N>
 struct TeamState {
-  std::barrier<> barrier{N};
+  static constexpr std::size_t stack_bytes = std::size_t{256} << 10;
+  ucontext_t host, threads[N];
+  std::int64_t barriers[N] = {};  ///< that each thread has come to
   double slots[N] = {};
   std::unique_ptr<double[]> shared;
+
+  void leave(int rank) { swapcontext(&threads[rank], &threads[(rank + 1) % N]); }
 };
 
 /// A team of four threads, whatever number the GPU would take.
@@ -161,7 +166,10 @@ class Team {
 
   Team(TeamState<size>& state, int rank) : state_(state), rank_(rank) {}
   int rank() const { return rank_; }
-  void sync() { state_.barrier.arrive_and_wait(); }
+  void sync() {
+    ++state_.barriers[rank_];
+    state_.leave(rank_);
+  }
   template <class T>
   T* shared() const {
     return reinterpret_cast<T*>(state_.shared.get());
@@ -194,11 +202,13 @@ class Team {
 
 template <class T>
 inline void atomic_add(T* to, T value) {
-  std::atomic_ref<T>(*to).fetch_add(value);
+  *to += value;
 }
 template <class T>
 inline T atomic_fetch_add(T* to, T value) {
-  return std::atomic_ref<T>(*to).fetch_add(value);
+  const T before = *to;
+  *to += value;
+  return before;
 }
 
 /// Items run backwards, so that one that needs another's result is found.
@@ -207,23 +217,54 @@ void for_each_item(std::int64_t n, const Body& body) {
   for (std::int64_t i = n; i-- > 0;) body(i);
 }
 
+namespace kernel_detail {
+
+/// One launch of teams, and the thread of them that is to start.
+template <class Body>
+struct TeamRun {
+  static constexpr int size = Team<Body::threads>::size;
+  const Body* body;
+  std::int64_t n;
+  TeamState<size> state;
+  inline static thread_local TeamRun* current = nullptr;
+  inline static thread_local int starting = 0;
+
+  static void run() {
+    TeamRun& all = *current;
+    const int rank = starting++;
+    Team<Body::threads> team(all.state, rank);
+    for (std::int64_t i = all.n; i-- > 0;) {
+      (*all.body)(team, i);
+      team.sync();
+    }
+    if (all.state.barriers[rank] != all.state.barriers[0]) std::abort();  // not all threads come to all barriers
+    if (rank + 1 < size) setcontext(&all.state.threads[rank + 1]);
+    setcontext(&all.state.host);
+  }
+};
+
+}  // namespace kernel_detail
+
 template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
   if (n <= 0) return;
-  constexpr int size = Team<Body::threads>::size;
-  TeamState<size> state;
-  state.shared = std::make_unique<double[]>(shared_bytes / sizeof(double) + 1);
-  const auto run = [&](int rank) {
-    Team<Body::threads> team(state, rank);
-    for (std::int64_t i = n; i-- > 0;) {
-      body(team, i);
-      team.sync();
-    }
-  };
-  std::vector<std::thread> others;
-  for (int rank = 1; rank < size; ++rank) others.emplace_back(run, rank);
-  run(0);
-  for (std::thread& other : others) other.join();
+  using Run = kernel_detail::TeamRun<Body>;
+  static thread_local const auto stacks = std::make_unique<std::byte[]>(Run::size * TeamState<Run::size>::stack_bytes);
+  const auto run = std::make_unique<Run>();
+  run->body = &body;
+  run->n = n;
+  run->state.shared = std::make_unique<double[]>(shared_bytes / sizeof(double) + 1);
+  Run::current = run.get();
+  Run::starting = 0;
+  for (int rank = 0; rank < Run::size; ++rank) {
+    ucontext_t& thread = run->state.threads[rank];
+    getcontext(&thread);
+    thread.uc_stack.ss_sp = stacks.get() + static_cast<std::size_t>(rank) * TeamState<Run::size>::stack_bytes;
+    thread.uc_stack.ss_size = TeamState<Run::size>::stack_bytes;
+    thread.uc_link = nullptr;
+    makecontext(&thread, Run::run, 0);
+  }
+  swapcontext(&run->state.host, &run->state.threads[0]);
 }
 
 #endif

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/bench/planning.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
@@ -112,6 +113,39 @@ TEST_CASE("cuda: random numbers, dropout and sums have the CPU's bits", "[cuda]"
   for (const int axis : {0, 1}) CHECK(same_values(sum(there, axis), sum(x, axis)));
   const Tensor long_row = noise({2, 70'000});
   CHECK(same_values(sum(to_device(long_row, cuda()), 1), sum(long_row, 1)));
+}
+
+TEST_CASE("cuda: operators whose order is the CPU's have its bits", "[cuda]") {
+  if (!has_cuda()) return;
+  struct Case {
+    const char* name;
+    std::function<Tensor(const Tensor&)> call;
+  };
+  const std::vector<Case> cases{
+      {"exp", [](const Tensor& x) { return exp(x); }},
+      {"tanh", [](const Tensor& x) { return tanh(x); }},
+      {"gelu", [](const Tensor& x) { return gelu(x); }},
+      {"broadcast", [](const Tensor& x) { return x * sum(x, 0, true); }},
+      {"mean", [](const Tensor& x) { return mean(x, 1); }},
+      {"variance", [](const Tensor& x) { return variance(x, 0); }},
+      {"log_sum_exp", [](const Tensor& x) { return logsumexp(x, 1); }},
+      {"max", [](const Tensor& x) { return max(x, 0); }},
+      {"argmax", [](const Tensor& x) { return argmax(x, 1); }},
+      {"dropout", [](const Tensor& x) { return dropout(x, 0.4); }},
+      {"global average", [](const Tensor& x) { return global_avg_pool(view::reshape(x, {1, 10, 30, 70})); }},
+  };
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Case& c : cases) {
+      INFO(c.name << " in " << to_string(dtype));
+      const Tensor x = to_dtype(noise({300, 70}), dtype);
+      const auto run = [&](Device device) {
+        Generator generator(5);
+        const GeneratorScope scope(generator);
+        return to_device(c.call(to_device(x, device)), cpu);
+      };
+      CHECK(same_values(run(cuda()), run(cpu)));
+    }
+  }
 }
 
 TEST_CASE("cuda: what a bad index names is NaN, and a bad target's loss is", "[cuda]") {
@@ -234,6 +268,30 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
     CHECK(losses == there);
     CHECK(placed.peak_height_bytes == nn::profile_training(dry(cuda()), make, 3, false, plans).peak_height_bytes);
   }
+}
+
+TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[cuda]") {
+  bench::PlanOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
+  options.setup.sizes.sequence = 12, options.setup.sizes.vocabulary = 40;
+  options.setup.batch = 2;
+  options.device = cuda();
+  options.costs.hardware = "h100-80gb";
+  const bench::PlanReport plan = bench::make_plan(options);
+  CHECK(plan.is_feasible);
+  CHECK(plan.budget_bytes == std::size_t{80} << 30);
+  const nn::MakeRun make = bench::training_run(options.setup);
+  const auto plans = nn::plan_steps(cuda(), make);
+  CHECK(plan.plan.peak_bytes == nn::profile_training(dry(cuda()), make, 2, false, plans).peak_bytes);
+  options.budget_bytes = 1 << 20;  // less than a granule: what it would take is said, and what each technique would save
+  const bench::PlanReport refused = bench::make_plan(options);
+  CHECK_FALSE(refused.is_feasible);
+  CHECK(std::string(refused.why_infeasible.what()).find("--offload") != std::string::npos);
+  options.is_inference = true;
+  options.budget_bytes = 0;
+  CHECK(bench::make_plan(options).plan.peak_bytes ==
+        nn::profile_training(dry(cuda()), bench::inference_run(options.setup)).peak_bytes);
 }
 
 TEST_CASE("cuda: out of memory leaves everything as it was", "[cuda]") {
