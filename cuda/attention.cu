@@ -48,7 +48,8 @@ struct Forward {
                             : -static_cast<T>(INFINITY);
       }
       team.sync();
-      for (int i = team.rank(); i < tile; i += Team::size) update_row(scores + i * tile, largest[i], total[i], correction[i]);
+      for (int i = team.rank(); i < tile; i += Team::size)
+        update_row(scores + i * tile, largest[i], total[i], correction[i]);
       team.sync();
       if (p.has_dropout) {
         for (int e = team.rank(); e < tile * tile; e += Team::size) {
@@ -70,7 +71,8 @@ struct Forward {
       store<T>(out.data, p.dtype, b * out.batch + t * out.row + h * out.head + e % p.width, sums[e] / total[i]);
     }
     for (int i = team.rank(); lse && i < tile && t0 + i < p.queries; i += Team::size) {
-      lse[(b * p.heads + h) * p.queries + t0 + i] = largest[i] + static_cast<T>(std::log(static_cast<double>(total[i])));
+      lse[(b * p.heads + h) * p.queries + t0 + i] =
+          largest[i] + static_cast<T>(std::log(static_cast<double>(total[i])));
     }
   }
 

@@ -74,8 +74,9 @@ THIMBLE_DEVICE inline T dot_rows(const T* a, const T* b, std::int64_t width) {
 /// Rows of a tile such that `rows` arrays of them fit into what every kernel may have of shared memory.
 inline int tile_rows(std::int64_t width, std::size_t element_bytes, int arrays) {
   int rows = 16;
-  while (rows > 1 && static_cast<std::size_t>(rows) * static_cast<std::size_t>(arrays * width + 4 * rows + 8) *
-                             element_bytes > (std::size_t{48} << 10)) {
+  while (rows > 1 &&
+         static_cast<std::size_t>(rows) * static_cast<std::size_t>(arrays * width + 4 * rows + 8) * element_bytes >
+             (std::size_t{48} << 10)) {
     rows /= 2;
   }
   return rows;

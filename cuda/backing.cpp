@@ -1,7 +1,8 @@
 // Pages of a GPU: CUDA virtual memory.
 //
 // Policy
-// - The range is addresses alone (cuMemAddressReserve). Each granule of 2 MiB is an allocation of its own (cuMemCreate),
+// - The range is addresses alone (cuMemAddressReserve). Each granule of 2 MiB is an allocation of its own
+// (cuMemCreate),
 //   mapped where it belongs, because a mapping is given back as a whole or not at all. Access is set once per commit.
 // - The granule is the one that a dry run counts with, so that predictions are equal; the driver's own must divide it.
 // - A refusal of the driver is a value, and what was mapped before it is given back.
@@ -94,7 +95,8 @@ class CudaBacking final : public Backing {
     if (distance >= bytes) return copy(base_ + to, base_ + from, bytes);
     const bool is_direct = distance >= granule_bytes;
     if (!is_direct && bounce_ == 0 &&
-        (map(base_ + range_bytes_, bounce_) != CUDA_SUCCESS || allow(base_ + range_bytes_, granule_bytes) != CUDA_SUCCESS)) {
+        (map(base_ + range_bytes_, bounce_) != CUDA_SUCCESS ||
+         allow(base_ + range_bytes_, granule_bytes) != CUDA_SUCCESS)) {
       // Without a granule to spare: pieces that do not overlap, as short as the distance.
       return move_in_pieces(from, to, bytes, distance, false);
     }

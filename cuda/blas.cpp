@@ -155,11 +155,24 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   call.b = layout(type, right, batch.size, batch.a);
   call.c = layout(type, result, batch.size, batch.c);
 
-  const Key key{device.index,   static_cast<int>(args.dtype), args.m,        args.n,
-                args.k,         left.stride,                  right.stride,  result.stride,
-                batch.size,     batch.a,                      batch.b,       batch.c,
-                left.is_transposed * 2 + right.is_transposed, static_cast<int>(epilogue),
-                alignment_of(args.b), alignment_of(args.a),   alignment_of(args.c), workspace_bytes};
+  const Key key{device.index,
+                static_cast<int>(args.dtype),
+                args.m,
+                args.n,
+                args.k,
+                left.stride,
+                right.stride,
+                result.stride,
+                batch.size,
+                batch.a,
+                batch.b,
+                batch.c,
+                left.is_transposed * 2 + right.is_transposed,
+                static_cast<int>(epilogue),
+                alignment_of(args.b),
+                alignment_of(args.a),
+                alignment_of(args.c),
+                workspace_bytes};
   const std::optional<cublasLtMatmulAlgo_t> algorithm = choose(handle, call, key);
   if (!algorithm) return false;
   const float alpha = static_cast<float>(args.alpha), beta = args.accumulate ? 1.0f : 0.0f;

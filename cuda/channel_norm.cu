@@ -96,9 +96,8 @@ struct GroupStatistics {
       for (std::int64_t s = 0; s < grid.stretches; ++s) {
         const double* const means = moments + (instance * grid.stretches + s) * 2 * grid.channels + channel;
         const std::int64_t left = grid.rows - s * channel_norm_stretch;
-        of_channel.merge(
-            {static_cast<double>(left < channel_norm_stretch ? left : channel_norm_stretch), means[0],
-             means[grid.channels]});
+        of_channel.merge({static_cast<double>(left < channel_norm_stretch ? left : channel_norm_stretch), means[0],
+                          means[grid.channels]});
       }
       all.merge(of_channel);
     }
@@ -150,10 +149,10 @@ void forward(const ChannelNormArgs& args) {
     const StretchGrid grid(args.rows, args.channels);
     for_each_team(grid.jobs(args.instances), StretchMoments<T>{grid, args.dtype, args.x, args.moments},
                   StretchMoments<T>::threads * sizeof(Moments));
-    for_each_item(args.instances * args.groups,
-                  GroupStatistics<T>{grid, args.groups, args.moments, args.epsilon, args.momentum,
-                                     static_cast<T*>(args.mean), static_cast<T*>(args.rstd), args.running_mean,
-                                     args.running_var, args.running_dtype});
+    for_each_item(
+        args.instances * args.groups,
+        GroupStatistics<T>{grid, args.groups, args.moments, args.epsilon, args.momentum, static_cast<T*>(args.mean),
+                           static_cast<T*>(args.rstd), args.running_mean, args.running_var, args.running_dtype});
   }
   const Coefficients<T> all = fill_coefficients<T>(args);
   const std::int64_t elements = args.instances * args.rows * args.channels;

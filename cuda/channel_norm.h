@@ -31,8 +31,8 @@ struct StretchGrid {
   THIMBLE_DEVICE Place place(std::int64_t job) const {
     const std::int64_t channel = job % groups * columns, stretch = job / groups % stretches;
     const std::int64_t begin = stretch * channel_norm_stretch, end = begin + channel_norm_stretch;
-    return {job / groups / stretches, stretch, begin, end < rows ? end : rows, channel,
-            channels - channel < columns ? channels - channel : columns};
+    return {job / groups / stretches, stretch, begin,
+            end < rows ? end : rows,  channel, channels - channel < columns ? channels - channel : columns};
   }
 };
 

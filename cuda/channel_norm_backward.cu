@@ -45,7 +45,8 @@ struct StretchSums {
     for (std::int64_t group = 0; group < place.count; group += columns) {
       const int column = team.rank() % columns, lane = team.rank() / columns;
       const bool is_there = group + column < place.count;
-      const std::int64_t channel = place.channel + group + column, coefficient = place.instance * grid.channels + channel;
+      const std::int64_t channel = place.channel + group + column,
+                         coefficient = place.instance * grid.channels + channel;
       Sums all{0, 0};
       for (std::int64_t round = place.begin; round < place.end; round += lanes * channel_norm_block) {
         const std::int64_t begin = round + lane * channel_norm_block;
@@ -165,9 +166,8 @@ template <class T>
 void backward(const ChannelNormGradArgs& args) {
   const bool reads_coefficients = args.tail == NormTail::relu || args.dweight || args.dx;
   const bool reads_sums = args.dweight || args.dbias || (args.dx && !args.has_fixed_statistics);
-  const Coefficients<T> all = reads_coefficients
-                                  ? fill_coefficients<T>(args)
-                                  : Coefficients<T>(args.coefficients, args.instances * args.channels);
+  const Coefficients<T> all = reads_coefficients ? fill_coefficients<T>(args)
+                                                 : Coefficients<T>(args.coefficients, args.instances * args.channels);
   const StretchGrid grid(args.rows, args.channels);
   const BeforeTail<T> gradient{args.dtype, args.tail, all, args.x, args.dy, args.mask};
   const T* const rstd = static_cast<const T*>(args.rstd);
@@ -187,15 +187,15 @@ void backward(const ChannelNormGradArgs& args) {
                     ParameterGradient{args.instances, stride, args.partial, args.dbias, args.parameter_dtype});
     }
     if (args.dx && !args.has_fixed_statistics) {
-      for_each_item(args.instances * args.groups,
-                    GradientCoefficients<T>{grid, args.groups, static_cast<const T*>(args.weight), rstd, args.partial,
-                                            all});
+      for_each_item(
+          args.instances * args.groups,
+          GradientCoefficients<T>{grid, args.groups, static_cast<const T*>(args.weight), rstd, args.partial, all});
     }
   }
   if (!args.dx && !args.dresidual) return;
-  for_each_item(args.instances * args.rows * args.channels,
-                InputGradients<T>{args.rows, args.channels, args.has_fixed_statistics, gradient, args.dx,
-                                  args.dresidual});
+  for_each_item(
+      args.instances * args.rows * args.channels,
+      InputGradients<T>{args.rows, args.channels, args.has_fixed_statistics, gradient, args.dx, args.dresidual});
 }
 
 }  // namespace channel_norm_cuda_detail

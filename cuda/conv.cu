@@ -43,7 +43,8 @@ struct Sizes {
 
   /// The element of x that output pixel `pixel` meets at tap `tap` in channel `channel` of all; -1: outside.
   THIMBLE_DEVICE std::int64_t input_of(std::int64_t pixel, std::int64_t tap, std::int64_t channel) const {
-    const std::int64_t ow = pixel % out_width, oh = pixel / out_width % out_height, image = pixel / out_width / out_height;
+    const std::int64_t ow = pixel % out_width, oh = pixel / out_width % out_height,
+                       image = pixel / out_width / out_height;
     const std::int64_t ih = oh * stride_h + tap / kernel_w * dilation_h - pad_top;
     const std::int64_t iw = ow * stride_w + tap % kernel_w * dilation_w - pad_left;
     if (ih < 0 || ih >= height || iw < 0 || iw >= width) return -1;
@@ -88,8 +89,7 @@ struct Filters {
   Array weight;
   template <class T>
   THIMBLE_DEVICE T at(std::int64_t group, std::int64_t p, std::int64_t filter) const {
-    return weight.get<T>(
-        s.weight_of(group * s.group_filters + filter, p / s.group_channels, p % s.group_channels));
+    return weight.get<T>(s.weight_of(group * s.group_filters + filter, p / s.group_channels, p % s.group_channels));
   }
 };
 // (input pixel, tap and filter): taps from the last to the first.

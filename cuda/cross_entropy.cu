@@ -152,14 +152,13 @@ void total(const LossTotalArgs& args) {
 
 void forward(const CrossEntropyArgs& args) {
   with_compute_type(args.scores.dtype, [&]<class T>() {
-    for_each_team(args.targets.rows,
-                  Forward<T>{Walk<1>(args.outer, {&args.scores.strides}),
-                             {args.scores.data, args.scores.dtype, args.scores.step},
-                             args.are_logits,
-                             Targets(args.targets),
-                             args.smoothing,
-                             static_cast<T*>(args.log_sums),
-                             static_cast<T*>(args.losses)});
+    for_each_team(args.targets.rows, Forward<T>{Walk<1>(args.outer, {&args.scores.strides}),
+                                                {args.scores.data, args.scores.dtype, args.scores.step},
+                                                args.are_logits,
+                                                Targets(args.targets),
+                                                args.smoothing,
+                                                static_cast<T*>(args.log_sums),
+                                                static_cast<T*>(args.losses)});
     if (args.reduction == LossReduction::none) return;
     total_of<T>({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
   });
@@ -181,18 +180,17 @@ void backward(const CrossEntropyBackwardArgs& args) {
   }
   with_compute_type(args.dx.dtype, [&]<class T>() {
     const Shape& strides = args.are_logits ? args.scores.strides : args.dx.strides;
-    for_each_team(args.targets.rows,
-                  Backward<T>{Walk<2>(args.outer, {&strides, &args.dx.strides}),
-                              {args.scores.data, args.scores.dtype, args.scores.step},
-                              args.are_logits,
-                              Targets(args.targets),
-                              args.smoothing,
-                              args.reduction,
-                              static_cast<const T*>(args.log_sums),
-                              static_cast<const T*>(args.dy),
-                              args.dx.data,
-                              args.dx.dtype,
-                              args.dx.step});
+    for_each_team(args.targets.rows, Backward<T>{Walk<2>(args.outer, {&strides, &args.dx.strides}),
+                                                 {args.scores.data, args.scores.dtype, args.scores.step},
+                                                 args.are_logits,
+                                                 Targets(args.targets),
+                                                 args.smoothing,
+                                                 args.reduction,
+                                                 static_cast<const T*>(args.log_sums),
+                                                 static_cast<const T*>(args.dy),
+                                                 args.dx.data,
+                                                 args.dx.dtype,
+                                                 args.dx.step});
   });
 }
 

@@ -1,5 +1,5 @@
-// cuDNN's part in convolutions: (N, H, W, C) images and (O, KH, KW, C / groups) weights, one deterministic algorithm for
-// each direction. Without cuDNN the own kernels compute all of them.
+// cuDNN's part in convolutions: (N, H, W, C) images and (O, KH, KW, C / groups) weights, one deterministic algorithm
+// for each direction. Without cuDNN the own kernels compute all of them.
 
 #include <thimble/cuda/library.h>
 
@@ -113,11 +113,12 @@ bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace,
       cudnnGetConvolutionForwardWorkspaceSize(call.handle, call.x, call.weight, call.conv, call.y, algorithm, &bytes);
   if (is_refusal(status) || bytes > workspace_bytes) return false;
   check_dnn(status, "cudnnGetConvolutionForwardWorkspaceSize");
-  const cudnnStatus_t run = cudnnConvolutionForward(call.handle, &one, call.x, args.x, call.weight, args.weight, call.conv,
-                                                    algorithm, workspace, bytes, &zero, call.y, args.y);
+  const cudnnStatus_t run = cudnnConvolutionForward(call.handle, &one, call.x, args.x, call.weight, args.weight,
+                                                    call.conv, algorithm, workspace, bytes, &zero, call.y, args.y);
   if (is_refusal(run)) return false;
   check_dnn(run, "cudnnConvolutionForward");
-  if (args.bias) check_dnn(cudnnAddTensor(call.handle, &one, call.bias, args.bias, &one, call.y, args.y), "cudnnAddTensor");
+  if (args.bias)
+    check_dnn(cudnnAddTensor(call.handle, &one, call.bias, args.bias, &one, call.y, args.y), "cudnnAddTensor");
   return true;
 }
 
@@ -150,8 +151,8 @@ bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* wor
   if (is_refusal(status) || bytes > workspace_bytes) return false;
   check_dnn(status, "cudnnGetConvolutionBackwardFilterWorkspaceSize");
   const cudnnStatus_t run =
-      cudnnConvolutionBackwardFilter(call.handle, &one, call.x, args.x, call.y, args.dy, call.conv, algorithm, workspace,
-                                     bytes, args.accumulate ? &one : &zero, call.weight, args.dweight);
+      cudnnConvolutionBackwardFilter(call.handle, &one, call.x, args.x, call.y, args.dy, call.conv, algorithm,
+                                     workspace, bytes, args.accumulate ? &one : &zero, call.weight, args.dweight);
   if (is_refusal(run)) return false;
   check_dnn(run, "cudnnConvolutionBackwardFilter");
   return true;

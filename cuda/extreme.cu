@@ -107,7 +107,8 @@ template <class T>
 void extreme(const ExtremeArgs& args) {
   static_assert(sizeof(Best<T>) == 2 * sizeof(double));
   const Walk<1> kept(args.kept, {&args.in.kept_strides}), reduced(args.reduced, {&args.in.reduced_strides});
-  const ReduceGrid grid = reduce_grid(args.kept, args.reduced, kept.strides[0][kept.rank - 1], kept.sizes[kept.rank - 1]);
+  const ReduceGrid grid =
+      reduce_grid(args.kept, args.reduced, kept.strides[0][kept.rank - 1], kept.sizes[kept.rank - 1]);
   const Results to{args.values, args.values_dtype, args.places, args.places_dtype};
   auto* const partial = reinterpret_cast<Best<T>*>(args.partial);
   for_each_team(grid.jobs(), FindStretch<T>{kept, reduced, args.in.data, args.in.dtype, grid, args.is_max, to, partial},

@@ -6,8 +6,8 @@
 //
 // Policy
 // - What is recorded are addresses and arguments. So everything that the work uses and that outlives it is named, and
-//   pinned for as long as the graph lives; what the work allocates for itself must not be given to others meanwhile: run
-//   it in a resource of its own (memory/stack.h), best with a plan, whose region is one block.
+//   pinned for as long as the graph lives; what the work allocates for itself must not be given to others meanwhile:
+//   run it in a resource of its own (memory/stack.h), best with a plan, whose region is one block.
 // - Arguments that change from step to step are recorded as they were: the step of Adam and of random numbers, rates,
 //   scales. A training step is therefore not replayed; a forward, or a backward without dropout, can be.
 // - While it is recorded nothing runs, nothing is read back (item, to_host) and nothing is uploaded: CUDA refuses, and

@@ -8,7 +8,8 @@
 //            for_each_team(n, Body{...}, shared_bytes);      `threads` threads together for each i < n
 //
 // Policy
-// - Under nvcc a body becomes a kernel on the compute stream of the launching device. Compiled as C++ the same body runs
+// - Under nvcc a body becomes a kernel on the compute stream of the launching device. Compiled as C++ the same body
+// runs
 //   on the host, a team as a few contexts that switch at barriers: the tests hold every body against the CPU's kernels
 //   on machines without a GPU (tests/emulated). So a body reads the size of its team from Team::size.
 // - A barrier that is missing, or that not all threads come to, is caught there; warps, memory spaces and launch limits
@@ -96,8 +97,7 @@ __device__ inline void atomic_add(T* to, T value) {
 template <class T>
 __device__ inline T atomic_fetch_add(T* to, T value) {
   static_assert(sizeof(T) == 8 && std::is_integral_v<T>);
-  return static_cast<T>(
-      atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value)));
+  return static_cast<T>(atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value)));
 }
 
 namespace kernel_detail {

@@ -159,10 +159,14 @@ void column_sum(const ColumnSumArgs& args) {
   });
 }
 
-constexpr MatmulKernels table{cuda_gemm_workspace_bytes,       gemm,
-                              cuda_conv_forward_bytes,         cuda_conv_input_grad_bytes,
-                              cuda_conv_weight_grad_bytes,     cuda_kernels::conv_forward,
-                              cuda_kernels::conv_input_grad,   cuda_kernels::conv_weight_grad,
+constexpr MatmulKernels table{cuda_gemm_workspace_bytes,
+                              gemm,
+                              cuda_conv_forward_bytes,
+                              cuda_conv_input_grad_bytes,
+                              cuda_conv_weight_grad_bytes,
+                              cuda_kernels::conv_forward,
+                              cuda_kernels::conv_input_grad,
+                              cuda_kernels::conv_weight_grad,
                               column_sum};
 
 }  // namespace matmul_cuda_detail

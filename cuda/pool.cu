@@ -140,11 +140,10 @@ struct AverageGradient {
   void* dx;
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
     T sum = 0;
-    windows.for_each_window(
-        windows.place(at, windows.h.in, windows.w.in),
-        [&](std::int64_t, std::int64_t oh, std::int64_t ow, std::int64_t from) {
-          sum += load<T>(dy, dtype, from) / windows.divisor<T>(oh, ow, counts_padding);
-        });
+    windows.for_each_window(windows.place(at, windows.h.in, windows.w.in),
+                            [&](std::int64_t, std::int64_t oh, std::int64_t ow, std::int64_t from) {
+                              sum += load<T>(dy, dtype, from) / windows.divisor<T>(oh, ow, counts_padding);
+                            });
     store<T>(dx, dtype, at, sum);
   }
 };
@@ -211,8 +210,7 @@ void average_backward(const AveragePoolArgs& args) {
 
 void global_average(const GlobalAveragePoolArgs& args) {
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_item(args.images * args.channels,
-                  GlobalAverage<T>{args.rows, args.channels, args.dtype, args.x, args.y});
+    for_each_item(args.images * args.channels, GlobalAverage<T>{args.rows, args.channels, args.dtype, args.x, args.y});
   });
 }
 

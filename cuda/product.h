@@ -34,8 +34,8 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
   return x;
 }
 
-/// For every matrix of a batch: c.store(matrix, i, j, sum over p of a.at(matrix, i, p) b.at(matrix, p, j)). The order is
-/// that of GemmArgs: chains of 256 in ascending p, added in ascending order; a pure function of k.
+/// For every matrix of a batch: c.store(matrix, i, j, sum over p of a.at(matrix, i, p) b.at(matrix, p, j)). The order
+/// is that of GemmArgs: chains of 256 in ascending p, added in ascending order; a pure function of k.
 template <class T, class A, class B, class C>
 struct Product {
   static constexpr int threads = 256, tile = 32, depth = 16, chain_elements = 256;

@@ -131,7 +131,8 @@ void sum_mapped(const ReduceArgs& args) {
   const Shape& other_reduced = Map == ReduceMap::value ? args.in.reduced_strides : args.other.reduced_strides;
   const Walk<2> kept(args.kept, {&args.in.kept_strides, &other_kept});
   const Walk<2> reduced(args.reduced, {&args.in.reduced_strides, &other_reduced});
-  const ReduceGrid grid = reduce_grid(args.kept, args.reduced, kept.strides[0][kept.rank - 1], kept.sizes[kept.rank - 1]);
+  const ReduceGrid grid =
+      reduce_grid(args.kept, args.reduced, kept.strides[0][kept.rank - 1], kept.sizes[kept.rank - 1]);
   const Operand in{args.in.data, args.in.dtype}, other{args.other.data, args.other.dtype};
   auto* const partial = reinterpret_cast<Total<T>*>(args.partial);
   for_each_team(grid.jobs(),

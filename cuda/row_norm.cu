@@ -174,10 +174,10 @@ void backward(const RowNormGradArgs& args) {
 
 void row_norm_forward(const kernels::RowNormArgs& args) {
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_team(args.rows, row_norm_cuda_detail::Forward<T>{
-                                 args.dtype, args.length, args.is_centred, args.epsilon, args.x,
-                                 static_cast<const T*>(args.weight), static_cast<const T*>(args.bias), args.y,
-                                 static_cast<T*>(args.mean), static_cast<T*>(args.rstd)});
+    for_each_team(args.rows,
+                  row_norm_cuda_detail::Forward<T>{args.dtype, args.length, args.is_centred, args.epsilon, args.x,
+                                                   static_cast<const T*>(args.weight), static_cast<const T*>(args.bias),
+                                                   args.y, static_cast<T*>(args.mean), static_cast<T*>(args.rstd)});
   });
 }
 

@@ -1,11 +1,12 @@
 // The CUDA runtime: streams, copies between host and device, facts about devices.
 //
 // Policy
-// - Two streams for each device, made at first use and never destroyed: kernels go to the one, transfers that run beside
+// - Two streams for each device, made at first use and never destroyed: kernels go to the one, transfers that run
+// beside
 //   them to the other. The null stream is never used.
 // - An upload goes through pinned memory of a fixed size, two halves in turn: the host goes on when its bytes are in
-//   there. The copy is ordered behind what was launched before, because the block may have had another user, and what is
-//   launched after waits for it.
+//   there. The copy is ordered behind what was launched before, because the block may have had another user, and what
+//   is launched after waits for it.
 // - Every wait of the host is counted.
 
 #include <thimble/cuda/runtime.h>
@@ -29,9 +30,9 @@ constexpr std::size_t half_bytes = std::size_t{4} << 20;
 /// What the process has of one device.
 struct DeviceState {
   cudaStream_t compute = nullptr, copy = nullptr;
-  cudaEvent_t compute_reached = nullptr;            // by the compute stream, when an upload was asked for
-  std::byte* staging = nullptr;                     // two halves
-  std::array<cudaEvent_t, 2> uploaded{};            // each half is free again
+  cudaEvent_t compute_reached = nullptr;  // by the compute stream, when an upload was asked for
+  std::byte* staging = nullptr;           // two halves
+  std::array<cudaEvent_t, 2> uploaded{};  // each half is free again
   int next_half = 0;
   std::mutex upload_mutex;
 };
@@ -143,8 +144,9 @@ std::vector<kernels::GpuFacts> devices() {
   return all;
 }
 
-constexpr kernels::DeviceRuntime table{upload,      download,       synchronize,  synchronization_count, allocate_pinned,
-                                       free_pinned, begin_transfer, end_transfer, devices};
+constexpr kernels::DeviceRuntime table{upload,          download,    synchronize,    synchronization_count,
+                                       allocate_pinned, free_pinned, begin_transfer, end_transfer,
+                                       devices};
 
 }  // namespace runtime_detail
 

@@ -58,7 +58,8 @@ struct Forward {
     }
     largest = team.max(largest);
     T own = 0;
-    for (std::int64_t i = team.rank(); i < count; i += Team::size) own += math::exp(x.at<T>(base[0], i) * scale - largest);
+    for (std::int64_t i = team.rank(); i < count; i += Team::size)
+      own += math::exp(x.at<T>(base[0], i) * scale - largest);
     const double total = team.sum(static_cast<double>(own));
     const T inverse = static_cast<T>(1 / total), log_total = static_cast<T>(std::log(total));
     for (std::int64_t i = team.rank(); i < length; i += Team::size) {
@@ -106,14 +107,13 @@ struct Backward {
 
 void forward(const SoftmaxArgs& args) {
   with_compute_type(args.x.dtype, [&]<class T>() {
-    for_each_team(args.outer.elements(),
-                  Forward<T>{Walk<2>(args.outer, {&args.x.strides, &args.y.strides}),
-                             args.length,
-                             args.causal_queries,
-                             {args.x.data, args.x.dtype, args.x.step},
-                             {args.y.data, args.y.dtype, args.y.step},
-                             static_cast<T>(args.scale),
-                             args.is_log});
+    for_each_team(args.outer.elements(), Forward<T>{Walk<2>(args.outer, {&args.x.strides, &args.y.strides}),
+                                                    args.length,
+                                                    args.causal_queries,
+                                                    {args.x.data, args.x.dtype, args.x.step},
+                                                    {args.y.data, args.y.dtype, args.y.step},
+                                                    static_cast<T>(args.scale),
+                                                    args.is_log});
   });
 }
 

@@ -29,7 +29,8 @@ class PinnedTier::State {
   using Entry = pinned_tier_detail::Entry;
 
  public:
-  State(Device device, std::size_t capacity_bytes) : device_(device), capacity_(pinned_tier_detail::rounded_up(capacity_bytes)) {
+  State(Device device, std::size_t capacity_bytes)
+      : device_(device), capacity_(pinned_tier_detail::rounded_up(capacity_bytes)) {
     if (device.is_cpu()) throw DeviceError("pinned tier: " + to_string(device) + "; allowed: a CUDA device");
     if (capacity_bytes == 0) throw ValueError("pinned tier: a capacity of 0 bytes; at least 1 is allowed");
     if (device.is_dry) return;
@@ -109,9 +110,9 @@ class PinnedTier::State {
       return offset;
     }
     if (size > capacity_ || statistics_.committed_bytes > capacity_ - size) {
-      throw FileError("pinned memory of " + to_string(device_), statistics_.committed_bytes,
-                      "no room for " + std::to_string(bytes) + " bytes within the capacity of " +
-                          std::to_string(capacity_));
+      throw FileError(
+          "pinned memory of " + to_string(device_), statistics_.committed_bytes,
+          "no room for " + std::to_string(bytes) + " bytes within the capacity of " + std::to_string(capacity_));
     }
     const std::size_t offset = statistics_.committed_bytes;
     statistics_.committed_bytes += size;

@@ -18,8 +18,9 @@ namespace thimble {
 
 class PinnedTier final : public Tier {
  public:
-  /// For the memory of `device`, a CUDA device or a dry one; the capacity is rounded up to 512. Throws ValueError (capacity 0), DeviceError (the cpu, which
-  /// needs no copy in its own memory; a device that is not there), OutOfMemory.
+  /// For the memory of `device`, a CUDA device or a dry one; the capacity is rounded up to 512. Throws ValueError
+  /// (capacity 0), DeviceError (the cpu, which needs no copy in its own memory; a device that is not there),
+  /// OutOfMemory.
   PinnedTier(Device device, std::size_t capacity_bytes);
   ~PinnedTier() override;
   PinnedTier(const PinnedTier&) = delete;

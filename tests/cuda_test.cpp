@@ -51,7 +51,8 @@ Tensor noise(const Shape& shape, DType dtype = DType::f32) {
 
 TEST_CASE("cuda: bytes go there and back as they are", "[cuda]") {
   if (!has_cuda()) return;
-  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f8e4m3, DType::i32, DType::u8, DType::boolean}) {
+  for (const DType dtype :
+       {DType::f64, DType::f32, DType::bf16, DType::f8e4m3, DType::i32, DType::u8, DType::boolean}) {
     INFO(to_string(dtype));
     const Tensor here = to_dtype(noise({3, 5, 7}), dtype);
     const Tensor there = to_device(view::permute(here, {2, 0, 1}), cuda());
@@ -84,7 +85,8 @@ TEST_CASE("cuda: conversions, fills and copies have the CPU's bits", "[cuda]") {
   if (!has_cuda()) return;
   constexpr DType all[] = {DType::f64, DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2,
                            DType::i8,  DType::i32, DType::i64, DType::u8,   DType::boolean};
-  std::vector<double> values{0.0, -0.0, 1.0, -2.5, 0.3, 447.9, 500.0, -70000.0, 1e300, 3e-8, 127.5, 255.0, INFINITY, NAN};
+  std::vector<double> values{0.0,      -0.0,  1.0,  -2.5,  0.3,   447.9,    500.0,
+                             -70000.0, 1e300, 3e-8, 127.5, 255.0, INFINITY, NAN};
   for (int i = 0; i < 40; ++i) values.push_back(std::ldexp(1.0 + 0.0371 * i, i - 20));
   const Tensor wide = from_host(values, {static_cast<std::int64_t>(values.size())});
   for (const DType from : all) {
@@ -132,7 +134,10 @@ TEST_CASE("cuda: operators whose order is the CPU's have its bits", "[cuda]") {
       {"max", [](const Tensor& x) { return max(x, 0); }},
       {"argmax", [](const Tensor& x) { return argmax(x, 1); }},
       {"dropout", [](const Tensor& x) { return dropout(x, 0.4); }},
-      {"global average", [](const Tensor& x) { return global_avg_pool(view::reshape(x, {1, 10, 30, 70})); }},
+      {"global average",
+       [](const Tensor& x) {
+         return global_avg_pool(view::reshape(x, {1, 10, 30, 70}));
+       }},
   };
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const Case& c : cases) {
@@ -284,7 +289,8 @@ TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[c
   const nn::MakeRun make = bench::training_run(options.setup);
   const auto plans = nn::plan_steps(cuda(), make);
   CHECK(plan.plan.peak_bytes == nn::profile_training(dry(cuda()), make, 2, false, plans).peak_bytes);
-  options.budget_bytes = 1 << 20;  // less than a granule: what it would take is said, and what each technique would save
+  options.budget_bytes =
+      1 << 20;  // less than a granule: what it would take is said, and what each technique would save
   const bench::PlanReport refused = bench::make_plan(options);
   CHECK_FALSE(refused.is_feasible);
   CHECK(std::string(refused.why_infeasible.what()).find("--offload") != std::string::npos);

@@ -203,7 +203,8 @@ double largest_difference(const Tensor& expected, const Tensor& got) {
   return worst;
 }
 
-// On a CUDA device with poisoned memory: values and gradients near the CPU's, the dry run's events, the same bits again.
+// On a CUDA device with poisoned memory: values and gradients near the CPU's, the dry run's events, the same bits
+// again.
 void check_cuda(const OperatorCase& row) {
   const std::map<DType, double> tolerances{
       {DType::f64, 1e-10}, {DType::f32, 4e-6}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};

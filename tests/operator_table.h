@@ -58,7 +58,8 @@ struct OperatorCase {
   std::string why_cpu_alone = {};  ///< not empty: the row is not run on a CUDA device
 };
 
-/// True where a CUDA device can be used: a GPU, or in a build without CUDA the one that tests/emulated makes of the host.
+/// True where a CUDA device can be used: a GPU, or in a build without CUDA the one that tests/emulated makes of the
+/// host.
 bool has_cuda();
 
 /// Runs all checks as Catch2 assertions. Called once per row inside of a TEST_CASE.

@@ -60,7 +60,9 @@ std::string obstacle(Device device) {
 }
 
 // 12040 is "12.4".
-std::string cuda_version(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+std::string cuda_version(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 nlohmann::ordered_json describe_gpus() {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();

@@ -210,9 +210,9 @@ void add_plan(CLI::App& program) {
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
   add_storing_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
-  command->add_option("--hardware", options->costs.hardware,
-                      "Machine whose times are taken: " + plan_detail::hardware_names() +
-                          " (cpu; with --device cuda h100-80gb)");
+  command->add_option(
+      "--hardware", options->costs.hardware,
+      "Machine whose times are taken: " + plan_detail::hardware_names() + " (cpu; with --device cuda h100-80gb)");
   command
       ->add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },

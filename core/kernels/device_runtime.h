@@ -15,10 +15,10 @@ struct GpuFacts {
   std::string name;
   int capability_major = 0, capability_minor = 0;
   int multiprocessors = 0;
-  std::size_t memory_bytes = 0;      ///< of the device
-  std::size_t free_bytes = 0;        ///< of it at this moment
-  int driver_version = 0;            ///< newest CUDA version that the driver serves: 1000 major + 10 minor
-  int runtime_version = 0;           ///< CUDA version of this build
+  std::size_t memory_bytes = 0;  ///< of the device
+  std::size_t free_bytes = 0;    ///< of it at this moment
+  int driver_version = 0;        ///< newest CUDA version that the driver serves: 1000 major + 10 minor
+  int runtime_version = 0;       ///< CUDA version of this build
 };
 
 /// Copies are made on the device of the launch that they are called in (core/launch.h), in the order of its kernels.

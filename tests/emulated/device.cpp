@@ -57,8 +57,9 @@ std::vector<kernels::GpuFacts> devices() {
   return {facts};
 }
 
-const kernels::DeviceRuntime runtime{copy,        copy,           synchronize,  synchronization_count, allocate_pinned,
-                                     free_pinned, begin_transfer, end_transfer, devices};
+const kernels::DeviceRuntime runtime{
+    copy,           copy,         synchronize, synchronization_count, allocate_pinned, free_pinned,
+    begin_transfer, end_transfer, devices};
 
 }  // namespace emulated_detail
 
