@@ -63,9 +63,15 @@ if(BUILD_SHARED_LIBS)
   set_target_properties(thimble_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endif()
 
-# What the library needs of it when it is linked.
+# What the library needs of it when it is linked. A static library leaves that to whoever links it, and its own files are
+# compiled without a look at CUDA's headers.
 function(thimble_link_cuda)
+  get_target_property(type thimble TYPE)
   foreach(library IN LISTS thimble_cuda_libraries)
-    target_link_libraries(thimble PRIVATE $<LINK_ONLY:${library}>)
+    if(type STREQUAL "STATIC_LIBRARY")
+      target_link_libraries(thimble INTERFACE $<LINK_ONLY:${library}>)
+    else()
+      target_link_libraries(thimble PRIVATE ${library})
+    endif()
   endforeach()
 endfunction()

@@ -168,6 +168,7 @@ class CudaBacking final : public Backing {
 }  // namespace cuda_backing_detail
 
 std::unique_ptr<Backing> make_cuda_backing(Device device) {
+  gpu::make_current(device);  // it is there: said before any other call fails
   return std::make_unique<cuda_backing_detail::CudaBacking>(device);
 }
 

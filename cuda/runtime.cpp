@@ -153,7 +153,11 @@ constexpr kernels::DeviceRuntime table{upload,          download,    synchronize
 void make_current(Device device) {
   if (!device.is_cuda() || device.is_dry) throw DeviceError("cuda: " + to_string(device) + " is no GPU");
   int count = 0;
-  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  try {
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  } catch (const DeviceError& error) {
+    throw DeviceError(to_string(device) + ": this machine has no GPU that can be used; " + error.what());
+  }
   if (device.index >= count) {
     throw DeviceError("cuda: " + to_string(device) + " is not there, this machine has " + std::to_string(count));
   }
