@@ -40,12 +40,16 @@ struct DeviceState {
 std::atomic<std::uint64_t> waits{0};
 
 DeviceState& state_of(Device device) {
-  static std::array<std::unique_ptr<DeviceState>, 256> states;
+  static std::array<std::atomic<DeviceState*>, 256> states{};
   static std::mutex mutex;
+  std::atomic<DeviceState*>& state = states[device.index];
+  if (DeviceState* const known = device.is_cuda() && !device.is_dry ? state.load(std::memory_order_acquire) : nullptr) {
+    check(cudaSetDevice(device.index), "cudaSetDevice", static_cast<int>(device.index));
+    return *known;
+  }
   make_current(device);
   const std::lock_guard guard(mutex);
-  auto& state = states[device.index];
-  if (state) return *state;
+  if (DeviceState* const known = state.load(std::memory_order_acquire)) return *known;
   auto made = std::make_unique<DeviceState>();
   check(cudaStreamCreateWithFlags(&made->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "compute");
   check(cudaStreamCreateWithFlags(&made->copy, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "copy");
@@ -56,8 +60,8 @@ DeviceState& state_of(Device device) {
   void* staging = nullptr;
   check(cudaHostAlloc(&staging, 2 * half_bytes, cudaHostAllocDefault), "cudaHostAlloc", 2 * half_bytes);
   made->staging = static_cast<std::byte*>(staging);
-  state = std::move(made);
-  return *state;
+  state.store(made.get(), std::memory_order_release);
+  return *made.release();  // for the life of the process
 }
 
 void upload(void* to, const void* from, std::size_t bytes) {
