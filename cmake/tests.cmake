@@ -61,6 +61,9 @@ endif()
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
+if(NOT thimble_cuda)
+  list(FILTER thimble_test_sources EXCLUDE REGEX "/cuda_graph_test\\.cpp$") # of what only CUDA has
+endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/main.cpp tests/operator_table.cpp tests/certificate.cpp
                       tests/certificate_nets.cpp ${thimble_emulated_sources} ${thimble_test_sources})

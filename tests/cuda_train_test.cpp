@@ -1,4 +1,5 @@
-// What `thimble train --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's emulation.
+// What `thimble train --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's
+// emulation.
 
 #include <algorithm>
 #include <vector>
