@@ -48,9 +48,9 @@ std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& g
 }
 
 /// Peak of a forward without a tape.
-nn::Plan inference_plan(const Setup& setup, bool is_int8, std::int64_t& parameters) {
-  const nn::MemoryProfile profile =
-      nn::profile_training(dry(cpu), is_int8 ? int8_inference_run(setup) : inference_run(setup));
+nn::Plan inference_plan(const PlanOptions& options, std::int64_t& parameters) {
+  const nn::MemoryProfile profile = nn::profile_training(
+      dry(options.device), options.is_int8 ? int8_inference_run(options.setup) : inference_run(options.setup));
   parameters = profile.parameters;
   nn::Plan plan;
   plan.peak_bytes = profile.peak_bytes;
@@ -62,13 +62,13 @@ nn::Plan inference_plan(const Setup& setup, bool is_int8, std::int64_t& paramete
 /// The plan of a training step, for a report that has its budget.
 void plan_training(const PlanOptions& options, const nn::CostModel& costs, PlanReport& report) {
   Setup setup = options.setup;
-  const ChoiceOptions choices{training_run, cpu, costs, report.budget_bytes};
+  const ChoiceOptions choices{training_run, options.device, costs, report.budget_bytes};
   if (setup.micro_batches == auto_micro_batches) {
     const MicroBatchChoice choice = choose_micro_batches(choices, setup);
     setup.micro_batches = choice.count;
     report.planner = choice.planner;
   } else {
-    report.planner = std::make_shared<nn::Planner>(training_run(setup), cpu, costs, planner_options(setup));
+    report.planner = std::make_shared<nn::Planner>(training_run(setup), options.device, costs, planner_options(setup));
   }
   report.micro_batches = setup.micro_batches;
   nn::Planner& planner = *report.planner;
@@ -82,7 +82,7 @@ void plan_training(const PlanOptions& options, const nn::CostModel& costs, PlanR
     try {
       report.plan = planner.fit(report.budget_bytes);
     } catch (const nn::BudgetError& error) {
-      report.why_infeasible = with_prices(error, price_storing(training_run(setup), setup, costs));
+      report.why_infeasible = with_prices(error, price_storing(training_run(setup), setup, costs, options.device));
       report.is_feasible = false;
       report.plan = planner.smallest();
     }
@@ -184,7 +184,7 @@ LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_byt
   std::map<std::int64_t, double> overheads;
   const auto planner = [&](std::int64_t batch) {
     options.setup.batch = whole_batch(given.setup, batch);
-    return nn::Planner(training_run(options.setup), cpu, nn::hardware(options.costs.hardware),
+    return nn::Planner(training_run(options.setup), options.device, nn::hardware(options.costs.hardware),
                        planner_options(options.setup));
   };
   if (search == BatchSearch::in_a_third && !options.is_inference) {
@@ -193,10 +193,9 @@ LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_byt
   const auto peak = [&](std::int64_t batch) -> std::size_t {
     options.setup.batch = whole_batch(given.setup, batch);
     std::int64_t parameters = 0;
-    if (options.is_inference)
-      return planning_detail::inference_plan(options.setup, options.is_int8, parameters).peak_bytes;
+    if (options.is_inference) return planning_detail::inference_plan(options, parameters).peak_bytes;
     if (search == BatchSearch::plain) {
-      return nn::profile_training(dry(cpu), training_run(options.setup)).peak_bytes;
+      return nn::profile_training(dry(options.device), training_run(options.setup)).peak_bytes;
     }
     nn::Planner plans = planner(batch);
     const nn::Plan& plan = plans.smallest();
@@ -234,7 +233,7 @@ PlanReport make_plan(const PlanOptions& given) {
       throw ValueError(
           "--inference: not with --fuse-optimizer, --micro-batches or --techniques, which are about training steps");
     }
-    report.plan = planning_detail::inference_plan(options.setup, options.is_int8, report.parameters);
+    report.plan = planning_detail::inference_plan(options, report.parameters);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
       report.is_feasible = false;

@@ -17,6 +17,7 @@ namespace thimble::bench {
 
 struct PlanOptions {
   Setup setup;
+  Device device = cpu;           ///< to plan for; it need not be there, because its dry twin is what runs
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
   CostOptions costs;
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's

@@ -8,17 +8,18 @@
 
 namespace thimble::bench {
 
-std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs) {
+std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
+                                        Device device) {
   std::vector<StoringPrice> prices;
   const auto add = [&](const char* flags, const nn::PlannerOptions& options) {
-    nn::Planner planner(make, cpu, costs, options);
+    nn::Planner planner(make, device, costs, options);
     const nn::Plan& least = planner.smallest();
     prices.push_back({flags, least.peak_bytes, least.time_overhead});
   };
   nn::PlannerOptions options;
   if (setup.offload.empty()) {
     options.storing.offloads = true;
-    options.make_tier = [](Device device) { return std::make_shared<FileTier>(device); };  // dry: it has no folder
+    options.make_tier = [](Device on) { return std::make_shared<FileTier>(on); };  // dry: it has no folder
     add("--offload FOLDER", options);
   }
   if (!setup.allows_lossy) {

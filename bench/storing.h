@@ -17,7 +17,8 @@ struct StoringPrice {
 };
 
 /// Plans `make`'s step on dry devices with each of them. Throws what the planner throws.
-std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs);
+std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
+                                        Device device);
 
 /// `error` with the prices in its message: "...; with --offload FOLDER 123 MiB (...) at 4 % more time".
 nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<StoringPrice>& prices);

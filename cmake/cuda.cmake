@@ -38,3 +38,40 @@ if(CMAKE_CUDA_COMPILER)
 elseif(THIMBLE_CUDA STREQUAL "ON")
   message(FATAL_ERROR "THIMBLE_CUDA is ON, and nvcc of the CUDA toolkit ${CUDAToolkit_VERSION} does not compile here")
 endif()
+
+if(NOT thimble_cuda)
+  return()
+endif()
+
+# The layer is compiled apart, so that nothing else is compiled differently with CUDA than without.
+file(GLOB thimble_cuda_host_sources CONFIGURE_DEPENDS cuda/*.cpp)
+list(FILTER thimble_cuda_host_sources EXCLUDE REGEX "/cuda/none\\.cpp$")
+add_library(thimble_cuda OBJECT ${thimble_cuda_sources} ${thimble_cuda_host_sources})
+thimble_own_target(thimble_cuda)
+target_compile_features(thimble_cuda PRIVATE cxx_std_20)
+target_include_directories(thimble_cuda PRIVATE ${thimble_include_dir})
+target_compile_options(thimble_cuda PRIVATE
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off>")
+set(thimble_cuda_libraries CUDA::cudart_static CUDA::cublas CUDA::cublasLt)
+if(CUDNN_FOUND)
+  target_compile_definitions(thimble_cuda PRIVATE THIMBLE_HAS_CUDNN)
+  list(APPEND thimble_cuda_libraries CUDNN::cudnn)
+endif()
+target_link_libraries(thimble_cuda PRIVATE ${thimble_cuda_libraries})
+if(BUILD_SHARED_LIBS)
+  set_target_properties(thimble_cuda PROPERTIES POSITION_INDEPENDENT_CODE ON)
+endif()
+
+# What the library needs of it when it is linked. A static library leaves that to whoever links it, and its own files are
+# compiled without a look at CUDA's headers.
+function(thimble_link_cuda)
+  get_target_property(type thimble TYPE)
+  foreach(library IN LISTS thimble_cuda_libraries)
+    if(type STREQUAL "STATIC_LIBRARY")
+      target_link_libraries(thimble INTERFACE $<LINK_ONLY:${library}>)
+    else()
+      target_link_libraries(thimble PRIVATE ${library})
+    endif()
+  endforeach()
+endfunction()

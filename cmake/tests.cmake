@@ -43,11 +43,30 @@ function(thimble_add_catch_tests program prefix)
   endforeach()
 endfunction()
 
+# Without CUDA the tests' program has a CUDA device of its own: the bodies of cuda/*.cu compiled as C++, in place of
+# cuda/none.cpp, which a static library then keeps out (every symbol of it is defined before).
+set(thimble_emulated_sources "")
+get_target_property(thimble_library_type thimble TYPE)
+if(NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
+  file(GLOB thimble_emulated_kernels CONFIGURE_DEPENDS cuda/*.cu)
+  foreach(source IN LISTS thimble_emulated_kernels)
+    get_filename_component(name ${source} NAME_WE)
+    set(wrapper ${PROJECT_BINARY_DIR}/emulated/${name}.cpp)
+    file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"${source}\"\n")
+    list(APPEND thimble_emulated_sources ${wrapper})
+  endforeach()
+  set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS -O1)
+  list(APPEND thimble_emulated_sources tests/emulated/device.cpp)
+endif()
+
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
+if(NOT thimble_cuda)
+  list(FILTER thimble_test_sources EXCLUDE REGEX "/cuda_graph_test\\.cpp$") # of what only CUDA has
+endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/main.cpp tests/operator_table.cpp tests/certificate.cpp
-                      tests/certificate_nets.cpp ${thimble_test_sources})
+                      tests/certificate_nets.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_include_directories(thimble_tests PRIVATE tests)
   target_link_libraries(thimble_tests PRIVATE thimble_bench Catch2::Catch2 nlohmann_json::nlohmann_json ZLIB::ZLIB)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})

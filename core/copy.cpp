@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/copy.h>
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/view.h>
 
 namespace thimble {
@@ -37,13 +38,19 @@ Tensor to_dtype(const Tensor& t, DType dtype) {
   return result;
 }
 
-Tensor to_device(const Tensor& t, Device device) {
+Tensor to_device(const Tensor& t, Device device, Category category) {
   if (t.device() == device) return t;
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
+  if (t.device().is_cuda() && device.is_cuda() && !device.is_dry) return to_device(to_device(t, cpu), device, category);
   const Tensor source = contiguous(t);
-  Tensor result = Tensor::empty(t.shape(), t.dtype(), device);
-  if (device.is_dry) return result;
-  throw DeviceError("to_device: no copy from " + to_string(t.device()) + " to " + to_string(device) + " in this build");
+  Tensor result = Tensor::empty(t.shape(), t.dtype(), device, category);
+  if (device.is_dry || t.elements() == 0) return result;
+  const Device gpu = device.is_cuda() ? device : t.device();
+  launch(gpu, [&](const Addresses& at) {
+    const kernels::DeviceRuntime& runtime = kernels::device_runtime(gpu);
+    (device.is_cuda() ? runtime.upload : runtime.download)(at(result), at(source), source.bytes());
+  });
+  return result;
 }
 
 void fill(const Tensor& t, double value) {
@@ -77,8 +84,13 @@ Tensor from_host(std::span<const T> values, const Shape& shape, Device device, C
   }
   Tensor result = Tensor::empty(shape, dtype_of<T>, device, category);
   if (device.is_dry || values.empty()) return result;
-  if (!device.is_cpu()) throw DeviceError("from_host: " + to_string(device) + " is not in this build");
-  launch(device, [&](const Addresses& at) { std::memcpy(at(result), values.data(), values.size_bytes()); });
+  launch(device, [&](const Addresses& at) {
+    if (device.is_cpu()) {
+      std::memcpy(at(result), values.data(), values.size_bytes());
+    } else {
+      kernels::device_runtime(device).upload(at(result), values.data(), values.size_bytes());
+    }
+  });
   return result;
 }
 
@@ -88,7 +100,13 @@ std::vector<T> to_host(const Tensor& t) {
   std::vector<T> values(static_cast<std::size_t>(t.elements()));
   const Tensor dense = contiguous(to_dtype(t, dtype_of<T>));
   if (!values.empty()) {
-    launch(t.device(), [&](const Addresses& at) { std::memcpy(values.data(), at(dense), values.size() * sizeof(T)); });
+    launch(t.device(), [&](const Addresses& at) {
+      if (t.device().is_cpu()) {
+        std::memcpy(values.data(), at(dense), values.size() * sizeof(T));
+      } else {
+        kernels::device_runtime(t.device()).download(values.data(), at(dense), values.size() * sizeof(T));
+      }
+    });
   }
   return values;
 }

@@ -19,9 +19,9 @@ Tensor clone(const Tensor& t, Category category = Category::temporary);
 Tensor contiguous(const Tensor& t);
 /// A dense copy in another dtype; t itself when it has that dtype.
 Tensor to_dtype(const Tensor& t, DType dtype);
-/// A copy on another device; t itself when it is there. cpu <-> dry: the dry side has no data, so copying *from* a dry
-/// device throws DeviceError.
-Tensor to_device(const Tensor& t, Device device);
+/// A dense copy on another device; t itself when it is there. Between two CUDA devices the bytes go through the host's
+/// memory. A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
+Tensor to_device(const Tensor& t, Device device, Category category = Category::temporary);
 /// Sets every element, converted to t's dtype. Counts as a write.
 void fill(const Tensor& t, double value);
 

@@ -13,9 +13,11 @@ namespace launch_detail {
 constexpr std::uint32_t moving = std::uint32_t{1} << 31;
 
 constinit thread_local int depth = 0;
+constinit thread_local Device device_in_use = cpu;
 std::atomic<std::uint32_t> gate{0};  // launches of all threads, and the bit `moving`
 
-Guard::Guard() noexcept {
+Guard::Guard(Device device) noexcept : before_(device_in_use) {
+  device_in_use = device;
   if (depth++ > 0) return;
   while ((gate.fetch_add(1, std::memory_order_acquire) & moving) != 0) {
     gate.fetch_sub(1, std::memory_order_release);
@@ -24,6 +26,7 @@ Guard::Guard() noexcept {
 }
 
 Guard::~Guard() {
+  device_in_use = before_;
   if (--depth == 0) gate.fetch_sub(1, std::memory_order_release);
 }
 
@@ -42,6 +45,8 @@ NoLaunches::~NoLaunches() {
 
 bool is_launching() noexcept { return launch_detail::depth > 0; }
 
+Device launching_device() noexcept { return launch_detail::device_in_use; }
+
 bool is_any_thread_launching() noexcept {
   return (launch_detail::gate.load(std::memory_order_relaxed) & ~launch_detail::moving) != 0;
 }
@@ -51,10 +56,7 @@ Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()
   if (tensor.device().is_dry) {
     throw DeviceError("pin: " + describe(tensor) + " has no data: a dry device runs no kernels");
   }
-  if (!tensor.device().is_cpu()) {
-    throw DeviceError("pin: " + describe(tensor) + " cannot be read by the host; copy it to the cpu first");
-  }
-  const launch_detail::Guard guard;  // while it is counted, no block moves
+  const launch_detail::Guard guard(tensor.device());  // while it is counted, no block moves
   if (tensor_.storage()) tensor_.storage()->pin(AccessMaker::make());
 }
 
@@ -63,6 +65,9 @@ Pin::~Pin() {
 }
 
 void Pin::check_dtype(DType dtype) const {
+  if (!tensor_.device().is_cpu()) {
+    throw DeviceError("pin: " + describe(tensor_) + " cannot be read by the host; copy it to the cpu first");
+  }
   if (dtype != tensor_.dtype()) {
     throw DTypeError("pin: asked for " + std::string(to_string(dtype)) + ", tensor is " + describe(tensor_));
   }

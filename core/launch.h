@@ -40,16 +40,22 @@ class Addresses {
 /// True inside a launch of this thread. Arenas refuse to allocate then, and a test's malloc interposer watches it.
 bool is_launching() noexcept;
 
+/// The device of this thread's launch: where its kernels go. The cpu outside of one.
+Device launching_device() noexcept;
+
 /// True while any thread of the process is inside a launch: what a kernel's worker threads see, too.
 bool is_any_thread_launching() noexcept;
 
 namespace launch_detail {
 /// Counts this thread as launching. A launch inside of a launch is counted once.
 struct Guard {
-  Guard() noexcept;
+  explicit Guard(Device device) noexcept;
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
+
+ private:
+  Device before_;
 };
 }  // namespace launch_detail
 
@@ -70,12 +76,13 @@ class NoLaunches {
 template <class F>
 void launch(Device device, F&& body) {
   if (device.is_dry) return;
-  const launch_detail::Guard guard;
+  const launch_detail::Guard guard(device);
   body(Addresses(AccessMaker::make()));
 }
 
 /// A user's right to a raw pointer: the block does not move while the Pin lives, compaction slides the others around
-/// it. Throws DeviceError on a dry device.
+/// it. On a CUDA device it is an address of that device, for transfers and kernels; the host cannot read through it.
+/// Throws DeviceError on a dry device.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);
@@ -84,7 +91,7 @@ class Pin {
   Pin& operator=(const Pin&) = delete;
 
   void* data() const noexcept { return addresses_(tensor_); }
-  /// Throws DTypeError when T is not the tensor's element type.
+  /// Throws DTypeError when T is not the tensor's element type, DeviceError when the tensor is not on the cpu.
   template <class T>
   T* as() const {
     check_dtype(dtype_of<T>);

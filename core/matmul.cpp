@@ -74,8 +74,7 @@ void matmul_into(const MatmulCall& call) {
   const Device device = call.c.device();
   kernels::GemmArgs args = matmul_detail::arguments(call);
   const int threads = thread_count();
-  // A dry CUDA device has no kernels in a CPU build; the CPU's workspace rule stands for it there.
-  const auto& kernels = device.is_dry ? kernels::matmul_cpu : kernels::matmul_kernels(device);
+  const auto& kernels = kernels::matmul_kernels(device);
   args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args, threads));

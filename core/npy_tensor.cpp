@@ -16,11 +16,13 @@ std::span<std::byte> bytes_at(const Pin& pin, const Tensor& t) {
 Tensor load_npy(const std::string& path, Device device, Category category) {
   const NpyHeader header = read_npy_header(path);
   const Shape shape(std::span<const std::int64_t>(header.shape));
-  const Tensor result = Tensor::empty(shape, header.dtype, device, category);
-  if (device.is_dry) return result;
-  const Pin pin(result);
-  read_npy_data(path, header, npy_tensor_detail::bytes_at(pin, result));
-  return result;
+  if (device.is_dry) return Tensor::empty(shape, header.dtype, device, category);
+  const Tensor result = Tensor::empty(shape, header.dtype, cpu, category);
+  {
+    const Pin pin(result);
+    read_npy_data(path, header, npy_tensor_detail::bytes_at(pin, result));
+  }
+  return to_device(result, device, category);
 }
 
 void save_npy(const std::string& path, const Tensor& t) {
@@ -29,7 +31,8 @@ void save_npy(const std::string& path, const Tensor& t) {
                      " is quantized; the file cannot hold its scales: dequantize it first");
   }
   npy_header(t.dtype(), std::span(t.shape().begin(), t.shape().end()));  // what cannot be written costs no copy
-  const Tensor dense = contiguous(t.detach());
+  if (t.device().is_dry) throw DeviceError("save_npy: " + describe(t) + " has no values: a dry device runs no kernels");
+  const Tensor dense = contiguous(to_device(t.detach(), cpu));
   const Pin pin(dense);
   write_npy(path, t.dtype(), std::span(t.shape().begin(), t.shape().end()), npy_tensor_detail::bytes_at(pin, dense));
 }

@@ -1,8 +1,10 @@
-// What a build without CUDA defines: one line per kernel family.
+// What a build without CUDA defines: one line per kernel family, and that there is no memory of a GPU.
 
+#include <thimble/core/error.h>
 #include <thimble/core/kernels/attention.h>
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/cross_entropy.h>
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/kernels/elementwise.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/matmul.h>
@@ -14,9 +16,12 @@
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/softmax.h>
+#include <thimble/memory/backing.h>
 
-namespace thimble::kernels {
+namespace thimble {
+namespace kernels {
 
+const DeviceRuntime* const device_runtime_cuda = nullptr;
 const ElementwiseCuda elementwise_cuda = nullptr;
 const AttentionKernels* const attention_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
@@ -32,4 +37,10 @@ const RandomKernels* const random_cuda = nullptr;
 const SoftmaxKernels* const softmax_cuda = nullptr;
 const CrossEntropyKernels* const cross_entropy_cuda = nullptr;
 
-}  // namespace thimble::kernels
+}  // namespace kernels
+
+std::unique_ptr<Backing> make_cuda_backing(Device device) {
+  throw DeviceError(to_string(device) + ": this build has no CUDA memory, available are cpu, dry(cpu) and dry(cuda)");
+}
+
+}  // namespace thimble

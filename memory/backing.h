@@ -61,6 +61,9 @@ std::unique_ptr<Backing> make_cpu_backing();
 /// Counts only. `device` is the real or dry device to stand for; device() of the result is its dry twin.
 std::unique_ptr<Backing> make_dry_backing(Device device);
 
+/// Memory of a GPU: CUDA virtual memory. Throws DeviceError when this build or machine has no such device.
+std::unique_ptr<Backing> make_cuda_backing(Device device);
+
 /// The backing of any device. Throws DeviceError when this build or machine has no such device.
 std::unique_ptr<Backing> make_backing(Device device);
 

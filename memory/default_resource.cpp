@@ -2,7 +2,6 @@
 #include <mutex>
 #include <utility>
 
-#include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 
 namespace thimble {
@@ -10,7 +9,7 @@ namespace thimble {
 std::unique_ptr<Backing> make_backing(Device device) {
   if (device.is_dry) return make_dry_backing(device);
   if (device.is_cpu()) return make_cpu_backing();
-  throw DeviceError(to_string(device) + ": this build has no CUDA memory, available are cpu, dry(cpu) and dry(cuda)");
+  return make_cuda_backing(device);
 }
 
 std::shared_ptr<Resource> default_resource(Device device) { return memory::default_stack(device).top; }

@@ -192,7 +192,7 @@ TEST_CASE("memory arena: requests outside of what is allowed", "[memory][arena]"
     INFO(alignment);
     CHECK_THROWS_AS(arena->allocate({.bytes = 1, .alignment = alignment}), thimble::ValueError);
   }
-  CHECK_THROWS_AS(make_arena(thimble::cuda(0)), thimble::DeviceError);
+  CHECK_THROWS_AS(make_arena(thimble::cuda(200)), thimble::DeviceError);
   bool was_refused = false;
   thimble::launch(thimble::cpu, [&](const thimble::Addresses&) {
     try {

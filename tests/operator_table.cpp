@@ -8,6 +8,7 @@
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
+#include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
@@ -40,7 +41,7 @@ std::vector<Tensor> make_operands(const OperatorCase& row, DType dtype, Device d
     const Operand& operand = row.operands[i];
     const DType own = operand.is_integer ? DType::i64 : operand.is_bool ? DType::boolean : dtype;
     Tensor t = Tensor::empty(operand.shape, own, device);
-    if (!device.is_dry) copy_into(t, to_dtype(from_host(spread(operand, i), operand.shape), own));
+    if (!device.is_dry) copy_into(t, to_device(to_dtype(from_host(spread(operand, i), operand.shape), own), device));
     if (((leaves >> i) & 1u) && can_take_gradient(operand)) t.require_grad();
     tensors.push_back(t);
   }
@@ -74,7 +75,7 @@ Outcome run_once(const OperatorCase& row, DType dtype, Device device, std::uint3
     Tensor seed = Tensor::empty(outcome.y.shape(), outcome.y.dtype(), device);
     if (!device.is_dry) {
       const Operand like{outcome.y.shape(), -1, 1};
-      copy_into(seed, from_host(spread(like, 9), outcome.y.shape()));
+      copy_into(seed, from_host(spread(like, 9), outcome.y.shape(), device));
     }
     tape.backward(outcome.y, seed);
   }
@@ -164,7 +165,7 @@ void check_bytes(const OperatorCase& row) {
   }
 }
 
-void check_dry(const OperatorCase& row) {
+void check_dry(const OperatorCase& row, Device device) {
   // Making the operands copies values on the real side only, so events are compared from the operator on.
   const auto operator_events = [&](Device device) {
     memory::Options options;
@@ -186,10 +187,71 @@ void check_dry(const OperatorCase& row) {
     if (tape.node_count() > 0 && row.has_gradient && all_leaves(row) != 0) tape.backward(y, seed);
     return stack.trace->events();
   };
-  CHECK(operator_events(cpu) == operator_events(dry(cpu)));
+  CHECK(operator_events(device) == operator_events(dry(device)));
+}
+
+// The largest difference of two tensors' values, relative to 1 + |value|; infinities and NaN are equal to their like.
+double largest_difference(const Tensor& expected, const Tensor& got) {
+  const std::vector<double> a = to_host<double>(expected.detach()), b = to_host<double>(got.detach());
+  if (a.size() != b.size()) return INFINITY;
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
+    const double difference = std::abs(a[i] - b[i]) / (1 + std::abs(a[i]));
+    if (!(difference <= worst)) worst = std::isnan(difference) ? INFINITY : difference;
+  }
+  return worst;
+}
+
+// On a CUDA device with poisoned memory: values and gradients near the CPU's, the dry run's events, the same bits
+// again.
+void check_cuda(const OperatorCase& row) {
+  const std::map<DType, double> tolerances{
+      {DType::f64, 1e-10}, {DType::f32, 4e-6}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};
+  const std::uint32_t leaves = all_leaves(row);
+  for (const auto& [dtype, tolerance] : tolerances) {
+    if (!row.supports_low_precision && size_of(dtype) < 4) continue;
+    INFO("on " << to_string(cuda()) << ", dtype " << to_string(dtype));
+    const auto stack = memory::make_resource(cuda(), {.arena = {.poison = true}});
+    const ResourceScope scope(stack.top);
+    const Outcome there = run_once(row, dtype, cuda(), leaves), here = run_once(row, dtype, cpu, leaves);
+    CHECK(there.y.device() == cuda());
+    CHECK(there.tape_bytes == here.tape_bytes);
+    const double of_values = largest_difference(here.y, there.y);
+    CHECK(of_values <= tolerance * row.tolerance);
+    for (std::size_t i = 0; i < here.gradients.size(); ++i) {
+      INFO("gradient of operand " << i);
+      REQUIRE(here.gradients[i].defined() == there.gradients[i].defined());
+      if (!here.gradients[i].defined()) continue;
+      const double of_gradient = largest_difference(here.gradients[i], there.gradients[i]);
+      CHECK(of_gradient <= 4 * tolerance * row.tolerance);
+    }
+    if (dtype != DType::f32) continue;
+    const auto on_host = [](const Outcome& outcome) {
+      Outcome copy{to_device(outcome.y.detach(), cpu), {}, 0};
+      for (const Tensor& g : outcome.gradients) copy.gradients.push_back(g.defined() ? to_device(g, cpu) : g);
+      return copy;
+    };
+    CHECK(same_bits(on_host(there), on_host(run_once(row, dtype, cuda(), leaves))));
+  }
+  INFO("events on " << to_string(cuda()));
+  check_dry(row, cuda());
 }
 
 }  // namespace
+
+bool has_cuda() {
+  static const bool has = [] {
+    try {
+      memory::make_resource(cuda());
+      return true;
+    } catch (const DeviceError& error) {
+      WARN("rows are not run on a CUDA device: " << error.what());
+      return false;
+    }
+  }();
+  return has;
+}
 
 Operand integers(const Shape& shape, double low, double high) { return {shape, low, high, true, false, false, {}}; }
 Operand constant(const Shape& shape, double low, double high) { return {shape, low, high, false, false, false, {}}; }
@@ -200,7 +262,8 @@ void check_operator(const OperatorCase& row) {
   const GeneratorScope scope(generator);
   check_values(row);
   check_bytes(row);
-  check_dry(row);
+  check_dry(row, cpu);
+  if (has_cuda() && row.why_cpu_alone.empty()) check_cuda(row);
 
   const std::uint32_t leaves = all_leaves(row);
   const int threads_before = thread_count();

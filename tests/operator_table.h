@@ -7,6 +7,7 @@
 //   threads      the same bits for 1, 2 and 5 threads, forward and backward
 //   moving       the same bits when all blocks are moved, and their old places poisoned, before every allocation
 //   segments     the same bits in a segment, whichever of the four fates its nodes have
+//   devices      values, gradients and events on a CUDA device, where there is one, against the CPU's
 //   masks        each operand alone gets the gradient it gets among the others, and keeps no more
 
 #include <cstdint>
@@ -54,7 +55,12 @@ struct OperatorCase {
   bool is_gradcheck_exact =
       true;  ///< false: kinks near the sample points; gradcheck is skipped, and a reason is stated
   std::string why_no_gradcheck = {};
+  std::string why_cpu_alone = {};  ///< not empty: the row is not run on a CUDA device
 };
+
+/// True where a CUDA device can be used: a GPU, or in a build without CUDA the one that tests/emulated makes of the
+/// host.
+bool has_cuda();
 
 /// Runs all checks as Catch2 assertions. Called once per row inside of a TEST_CASE.
 void check_operator(const OperatorCase& row);

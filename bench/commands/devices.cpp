@@ -13,8 +13,8 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/units.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/kernels/isa.h>
-#include <thimble/core/kernels/matmul.h>
 #include <thimble/core/parallel.h>
 #include <thimble/memory/backing.h>
 #include <thimble/memory/process.h>
@@ -59,11 +59,32 @@ std::string obstacle(Device device) {
   }
 }
 
+// 12040 is "12.4".
+std::string cuda_version(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+nlohmann::ordered_json describe_gpus() {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const kernels::GpuFacts& gpu : kernels::device_runtime_cuda->devices()) {
+    list.push_back({{"device", to_string(cuda(static_cast<std::uint8_t>(list.size())))},
+                    {"name", gpu.name},
+                    {"capability", std::to_string(gpu.capability_major) + "." + std::to_string(gpu.capability_minor)},
+                    {"multiprocessors", gpu.multiprocessors},
+                    {"memory_bytes", gpu.memory_bytes},
+                    {"free_bytes", gpu.free_bytes},
+                    {"driver", cuda_version(gpu.driver_version)},
+                    {"runtime", cuda_version(gpu.runtime_version)}});
+  }
+  return list;
+}
+
 nlohmann::ordered_json describe_devices() {
-  const bool is_built = kernels::matmul_cuda != nullptr;
+  const bool is_built = kernels::device_runtime_cuda != nullptr;
   const std::string why = obstacle(cuda());
   nlohmann::ordered_json gpu{{"built", is_built}, {"found", why.empty()}};
   if (!why.empty()) gpu["why"] = why;
+  if (is_built && why.empty()) gpu["devices"] = describe_gpus();
   return {{"cpu",
            {{"name", field_of("/proc/cpuinfo", "model name").value_or("not known")},
             {"cores", std::thread::hardware_concurrency()},
@@ -88,6 +109,15 @@ void print_table(const nlohmann::ordered_json& json) {
               host["huge_pages"].get<std::string>().c_str());
   std::printf("cuda   %s%s\n", gpu["built"].get<bool>() ? "built" : "not built into this program",
               gpu["found"].get<bool>() ? ", found" : ", not found");
+  if (gpu.contains("why")) std::printf("       %s\n", gpu["why"].get<std::string>().c_str());
+  for (const auto& one : gpu.value("devices", nlohmann::ordered_json::array())) {
+    std::printf("       %s %s, capability %s, %d multiprocessors, driver for CUDA %s, built with %s\n",
+                one["device"].get<std::string>().c_str(), one["name"].get<std::string>().c_str(),
+                one["capability"].get<std::string>().c_str(), one["multiprocessors"].get<int>(),
+                one["driver"].get<std::string>().c_str(), one["runtime"].get<std::string>().c_str());
+    std::printf("       memory %s, %s free\n", format_bytes(one["memory_bytes"].get<std::int64_t>()).c_str(),
+                format_bytes(one["free_bytes"].get<std::int64_t>()).c_str());
+  }
   std::printf("dry    dry(cpu), dry(cuda): predictions without kernels or data, always there\n");
 }
 

@@ -92,6 +92,17 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
   return value;
 }
 
+Device parse_device_flag(std::string_view flag, const std::string& text) {
+  const std::string refusal = std::string(flag) + ": " + quote(text) + " is not one of cpu, cuda, cuda:N";
+  try {
+    const Device device = parse_device(text);
+    if (!device.is_dry) return device;
+  } catch (const ValueError&) {
+    throw ValueError(refusal);
+  }
+  throw ValueError(refusal + "; 'thimble plan' runs on dry devices");
+}
+
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {
   return command
       .add_option_function<std::string>(

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include <thimble/core/device.h>
+
 namespace CLI {
 class App;
 class Option;
@@ -20,6 +22,9 @@ std::int64_t parse_integer(std::string_view flag, const std::string& text, std::
 
 /// The finite number in `text`, within low .. high. Throws ValueError.
 double parse_number(std::string_view flag, const std::string& text, double low, double high);
+
+/// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
+Device parse_device_flag(std::string_view flag, const std::string& text);
 
 /// Adds a flag that takes a SIZE (bench/units.h), at least 1 byte; `target` outlives the parser.
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help);

@@ -53,6 +53,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
     by_category[std::string(to_string(static_cast<Category>(i)))] = report.plan.peak_by_category[i];
   }
   nlohmann::ordered_json json{{"parameters", report.parameters},
+                              {"device", to_string(dry(options.device))},
                               {"batch", report.batch},
                               {"micro_batches", report.micro_batches},
                               {"fuses_optimizer", options.setup.fuses_optimizer},
@@ -114,6 +115,7 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
   if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
+  if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
   if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
   print_line("peak (committed)", report.plan.peak_bytes);
   print_line("lower bound (load)", report.plan.lower_bound_bytes);
@@ -211,12 +213,18 @@ void add_plan(CLI::App& program) {
                     "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
   add_storing_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
-  command->add_option("--hardware", options->costs.hardware,
-                      "Machine to plan for: " + plan_detail::hardware_names() + " (cpu)");
+  command->add_option(
+      "--hardware", options->costs.hardware,
+      "Machine whose times are taken: " + plan_detail::hardware_names() + " (cpu; with --device cuda h100-80gb)");
+  command
+      ->add_option_function<std::string>(
+          "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
+          "Device whose memory is planned: cpu or cuda (cpu). It need not be there")
+      ->type_name("DEVICE");
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
-  command->callback([options, is_json, files] {
+  command->callback([options, is_json, files, command] {
     files->check();
     if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: --inference plans no times; without them is allowed");
@@ -224,6 +232,7 @@ void add_plan(CLI::App& program) {
     if (options->is_int8 && !options->is_inference) {
       throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");
     }
+    if (options->device.is_cuda() && command->count("--hardware") == 0) options->costs.hardware = "h100-80gb";
     const PlanReport report = make_plan(*options);
     if (!files->asked().empty()) files->write(see_plan(*options, report));
     *is_json ? plan_detail::print_json(*options, report) : plan_detail::print_table(*options, report);

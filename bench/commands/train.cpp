@@ -148,17 +148,6 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (options.sample > 0) std::printf("\n%s\n", r.sample.c_str());
 }
 
-Device parse_train_device(const std::string& text) {
-  const char* const allowed = " is not one of cpu, cuda, cuda:N";
-  try {
-    const Device device = parse_device(text);
-    if (!device.is_dry) return device;
-  } catch (const ValueError&) {
-    throw ValueError("--device: " + quote(text) + allowed);
-  }
-  throw ValueError("--device: " + quote(text) + allowed + "; 'thimble plan' runs on dry devices");
-}
-
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
   TrainOptions& o = *options;
   add_number(command, "--lr", o.setup.rate, 0, any,
@@ -184,7 +173,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
   add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
   command
       .add_option_function<std::string>(
-          "--device", [options](const std::string& text) { options->device = parse_train_device(text); },
+          "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
           "cpu or cuda (cpu)")
       ->type_name("DEVICE");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");

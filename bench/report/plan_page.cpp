@@ -266,16 +266,16 @@ PlanView see_plan(const PlanOptions& options, const PlanReport& report) {
   view.setup.batch = report.batch;
   view.setup.micro_batches = report.micro_batches;
   if (options.is_inference) {
-    view.steps.push_back(
-        trace_step("forward", cpu, options.is_int8 ? int8_inference_run(view.setup) : inference_run(view.setup)));
+    view.steps.push_back(trace_step("forward", options.device,
+                                    options.is_int8 ? int8_inference_run(view.setup) : inference_run(view.setup)));
     return view;
   }
   const nn::MakeRun make = training_run(view.setup);
   view.plans = report.planner->plans();
   for (nn::Plan& plan : view.plans) plan.time_overhead = plan.step_s / report.plain_step_s - 1;
   view.theory_bytes = plan_page_detail::theory_bytes(view.setup);
-  if (report.plan.tape) view.steps.push_back(trace_step("keep everything", cpu, make));
-  view.steps.push_back(trace_step(report.plan.tape ? "planned" : "keep everything", cpu, make, report.plan));
+  if (report.plan.tape) view.steps.push_back(trace_step("keep everything", options.device, make));
+  view.steps.push_back(trace_step(report.plan.tape ? "planned" : "keep everything", options.device, make, report.plan));
   return view;
 }
 

@@ -55,14 +55,18 @@ struct AttentionGradArgs : AttentionProblem {
 struct AttentionKernels {
   std::size_t (*forward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
   std::size_t (*backward_bytes)(const AttentionProblem&, int threads) noexcept = nullptr;
-  void (*forward)(const AttentionArgs&, void* workspace, int threads) noexcept = nullptr;
-  void (*backward)(const AttentionGradArgs&, void* workspace, int threads) noexcept = nullptr;
+  void (*forward)(const AttentionArgs&, void* workspace, int threads) = nullptr;
+  void (*backward)(const AttentionGradArgs&, void* workspace, int threads) = nullptr;
 };
 
 extern const AttentionKernels attention_cpu;
 extern const AttentionKernels* const attention_cuda;  ///< null in a build without CUDA
 
-/// Throws DeviceError when this build has no kernels for the device.
+/// The sizes of attention_cuda's workspaces without its kernels: there in every build, because a dry run needs them.
+extern const AttentionKernels attention_cuda_sizes;
+
+/// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
+/// kernels are not called.
 const AttentionKernels& attention_kernels(Device device);
 
 /// The oracles of attention_cpu: the definition in double, one rounding at each store. out, and dq, dk and dv, must not

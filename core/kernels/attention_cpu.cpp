@@ -120,6 +120,7 @@ const AttentionKernels attention_cpu{attention_detail::forward_bytes, attention_
 
 const AttentionKernels& attention_kernels(Device device) {
   if (device.is_cpu()) return attention_cpu;
+  if (device.is_dry) return attention_cuda_sizes;
   if (!attention_cuda) throw DeviceError("attention: " + to_string(device) + " is not in this build");
   return *attention_cuda;
 }

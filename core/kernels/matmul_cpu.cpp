@@ -17,6 +17,7 @@ const MatmulKernels matmul_cpu{gemm_workspace_bytes,
 
 const MatmulKernels& matmul_kernels(Device device) {
   if (device.is_cpu()) return matmul_cpu;
+  if (device.is_dry) return matmul_cuda_sizes;
   if (!matmul_cuda) throw DeviceError("matmul: " + to_string(device) + " is not in this build");
   return *matmul_cuda;
 }

@@ -82,7 +82,7 @@ struct AdamBlock {
                                         std::uint8_t* __restrict second_codes, float* second_scale, std::int64_t n) {
     const Signed with_sign{&quant::dynamic_table(true)};
     const Unsigned without{&quant::dynamic_table(false)};
-    alignas(64) float m[state_block], v[state_block], root[state_block];
+    alignas(64) float m[state_block], v[state_block] = {}, root[state_block];
     decode(with_sign, first_codes, *first_scale, m, n);
     decode(without, second_codes, *second_scale, v, n);
     for (std::int64_t i = 0; i < n; ++i) {

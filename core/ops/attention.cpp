@@ -79,11 +79,6 @@ void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) 
   p.v = operand<kernels::AttentionOperand>(at, in.v);
 }
 
-// A dry CUDA device has no kernels in a CPU build; the CPU's workspace rule stands for it there.
-const AttentionKernels& kernels_of(Device device) {
-  return device.is_dry ? kernels::attention_cpu : kernels::attention_kernels(device);
-}
-
 Tensor workspace(std::size_t bytes, Device device) {
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
 }
@@ -97,7 +92,7 @@ void forward(const Form& form, const Operands& operands, const Tensor& out, bool
   }
   if (out.elements() == 0) return;
   const int threads = thread_count();
-  const AttentionKernels& kernels = kernels_of(out.device());
+  const AttentionKernels& kernels = kernels::attention_kernels(out.device());
   const Tensor space = workspace(kernels.forward_bytes(p, threads), out.device());
   launch(out.device(), [&](const Addresses& at) {
     kernels::AttentionArgs args;
@@ -116,7 +111,7 @@ void backward(const Form& form, const Operands& operands, const Tensor& out, con
   const Tensor dout = with_dense_rows(dy);
   const AttentionProblem p = problem(form, in);
   const int threads = thread_count();
-  const AttentionKernels& kernels = kernels_of(out.device());
+  const AttentionKernels& kernels = kernels::attention_kernels(out.device());
   const Tensor space = workspace(kernels.backward_bytes(p, threads), out.device());
   launch(out.device(), [&](const Addresses& at) {
     kernels::AttentionGradArgs args;

@@ -61,10 +61,6 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   }
 }
 
-const kernels::MatmulKernels& kernels_of(Device device) {
-  return device.is_dry ? kernels::matmul_cpu : kernels::matmul_kernels(device);
-}
-
 Tensor workspace_of(std::size_t bytes, Device device) {
   if (bytes == 0) return {};
   return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, device, Category::workspace);
@@ -86,7 +82,7 @@ Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
   const Tensor y = Tensor::empty({x.shape()[0], args.shape.out_height(), args.shape.out_width(), weight.shape()[0]},
                                  x.dtype(), x.device());
   if (y.elements() > 0) {
-    const auto& kernels = conv_detail::kernels_of(x.device());
+    const auto& kernels = kernels::matmul_kernels(x.device());
     const int threads = thread_count();
     const Tensor workspace = conv_detail::workspace_of(kernels.conv_forward_bytes(args, threads), x.device());
     launch(x.device(), [&](const Addresses& at) {
@@ -107,7 +103,7 @@ Tensor Conv2d::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
 Gradients Conv2d::backward(Saved saved, Tensor dy, Needs needs) const {
   const kernels::ConvShape shape = conv_detail::sizes(*this, saved.x_shape, saved.weight_shape);
   const Device device = dy.device();
-  const auto& kernels = conv_detail::kernels_of(device);
+  const auto& kernels = kernels::matmul_kernels(device);
   const int threads = thread_count();
   dy = contiguous(dy);  // (N, OH, OW, O)
   Tensor dx, dweight, dbias;

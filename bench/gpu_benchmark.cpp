@@ -1,0 +1,94 @@
+// Operators on a device: times, and what they reach of its arithmetic and its memory.
+//
+//   gpu_benchmark [DEVICE [SCALE]]        (cuda, 1)
+//
+// One line for each operator: "name dtype ms figure unit", the best of several runs of many launches. SCALE divides the
+// sizes (a smoke run on the cpu takes 64). bench/gpu_torch.py prints the same lines for PyTorch.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/random.h>
+
+namespace thimble {
+namespace gpu_benchmark_detail {
+
+void wait(Device device) {
+  if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
+}
+
+// Seconds of one call.
+double seconds_of(Device device, const std::function<void()>& call) {
+  using Clock = std::chrono::steady_clock;
+  call();
+  wait(device);
+  double best = 1e30;
+  for (int run = 0; run < 5; ++run) {
+    const int calls = run == 0 ? 1 : std::clamp(static_cast<int>(0.05 / best), 1, 200);
+    const auto start = Clock::now();
+    for (int i = 0; i < calls; ++i) call();
+    wait(device);
+    best = std::min(best, std::chrono::duration<double>(Clock::now() - start).count() / calls);
+  }
+  return best;
+}
+
+void report(const char* name, DType dtype, double seconds, double amount, const char* unit) {
+  std::printf("%-16s %-5s %10.4f ms %9.1f %s\n", name, std::string(to_string(dtype)).c_str(), 1e3 * seconds,
+              amount / seconds * 1e-9, unit);
+}
+
+void run(Device device, std::int64_t scale) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto values = [&](const Shape& shape) { return normal(shape, 0, 1, dtype, device, next_random_site()); };
+    const std::int64_t n = std::max<std::int64_t>(8, 4096 / scale), rows = std::max<std::int64_t>(8, 16384 / scale);
+    const auto size = static_cast<double>(size_of(dtype));
+    const Tensor a = values({n, n}), b = values({n, n});
+    const double products = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+    report("matmul", dtype, seconds_of(device, [&] { matmul(a, b); }), products, "Gop/s");
+
+    const Tensor x = values({rows, 1024}), y = values({rows, 1024});
+    const double bytes = static_cast<double>(x.elements()) * size;
+    report("add", dtype, seconds_of(device, [&] { x + y; }), 3 * bytes, "GB/s");
+    report("gelu", dtype, seconds_of(device, [&] { gelu(x); }), 2 * bytes, "GB/s");
+    report("softmax", dtype, seconds_of(device, [&] { softmax(x); }), 2 * bytes, "GB/s");
+    report("sum_rows", dtype, seconds_of(device, [&] { sum(x, 0); }), bytes, "GB/s");
+    const Tensor weight = full({1024}, 1, dtype, device), bias = full({1024}, 0, dtype, device);
+    report("layer_norm", dtype, seconds_of(device, [&] { layer_norm(x, weight, bias); }), 2 * bytes, "GB/s");
+
+    const std::int64_t heads = 12, width = 64, length = std::max<std::int64_t>(16, 1024 / scale), batch = 8;
+    const Tensor q = values({batch, length, heads, width}), k = values({batch, length, heads, width});
+    const double scores = 4.0 * static_cast<double>(batch * heads * length) * static_cast<double>(length * width);
+    report("attention", dtype, seconds_of(device, [&] { attention(q, k, k); }), scores / 2, "Gop/s");
+
+    const std::int64_t image = std::max<std::int64_t>(8, 56 / scale);
+    const Tensor pixels = values({32, image, image, 64}), filters = values({64, 3, 3, 64});
+    const double work = 2.0 * static_cast<double>(pixels.elements()) * 9 * 64;
+    report("conv3x3", dtype, seconds_of(device, [&] { conv2d(pixels, filters, {}, {.padding = 1}); }), work, "Gop/s");
+  }
+}
+
+}  // namespace gpu_benchmark_detail
+}  // namespace thimble
+
+int main(int count, char** arguments) {
+  using namespace thimble;
+  try {
+    const Device device = parse_device(count > 1 ? arguments[1] : "cuda");
+    const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
+    if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
+    gpu_benchmark_detail::run(device, scale);
+    return 0;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "gpu_benchmark: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,52 @@
+"""PyTorch's operators on a GPU: the lines of gpu_benchmark, for bench/gpu_check.sh."""
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+if not torch.cuda.is_available():
+    sys.exit("gpu_torch.py: PyTorch has no GPU here")
+torch.backends.cuda.matmul.allow_tf32 = False
+torch.backends.cudnn.allow_tf32 = False
+
+
+def seconds_of(call):
+    call()
+    torch.cuda.synchronize()
+    best = 1e30
+    for run in range(5):
+        calls = 1 if run == 0 else min(max(int(0.05 / best), 1), 200)
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        best = min(best, (time.perf_counter() - start) / calls)
+    return best
+
+
+def report(name, dtype, seconds, amount, unit):
+    print(f"{name:<16} {dtype:<5} {1e3 * seconds:10.4f} ms {amount / seconds * 1e-9:9.1f} {unit}")
+
+
+with torch.no_grad():
+    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+        values = lambda *shape: torch.randn(*shape, device="cuda", dtype=dtype)
+        a, b = values(4096, 4096), values(4096, 4096)
+        report("matmul", name, seconds_of(lambda: a @ b), 2.0 * 4096**3, "Gop/s")
+        x, y = values(16384, 1024), values(16384, 1024)
+        size = x.numel() * x.element_size()
+        report("add", name, seconds_of(lambda: x + y), 3 * size, "GB/s")
+        report("gelu", name, seconds_of(lambda: F.gelu(x, approximate="tanh")), 2 * size, "GB/s")
+        report("softmax", name, seconds_of(lambda: torch.softmax(x, -1)), 2 * size, "GB/s")
+        report("sum_rows", name, seconds_of(lambda: x.sum(0)), size, "GB/s")
+        weight, bias = torch.ones(1024, device="cuda", dtype=dtype), torch.zeros(1024, device="cuda", dtype=dtype)
+        report("layer_norm", name, seconds_of(lambda: F.layer_norm(x, (1024,), weight, bias)), 2 * size, "GB/s")
+        q, k = values(8, 12, 1024, 64), values(8, 12, 1024, 64)
+        scores = 4.0 * 8 * 12 * 1024 * 1024 * 64
+        report("attention", name, seconds_of(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True)),
+               scores / 2, "Gop/s")
+        pixels = values(32, 64, 56, 56).to(memory_format=torch.channels_last)
+        filters = values(64, 64, 3, 3).to(memory_format=torch.channels_last)
+        report("conv3x3", name, seconds_of(lambda: F.conv2d(pixels, filters, padding=1)),
+               2.0 * pixels.numel() * 9 * 64, "Gop/s")

@@ -1,0 +1,40 @@
+#pragma once
+// What the CUDA kernels of matmul, convolution and attention may use as workspace. Pure functions of sizes and dtypes,
+// known in every build: a dry run on a machine without a GPU counts the same bytes as the run on one. A library's
+// algorithm that would need more is not taken, whatever the device, its free memory or its speed.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/matmul.h>
+
+namespace thimble::kernels {
+
+/// Most of a matmul's workspace: what NVIDIA recommends for Hopper.
+inline constexpr std::size_t max_gemm_workspace_bytes = std::size_t{32} << 20;
+/// Most of a convolution's.
+inline constexpr std::size_t max_conv_workspace_bytes = std::size_t{64} << 20;
+
+/// True where cuBLASLt can compute the product: f32, f16 or bf16 operands, at most one batch dimension, rows or columns
+/// side by side in every matrix, and an epilogue that it has. A function of the arguments without pointers.
+bool is_library_gemm(const GemmArgs& args) noexcept;
+
+/// 16 bytes for every element of c (room for a few partial sums), at most max_gemm_workspace_bytes; 0 where the
+/// library has no part in it.
+std::size_t cuda_gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept;
+
+/// True where cuDNN can compute the convolution: equal padding on both sides and a dtype that it knows.
+bool is_library_conv(const ConvShape& shape, DType dtype, DType out_dtype) noexcept;
+
+/// 4 bytes for every element of input, weight and output, at most max_conv_workspace_bytes; 0 where the library has no
+/// part in it.
+std::size_t cuda_conv_forward_bytes(const ConvForwardArgs& args, int threads) noexcept;
+std::size_t cuda_conv_input_grad_bytes(const ConvInputGradArgs& args, int threads) noexcept;
+std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int threads) noexcept;
+
+/// Forward: none. Backward: q's gradient in the type computed in, because it may lie where q does.
+std::size_t cuda_attention_forward_bytes(const AttentionProblem& problem, int threads) noexcept;
+std::size_t cuda_attention_backward_bytes(const AttentionProblem& problem, int threads) noexcept;
+
+}  // namespace thimble::kernels

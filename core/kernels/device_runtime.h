@@ -1,0 +1,52 @@
+#pragma once
+// What a CUDA device offers besides kernels: copies between its memory and the host's, and facts about it.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <thimble/core/device.h>
+
+namespace thimble::kernels {
+
+/// One GPU, as its driver describes it.
+struct GpuFacts {
+  std::string name;
+  int capability_major = 0, capability_minor = 0;
+  int multiprocessors = 0;
+  std::size_t memory_bytes = 0;  ///< of the device
+  std::size_t free_bytes = 0;    ///< of it at this moment
+  int driver_version = 0;        ///< newest CUDA version that the driver serves: 1000 major + 10 minor
+  int runtime_version = 0;       ///< CUDA version of this build
+};
+
+/// Copies are made on the device of the launch that they are called in (core/launch.h), in the order of its kernels.
+/// All throw DeviceError with the CUDA call that failed.
+struct DeviceRuntime {
+  /// Copies host bytes to the device. They may change when it returns; the copy itself may still be under way.
+  void (*upload)(void* to, const void* from, std::size_t bytes) = nullptr;
+  /// Copies device bytes to the host; they are there when it returns. This waits for all kernels before it.
+  void (*download)(void* to, const void* from, std::size_t bytes) = nullptr;
+  /// Waits until the device has done all that it was given.
+  void (*synchronize)(Device device) = nullptr;
+  /// How often the host has waited for a device, in this process.
+  std::uint64_t (*synchronization_count)() = nullptr;
+  /// Host memory that does not leave its place, for transfers beside the kernels. Throws OutOfMemory.
+  void* (*allocate_pinned)(std::size_t bytes) = nullptr;
+  void (*free_pinned)(void* memory) noexcept = nullptr;
+  /// Begins a copy between pinned and device memory, behind the kernels that were launched before and beside those that
+  /// are launched after. The result goes to end_transfer, once.
+  void* (*begin_transfer)(Device device, void* to, const void* from, std::size_t bytes) = nullptr;
+  /// Kernels that are launched after this call come after the transfer. The host does not wait.
+  void (*end_transfer)(Device device, void* transfer) = nullptr;
+  /// All GPUs that can be used. Throws DeviceError where there is no driver.
+  std::vector<GpuFacts> (*devices)() = nullptr;
+};
+
+extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has none for the device.
+const DeviceRuntime& device_runtime(Device device);
+
+}  // namespace thimble::kernels

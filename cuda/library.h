@@ -1,0 +1,20 @@
+#pragma once
+// What cuBLASLt and cuDNN do for the table of matmul and convolution. Each call is made on the compute stream of the
+// launching device and stays within the workspace that core/kernels/cuda_workspace.h declares. False: the library has
+// no algorithm for these arguments in that workspace, and nothing was done; the own kernels compute it then. Which of
+// the two it is depends on the arguments, the library and the kind of device, never on free memory or timing.
+
+#include <cstddef>
+
+#include <thimble/core/kernels/conv.h>
+#include <thimble/core/kernels/gemm.h>
+
+namespace thimble::gpu {
+
+/// Throw DeviceError with the call that failed.
+bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes);
+bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes);
+bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes);
+bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes);
+
+}  // namespace thimble::gpu

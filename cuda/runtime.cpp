@@ -1,0 +1,197 @@
+// The CUDA runtime: streams, copies between host and device, facts about devices.
+//
+// Policy
+// - Two streams for each device, made at first use and never destroyed: kernels go to the one, transfers that run
+// beside
+//   them to the other. The null stream is never used.
+// - An upload goes through pinned memory of a fixed size, two halves in turn: the host goes on when its bytes are in
+//   there. The copy is ordered behind what was launched before, because the block may have had another user, and what
+//   is launched after waits for it.
+// - Every wait of the host is counted.
+
+#include <thimble/cuda/runtime.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch.h>
+
+namespace thimble {
+namespace gpu {
+namespace runtime_detail {
+
+constexpr std::size_t half_bytes = std::size_t{4} << 20;
+
+/// What the process has of one device.
+struct DeviceState {
+  cudaStream_t compute = nullptr, copy = nullptr;
+  cudaEvent_t compute_reached = nullptr;  // by the compute stream, when an upload was asked for
+  std::byte* staging = nullptr;           // two halves
+  std::array<cudaEvent_t, 2> uploaded{};  // each half is free again
+  int next_half = 0;
+  std::mutex upload_mutex;
+};
+
+std::atomic<std::uint64_t> waits{0};
+
+DeviceState& state_of(Device device) {
+  static std::array<std::atomic<DeviceState*>, 256> states{};
+  static std::mutex mutex;
+  std::atomic<DeviceState*>& state = states[device.index];
+  if (DeviceState* const known = device.is_cuda() && !device.is_dry ? state.load(std::memory_order_acquire) : nullptr) {
+    check(cudaSetDevice(device.index), "cudaSetDevice", static_cast<int>(device.index));
+    return *known;
+  }
+  make_current(device);
+  const std::lock_guard guard(mutex);
+  if (DeviceState* const known = state.load(std::memory_order_acquire)) return *known;
+  auto made = std::make_unique<DeviceState>();
+  check(cudaStreamCreateWithFlags(&made->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "compute");
+  check(cudaStreamCreateWithFlags(&made->copy, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "copy");
+  check(cudaEventCreateWithFlags(&made->compute_reached, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  for (cudaEvent_t& event : made->uploaded) {
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  }
+  void* staging = nullptr;
+  check(cudaHostAlloc(&staging, 2 * half_bytes, cudaHostAllocDefault), "cudaHostAlloc", 2 * half_bytes);
+  made->staging = static_cast<std::byte*>(staging);
+  state.store(made.get(), std::memory_order_release);
+  return *made.release();  // for the life of the process
+}
+
+void upload(void* to, const void* from, std::size_t bytes) {
+  DeviceState& state = state_of(launching_device());
+  const std::lock_guard guard(state.upload_mutex);
+  check(cudaEventRecord(state.compute_reached, state.compute), "cudaEventRecord", "compute");
+  check(cudaStreamWaitEvent(state.copy, state.compute_reached, 0), "cudaStreamWaitEvent", "copy");
+  for (std::size_t done = 0; done < bytes; done += half_bytes) {
+    const auto half = static_cast<std::size_t>(state.next_half);
+    state.next_half = 1 - state.next_half;
+    const std::size_t count = std::min(half_bytes, bytes - done);
+    std::byte* const staged = state.staging + half * half_bytes;
+    if (cudaEventQuery(state.uploaded[half]) == cudaErrorNotReady) {
+      waits.fetch_add(1, std::memory_order_relaxed);
+      check(cudaEventSynchronize(state.uploaded[half]), "cudaEventSynchronize", "uploaded");
+    }
+    std::memcpy(staged, static_cast<const std::byte*>(from) + done, count);
+    check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staged, count, cudaMemcpyHostToDevice, state.copy),
+          "cudaMemcpyAsync", to, from, count, "host to device");
+    check(cudaEventRecord(state.uploaded[half], state.copy), "cudaEventRecord", "copy");
+    check(cudaStreamWaitEvent(state.compute, state.uploaded[half], 0), "cudaStreamWaitEvent", "compute");
+  }
+}
+
+void download(void* to, const void* from, std::size_t bytes) {
+  const DeviceState& state = state_of(launching_device());
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, state.compute), "cudaMemcpyAsync", to, from, bytes,
+        "device to host");
+  waits.fetch_add(1, std::memory_order_relaxed);
+  check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute");
+}
+
+void* allocate_pinned(std::size_t bytes) {
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // a refusal is no failure of the device
+    throw OutOfMemory("cudaHostAlloc(" + std::to_string(bytes) + "): the host has no such amount of pinned memory",
+                      {.requested_bytes = bytes});
+  }
+  check(error, "cudaHostAlloc", bytes);
+  return memory;
+}
+
+void free_pinned(void* memory) noexcept { cudaFreeHost(memory); }
+
+void* begin_transfer(Device device, void* to, const void* from, std::size_t bytes) {
+  const DeviceState& state = state_of(device);
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check(cudaEventRecord(event, state.compute), "cudaEventRecord", "compute");
+  check(cudaStreamWaitEvent(state.copy, event, 0), "cudaStreamWaitEvent", "copy");
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.copy), "cudaMemcpyAsync", to, from, bytes);
+  check(cudaEventRecord(event, state.copy), "cudaEventRecord", "copy");
+  return event;
+}
+
+void end_transfer(Device device, void* transfer) {
+  const auto event = static_cast<cudaEvent_t>(transfer);
+  check(cudaStreamWaitEvent(state_of(device).compute, event, 0), "cudaStreamWaitEvent", "compute");
+  check(cudaEventDestroy(event), "cudaEventDestroy");
+}
+
+std::vector<kernels::GpuFacts> devices() {
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  std::vector<kernels::GpuFacts> all;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties", i);
+    kernels::GpuFacts facts;
+    facts.name = properties.name;
+    facts.capability_major = properties.major;
+    facts.capability_minor = properties.minor;
+    facts.multiprocessors = properties.multiProcessorCount;
+    facts.memory_bytes = properties.totalGlobalMem;
+    check(cudaSetDevice(i), "cudaSetDevice", i);
+    std::size_t total = 0;
+    check(cudaMemGetInfo(&facts.free_bytes, &total), "cudaMemGetInfo");
+    check(cudaDriverGetVersion(&facts.driver_version), "cudaDriverGetVersion");
+    check(cudaRuntimeGetVersion(&facts.runtime_version), "cudaRuntimeGetVersion");
+    all.push_back(std::move(facts));
+  }
+  return all;
+}
+
+constexpr kernels::DeviceRuntime table{upload,          download,    synchronize,    synchronization_count,
+                                       allocate_pinned, free_pinned, begin_transfer, end_transfer,
+                                       devices};
+
+}  // namespace runtime_detail
+
+void make_current(Device device) {
+  if (!device.is_cuda() || device.is_dry) throw DeviceError("cuda: " + to_string(device) + " is no GPU");
+  int count = 0;
+  try {
+    check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  } catch (const DeviceError& error) {
+    throw DeviceError(to_string(device) + ": this machine has no GPU that can be used; " + error.what());
+  }
+  if (device.index >= count) {
+    throw DeviceError("cuda: " + to_string(device) + " is not there, this machine has " + std::to_string(count));
+  }
+  check(cudaSetDevice(device.index), "cudaSetDevice", static_cast<int>(device.index));
+}
+
+cudaStream_t compute_stream(Device device) { return runtime_detail::state_of(device).compute; }
+cudaStream_t copy_stream(Device device) { return runtime_detail::state_of(device).copy; }
+cudaStream_t compute_stream() { return compute_stream(launching_device()); }
+
+void synchronize(Device device) {
+  const runtime_detail::DeviceState& state = runtime_detail::state_of(device);
+  runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
+  check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy");
+  check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute");
+}
+
+std::uint64_t synchronization_count() { return runtime_detail::waits.load(std::memory_order_relaxed); }
+
+void check_launch(std::int64_t count, int threads, std::size_t shared_bytes) {
+  check(cudaGetLastError(), "kernel launch", count, threads, shared_bytes);
+}
+
+void allow_shared_bytes(const void* kernel, std::size_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "cudaFuncSetAttribute", "MaxDynamicSharedMemorySize", bytes);
+}
+
+}  // namespace gpu
+
+const kernels::DeviceRuntime* const kernels::device_runtime_cuda = &gpu::runtime_detail::table;
+
+}  // namespace thimble

@@ -1,0 +1,38 @@
+#pragma once
+// Calls of the CUDA runtime that may fail, and facts about devices.
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+#include <thimble/core/device.h>
+#include <thimble/core/error.h>
+#include <thimble/cuda/stream.h>
+
+namespace thimble::gpu {
+
+/// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: what it means" unless the call succeeded.
+template <class... Arguments>
+void check(cudaError_t error, const char* call, const Arguments&... arguments) {
+  if (error == cudaSuccess) return;
+  std::ostringstream text;
+  text << call << "(";
+  [[maybe_unused]] const char* between = "";
+  ((text << between << arguments, between = ", "), ...);
+  text << "): " << cudaGetErrorName(error) << ": " << cudaGetErrorString(error);
+  throw DeviceError(text.str());
+}
+
+/// Makes a device the current one of this thread. Throws DeviceError when it is not there.
+void make_current(Device device);
+
+/// Waits for both streams of a device; counted.
+void synchronize(Device device);
+
+/// How often the host has waited for a device, in this process.
+std::uint64_t synchronization_count();
+
+}  // namespace thimble::gpu

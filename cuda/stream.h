@@ -1,0 +1,26 @@
+#pragma once
+// The streams that work is put in: one for kernels and one for transfers per device, made at first use.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <cuda_runtime_api.h>
+
+#include <thimble/core/device.h>
+
+namespace thimble::gpu {
+
+/// The stream of kernels of the launching device (core/launch.h), which it makes the current one. Throws DeviceError.
+cudaStream_t compute_stream();
+/// Those of a given device, which they make the current one. Throw DeviceError.
+cudaStream_t compute_stream(Device device);
+cudaStream_t copy_stream(Device device);
+
+/// After a kernel's launch. Throws DeviceError with its sizes.
+void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);
+
+/// What every kernel may have of shared memory; more has to be asked for.
+inline constexpr std::size_t plain_shared_bytes = 48 << 10;
+void allow_shared_bytes(const void* kernel, std::size_t bytes);
+
+}  // namespace thimble::gpu

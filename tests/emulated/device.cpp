@@ -1,0 +1,81 @@
+// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (cuda/kernel.h), and there
+// is no cuBLASLt and no cuDNN, so that the own kernels are tested. In place of cuda/none.cpp in the tests' program.
+
+#include <cstring>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/cuda/library.h>
+#include <thimble/memory/backing.h>
+
+namespace thimble {
+namespace emulated_detail {
+
+/// Host pages with the alignment of a CUDA device.
+class EmulatedBacking final : public Backing {
+ public:
+  explicit EmulatedBacking(Device device) : device_(device), pages_(make_cpu_backing()) {}
+  Device device() const noexcept override { return device_; }
+  std::size_t granule() const noexcept override { return pages_->granule(); }
+  std::size_t alignment() const noexcept override { return 512; }
+  std::byte* reserve(std::size_t bytes) noexcept override { return pages_->reserve(bytes); }
+  std::errc commit(std::size_t offset, std::size_t bytes) noexcept override { return pages_->commit(offset, bytes); }
+  void decommit(std::size_t offset, std::size_t bytes) noexcept override { pages_->decommit(offset, bytes); }
+  void move(std::size_t from, std::size_t to, std::size_t bytes, Stream stream) noexcept override {
+    pages_->move(from, to, bytes, stream);
+  }
+  void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream stream) noexcept override {
+    pages_->fill(offset, bytes, value, stream);
+  }
+
+ private:
+  Device device_;
+  std::unique_ptr<Backing> pages_;
+};
+
+void copy(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void synchronize(Device) {}
+std::uint64_t synchronization_count() { return 0; }
+void* allocate_pinned(std::size_t bytes) { return ::operator new(bytes); }
+void free_pinned(void* memory) noexcept { ::operator delete(memory); }
+
+// A transfer is made when it is waited for: a program that does not wait finds nothing.
+struct Transfer {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+void* begin_transfer(Device, void* to, const void* from, std::size_t bytes) { return new Transfer{to, from, bytes}; }
+void end_transfer(Device, void* transfer) {
+  const std::unique_ptr<Transfer> own(static_cast<Transfer*>(transfer));
+  std::memcpy(own->to, own->from, own->bytes);
+}
+
+std::vector<kernels::GpuFacts> devices() {
+  kernels::GpuFacts facts;
+  facts.name = "emulated on the host";
+  return {facts};
+}
+
+const kernels::DeviceRuntime runtime{
+    copy,           copy,         synchronize, synchronization_count, allocate_pinned, free_pinned,
+    begin_transfer, end_transfer, devices};
+
+}  // namespace emulated_detail
+
+const kernels::DeviceRuntime* const kernels::device_runtime_cuda = &emulated_detail::runtime;
+
+std::unique_ptr<Backing> make_cuda_backing(Device device) {
+  if (device.index != 0) throw DeviceError(to_string(device) + ": there is one emulated device, cuda:0");
+  return std::make_unique<emulated_detail::EmulatedBacking>(device);
+}
+
+namespace gpu {
+
+bool library_gemm(const kernels::GemmArgs&, void*, std::size_t) { return false; }
+bool library_conv_forward(const kernels::ConvForwardArgs&, void*, std::size_t) { return false; }
+bool library_conv_input_grad(const kernels::ConvInputGradArgs&, void*, std::size_t) { return false; }
+bool library_conv_weight_grad(const kernels::ConvWeightGradArgs&, void*, std::size_t) { return false; }
+
+}  // namespace gpu
+}  // namespace thimble
