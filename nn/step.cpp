@@ -229,6 +229,10 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   if (!(options.clip_norm >= 0)) {
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }
+  if (options.scaler != nullptr && !optimizer.takes_gradient_factor()) {
+    throw ValueError(std::string("training_step: ") + optimizer.name() +
+                     " cannot divide gradients by a loss scale; optimizers whose takes_gradient_factor() is true can");
+  }
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);

@@ -54,7 +54,8 @@ class PartialUpdateError : public Error {
 /// What the forward changes besides (batch-norm statistics, the generator's step) is committed at the end: a step that
 /// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
 /// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not
-/// read. Throws ValueError for options out of range, and what `loss_of` throws.
+/// read. Throws ValueError for options out of range, or a scaler and an optimizer that takes no gradient factor, and
+/// what `loss_of` throws.
 ///
 /// With a `scaler` gradients are those of the scaled loss, and the optimizer divides them as it reads them; clipping
 /// takes part in that factor and does not write to them. Under a dynamic scale a step whose gradients are not all

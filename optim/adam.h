@@ -25,6 +25,7 @@ class Adam final : public Optimizer {
   Adam(std::vector<Named> parameters, AdamOptions options);
   std::vector<Named> state() const override;
   const char* name() const noexcept override { return options_.is_decoupled ? "adamw" : "adam"; }
+  bool takes_gradient_factor() const noexcept override { return true; }
 
  private:
   std::vector<Tensor*> state_of(std::size_t index) override;

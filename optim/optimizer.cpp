@@ -57,6 +57,10 @@ void Optimizer::set_gradient_factor(double factor) {
   if (!(factor >= 0) || !std::isfinite(factor)) {
     throw ValueError("optimizer: gradient factor " + std::to_string(factor) + " is not a finite number >= 0");
   }
+  if (factor != 1 && !takes_gradient_factor()) {
+    throw ValueError(std::string("optimizer: ") + name() +
+                     " does not multiply gradients, so no factor but 1 is allowed");
+  }
   gradient_factor_ = factor;
 }
 

@@ -49,9 +49,10 @@ class Optimizer {
   void set_rate(double rate);
   /// What gradients are multiplied by as an update reads them, so that a scaled gradient is never written down
   /// unscaled, in a dtype that may be too narrow for that. 1 unless it is set. Throws ValueError unless finite and >=
-  /// 0.
+  /// 0, or for a factor other than 1 where the optimizer does not take one: it would be forgotten in silence.
   double gradient_factor() const noexcept { return gradient_factor_; }
   void set_gradient_factor(double factor);
+  virtual bool takes_gradient_factor() const noexcept { return false; }
   /// Updates done so far.
   std::int64_t step_count() const noexcept { return step_count_; }
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }

@@ -23,6 +23,7 @@ class Sgd final : public Optimizer {
   Sgd(std::vector<Named> parameters, SgdOptions options);
   std::vector<Named> state() const override;
   const char* name() const noexcept override { return "sgd"; }
+  bool takes_gradient_factor() const noexcept override { return true; }
 
  private:
   std::vector<Tensor*> state_of(std::size_t index) override;

@@ -41,6 +41,7 @@ class Watched final : public optim::Optimizer {
 
   std::vector<optim::Named> state() const override { return proper_->state(); }
   const char* name() const noexcept override { return proper_->name(); }
+  bool takes_gradient_factor() const noexcept override { return proper_->takes_gradient_factor(); }
 
   void forget() {
     gradients_.assign(parameters().size(), {});

@@ -193,6 +193,31 @@ TEST_CASE("grad_scaler: a step that throws leaves it as it was", "[scaler][preci
   CHECK(scaler.state() == GradScaler().state());
 }
 
+TEST_CASE("grad_scaler: an optimizer that would forget the factor is refused", "[scaler][precision]") {
+  struct Plain final : optim::Optimizer {
+    using Optimizer::Optimizer;
+    std::vector<optim::Named> state() const override { return {}; }
+    const char* name() const noexcept override { return "plain"; }
+    void update(std::size_t, const Tensor& parameter, const Tensor& gradient) override {
+      copy_into(parameter, gradient);
+    }
+  };
+  const auto net = make_net();
+  Plain plain(net->trainable(), 0.1);
+  plain.set_gradient_factor(1);
+  CHECK_THROWS_AS(plain.set_gradient_factor(0.5), ValueError);
+  GradScaler scaler;
+  nn::StepOptions options;
+  options.scaler = &scaler;
+  const auto step = [&] {
+    nn::training_step(
+        plain, [&](std::int64_t) { return net->loss(); }, options);
+  };
+  CHECK_THROWS_AS(step(), ValueError);
+  options.scaler = nullptr;
+  step();
+}
+
 TEST_CASE("grad_scaler: dry runs plan a step that is not skipped", "[scaler][precision]") {
   const auto run = [](Device device, double kick) {
     memory::Stack stack = memory::make_resource(device, {.trace = true});

@@ -46,7 +46,7 @@ Run run(const bench::TrainOptions& options) {
 std::string refusal(const bench::TrainOptions& options) {
   try {
     bench::prepare_training(options);
-  } catch (const ValueError& error) {
+  } catch (const Error& error) {
     return error.what();
   }
   return {};
