@@ -176,3 +176,23 @@ TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]"
   const auto v = to_host<float>(list[0].tensor);
   for (std::size_t i = 0; i < v.size(); ++i) CHECK(std::isnan(v[i]) == (i < 256));
 }
+
+TEST_CASE("optim8: gradients are multiplied by their factor as they are read", "[optim8]") {
+  for (const char* const name : names) {
+    INFO(name);
+    const std::vector<Named> plain = make_parameters(), scaled = make_parameters();
+    const auto a = make(name, plain), b = make(name, scaled);
+    b->set_gradient_factor(1.0 / 1024);
+    for (int step = 1; step <= 3; ++step) {
+      set_gradients(plain, step), set_gradients(scaled, step);
+      for (const Named& p : scaled) {  // exact: a power of two
+        std::vector<float> g = to_host<float>(p.tensor.grad());
+        for (float& v : g) v *= 1024;
+        p.tensor.grad() = from_host(g, p.tensor.shape());
+      }
+      a->step(), b->step();
+    }
+    CHECK(values(scaled) == values(plain));
+    CHECK(values(b->state()) == values(a->state()));
+  }
+}

@@ -47,7 +47,7 @@ struct AdafactorArgs {
   double rate = 0, beta1 = 0, decay = 0.8, epsilon1 = 1e-30, epsilon2 = 1e-3, clip = 1, weight_decay = 0;
   bool scales_by_parameter = true;
   double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
-  std::int64_t step = 1;  ///< of this update, from 1
+  std::int64_t step = 1;       ///< of this update, from 1
 };
 
 struct Optimizer8Kernels {
