@@ -71,6 +71,14 @@ nn::GradientReport gradients(Training& trained, const PreparedTraining& prepared
                                {.plan = prepared.plan.tape});
 }
 
+report::Series errors_by_parameter(const std::string& saved, const nn::GradientReport& report) {
+  report::Series series{"saved in " + saved, report::Role::other, {}, saved};
+  for (std::size_t i = 0; i < report.parameters.size(); ++i) {
+    series.points.push_back({static_cast<double>(i), report.parameters[i].relative_error});
+  }
+  return series;
+}
+
 }  // namespace eight_bits_detail
 
 report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
@@ -97,6 +105,12 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
   const Case cases[] = {{"", "adamw"},       {"bf16", "adamw"}, {"f16", "adamw"},           {"f8e4m3", "adamw"},
                         {"f8e5m2", "adamw"}, {"i8", "adamw"},   {"", "adamw", DType::bf16}, {"", "adamw8"},
                         {"", "adafactor"},   {"", "momentum"},  {"", "momentum8"},          {"i8", "adamw8"}};
+  report::Plot plot;
+  plot.name = "gradient-error";
+  plot.title = "Relative error of each parameter's gradient";
+  plot.caption = "Parameters in the order of the model, from the embeddings to the last norm.";
+  plot.x = {"parameter", report::Unit::plain, report::Scale::linear, true};
+  plot.y = {"relative error", report::Unit::percent, report::Scale::linear, true};
   const memory::Stack stack = memory::make_resource(options.device);
   const ResourceScope scope(stack.top);
   std::unique_ptr<PreparedTraining> exact;
@@ -131,6 +145,7 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
       row.numbers.emplace_back("gradient_error", report.all.relative_error);
       row.numbers.emplace_back("least_cosine", report.smallest_cosine());
       least = std::min(least, report.smallest_cosine());
+      if (std::string(one.optimizer) == "adamw") plot.series.push_back(errors_by_parameter(one.saved, report));
     }
     const auto optimizer = make_optimizer(train_options.setup, trained->model());
     row.numbers.emplace_back("live_bytes", live_bytes(prepared));
@@ -141,6 +156,7 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
     if (std::string(one.optimizer) != "adafactor") worst_loss = std::max(worst_loss, std::fabs(change));
     experiment.rows.push_back(row);
   }
+  experiment.plots.push_back(plot);
   const report::Tally tally = report::tally(experiment);
   char text[160];
   std::snprintf(text, sizeof text,
