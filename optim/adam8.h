@@ -17,6 +17,7 @@ class Adam8 final : public Optimizer {
   std::vector<Named> state() const override;
   /// "adam8", "adamw8"; "adam_bf16", "adamw_bf16".
   const char* name() const noexcept override;
+  bool takes_gradient_factor() const noexcept override { return true; }
   /// Names of the parameters whose moments are kept in full.
   std::vector<std::string> kept_full() const;
 
@@ -38,6 +39,7 @@ class Momentum8 final : public Optimizer {
   std::vector<Named> state() const override;
   /// "momentum8", "momentum_bf16".
   const char* name() const noexcept override;
+  bool takes_gradient_factor() const noexcept override { return true; }
   std::vector<std::string> kept_full() const;
 
  private:
