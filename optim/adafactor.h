@@ -29,6 +29,7 @@ class Adafactor final : public Optimizer {
   /// `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with beta1.
   std::vector<Named> state() const override;
   const char* name() const noexcept override { return "adafactor"; }
+  bool takes_gradient_factor() const noexcept override { return true; }
 
  private:
   struct Moments {

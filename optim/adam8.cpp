@@ -27,6 +27,12 @@ void wrote(const Moment& moment) {
   if (moment.scales.storage()) moment.scales.storage()->bump_version();
 }
 
+void check_update(const char* optimizer, NarrowUpdate update) {
+  if (update == NarrowUpdate::rounded) return;
+  throw ValueError(std::string(optimizer) + ": updates of narrow parameters '" + to_string(update) +
+                   "'; with narrow state rounded alone is allowed");
+}
+
 }  // namespace adam8_detail
 
 Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow)
@@ -38,6 +44,7 @@ Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState nar
   check(options.beta2 >= 0 && options.beta2 < 1, "beta2 (allowed: [0, 1))", options.beta2);
   check(options.epsilon >= 0, "epsilon (allowed: >= 0)", options.epsilon);
   check(options.weight_decay >= 0, "weight decay (allowed: >= 0)", options.weight_decay);
+  adam8_detail::check_update("adam8", options.narrow);
   check_narrow_state("adam8", narrow_, this->parameters());
   set_tier(options.tier);
   for (const Named& p : this->parameters()) {
@@ -107,6 +114,7 @@ Momentum8::Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowSt
   if (!(options.weight_decay >= 0)) {
     throw ValueError("momentum8: weight decay " + std::to_string(options.weight_decay) + " is negative");
   }
+  adam8_detail::check_update("momentum8", options.narrow);
   check_narrow_state("momentum8", narrow_, this->parameters());
   set_tier(options.tier);
   for (const Named& p : this->parameters()) {

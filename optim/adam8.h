@@ -11,12 +11,13 @@ namespace thimble::optim {
 /// State: 2 + 8 / 256 bytes per parameter element (bf16: 4), 8 where it is kept in full.
 class Adam8 final : public Optimizer {
  public:
-  /// Throws ValueError for options out of range.
+  /// Throws ValueError for options out of range, and for updates of narrow parameters other than `rounded`.
   Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow = {});
   /// `<parameter>.first_moment`, `.first_moment_scale`, `.second_moment`, `.second_moment_scale`.
   std::vector<Named> state() const override;
   /// "adam8", "adamw8"; "adam_bf16", "adamw_bf16".
   const char* name() const noexcept override;
+  bool takes_gradient_factor() const noexcept override { return true; }
   /// Names of the parameters whose moments are kept in full.
   std::vector<std::string> kept_full() const;
 
@@ -32,12 +33,13 @@ class Adam8 final : public Optimizer {
 /// State: 1 + 4 / 256 bytes per parameter element (bf16: 2), 4 where it is kept in full.
 class Momentum8 final : public Optimizer {
  public:
-  /// Throws ValueError for options out of range, among them momentum 0.
+  /// Throws ValueError for options out of range, among them momentum 0, and as Adam8 does.
   Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow = {});
   /// `<parameter>.momentum`, `.momentum_scale`.
   std::vector<Named> state() const override;
   /// "momentum8", "momentum_bf16".
   const char* name() const noexcept override;
+  bool takes_gradient_factor() const noexcept override { return true; }
   std::vector<std::string> kept_full() const;
 
  private:
