@@ -1,6 +1,7 @@
 // Loss scaling: the scale's course, skipped steps as transactions, clipping, and its state in checkpoints.
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -12,7 +13,9 @@
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers.h>
 #include <thimble/nn/step.h>
+#include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
+#include <thimble/optim/adam8.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/sgd.h>
 
@@ -139,6 +142,44 @@ TEST_CASE("grad_scaler: a scale that is a power of two changes no bit in f32", "
   for (std::size_t i = 0; i < clipped.size(); ++i) {
     for (std::size_t k = 0; k < clipped[i].size(); ++k) CHECK(std::abs(clipped[i][k] - scaled[i][k]) < 1e-5);
   }
+}
+
+TEST_CASE("grad_scaler: every optimizer divides by the scale as it reads", "[scaler][precision]") {
+  using Make = std::function<std::unique_ptr<optim::Optimizer>(const Net&)>;
+  const std::vector<Make> makes{
+      [](const Net& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.momentum = 0.9}); },
+      [](const Net& net) {
+        return std::make_unique<optim::Momentum8>(net.trainable(), optim::SgdOptions{.momentum = 0.9},
+                                                  optim::NarrowState{.smallest = 1});
+      },
+      [](const Net& net) {
+        return std::make_unique<optim::Adam8>(net.trainable(), optim::AdamOptions{}, optim::NarrowState{.smallest = 1});
+      },
+      [](const Net& net) { return std::make_unique<optim::Adafactor>(net.trainable(), optim::AdafactorOptions{}); }};
+  for (const Make& make : makes) {
+    const auto train = [&](GradScaler* scaler) {
+      Generator generator(9);
+      const GeneratorScope scope(generator);
+      const auto net = make_net();
+      const auto optimizer = make(*net);
+      INFO(optimizer->name());
+      nn::StepOptions options;
+      options.scaler = scaler;
+      const auto before = all_of(*net, *optimizer);
+      for (int i = 0; i < 3; ++i) {
+        nn::training_step(
+            *optimizer, [&](std::int64_t) { return net->loss(); }, options);
+      }
+      CHECK(all_of(*net, *optimizer) != before);
+      return all_of(*net, *optimizer);
+    };
+    GradScaler scaler;
+    CHECK(train(&scaler) == train(nullptr));
+  }
+  const auto net = make_net();
+  CHECK_THROWS_AS(optim::Adam8(net->trainable(), {.narrow = optim::NarrowUpdate::master}), ValueError);
+  CHECK_THROWS_AS(optim::Momentum8(net->trainable(), {.momentum = 0.9, .narrow = optim::NarrowUpdate::kahan}),
+                  ValueError);
 }
 
 TEST_CASE("grad_scaler: a step whose gradients are not finite is skipped", "[scaler][precision]") {
