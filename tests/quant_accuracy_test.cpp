@@ -23,6 +23,7 @@
 #include <thimble/optim/sgd.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 
 namespace quant_accuracy_test {
 
@@ -90,6 +91,7 @@ double accuracy(const Digits& digits, F&& forward) {
 void check_net(const std::string& name, models::ModelOptions options, std::int64_t steps) {
   const char* const data = std::getenv("THIMBLE_DATA");
   REQUIRE(data != nullptr);
+  kernel_test::Settings settings;
   set_thread_count(1);
   const Digits digits(std::string(data) + "/mnist");
   options.image = 28;
