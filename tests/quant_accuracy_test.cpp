@@ -145,6 +145,6 @@ TEST_CASE("quantization keeps the accuracy of a ResNet-18 on MNIST", "[.quant]")
   check_net("resnet18", {.width = 8}, 300);
 }
 
-TEST_CASE("quantization keeps the accuracy of a plain residual net of 13 convolutions on MNIST", "[.quant]") {
+TEST_CASE("quantization keeps the accuracy of a plain residual net of 15 convolutions on MNIST", "[.quant]") {
   check_net("sharedconv", {.width = 16, .shares_kernels = false}, 300);
 }
