@@ -23,6 +23,7 @@
 #include <thimble/optim/sgd.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 
 namespace quant_accuracy_test {
 
@@ -90,6 +91,7 @@ double accuracy(const Digits& digits, F&& forward) {
 void check_net(const std::string& name, models::ModelOptions options, std::int64_t steps) {
   const char* const data = std::getenv("THIMBLE_DATA");
   REQUIRE(data != nullptr);
+  kernel_test::Settings settings;
   set_thread_count(1);
   const Digits digits(std::string(data) + "/mnist");
   options.image = 28;
@@ -143,6 +145,6 @@ TEST_CASE("quantization keeps the accuracy of a ResNet-18 on MNIST", "[.quant]")
   check_net("resnet18", {.width = 8}, 300);
 }
 
-TEST_CASE("quantization keeps the accuracy of a plain residual net of 13 convolutions on MNIST", "[.quant]") {
+TEST_CASE("quantization keeps the accuracy of a plain residual net of 15 convolutions on MNIST", "[.quant]") {
   check_net("sharedconv", {.width = 16, .shares_kernels = false}, 300);
 }

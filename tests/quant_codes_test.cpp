@@ -14,6 +14,7 @@
 #include <thimble/core/half.h>
 #include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/kernels/quant_codes.h>
+#include <thimble/core/quantize.h>
 #include <thimble/core/view.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
@@ -176,6 +177,23 @@ TEST_CASE("q8: blocks are those of the format", "[quant]") {
   for (std::size_t i = 34; i < 68; ++i) CHECK(bytes[i] == 0);
   const auto back = to_host<float>(dequantize_q8(blocks));
   for (std::size_t i = 0; i < 32; ++i) CHECK(std::fabs(back[i] - x[i]) <= d * 0.51F);
+}
+
+TEST_CASE("q8: codes and scales are those of quantize()", "[quant]") {
+  std::vector<float> x = numbers(64 * 96, 3, 9);
+  for (std::size_t i = 0; i < 32; ++i) x[i] *= 1e-7F;
+  for (std::size_t i = 32; i < 64; ++i) x[i] = 0;
+  const Tensor t = from_host(x, {64, 96});
+  const Tensor codes = quantize(t, {DType::i8, ScaleBlocks::flat(32), DType::f16});
+  const auto one = to_host<std::int8_t>(codes.detach());
+  const auto scales = to_host<f16>(*codes.scale());
+  const auto bytes = to_host<std::uint8_t>(quantize_q8(t));
+  int different = 0;
+  for (std::size_t block = 0; block < 64 * 3; ++block) {
+    different += std::memcmp(bytes.data() + block * 34, &scales[block], 2) != 0;
+    different += std::memcmp(bytes.data() + block * 34 + 2, one.data() + block * 32, 32) != 0;
+  }
+  CHECK(different == 0);
 }
 
 TEST_CASE("q8: a linear layer has the bits of one with the weight in f32", "[quant]") {

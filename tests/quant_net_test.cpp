@@ -13,76 +13,18 @@
 #include <thimble/core/kernels/isa.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
-#include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/layers.h>
-#include <thimble/nn/profile.h>
 #include <thimble/nn/quant/calibrate.h>
 #include <thimble/nn/quant/error_report.h>
 #include <thimble/nn/quant/quantized_model.h>
-#include <thimble/nn/step.h>
-#include <thimble/optim/sgd.h>
 
 #include "catch.h"
-#include "files.h"
 #include "kernel_data.h"
+#include "quant_nets.h"
 
 namespace quant_net_test {
 
-using namespace thimble;
-using namespace thimble::nn::quant;
-
-Tensor images(const Shape& shape, unsigned seed, DType dtype = DType::f32) {
-  std::mt19937 random(seed);
-  std::vector<double> list;
-  std::int64_t count = 1;
-  for (int i = 0; i < shape.rank(); ++i) count *= shape[i];
-  for (std::int64_t i = 0; i < count; ++i) list.push_back(static_cast<double>(random() % 2001) / 1000 - 1);
-  return to_dtype(from_host(list, shape), dtype);
-}
-
-/// Batch norms that do something: statistics and weights that are not 0 and 1.
-void stir(nn::Module& model) {
-  std::mt19937 random(11);
-  const auto draw = [&](double low, double high) {
-    return low + (high - low) * static_cast<double>(random() % 1001) / 1000;
-  };
-  const auto set = [&](const nn::NamedTensor& t, double low, double high) {
-    std::vector<double> list;
-    for (std::int64_t i = 0; i < t.tensor.elements(); ++i) list.push_back(draw(low, high));
-    copy_into(t.tensor, from_host(list, t.tensor.shape()));
-  };
-  for (const nn::NamedTensor& b : model.buffers()) {
-    if (b.name.ends_with("running_mean")) set(b, -0.3, 0.3);
-    if (b.name.ends_with("running_var")) set(b, 0.5, 2);
-  }
-  for (const nn::NamedTensor& p : model.parameters()) {
-    if (p.tensor.rank() == 1 && p.name.ends_with("weight")) set(p, 0.6, 1.4);
-    if (p.tensor.rank() == 1 && p.name.ends_with("bias")) set(p, -0.2, 0.4);
-  }
-}
-
-struct Net {
-  std::unique_ptr<models::Model> model;
-  std::unique_ptr<FoldedNet> folded;
-  Tensor x;
-
-  explicit Net(const std::string& name, models::ModelOptions options = {}, DType dtype = DType::f32,
-               std::int64_t samples = 3) {
-    options.image = options.image > 0 ? options.image : 16;
-    options.channels = 3;
-    model = models::make_model(name, options, {cpu, dtype});
-    model->eval();
-    stir(*model);
-    x = images({samples, options.image, options.image, 3}, 5, dtype);
-    folded = std::make_unique<FoldedNet>(
-        *model, [this](const Tensor& t) { return model->forward(t); },
-        images({1, options.image, options.image, 3}, 6, dtype));
-  }
-  Scales scales(const CalibrationOptions& options = {Calibrator::max}) {
-    return calibrate(
-        *folded, 1, [&](std::int64_t) { return x; }, options);
-  }
-};
+using namespace quant_nets;
 
 double largest_difference(const Tensor& a, const Tensor& b) {
   const auto u = to_host<double>(a), v = to_host<double>(b);
@@ -342,88 +284,4 @@ TEST_CASE("quantized nets need what a dry run says, event by event", "[quant]") 
     return stack.trace->events();
   };
   CHECK((events(cpu) == events(dry(cpu))));
-}
-
-TEST_CASE("quantized files: load, then save gives the same bytes, and the net the same bits", "[quant]") {
-  const files_test::TemporaryFolder folder;
-  for (const char* name : {"resnet18", "googlenet", "mlp"}) {
-    Net net(name, {.width = 8});
-    QuantizedModel quantized(*net.folded,
-                             net.scales({Calibrator::mse, 99.99, Activations::symmetric, WeightScales::per_tensor}));
-    quantized.save(folder / "a", {{"model", name}});
-    const auto loaded = QuantizedModel::load(folder / "a");
-    CHECK(loaded->metadata().at("model") == name);
-    CHECK((to_host<float>((*loaded)(net.x)) == to_host<float>(quantized(net.x))));
-    loaded->save(folder / "b");
-    CHECK((files_test::read_text_file(folder / "a") == files_test::read_text_file(folder / "b")));
-    CHECK_THROWS_AS(quantized.save(folder / "c", {{"program", "x"}}), ValueError);
-  }
-}
-
-TEST_CASE("quantized files: what is missing or wrong is named", "[quant]") {
-  const files_test::TemporaryFolder folder;
-  Net net("mlp", {.width = 8});
-  QuantizedModel quantized(*net.folded, net.scales());
-  quantized.save(folder / "good");
-  const SafetensorsReader good(folder / "good");
-  // Writes the file again with changes.
-  const auto rewrite =
-      [&](const std::function<void(std::map<std::string, std::vector<std::byte>>&, std::vector<SafetensorsEntry>&,
-                                   std::map<std::string, std::string>&)>& change) {
-        std::map<std::string, std::vector<std::byte>> bytes;
-        std::vector<SafetensorsEntry> entries = good.header().tensors;
-        std::map<std::string, std::string> metadata = good.header().metadata;
-        for (const SafetensorsEntry& e : entries) {
-          bytes[e.name].resize(e.bytes());
-          good.read(e, bytes[e.name]);
-        }
-        change(bytes, entries, metadata);
-        SafetensorsWriter out(folder / "bad", entries, metadata);
-        for (const SafetensorsEntry& e : entries) out.append(e.name, bytes[e.name]);
-        out.commit();
-        QuantizedModel::load(folder / "bad");
-      };
-  const auto drop = [](const std::string& name) {
-    return
-        [name](auto&, auto& entries, auto&) { std::erase_if(entries, [&](const auto& e) { return e.name == name; }); };
-  };
-  CHECK_NOTHROW(rewrite([](auto&, auto&, auto&) {}));
-  for (const char* name : {"weight_scales", "biases", "activation_scales", "zero_points", "fc1.weight"}) {
-    INFO(name);
-    CHECK_THROWS_AS(rewrite(drop(name)), ValueError);
-  }
-  for (const char* key : {"format", "program", "activations", "weights"}) {
-    INFO(key);
-    CHECK_THROWS_AS(rewrite([&](auto&, auto&, auto& metadata) { metadata.erase(key); }), ValueError);
-    CHECK_THROWS_AS(rewrite([&](auto&, auto&, auto& metadata) { metadata[key] = "other"; }), ValueError);
-  }
-  const auto number = [](const char* name, float value) {
-    return [=](auto& bytes, auto&, auto&) { std::memcpy(bytes[name].data(), &value, 4); };
-  };
-  for (const float bad :
-       {0.0F, -1.0F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    CHECK_THROWS_AS(rewrite(number("weight_scales", bad)), ValueError);
-    CHECK_THROWS_AS(rewrite(number("activation_scales", bad)), ValueError);
-  }
-  CHECK_THROWS_AS(rewrite(number("activation_scales", 3.5F)), ValueError);  // flattening changes no codes
-  CHECK_THROWS_AS(rewrite([](auto& bytes, auto& entries, auto&) {
-                    entries.push_back({"extra", SafetensorsDType::u8, {1}});
-                    bytes["extra"].resize(1);
-                  }),
-                  ValueError);
-  CHECK_THROWS_AS(rewrite([](auto&, auto& entries, auto&) {
-                    for (auto& e : entries) {
-                      if (e.name == "biases") e.dtype = SafetensorsDType::f32;
-                    }
-                  }),
-                  DTypeError);
-  CHECK_THROWS_AS(rewrite([](auto& bytes, auto& entries, auto&) {
-                    for (auto& e : entries) {
-                      if (e.name != "biases") continue;
-                      e.shape[0] -= 1;
-                      bytes["biases"].resize(bytes["biases"].size() - 4);
-                    }
-                  }),
-                  ShapeError);
-  CHECK_THROWS_AS(QuantizedModel::load(folder / "none"), FileError);
 }

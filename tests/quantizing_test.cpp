@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include <nlohmann/json.hpp>
+
 #include <thimble/bench/planning.h>
 #include <thimble/bench/quantizing.h>
 #include <thimble/core/error.h>
@@ -12,6 +14,7 @@
 #include "catch.h"
 #include "files.h"
 #include "kernel_data.h"
+#include "program.h"
 
 namespace quantizing_test {
 
@@ -102,4 +105,44 @@ TEST_CASE("quantize: what cannot be done is refused, and nothing is written", "[
   bench::Setup text;
   text.model = "char-gpt";
   CHECK_THROWS_AS(nn::profile_training(dry(cpu), bench::int8_inference_run(text)), ValueError);
+}
+
+TEST_CASE("program: quantize", "[quant]") {
+  const files_test::TemporaryFolder folder;
+  const models::ModelOptions sizes{.image = 16, .channels = 3, .classes = 10, .width = 8};
+  options_for("resnet18", sizes, folder / "f32");
+  const std::string start =
+      "quantize resnet18 --image 16 --width 8 --batch 4 --eval-batches 1 --data synthetic --weights '";
+  const std::string run = start + (folder / "f32") + "' ";
+  const auto good =
+      program_test::run(folder, run + "--calibrator entropy --symmetric --json --save '" + (folder / "i8") + "'");
+  if (!good) return;  // the test of the library stands above
+  INFO(good->error);
+  REQUIRE(good->status == 0);
+  const auto json = nlohmann::json::parse(good->out);
+  CHECK(json["scheme"] == "int8");
+  CHECK(json["calibrator"] == "entropy");
+  CHECK(json["activations"] == "symmetric");
+  CHECK(json["weights"] == "per_channel");
+  CHECK(json["predicted_peak_bytes"] == json["measured_peak_bytes"]);
+  CHECK(json["layers"].size() == 23);
+  CHECK(json["int8_file_bytes"] < json["f32_file_bytes"]);
+  CHECK(program_test::run(folder, "inspect '" + (folder / "i8") + "'")->status == 0);
+  CHECK(program_test::run(folder, run)->out.find("times as fast") != std::string::npos);
+
+  const std::pair<std::string, std::string> bad[] = {
+      {run + "--calibrator median", "max, percentile, entropy, mse"},
+      {run + "--percent 0", "--percent"},
+      {run + "--calibration-batches 0", "--calibration-batches"},
+      {start + "/no/such/file'", "/no/such/file"},
+      {"plan resnet18 --int8", "--inference"},
+      {"plan char-gpt --int8 --inference", "over text"},
+  };
+  for (const auto& [arguments, text] : bad) {
+    INFO(arguments);
+    const auto output = program_test::run(folder, arguments);
+    CHECK(output->status == 2);
+    CHECK(output->error.find(text) != std::string::npos);
+    CHECK(output->out.empty());
+  }
 }
