@@ -15,12 +15,15 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/functions.h>
 #include <thimble/bench/setup.h>
 #include <thimble/bench/training.h>
+#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
 #include <thimble/core/parallel.h>
 #include <thimble/memory/process.h>
+#include <thimble/memory/stack.h>
 
 #include "catch.h"
 
@@ -76,7 +79,10 @@ std::atomic<bool> is_watching{false};
 std::atomic<int> offences{0};
 std::atomic<std::size_t> largest_offence{0};
 
+std::atomic<long> heap_calls{0};
+
 void watch(std::size_t bytes) noexcept {
+  heap_calls.fetch_add(1, std::memory_order_relaxed);
   if (!is_watching.load(std::memory_order_relaxed) || bytes <= allowed_bytes || !is_any_thread_launching()) return;
   offences.fetch_add(1);
   if (bytes > largest_offence) largest_offence = bytes;
@@ -192,6 +198,34 @@ TEST_CASE("contract: an allocation inside of a launch is caught", "[contract]") 
     CHECK(largest_offence == 3 * allowed_bytes);
   }
   set_thread_count(threads_before);
+}
+
+TEST_CASE("contract: a tape that is used again asks the heap for nothing", "[contract]") {
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Tensor x = zeros({2, 4}), w = zeros({4, 4});
+  x.require_grad();
+  w.require_grad();
+  Tape tape;
+  const auto run = [&](bool goes_back) {
+    const long before = heap_calls;
+    Tensor loss;
+    {
+      const Recording on(tape);
+      Tensor y = x;
+      for (int i = 0; i < 50; ++i) y = relu(add(linear(y, w), x));
+      loss = sum(y);
+    }
+    goes_back ? tape.backward(loss) : tape.clear();
+    x.grad() = w.grad() = Tensor();
+    return heap_calls - before;
+  };
+  CHECK(run(false) > 0);  // its tables grow
+  for (const bool goes_back : {false, true}) {
+    run(goes_back);
+    run(goes_back);
+    CHECK(run(goes_back) == 0);
+  }
 }
 
 TEST_CASE("contract: training allocates nothing inside of a launch", "[contract]") {

@@ -65,9 +65,14 @@ struct TileSums {
         const T* const x_row = x.data + r * x.stride;
         const T* const g = before_tail(args, all, coefficient, (row + r) * args.channels + job.channel, x_row,
                                        dy.data + r * dy.stride, job.count, masked);
-        for (std::int64_t i = 0; i < job.count; ++i) sum[i] += g[i];
-        if (!args.x) continue;
-        for (std::int64_t i = 0; i < job.count; ++i) product[i] += g[i] * (x_row[i] - centre[i]);
+        if (args.x) {
+          for (std::int64_t i = 0; i < job.count; ++i) {
+            sum[i] += g[i];
+            product[i] += g[i] * (x_row[i] - centre[i]);
+          }
+        } else {
+          for (std::int64_t i = 0; i < job.count; ++i) sum[i] += g[i];
+        }
       }
       for (std::int64_t i = 0; i < job.count; ++i) {
         sums[i] += static_cast<double>(sum[i]);
@@ -139,8 +144,7 @@ struct InputGradients {
     alignas(64) T x_buffer[channel_chunk], dy_buffer[channel_chunk], masked[channel_chunk], result[channel_chunk];
     const GradientCoefficients<T> all(args.coefficients, args.instances * args.channels);
     const bool reads_x = args.tail == NormTail::relu || (args.dx && !args.has_fixed_statistics);
-    for (std::int64_t at = begin; at < end; at += channel_chunk) {
-      const std::int64_t n = std::min(channel_chunk, end - at);
+    for_each_chunk_from_end(begin, end, [&](std::int64_t at, std::int64_t n) {
       const T* const dy = read_elements(args.dy, args.dtype, at, n, dy_buffer);
       const T* const x = reads_x ? read_elements(args.x, args.dtype, at, n, x_buffer) : x_buffer;
       const auto for_each_run = [&](auto&& body) { for_each_channel_run(args.rows, args.channels, at, n, body); };
@@ -153,12 +157,12 @@ struct InputGradients {
       }
       const T* const g = args.tail == NormTail::none ? dy : masked;
       if (args.dresidual) store_elements(g, args.dresidual, args.dtype, at, n);
-      if (!args.dx) continue;
+      if (!args.dx) return;
       for_each_run([&](std::int64_t i, std::int64_t coefficient, std::int64_t run) {
         gradient_run(all, coefficient, args.has_fixed_statistics, x + i, g + i, result + i, run);
       });
       store_elements(result, args.dx, args.dtype, at, n);  // dx may lie where x or dy does
-    }
+    });
   }
 
   static void gradient_run(const GradientCoefficients<T>& all, std::int64_t at, bool has_fixed_statistics,

@@ -117,8 +117,7 @@ struct Normalize {
     alignas(64) T in[channel_chunk], out[channel_chunk];
     const ChannelCoefficients<T> all(args.coefficients, args.instances * args.channels);
     const bool is_stored_directly = args.dtype == dtype_of<T>;
-    for (std::int64_t at = begin; at < end; at += channel_chunk) {
-      const std::int64_t n = std::min(channel_chunk, end - at);
+    for_each_chunk_from_end(begin, end, [&](std::int64_t at, std::int64_t n) {
       const T* const x = read_elements(args.x, args.dtype, at, n, in);
       T* const y = is_stored_directly ? static_cast<T*>(args.y) + at : out;
       for_each_channel_run(args.rows, args.channels, at, n,
@@ -127,7 +126,7 @@ struct Normalize {
                            });
       apply_tail(args, at, n, y);
       if (!is_stored_directly) store_elements(y, args.y, args.dtype, at, n);
-    }
+    });
   }
 };
 

@@ -33,10 +33,11 @@ struct TileJob {
   std::int64_t instance, stretch, stretches, begin, end, channel, count;
 };
 
-// Channels of a tile: fewer than there is room for where that makes jobs for several threads. Sums of a channel do not
-// depend on it.
+// Channels of a tile: fewer than there is room for only where all threads would not get a job otherwise, because short
+// pieces of rows are slow to read. Sums of a channel do not depend on it.
 inline std::int64_t tile_channels(std::int64_t instances, std::int64_t rows, std::int64_t channels) {
-  constexpr std::int64_t jobs = 16, least = 32;
+  constexpr std::int64_t least = 32;
+  const std::int64_t threads = thread_count(), jobs = threads > 1 ? 2 * threads : 1;
   std::int64_t tile = channel_tile;
   while (tile > least && instances * stretch_count(rows) * ((channels + tile - 1) / tile) < jobs) tile /= 2;
   return tile;
@@ -133,6 +134,18 @@ inline void normalize_run(const ChannelCoefficients<T>& all, std::int64_t at, co
                           std::int64_t n) {
   const T* __restrict centre = all.centre + at, * __restrict scale = all.scale + at, * __restrict offset = all.offset + at;
   for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - centre[i]) * scale[i] + offset[i];
+}
+
+// Calls body(element, n) for the chunks of [begin, end), the last piece of them first: it is what the pass over the
+// same elements before has left in the caches.
+template <class F>
+inline void for_each_chunk_from_end(std::int64_t begin, std::int64_t end, F&& body) {
+  constexpr std::int64_t piece = 64 * channel_chunk;  // long enough for prefetching
+  for (std::int64_t stop = end; stop > begin;) {
+    const std::int64_t start = begin + (stop - begin - 1) / piece * piece;
+    for (std::int64_t at = start; at < stop; at += channel_chunk) body(at, std::min(channel_chunk, stop - at));
+    stop = start;
+  }
 }
 
 // Rounds n <= channel_chunk values to what the dtype can hold.
