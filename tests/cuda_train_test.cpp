@@ -12,8 +12,8 @@
 #include "operator_table.h"
 
 using namespace thimble;
+using files_test::TemporaryFolder;
 using thimble::testing::has_cuda;
-using thimble::testing::TemporaryFolder;
 
 namespace {
 
