@@ -12,8 +12,8 @@
 #include "operator_table.h"
 
 using namespace thimble;
+using files_test::TemporaryFolder;
 using thimble::testing::has_cuda;
-using thimble::testing::TemporaryFolder;
 
 namespace {
 
@@ -82,7 +82,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
 TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda]") {
   if (!has_cuda()) return;
   bench::TrainOptions options = tiny("char-gpt", cuda());
-  options.setup.sizes.layers = 6, options.setup.sizes.width = 64, options.setup.sizes.sequence = 64;
+  options.setup.sizes.layers = 4, options.setup.sizes.width = 48, options.setup.sizes.sequence = 64;
   options.setup.batch = 4;
   options.steps = 2;
   options.eval_batches = 1;
