@@ -33,12 +33,6 @@ void wrote(const Moment& moment) {
   if (moment.scales.storage()) moment.scales.storage()->bump_version();
 }
 
-void check_update(const char* optimizer, NarrowUpdate update) {
-  if (update == NarrowUpdate::rounded) return;
-  throw ValueError(std::string(optimizer) + ": updates of narrow parameters '" + to_string(update) +
-                   "'; with narrow state rounded alone is allowed");
-}
-
 }  // namespace adam8_detail
 
 Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow)
