@@ -6,6 +6,11 @@ set(thimble_benchmark_sources ${thimble_bench_sources})
 list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
 list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(parity|peers)/|/bench/main\\.cpp$|_benchmark\\.cpp$")
 
+# A sanitizer's build is about the library: what draws pages and parses flags stays out, and so do its tests.
+if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
+  list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(commands|experiments|report)/|/bench/live\\.cpp$")
+endif()
+
 # Everything but main(), so that the tests can call it.
 if(thimble_bench_sources)
   add_library(thimble_bench STATIC ${thimble_bench_sources})
