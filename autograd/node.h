@@ -177,36 +177,36 @@ constexpr Cost cost_of() {
 template <class Op>
 const OpType& op_type() {
   using Saved = typename Op::Saved;
-  static const OpType type{
-      Op::name,
-      node_detail::cost_of<Op>(),
-      sizeof(Record<Op>),
-      alignof(Record<Op>),
-      node_detail::saved_tensors<Op>,
-      [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
-        auto& r = *static_cast<Record<Op>*>(record);
-        return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy), needs);
-      },
-      [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs) {
-        auto& r = *static_cast<Record<Op>*>(record);
-        Saved saved{};
-        Tensor out = node_detail::forward(r.op, inputs, needs, saved);
-        node_detail::take_apart(saved, kept, r.attributes);
-        return out;
-      },
-      [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
-        return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
-      },
-      node_detail::has_remake<Op>,
-      []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
-         [[maybe_unused]] const Tensor& output) -> double {
-        if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
-          return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
-        } else {
-          return 0;
-        }
-      },
-      [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
+  static const OpType type{Op::name,
+                           node_detail::cost_of<Op>(),
+                           sizeof(Record<Op>),
+                           alignof(Record<Op>),
+                           node_detail::saved_tensors<Op>,
+                           [](void* record, std::span<Tensor> kept, Tensor dy, Needs needs) {
+                             auto& r = *static_cast<Record<Op>*>(record);
+                             return r.op.backward(node_detail::put_together<Saved>(kept, r.attributes), std::move(dy),
+                                                  needs);
+                           },
+                           [](void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs) {
+                             auto& r = *static_cast<Record<Op>*>(record);
+                             Saved saved{};
+                             Tensor out = node_detail::forward(r.op, inputs, needs, saved);
+                             node_detail::take_apart(saved, kept, r.attributes);
+                             return out;
+                           },
+                           [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
+                             return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
+                           },
+                           node_detail::has_remake<Op>,
+                           []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
+                              [[maybe_unused]] const Tensor& output) -> double {
+                             if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {
+                               return static_cast<const Record<Op>*>(record)->op.multiply_adds(inputs, output);
+                             } else {
+                               return 0;
+                             }
+                           },
+                           [](void* record) noexcept { static_cast<Record<Op>*>(record)->~Record<Op>(); }};
   return type;
 }
 
