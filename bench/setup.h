@@ -24,8 +24,8 @@ struct Setup {
   std::string optimizer;
   DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
   std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same (NarrowState)
-  DType dtype = DType::f32;  ///< of parameters and activations
-  std::string precision;     ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
+  DType dtype = DType::f32;                  ///< of parameters and activations
+  std::string precision;  ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
   double rate = -1;       ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
   double clip_norm = -1;  ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none

@@ -121,10 +121,10 @@ struct TrainReport {
   std::int64_t first_step = 0, steps = 0;
   double loss_first = 0, loss_last = 0;
   Evaluation validation;
-  double clip_norm = 0;                 ///< that gradients were clipped to; 0: they were not
-  std::string optimizer;                ///< its name
-  std::size_t state_bytes = 0;          ///< of the optimizer's state
-  std::vector<std::string> full_state;  ///< parameters whose state is f32 though the others' is narrow
+  double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
+  std::string optimizer;                         ///< its name
+  std::size_t state_bytes = 0;                   ///< of the optimizer's state
+  std::vector<std::string> full_state;           ///< parameters whose state is f32 though the others' is narrow
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
   std::size_t offloaded_bytes = 0;          ///< of saved tensors, per step

@@ -59,7 +59,7 @@ void NarrowUpdateState::list(std::size_t index, const std::string& parameter, st
 }
 
 kernels::NarrowArgs NarrowUpdateState::arguments(std::size_t index, const Tensor& parameter, const std::string& name,
-                                           std::int64_t step_count, const Addresses& at) const {
+                                                 std::int64_t step_count, const Addresses& at) const {
   kernels::NarrowArgs args;
   if (!narrow_detail::is_narrow(parameter)) return args;
   switch (update_) {

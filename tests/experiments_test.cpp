@@ -194,7 +194,8 @@ TEST_CASE("experiments: fewer bits leave gradients and losses near those of f32"
     if (optimizer != "adafactor") CHECK(std::fabs(*report::find_number(row, "validation_change")) < 0.01);
     if (saved == "f32") continue;
     ++packed;
-    CHECK(*report::find_number(row, "least_cosine") > 0.99);
+    // E5M2 has two bits behind the point, so that its errors are four times those of i8.
+    CHECK(*report::find_number(row, "least_cosine") > (saved == "f8e5m2" ? 0.98 : 0.99));
     CHECK(*report::find_number(row, "least_cosine") < 1);
     CHECK(*report::find_number(row, "packed_bytes") > 0);
   }

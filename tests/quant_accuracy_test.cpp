@@ -1,6 +1,6 @@
 // What 8 bits cost two trained nets on MNIST: accuracy with every calibrator, bytes of the files, error per layer.
-// Hidden
-// ([.quant]) because the nets are trained here: a few minutes of one core. THIMBLE_DATA names the folder of data sets.
+// Hidden ([.quant]) where the nets are trained to the end: a few minutes of one core. THIMBLE_DATA names the folder of
+// data sets.
 
 #include <algorithm>
 #include <cstdio>
@@ -140,6 +140,31 @@ void check_net(const std::string& name, models::ModelOptions options, std::int64
 }  // namespace quant_accuracy_test
 
 using namespace quant_accuracy_test;
+
+TEST_CASE("quantization keeps what a short training has learned", "[quant]") {
+  const char* const data = std::getenv("THIMBLE_DATA");
+  if (data == nullptr || !std::filesystem::exists(std::string(data) + "/mnist")) {
+    WARN("not run: THIMBLE_DATA names no folder with mnist");
+    return;
+  }
+  kernel_test::Settings settings;
+  set_thread_count(1);
+  const Digits digits(std::string(data) + "/mnist");
+  models::ModelOptions options;
+  options.width = 4, options.image = 28, options.channels = 1, options.classes = 10;
+  const auto model = models::make_model("resnet18", options);
+  fit(*model, digits, 40, 0.1);
+  const double exact = accuracy(digits, [&](const Tensor& x) { return model->forward(x); });
+  FoldedNet net(
+      *model, [&](const Tensor& x) { return model->forward(x); }, digits.batch(digits.train, 0, 1, false).input);
+  const Scales scales = calibrate(
+      net, 1, [&](std::int64_t i) { return digits.batch(digits.train, i * batch_size, batch_size, false).input; }, {});
+  QuantizedModel quantized(net, scales);
+  const double share = accuracy(digits, [&](const Tensor& x) { return quantized(x); });
+  INFO("f32 " << exact << ", codes " << share);
+  CHECK(exact > 0.5);
+  CHECK(share > exact - 0.02);
+}
 
 TEST_CASE("quantization keeps the accuracy of a ResNet-18 on MNIST", "[.quant]") {
   check_net("resnet18", {.width = 8}, 300);

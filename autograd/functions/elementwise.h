@@ -36,8 +36,8 @@ Tensor div(const Tensor& a, const Tensor& b);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 /// x as a net of 8-bit codes would have it (core/ops/fake_quantize.h): `scale` broadcasts against x, and takes no
-/// gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can be read) are
-/// finite and above 0.
+/// gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can be read)
+/// are finite and above 0.
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high);
 /// condition ? a : b; the condition is bool.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);

@@ -8,8 +8,8 @@ namespace thimble::ops {
 /// y = (q - zero) s with the code q = clamp(round(x / s) + zero, low, high), rounded half to even: x as it comes out of
 /// an 8-bit code. Operands (x, s); s > 0 broadcasts, one scale for a tensor or one for each channel.
 ///
-/// The gradient passes x straight through where the code was not clipped, and is 0 elsewhere; s takes none (Jacob et al.
-/// 2017, arXiv:1712.05877, section 3; Bengio et al. 2013, arXiv:1308.3432). Keeps x and s.
+/// The gradient passes x straight through where the code was not clipped, and is 0 elsewhere; s takes none (Jacob et
+/// al. 2017, arXiv:1712.05877, section 3; Bengio et al. 2013, arXiv:1308.3432). Keeps x and s.
 struct FakeQuantize {
   static constexpr const char* name = "fake_quantize";
   int zero = 0, low = -127, high = 127;
