@@ -156,7 +156,7 @@ const Tensor& Tape::bring_back(std::uint32_t value) {
   } else {
     whole = entry.offloaded.fetch();
   }
-  while (whole.storage()->version() != entry.version) whole.storage()->bump_version();
+  whole.storage()->take_version(entry.version);
   for (const Stores::Member& member : entry.members) {
     slots_[static_cast<std::size_t>(values_[member.value].slot)] =
         whole.window(member.shape, member.strides, member.offset);

@@ -61,10 +61,9 @@ endif()
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
-# Recordings that store tensors take minutes there, which is not understood yet: these tests stay out as well.
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
-       "/tests/(budget|choices|experiments|fit_store|lossy|store|store_pack|program|program_precision|quantizing|report|report_figures|seeing|step_profile)_test")
+       "/tests/(budget|choices|experiments|program|program_precision|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(NOT thimble_cuda)
   list(FILTER thimble_test_sources EXCLUDE REGEX "/cuda_graph_test\\.cpp$") # of what only CUDA has

@@ -42,6 +42,8 @@ class Storage {
   /// Counts in-place writes; the tape compares it to find saved tensors that were overwritten.
   std::uint32_t version() const noexcept { return version_; }
   void bump_version() noexcept { ++version_; }
+  /// These are the bytes of a storage that was at `version` and is gone: who knew that one finds them unchanged.
+  void take_version(std::uint32_t version) noexcept { version_ = version; }
 
   std::byte* address(Access) const noexcept { return block_->address; }
 
