@@ -5,26 +5,17 @@
 // the machine gives.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
-#include <cstdlib>
-#include <string>
-#include <vector>
 
-#include <CLI/CLI.hpp>
-
-#include <thimble/core/copy.h>
-#include <thimble/core/error.h>
+#include <thimble/bench/kernel_timing.h>
 #include <thimble/core/kernels/attention_cpu.h>
-#include <thimble/core/kernels/gemm.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/random.h>
-#include <thimble/core/tensor.h>
 
 namespace {
 
 using namespace thimble;
+using namespace thimble::bench;
 using kernels::AttentionProblem;
 
 // `heads` of the `row_heads` that lie in a row of q, k and v: enough work for two threads, and short, so that some run
@@ -46,37 +37,6 @@ constexpr Case cases[] = {
     {"T 512, head 80", 1, 4, 8, 512, 80, true, 0},
     {"T 1024, one head", 2, 1, 1, 1024, 64, false, 0},
 };
-
-// Memory aligned as that of tensors.
-struct alignas(64) Line {
-  float at[16];
-};
-using Buffer = std::vector<Line>;
-
-Buffer buffer(std::size_t bytes) { return Buffer((bytes + sizeof(Line) - 1) / sizeof(Line)); }
-
-float* floats(Buffer& lines) { return lines.data()->at; }
-
-Buffer normal(std::int64_t elements) {
-  const std::vector<float> values = to_host<float>(randn({elements}));
-  Buffer lines = buffer(values.size() * sizeof(float));
-  std::copy(values.begin(), values.end(), floats(lines));
-  return lines;
-}
-
-template <class Body>
-double best_ms(double seconds, Body body) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  double best = INFINITY;
-  int runs = 0;
-  while (runs++ < 3 || std::chrono::duration<double>(Clock::now() - start).count() < seconds) {
-    const auto before = Clock::now();
-    body();
-    best = std::min(best, std::chrono::duration<double, std::milli>(Clock::now() - before).count());
-  }
-  return best;
-}
 
 // Pairs (query, key) of a head that are computed: whole panels of queries, as wide as a tile of the microkernel.
 double computed_pairs(const AttentionProblem& p) {
@@ -101,8 +61,9 @@ void print_rate(double ms, double pairs, double needed, double multiply_adds) {
 void run(const Case& c, int threads, double seconds) {
   const std::int64_t channels = c.row_heads * c.width;
   const std::int64_t elements = c.batch * c.length * channels;
-  Buffer qkv = normal(3 * elements), dout = normal(elements), out = normal(elements), gradient = normal(3 * elements);
-  Buffer lse = normal(c.batch * c.heads * c.length);
+  Lines qkv = normal_lines(3 * elements), dout = normal_lines(elements), out = normal_lines(elements),
+        gradient = normal_lines(3 * elements);
+  Lines lse = normal_lines(c.batch * c.heads * c.length);
   kernels::AttentionArgs forward;
   forward.batch = c.batch, forward.heads = c.heads, forward.width = c.width;
   forward.queries = forward.keys = c.length;
@@ -131,7 +92,7 @@ void run(const Case& c, int threads, double seconds) {
   const kernels::AttentionKernels& k = kernels::attention_cpu;
   const std::size_t forward_bytes = k.forward_bytes(forward, threads);
   const std::size_t backward_bytes = k.backward_bytes(backward, threads);
-  Buffer forward_space = buffer(forward_bytes), backward_space = buffer(backward_bytes);
+  Lines forward_space = lines(forward_bytes), backward_space = lines(backward_bytes);
   const double forward_ms = best_ms(seconds, [&] { k.forward(forward, forward_space.data(), threads); });
   const double backward_ms = best_ms(seconds, [&] { k.backward(backward, backward_space.data(), threads); });
   const double heads = static_cast<double>(c.batch * c.heads), width = static_cast<double>(c.width);
@@ -141,47 +102,16 @@ void run(const Case& c, int threads, double seconds) {
   std::printf(" | %9zu %9zu\n", forward_bytes, backward_bytes);
 }
 
-// Multiply-adds per second / 1e9 of a square matmul.
-double matmul_rate(int threads, double seconds) {
-  constexpr std::int64_t n = 768;
-  Buffer a = normal(n * n), b = normal(n * n), c = normal(n * n);
-  kernels::GemmArgs args;
-  args.m = args.n = args.k = n;
-  args.a = floats(a), args.b = floats(b), args.c = floats(c);
-  args.a_row_stride = args.b_row_stride = args.c_row_stride = n;
-  Buffer space = buffer(kernels::gemm_workspace_bytes(args, threads));
-  const double ms = best_ms(seconds, [&] { kernels::gemm(args, space.data(), threads); });
-  return static_cast<double>(n * n * n) / ms * 1e-6;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  int threads = 1;
-  double seconds = 0.4;
-  std::string only, isa(to_string(kernels::isa()));
-  CLI::App app("Speed of attention's CPU kernels");
-  app.add_option("--threads", threads, "Threads")->check(CLI::PositiveNumber);
-  app.add_option("--seconds", seconds, "Time for each figure")->check(CLI::NonNegativeNumber);
-  app.add_option("--only", only, "The cases whose name contains this text");
-  app.add_option("--isa", isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
-  CLI11_PARSE(app, argc, argv);
-  try {
-    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (to_string(set) == isa) kernels::set_isa(set);
-    }
-    set_thread_count(threads);
-    std::printf("f32, %s, threads: %d; matmul (768, 768) by (768, 768): %.1f G multiply-adds/s\n", isa.c_str(), threads,
-                matmul_rate(threads, seconds));
+  return time_kernels(argc, argv, "Speed of attention's CPU kernels", [](const KernelTiming& options) {
     std::printf("%-22s | %26s | %26s | %19s\n", "", "forward", "backward", "workspace bytes");
     std::printf("%-22s | %8s %8s %8s | %8s %8s %8s | %9s %9s\n", "", "ms", "computed", "needed", "ms", "computed",
                 "needed", "forward", "backward");
     for (const Case& c : cases) {
-      if (std::string(c.name).find(only) != std::string::npos) run(c, threads, seconds);
+      if (options.takes(c.name)) run(c, options.threads, options.seconds);
     }
     std::printf("computed, needed: G multiply-adds/s of the pairs computed, and of those the mask lets through\n");
-  } catch (const Error& error) {
-    std::fprintf(stderr, "attention_benchmark: %s\n", error.what());
-    return 2;
-  }
+  });
 }

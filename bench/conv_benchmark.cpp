@@ -5,26 +5,16 @@
 // gives.
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
+#include <cstdint>
 #include <cstdio>
-#include <string>
-#include <vector>
 
-#include <CLI/CLI.hpp>
-
-#include <thimble/core/copy.h>
-#include <thimble/core/error.h>
+#include <thimble/bench/kernel_timing.h>
 #include <thimble/core/kernels/conv.h>
-#include <thimble/core/kernels/gemm.h>
-#include <thimble/core/kernels/isa.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/random.h>
-#include <thimble/core/tensor.h>
 
 namespace {
 
 using namespace thimble;
+using namespace thimble::bench;
 using kernels::ConvShape;
 
 struct Case {
@@ -55,37 +45,6 @@ ConvShape shape_of(const Case& c) {
   return s;
 }
 
-// Memory aligned as that of tensors.
-struct alignas(64) Line {
-  float at[16];
-};
-using Buffer = std::vector<Line>;
-
-Buffer buffer(std::size_t bytes) { return Buffer((bytes + sizeof(Line) - 1) / sizeof(Line)); }
-
-float* floats(Buffer& lines) { return lines.data()->at; }
-
-Buffer normal(std::int64_t elements) {
-  const std::vector<float> values = to_host<float>(randn({elements}));
-  Buffer lines = buffer(values.size() * sizeof(float));
-  std::copy(values.begin(), values.end(), floats(lines));
-  return lines;
-}
-
-template <class Body>
-double best_ms(double seconds, Body body) {
-  using Clock = std::chrono::steady_clock;
-  const auto start = Clock::now();
-  double best = INFINITY;
-  int runs = 0;
-  while (runs++ < 3 || std::chrono::duration<double>(Clock::now() - start).count() < seconds) {
-    const auto before = Clock::now();
-    body();
-    best = std::min(best, std::chrono::duration<double, std::milli>(Clock::now() - before).count());
-  }
-  return best;
-}
-
 struct Times {
   double forward = 0, input_grad = 0, weight_grad = 0;
 };
@@ -106,18 +65,18 @@ Times run(const Case& c, int threads, double seconds) {
   const std::int64_t inputs = s.images * s.height * s.width * s.channels;
   const std::int64_t outputs = s.images * s.out_height() * s.out_width() * s.filters;
   const std::int64_t taps = s.kernel_h * s.kernel_w * s.channels;
-  Buffer x = normal(inputs), weight = normal(s.filters * taps), y = normal(outputs);
+  Lines x = normal_lines(inputs), weight = normal_lines(s.filters * taps), y = normal_lines(outputs);
   kernels::ConvForwardArgs forward;
   kernels::ConvInputGradArgs input_grad;
   kernels::ConvWeightGradArgs weight_grad;
   forward.shape = input_grad.shape = weight_grad.shape = s;
   const Bytes bytes{kernels::conv_workspace_bytes(forward, threads), kernels::conv_workspace_bytes(input_grad, threads),
                     kernels::conv_workspace_bytes(weight_grad, threads)};
-  Buffer space = buffer(std::max({bytes.forward, bytes.input_grad, bytes.weight_grad, std::size_t{1}}));
+  Lines space = lines(std::max({bytes.forward, bytes.input_grad, bytes.weight_grad, std::size_t{1}}));
   forward.x = floats(x), forward.weight = floats(weight), forward.y = floats(y);
   Times ms;
   ms.forward = best_ms(seconds, [&] { kernels::conv_forward(forward, space.data(), threads); });
-  Buffer dy = normal(outputs), result = normal(std::max(inputs, s.filters * taps));
+  Lines dy = normal_lines(outputs), result = normal_lines(std::max(inputs, s.filters * taps));
   input_grad.dy = weight_grad.dy = floats(dy);
   input_grad.weight = floats(weight), input_grad.dx = floats(result);
   weight_grad.x = floats(x), weight_grad.dweight = floats(result);
@@ -128,38 +87,10 @@ Times run(const Case& c, int threads, double seconds) {
   return ms;
 }
 
-// Multiply-adds per second / 1e9 of a square matmul.
-double matmul_rate(int threads, double seconds) {
-  constexpr std::int64_t n = 768;
-  Buffer a = normal(n * n), b = normal(n * n), c = normal(n * n);
-  kernels::GemmArgs args;
-  args.m = args.n = args.k = n;
-  args.a = floats(a), args.b = floats(b), args.c = floats(c);
-  args.a_row_stride = args.b_row_stride = args.c_row_stride = n;
-  Buffer space = buffer(kernels::gemm_workspace_bytes(args, threads));
-  const double ms = best_ms(seconds, [&] { kernels::gemm(args, space.data(), threads); });
-  return static_cast<double>(n * n * n) / ms * 1e-6;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  int threads = 1;
-  double seconds = 0.4;
-  std::string only, isa(to_string(kernels::isa()));
-  CLI::App app("Speed of convolution's CPU kernels");
-  app.add_option("--threads", threads, "Threads")->check(CLI::PositiveNumber);
-  app.add_option("--seconds", seconds, "Time for each figure")->check(CLI::NonNegativeNumber);
-  app.add_option("--only", only, "The cases whose name contains this text");
-  app.add_option("--isa", isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
-  CLI11_PARSE(app, argc, argv);
-  try {
-    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (to_string(set) == isa) kernels::set_isa(set);
-    }
-    set_thread_count(threads);
-    std::printf("f32, %s, threads: %d; matmul (768, 768) by (768, 768): %.1f G multiply-adds/s\n", isa.c_str(), threads,
-                matmul_rate(threads, seconds));
+  return time_kernels(argc, argv, "Speed of convolution's CPU kernels", [](const KernelTiming& options) {
     std::printf("%-26s | %17s | %17s | %17s | %29s\n", "", "forward", "input gradient", "weight gradient",
                 "workspace bytes");
     std::printf("%-26s", "");
@@ -167,15 +98,12 @@ int main(int argc, char** argv) {
     std::printf(" | %9s %9s %9s\n", "forward", "input", "weight");
     Times sum;
     for (std::size_t i = 0; i < std::size(cases); ++i) {
-      if (std::string(cases[i].name).find(only) == std::string::npos) continue;
-      const Times ms = run(cases[i], threads, seconds);
+      if (!options.takes(cases[i].name)) continue;
+      const Times ms = run(cases[i], options.threads, options.seconds);
       if (i >= summed_cases) continue;
       sum.forward += ms.forward, sum.input_grad += ms.input_grad, sum.weight_grad += ms.weight_grad;
     }
     std::printf("%-26s | %8.3f %8s | %8.3f %8s | %8.3f\n", "sum of the first nine", sum.forward, "", sum.input_grad, "",
                 sum.weight_grad);
-  } catch (const Error& error) {
-    std::fprintf(stderr, "conv_benchmark: %s\n", error.what());
-    return 2;
-  }
+  });
 }

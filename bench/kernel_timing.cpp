@@ -1,0 +1,67 @@
+#include <thimble/bench/kernel_timing.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/gemm.h>
+#include <thimble/core/kernels/isa.h>
+#include <thimble/core/parallel.h>
+#include <thimble/core/random.h>
+#include <thimble/core/tensor.h>
+
+namespace thimble::bench {
+namespace kernel_timing_detail {
+
+// Multiply-adds per second / 1e9 of a square matmul.
+double matmul_rate(const KernelTiming& options) {
+  constexpr std::int64_t n = 768;
+  Lines a = normal_lines(n * n), b = normal_lines(n * n), c = normal_lines(n * n);
+  kernels::GemmArgs args;
+  args.m = args.n = args.k = n;
+  args.a = floats(a), args.b = floats(b), args.c = floats(c);
+  args.a_row_stride = args.b_row_stride = args.c_row_stride = n;
+  Lines space = lines(kernels::gemm_workspace_bytes(args, options.threads));
+  const double ms = best_ms(options.seconds, [&] { kernels::gemm(args, space.data(), options.threads); });
+  return static_cast<double>(n * n * n) / ms * 1e-6;
+}
+
+}  // namespace kernel_timing_detail
+
+Lines lines(std::size_t bytes) { return Lines((bytes + sizeof(Line) - 1) / sizeof(Line)); }
+
+Lines normal_lines(std::int64_t elements) {
+  const std::vector<float> values = to_host<float>(randn({elements}));
+  Lines memory = lines(values.size() * sizeof(float));
+  std::copy(values.begin(), values.end(), floats(memory));
+  return memory;
+}
+
+int time_kernels(int argc, char** argv, const char* about, const std::function<void(const KernelTiming&)>& run) {
+  KernelTiming options;
+  std::string isa(to_string(kernels::isa()));
+  CLI::App app(about);
+  app.add_option("--threads", options.threads, "Threads")->check(CLI::PositiveNumber);
+  app.add_option("--seconds", options.seconds, "Time for each figure")->check(CLI::NonNegativeNumber);
+  app.add_option("--only", options.only, "The cases whose name contains this text");
+  app.add_option("--isa", isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
+  CLI11_PARSE(app, argc, argv);
+  try {
+    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
+      if (to_string(set) == isa) kernels::set_isa(set);
+    }
+    set_thread_count(options.threads);
+    std::printf("f32, %s, threads: %d; matmul (768, 768) by (768, 768): %.1f G multiply-adds/s\n", isa.c_str(),
+                options.threads, kernel_timing_detail::matmul_rate(options));
+    run(options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s: %s\n", std::filesystem::path(argv[0]).filename().c_str(), error.what());
+    return 2;
+  }
+  return 0;
+}
+
+}  // namespace thimble::bench
