@@ -2,7 +2,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer8.h>
-#include <thimble/core/launch.h>
+#include <thimble/optim/arguments.h>
 
 namespace thimble::optim {
 namespace adam8_detail {
@@ -37,13 +37,7 @@ void wrote(const Moment& moment) {
 
 Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow)
     : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(std::move(narrow)) {
-  const auto check = [](bool is_fine, const char* what, double value) {
-    if (!is_fine) throw ValueError(std::string("adam8: ") + what + " " + std::to_string(value) + " is out of range");
-  };
-  check(options.beta1 >= 0 && options.beta1 < 1, "beta1 (allowed: [0, 1))", options.beta1);
-  check(options.beta2 >= 0 && options.beta2 < 1, "beta2 (allowed: [0, 1))", options.beta2);
-  check(options.epsilon >= 0, "epsilon (allowed: >= 0)", options.epsilon);
-  check(options.weight_decay >= 0, "weight decay (allowed: >= 0)", options.weight_decay);
+  check_options("adam8", options);
   adam8_detail::check_update("adam8", options.narrow);
   check_narrow_state("adam8", narrow_, this->parameters());
   set_tier(options.tier);
@@ -78,23 +72,8 @@ std::vector<Tensor*> Adam8::state_of(std::size_t index) {
 void Adam8::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
   const Moment &first = first_[index], &second = second_[index];
   launch(parameter.device(), [&](const Addresses& at) {
-    kernels::AdamArgs args;
-    args.n = parameter.elements();
-    args.parameter = at(parameter);
-    args.dtype = parameter.dtype();
-    args.gradient = at(gradient);
-    args.gradient_dtype = gradient.dtype();
-    args.first_moment = at(first.values);
-    args.second_moment = at(second.values);
-    args.state_dtype = first.values.dtype();
-    args.rate = rate();
-    args.gradient_factor = gradient_factor();
-    args.beta1 = options_.beta1;
-    args.beta2 = options_.beta2;
-    args.epsilon = options_.epsilon;
-    args.weight_decay = parameter.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
-    args.is_decoupled = options_.is_decoupled;
-    args.step = step_count();
+    const kernels::AdamArgs args =
+        adam_arguments(*this, options_, parameter, gradient, first.values, second.values, at);
     if (first.scales.defined()) {
       kernels::optimizer8_kernels(parameter.device())
           .adam8({args, at.as<float>(first.scales), at.as<float>(second.scales)});
@@ -108,12 +87,7 @@ void Adam8::update(std::size_t index, const Tensor& parameter, const Tensor& gra
 
 Momentum8::Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow)
     : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(std::move(narrow)) {
-  if (!(options.momentum > 0 && options.momentum < 1)) {
-    throw ValueError("momentum8: momentum " + std::to_string(options.momentum) + " is not in (0, 1)");
-  }
-  if (!(options.weight_decay >= 0)) {
-    throw ValueError("momentum8: weight decay " + std::to_string(options.weight_decay) + " is negative");
-  }
+  check_options("momentum8", options, false);
   adam8_detail::check_update("momentum8", options.narrow);
   check_narrow_state("momentum8", narrow_, this->parameters());
   set_tier(options.tier);
@@ -143,19 +117,7 @@ std::vector<Tensor*> Momentum8::state_of(std::size_t index) {
 void Momentum8::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
   const Moment& moment = momentum_[index];
   launch(parameter.device(), [&](const Addresses& at) {
-    kernels::SgdArgs args;
-    args.n = parameter.elements();
-    args.parameter = at(parameter);
-    args.dtype = parameter.dtype();
-    args.gradient = at(gradient);
-    args.gradient_dtype = gradient.dtype();
-    args.momentum_buffer = at(moment.values);
-    args.state_dtype = moment.values.dtype();
-    args.rate = rate();
-    args.gradient_factor = gradient_factor();
-    args.momentum = options_.momentum;
-    args.weight_decay = options_.weight_decay;
-    args.nesterov = options_.nesterov;
+    const kernels::SgdArgs args = sgd_arguments(*this, options_, parameter, gradient, moment.values, at);
     if (moment.scales.defined()) {
       kernels::optimizer8_kernels(parameter.device()).momentum8({args, at.as<float>(moment.scales)});
     } else {
