@@ -8,6 +8,7 @@
 #include <thimble/core/error.h>
 
 #include "catch.h"
+#include "trained.h"
 
 using namespace thimble;
 
@@ -29,32 +30,23 @@ bench::TrainOptions budget_options() {
   return options;
 }
 
-struct BudgetRun {
-  bench::TrainReport report;
-  std::vector<double> losses;
-};
-
-BudgetRun run_within(const bench::TrainOptions& options) {
-  BudgetRun result;
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
-  result.report = bench::train(prepared, [&](const bench::TrainProgress& p) {
-    result.losses.push_back(p.loss);
+trained_test::Run run_within(const bench::TrainOptions& options) {
+  return trained_test::run(options, [&](const bench::TrainProgress& p) {
     if (options.budget_bytes > 0) CHECK(p.peak_bytes <= options.budget_bytes);
   });
-  return result;
 }
 
 }  // namespace
 
 TEST_CASE("budget: training inside of one has the losses of training without", "[budget]") {
   bench::TrainOptions options = budget_options();
-  const BudgetRun plain = run_within(options);
+  const trained_test::Run plain = run_within(options);
   CHECK(plain.report.time_overhead == 0);
   const std::size_t all = plain.report.measured_peak_bytes;
   for (const std::size_t part : {9, 6}) {
     options.budget_bytes = all * part / 10;
     INFO("budget " << options.budget_bytes << " of " << all);
-    const BudgetRun run = run_within(options);
+    const trained_test::Run run = run_within(options);
     CHECK(run.report.predicted_peak_bytes == run.report.measured_peak_bytes);
     CHECK(run.report.arena_rss_bytes <= run.report.measured_peak_bytes);
     CHECK(run.report.measured_peak_bytes <= options.budget_bytes);

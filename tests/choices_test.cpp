@@ -11,8 +11,10 @@
 
 #include "catch.h"
 #include "files.h"
+#include "trained.h"
 
 using namespace thimble;
+using trained_test::Run;
 
 namespace {
 
@@ -35,15 +37,8 @@ bench::TrainOptions choices_options(const std::string& model) {
   return options;
 }
 
-struct ChoiceRun {
-  bench::TrainReport report;
-  std::vector<double> losses;
-};
-
-ChoiceRun train_with(const bench::TrainOptions& options) {
-  ChoiceRun result;
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
-  result.report = bench::train(prepared, [&](const bench::TrainProgress& p) { result.losses.push_back(p.loss); });
+Run train_with(const bench::TrainOptions& options) {
+  const Run result = trained_test::run(options);
   CHECK(result.report.predicted_peak_bytes == result.report.measured_peak_bytes);
   CHECK(result.report.arena_rss_bytes <= result.report.measured_peak_bytes);
   if (options.budget_bytes > 0) CHECK(result.report.measured_peak_bytes <= options.budget_bytes);
@@ -102,7 +97,7 @@ TEST_CASE("choices: techniques need what was predicted, alone and together, and 
     bench::TrainOptions options = choices_options(row.model);
     options.setup.clip_norm = 0;
     switch_on(options.setup, row.fuses, row.parts, row.has_chunks);
-    const ChoiceRun free = train_with(options);
+    const Run free = train_with(options);
     CHECK(free.report.clip_norm == 0);
     if (row.fuses) {
       bench::TrainOptions unfused = options;
@@ -112,7 +107,7 @@ TEST_CASE("choices: techniques need what was predicted, alone and together, and 
     options.budget_bytes = smallest_budget(options);
     // The arena grows by 2 MiB at a time, which is coarse for such models.
     CHECK(options.budget_bytes <= free.report.predicted_peak_bytes);
-    const ChoiceRun planned = train_with(options);
+    const Run planned = train_with(options);
     CHECK(planned.losses == free.losses);
     CHECK(planned.report.validation.loss == free.report.validation.loss);
     if (row.parts == 1 && !row.has_chunks) CHECK(planned.report.time_overhead > 0);
@@ -123,7 +118,7 @@ TEST_CASE("choices: clipping by default, and without it", "[choices]") {
   bench::TrainOptions options = choices_options("char-gpt");
   CHECK(train_with(options).report.clip_norm == 1);
   options.setup.fuses_optimizer = true;
-  const ChoiceRun fused = train_with(options);
+  const Run fused = train_with(options);
   CHECK(fused.report.clip_norm == 0);
   options.setup.fuses_optimizer = false;
   options.setup.clip_norm = 0;
@@ -132,9 +127,9 @@ TEST_CASE("choices: clipping by default, and without it", "[choices]") {
 
 TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
   bench::TrainOptions options = choices_options("char-gpt");
-  const ChoiceRun whole = train_with(options);
+  const Run whole = train_with(options);
   options.setup.micro_batches = 4;
-  const ChoiceRun parts = train_with(options);
+  const Run parts = train_with(options);
   CHECK(parts.report.predicted_peak_bytes < whole.report.predicted_peak_bytes);
   // The same samples and the same dropout masks; gradients are summed in another order.
   for (std::size_t i = 0; i < whole.losses.size(); ++i) CHECK(parts.losses[i] == Approx(whole.losses[i]).epsilon(1e-3));
@@ -290,7 +285,7 @@ TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
   train.budget_bytes = refused_by(train);
   const std::int64_t chosen = bench::prepare_training(train).options.setup.micro_batches;
   CHECK(chosen > 1);
-  const ChoiceRun run = train_with(train);
+  const Run run = train_with(train);
   train.setup.micro_batches = chosen;
   train.budget_bytes = 0;
   CHECK(train_with(train).losses == run.losses);

@@ -10,24 +10,15 @@
 #include "catch.h"
 #include "files.h"
 #include "operator_table.h"
+#include "trained.h"
 
 using namespace thimble;
 using files_test::TemporaryFolder;
 using thimble::testing::has_cuda;
+using trained_test::run;
+using trained_test::Run;
 
 namespace {
-
-struct Run {
-  bench::TrainReport report;
-  std::vector<double> losses;
-};
-
-Run run(const bench::TrainOptions& options) {
-  Run result;
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
-  result.report = bench::train(prepared, [&](const bench::TrainProgress& p) { result.losses.push_back(p.loss); });
-  return result;
-}
 
 bench::TrainOptions tiny(const char* model, Device device) {
   bench::TrainOptions options;

@@ -17,6 +17,7 @@
 
 #include "catch.h"
 #include "offload_data.h"
+#include "store_run.h"
 #include "store_tier.h"
 
 using namespace thimble;
@@ -167,13 +168,6 @@ TEST_CASE("gradient store: a run needs what its dry run says, and less than with
   setup.optimizer = "sgd";
   setup.batch = 1;
   const std::size_t here = nn::profile_training(dry(cpu), bench::training_run(setup)).peak_bytes;
-  setup.offload = folder;
   setup.offloads_gradients = true;
-  const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), bench::training_run(setup), 3, true);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, bench::training_run(setup), 3, true);
-  CHECK(predicted.events == measured.events);
-  CHECK(predicted.peak_bytes == measured.peak_bytes);
-  CHECK(predicted.peak_bytes < here);
-  setup.offload.clear();
-  CHECK_THROWS_AS(nn::profile_training(dry(cpu), bench::training_run(setup)), ValueError);
+  store_run_test::check(setup, folder, here);
 }

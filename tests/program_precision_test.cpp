@@ -11,12 +11,16 @@
 #include "catch.h"
 #include "files.h"
 #include "program.h"
+#include "trained.h"
 
 namespace {
 
 using namespace thimble;
 using files_test::contains;
 using files_test::TemporaryFolder;
+using trained_test::refusal;
+using trained_test::run;
+using trained_test::Run;
 
 bench::TrainOptions tiny(const std::string& precision) {
   bench::TrainOptions options;
@@ -29,27 +33,6 @@ bench::TrainOptions tiny(const std::string& precision) {
   options.eval_batches = 2;
   if (!precision.empty()) bench::set_precision(options.setup, precision);
   return options;
-}
-
-struct Run {
-  bench::TrainReport report;
-  std::vector<double> losses;
-};
-
-Run run(const bench::TrainOptions& options) {
-  Run result;
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
-  result.report = bench::train(prepared, [&](const bench::TrainProgress& p) { result.losses.push_back(p.loss); });
-  return result;
-}
-
-std::string refusal(const bench::TrainOptions& options) {
-  try {
-    bench::prepare_training(options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
 }
 
 }  // namespace

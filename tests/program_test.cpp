@@ -19,6 +19,7 @@
 #include "catch.h"
 #include "files.h"
 #include "program.h"
+#include "trained.h"
 
 namespace {
 
@@ -26,6 +27,9 @@ using namespace thimble;
 using bench::TrainOptions;
 using files_test::contains;
 using files_test::TemporaryFolder;
+using trained_test::refusal;
+using trained_test::run;
+using trained_test::Run;
 
 TrainOptions tiny(const std::string& model) {
   TrainOptions options;
@@ -44,28 +48,6 @@ TrainOptions tiny(const std::string& model) {
   }
   (is_text ? options.setup.sizes.sequence : options.setup.sizes.image) = 16;
   return options;
-}
-
-struct Run {
-  bench::TrainReport report;
-  std::vector<double> losses;
-};
-
-Run run(const TrainOptions& options) {
-  Run result;
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
-  result.report = bench::train(prepared, [&](const bench::TrainProgress& p) { result.losses.push_back(p.loss); });
-  return result;
-}
-
-/// The message that preparing these options ends with; empty when they are accepted.
-std::string refusal(const TrainOptions& options) {
-  try {
-    bench::prepare_training(options);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
 }
 
 }  // namespace
