@@ -13,9 +13,6 @@ namespace quant_kernel_detail {
 
 inline constexpr int lanes = 16;  // of a block, 4 bytes each
 
-/// Filters of a block.
-constexpr int filters_of(bool is_narrow) noexcept { return is_narrow ? lanes / 2 : lanes; }
-
 /// y of one pixel from its sums, filter by filter.
 void finish(const QuantConvArgs& args, const QuantTile& tile, int row, const std::int32_t* sums) noexcept {
   const std::int64_t at = row * tile.stride;
