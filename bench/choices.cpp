@@ -4,10 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/memory/stack.h>
 
 namespace thimble::bench {
 namespace choices_detail {
@@ -90,17 +88,7 @@ double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, cons
   plain.sizes.head = models::Head::full;
   plain.fuses_optimizer = false;
   plain.micro_batches = 1;
-  const Device device = dry(options.device);
-  const nn::MakeRun make = options.run_of(plain);
-  TapeGraph graph;
-  {
-    const memory::Stack stack = memory::make_resource(device, nn::profile_options(device));
-    const ResourceScope scope(stack.top);
-    const std::unique_ptr<nn::TrainingRun> run = make(device);
-    run->options().recording.graph = &graph;
-    run->step();
-  }
-  return nn::step_seconds(nn::node_times(graph, options.costs));
+  return nn::step_seconds(nn::node_times(nn::record_step(options.device, options.run_of(plain)), options.costs));
 }
 
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const Setup& setup) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
 #include <thimble/memory/bytes.h>
@@ -15,13 +14,7 @@ constexpr double step_s = 1;  // that a measured step may take, about
 
 /// Seconds of a step by the machine's numbers alone.
 double roofline_seconds(const Setup& setup, const nn::Hardware& machine) {
-  const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
-  const ResourceScope scope(stack.top);
-  const auto run = training_run(setup)(dry(cpu));
-  TapeGraph graph;
-  run->options().recording.graph = &graph;
-  run->step();
-  return nn::step_seconds(nn::node_times(graph, machine));
+  return nn::step_seconds(nn::node_times(nn::record_step(cpu, training_run(setup)), machine));
 }
 
 /// The setup with the batch to be measured.

@@ -101,17 +101,6 @@ nn::MakeRun run_of(const Setup& setup) {
   return [setup](Device device) { return std::make_unique<Run>(setup, device); };
 }
 
-TapeGraph record(const Setup& setup, std::int64_t& parameters) {
-  const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
-  const ResourceScope scope(stack.top);
-  const auto run = run_of(setup)(dry(cpu));
-  TapeGraph graph;
-  run->options().recording.graph = &graph;
-  run->step();
-  parameters = run->parameters();
-  return graph;
-}
-
 nn::Plan plan_of(const Options& options, std::int64_t parameters) {
   std::size_t budget = options.budget_bytes;
   if (options.growth_bytes > 0) {
@@ -160,7 +149,8 @@ void measure(const Options& options) {
   Setup setup = options.setup;
   setup.clip_norm = options.clip;
   std::int64_t parameters = 0;
-  const TapeGraph graph = record(setup, parameters);
+  const TapeGraph graph =
+      nn::record_step(cpu, run_of(setup), [&](nn::TrainingRun& run) { parameters = run.parameters(); });
   Options planned = options;
   planned.setup = setup;
   const nn::Plan plan = plan_of(planned, parameters);

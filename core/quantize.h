@@ -22,16 +22,13 @@
 // - scale = amax / largest, amax being the block's largest magnitude and `largest` the dtype's: i8 127 (symmetric),
 //   f8e4m3 448, f8e5m2 57344, u8 1 (dynamic codes, core/quant_code.h). It is at least 2^-126, and 0 for a block of
 //   zeros, which come back as zeros.
-// - code = nearest to value x (1 / scale), saturating; value = code x scale, both in f32, rounded to the dtype asked
-// for.
+// - code = nearest to value x (1 / scale), saturating; value = code x scale, both in f32, rounded to the dtype asked.
 // - scales in f16 are those of f32 rounded; codes are still made with the inverse of the f32 scale. With i8 and
-// flat(32)
-//   this is Q8_0 of ggml: 34 bytes for 32 values. Scales beyond 65504 are that; below 2^-25 they are 0, and so is what
-//   comes back.
+//   flat(32) this is Q8_0 of ggml: 34 bytes for 32 values. Scales beyond 65504 are that; below 2^-25 they are 0, and so
+//   is what comes back.
 // - scales in u8 are powers of two, amax / largest rounded up (UE8M0 of the OCP microscaling formats, 1.0, 5.4).
-// - A block with a NaN or an infinity gets scale NaN: all of it comes back as NaN, so nothing that overflowed passes
-// for
-//   a number. f64 values beyond f32 are infinite, and so is what code x scale rounds to beyond it.
+// - A block with a NaN or an infinity gets scale NaN: all of it comes back as NaN, so that nothing that overflowed is
+//   taken for a number. f64 values beyond f32 are infinite, and so is what code x scale rounds to beyond it.
 //
 // The error of a value that is not NaN: at most amax / 254 for i8 (2^-12 of the value more with f16 scales), 2^-4 of
 // the value for f8e4m3 (2^-3 f8e5m2) where it is normal in it.

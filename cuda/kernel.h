@@ -9,9 +9,8 @@
 //
 // Policy
 // - Under nvcc a body becomes a kernel on the compute stream of the launching device. Compiled as C++ the same body
-// runs
-//   on the host, a team as a few contexts that switch at barriers: the tests hold every body against the CPU's kernels
-//   on machines without a GPU (tests/emulated). So a body reads the size of its team from Team::size.
+//   runs on the host, a team as a few contexts that switch at barriers: the tests hold every body against the CPU's
+//   kernels on machines without a GPU (tests/emulated). So a body reads the size of its team from Team::size.
 // - A barrier that is missing, or that not all threads come to, is caught there; warps, memory spaces and launch limits
 //   are not.
 // - Sums over a team are taken in a fixed order.

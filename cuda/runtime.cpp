@@ -1,9 +1,8 @@
 // The CUDA runtime: streams, copies between host and device, facts about devices.
 //
 // Policy
-// - Two streams for each device, made at first use and never destroyed: kernels go to the one, transfers that run
-// beside
-//   them to the other. The null stream is never used.
+// - Two streams for each device, made at first use and never destroyed: kernels go to the one, transfers beside them to
+//   the other. The null stream is never used.
 // - An upload goes through pinned memory of a fixed size, two halves in turn: the host goes on when its bytes are in
 //   there. The copy is ordered behind what was launched before, because the block may have had another user, and what
 //   is launched after waits for it.

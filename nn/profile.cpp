@@ -17,6 +17,17 @@ memory::Options profile_options(Device device) {
   return options;
 }
 
+TapeGraph record_step(Device device, const MakeRun& make, const std::function<void(TrainingRun&)>& look) {
+  const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
+  const ResourceScope scope(stack.top);
+  const std::unique_ptr<TrainingRun> run = make(dry(device));
+  TapeGraph graph;
+  run->options().recording.graph = &graph;
+  run->step();
+  if (look) look(*run);
+  return graph;
+}
+
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
                                std::vector<StepPlan> plans) {
   memory::Options options = profile_options(device);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include <thimble/autograd/graph.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step.h>
 
@@ -54,6 +55,10 @@ memory::Options profile_options(Device device);
 /// replayed by them. Throws what the run throws.
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
                                std::vector<StepPlan> plans = {});
+
+/// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it. Throws
+/// what the run throws.
+TapeGraph record_step(Device device, const MakeRun& make, const std::function<void(TrainingRun&)>& look = nullptr);
 
 /// What is asked of the placement of a step: the alignment of the device's arena as unit, and a limit of 20,000 nodes,
 /// of which the steps of our models need 2,500 at most. The limit of 60 seconds is for machines that are very busy:

@@ -209,7 +209,7 @@ TEST_CASE("experiments: a technique that cannot be is refused", "[experiments]")
   bench::Technique technique;
   technique.micro_batches = 4;
   CHECK_THROWS_AS(bench::compare(cpu, bench::technique_run(setup, technique)), ValueError);
-  const TapeGraph graph = bench::record_step(cpu, bench::technique_run(setup, {}));
+  const TapeGraph graph = nn::record_step(cpu, bench::technique_run(setup, {}));
   CHECK_THROWS_AS(bench::block_cuts(graph, "gpt.h."), ValueError);
 }
 

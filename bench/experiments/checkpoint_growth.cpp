@@ -63,7 +63,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup, const F
   const auto layers = static_cast<std::size_t>(setup.sizes.layers);
   const remat::Plan schedule = form.schedule(layers);
   Technique technique;
-  const TapeGraph graph = record_step(options.device, technique_run(setup, technique));
+  const TapeGraph graph = nn::record_step(options.device, technique_run(setup, technique));
   technique.tape = std::make_shared<TapePlan>(tape_plan_of(graph, block_cuts(graph, "gpt.h."), schedule));
   const PassBytes predicted = pass_bytes(dry(options.device), setup, technique);
   const PassBytes measured = pass_bytes(options.device, setup, technique);

@@ -48,7 +48,7 @@ std::int64_t layers_theory(const Setup& setup) {
 
 /// Seconds of a step that keeps everything, by the cost model.
 double plain_step_seconds(Device device, const Setup& setup) {
-  return nn::step_seconds(nn::node_times(record_step(device, technique_run(setup, {})), nn::hardware("cpu")));
+  return nn::step_seconds(nn::node_times(nn::record_step(device, technique_run(setup, {})), nn::hardware("cpu")));
 }
 
 /// What a setup keeps under a technique.

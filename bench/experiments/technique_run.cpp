@@ -165,16 +165,6 @@ nn::MakeRun technique_run(const Setup& setup, const Technique& technique) {
   };
 }
 
-TapeGraph record_step(Device device, const nn::MakeRun& make) {
-  const memory::Stack stack = memory::make_resource(dry(device), nn::profile_options(dry(device)));
-  const ResourceScope scope(stack.top);
-  const std::unique_ptr<nn::TrainingRun> run = make(dry(device));
-  TapeGraph graph;
-  run->options().recording.graph = &graph;
-  run->step();
-  return graph;
-}
-
 TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::Plan& schedule) {
   TapePlan plan;
   for (const TapeGraph::Node& node : graph.nodes) plan.types.push_back(node.type);
@@ -197,7 +187,7 @@ TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cut
 
 std::shared_ptr<const TapePlan> scheduled_tape(Device device, const nn::MakeRun& make,
                                                const std::function<remat::Plan(std::size_t n)>& schedule) {
-  const TapeGraph graph = record_step(device, make);
+  const TapeGraph graph = nn::record_step(device, make);
   const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
   return std::make_shared<TapePlan>(tape_plan_of(graph, cuts, schedule(cuts.size() - 1)));
 }

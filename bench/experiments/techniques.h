@@ -46,9 +46,6 @@ struct Technique {
 /// divide the batch; FileError where an average is to be offloaded and no file can be.
 nn::MakeRun technique_run(const Setup& setup, const Technique& technique);
 
-/// A recording of one step on the dry twin of `device`, as plain data.
-TapeGraph record_step(Device device, const nn::MakeRun& make);
-
 /// What a schedule over a chain means for a recording: stage i is the nodes [cuts[i], cuts[i + 1]), which keep
 /// everything while they are recorded and nothing while their segment is dropped.
 TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::Plan& schedule);

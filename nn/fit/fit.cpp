@@ -5,7 +5,6 @@
 #include <span>
 #include <utility>
 
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/backing.h>
 #include <thimble/memory/bytes.h>
@@ -124,16 +123,11 @@ Planner::Planner(MakeRun make, Device device, const CostModel& costs, PlannerOpt
     simpler_ = std::make_unique<Planner>(make_, device, costs, std::move(fewer));
   }
   bool fuses = false;
-  {
-    const memory::Stack stack = memory::make_resource(device_, profile_options(device_));
-    const ResourceScope scope(stack.top);
-    const std::unique_ptr<TrainingRun> run = make_(device_);
-    parameters_ = run->parameters();
-    run->options().recording.graph = &graph_;
-    run->step();
-    passes_ = run->options().micro_batches;
-    fuses = run->options().fuses_optimizer != FusedUpdate::off;
-  }
+  graph_ = record_step(device_, make_, [&](TrainingRun& run) {
+    parameters_ = run.parameters();
+    passes_ = run.options().micro_batches;
+    fuses = run.options().fuses_optimizer != FusedUpdate::off;
+  });
   const std::vector<NodeTimes> times = node_times(graph_, costs);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
   const StoredOptions stored(graph_, times, costs.hardware, storing);

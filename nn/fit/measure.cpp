@@ -55,14 +55,7 @@ CostModel measure_costs(const MakeRun& make, Device device, const Hardware& mach
   if (device.is_dry) {
     throw ValueError("measure_costs: " + to_string(device) + " runs nothing; a device that is there is allowed");
   }
-  TapeGraph graph;
-  {
-    const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
-    const ResourceScope scope(stack.top);
-    const std::unique_ptr<TrainingRun> run = make(dry(device));
-    run->options().recording.graph = &graph;
-    run->step();
-  }
+  const TapeGraph graph = record_step(device, make);
   CostModel costs(machine);
   const std::vector<NodeTimes> roofline = node_times(graph, costs);
   const TapeTimes times = measure_detail::fastest(make, device, nullptr);

@@ -23,32 +23,10 @@ StoredOptions::StoredOptions(const TapeGraph& graph, const std::vector<NodeTimes
       tier_bytes_per_s_(hardware.tier_bytes_per_s),
       bytes_per_s_(hardware.bytes_per_s),
       storing_(storing),
-      uses_(graph.storages.size()) {
-  for (const TapeGraph::Value& value : graph.values) {
-    if (value.storage == TapeGraph::none) continue;
-    Use& use = uses_[value.storage];
-    use.bytes = graph.storages[value.storage].bytes;
-    use.dtype = value.dtype;
-    if (value.is_leaf || value.producer < 0 || value.program_until == TapeGraph::none) {
-      use.is_held = true;
-    } else {
-      use.until = std::max(use.until, value.program_until);
-    }
-  }
-  const auto made = [&](std::uint32_t value, std::uint32_t node, std::int32_t which) {
-    const std::uint32_t storage = graph.values[value].storage;
-    if (storage == TapeGraph::none || graph.values[value].producer != static_cast<std::int32_t>(node)) return;
-    if (uses_[storage].node == TapeGraph::none) uses_[storage].node = node, uses_[storage].which = which;
-  };
-  for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
-    const TapeGraph::Node& node = graph.nodes[n];
-    made(node.output, n, TapePlan::Store::result);
-    for (std::size_t k = 0; k < node.saved.size(); ++k) made(node.saved[k], n, node.places[k]);
-  }
-}
+      uses_(storables(graph)) {}
 
 bool StoredOptions::is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const {
-  const Use& use = uses_[storage];
+  const Storable& use = uses_[storage];
   if (use.is_held || use.node == TapeGraph::none || use.until >= stage.end || use.bytes < storing_.smallest)
     return false;
   if (form == TapePlan::Store::Form::offload) return true;
@@ -56,7 +34,7 @@ bool StoredOptions::is_storable(std::uint32_t storage, const Stage& stage, TapeP
   return use.which == TapePlan::Store::result && to && can_pack(use.dtype, *to);
 }
 
-std::optional<DType> StoredOptions::packed_as(const Use& use) const {
+std::optional<DType> StoredOptions::packed_as(const Storable& use) const {
   return storing_.policy != nullptr ? storing_.policy(*graph_.nodes[use.node].type) : storing_.packed;
 }
 
@@ -86,7 +64,7 @@ StoredOption StoredOptions::offloaded(const remat::Option& option, const Stage& 
   double written = 0;  // when the tier is done
   remat::Bytes bytes = 0;
   for (const std::uint32_t storage : storages) {
-    const Use& use = uses_[storage];
+    const Storable& use = uses_[storage];
     TapePlan::Store store{use.node, use.which, TapePlan::Store::Form::offload, use.dtype, away_after(storage), 0, 0};
     written = std::max(written, ends[store.away_after - stage.first]);
     written += static_cast<double>(use.bytes) / tier_bytes_per_s_;
@@ -130,7 +108,7 @@ StoredOption StoredOptions::packed(const remat::Option& option, const Stage& sta
   result.option.is_first_visit_only = true;
   remat::Bytes bytes = 0, small = 0;
   for (const std::uint32_t storage : storages) {
-    const Use& use = uses_[storage];
+    const Storable& use = uses_[storage];
     const std::uint32_t after = std::max(use.until, stage.first);
     const DType to = *packed_as(use);
     result.stores.push_back({use.node, use.which, TapePlan::Store::Form::pack, to, after, after, stage.end - 1});

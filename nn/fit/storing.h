@@ -2,15 +2,12 @@
 // Options of a stage whose tensors wait elsewhere: in a tier, or in fewer digits.
 //
 // Policy
-// - A storage is stored after the last node at which the program itself holds it (TapeGraph::Value::program_until),
-// where
+// - A storage is stored after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
 //   that lies within the stage. What the program or a leaf holds for longer, and what is small, is kept as it is.
 // - A stage's transfers are over when its forward is: the tier is free when the next stage begins, and its bytes are,
 //   too. What a stage's forward takes less than its transfers is charged as time.
-// - Reading begins before the stage's backward, early enough for the first tensor to be there, as far as the backward
-// of
-//   a few nodes of the stage after it goes; what the reading takes longer than the backward that it runs beside is
-//   charged.
+// - Reading begins before the stage's backward, early enough for the first tensor to be there, but no earlier than a
+//   few nodes of the stage after it; what it takes longer than the backward that it runs beside is charged.
 // - Packing and unpacking are passes over memory.
 
 #include <cstdint>
@@ -21,6 +18,7 @@
 #include <thimble/autograd/plan.h>
 #include <thimble/memory/remat/chain.h>
 #include <thimble/nn/fit/cost.h>
+#include <thimble/nn/fit/storable.h>
 
 namespace thimble::nn {
 
@@ -59,15 +57,7 @@ class StoredOptions {
   std::vector<StoredOption> of(const remat::Option& option, const Stage& stage) const;
 
  private:
-  struct Use {
-    std::uint32_t node = TapeGraph::none;  // that makes it
-    std::int32_t which = TapePlan::Store::result;
-    std::uint32_t until = 0;  // the program holds it
-    std::size_t bytes = 0;
-    DType dtype = DType::f32;
-    bool is_held = false;  // for longer than the tape can tell, or by a leaf
-  };
-  std::optional<DType> packed_as(const Use& use) const;
+  std::optional<DType> packed_as(const Storable& use) const;
   bool is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const;
   std::uint32_t last_reader(std::uint32_t storage, const Stage& stage) const;
   StoredOption offloaded(const remat::Option& option, const Stage& stage, std::vector<std::uint32_t> storages,
@@ -79,7 +69,7 @@ class StoredOptions {
   const std::vector<NodeTimes>& times_;
   double tier_bytes_per_s_, bytes_per_s_;
   Storing storing_;
-  std::vector<Use> uses_;  // per storage
+  std::vector<Storable> uses_;  // per storage
 };
 
 }  // namespace thimble::nn
