@@ -65,6 +65,7 @@ void describe(const GemmArgs& args, const Sides& sides, Problem& problem) noexce
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
   problem.has_right_rows = conversion == 0 && right.column_stride == 1 && right.row_stride % line_elements<T> == 0;
+  problem.sums_in_out = args.c_dtype == dtype_of<T> && sides.column_stride == 1 && !args.accumulate;
   problem.copies_left = conversion != 0 || left.column_stride != 1;
   problem.right_cost = is_gathered(right) ? gather_cycles : copy_right_cycles + conversion;
   problem.output_cost = sides.column_stride == 1 ? store_row_cycles
@@ -112,7 +113,7 @@ std::size_t workspace_of(const GemmArgs& args, int threads) noexcept {
   Decision<T> decision;
   decide<T>(args, micro, threads, decision);
   const LeftMatrix<T> left(decision.sides.left);
-  const std::int64_t rows = std::min(decision.tiling.rows, decision.problem.m);
+  const std::int64_t rows = std::min(decision.tiling.left_rows, decision.problem.m);
   return workspace_bytes(decision.problem, decision.tiling, micro, left.scratch_elements(rows, micro.rows));
 }
 

@@ -16,8 +16,12 @@ inline constexpr std::int64_t block_depth = 256;
 inline constexpr int max_tile_rows = 8;
 inline constexpr int max_tile_vectors = 3;
 
-/// Cache lines that a later call will read: the kernel asks for one per element of k while it computes. They lie in
-/// columns of `rows` lines, `stride` bytes apart; after a column comes the next line of each row.
+/// Elements of k that a kernel takes at a time, where a run has as many.
+inline constexpr std::int64_t group_depth = 4;
+
+/// Cache lines that a later call will need: the kernel asks for one per group of k while it computes. One per element
+/// would be more than the machine can wait for at a time, and hold up the kernel's own loads. They lie in columns of
+/// `rows` lines, `stride` bytes apart; after a column comes the next line of each row.
 struct Ahead {
   const std::byte* first = nullptr;  ///< null: none
   std::int64_t stride = 0;
@@ -26,7 +30,7 @@ struct Ahead {
 
 /// out (rows, columns) = [total +] a (rows, depth) b (depth, columns). The depth is cut into runs: in run i, element
 /// (r, p) of a is a[i * max_tile_rows + r][p * depth_stride], so that rows may lie anywhere. Row p of b begins
-/// p * b_stride elements behind b, total has rows of `columns()` elements; whole vectors of them are read.
+/// p * b_stride elements behind b, rows of total begin total_stride elements apart; whole vectors of them are read.
 template <class T>
 struct Microtile {
   const T* const* a;
@@ -34,7 +38,8 @@ struct Microtile {
   std::int64_t run_count;
   std::int64_t depth_stride;
   const T* b;
-  const T* total;             ///< the sum of the blocks before; null for the first
+  const T* total;  ///< the sum of the blocks before; null for the first
+  std::int64_t total_stride;
   T* out;                     ///< may be `total`
   std::int64_t out_stride;    ///< from one row of out to the next
   std::int64_t b_stride = 0;  ///< 0: b is packed, `columns()` elements per p
