@@ -5,6 +5,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/spare_tape.h>
+#include <thimble/bench/setup.h>
+#include <thimble/bench/training.h>
 #include <thimble/core/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step.h>
@@ -54,6 +56,30 @@ TEST_CASE("step heap: a steady training step asks the heap for nothing", "[step]
   CHECK(calls() > 0);
   for (int i = 0; i < 3; ++i) calls();
   CHECK(calls() == 0);
+}
+
+TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
+  models::ModelOptions text, image;
+  text.layers = 2, text.width = 32, text.heads = 4, text.sequence = 16, text.dropout = 0.1;
+  image.image = 32, image.width = 8;
+  const auto setup_of = [](const char* model, const char* optimizer, const models::ModelOptions& sizes) {
+    bench::Setup setup;
+    setup.model = model;
+    setup.batch = 2;
+    setup.optimizer = optimizer;
+    setup.sizes = sizes;
+    return setup;
+  };
+  for (const bench::Setup& setup : {setup_of("char-gpt", "adamw", text), setup_of("resnet18", "momentum", image)}) {
+    INFO(setup.model);
+    const memory::Stack stack = memory::make_resource(cpu);
+    const ResourceScope scope(stack.top);
+    const auto run = bench::training_run(setup)(cpu);
+    for (int i = 0; i < 4; ++i) run->step();
+    const long before = heap_watch::heap_calls();
+    run->step();
+    CHECK(heap_watch::heap_calls() == before);
+  }
 }
 #endif
 
