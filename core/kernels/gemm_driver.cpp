@@ -81,7 +81,7 @@ class Worker {
         output_(output),
         finish_(finish),
         is_plain_(output.is_plain()),
-        is_small_(problem.m * problem.k * static_cast<std::int64_t>(sizeof(T)) < 512 * 1024),
+        is_small_(std::max(problem.k, problem.n) * problem.m * static_cast<std::int64_t>(sizeof(T)) < 512 * 1024),
         right_panels_(workspace),
         scratch_(right_panels_ + sections.right),
         left_scratch_(scratch_ + sections.scratch) {}
@@ -152,6 +152,7 @@ class Worker {
   /// Cache lines that are asked for while microtiles are computed, as many of them at a time as one has groups of k.
   class Asking {
    public:
+    Asking() = default;
     Asking(const Lines& lines, std::int64_t depth) noexcept
         : lines_(lines), step_(std::max<std::int64_t>(1, depth / group_depth / lines.ahead.rows)) {}
     bool is_done() const noexcept { return lines_.columns <= 0; }
@@ -164,12 +165,11 @@ class Worker {
 
    private:
     Lines lines_;
-    std::int64_t step_;  // in columns of lines
+    std::int64_t step_ = 0;  // in columns of lines
   };
 
   /// The part of the left operand that comes after rows [i, i + count) of the tile.
   Lines left_after(const Block& block, std::int64_t i, std::int64_t count) const noexcept {
-    if (is_small_) return {};
     const std::int64_t next = i + count;
     if (next < rows_) {
       return left_.lines(offsets_.left, row_ + next, std::min(count, rows_ - next), block.k, block.depth);
@@ -197,19 +197,23 @@ class Worker {
         left_.open(offsets_.left, row_ + first, count, block.k, block.depth, kernels_.rows, left_scratch_);
     const RowsInPlace<T> right = tiling_.reads_right ? right_.rows(offsets_.right, column_, block.k) : RowsInPlace<T>{};
     const int width = tiling_.width;
-    Asking left_ahead(problem_.copies_left ? left_after(block, first, count) : Lines{}, block.depth);
+    Asking left_ahead;
+    if (!is_small_ && problem_.copies_left) left_ahead = Asking(left_after(block, first, count), block.depth);
     RowPointers<T> a;
     std::int64_t panel = 0;
     for (std::int64_t i = first; i < first + count; i += kernels_.rows, ++panel) {
       const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, first + count - i));
       left_.panel(left, panel, rows, a);
-      if (!problem_.copies_left) left_ahead = Asking(left_after(block, i, rows), block.depth);
-      Asking out_ahead(out_after(block, i), block.depth);
+      Asking out_ahead;
+      if (!is_small_) {
+        if (!problem_.copies_left) left_ahead = Asking(left_after(block, i, rows), block.depth);
+        out_ahead = Asking(out_after(block, i), block.depth);
+      }
       const T* packed = block.panels.data;
       int columns = 0;
       for (std::int64_t j = 0; j < columns_; j += columns) {
         columns = microtile_columns(columns_ - j);
-        const bool has_whole_vectors = columns % kernels_.lanes == 0;
+        const bool has_whole_vectors = kernels_.is_whole_vectors(columns);
         const bool is_in_place = tiling_.reads_right && has_whole_vectors;
         // Whole vectors of a plain C are written by the microkernel itself.
         const bool is_direct = block.is_last && is_plain_ && has_whole_vectors;
@@ -245,7 +249,7 @@ class Worker {
   const Output<T>& output_;
   Finish<T> finish_;
   bool is_plain_;
-  bool is_small_;  // the left operand stays in the cache
+  bool is_small_;  // the left operand and C stay in the cache
   T* right_panels_;
   T* scratch_;
   T* left_scratch_;
@@ -278,6 +282,11 @@ void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& ke
   const auto tile_at = [&](std::int64_t index) {
     return Tile{index / (tile_rows * tile_columns), index % tile_rows, index / tile_rows % tile_columns};
   };
+  if (tiling.threads == 1) {
+    Worker<T> worker(problem, tiling, kernels, left, right, output, finish, parts, static_cast<T*>(workspace));
+    for (std::int64_t tile = 0; tile < tiles; ++tile) worker.compute_tile(tile_at(tile));
+    return;
+  }
   std::atomic<std::int64_t> next{0};
   parallel_threads(tiling.threads, [&](int thread) {
     Worker<T> worker(problem, tiling, kernels, left, right, output, finish, parts,

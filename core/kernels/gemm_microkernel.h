@@ -1,6 +1,7 @@
 #pragma once
 // The innermost loop of the matmul: a block of C kept in registers.
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -52,15 +53,16 @@ struct Microkernels {
   using Kernel = void (*)(const Microtile<T>&);
 
   int rows;                                         ///< rows of a full microtile
-  int lanes;                                        ///< elements of a vector register
+  int lanes;                                        ///< elements of a vector register, a power of two
   int vectors;                                      ///< vectors in a row of a full microtile
   Kernel kernels[max_tile_vectors][max_tile_rows];  ///< [vectors - 1][rows - 1]
 
   constexpr int columns() const noexcept { return lanes * vectors; }
   /// The kernel that computes at least `columns` columns of `rows` rows. Every kernel accumulates an element alike.
   Kernel select(int row_count, int column_count) const noexcept {
-    return kernels[(column_count + lanes - 1) / lanes - 1][row_count - 1];
+    return kernels[(column_count - 1) >> std::countr_zero(static_cast<unsigned>(lanes))][row_count - 1];
   }
+  bool is_whole_vectors(int column_count) const noexcept { return (column_count & (lanes - 1)) == 0; }
 };
 
 /// T is float, double or std::int64_t (which wraps around).
