@@ -107,9 +107,20 @@ bool is_empty(const GemmArgs& args) noexcept {
   return false;
 }
 
+/// The small products that are read where they lie, in whole vectors (tiling_detail::whole_in_place): most calls on
+/// small tensors, and not worth deciding twice.
+template <class T>
+bool is_small_in_place(const GemmArgs& args, const MicroShape& micro, int threads) noexcept {
+  constexpr std::int64_t most = 256;
+  return threads == 1 && args.m <= most && args.n <= most && args.k <= most && args.a_column_stride == 1 &&
+         args.b_column_stride == 1 && args.c_column_stride == 1 && args.b_row_stride % line_elements<T> == 0 &&
+         args.n % micro.lanes == 0 && args.dtype == dtype_of<T>;
+}
+
 template <class T>
 std::size_t workspace_of(const GemmArgs& args, int threads) noexcept {
   const MicroShape micro = micro_shape(microkernels<T>(isa()));
+  if (is_small_in_place<T>(args, micro, threads)) return 0;
   Decision<T> decision;
   decide<T>(args, micro, threads, decision);
   const LeftMatrix<T> left(decision.sides.left);

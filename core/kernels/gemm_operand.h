@@ -27,7 +27,7 @@ struct LeftBlock {
   std::int64_t row_stride = 0;
   std::int64_t depth_stride = 1;
   std::int64_t run_count = 1;
-  std::int64_t runs[max_runs] = {};  ///< the depth of each
+  std::int64_t runs[max_runs];  ///< the depth of each; the first run_count are set, because small products count
   // What was opened, for operands that find their rows one panel at a time.
   std::int64_t offset = 0;
   std::int64_t row = 0;
