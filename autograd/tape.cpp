@@ -258,6 +258,15 @@ void Tape::follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> ti
   clear();
 }
 
+void Tape::reset() noexcept {
+  clear();
+  segments_.clear();  // the plan's
+  planned_segments_.clear();
+  stores_.reset();
+  plan_.reset();
+  times_ = nullptr;
+}
+
 void Tape::observe() {
   require_empty("observe");
   is_observing_ = true;

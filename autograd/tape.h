@@ -65,6 +65,8 @@ class Tape {
 
   /// Drops everything recorded; capacity is kept for the next step.
   void clear() noexcept;
+  /// The same, and follows no plan and notes no times from then on.
+  void reset() noexcept;
 
   std::size_t node_count() const noexcept { return nodes_.size(); }
   const char* node_name(std::size_t node) const { return nodes_.at(node).type->name; }
@@ -85,6 +87,7 @@ class Tape {
   /// From now on every tensor that the tape sees is held until it is cleared, and no segment is closed: for graph(), on
   /// a dry device. The tape must be empty (AutogradError).
   void observe();
+  bool is_observing() const noexcept { return is_observing_; }
 
   /// Notes the times of the nodes recorded from now on in `times`; null: no longer.
   void time(TapeTimes* times) noexcept { times_ = times; }

@@ -70,7 +70,7 @@ if(NOT thimble_cuda)
 endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/main.cpp tests/operator_table.cpp tests/certificate.cpp
-                      tests/certificate_nets.cpp ${thimble_emulated_sources} ${thimble_test_sources})
+                      tests/certificate_nets.cpp tests/heap_watch.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_include_directories(thimble_tests PRIVATE tests)
   target_link_libraries(thimble_tests PRIVATE thimble_bench Catch2::Catch2 nlohmann_json::nlohmann_json ZLIB::ZLIB)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})

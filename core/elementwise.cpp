@@ -1,6 +1,7 @@
 #include <thimble/core/elementwise.h>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/elementwise_dense.h>
 #include <thimble/core/launch.h>
 
 namespace thimble::elementwise_detail {
@@ -15,6 +16,16 @@ Shape broadcast_strides(const Tensor& t, const Shape& shape) {
     strides[axis] = is_repeated ? 0 : t.strides()[axis - lead];
   }
   return strides;
+}
+
+// Nothing to broadcast, gather or convert.
+bool is_dense(const Shape& shape, std::initializer_list<const Tensor*> in, const Tensor& out) {
+  const DType dtype = out.dtype();
+  if (!out.device().is_cpu() || (dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i64)) return false;
+  for (const Tensor* t : in) {
+    if (t->defined() && (t->dtype() != dtype || t->shape() != shape || !t->is_contiguous())) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -32,7 +43,7 @@ Shape common_shape(const char* name, std::initializer_list<const Tensor*> operan
       shape = t->shape();
       continue;
     }
-    shape = broadcast(name, shape, t->shape());
+    if (t->shape() != shape) shape = broadcast(name, shape, t->shape());
     if (t->device() != first->device()) {
       throw DeviceError(std::string(name) + ": operands on different devices, " + describe(*first) + " and " +
                         describe(*t));
@@ -55,6 +66,18 @@ void run(const char* name, const kernels::ElementwiseFunction& function, int ind
   if (out.elements() == 0) return;
   if (out.device().is_cuda() && (!kernels::elementwise_cuda || index < 0) && !out.device().is_dry) {
     throw DeviceError(std::string(name) + ": no kernel for " + to_string(out.device()));
+  }
+  if (is_dense(shape, in, out)) {
+    return launch(out.device(), [&](const Addresses& at) {
+      kernels::DenseElementwise args;
+      for (const Tensor* t : in) {
+        if (t->defined()) args.in[static_cast<std::size_t>(args.inputs++)] = at(*t);
+      }
+      args.out = at(out);
+      args.elements = out.elements();
+      args.dtype = out.dtype();
+      kernels::elementwise_dense_cpu(function, functor, args);
+    });
   }
   launch(out.device(), [&](const Addresses& at) {
     kernels::ElementwiseArgs args;

@@ -54,15 +54,15 @@ kernels::GemmArgs arguments(const MatmulCall& call) {
 
 void check(const MatmulCall& call) {
   const Tensor &a = call.a, &b = call.b, &c = call.c;
-  const std::string operation = call.operation;
+  const auto operation = [&] { return std::string(call.operation); };  // made for errors alone
   if (a.dtype() != b.dtype()) {
-    throw DTypeError(operation + ": dtypes differ, lhs " + describe(a) + ", rhs " + describe(b));
+    throw DTypeError(operation() + ": dtypes differ, lhs " + describe(a) + ", rhs " + describe(b));
   }
   if (is_floating(a.dtype()) != is_floating(c.dtype())) {
-    throw DTypeError(operation + ": operands " + describe(a) + ", result " + describe(c));
+    throw DTypeError(operation() + ": operands " + describe(a) + ", result " + describe(c));
   }
   if (a.device() != b.device() || a.device() != c.device()) {
-    throw DeviceError(operation + ": operands on different devices, " + describe(a) + " and " + describe(b));
+    throw DeviceError(operation() + ": operands on different devices, " + describe(a) + " and " + describe(b));
   }
 }
 

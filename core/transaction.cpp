@@ -6,7 +6,14 @@
 
 namespace thimble {
 
+Transaction::Tables& Transaction::spare() noexcept {
+  thread_local Tables room;
+  return room;
+}
+
 Transaction::Transaction() : generator_(current_generator()), before_(context().transaction) {
+  entries_.swap(spare().entries);
+  gradients_.swap(spare().gradients);
   context().transaction = this;
   generator_.start_pass();
 }
@@ -18,6 +25,10 @@ Transaction::~Transaction() {
     before.leaf->transaction = before.transaction;
     before.leaf->grad = std::move(before.grad);
   }
+  entries_.clear();
+  gradients_.clear();
+  if (entries_.capacity() > spare().entries.capacity()) entries_.swap(spare().entries);
+  if (gradients_.capacity() > spare().gradients.capacity()) gradients_.swap(spare().gradients);
 }
 
 Tensor Transaction::staged(const Tensor& target) {

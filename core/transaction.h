@@ -40,6 +40,13 @@ class Transaction {
     Tensor grad;               // as it was; undefined when there was none
     Transaction* transaction;  // that had staged it before
   };
+  /// Empty, with the room that this thread's last transaction has left: a steady step does not ask the heap.
+  struct Tables {
+    std::vector<Entry> entries;
+    std::vector<GradientBefore> gradients;
+  };
+  static Tables& spare() noexcept;
+
   std::vector<Entry> entries_;
   std::vector<GradientBefore> gradients_;
   Generator& generator_;

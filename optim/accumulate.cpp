@@ -4,6 +4,7 @@
 
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/graph.h>
+#include <thimble/autograd/spare_tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 
@@ -29,7 +30,8 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +
                      " samples; at least 1, as random operators draw by the sample's number in the whole batch");
   }
-  Tape tape;
+  const SpareTape spare;
+  Tape& tape = *spare;
   if (recording.graph) tape.observe();
   tape.follow(recording.plan, recording.tier);
   tape.time(recording.times);

@@ -10,48 +10,50 @@ namespace thimble::optim {
 
 namespace clip_detail {
 
-std::vector<Tensor> gradients_of(const std::vector<Named>& parameters) {
-  std::vector<Tensor> gradients;
-  for (const Named& p : parameters) {
-    const Tensor& gradient = p.tensor.grad();
-    if (gradient.defined() && gradient.elements() > 0) gradients.push_back(gradient);
-  }
-  return gradients;
-}
-
-Tensor square_sums(const std::vector<Tensor>& gradients) {
-  if (gradients.empty()) return Tensor();
-  const Device device = gradients[0].device();
-  const Tensor sums =
-      Tensor::empty({static_cast<std::int64_t>(gradients.size())}, DType::f64, device, Category::workspace);
-  launch(device, [&](const Addresses& at) {
-    double* const sum = at.as<double>(sums);
-    for (std::size_t i = 0; i < gradients.size(); ++i) {
-      kernels::optimizer_kernels(device).square_sum(
-          {gradients[i].elements(), at(gradients[i]), gradients[i].dtype(), sum + i});
-    }
-  });
-  return sums;
+// Null where there is nothing to clip.
+const Tensor* gradient_of(const Named& parameter) {
+  const Tensor& gradient = parameter.tensor.grad();
+  return gradient.defined() && gradient.elements() > 0 ? &gradient : nullptr;
 }
 
 }  // namespace clip_detail
 
 Tensor gradient_square_sums(const std::vector<Named>& parameters) {
-  return clip_detail::square_sums(clip_detail::gradients_of(parameters));
+  std::int64_t count = 0;
+  Device device = cpu;
+  for (const Named& p : parameters) {
+    const Tensor* const gradient = clip_detail::gradient_of(p);
+    if (gradient == nullptr) continue;
+    if (count++ == 0) device = gradient->device();
+  }
+  if (count == 0) return Tensor();
+  const Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
+  launch(device, [&](const Addresses& at) {
+    double* sum = at.as<double>(sums);
+    for (const Named& p : parameters) {
+      const Tensor* const g = clip_detail::gradient_of(p);
+      if (g == nullptr) continue;
+      kernels::optimizer_kernels(device).square_sum({g->elements(), at(*g), g->dtype(), sum++});
+    }
+  });
+  return sums;
 }
 
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm) {
   if (!(max_norm > 0)) throw ValueError("clip_grad_norm: norm " + std::to_string(max_norm) + " is not positive");
-  const std::vector<Tensor> gradients = clip_detail::gradients_of(parameters);
-  const Tensor sums = clip_detail::square_sums(gradients);
+  const Tensor sums = gradient_square_sums(parameters);
   if (!sums.defined()) return sums;
   launch(sums.device(), [&](const Addresses& at) {
-    for (const Tensor& g : gradients) {
+    for (const Named& p : parameters) {
+      const Tensor* const g = clip_detail::gradient_of(p);
+      if (g == nullptr) continue;
       kernels::optimizer_kernels(sums.device())
-          .clip({g.elements(), at(g), g.dtype(), at.as<double>(sums), sums.elements(), max_norm});
+          .clip({g->elements(), at(*g), g->dtype(), at.as<double>(sums), sums.elements(), max_norm});
     }
   });
-  for (const Tensor& g : gradients) g.storage()->bump_version();
+  for (const Named& p : parameters) {
+    if (const Tensor* const g = clip_detail::gradient_of(p)) g->storage()->bump_version();
+  }
   return sums;
 }
 

@@ -2,13 +2,10 @@
 // an arena whose resident pages are its committed bytes, training inside a limit set by the kernel, and predictions
 // that are the measurements.
 
-#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
@@ -26,16 +23,12 @@
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define THIMBLE_TEST_HAS_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define THIMBLE_TEST_HAS_SANITIZER
-#endif
-#endif
+#include "heap_watch.h"
 
 using namespace thimble;
+#if defined(THIMBLE_TEST_WATCHES_HEAP)
+using namespace heap_watch;
+#endif
 
 namespace {
 
@@ -68,79 +61,7 @@ std::string describe(const bench::Setup& setup) {
 
 }  // namespace
 
-#if defined(__GLIBC__) && !defined(THIMBLE_TEST_HAS_SANITIZER)
-
-// ---- every allocator of the C library, forwarded to the real one and watched. `operator new` comes down to malloc.
-
-namespace {
-
-constexpr std::size_t allowed_bytes = 4096;
-std::atomic<bool> is_watching{false};
-std::atomic<int> offences{0};
-std::atomic<std::size_t> largest_offence{0};
-
-std::atomic<long> heap_calls{0};
-
-void watch(std::size_t bytes) noexcept {
-  heap_calls.fetch_add(1, std::memory_order_relaxed);
-  if (!is_watching.load(std::memory_order_relaxed) || bytes <= allowed_bytes || !is_any_thread_launching()) return;
-  offences.fetch_add(1);
-  if (bytes > largest_offence) largest_offence = bytes;
-}
-
-// Offences since its construction.
-class Watch {
- public:
-  Watch() {
-    // The threads of the OpenMP runtime, and what it books for them, are made by the first parallel region.
-    parallel_threads(thread_count(), [](int) {});
-    offences = 0;
-    largest_offence = 0;
-    is_watching = true;
-  }
-  ~Watch() { is_watching = false; }
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
-  int count() const { return offences; }
-};
-
-}  // namespace
-
-extern "C" {
-void* __libc_malloc(std::size_t bytes);
-void* __libc_calloc(std::size_t count, std::size_t bytes);
-void* __libc_realloc(void* block, std::size_t bytes);
-void* __libc_memalign(std::size_t alignment, std::size_t bytes);
-
-void* malloc(std::size_t bytes) noexcept {
-  watch(bytes);
-  return __libc_malloc(bytes);
-}
-void* calloc(std::size_t count, std::size_t bytes) noexcept {
-  watch(bytes != 0 && count > allowed_bytes / bytes ? allowed_bytes + 1 : count * bytes);
-  return __libc_calloc(count, bytes);
-}
-void* realloc(void* block, std::size_t bytes) noexcept {
-  watch(bytes);
-  return __libc_realloc(block, bytes);
-}
-void* memalign(std::size_t alignment, std::size_t bytes) noexcept {
-  watch(bytes);
-  return __libc_memalign(alignment, bytes);
-}
-void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
-  watch(bytes);
-  return __libc_memalign(alignment, bytes);
-}
-int posix_memalign(void** block, std::size_t alignment, std::size_t bytes) noexcept {
-  if (alignment % sizeof(void*) != 0 || alignment == 0 || (alignment & (alignment - 1)) != 0) return EINVAL;
-  watch(bytes);
-  void* const made = __libc_memalign(alignment, bytes);
-  if (made == nullptr) return ENOMEM;
-  *block = made;
-  return 0;
-}
-}  // extern "C"
+#if defined(THIMBLE_TEST_WATCHES_HEAP)
 
 TEST_CASE("contract: an allocation inside of a launch is caught", "[contract]") {
   // Volatile, so that no pair of allocation and release is optimized away.
@@ -195,7 +116,7 @@ TEST_CASE("contract: an allocation inside of a launch is caught", "[contract]") 
       });
     });
     CHECK(watching.count() == 1);
-    CHECK(largest_offence == 3 * allowed_bytes);
+    CHECK(Watch::largest() == 3 * allowed_bytes);
   }
   set_thread_count(threads_before);
 }
@@ -208,7 +129,7 @@ TEST_CASE("contract: a tape that is used again asks the heap for nothing", "[con
   w.require_grad();
   Tape tape;
   const auto run = [&](bool goes_back) {
-    const long before = heap_calls;
+    const long before = heap_calls();
     Tensor loss;
     {
       const Recording on(tape);
@@ -218,7 +139,7 @@ TEST_CASE("contract: a tape that is used again asks the heap for nothing", "[con
     }
     goes_back ? tape.backward(loss) : tape.clear();
     x.grad() = w.grad() = Tensor();
-    return heap_calls - before;
+    return heap_calls() - before;
   };
   CHECK(run(false) > 0);  // its tables grow
   for (const bool goes_back : {false, true}) {
@@ -241,7 +162,7 @@ TEST_CASE("contract: training allocates nothing inside of a launch", "[contract]
         INFO(describe(setup) << ", " << threads << " threads");
         const Watch watching;
         nn::profile_training(cpu, bench::training_run(setup), 2);
-        INFO("largest: " << largest_offence << " bytes");
+        INFO("largest: " << Watch::largest() << " bytes");
         CHECK(watching.count() == 0);
       }
     }

@@ -29,6 +29,7 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
   output.rows.pixel = s.filters;
   const RightMatrix<T> right({args.weight, 1, group.filter_elements, args.dtype}, isa());
   if (is_pointwise(s)) {
+    problem.sums_in_out = args.out_dtype == dtype_of<T>;
     problem.copies_left = conversion != 0;
     problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
     execute(problem, LeftMatrix<T>({args.x, s.channels, 1, args.dtype}), right, output);

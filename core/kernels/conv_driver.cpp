@@ -26,8 +26,8 @@ struct Sections {
 
   Sections(const Problem& problem, const Tiling& tiling, const MicroShape& micro) noexcept {
     const std::int64_t line = 64 / micro.element_bytes;
-    const std::int64_t panel = panel_stride(std::min(problem.k, block_depth), micro.columns(), line);
-    right = tiling.columns / micro.columns() * panel * (tiling.keeps_right ? blocks_of(problem.k) : 1);
+    const std::int64_t panel = panel_stride(std::min(problem.k, block_depth), tiling.width, line);
+    right = tiling.columns / tiling.width * panel * (tiling.keeps_right ? blocks_of(problem.k) : 1);
     scratch = problem.k > block_depth ? (tiling.rows * tiling.columns + line - 1) / line * line : 0;
   }
   std::int64_t total() const noexcept { return right + scratch; }
@@ -100,7 +100,7 @@ class Worker {
 
  private:
   Panels<T> panels_of(std::int64_t block, std::int64_t depth) const noexcept {
-    const int width = kernels_.columns();
+    const int width = tiling_.width;
     constexpr std::int64_t line = gemm_detail::line_elements<T>;
     const std::int64_t count = (columns_ + width - 1) / width;
     T* first = right_panels_;
@@ -128,7 +128,7 @@ class Worker {
         T* const out = is_direct ? direct_out(row, column_ + j) : is_last ? finished : partial;
         const std::int64_t out_stride = is_direct ? output_.rows.pixel : panels.width;
         kernels_.select(rows, columns)({a.rows + a.begin * max_tile_rows, block.runs + a.begin, a.end - a.begin, 1, b,
-                                        is_first ? nullptr : partial, out, out_stride});
+                                        is_first ? nullptr : partial, panels.width, out, out_stride, panels.width});
         partial += kernels_.rows * panels.width;
         if (!is_last || is_direct) continue;
         const auto& batch = problem_.batch[0];

@@ -52,7 +52,7 @@ class Executor {
       gemm_detail::run<T>(problem, tiling, kernels, left, right, output, finish, workspace_);
       return;
     }
-    const std::int64_t left_elements = left.scratch_elements(std::min(tiling.rows, problem.m), kernels.rows);
+    const std::int64_t left_elements = left.scratch_elements(std::min(tiling.left_rows, problem.m), kernels.rows);
     bytes_ = std::max(bytes_, gemm_detail::workspace_bytes(problem, tiling, micro, left_elements));
   }
   /// The same with pixels as rows, without what they see of the padding. The output's rows are those of pixel_rows.

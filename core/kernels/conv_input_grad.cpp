@@ -75,6 +75,7 @@ void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t 
                                   s.kernel_w * group.channels, group.channels, h.last_tap, w.last_tap, h.tap_stride,
                                   w.tap_stride, w.axis.taps});
   if (is_pointwise(s)) {
+    problem.sums_in_out = args.out_dtype == dtype_of<T> && !args.accumulate;
     problem.copies_left = conversion != 0;
     problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
     execute(problem, LeftMatrix<T>({args.dy, s.filters, 1, args.dtype}), right, output);

@@ -7,6 +7,7 @@
 
 #include <thimble/core/convert.h>
 #include <thimble/core/kernels/elementwise.h>
+#include <thimble/core/kernels/elementwise_dense.h>
 #include <thimble/core/kernels/isa.h>
 #include <thimble/core/kernels/strided.h>
 #include <thimble/core/parallel.h>
@@ -99,7 +100,32 @@ ElementwiseChunk pick_f32(const ElementwiseFunction& function) {
   return function.f32_generic;
 }
 
+template <class T>
+void dense_loop(ElementwiseChunk chunk, const void* functor, const DenseElementwise& args) {
+  parallel_for(args.elements, grain_elements, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += chunk_elements) {
+      std::array<const void*, max_elementwise_inputs> in;
+      for (int i = 0; i < args.inputs; ++i) {
+        const auto slot = static_cast<std::size_t>(i);
+        in[slot] = static_cast<const T*>(args.in[slot]) + at;
+      }
+      chunk(functor, in.data(), static_cast<T*>(args.out) + at, std::min(chunk_elements, end - at));
+    }
+  });
+}
+
 }  // namespace elementwise_detail
+
+void elementwise_dense_cpu(const ElementwiseFunction& function, const void* functor, const DenseElementwise& args) {
+  switch (args.dtype) {
+    case DType::f32:
+      return elementwise_detail::dense_loop<float>(elementwise_detail::pick_f32(function), functor, args);
+    case DType::f64:
+      return elementwise_detail::dense_loop<double>(function.f64, functor, args);
+    default:
+      return elementwise_detail::dense_loop<std::int64_t>(function.i64, functor, args);
+  }
+}
 
 void elementwise_cpu(const ElementwiseFunction& function, const void* functor, const ElementwiseArgs& args) {
   switch (args.compute) {

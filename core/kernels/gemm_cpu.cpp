@@ -65,6 +65,7 @@ void describe(const GemmArgs& args, const Sides& sides, Problem& problem) noexce
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
   problem.has_right_rows = conversion == 0 && right.column_stride == 1 && right.row_stride % line_elements<T> == 0;
+  problem.sums_in_out = args.c_dtype == dtype_of<T> && sides.column_stride == 1 && !args.accumulate;
   problem.copies_left = conversion != 0 || left.column_stride != 1;
   problem.right_cost = is_gathered(right) ? gather_cycles : copy_right_cycles + conversion;
   problem.output_cost = sides.column_stride == 1 ? store_row_cycles
@@ -106,13 +107,24 @@ bool is_empty(const GemmArgs& args) noexcept {
   return false;
 }
 
+/// The small products that are read where they lie, in whole vectors (tiling_detail::whole_in_place): most calls on
+/// small tensors, and not worth deciding twice.
+template <class T>
+bool is_small_in_place(const GemmArgs& args, const MicroShape& micro, int threads) noexcept {
+  constexpr std::int64_t most = 256;
+  return threads == 1 && args.m <= most && args.n <= most && args.k <= most && args.a_column_stride == 1 &&
+         args.b_column_stride == 1 && args.c_column_stride == 1 && args.b_row_stride % line_elements<T> == 0 &&
+         args.n % micro.lanes == 0 && args.dtype == dtype_of<T>;
+}
+
 template <class T>
 std::size_t workspace_of(const GemmArgs& args, int threads) noexcept {
   const MicroShape micro = micro_shape(microkernels<T>(isa()));
+  if (is_small_in_place<T>(args, micro, threads)) return 0;
   Decision<T> decision;
   decide<T>(args, micro, threads, decision);
   const LeftMatrix<T> left(decision.sides.left);
-  const std::int64_t rows = std::min(decision.tiling.rows, decision.problem.m);
+  const std::int64_t rows = std::min(decision.tiling.left_rows, decision.problem.m);
   return workspace_bytes(decision.problem, decision.tiling, micro, left.scratch_elements(rows, micro.rows));
 }
 

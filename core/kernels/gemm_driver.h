@@ -1,7 +1,7 @@
 #pragma once
 // The matmul's loops: C is cut into tiles, each computed by one thread from packed blocks.
 //
-//   tile      rows x columns of C that one thread computes at a time; its partial sums stay in scratch
+//   tile      rows x columns of C that one thread computes at a time; its partial sums stay in scratch or in C
 //   block     block_depth columns of the left operand and rows of the right one
 //   panel     the columns of one microtile in a packed block of the right operand
 //   microtile what one call of a microkernel computes, in registers
@@ -36,6 +36,7 @@ struct Problem {
   int batch_rank = 0;
   std::array<BatchDim, max_batch_rank> batch;  ///< the first batch_rank; the others are not set: small products count
   bool copies_left = false;                    ///< the left operand is not read in place
+  bool sums_in_out = false;                    ///< out's rows can hold sums over a part of k: rows of T, overwritten
   bool has_right_rows = false;                 ///< the right operand's rows can be read in place, in whole cache lines
   double left_cost = 0;
   double right_cost = 0;
@@ -46,10 +47,13 @@ struct Problem {
 
 /// How a problem is cut. A pure function of the problem, the number of threads and the microkernel.
 struct Tiling {
-  std::int64_t rows = 0;     ///< of a tile; a multiple of the microtile's
-  std::int64_t columns = 0;  ///< of a tile; a multiple of the microtile's
-  bool reads_right = false;  ///< whole vectors of the right operand are read where they lie
-  bool keeps_right = false;  ///< all blocks of the tile's columns stay packed for the next tiles of the thread
+  std::int64_t rows = 0;       ///< of a tile; a multiple of the microtile's
+  std::int64_t columns = 0;    ///< of a tile; a multiple of the microtile's
+  std::int64_t left_rows = 0;  ///< of the left operand that are opened at a time
+  int width = 0;               ///< columns of a panel
+  bool reads_right = false;    ///< whole vectors of the right operand are read where they lie
+  bool sums_in_out = false;    ///< sums over a part of k stay where the result goes, instead of in scratch
+  bool keeps_right = false;    ///< all blocks of the tile's columns stay packed for the next tiles of the thread
   int threads = 1;
   double cost = 0;  ///< estimated cycles; 0 where there was nothing to choose from
 

@@ -10,20 +10,20 @@
 namespace thimble::kernels::gemm_detail {
 namespace microkernel_detail {
 
-/// Walks over the lines of Ahead, one per step; without any it stays where `b` is, which is in the cache.
+/// Walks over the lines of Ahead, one per group; without any it stays where `b` is, which is in the cache.
 struct Prefetcher {
   THIMBLE_ALWAYS_INLINE Prefetcher(const Ahead& ahead, const void* b) noexcept
       : line(ahead.first != nullptr ? ahead.first : static_cast<const std::byte*>(b)),
         stride(ahead.first != nullptr ? ahead.stride : 0),
         rows(ahead.first != nullptr ? ahead.rows : INT64_MAX),
         left(rows) {}
-  /// How many of `steps` steps can be taken before turn().
-  THIMBLE_ALWAYS_INLINE std::int64_t steps_to_turn(std::int64_t steps) const noexcept {
-    return steps < left ? steps : left;
+  /// How many of `groups` groups can be taken before turn().
+  THIMBLE_ALWAYS_INLINE std::int64_t groups_to_turn(std::int64_t groups) const noexcept {
+    return groups < left ? groups : left;
   }
-  /// After as many steps: at the end of a column, on to the next.
-  THIMBLE_ALWAYS_INLINE void turn(std::int64_t steps) noexcept {
-    left -= steps;
+  /// After as many groups: at the end of a column, on to the next.
+  THIMBLE_ALWAYS_INLINE void turn(std::int64_t groups) noexcept {
+    left -= groups;
     if (left != 0) return;
     line += 64 - rows * stride;
     left = rows;
@@ -67,7 +67,7 @@ THIMBLE_ALWAYS_INLINE void plain_body(const Microtile<T>& tile) {
     for (int v = 0; v < vectors; ++v) {
       Vector value = sum[r][v];
       if (tile.total != nullptr) {
-        value = *reinterpret_cast<const Vector*>(tile.total + (r * panel_vectors + v) * lanes) + value;
+        value = *reinterpret_cast<const UnalignedVector*>(tile.total + r * tile.total_stride + v * lanes) + value;
       }
       *reinterpret_cast<UnalignedVector*>(tile.out + r * tile.out_stride + v * lanes) = value;
     }
@@ -102,6 +102,22 @@ THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256d fma256(__m256d a, __m256d b, _
 /// 6 x 2 vectors: 12 of the 16 registers accumulate.
 struct Avx2 {
   static constexpr int rows = 6, vectors = 2, bytes = 32;
+  /// sum += a's column p times b's row.
+  template <class T, class Vector, int row_count, int vector_count>
+  THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE static void step(const T* const (&a)[row_count], std::int64_t p, const T* b,
+                                                             Vector (&sum)[row_count][vector_count]) {
+    constexpr int lanes = bytes / static_cast<int>(sizeof(T));
+    Vector row[vector_count];
+#pragma GCC unroll 2
+    for (int v = 0; v < vector_count; ++v) row[v] = load256(b + v * lanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < row_count; ++r) {
+      const Vector value = spread256(a[r][p]);
+#pragma GCC unroll 2
+      for (int v = 0; v < vector_count; ++v) sum[r][v] = fma256(value, row[v], sum[r][v]);
+    }
+  }
+
   template <class T, int row_count, int vector_count>
   THIMBLE_TARGET_AVX2 static void kernel(const Microtile<T>& tile) {
     using Vector = decltype(spread256(T{}));
@@ -115,7 +131,8 @@ struct Avx2 {
     const T* b = tile.b;
     const std::int64_t b_stride = tile.b_stride != 0 ? tile.b_stride : vectors * lanes;
     const std::int64_t depth_stride = tile.depth_stride;
-    const T* const total = tile.total;
+    const T* total = tile.total;
+    const std::int64_t total_stride = total != nullptr ? tile.total_stride : 0;
     T* out = tile.out;
     const std::int64_t out_stride = tile.out_stride;
     Prefetcher ahead(tile.ahead, b);
@@ -124,29 +141,31 @@ struct Avx2 {
 #pragma GCC unroll 6
       for (int r = 0; r < row_count; ++r) a[r] = tile.a[run * max_tile_rows + r];
       std::int64_t p = 0;
-      for (std::int64_t depth = tile.runs[run]; depth > 0;) {
+      const std::int64_t depth = tile.runs[run];
+      for (std::int64_t groups = depth / group_depth; groups > 0;) {
         // Pointers move on by themselves: with an index more, GCC would run out of registers in the inner loop.
-        const std::int64_t steps = ahead.steps_to_turn(depth);
+        const std::int64_t some = ahead.groups_to_turn(groups);
         const std::byte* line = ahead.line;
         const std::int64_t stride = ahead.stride;
-        const std::int64_t end = p + steps * depth_stride;
-        for (; p != end; p += depth_stride) {
+        const std::int64_t end = p + some * group_depth * depth_stride;
+        while (p != end) {
           __builtin_prefetch(line, 0, 2);
           line += stride;
-          Vector row[vector_count];
-#pragma GCC unroll 2
-          for (int v = 0; v < vector_count; ++v) row[v] = load256(b + v * lanes);
-          b += b_stride;
-#pragma GCC unroll 6
-          for (int r = 0; r < row_count; ++r) {
-            const Vector value = spread256(a[r][p]);
-#pragma GCC unroll 2
-            for (int v = 0; v < vector_count; ++v) sum[r][v] = fma256(value, row[v], sum[r][v]);
+#pragma GCC unroll 4
+          for (int i = 0; i < group_depth; ++i) {
+            step(a, p, b, sum);
+            b += b_stride;
+            p += depth_stride;
           }
         }
         ahead.line = line;
-        ahead.turn(steps);
-        depth -= steps;
+        ahead.turn(some);
+        groups -= some;
+      }
+      for (std::int64_t i = 0; i < depth % group_depth; ++i) {
+        step(a, p, b, sum);
+        b += b_stride;
+        p += depth_stride;
       }
     }
 #pragma GCC unroll 6
@@ -154,12 +173,13 @@ struct Avx2 {
 #pragma GCC unroll 2
       for (int v = 0; v < vector_count; ++v) {
         Vector value = sum[r][v];
-        if (total != nullptr) value = add256(load256(total + (r * vectors + v) * lanes), value);
+        if (total != nullptr) value = add256(load256(total + v * lanes), value);
         store256(out + v * lanes, value);
       }
       // Hidden, so that the rows' addresses are not kept in registers all along.
       out += out_stride;
-      __asm__("" : "+r"(out));
+      total += total_stride;
+      __asm__("" : "+r"(out), "+r"(total));
     }
   }
 };
@@ -191,6 +211,22 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE __m512d fma512(__m512d a, __m512d b,
 /// lies, row by row, without starving them.
 struct Avx512 {
   static constexpr int rows = 8, vectors = 3, bytes = 64;
+  /// sum += a's column p times b's row.
+  template <class T, class Vector, int row_count, int vector_count>
+  THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE static void step(const T* const (&a)[row_count], std::int64_t p,
+                                                               const T* b, Vector (&sum)[row_count][vector_count]) {
+    constexpr int lanes = bytes / static_cast<int>(sizeof(T));
+    Vector row[vector_count];
+#pragma GCC unroll 3
+    for (int v = 0; v < vector_count; ++v) row[v] = load512(b + v * lanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < row_count; ++r) {
+      const Vector value = spread512(a[r][p]);
+#pragma GCC unroll 3
+      for (int v = 0; v < vector_count; ++v) sum[r][v] = fma512(value, row[v], sum[r][v]);
+    }
+  }
+
   template <class T, int row_count, int vector_count>
   THIMBLE_TARGET_AVX512 static void kernel(const Microtile<T>& tile) {
     using Vector = decltype(spread512(T{}));
@@ -204,7 +240,8 @@ struct Avx512 {
     const T* b = tile.b;
     const std::int64_t b_stride = tile.b_stride != 0 ? tile.b_stride : vectors * lanes;
     const std::int64_t depth_stride = tile.depth_stride;
-    const T* const total = tile.total;
+    const T* total = tile.total;
+    const std::int64_t total_stride = total != nullptr ? tile.total_stride : 0;
     T* out = tile.out;
     const std::int64_t out_stride = tile.out_stride;
     Prefetcher ahead(tile.ahead, b);
@@ -213,29 +250,31 @@ struct Avx512 {
 #pragma GCC unroll 8
       for (int r = 0; r < row_count; ++r) a[r] = tile.a[run * max_tile_rows + r];
       std::int64_t p = 0;
-      for (std::int64_t depth = tile.runs[run]; depth > 0;) {
+      const std::int64_t depth = tile.runs[run];
+      for (std::int64_t groups = depth / group_depth; groups > 0;) {
         // Pointers move on by themselves: with an index more, GCC would run out of registers in the inner loop.
-        const std::int64_t steps = ahead.steps_to_turn(depth);
+        const std::int64_t some = ahead.groups_to_turn(groups);
         const std::byte* line = ahead.line;
         const std::int64_t stride = ahead.stride;
-        const std::int64_t end = p + steps * depth_stride;
-        for (; p != end; p += depth_stride) {
+        const std::int64_t end = p + some * group_depth * depth_stride;
+        while (p != end) {
           __builtin_prefetch(line, 0, 2);
           line += stride;
-          Vector row[vector_count];
-#pragma GCC unroll 3
-          for (int v = 0; v < vector_count; ++v) row[v] = load512(b + v * lanes);
-          b += b_stride;
-#pragma GCC unroll 8
-          for (int r = 0; r < row_count; ++r) {
-            const Vector value = spread512(a[r][p]);
-#pragma GCC unroll 3
-            for (int v = 0; v < vector_count; ++v) sum[r][v] = fma512(value, row[v], sum[r][v]);
+#pragma GCC unroll 4
+          for (int i = 0; i < group_depth; ++i) {
+            step(a, p, b, sum);
+            b += b_stride;
+            p += depth_stride;
           }
         }
         ahead.line = line;
-        ahead.turn(steps);
-        depth -= steps;
+        ahead.turn(some);
+        groups -= some;
+      }
+      for (std::int64_t i = 0; i < depth % group_depth; ++i) {
+        step(a, p, b, sum);
+        b += b_stride;
+        p += depth_stride;
       }
     }
 #pragma GCC unroll 8
@@ -243,12 +282,13 @@ struct Avx512 {
 #pragma GCC unroll 3
       for (int v = 0; v < vector_count; ++v) {
         Vector value = sum[r][v];
-        if (total != nullptr) value = add512(load512(total + (r * vectors + v) * lanes), value);
+        if (total != nullptr) value = add512(load512(total + v * lanes), value);
         store512(out + v * lanes, value);
       }
       // Hidden, so that the rows' addresses are not kept in registers all along.
       out += out_stride;
-      __asm__("" : "+r"(out));
+      total += total_stride;
+      __asm__("" : "+r"(out), "+r"(total));
     }
   }
 };

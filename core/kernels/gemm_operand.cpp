@@ -38,6 +38,18 @@ LeftBlock<T> LeftMatrix<T>::open(std::int64_t offset, std::int64_t row, std::int
 }
 
 template <class T>
+Lines LeftMatrix<T>::lines(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
+                           std::int64_t depth) const noexcept {
+  if (view_.dtype != dtype_of<T> || (view_.column_stride != 1 && view_.row_stride != 1)) return {};
+  const auto lines_of = [](std::int64_t elements) { return (elements + line_elements<T> - 1) / line_elements<T>; };
+  constexpr std::int64_t bytes = sizeof(T);
+  const T* const first = static_cast<const T*>(view_.data) + offset + row * view_.row_stride + k * view_.column_stride;
+  const auto* const at = reinterpret_cast<const std::byte*>(first);
+  if (is_in_place()) return {{at, view_.row_stride * bytes, rows}, lines_of(depth)};
+  return {{at, view_.column_stride * bytes, depth}, lines_of(rows)};
+}
+
+template <class T>
 RowsInPlace<T> RightMatrix<T>::rows(std::int64_t offset, std::int64_t column, std::int64_t k) const noexcept {
   if (view_.dtype != dtype_of<T> || view_.column_stride != 1) return {};
   return {static_cast<const T*>(view_.data) + offset + k * view_.row_stride + column, view_.row_stride};

@@ -27,12 +27,18 @@ struct LeftBlock {
   std::int64_t row_stride = 0;
   std::int64_t depth_stride = 1;
   std::int64_t run_count = 1;
-  std::int64_t runs[max_runs] = {};  ///< the depth of each
+  std::int64_t runs[max_runs];  ///< the depth of each; the first run_count are set, because small products count
   // What was opened, for operands that find their rows one panel at a time.
   std::int64_t offset = 0;
   std::int64_t row = 0;
   std::int64_t k = 0;
   T* scratch = nullptr;
+};
+
+/// Where a part of an operand lies, in cache lines: `columns` columns of them.
+struct Lines {
+  Ahead ahead;
+  std::int64_t columns = 0;
 };
 
 /// op(A), m x k. Stateless: any number of threads open blocks at once.
@@ -46,6 +52,13 @@ class LeftOperand {
   /// place or converted into `scratch` (64-byte aligned), for panels of `panel_rows`.
   virtual LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
                             std::int64_t depth, int panel_rows, T* scratch) const noexcept = 0;
+
+  /// What open() or the microkernels will read of a block, to be asked for early; none where that is not plain to say.
+  virtual Lines lines([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t row,
+                      [[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t k,
+                      [[maybe_unused]] std::int64_t depth) const noexcept {
+    return {};
+  }
 
   /// Points to the first `rows` rows of panel `index`, valid until the next call for this block. Here: the plain form.
   virtual void panel(const LeftBlock<T>& block, std::int64_t index, int rows, RowPointers<T>& pointers) const noexcept {
@@ -117,6 +130,8 @@ class LeftMatrix final : public LeftOperand<T> {
   std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
   LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
                     int panel_rows, T* scratch) const noexcept override;
+  Lines lines(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
+              std::int64_t depth) const noexcept override;
 
  private:
   bool has_rows_together() const noexcept { return view_.row_stride == 1 && view_.column_stride != 1; }

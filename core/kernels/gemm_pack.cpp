@@ -67,14 +67,20 @@ THIMBLE_TARGET_AVX2 void transpose_avx2(const float* in, std::int64_t in_stride,
 /// Whole panels are copied with constant sizes, which become a few vector moves each.
 template <class T>
 struct CopyToPanels {
+  static constexpr std::int64_t rows_ahead = 4;  // whose lines are asked for: rows are too short for the machine to see
+
   template <int width>
   static THIMBLE_ALWAYS_INLINE void copy(const T* rows, std::int64_t row_stride, std::int64_t row_count,
                                          std::int64_t columns, T* out, std::int64_t panel_stride) noexcept {
     for (std::int64_t i = 0; i < row_count; ++i) {
       const T* row = rows + i * row_stride;
       T* to = out + i * width;
+      const T* const later = row + rows_ahead * row_stride;
       std::int64_t j = 0;
-      for (; j + width <= columns; j += width, to += panel_stride) std::memcpy(to, row + j, width * sizeof(T));
+      for (; j + width <= columns; j += width, to += panel_stride) {
+        for (int c = 0; c < width; c += line_elements<T>) __builtin_prefetch(later + j + c);
+        std::memcpy(to, row + j, width * sizeof(T));
+      }
       if (j == columns) continue;
       for (int c = 0; c < width; ++c) to[c] = j + c < columns ? row[j + c] : T{0};
     }
@@ -93,6 +99,8 @@ struct CopyToPanels {
         return copy<16>(rows, row_stride, row_count, columns, out, panel_stride);
       case 24:
         return copy<24>(rows, row_stride, row_count, columns, out, panel_stride);
+      case 32:
+        return copy<32>(rows, row_stride, row_count, columns, out, panel_stride);
       case 48:
         return copy<48>(rows, row_stride, row_count, columns, out, panel_stride);
       default:

@@ -10,8 +10,11 @@ namespace tiling_detail {
 // Bounds on what a thread keeps, 2 MiB in all: packed blocks should stay in its second-level cache.
 inline constexpr std::int64_t right_block_bytes = 400 * 1024;
 inline constexpr std::int64_t right_kept_bytes = 1024 * 1024;
-inline constexpr std::int64_t left_block_bytes = 512 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
+
+// Rows of a left operand that are copied at a time: whole microtiles of every instruction set, whole cache lines of
+// rows that lie together, and little enough for the first-level cache.
+inline constexpr std::int64_t copied_rows = 48;
 
 // Up to this m, reading the right operand's rows where they lie beats packing them: measured on 16 shapes.
 inline constexpr std::int64_t most_rows_in_place = 512;
@@ -23,8 +26,11 @@ inline constexpr double block_overhead_cycles = 300;     // calls that prepare a
 inline constexpr double near_cycles = 0.01;  // to stream an element of kept blocks from the second-level cache
 inline constexpr double far_cycles = 0.1;    // or from behind it
 inline constexpr double near_bytes = 768 * 1024;
-inline constexpr double left_l1_bytes = 40 * 1024;  // a copied left block beyond this is read from the second level
-inline constexpr double left_spill_cycles = 0.15;
+// Rows read where they lie, from behind the second-level cache: per row of tiles after the first, and per row of C.
+inline constexpr double far_rows_cycles = 0.5;
+inline constexpr double far_rows_use_cycles = 0.004;
+inline constexpr double near_rows_bytes = 1280 * 1024;
+inline constexpr double far_sums_cycles = 0.1;  // sums in C that do not stay in the second-level cache
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
@@ -58,18 +64,29 @@ bool broadcasts_right(const Problem& problem) noexcept {
 }
 
 /// Rows of the right operand are read where they lie while they are used too seldom to pay for a copy.
-bool reads_right(const Problem& problem) noexcept { return problem.has_right_rows && problem.m <= most_rows_in_place; }
+bool may_read_right(const Problem& problem) noexcept {
+  return problem.has_right_rows && problem.m <= most_rows_in_place;
+}
+
+/// Columns of a panel. Four vectors of columns are two panels of two rather than one of three and one of one, which
+/// has too few chains of sums to keep the machine busy.
+int panel_width(const Problem& problem, const MicroShape& micro) noexcept {
+  return micro.vectors == 3 && ceil_div(problem.n, micro.lanes) == 4 ? 2 * micro.lanes : micro.columns();
+}
 
 /// Fills in what follows from the tile's sizes; false when a bound is broken.
 bool complete(const Problem& problem, const MicroShape& micro, Tiling& tiling) noexcept {
   const std::int64_t bytes = micro.element_bytes;
-  if (tiling.columns * std::min(problem.k, block_depth) * bytes > right_block_bytes &&
-      tiling.columns > micro.columns()) {
+  if (tiling.columns * std::min(problem.k, block_depth) * bytes > right_block_bytes && tiling.columns > tiling.width) {
     return false;
   }
-  if (problem.k > block_depth && tiling.rows * tiling.columns * bytes > scratch_bytes) return false;
-  if (problem.copies_left && tiling.rows * (block_depth + 2 * 64 / bytes) * bytes > left_block_bytes) return false;
-  tiling.reads_right = reads_right(problem);
+  tiling.sums_in_out = problem.sums_in_out && problem.k > block_depth;
+  if (problem.k > block_depth) {
+    const bool is_ragged = problem.n % micro.lanes != 0;
+    const std::int64_t columns = !tiling.sums_in_out ? tiling.columns : is_ragged ? tiling.width : 0;
+    if (tiling.rows * columns * bytes > scratch_bytes) return false;
+  }
+  tiling.left_rows = problem.copies_left ? std::min(tiling.rows, copied_rows) : tiling.rows;
   const bool has_reuse = !tiling.reads_right && (tiling.tile_rows(problem.m) > 1 || broadcasts_right(problem));
   tiling.keeps_right =
       has_reuse && tiling.columns * ceil_div(problem.k, block_depth) * block_depth * bytes <= right_kept_bytes;
@@ -88,14 +105,21 @@ double cost_of(const Problem& problem, const MicroShape& micro, const Tiling& ti
   const double right_elements = k * static_cast<double>(problem.n);
   const double kept_bytes = is_kept ? k * static_cast<double>(tiling.columns) * micro.element_bytes : 0;
   const double streaming = tile_rows * right_elements * (kept_bytes > near_bytes ? far_cycles : near_cycles);
-  const double left_bytes = static_cast<double>(tiling.rows * block_depth * micro.element_bytes);
-  const double left_cost =
-      problem.left_cost + (problem.copies_left && left_bytes > left_l1_bytes ? left_spill_cycles : 0);
+  const bool has_far_rows = tiling.reads_right && right_elements * micro.element_bytes > near_rows_bytes;
+  const double in_place =
+      has_far_rows
+          ? right_elements * ((tile_rows - 1) * far_rows_cycles + static_cast<double>(problem.m) * far_rows_use_cycles)
+          : 0;
+  const bool has_far_sums =
+      tiling.sums_in_out && static_cast<double>(tiling.rows * tiling.columns * micro.element_bytes) > near_bytes;
+  const double sums = has_far_sums ? static_cast<double>(problem.m) * static_cast<double>(problem.n) *
+                                         static_cast<double>(ceil_div(problem.k, block_depth)) * far_sums_cycles
+                                   : 0;
   const double blocks = tile_rows * tile_columns * static_cast<double>(ceil_div(problem.k, block_depth));
   const double right_cost = tiling.reads_right ? 0 : problem.right_cost;
   const double work =
-      batch * (compute + packs * right_elements * right_cost + streaming +
-               tile_columns * k * static_cast<double>(problem.m) * left_cost + blocks * block_overhead_cycles);
+      batch * (compute + packs * right_elements * right_cost + streaming + in_place + sums +
+               tile_columns * k * static_cast<double>(problem.m) * problem.left_cost + blocks * block_overhead_cycles);
   // Tiles at the lower and right end are smaller; while there are few tiles, the largest decides.
   const double rounds = static_cast<double>(ceil_div(static_cast<std::int64_t>(tasks), tiling.threads));
   const double largest = static_cast<double>(std::min(tiling.rows, problem.m)) / static_cast<double>(problem.m) *
@@ -109,10 +133,12 @@ Tiling whole_in_place(const Problem& problem, const MicroShape& micro, int threa
   constexpr std::int64_t most_rows = 256, most_columns = 256;
   Tiling tiling;
   const bool is_small = problem.m <= most_rows && problem.n <= most_columns && problem.k <= block_depth;
-  const bool is_read_where_it_lies = !problem.copies_left && reads_right(problem) && problem.output_cost < 1;
+  const bool is_read_where_it_lies = !problem.copies_left && may_read_right(problem) && problem.output_cost < 1;
   if (!is_small || threads > 1 || !is_read_where_it_lies) return tiling;
   tiling.rows = ceil_div(problem.m, micro.rows) * micro.rows;
   tiling.columns = ceil_div(problem.n, micro.columns()) * micro.columns();
+  tiling.left_rows = tiling.rows;
+  tiling.width = micro.columns();
   tiling.reads_right = true;
   return tiling;
 }
@@ -131,29 +157,40 @@ Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int thread
   const double batch = static_cast<double>(problem.batch_size());
   const double compute = compute_cycles(problem, micro);
   const std::int64_t row_panels = ceil_div(problem.m, micro.rows);
-  const std::int64_t column_panels = ceil_div(problem.n, micro.columns());
+  const int width = panel_width(problem, micro);
+  const std::int64_t column_panels = ceil_div(problem.n, width);
   if (batch * compute < worthwhile_cycles) threads = 1;
 
   Tiling best;
-  const auto consider = [&](std::int64_t rows, std::int64_t columns) {
+  const auto consider = [&](std::int64_t rows, std::int64_t columns, bool reads_right) {
     Tiling tiling;
     // Tiles of equal size rather than a small one at the end.
     tiling.rows = ceil_div(row_panels, ceil_div(row_panels, rows)) * micro.rows;
-    tiling.columns = ceil_div(column_panels, ceil_div(column_panels, columns)) * micro.columns();
+    tiling.columns = ceil_div(column_panels, ceil_div(column_panels, columns)) * width;
+    tiling.width = width;
+    tiling.reads_right = reads_right;
     tiling.threads = threads;
     if (!complete(problem, micro, tiling)) return false;
     tiling.cost = cost_of(problem, micro, tiling, compute, batch);
     if (best.rows == 0 || tiling.cost < best.cost) best = tiling;
     return true;
   };
-  const bool is_small = threads == 1 && row_panels <= 48 && column_panels <= 16;
-  if (is_small && consider(row_panels, column_panels)) return best;
-  for (const std::int64_t columns : {1, 2, 3, 4, 6, 8, 12, 16}) {
-    for (const std::int64_t rows : {1, 2, 4, 8, 16, 32, 48, 64, 96, 128}) {
-      consider(std::min(rows, row_panels), std::min(columns, column_panels));
-      if (rows >= row_panels) break;
+  // Products so small that ranking tilings would be felt: one tile, where it breaks no bound.
+  if (threads == 1 && row_panels <= 48 && column_panels <= 16) {
+    for (const bool reads_right : {true, false}) {
+      if (!reads_right || may_read_right(problem)) consider(row_panels, column_panels, reads_right);
     }
-    if (columns >= column_panels) break;
+    if (best.rows != 0) return best;
+  }
+  for (const bool reads_right : {true, false}) {
+    if (reads_right && !may_read_right(problem)) continue;
+    for (const std::int64_t columns : {1, 2, 3, 4, 6, 8, 12, 16}) {
+      for (const std::int64_t rows : {1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024}) {
+        consider(std::min(rows, row_panels), std::min(columns, column_panels), reads_right);
+        if (rows >= row_panels) break;
+      }
+      if (columns >= column_panels) break;
+    }
   }
   best.threads = static_cast<int>(
       std::min<std::int64_t>(threads, problem.batch_size() * best.tile_rows(problem.m) * best.tile_columns(problem.n)));

@@ -18,10 +18,12 @@ void check_residual(const char* operation, NormTail tail, const Tensor& x, const
     throw ValueError(std::string(operation) + ": residual is " + describe(residual));
   }
   if (!residual.defined()) return;
-  const std::string is = std::string(operation) + ": residual is " + describe(residual) + ", x is " + describe(x);
-  if (residual.shape() != x.shape()) throw ShapeError(is);
-  if (residual.dtype() != x.dtype()) throw DTypeError(is);
-  if (residual.device() != x.device()) throw DeviceError(is);
+  const auto is = [&] {
+    return std::string(operation) + ": residual is " + describe(residual) + ", x is " + describe(x);
+  };
+  if (residual.shape() != x.shape()) throw ShapeError(is());
+  if (residual.dtype() != x.dtype()) throw DTypeError(is());
+  if (residual.device() != x.device()) throw DeviceError(is());
 }
 
 void check_operands(const char* operation, NormTail tail, const Tensor& x, const Tensor& residual, const Tensor& weight,
@@ -33,12 +35,15 @@ void check_operands(const char* operation, NormTail tail, const Tensor& x, const
   norm_detail::check_parameter(operation, "bias", bias, x, channels);
   norm_detail::check_parameter(operation, "running_mean", running_mean, x, channels);
   norm_detail::check_parameter(operation, "running_var", running_var, x, channels);
-  const std::string running = std::string(operation) + ": running_mean is " + describe(running_mean) +
-                              ", running_var is " + describe(running_var);
-  if (running_mean.defined() != running_var.defined()) throw ValueError(running + ": both or none are needed");
+  const auto running = [&] {
+    return std::string(operation) + ": running_mean is " + describe(running_mean) + ", running_var is " +
+           describe(running_var);
+  };
+  if (running_mean.defined() != running_var.defined()) throw ValueError(running() + ": both or none are needed");
   if (!running_mean.defined()) return;
-  if (running_mean.dtype() != running_var.dtype()) throw DTypeError(running);
-  if (!running_mean.is_contiguous() || !running_var.is_contiguous()) throw ShapeError(running + ": they must be dense");
+  if (running_mean.dtype() != running_var.dtype()) throw DTypeError(running());
+  if (!running_mean.is_contiguous() || !running_var.is_contiguous())
+    throw ShapeError(running() + ": they must be dense");
 }
 
 void check_training(const char* operation, const Tensor& x, double momentum) {

@@ -32,9 +32,9 @@ kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) 
 }
 
 void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  const std::string sides = "input " + to_string(x.shape()) + ", weight " + to_string(weight.shape());
+  const auto sides = [&] { return "input " + to_string(x.shape()) + ", weight " + to_string(weight.shape()); };
   if (x.rank() != 4 || weight.rank() != 4) {
-    throw ShapeError("conv2d: " + sides + "; (N, H, W, C) and (O, KH, KW, C / groups) are needed");
+    throw ShapeError("conv2d: " + sides() + "; (N, H, W, C) and (O, KH, KW, C / groups) are needed");
   }
   if (op.stride_h < 1 || op.stride_w < 1 || op.dilation_h < 1 || op.dilation_w < 1 || op.pad_h < 0 || op.pad_w < 0 ||
       op.groups < 1) {
@@ -42,7 +42,7 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   }
   if (x.shape()[3] % op.groups != 0 || weight.shape()[0] % op.groups != 0 ||
       weight.shape()[3] * op.groups != x.shape()[3]) {
-    throw ShapeError("conv2d: " + sides + " do not fit " + std::to_string(op.groups) + " groups");
+    throw ShapeError("conv2d: " + sides() + " do not fit " + std::to_string(op.groups) + " groups");
   }
   if (bias.defined() && bias.shape() != Shape{weight.shape()[0]}) {
     throw ShapeError("conv2d: bias " + to_string(bias.shape()) + " for " + std::to_string(weight.shape()[0]) +
@@ -57,7 +57,7 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   }
   const kernels::ConvShape s = sizes(op, x.shape(), weight.shape());
   if (s.out_height() < 1 || s.out_width() < 1) {
-    throw ShapeError("conv2d: the kernel does not fit into the padded image, " + sides);
+    throw ShapeError("conv2d: the kernel does not fit into the padded image, " + sides());
   }
 }
 

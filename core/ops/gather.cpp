@@ -12,11 +12,12 @@ namespace thimble::ops {
 namespace gather_detail {
 
 void check_index(const char* operation, const char* of, const Tensor& x, const Tensor& index) {
-  const std::string is =
-      std::string(operation) + ": " + of + " is " + describe(x) + ", the index is " + describe(index);
-  if (!x.defined() || !index.defined()) throw ValueError(is);
-  if (index.dtype() != DType::i32 && index.dtype() != DType::i64) throw DTypeError(is + ": i32 or i64 is needed");
-  if (x.device() != index.device()) throw DeviceError(is);
+  const auto is = [&] {
+    return std::string(operation) + ": " + of + " is " + describe(x) + ", the index is " + describe(index);
+  };
+  if (!x.defined() || !index.defined()) throw ValueError(is());
+  if (index.dtype() != DType::i32 && index.dtype() != DType::i64) throw DTypeError(is() + ": i32 or i64 is needed");
+  if (x.device() != index.device()) throw DeviceError(is());
 }
 
 void check_found(const char* operation, const kernels::BadIndex& bad, std::int64_t size) {

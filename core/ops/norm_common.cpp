@@ -28,12 +28,14 @@ void check_input(const char* operation, const Tensor& x, int rank, double epsilo
 void check_parameter(const char* operation, const char* what, const Tensor& parameter, const Tensor& x,
                      const Shape& shape) {
   if (!parameter.defined()) return;
-  const std::string is = std::string(operation) + ": " + what + " is " + describe(parameter) + ", x is " + describe(x);
-  if (parameter.shape() != shape) throw ShapeError(is + ": " + what + " must have shape " + to_string(shape));
+  const auto is = [&] {
+    return std::string(operation) + ": " + what + " is " + describe(parameter) + ", x is " + describe(x);
+  };
+  if (parameter.shape() != shape) throw ShapeError(is() + ": " + what + " must have shape " + to_string(shape));
   if (parameter.dtype() != x.dtype() && parameter.dtype() != statistics_dtype(x.dtype())) {
-    throw DTypeError(is + ": allowed are x's dtype and, where that is narrower, f32");
+    throw DTypeError(is() + ": allowed are x's dtype and, where that is narrower, f32");
   }
-  if (parameter.device() != x.device()) throw DeviceError(is);
+  if (parameter.device() != x.device()) throw DeviceError(is());
 }
 
 DType common_dtype(const char* operation, const Tensor& weight, const Tensor& bias, DType otherwise) {

@@ -1,0 +1,27 @@
+#pragma once
+// A tape for a scope, with the room that this thread's last one has left behind: a steady step grows no tables.
+
+#include <memory>
+
+#include <thimble/autograd/tape.h>
+
+namespace thimble {
+
+/// An empty tape that follows no plan. At the end it is cleared, and waits, with its tables' room (host memory that the
+/// ledger does not count, about 250 bytes per node), for the next SpareTape of this thread, or for the thread's end.
+/// One waits; scopes inside of each other make tapes of their own. A tape that was told to observe is not used again.
+class SpareTape {
+ public:
+  SpareTape();
+  ~SpareTape();
+  SpareTape(const SpareTape&) = delete;
+  SpareTape& operator=(const SpareTape&) = delete;
+
+  Tape& operator*() const noexcept { return *tape_; }
+  Tape* operator->() const noexcept { return tape_.get(); }
+
+ private:
+  std::unique_ptr<Tape> tape_;
+};
+
+}  // namespace thimble

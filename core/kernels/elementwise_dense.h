@@ -1,0 +1,24 @@
+#pragma once
+// Elementwise operators where nothing is to be broadcast, gathered or converted: most calls.
+
+#include <array>
+#include <cstdint>
+
+#include <thimble/core/kernels/elementwise.h>
+
+namespace thimble::kernels {
+
+/// `elements` elements of every operand and of the result, each side by side in memory, in `dtype` (f32, f64 or i64).
+/// The bits are those of elementwise_cpu.
+struct DenseElementwise {
+  std::array<const void*, max_elementwise_inputs> in;
+  int inputs = 0;
+  void* out = nullptr;
+  std::int64_t elements = 0;
+  DType dtype = DType::f32;
+};
+
+/// Runs a functor on the CPU.
+void elementwise_dense_cpu(const ElementwiseFunction& function, const void* functor, const DenseElementwise& args);
+
+}  // namespace thimble::kernels
