@@ -8,6 +8,7 @@
 
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/core/parallel.h>
 
 namespace thimble::bench {
 namespace processor_time_detail {
@@ -50,11 +51,16 @@ double processor_ms() {
   return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
 
+OneThread::OneThread() : before_(thread_count()) { set_thread_count(1); }
+
+OneThread::~OneThread() { set_thread_count(before_); }
+
 std::vector<double> step_processor_ms(Device device, const std::vector<nn::MakeRun>& makes, int rounds) {
   using namespace processor_time_detail;
   if (rounds < 1) {
     throw ValueError("step_processor_ms: " + std::to_string(rounds) + " rounds; at least 1 is allowed");
   }
+  const OneThread alone;
   Lanes lanes;
   lanes.list.reserve(makes.size());
   for (const nn::MakeRun& make : makes) {

@@ -33,18 +33,20 @@ void add_times(const ExperimentOptions& options, const std::vector<PrecisionCase
   }
 }
 
+double number(const report::Row& row, const char* name) { return report::find_number(row, name).value(); }
+
 std::string verdict(const report::Experiment& experiment, const std::vector<PrecisionCase>& cases) {
   const report::Row *farthest = nullptr, *smallest = nullptr;
   double most = -1;
   for (const report::Row& row : experiment.rows) {
-    const double change = std::fabs(report::find_number(row, "validation_change").value_or(0));
+    const double change = std::fabs(number(row, "validation_change"));
     if (change > most) most = change, farthest = &row;
-    if (smallest == nullptr || *row.predicted_bytes < *smallest->predicted_bytes) smallest = &row;
+    if (smallest == nullptr || number(row, "live") < number(*smallest, "live")) smallest = &row;
   }
   const auto label_of = [&](const report::Row* row) { return label(cases[std::size_t(row - experiment.rows.data())]); };
   char text[160];
   std::snprintf(text, sizeof text, ": %.2f %% away; fewest bytes (-%.1f %%): ", 100 * most,
-                100 * *report::find_number(*smallest, "saving"));
+                100 * number(*smallest, "saving"));
   return "Farthest from the loss of O0: " + label_of(farthest) + text + label_of(smallest) + "; " +
          equal_rows(experiment) + ".";
 }
@@ -58,11 +60,13 @@ report::Experiment precision_experiment(const ExperimentOptions& options) {
   experiment.title = "Every precision policy";
   experiment.question = "What does a policy commit, where does the loss go, and what does a step take?";
   experiment.theory =
-      "predicted: a dry run of the training; measured: what the arena committed while it trained, one seed. A bar has "
-      "the bytes by category at the moment of the peak; precision-bytes holds each category against its formula. The "
-      "time is this machine's and says nothing of another: processor milliseconds of a step on all threads, the least "
-      "of several, all rows in turn.";
-  experiment.columns = {{"saving", "less than O0", report::Unit::percent, 1}};
+      "predicted: a dry run of the training; measured: what the arena committed while it trained, in whole pages, one "
+      "seed. Live: the most that is live in a step, by the dry run; a bar has it by category, and precision-bytes "
+      "holds "
+      "each category against its formula. The time is this machine's and says nothing of another: processor "
+      "milliseconds of a step on one thread, the least of several, all rows in turn.";
+  experiment.columns = {{"live", "live at most", report::Unit::bytes},
+                        {"saving", "less than O0", report::Unit::percent, 1}};
   for (const report::Column& column : loss_columns(4)) experiment.columns.push_back(column);
   experiment.columns.push_back({"validation_change", "change", report::Unit::percent, 2});
   experiment.columns.push_back({"skipped", "steps skipped", report::Unit::plain, 0});
@@ -79,19 +83,16 @@ report::Experiment precision_experiment(const ExperimentOptions& options) {
     setups.push_back(prepared.options.setup);
     report::Row row = training_row(settings(one), result);
     row.config.emplace_back("steps", prepared.options.steps);
-    if (!experiment.rows.empty()) {
-      const report::Row& exact = experiment.rows.front();
-      row.numbers.emplace_back(
-          "saving", 1 - static_cast<double>(*row.predicted_bytes) / static_cast<double>(*exact.predicted_bytes));
-      row.numbers.emplace_back("validation_change",
-                               result.validation.loss / *report::find_number(exact, "validation_loss") - 1);
-    } else {
-      row.numbers.emplace_back("saving", 0);
-      row.numbers.emplace_back("validation_change", 0);
-    }
+    const StepBytes bytes = step_bytes(dry(options.device), precision_run(prepared.options.setup, one, options.device));
+    const auto live = static_cast<double>(report::total(bytes.at_peak));
+    const double saving = experiment.rows.empty() ? 0 : 1 - live / number(experiment.rows.front(), "live");
+    const double change =
+        experiment.rows.empty() ? 0 : result.validation.loss / number(experiment.rows.front(), "validation_loss") - 1;
+    row.numbers.emplace_back("live", live);
+    row.numbers.emplace_back("saving", saving);
+    row.numbers.emplace_back("validation_change", change);
     if (result.scaler) row.numbers.emplace_back("skipped", static_cast<double>(result.scaler->skipped_steps));
     experiment.rows.push_back(row);
-    const StepBytes bytes = step_bytes(dry(options.device), precision_run(prepared.options.setup, one, options.device));
     bars.bars.push_back({label(one), bytes.at_peak});
   }
   experiment.bars.push_back(bars);

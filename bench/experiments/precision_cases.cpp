@@ -19,11 +19,9 @@ nn::Precision PrecisionCase::precision() const {
 
 void PrecisionCase::apply(Setup& setup) const {
   setup.optimizer = optimizer;
-  if (policy.empty()) {
-    setup.dtype = DType::bf16;
-  } else {
-    set_precision(setup, policy);
-  }
+  if (!policy.empty()) return set_precision(setup, policy);
+  setup.precision.clear();
+  setup.dtype = DType::bf16;
 }
 
 std::vector<PrecisionCase> precision_cases() {

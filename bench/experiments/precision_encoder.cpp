@@ -41,12 +41,15 @@ class Size {
     const auto at_peak = [&](Category category) {
       return static_cast<double>(predicted.peak_by_category[static_cast<std::size_t>(category)]);
     };
-    const double share =
-        (at_peak(Category::activation) + at_peak(Category::temporary)) / static_cast<double>(predicted.peak_live_bytes);
+    const auto live = static_cast<double>(predicted.peak_live_bytes);
+    const double share = (at_peak(Category::activation) + at_peak(Category::temporary)) / live;
     const std::optional<double> theory = begin_of_backward(setup, precision);
-    if (exact_bytes_ == 0)
-      exact_bytes_ = static_cast<double>(predicted.peak_bytes), exact_theory_ = *theory, exact_share_ = share;
-    const double saving = 1 - static_cast<double>(predicted.peak_bytes) / exact_bytes_;
+    if (exact_live_ == 0) {
+      exact_live_ = live;
+      exact_theory_ = *theory;
+      exact_share_ = share;
+    }
+    const double saving = 1 - live / exact_live_;
     row.numbers = {{"activation_share", share}, {"saving", saving}};
     if (theory) row.numbers.emplace_back("saving_theory", 1 - *theory / exact_theory_);
     if (precision.name == "O2") saving_ = {title_, exact_share_, saving};
@@ -57,7 +60,7 @@ class Size {
  private:
   std::string title_;
   std::vector<report::Setting> config_;
-  double exact_bytes_ = 0, exact_theory_ = 0, exact_share_ = 0;  // of O0, which comes first
+  double exact_live_ = 0, exact_theory_ = 0, exact_share_ = 0;  // of O0, which comes first
   EncoderSaving saving_;
 };
 
@@ -166,9 +169,11 @@ report::Experiment precision_encoder_experiment(const ExperimentOptions& options
       "Of the peak, what half precision can halve are activations; a weight with its state takes as much under O2 as "
       "in "
       "f32 (16 bytes), and 2 more before its gradient is there. Theory of the saving: weights, state of the optimizer, "
-      "batch and kept activations when backward begins, by closed formulas (none for O1, which keeps casts). "
-      "Processor milliseconds of a step on all threads, the least of several, the policies in turn; they are this "
-      "machine's.";
+      "batch and kept activations when backward begins, by closed formulas (none for O1, which keeps casts). Savings "
+      "are "
+      "of live bytes; what is committed is rounded to whole pages. Processor milliseconds of a step on one thread, "
+      "the "
+      "least of several, the policies in turn; they are this machine's.";
   experiment.columns = {{"activation_share", "activations and temporaries in the peak", report::Unit::percent, 1},
                         {"saving", "less than O0", report::Unit::percent, 1},
                         {"saving_theory", "by theory", report::Unit::percent, 1},
