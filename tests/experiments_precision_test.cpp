@@ -83,6 +83,23 @@ TEST_CASE("experiments: a name stands for an experiment and for those that begin
   CHECK_THROWS_AS(names({"precision-"}), ValueError);
 }
 
+TEST_CASE("experiments: what was measured otherwise than predicted, or has bytes without a name, does not hold",
+          "[experiments]") {
+  report::Experiment experiment;
+  experiment.rows.resize(2);
+  experiment.rows[0].predicted_bytes = experiment.rows[1].predicted_bytes = 100;
+  CHECK(report::holds(report::tally(experiment)));
+  experiment.rows[0].measured_bytes = 100;
+  experiment.rows[1].theory_bytes = 90;
+  experiment.rows[1].remainder = {{"statistics", 10}};
+  CHECK(report::holds(report::tally(experiment)));
+  experiment.rows[0].measured_bytes = 101;
+  CHECK_FALSE(report::holds(report::tally(experiment)));
+  experiment.rows[0].measured_bytes = 100;
+  experiment.rows[1].theory_bytes = 91;
+  CHECK_FALSE(report::holds(report::tally(experiment)));
+}
+
 TEST_CASE("experiments: steps are timed side by side, skipped ones left out", "[experiments]") {
   const std::vector<double> ms = bench::step_processor_ms(cpu, {busy(4, 100), busy(1, 4)}, 4);
   REQUIRE(ms.size() == 2);

@@ -17,8 +17,7 @@
 namespace thimble::bench {
 namespace reproduce_detail {
 
-constexpr int not_met = 3;  // a measured figure is not the predicted one, or bytes between theory and prediction
-                            // have no name
+constexpr int not_met = 3;
 
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -63,7 +62,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
             << " measured ones; every byte of the theory named in " << tally.named << " of " << tally.with_theory
             << "\n"
             << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
-  if (tally.equal != tally.compared || tally.named != tally.with_theory) throw CLI::RuntimeError(not_met);
+  if (!report::holds(tally)) throw CLI::RuntimeError(not_met);
 }
 
 }  // namespace reproduce_detail
