@@ -40,7 +40,7 @@ std::string verdict(const report::Experiment& experiment, const std::vector<Prec
   double most = -1;
   for (const report::Row& row : experiment.rows) {
     const double change = std::fabs(number(row, "validation_change"));
-    if (change > most) most = change, farthest = &row;
+    if (std::isnan(change) || change > most) most = change, farthest = &row;
     if (smallest == nullptr || number(row, "live") < number(*smallest, "live")) smallest = &row;
   }
   const auto label_of = [&](const report::Row* row) { return label(cases[std::size_t(row - experiment.rows.data())]); };
@@ -61,10 +61,9 @@ report::Experiment precision_experiment(const ExperimentOptions& options) {
   experiment.question = "What does a policy commit, where does the loss go, and what does a step take?";
   experiment.theory =
       "predicted: a dry run of the training; measured: what the arena committed while it trained, in whole pages, one "
-      "seed. Live: the most that is live in a step, by the dry run; a bar has it by category, and precision-bytes "
-      "holds "
-      "each category against its formula. The time is this machine's and says nothing of another: processor "
-      "milliseconds of a step on one thread, the least of several, all rows in turn.";
+      "seed. Live: the most that is live in a step, by the dry run; a bar has it by category, precision-bytes beside "
+      "formulas. The time is this machine's and says nothing of another: processor milliseconds of a step on one "
+      "thread, the least of several, all rows in turn.";
   experiment.columns = {{"live", "live at most", report::Unit::bytes},
                         {"saving", "less than O0", report::Unit::percent, 1}};
   for (const report::Column& column : loss_columns(4)) experiment.columns.push_back(column);
