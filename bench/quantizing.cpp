@@ -1,12 +1,12 @@
 #include <thimble/bench/quantizing.h>
 
 #include <algorithm>
-#include <ctime>
 #include <filesystem>
 #include <tuple>
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/bench/dataset.h>
+#include <thimble/bench/processor_time.h>
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
@@ -22,12 +22,6 @@ namespace quantizing_detail {
 using namespace nn::quant;
 
 constexpr int timed_runs = 5;
-
-double processor_ms() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
-}
 
 std::unique_ptr<FoldedNet> fold(models::Model& model, Device device) {
   const models::Batch one = model.empty_batch(1, device);

@@ -63,7 +63,7 @@ file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
-       "/tests/(budget|choices|experiments|program|program_precision|quantizing|report|report_figures|seeing|step_profile)_test")
+       "/tests/(budget|choices|experiments|experiments_precision|program|program_precision|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(NOT thimble_cuda)
   list(FILTER thimble_test_sources EXCLUDE REGEX "/cuda_graph_test\\.cpp$") # of what only CUDA has

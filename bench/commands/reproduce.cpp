@@ -1,6 +1,5 @@
 // thimble reproduce: runs experiments and writes the report.
 
-#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <fstream>
@@ -11,13 +10,14 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/isa.h>
 #include <thimble/core/parallel.h>
 #include <thimble/version.h>
 
 namespace thimble::bench {
 namespace reproduce_detail {
+
+constexpr int not_met = 3;
 
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");
@@ -37,27 +37,8 @@ std::string now() {
   return text;
 }
 
-// The experiments named, in the report's order. Throws ValueError listing the names.
-std::vector<NamedExperiment> select(const std::vector<std::string>& names) {
-  const auto& all = all_experiments();
-  std::string known = "all";
-  for (const NamedExperiment& e : all) known += ", " + e.name;
-  for (const std::string& name : names) {
-    const bool is_known =
-        name == "all" || std::any_of(all.begin(), all.end(), [&](const auto& e) { return e.name == name; });
-    if (!is_known) throw ValueError("reproduce: '" + name + "' is not one of " + known);
-  }
-  std::vector<NamedExperiment> chosen;
-  for (const NamedExperiment& e : all) {
-    const bool is_asked_for = names.empty() || std::find(names.begin(), names.end(), "all") != names.end() ||
-                              std::find(names.begin(), names.end(), e.name) != names.end();
-    if (is_asked_for) chosen.push_back(e);
-  }
-  return chosen;
-}
-
 void run(const std::vector<std::string>& names, bool is_quick, const std::string& device, const std::string& folder) {
-  const std::vector<NamedExperiment> chosen = select(names);
+  const std::vector<NamedExperiment> chosen = select_experiments(names);
   ExperimentOptions options;
   options.device = parse_device(device);
   options.is_quick = is_quick;
@@ -81,6 +62,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
             << " measured ones; every byte of the theory named in " << tally.named << " of " << tally.with_theory
             << "\n"
             << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
+  if (!report::holds(tally)) throw CLI::RuntimeError(not_met);
 }
 
 }  // namespace reproduce_detail
@@ -93,7 +75,8 @@ void add_reproduce(CLI::App& program) {
     std::string device = "cpu", folder = "report";
   };
   const auto flags = std::make_shared<Flags>();
-  command->add_option("names", flags->names, "all, or names of experiments");
+  command->add_option("names", flags->names,
+                      "all, or names of experiments; the first word of several stands for all of them");
   command->add_flag("--quick", flags->is_quick, "Small sizes");
   command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
   command->add_option("--out", flags->folder, "Folder of the report")->capture_default_str();

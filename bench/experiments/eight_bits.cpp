@@ -4,10 +4,8 @@
 #include <cmath>
 #include <memory>
 
-#include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/training.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/fit/pack_all.h>
 #include <thimble/nn/gradient_report.h>
 
 namespace thimble::bench {
@@ -20,35 +18,12 @@ struct Case {
 };
 
 TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
-  TrainOptions train;
-  train.setup.model = "char-gpt";
-  train.setup.batch = 8;
-  train.setup.sizes.layers = 2;
-  train.setup.sizes.heads = 2;
-  train.setup.sizes.width = 64;
-  train.setup.sizes.sequence = 32;
-  train.setup.sizes.dropout = 0;
+  TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
   train.setup.optimizer = one.optimizer;
   train.setup.state = one.state;
   // Not the steepest rate: there two runs that differ by a rounding part ways, whatever it came from.
   if (train.setup.optimizer.starts_with("adamw")) train.setup.rate = 1e-3;
-  train.data = "synthetic";
-  train.device = options.device;
-  train.steps = options.is_quick ? 40 : 500;
-  train.schedule = "cosine";
-  train.warmup = train.steps / 20;
   return train;
-}
-
-// A run whose saved tensors are all packed; everything else is kept.
-PreparedTraining prepare(const TrainOptions& options, const Case& one) {
-  PreparedTraining prepared = prepare_training(options);
-  if (*one.saved == 0) return prepared;
-  nn::Storing storing;
-  storing.packs = true;
-  storing.packed = parse_dtype(one.saved);
-  prepared.plan = nn::packed_plan(training_program(prepared), options.device, storing);
-  return prepared;
 }
 
 // The most bytes that are live in a step, by a dry run: a small model's arena is a few granules, whatever it does.
@@ -93,15 +68,16 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
       "batch after the training of the first row; the cosine is the least of all parameters. Live bytes count blocks "
       "as "
       "they were asked for; packed ones are counted before they are packed.";
-  experiment.columns = {{"loss_last", "last loss", report::Unit::plain, 4},
-                        {"validation_loss", "validation loss", report::Unit::plain, 4},
-                        {"validation_change", "change", report::Unit::percent, 2},
-                        {"gradient_error", "gradient error", report::Unit::percent, 2},
-                        {"least_cosine", "least cosine", report::Unit::plain, 5},
-                        {"live_bytes", "live at most", report::Unit::bytes},
-                        {"packed_bytes", "packed per step", report::Unit::bytes},
-                        {"state_bytes", "optimizer state", report::Unit::bytes},
-                        {"state_per_parameter", "bytes of it per parameter", report::Unit::plain, 3}};
+  experiment.columns = loss_columns(4);
+  for (const report::Column& column : {report::Column{"validation_change", "change", report::Unit::percent, 2},
+                                       {"gradient_error", "gradient error", report::Unit::percent, 2},
+                                       {"least_cosine", "least cosine", report::Unit::plain, 5},
+                                       {"live_bytes", "live at most", report::Unit::bytes},
+                                       {"packed_bytes", "packed per step", report::Unit::bytes},
+                                       {"state_bytes", "optimizer state", report::Unit::bytes},
+                                       {"state_per_parameter", "bytes of it per parameter", report::Unit::plain, 3}}) {
+    experiment.columns.push_back(column);
+  }
   const Case cases[] = {{"", "adamw"},       {"bf16", "adamw"}, {"f16", "adamw"},           {"f8e4m3", "adamw"},
                         {"f8e5m2", "adamw"}, {"i8", "adamw"},   {"", "adamw", DType::bf16}, {"", "adamw8"},
                         {"", "adafactor"},   {"", "momentum"},  {"", "momentum8"},          {"i8", "adamw8"}};
@@ -120,7 +96,7 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
     const TrainOptions train_options = options_of(options, one);
     options.progress("eight-bits: saved tensors in " + std::string(*one.saved ? one.saved : "f32") + ", " +
                      one.optimizer + " with " + std::string(to_string(one.state)));
-    const PreparedTraining prepared = prepare(train_options, one);
+    const PreparedTraining prepared = prepare_packed(train_options, one.saved);
     const TrainReport result = train(prepared);
     if (!trained) {  // the first case: its parameters are those that gradients are compared at
       exact = std::make_unique<PreparedTraining>(prepare_training(train_options));
@@ -131,15 +107,12 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
     double& base = is_momentum ? momentum : adamw;
     if (base == 0) base = result.validation.loss;
     const double change = result.validation.loss / base - 1;
-    report::Row row;
-    row.config = {{"saved", std::string(*one.saved ? one.saved : "f32")},
-                  {"optimizer", std::string(one.optimizer)},
-                  {"state", std::string(to_string(optimizer_state(train_options.setup, true)))},
-                  {"steps", train_options.steps}};
-    row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
-    row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
-    row.numbers = {
-        {"loss_last", result.loss_last}, {"validation_loss", result.validation.loss}, {"validation_change", change}};
+    report::Row row = training_row({{"saved", std::string(*one.saved ? one.saved : "f32")},
+                                    {"optimizer", std::string(one.optimizer)},
+                                    {"state", std::string(to_string(optimizer_state(train_options.setup, true)))},
+                                    {"steps", train_options.steps}},
+                                   result);
+    row.numbers.emplace_back("validation_change", change);
     if (*one.saved) {
       const nn::GradientReport report = gradients(*trained, prepared);
       row.numbers.emplace_back("gradient_error", report.all.relative_error);
@@ -157,14 +130,12 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
     experiment.rows.push_back(row);
   }
   experiment.plots.push_back(plot);
-  const report::Tally tally = report::tally(experiment);
   char text[160];
   std::snprintf(text, sizeof text,
                 "Losses differ by at most %.2f %% from those of the same optimizer in f32 (adafactor is another one), "
                 "the least cosine of a gradient is %.5f; ",
                 100 * worst_loss, least);
-  experiment.verdict = text + std::string("predicted == measured in ") + std::to_string(tally.equal) + " of " +
-                       std::to_string(tally.compared) + " runs.";
+  experiment.verdict = text + equal_rows(experiment) + ".";
   return experiment;
 }
 

@@ -69,12 +69,28 @@ report::Experiment training_experiment(const ExperimentOptions& options);
 /// Saved tensors and optimizer state in 16 and 8 bits: bytes, gradients, losses.
 report::Experiment eight_bits_experiment(const ExperimentOptions& options);
 
+/// Every precision policy, 8-bit state and packed tensors: what a training commits, its loss, its time.
+report::Experiment precision_experiment(const ExperimentOptions& options);
+/// The same, category by category: theory, predicted, measured.
+report::Experiment precision_bytes_experiment(const ExperimentOptions& options);
+/// What a parameter costs under every policy, and master copies among it.
+report::Experiment precision_state_experiment(const ExperimentOptions& options);
+/// BERT under O0, O1, O2 and bf16: when 40 % are saved, and how fast it is.
+report::Experiment precision_encoder_experiment(const ExperimentOptions& options);
+/// A net in 8 bits: file, accuracy, bytes and time of inference. On the cpu, wherever the others are.
+report::Experiment precision_int8_experiment(const ExperimentOptions& options);
+
 struct NamedExperiment {
   std::string name;
   report::Experiment (*run)(const ExperimentOptions&);
 };
 /// All of them, in the order of the report.
 const std::vector<NamedExperiment>& all_experiments();
+
+/// Those that are asked for, in the order of the report. A name stands for the experiment of that name and for those
+/// that begin with it and a dash ("precision", "checkpoint"); no names, or "all", for all of them. Throws ValueError,
+/// listing the names, for one that stands for none.
+std::vector<NamedExperiment> select_experiments(const std::vector<std::string>& names);
 
 /// What backward would find kept after a forward of `setup` in training, in an arena of its own.
 struct ForwardBytes {

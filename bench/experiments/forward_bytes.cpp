@@ -24,25 +24,4 @@ ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<
   return bytes;
 }
 
-const std::vector<NamedExperiment>& all_experiments() {
-  static const std::vector<NamedExperiment> list{{"training", training_experiment},
-                                                 {"resnet-batch", resnet_batch_experiment},
-                                                 {"gpt-layer", gpt_layer_experiment},
-                                                 {"gpt-curve", gpt_curve_experiment},
-                                                 {"step-peak", step_peak_experiment},
-                                                 {"prediction", prediction_experiment},
-                                                 {"techniques", techniques_experiment},
-                                                 {"known-schedules", known_schedules_experiment},
-                                                 {"checkpoint-depth", checkpoint_depth_experiment},
-                                                 {"checkpoint-sequence", checkpoint_sequence_experiment},
-                                                 {"checkpoint-batch", checkpoint_batch_experiment},
-                                                 {"accumulation", accumulation_experiment},
-                                                 {"sharing", sharing_experiment},
-                                                 {"rules-of-thumb", rules_of_thumb_experiment},
-                                                 {"overhead", overhead_experiment},
-                                                 {"placement", placement_experiment},
-                                                 {"eight-bits", eight_bits_experiment}};
-  return list;
-}
-
 }  // namespace thimble::bench

@@ -1,17 +1,9 @@
 // Experiments on whole training steps: where the bytes are at the peak, and whether the peak is what was predicted.
 
-#include <thimble/bench/experiments/experiments.h>
-
-#include <thimble/bench/units.h>
+#include <thimble/bench/experiments/runs.h>
 
 namespace thimble::bench {
 namespace step_peak_detail {
-
-report::CategoryBytes signed_bytes(const CategoryBytes& bytes) {
-  report::CategoryBytes result{};
-  for (std::size_t i = 0; i < bytes.size(); ++i) result[i] = static_cast<std::int64_t>(bytes[i]);
-  return result;
-}
 
 std::string label(const Setup& setup) {
   return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer;
@@ -62,15 +54,9 @@ report::Timeline timeline_of(const Setup& setup, const nn::MemoryProfile& profil
   line.caption = "Live bytes by category after every allocation and deallocation.";
   const std::vector<CategoryBytes> bytes = timeline(profile.events);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    line.events.push_back({signed_bytes(bytes[i]), std::string(path_name(profile.events[i].path))});
+    line.events.push_back({report_bytes(bytes[i]), std::string(path_name(profile.events[i].path))});
   }
   return line;
-}
-
-std::string equal_rows(const report::Experiment& experiment) {
-  const report::Tally tally = report::tally(experiment);
-  return "predicted == measured in " + std::to_string(tally.equal) + " of " + std::to_string(tally.compared) +
-         " measured rows";
 }
 
 }  // namespace step_peak_detail
@@ -98,14 +84,15 @@ report::Experiment step_peak_experiment(const ExperimentOptions& options) {
   for (const Setup& setup : setups) {
     nn::MemoryProfile predicted;
     experiment.rows.push_back(row_of(options, setup, predicted));
-    bars.bars.push_back({label(setup), signed_bytes(predicted.peak_by_category)});
+    bars.bars.push_back({label(setup), report_bytes(predicted.peak_by_category)});
     const bool has_own_optimizer = (setup.model == "resnet18" && setup.optimizer == "momentum") ||
                                    (setup.model == "char-gpt" && setup.optimizer == "adamw");
     if (has_own_optimizer) experiment.timelines.push_back(timeline_of(setup, predicted));
   }
   bars.caption = "What the arena commits is a little more: holes between blocks, and rounding to whole pages.";
   experiment.bars.push_back(bars);
-  experiment.verdict = equal_rows(experiment) + ". The committed peak is a multiple of the arena's page granule.";
+  experiment.verdict =
+      equal_rows(experiment, "measured rows") + ". The committed peak is a multiple of the arena's page granule.";
   return experiment;
 }
 
@@ -143,7 +130,7 @@ report::Experiment prediction_experiment(const ExperimentOptions& options) {
       }
     }
   }
-  experiment.verdict = equal_rows(experiment) + ".";
+  experiment.verdict = equal_rows(experiment, "measured rows") + ".";
   return experiment;
 }
 

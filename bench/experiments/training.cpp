@@ -1,7 +1,6 @@
 // Experiment: a GPT and a ResNet train, inside memory that was predicted.
 
-#include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/training.h>
+#include <thimble/bench/experiments/runs.h>
 
 namespace thimble::bench {
 namespace training_detail {
@@ -12,35 +11,18 @@ struct Case {
 };
 
 TrainOptions text_case(const ExperimentOptions& options) {
-  TrainOptions train;
-  train.setup.model = "char-gpt";
-  train.setup.batch = 12;
-  train.setup.sizes.layers = 4;
-  train.setup.sizes.heads = 4;
-  train.setup.sizes.width = 128;
-  train.setup.sizes.sequence = 64;
-  train.setup.sizes.dropout = 0;
+  TrainOptions train = text_training(options, "char-gpt",
+                                     {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 200, 2000);
   train.setup.rate = 1e-3;
-  train.data = "synthetic";
-  train.device = options.device;
-  train.steps = options.is_quick ? 200 : 2000;
-  train.schedule = "cosine";
-  train.warmup = train.steps / 20;
   train.min_rate = 1e-4;
   return train;
 }
 
 TrainOptions image_case(const ExperimentOptions& options) {
-  TrainOptions train;
-  train.setup.model = "resnet18";
+  TrainOptions train = generated_training(options, "resnet18", 200, 1000);
   train.setup.batch = 16;
   train.setup.sizes.width = 16;
   train.setup.rate = 0.02;
-  train.data = "synthetic";
-  train.device = options.device;
-  train.steps = options.is_quick ? 200 : 1000;
-  train.schedule = "cosine";
-  train.warmup = train.steps / 20;
   return train;
 }
 
@@ -55,11 +37,10 @@ report::Experiment training_experiment(const ExperimentOptions& options) {
   experiment.theory =
       "predicted: a dry run of the same program (two steps, an evaluation); measured: what the arena "
       "committed while it trained. Data is generated, so nothing is downloaded.";
-  experiment.columns = {{"loss_first", "first loss", report::Unit::plain, 3},
-                        {"loss_last", "last loss", report::Unit::plain, 3},
-                        {"validation_loss", "validation loss", report::Unit::plain, 3},
-                        {"accuracy", "accuracy", report::Unit::percent, 1},
-                        {"ms_per_step", "ms per step", report::Unit::milliseconds, 1}};
+  experiment.columns = loss_columns(3);
+  experiment.columns.insert(experiment.columns.begin(), {"loss_first", "first loss", report::Unit::plain, 3});
+  experiment.columns.push_back({"accuracy", "accuracy", report::Unit::percent, 1});
+  experiment.columns.push_back({"ms_per_step", "ms per step", report::Unit::milliseconds, 1});
   report::Plot plot;
   plot.name = "loss";
   plot.title = "Training loss";
@@ -81,27 +62,23 @@ report::Experiment training_experiment(const ExperimentOptions& options) {
       sum = 0;
     });
     plot.series.push_back(series);
-    report::Row row;
-    row.config = {{"model", one.options.setup.model},
-                  {"batch", one.options.setup.batch},
-                  {"steps", one.options.steps},
-                  {"parameters", result.parameters}};
-    row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
-    row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
-    row.numbers = {{"loss_first", result.loss_first},
-                   {"loss_last", result.loss_last},
-                   {"validation_loss", result.validation.loss},
-                   {"ms_per_step", result.ms_per_step}};
+    report::Row row = training_row({{"model", one.options.setup.model},
+                                    {"batch", one.options.setup.batch},
+                                    {"steps", one.options.steps},
+                                    {"parameters", result.parameters}},
+                                   result);
+    row.numbers.emplace_back("loss_first", result.loss_first);
+    row.numbers.emplace_back("ms_per_step", result.ms_per_step);
     if (result.validation.accuracy) row.numbers.emplace_back("accuracy", *result.validation.accuracy);
     experiment.rows.push_back(row);
   }
   experiment.plots.push_back(plot);
-  const report::Tally tally = report::tally(experiment);
   std::size_t learned = 0;
-  for (const report::Row& row : experiment.rows) learned += row.numbers[1].second < 0.9 * row.numbers[0].second;
+  for (const report::Row& row : experiment.rows) {
+    learned += *report::find_number(row, "loss_last") < 0.9 * *report::find_number(row, "loss_first");
+  }
   experiment.verdict = "The loss fell by more than a tenth in " + std::to_string(learned) + " of " +
-                       std::to_string(experiment.rows.size()) + " runs; predicted == measured in " +
-                       std::to_string(tally.equal) + " of " + std::to_string(tally.compared) + " runs.";
+                       std::to_string(experiment.rows.size()) + " runs; " + equal_rows(experiment) + ".";
   return experiment;
 }
 

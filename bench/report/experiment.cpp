@@ -193,6 +193,8 @@ Tally tally(const Report& report) noexcept {
   return sum;
 }
 
+bool holds(const Tally& tally) noexcept { return tally.equal == tally.compared && tally.named == tally.with_theory; }
+
 std::vector<std::string> config_keys(const Experiment& experiment) {
   std::vector<std::string> keys;
   for (const Row& row : experiment.rows) {

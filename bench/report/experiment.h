@@ -178,6 +178,9 @@ struct Tally {
 Tally tally(const Experiment& experiment) noexcept;
 Tally tally(const Report& report) noexcept;
 
+/// Whether every measured figure is the predicted one, and every byte between theory and prediction has a name.
+bool holds(const Tally& tally) noexcept;
+
 /// Keys of the configurations in the order in which they first appear.
 std::vector<std::string> config_keys(const Experiment& experiment);
 

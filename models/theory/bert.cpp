@@ -1,6 +1,7 @@
 #include <thimble/models/theory/bert.h>
 
 #include <thimble/models/bert.h>
+#include <thimble/models/theory/precision.h>
 
 namespace thimble::models::theory {
 
@@ -41,6 +42,13 @@ ModelState bert_state(std::string_view name, const ModelOptions& options, std::i
   const std::int64_t h = sizes.width, v = sizes.vocabulary;
   const std::int64_t tables = (v + sizes.sequence + 2) * h + 2 * h, head = h * h + 3 * h + v;
   return state_of("bert_state", tables + sizes.layers * (12 * h * h + 13 * h) + head, moments, dtype);
+}
+
+ModelState bert_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
+                      const nn::Precision& precision) {
+  const ModelOptions sizes = bert_options(name, options);
+  const std::int64_t of_norms = (4 * sizes.layers + 4) * sizes.width;
+  return state_under(precision, bert_state(name, sizes).parameter_elements - of_norms, of_norms, moments);
 }
 
 }  // namespace thimble::models::theory

@@ -9,6 +9,7 @@
 #include <thimble/models/model.h>
 #include <thimble/models/theory/term.h>
 #include <thimble/models/theory/transformer.h>
+#include <thimble/nn/precision.h>
 
 namespace thimble::models::theory {
 
@@ -33,5 +34,9 @@ std::int64_t bert_kept_bytes(std::string_view name, const ModelOptions& options,
 /// optimizer state for each: 2 for Adam. Throws ValueError as bert_options does, and for negative moments.
 ModelState bert_state(std::string_view name, const ModelOptions& options = {}, std::int64_t moments = 2,
                       DType dtype = DType::f32);
+
+/// The same under a policy, whose norms (4 h a layer, 4 h outside) may be of another dtype than the rest.
+ModelState bert_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
+                      const nn::Precision& precision);
 
 }  // namespace thimble::models::theory

@@ -1,0 +1,60 @@
+#pragma once
+// What the experiments on precision share: the cases they compare, and the bytes of a step by category.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/experiments/runs.h>
+#include <thimble/nn/precision.h>
+
+namespace thimble::bench {
+
+/// How numbers are stored in a run.
+struct PrecisionCase {
+  std::string policy;     ///< nn/precision.h; empty: all is bf16, and updates are rounded
+  std::string optimizer;  ///< adamw, adamw8
+  std::string saved;      ///< to what saved tensors are packed; empty: they are kept
+
+  std::string name() const { return policy.empty() ? "bf16 throughout" : policy; }
+  nn::Precision precision() const;
+  void apply(Setup& setup) const;
+};
+
+/// Every policy with AdamW, O0 first; then 8-bit state with f32 and with bf16 (whose updates are rounded: those of
+/// the policy bf16 need f32 state), and f32 with its saved tensors in 8 bits.
+std::vector<PrecisionCase> precision_cases();
+
+/// Training of a small GPT on generated text, as a case has it.
+TrainOptions precision_training(const ExperimentOptions& options, const PrecisionCase& one);
+
+/// Training steps of the case on a batch of zeros, as a planner and a clock take them: with the case's plan.
+nn::MakeRun precision_run(const Setup& setup, const PrecisionCase& one, Device device);
+
+/// Live bytes of two training steps.
+struct StepBytes {
+  report::CategoryBytes most{};     ///< of each category, whenever that was
+  report::CategoryBytes at_peak{};  ///< of each, when their sum was largest
+  std::int64_t peak_bytes = 0;      ///< committed
+  std::int64_t parameters = 0;      ///< elements
+
+  /// What is there while the optimizer runs: parameters, gradients and the optimizer's own.
+  std::int64_t state() const noexcept;
+};
+StepBytes step_bytes(Device device, const nn::MakeRun& make);
+
+/// What theory says of a category's most bytes in a step of a GPT; none where there is no formula: temporaries,
+/// workspaces, packed activations.
+std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Setup& setup, Category category);
+
+/// What a size of an encoder says of a policy beside O0.
+struct EncoderSaving {
+  std::string size;
+  double share = 0;   ///< of activations and temporaries in the peak under O0
+  double saving = 0;  ///< of the peak
+};
+/// Where `least` (a share of the peak, as in 0.4) is saved, and where it is not.
+std::string saving_verdict(const std::string& policy, double least, const std::vector<EncoderSaving>& sizes);
+
+}  // namespace thimble::bench

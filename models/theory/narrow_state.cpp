@@ -1,0 +1,43 @@
+#include <thimble/models/theory/narrow_state.h>
+
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/models/gpt.h>
+
+namespace thimble::models::theory {
+
+std::int64_t narrow_state_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
+                                const optim::NarrowState& state) {
+  constexpr std::int64_t block = 256, of_scale = 4, full = 4;
+  if (state.dtype != DType::u8 && state.dtype != DType::bf16) {
+    throw ValueError("narrow_state_bytes: " + std::string(to_string(state.dtype)) + "; u8 and bf16 are allowed");
+  }
+  if (moments < 0) {
+    throw ValueError("narrow_state_bytes: " + std::to_string(moments) + " moments of the optimizer; at least 0");
+  }
+  std::int64_t bytes = 0;
+  for (const std::int64_t n : elements) {
+    if (n < state.smallest) {
+      bytes += full * n;
+    } else if (state.dtype == DType::bf16) {
+      bytes += 2 * n;
+    } else {
+      bytes += n + of_scale * ((n + block - 1) / block);
+    }
+  }
+  return moments * bytes;
+}
+
+std::vector<std::int64_t> gpt_parameter_elements(std::string_view name, const ModelOptions& options) {
+  const ModelOptions sizes = gpt_options(name, options);
+  const std::int64_t h = sizes.width;
+  std::vector<std::int64_t> elements{sizes.vocabulary * h, sizes.sequence * h};
+  for (std::int64_t layer = 0; layer < sizes.layers; ++layer) {
+    elements.insert(elements.end(), {h, h, 3 * h * h, 3 * h, h * h, h, h, h, 4 * h * h, 4 * h, 4 * h * h, h});
+  }
+  elements.insert(elements.end(), {h, h});
+  return elements;
+}
+
+}  // namespace thimble::models::theory

@@ -1,0 +1,23 @@
+#pragma once
+// The bytes of an optimizer's state in fewer bits (optim/narrow_state.h), from a model's sizes alone.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/optim/narrow_state.h>
+
+namespace thimble::models::theory {
+
+/// Bytes of `moments` moments for parameters of these numbers of elements: 4 n where n is below state.smallest, else
+/// n + 4 ceil(n / 256) for u8 and 2 n for bf16. Throws ValueError for another dtype, and for negative moments.
+std::int64_t narrow_state_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
+                                const optim::NarrowState& state = {});
+
+/// Elements of each of a GPT's parameters: tables V h and s h; per layer two norms of 2 x h, 3 h^2 + 3 h, h^2 + h,
+/// 4 h^2 + 4 h and 4 h^2 + h; the last norm. Throws ValueError as gpt_options does.
+std::vector<std::int64_t> gpt_parameter_elements(std::string_view name, const ModelOptions& options = {});
+
+}  // namespace thimble::models::theory
