@@ -58,7 +58,8 @@ TEST_CASE("fp8 layers: which run, which fall back, which stay", "[fp8]") {
     std::size_t fallbacks;
   };
   for (const Row& row : {
-           Row{"char-gpt", "gpt.h.*.attn.c_attn (2), gpt.h.*.attn.c_proj (2), gpt.h.*.mlp.c_fc (2), gpt.h.*.mlp.c_proj (2)",
+           Row{"char-gpt",
+               "gpt.h.*.attn.c_attn (2), gpt.h.*.attn.c_proj (2), gpt.h.*.mlp.c_fc (2), gpt.h.*.mlp.c_proj (2)",
                "gpt.wte, gpt.wpe, gpt.h.*.ln_* (4), gpt.ln_f", 0},
            {"vit-b16",
             "vit.encoder.layers.encoder_layer_*.self_attention, "
@@ -151,9 +152,8 @@ TEST_CASE("fp8 layers: recipes out of range", "[fp8]") {
   CHECK(make([](nn::Fp8Recipe& r) { r.history = 0; }) == "fp8: a history of 0 steps; allowed are 1 to 1024");
   CHECK(make([](nn::Fp8Recipe& r) { r.margin = 17; }) == "fp8: margin 17; allowed are 0 to 16");
   CHECK(make([](nn::Fp8Recipe& r) { r.margin = -1; }) == "fp8: margin -1; allowed are 0 to 16");
-  CHECK(make([](nn::Fp8Recipe& r) {
-          r.kind = Fp8Scaling::block, r.margin = 1;
-        }) == "fp8: margin 1; allowed are 0 alone, with scales of blocks");
+  CHECK(make([](nn::Fp8Recipe& r) { r.kind = Fp8Scaling::block, r.margin = 1; }) ==
+        "fp8: margin 1; allowed are 0 alone, with scales of blocks");
 }
 
 TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refused", "[fp8]") {
@@ -189,10 +189,12 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
     const auto without = make(policy);
     optim::Adam plain = optimizer_of(*without);
     nn::save_checkpoint(folder / "plain", *without, plain, generator);
-    CHECK(error_of([&] { nn::load_checkpoint(folder / "plain", *other, again, restored); })
-              .ends_with("the file lacks 'model.h.0.attn.c_attn.fp8_amax'"));
-    CHECK(error_of([&] { nn::load_checkpoint(folder / "fp8", *without, plain, restored); })
-              .ends_with("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_amax'"));
+    CHECK(error_of([&] {
+            nn::load_checkpoint(folder / "plain", *other, again, restored);
+          }).ends_with("the file lacks 'model.h.0.attn.c_attn.fp8_amax'"));
+    CHECK(error_of([&] {
+            nn::load_checkpoint(folder / "fp8", *without, plain, restored);
+          }).ends_with("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_amax'"));
   }
   // Weights alone go anywhere; those of another training leave the state at its beginning where that is allowed.
   nn::save_weights(*model, folder / "weights");

@@ -152,8 +152,7 @@ TEST_CASE("fp8: what is not finite", "[fp8]") {
     pin.as<float>()[130] = infinity;
   }
   const Fp8Use use{{Fp8Scaling::block, DType::f8e4m3, DType::f8e4m3, 0}, {}, 0, false};
-  const std::vector<float> got =
-      to_host<float>(to_dtype(fp8_round(wide, Fp8Role::x, use, none).values, DType::f32));
+  const std::vector<float> got = to_host<float>(to_dtype(fp8_round(wide, Fp8Role::x, use, none).values, DType::f32));
   for (std::size_t i = 0; i < got.size(); ++i) CHECK(std::isnan(got[i]) == (i >= 128 && i < 256));
   CHECK(got[5] == 5.0f);
 }
@@ -162,7 +161,8 @@ TEST_CASE("fp8_linear: where nothing is rounded it is linear(), bit by bit", "[f
   // Integers up to 7 with 7 among them are FP8 numbers under every scale that results, and their sums are exact.
   const auto integers = [](const Shape& shape, int seed) {
     std::vector<float> values;
-    for (std::int64_t i = 0; i < shape.elements(); ++i) values.push_back(static_cast<float>((i * 5 + i / 7 + seed) % 15 - 7));
+    for (std::int64_t i = 0; i < shape.elements(); ++i)
+      values.push_back(static_cast<float>((i * 5 + i / 7 + seed) % 15 - 7));
     return from_host(values, shape);
   };
   for (const Fp8Format& format : formats()) {
@@ -332,8 +332,9 @@ TEST_CASE("fp8_linear: what is refused", "[fp8]") {
   CHECK_THROWS_AS(fp8_linear(x, w, b, {Fp8Scaling::current, DType::i8, DType::f8e5m2, 0}), DTypeError);
   CHECK_THROWS_AS(fp8_linear(x, w, b, delayed), ValueError);
   CHECK(text([&] { fp8_linear(x, w, b, delayed); }) == "fp8_linear: delayed scaling needs a state, which is undefined");
-  CHECK(text([&] { fp8_linear(x, zeros({16, 48}, DType::bf16), b, current); }) ==
-        "fp8_linear: input (4, 32) does not fit weight (16, 48) (out, in)");
+  CHECK(text([&] {
+          fp8_linear(x, zeros({16, 48}, DType::bf16), b, current);
+        }) == "fp8_linear: input (4, 32) does not fit weight (16, 48) (out, in)");
   CHECK_THROWS_AS(make_fp8_state(0, cpu), ValueError);
   CHECK(text([&] { make_fp8_state(1025, cpu); }) == "fp8: a history of 1025 steps; allowed are 1 to 1024");
   const Device gpu = dry(cuda());

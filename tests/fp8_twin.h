@@ -97,8 +97,8 @@ inline Product product(const Matrix& a, bool turns_a, const Matrix& b, bool turn
     for (std::int64_t j = 0; j < n; ++j) {
       double sum = 0, magnitude = 0;
       for (std::int64_t q = 0; q < k; ++q) {
-        const double term = static_cast<double>(turns_a ? a(q, i) : a(i, q)) *
-                            static_cast<double>(turns_b ? b(j, q) : b(q, j));
+        const double term =
+            static_cast<double>(turns_a ? a(q, i) : a(i, q)) * static_cast<double>(turns_b ? b(j, q) : b(q, j));
         sum += term;
         magnitude += std::fabs(term);
       }
