@@ -12,6 +12,7 @@
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/fp8.h>
+#include <thimble/nn/layers.h>
 #include <thimble/nn/precision.h>
 #include <thimble/nn/shared_conv.h>
 #include <thimble/nn/step.h>
@@ -194,7 +195,7 @@ TEST_CASE("fp8 layers: the state is in checkpoints, and one without it is refuse
           }).ends_with("the file lacks 'model.h.0.attn.c_attn.fp8_amax'"));
     CHECK(error_of([&] {
             nn::load_checkpoint(folder / "fp8", *without, plain, restored);
-          }).ends_with("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_amax'"));
+          }).find("neither model nor optimizer has 'model.h.0.attn.c_attn.fp8_") != std::string::npos);
   }
   // Weights alone go anywhere; those of another training leave the state at its beginning where that is allowed.
   nn::save_weights(*model, folder / "weights");
