@@ -79,7 +79,6 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
                          {"--precision fp4", "precision: 'fp4' is not one of O0, O1"},
                          {"--fp8-strict", "--fp8-strict: there is no FP8 without --precision; allowed with fp8"},
                          {"--precision bf16 --fp8-strict", "--fp8-strict: there is no FP8 under --precision bf16"},
-                         {"--precision fp8 --width 24 --fp8-strict", "fp8: gpt.h.0.attn.c_attn would fall back to a"},
                          {"--precision fp8 --dtype f32", "--dtype: f32 contradicts --precision fp8"},
                          {"--precision fp8 --device cuda", "there are no FP8 kernels for CUDA"},
                          {"--precision O1 --fuse-optimizer", "--fuse-optimizer: not with --precision O1"},
