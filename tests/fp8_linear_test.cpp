@@ -10,6 +10,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/gemm_bf16.h>
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
@@ -20,7 +21,8 @@ using kernels::Activation;
 
 namespace {
 
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN(),
+                infinity = std::numeric_limits<float>::infinity();
 
 std::vector<Fp8Format> formats() {
   return {{Fp8Scaling::current, DType::f8e4m3, DType::f8e5m2, 0},
@@ -63,6 +65,19 @@ void check_near(const Tensor& got, const Product& expected, double of_magnitude,
     worst = std::max(worst, std::fabs(values[i] - expected.values[i]) / allowed);
   }
   CHECK(worst <= 1);
+}
+
+/// Calls f with bf16 products on every unit that this machine has, and with their conversion to f32.
+template <class F>
+void on_every_unit(F&& f) {
+  using kernels::DotUnit;
+  for (const DotUnit unit : {DotUnit::generic, DotUnit::avx512, DotUnit::amx}) {
+    if (unit != DotUnit::generic && !kernels::is_supported(unit, DType::bf16)) continue;
+    kernels::set_gemm_bf16_unit(unit);
+    INFO("unit " << static_cast<int>(unit));
+    f();
+  }
+  kernels::set_gemm_bf16_unit(std::nullopt);
 }
 
 std::vector<std::byte> bytes_of(const Tensor& t) {
@@ -171,7 +186,6 @@ TEST_CASE("fp8_linear: where nothing is rounded it is linear(), bit by bit", "[f
         INFO("format " << static_cast<int>(format.scaling) << ", in-out " << is_in_out);
         const Tensor x = integers({5, 3, 32}, 1), weight = integers(is_in_out ? Shape{32, 48} : Shape{48, 32}, 2);
         const Tensor bias = integers({48}, 3), dy = integers({5, 3, 48}, 4);
-        const Passed got = pass(format, make_fp8_state(4, cpu), x, weight, bias, dy, activation, is_in_out);
         Tape tape;
         const Tensor lx = leaf(x.detach()), lw = leaf(weight.detach()), lb = leaf(bias.detach());
         Tensor y;
@@ -180,11 +194,14 @@ TEST_CASE("fp8_linear: where nothing is rounded it is linear(), bit by bit", "[f
           y = linear(lx, lw, lb, activation, is_in_out);
         }
         tape.backward(y, dy);
-        CHECK(bytes_of(got.y) == bytes_of(y));
-        CHECK(bytes_of(got.dbias) == bytes_of(lb.grad()));
-        if (activation == Activation::gelu_tanh) continue;  // its gradient is no integer
-        CHECK(bytes_of(got.dx) == bytes_of(lx.grad()));
-        CHECK(bytes_of(got.dweight) == bytes_of(lw.grad()));
+        on_every_unit([&] {
+          const Passed got = pass(format, make_fp8_state(4, cpu), x, weight, bias, dy, activation, is_in_out);
+          CHECK(bytes_of(got.y) == bytes_of(y));
+          CHECK(bytes_of(got.dbias) == bytes_of(lb.grad()));
+          if (activation == Activation::gelu_tanh) return;  // its gradient is no integer
+          CHECK(bytes_of(got.dx) == bytes_of(lx.grad()));
+          CHECK(bytes_of(got.dweight) == bytes_of(lw.grad()));
+        });
       }
     }
   }
@@ -200,18 +217,21 @@ TEST_CASE("fp8_linear: values and gradients against the scalar twin", "[fp8]") {
         const Tensor x = spread({rows, in}, 3, dtype, 1), dy = spread({rows, out}, 1e-3, dtype, 4);
         const Tensor weight = spread(is_in_out ? Shape{in, out} : Shape{out, in}, 0.1, dtype, 2);
         const Tensor bias = zeros({out}, dtype);
-        const Passed got = pass(format, make_fp8_state(4, cpu), x, weight, bias, dy, Activation::none, is_in_out);
         const auto as_f32 = [](const Tensor& t) { return host(to_dtype(t, DType::f32)); };
         const Matrix x8 = through_fp8(as_f32(x), Fp8Role::x, format);
         const Matrix w8 = through_fp8(as_f32(weight), Fp8Role::weight, format);
         const Matrix d8 = through_fp8(as_f32(dy), Fp8Role::gradient, format);
         const double last_place = dtype == DType::bf16 ? 0x1p-8 : 0x1p-22, sum = 200 * 0x1p-24;
-        check_near(got.y, product(x8, false, w8, !is_in_out), sum, last_place);
-        check_near(got.dx, product(d8, false, w8, is_in_out), sum, last_place);
-        check_near(got.dweight, is_in_out ? product(x8, true, d8, false) : product(d8, true, x8, false), sum,
-                   last_place);
-        CHECK(got.dweight.dtype() == dtype);
-        CHECK(got.dx.dtype() == dtype);
+        const Product y = product(x8, false, w8, !is_in_out), dx = product(d8, false, w8, is_in_out);
+        const Product dweight = is_in_out ? product(x8, true, d8, false) : product(d8, true, x8, false);
+        on_every_unit([&] {
+          const Passed got = pass(format, make_fp8_state(4, cpu), x, weight, bias, dy, Activation::none, is_in_out);
+          check_near(got.y, y, sum, last_place);
+          check_near(got.dx, dx, sum, last_place);
+          check_near(got.dweight, dweight, sum, last_place);
+          CHECK(got.dweight.dtype() == dtype);
+          CHECK(got.dx.dtype() == dtype);
+        });
       }
     }
   }
@@ -253,7 +273,8 @@ TEST_CASE("fp8_linear: what is kept, and what a dry run says of it", "[fp8]") {
       for (const Device device : {cpu, dry(cpu)}) {
         const memory::Stack stack = memory::make_resource(device);
         const ResourceScope scope(stack.top);
-        const Tensor x = leaf(zeros({6, 10, 64}, DType::bf16, device)), w = leaf(zeros({32, 64}, DType::bf16, device, Category::parameter));
+        const Tensor x = leaf(zeros({6, 10, 64}, DType::bf16, device)),
+                     w = leaf(zeros({32, 64}, DType::bf16, device, Category::parameter));
         const Fp8State state = make_fp8_state(4, device);
         Tape tape;
         Tensor y;
