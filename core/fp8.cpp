@@ -20,6 +20,7 @@ constexpr double smallest_scale = 0x1p-60, largest_scale = 0x1p100;
 
 void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   const std::string begin = "fp8: " + describe(matrix);
+  if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin + "; a dense matrix is needed");
   const DType dtype = matrix.dtype();
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
     throw DTypeError(begin + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f32, f16, bf16");
@@ -158,7 +159,13 @@ Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tenso
 }
 
 void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row, std::int64_t column) {
-  namespace detail = fp8_tensor_detail;
+  const Tensor& all = codes.values;
+  const bool fits = to.rank() == 2 && to.is_contiguous() && to.dtype() == DType::bf16 && row >= 0 && column >= 0 &&
+                    row + to.size(0) <= all.size(0) && column + to.size(1) <= all.size(1);
+  if (!fits) {
+    throw ShapeError("fp8: codes " + describe(all) + " from (" + std::to_string(row) + ", " + std::to_string(column) +
+                     ") into " + describe(to) + "; a dense bf16 window of them is needed");
+  }
   if (to.elements() == 0) return;
   launch(to.device(), [&](const Addresses& at) {
     kernels::Fp8DecodeArgs args;

@@ -83,8 +83,8 @@ struct Fp8Operand {
 float fp8_scale_of(float amax, DType dtype, int margin) noexcept;
 
 /// Codes of a dense matrix. `known` are the committed scales of delayed scaling, f32 (3), or undefined. Records amax
-/// where `use` says so, outside of a recompute. Throws DeviceError on CUDA, DTypeError for another dtype than f32, f16,
-/// bf16.
+/// where `use` says so, outside of a recompute. Throws ShapeError for what is no dense matrix, DeviceError on CUDA,
+/// DTypeError for another dtype than f32, f16, bf16.
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known);
 
 /// What fp8_encode's codes stand for: per tensor the codes' own values (the scale is to be multiplied in later), of
@@ -92,7 +92,7 @@ Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, con
 /// holds it.
 Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tensor& known);
 
-/// Rows [row, row + R) and columns [column, column + C) of what codes stand for, into `to`, a dense bf16 (R, C).
+/// Rows [row, row + R) and columns [column, column + C) of what codes stand for, to a dense bf16 (R, C). ShapeError.
 void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row, std::int64_t column);
 
 }  // namespace thimble

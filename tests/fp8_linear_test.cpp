@@ -356,6 +356,11 @@ TEST_CASE("fp8_linear: what is refused", "[fp8]") {
   CHECK(text([&] {
           fp8_linear(x, zeros({16, 48}, DType::bf16), b, current);
         }) == "fp8_linear: input (4, 32) does not fit weight (16, 48) (out, in)");
+  const Fp8Use use{current, {}, 0, false};
+  CHECK_THROWS_AS(fp8_encode(zeros({32}, DType::bf16), Fp8Role::x, use, {}), ShapeError);
+  const Fp8Operand codes = fp8_encode(x, Fp8Role::x, use, {});
+  CHECK_THROWS_AS(fp8_decode_into(zeros({4, 32}, DType::bf16), codes, 1, 0), ShapeError);
+  CHECK_THROWS_AS(fp8_decode_into(zeros({4, 32}, DType::f32), codes, 0, 0), ShapeError);
   CHECK_THROWS_AS(make_fp8_state(0, cpu), ValueError);
   CHECK(text([&] { make_fp8_state(1025, cpu); }) == "fp8: a history of 1025 steps; allowed are 1 to 1024");
   const Device gpu = dry(cuda());
