@@ -4,6 +4,7 @@
 #include <thimble/autograd/functions/attention.h>
 #include <thimble/autograd/functions/dropout.h>
 #include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/fp8.h>
 #include <thimble/autograd/functions/indexing.h>
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/autograd/functions/matmul.h>

@@ -80,6 +80,12 @@ void set_precision(Setup& setup, const std::string& name) {
 }
 
 nn::Placement placement(const Setup& setup, Device device) {
+  const bool has_fp8 = !setup.precision.empty() && nn::precision(setup.precision).fp8;
+  if (setup.fp8_strict && !has_fp8) {
+    throw ValueError("--fp8-strict: there is no FP8 " +
+                     (setup.precision.empty() ? "without --precision" : "under --precision " + setup.precision) +
+                     "; allowed with fp8, fp8-current, fp8-block");
+  }
   if (setup.precision.empty()) return {device, setup.dtype};
   const nn::Precision& policy = nn::precision(setup.precision);
   if (policy.parameters != setup.dtype) {
@@ -87,7 +93,9 @@ nn::Placement placement(const Setup& setup, Device device) {
                      ", whose parameters are " + std::string(to_string(policy.parameters)) +
                      "; without --dtype, or with that one, it is allowed");
   }
-  return policy.on(device);
+  nn::Placement on = policy.on(device);
+  if (on.fp8) on.fp8->strict = setup.fp8_strict;
+  return on;
 }
 
 bool may_chunk_head(const Setup& setup) {

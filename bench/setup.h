@@ -25,9 +25,10 @@ struct Setup {
   DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
   std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same (NarrowState)
   DType dtype = DType::f32;                  ///< of parameters and activations
-  std::string precision;  ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
-  double rate = -1;       ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
-  double clip_norm = -1;  ///< negative: 1 for text, none for images
+  std::string precision;    ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
+  bool fp8_strict = false;  ///< a layer that the policy's FP8 cannot take is an error
+  double rate = -1;         ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
+  double clip_norm = -1;    ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
@@ -46,7 +47,8 @@ inline constexpr std::int64_t auto_micro_batches = 0;
 /// Sets policy and dtype. Throws ValueError for an unknown name.
 void set_precision(Setup& setup, const std::string& name);
 
-/// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`.
+/// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`,
+/// and for fp8_strict without FP8.
 nn::Placement placement(const Setup& setup, Device device);
 
 /// Whether the setup may have a chunked head: not with products in f16 under a policy, whose gradients are made before

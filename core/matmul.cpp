@@ -64,6 +64,9 @@ void check(const MatmulCall& call) {
   if (a.device() != b.device() || a.device() != c.device()) {
     throw DeviceError(operation() + ": operands on different devices, " + describe(a) + " and " + describe(b));
   }
+  if (a.device().is_cuda() && (call.a_scale.defined() || call.b_scale.defined())) {
+    throw DeviceError(operation + ": operands with scales on " + to_string(a.device()) + "; the CPU is allowed");
+  }
 }
 
 }  // namespace matmul_detail
@@ -86,6 +89,8 @@ void matmul_into(const MatmulCall& call) {
     args.c = at(call.c);
     args.bias = at(call.bias);
     args.pre_activation = at(call.pre_activation);
+    if (call.a_scale.defined()) args.alpha *= static_cast<double>(*at.as<float>(call.a_scale));
+    if (call.b_scale.defined()) args.alpha *= static_cast<double>(*at.as<float>(call.b_scale));
     kernels.gemm(args, at(workspace), threads);
   });
   call.c.storage()->bump_version();

@@ -7,7 +7,8 @@
 namespace thimble {
 
 /// One product c = act(alpha a b + bias): a (..., M, K), b (..., K, N), c (..., M, N), any strides; leading axes of a
-/// and b are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c.
+/// and b are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c. The scales
+/// of a and b, f32 (1), are factors of alpha that are read when the product runs; on the CPU alone.
 struct MatmulCall {
   const char* operation;  ///< for errors
   Tensor a, b, c;
@@ -15,6 +16,7 @@ struct MatmulCall {
   double alpha = 1;
   bool accumulate = false;
   kernels::Activation activation = kernels::Activation::none;
+  Tensor a_scale = {}, b_scale = {};
 };
 
 /// Takes the workspace, then launches. Throws ShapeError, DTypeError (floating and integer mixed), DeviceError.

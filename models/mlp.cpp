@@ -26,7 +26,8 @@ Mlp::Mlp(const ModelOptions& options, const nn::Placement& on) : Model(mlp_optio
     const std::int64_t out = is_last ? options_.classes : options_.width;
     nn::LinearOptions linear;
     if (!is_last && options_.build == Build::fused) linear.activation = kernels::Activation::relu;
-    layers_.push_back(&child<nn::Linear>("fc" + std::to_string(i + 1), in, out, on, linear));
+    layers_.push_back(
+        &child<nn::Linear>("fc" + std::to_string(i + 1), in, out, is_last ? on.without_fp8() : on, linear));
     in = out;
   }
 }

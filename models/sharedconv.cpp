@@ -78,7 +78,7 @@ Sharedconv::Sharedconv(const ModelOptions& options, const nn::Placement& on)
       in = out;
     }
   }
-  fc_ = &child<nn::Linear>("fc", in, options_.classes, on);
+  fc_ = &child<nn::Linear>("fc", in, options_.classes, on.without_fp8());
 }
 
 Tensor Sharedconv::forward(const Tensor& images) {

@@ -53,11 +53,19 @@ VitAttention::VitAttention(const ModelOptions& sizes, const nn::Placement& on)
           nn::init::uniform({3 * sizes.width, sizes.width}, vit_detail::glorot_bound(sizes.width, 3 * sizes.width),
                             on.dtype, on.device))),
       in_bias_(add_parameter("in_proj_bias", nn::init::constant({3 * sizes.width}, 0, on.dtype, on.device))),
-      out_(child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {}
+      in_fp8_(on, sizes.width, 3 * sizes.width),
+      out_(child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {
+  if (!in_fp8_.state().defined()) return;
+  add_buffer("fp8_amax", in_fp8_.state().amax);
+  add_buffer("fp8_scale", in_fp8_.state().scale);
+  add_buffer("fp8_steps", in_fp8_.state().steps);
+}
 
 Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
-  const Tensor qkv = linear(nn::as_operand(x, compute_), nn::as_operand(in_weight_, compute_),
-                            nn::as_operand(in_bias_, compute_));  // (N, T, 3C)
+  const Tensor in = nn::as_operand(x, compute_), weight = nn::as_operand(in_weight_, compute_),
+               bias = nn::as_operand(in_bias_, compute_);
+  const Tensor qkv =
+      in_fp8_.runs() ? in_fp8_(in, weight, bias, is_training()) : linear(in, weight, bias);  // (N, T, 3C)
   AttentionOptions options;
   options.causal = false;
   return out_(build_ == Build::fused ? attention(qkv, heads_, options) : attention_textbook(qkv, heads_, options));
@@ -95,7 +103,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
       dtype_(on.dtype),
       class_token_(add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device))),
       patches_(child<nn::Conv2d>("conv_proj", sizes.channels, sizes.width, vit_patch,
-                                 Conv2dOptions{.stride = vit_patch}, true, on)),
+                                 Conv2dOptions{.stride = vit_patch}, true, on.without_fp8())),
       positions_(add_parameter("encoder.pos_embedding",
                                nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
                                                 vit_detail::position_deviation, on.dtype, on.device))),
@@ -106,7 +114,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
     blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
   }
   norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon);
-  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on, vit_detail::zeros_head());
+  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.without_fp8(), vit_detail::zeros_head());
 }
 
 Tensor Vit::embed(const Tensor& images) {

@@ -24,6 +24,7 @@ constexpr std::int64_t vit_tokens(std::int64_t image) noexcept { return (image /
 class VitAttention final : public nn::Layer {
  public:
   VitAttention(const ModelOptions& sizes, const nn::Placement& on);
+  nn::Fp8Status fp8_status() const override { return in_fp8_.status(); }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -33,6 +34,7 @@ class VitAttention final : public nn::Layer {
   Build build_;
   std::optional<DType> compute_;
   Tensor in_weight_, in_bias_;  // (3 C, C), (3 C)
+  nn::Fp8Product in_fp8_;
   nn::Linear& out_;
 };
 

@@ -20,7 +20,7 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
 }
 
 Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const LinearOptions& options)
-    : options_(options), compute_(on.compute) {
+    : options_(options), compute_(on.compute), fp8_(on, in, out) {
   const Shape shape = options.weight_is_in_out ? Shape{in, out} : Shape{out, in};
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   const bool is_normal = options.deviation >= 0;
@@ -29,6 +29,11 @@ Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const Lin
   if (options.has_bias) {
     bias = add_parameter("bias", is_normal ? init::constant({out}, 0, on.dtype, on.device)
                                            : init::uniform({out}, bound, on.dtype, on.device));
+  }
+  if (fp8_.state().defined()) {
+    add_buffer("fp8_amax", fp8_.state().amax);
+    add_buffer("fp8_scale", fp8_.state().scale);
+    add_buffer("fp8_steps", fp8_.state().steps);
   }
 }
 
@@ -44,12 +49,17 @@ void Linear::quantize_weight() {
 Tensor Linear::forward(const Tensor& x) {
   const Tensor operand = as_operand(x, compute_), addend = as_operand(bias, compute_);
   if (has_quantized_weight()) return linear_q8(operand, weight_q8, addend, options_.activation);
+  if (fp8_.runs()) {
+    return fp8_(operand, as_operand(weight, compute_), addend, is_training(), options_.activation,
+                options_.weight_is_in_out);
+  }
   return linear(operand, as_operand(weight, compute_), addend, options_.activation, options_.weight_is_in_out);
 }
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options, bool has_bias,
                const Placement& on)
-    : options_(options), compute_(on.compute) {
+    : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
+  check_fp8_strict(on.fp8, fp8_fallback_);
   if (options.groups < 1 || in % options.groups != 0 || out % options.groups != 0) {
     throw ValueError("conv2d: " + std::to_string(options.groups) + " groups do not divide " + std::to_string(in) +
                      " and " + std::to_string(out) + " channels");

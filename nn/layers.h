@@ -3,6 +3,7 @@
 
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/matmul.h>
+#include <thimble/nn/fp8.h>
 #include <thimble/nn/module.h>
 
 namespace thimble::nn {
@@ -21,7 +22,7 @@ struct LinearOptions {
   double deviation = -1;
 };
 
-/// (..., I) -> (..., O).
+/// (..., I) -> (..., O). In FP8 where the placement has a recipe and 16 divides I and O (nn/fp8.h).
 class Linear final : public Layer {
  public:
   Linear(std::int64_t in, std::int64_t out, const Placement& on = {}, const LinearOptions& options = {});
@@ -35,6 +36,7 @@ class Linear final : public Layer {
   std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
   bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
   Tensor weight_q8;
+  Fp8Status fp8_status() const override { return fp8_.status(); }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -42,14 +44,17 @@ class Linear final : public Layer {
  private:
   LinearOptions options_;
   std::optional<DType> compute_;
+  Fp8Product fp8_;
 };
 
-/// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW.
+/// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW. Falls back
+/// where the placement has a recipe for FP8.
 class Conv2d final : public Layer {
  public:
   Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
          bool has_bias = false, const Placement& on = {});
   Tensor weight, bias;
+  Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -57,6 +62,7 @@ class Conv2d final : public Layer {
  private:
   Conv2dOptions options_;
   std::optional<DType> compute_;
+  std::string fp8_fallback_;
 };
 
 /// Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, algorithm 1), with running statistics.

@@ -13,6 +13,7 @@
 
 #include <thimble/core/context.h>
 #include <thimble/core/tensor.h>
+#include <thimble/nn/fp8_recipe.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::nn {
@@ -26,8 +27,15 @@ struct Placement {
   DType dtype = DType::f32;
   std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
   std::optional<DType> compute = {};  ///< linear layers and convolutions cast their operands to it; none: they do not
+  std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/fp8.h); none: they are not FP8
 
   DType norm_dtype() const noexcept { return norms.value_or(dtype); }
+  /// The same without FP8: for what is no linear layer inside of a block (embeddings, heads).
+  Placement without_fp8() const {
+    Placement other = *this;
+    other.fp8.reset();
+    return other;
+  }
 };
 
 /// How public files lay a parameter out.
@@ -65,6 +73,9 @@ class Module {
 
   /// Calls f for this module, then for all below it, in the order of construction.
   void for_each_module(const std::function<void(Module&)>& f);
+
+  /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
+  virtual Fp8Status fp8_status() const { return {}; }
 
   /// The path the module runs and allocates under: where it was made.
   PathId path() const noexcept { return path_; }

@@ -12,7 +12,7 @@ using optim::NarrowUpdate;
 
 constexpr DType f32 = DType::f32, f16 = DType::f16, bf16 = DType::bf16;
 
-constexpr std::array<Precision, 7> list{{
+constexpr std::array<Precision, 10> list{{
     {"O0", f32, f32, {}, NarrowUpdate::rounded, false},
     {"O1", f32, f32, f16, NarrowUpdate::rounded, true},
     {"O2", f16, f32, {}, NarrowUpdate::master, true},
@@ -20,6 +20,9 @@ constexpr std::array<Precision, 7> list{{
     {"bf16", bf16, f32, {}, NarrowUpdate::master, false},
     {"bf16-stochastic", bf16, bf16, {}, NarrowUpdate::stochastic, false},
     {"bf16-kahan", bf16, bf16, {}, NarrowUpdate::kahan, false},
+    {"fp8", bf16, f32, {}, NarrowUpdate::master, false, Fp8Recipe{}},
+    {"fp8-current", bf16, f32, {}, NarrowUpdate::master, false, Fp8Recipe{.kind = Fp8Scaling::current}},
+    {"fp8-block", bf16, f32, {}, NarrowUpdate::master, false, Fp8Recipe{.kind = Fp8Scaling::block, .hybrid = false}},
 }};
 
 }  // namespace precision_detail

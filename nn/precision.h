@@ -20,9 +20,16 @@ namespace thimble::nn {
 /// bf16             bf16        f32    bf16      master      none
 /// bf16-stochastic  bf16        bf16   bf16      stochastic  none
 /// bf16-kahan       bf16        bf16   bf16      kahan       none
+/// fp8              bf16        f32    bf16      master      none
+/// fp8-current      bf16        f32    bf16      master      none
+/// fp8-block        bf16        f32    bf16      master      none
 ///
 /// O0 to O3 are the levels of NVIDIA's Apex (amp). Embeddings, positions and the residual stream are of the
 /// parameters' dtype; under O1, as there, what a product gives stays f16 until it meets f32.
+///
+/// The last three are bf16 but for linear layers inside of blocks, whose operands are FP8 (nn/fp8.h): fp8 with delayed
+/// and fp8-current with current scaling, E4M3 forward and E5M2 for gradients; fp8-block in E4M3 with scales for 1 x 128
+/// of x and dy and 128 x 128 of weights.
 struct Precision {
   std::string_view name;
   DType parameters = DType::f32;      ///< of all but norms, and of activations outside of products
@@ -30,9 +37,10 @@ struct Precision {
   std::optional<DType> compute = {};  ///< of the operands of products, where it is not `parameters`: they are cast
   optim::NarrowUpdate update = optim::NarrowUpdate::rounded;
   bool scales_loss = false;  ///< dynamically: optim::GradScaler as it comes
+  std::optional<Fp8Recipe> fp8 = {};
 
   /// Where a model of this policy is put.
-  Placement on(Device device) const { return {device, parameters, norms, compute}; }
+  Placement on(Device device) const { return {device, parameters, norms, compute, fp8}; }
 };
 
 /// All policies, O0 first.

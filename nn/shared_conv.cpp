@@ -17,7 +17,11 @@ Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kerne
 }
 
 SharedConv2d::SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options, const Placement& on)
-    : basis(add_parameter("basis", basis)), options_(options), compute_(on.compute) {
+    : basis(add_parameter("basis", basis)),
+      options_(options),
+      compute_(on.compute),
+      fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
+  check_fp8_strict(on.fp8, fp8_fallback_);
   if (basis.rank() != 4 || basis.size(2) != basis.size(3)) {
     throw ShapeError("shared_conv2d: basis " + to_string(basis.shape()) + "; (r, O, K, K) is needed");
   }

@@ -2,6 +2,7 @@
 // Convolutions whose kernels are combinations of a few that they share: see core/ops/shared_conv.h.
 
 #include <thimble/autograd/functions/matmul.h>
+#include <thimble/nn/fp8.h>
 #include <thimble/nn/module.h>
 
 namespace thimble::nn {
@@ -24,6 +25,7 @@ class SharedConv2d final : public Layer {
                const Conv2dOptions& options = {}, const Placement& on = {});
 
   Tensor basis, coefficients;
+  Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -31,6 +33,7 @@ class SharedConv2d final : public Layer {
  private:
   Conv2dOptions options_;
   std::optional<DType> compute_;
+  std::string fp8_fallback_;
 };
 
 }  // namespace thimble::nn

@@ -252,7 +252,7 @@ class Transformer final : public Net {
   };
   static constexpr std::int64_t vocabulary = 13, heads = 2;
   nn::Placement on(Device device) const { return placement_of(options_, device); }
-  std::int64_t width() const { return options_.is_tiny ? 4 : 32; }
+  std::int64_t width() const { return options_.width > 0 ? options_.width : options_.is_tiny ? 4 : 32; }
   std::int64_t length() const { return options_.is_tiny ? 3 : 16; }
 
   Block make_block(const std::string& name, Device device) {
@@ -287,7 +287,13 @@ class Transformer final : public Net {
     } else {
       wide = linear(operand(h), operand(block.up->weight), operand(block.up->bias), kernels::Activation::gelu_tanh);
     }
-    return nn::residual_sum(x, (*block.dropout)((*block.down)(wide)));
+    return nn::residual_sum(x, (*block.dropout)(down(block, has_own_gelu, wide)));
+  }
+
+  Tensor down(const Block& block, bool is_first, const Tensor& wide) const {
+    if (is_first || !options_.multiply) return (*block.down)(wide);
+    const PathScope scope(block.down->path());
+    return options_.multiply(*block.down, wide);
   }
 
   Tensor operand(const Tensor& t) const {

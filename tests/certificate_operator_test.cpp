@@ -156,6 +156,12 @@ void add_products(std::vector<FateCase>& rows) {
                       return linear(in[0], in[1], in[2], activation);
                     }});
   }
+  for (const Fp8Scaling scaling : {Fp8Scaling::delayed, Fp8Scaling::current, Fp8Scaling::block}) {
+    rows.push_back({"fp8_linear", {{2, 3, 4}, {5, 4}, {5}}, [=](Tensors in, Tensors) {
+                      return fp8_linear(in[0], in[1], in[2], {.scaling = scaling}, make_fp8_state(2, cpu), true,
+                                        kernels::Activation::relu);
+                    }});
+  }
   rows.push_back({"conv2d", {image, {3, 3, 3, 4}, {3}}, [](Tensors in, Tensors) {
                     return conv2d(in[0], in[1], in[2], {.stride = 2, .padding = 1});
                   }});

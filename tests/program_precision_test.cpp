@@ -76,7 +76,11 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
   };
   for (const Row& row : {Row{"--precision O2 --dtype bf16", "--dtype: bf16 contradicts --precision O2"},
                          {"--dtype f16 --precision bf16", "--dtype: f16 contradicts --precision bf16"},
-                         {"--precision fp8", "precision: 'fp8' is not one of O0, O1"},
+                         {"--precision fp4", "precision: 'fp4' is not one of O0, O1"},
+                         {"--fp8-strict", "--fp8-strict: there is no FP8 without --precision; allowed with fp8"},
+                         {"--precision bf16 --fp8-strict", "--fp8-strict: there is no FP8 under --precision bf16"},
+                         {"--precision fp8 --dtype f32", "--dtype: f32 contradicts --precision fp8"},
+                         {"--precision fp8 --device cuda", "there are no FP8 kernels for CUDA"},
                          {"--precision O1 --fuse-optimizer", "--fuse-optimizer: not with --precision O1"},
                          {"--precision O2 --offload /tmp --offload-gradients", "--offload-gradients: not with"},
                          {"--precision O3 --head chunked", "--head: chunked is not for --precision O3"}}) {
@@ -86,4 +90,30 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
     CHECK(contains(refused->error, row.error));
     CHECK(refused->out.empty());
   }
+}
+
+TEST_CASE("program: FP8 says what runs in it and what does not", "[precision][program][fp8]") {
+  const TemporaryFolder folder;
+  const auto gpt =
+      program_test::run(folder, "plan char-gpt --layers 2 --width 32 --heads 2 --seq 8 --precision fp8 --json");
+  if (!gpt) return;
+  CHECK(gpt->status == 0);
+  const nlohmann::json fp8 = nlohmann::json::parse(gpt->out).at("fp8");
+  CHECK(fp8.at("layers").size() == 8);
+  CHECK(fp8.at("fallbacks").empty());
+  CHECK(fp8.at("higher_precision").front() == "gpt.wte");
+  const auto told = program_test::run(folder, "plan resnet18 --image 32 --batch 1 --precision fp8-block");
+  CHECK(told->status == 0);
+  CHECK(contains(told->out, "  in FP8           nothing\n"));
+  CHECK(contains(told->out, "falls back       resnet.conv*, resnet.layer*.*.conv* (16), "));
+  CHECK(contains(told->out, ": convolutions have no FP8 form\n"));
+  const std::string train =
+      "train mlp --data synthetic --steps 1 --batch 2 --image 8 --precision fp8 --eval-batches 1 ";
+  const auto odd = program_test::run(folder, train + "--width 40");
+  CHECK(odd->status == 0);
+  CHECK(contains(odd->error, "falls back       mlp.fc*: 64 to 40 features, and both must be multiples of 16\n"));
+  CHECK(program_test::run(folder, train + "--width 32")->error.find("falls back") == std::string::npos);
+  const auto strict = program_test::run(folder, train + "--width 40 --fp8-strict");
+  CHECK(strict->status == 2);
+  CHECK(contains(strict->error, "fp8: mlp.fc1 would fall back to a higher precision"));
 }

@@ -195,6 +195,8 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           },
           "Mixed precision: " + flags_detail::precision_names() + " (none: all is of --dtype)")
       ->type_name("P");
+  command.add_flag("--fp8-strict", s.fp8_strict,
+                   "Under an FP8 policy a layer that falls back to a higher precision is an error");
   command
       .add_option_function<std::string>(
           "--optimizer",

@@ -11,6 +11,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/fp8_report.h>
 #include <thimble/bench/planning.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
@@ -63,6 +64,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
                               {"peak_by_category", by_category},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (const auto fp8 = fp8_report(options.setup)) json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (report.budget_bytes > 0) {
     json["budget_bytes"] = report.budget_bytes;
     json["feasible"] = report.is_feasible;
@@ -115,6 +117,7 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
   if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
+  if (const auto fp8 = fp8_report(setup)) std::printf("%s", to_lines(*fp8).c_str());
   if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
   if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
   print_line("peak (committed)", report.plan.peak_bytes);

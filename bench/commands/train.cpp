@@ -13,6 +13,7 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/fp8_report.h>
 #include <thimble/bench/live.h>
 #include <thimble/bench/training.h>
 #include <thimble/bench/units.h>
@@ -100,6 +101,7 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"ms_per_step", r.ms_per_step},
                               {"items_per_s", r.items_per_s}};
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (const auto fp8 = fp8_report(options.setup)) json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (r.scaler) {
     json["loss_scale"] = r.scaler->scale;
     json["skipped_steps"] = r.scaler->skipped_steps;
@@ -113,6 +115,7 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
               static_cast<long long>(r.steps));
+  if (const auto fp8 = fp8_report(options.setup)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
   std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
@@ -218,6 +221,10 @@ void add_train(CLI::App& program) {
     }
     if (options->warmup < 0) options->warmup = options->steps / 20;
     const PreparedTraining prepared = prepare_training(*options);
+    // What is not as asked is said before the first step.
+    if (const auto fp8 = fp8_report(prepared.options.setup); fp8 && !fp8->fallbacks.empty()) {
+      std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
+    }
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     const TrainReport report = train(
         prepared, [&line](const TrainProgress& progress) { line.show(progress); },

@@ -27,6 +27,31 @@ std::vector<Term> with_dtype(std::vector<Term> terms, std::initializer_list<cons
   return terms;
 }
 
+// Whether the linear layers of a GPT's blocks run in FP8.
+bool has_fp8(const nn::Precision& precision, const ModelOptions& sizes) {
+  return precision.fp8 && sizes.width % fp8_multiple == 0;
+}
+
+std::int64_t blocks_of(std::int64_t numbers) { return (numbers + fp8_block - 1) / fp8_block; }
+
+// A layer's terms with the inputs of its products as codes.
+std::vector<Term> with_codes(std::vector<Term> terms, const nn::Precision& precision, const ModelOptions& sizes) {
+  const DType code = precision.fp8->format().forward;
+  terms = with_dtype(std::move(terms), {"norm 1 output", "norm 2 output", "gelu output"}, code);
+  if (sizes.build == Build::fused) {
+    terms.push_back({"attention output codes", Category::activation, code, sizes.sequence * sizes.width, 0});
+  } else {
+    terms = with_dtype(std::move(terms), {"attention output"}, code);
+  }
+  if (precision.fp8->kind == Fp8Scaling::block) {
+    const std::int64_t of_row = 3 * blocks_of(sizes.width) + blocks_of(4 * sizes.width);
+    terms.push_back({"scales of codes", Category::activation, DType::u8, sizes.sequence * of_row, 0});
+  } else {
+    terms.push_back({"scales of codes", Category::activation, DType::f32, 0, 4});
+  }
+  return terms;
+}
+
 std::int64_t gpt_norm_elements(const ModelOptions& sizes) { return (4 * sizes.layers + 2) * sizes.width; }
 
 }  // namespace precision_theory_detail
@@ -57,18 +82,33 @@ ModelState state_under(const nn::Precision& precision, std::int64_t elements, st
   return state;
 }
 
+std::int64_t fp8_state_bytes(const nn::Fp8Recipe& recipe) {
+  if (recipe.kind != Fp8Scaling::delayed) return 0;
+  namespace detail = precision_theory_detail;
+  return (3 * recipe.history + 3) * detail::size(DType::f32) + 3 * 2 * detail::size(DType::i64);
+}
+
 ModelState gpt_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
                      const nn::Precision& precision) {
   const ModelOptions sizes = gpt_options(name, options);
   const std::int64_t all = gpt_state(name, sizes, moments, DType::f32).parameter_elements;
   const std::int64_t of_norms = precision_theory_detail::gpt_norm_elements(sizes);
-  return state_under(precision, all - of_norms, of_norms, moments);
+  ModelState state = state_under(precision, all - of_norms, of_norms, moments);
+  if (precision_theory_detail::has_fp8(precision, sizes)) {
+    state.buffers += 4 * sizes.layers * fp8_state_bytes(*precision.fp8);
+  }
+  return state;
 }
 
 std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
-  if (!precision.compute) return gpt_layer_kept(name, options, precision.parameters);
-  const std::int64_t h = gpt_options(name, options).width;
-  std::vector<Term> terms = precision_theory_detail::with_dtype(gpt_layer_kept(name, options, *precision.compute),
+  const ModelOptions sizes = gpt_options(name, options);
+  if (!precision.compute) {
+    std::vector<Term> terms = gpt_layer_kept(name, sizes, precision.parameters);
+    if (!precision_theory_detail::has_fp8(precision, sizes)) return terms;
+    return precision_theory_detail::with_codes(std::move(terms), precision, sizes);
+  }
+  const std::int64_t h = sizes.width;
+  std::vector<Term> terms = precision_theory_detail::with_dtype(gpt_layer_kept(name, sizes, *precision.compute),
                                                                 {"residual", "layer output"}, precision.parameters);
   terms.push_back({"weight casts", Category::activation, *precision.compute, 0, 12 * h * h});
   return terms;

@@ -28,16 +28,26 @@ struct ParameterBytes {
 ///   O3               2 + 2 + 8      12     2 + 2 + 8      12
 ///   bf16-stochastic  2 + 2 + 8      12     2 + 2 + 8      12
 ///   bf16-kahan       2 + 2 + 8 + 2  14     2 + 2 + 8 + 2  14
+///   fp8 (all three)  as bf16
 ParameterBytes parameter_bytes(const nn::Precision& precision, std::int64_t moments, bool is_norm = false);
 
 /// The state of a model of so many numbers in norms' parameters and in all others; batch norms as in state_of.
 ModelState state_under(const nn::Precision& precision, std::int64_t elements, std::int64_t norm_elements,
                        std::int64_t moments, std::int64_t norm_channels = 0, std::int64_t norms = 0);
 
+/// The state of one linear layer in FP8, in its buffers: with delayed scaling an amax for each of 3 operands and each
+/// step of the history, 3 scales (f32), and 2 counts for each operand (i64); else 0.
+std::int64_t fp8_state_bytes(const nn::Fp8Recipe& recipe);
+
 /// gpt_state, gpt_layer_kept, gpt_outside_kept and gpt_kept_bytes under a policy. Where products compute in a dtype of
 /// their own, a layer keeps the terms of that dtype but for "residual" and "layer output", which are of the
 /// parameters', and besides "weight casts", 12 h^2 numbers whatever the batch; outside, "embedding output" is of the
 /// parameters' dtype, and "token table cast" are V h numbers.
+///
+/// Under FP8 the inputs of a layer's four products are kept as codes, one byte a number, with their scales: one for
+/// each product, or a byte for each row's 128 numbers. Attention in its fused form keeps its result in bf16 besides.
+/// Where 16 does not divide h all is as under bf16. A step keeps this; a recording without a Transaction keeps also the
+/// scales it began with, 12 bytes for a product with delayed scaling.
 ModelState gpt_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
                      const nn::Precision& precision);
 std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& options, const nn::Precision& precision);

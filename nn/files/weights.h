@@ -14,8 +14,8 @@ void save_weights(const Module& module, const std::string& path, const Metadata&
 
 struct LoadOptions {
   /// Tensors of the file with these last parts of a name, and unknown to the model, are passed over: GPT-2's files
-  /// carry its causal masks. "attn.bias" is `h.0.attn.bias`, not `h.0.c_attn.bias`.
-  std::vector<std::string> skipped_suffixes{"attn.bias", "attn.masked_bias"};
+  /// carry its causal masks, those of FP8 training its scales. "attn.bias" is `h.0.attn.bias`, not `h.0.c_attn.bias`.
+  std::vector<std::string> skipped_suffixes{"attn.bias", "attn.masked_bias", "fp8_amax", "fp8_scale", "fp8_steps"};
   /// Every tensor of the model must be in the file, and every tensor of the file in the model. If not, those that
   /// match are loaded and the others named in the result.
   bool is_strict = true;

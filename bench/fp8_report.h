@@ -1,0 +1,22 @@
+#pragma once
+// What a run does in FP8, and what not: for the commands to print.
+
+#include <optional>
+#include <string>
+
+#include <thimble/bench/setup.h>
+#include <thimble/nn/fp8.h>
+
+namespace thimble::bench {
+
+/// Of the setup's model, made on a dry device; none where its policy has no FP8. Throws what make_model throws, with
+/// fp8_strict a ValueError at the first layer that falls back.
+std::optional<nn::Fp8Layers> fp8_report(const Setup& setup);
+
+/// As lines: what runs in FP8, what falls back and why, what stays in a higher precision.
+std::string to_lines(const nn::Fp8Layers& layers);
+
+/// As JSON: {"layers": [path], "fallbacks": [{"layer", "reason"}], "higher_precision": [path]}.
+std::string to_json_text(const nn::Fp8Layers& layers);
+
+}  // namespace thimble::bench

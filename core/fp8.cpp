@@ -1,0 +1,191 @@
+#include <thimble/core/fp8.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/fp8.h>
+#include <thimble/core/kernels/quantize.h>
+#include <thimble/core/launch.h>
+#include <thimble/core/ops/reuse.h>
+#include <thimble/core/transaction.h>
+
+namespace thimble {
+namespace fp8_tensor_detail {
+
+constexpr double smallest_scale = 0x1p-60, largest_scale = 0x1p100;
+
+void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
+  const std::string begin = "fp8: " + describe(matrix);
+  if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin + "; a dense matrix is needed");
+  const DType dtype = matrix.dtype();
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
+    throw DTypeError(begin + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f32, f16, bf16");
+  }
+  if (use.dtype(role) != DType::f8e4m3 && use.dtype(role) != DType::f8e5m2) {
+    throw DTypeError(begin + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f8e4m3, f8e5m2");
+  }
+  if (matrix.device().is_cuda()) {
+    throw DeviceError(begin + ": there are no FP8 kernels for CUDA; the CPU is allowed");
+  }
+}
+
+// Rows and columns that share a scale.
+std::int64_t rows_of_block(Fp8Role role) { return role == Fp8Role::weight ? fp8_block : 1; }
+std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
+
+Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
+  const Device device = matrix.device();
+  const auto row = static_cast<std::int64_t>(role);
+  const bool records = use.records && use.state.defined() && !context().is_recomputing;
+  Fp8State state;
+  if (records) {
+    state = {writable_state(use.state.amax), writable_state(use.state.scale), writable_state(use.state.steps)};
+  }
+  const Tensor scale = Tensor::empty({1}, DType::f32, device);
+  launch(device, [&](const Addresses& at) {
+    kernels::Fp8ScaleArgs args;
+    args.values = at(matrix);
+    args.count = matrix.elements();
+    args.dtype = matrix.dtype();
+    args.code_dtype = use.dtype(role);
+    args.margin = use.format.margin;
+    args.known = known.defined() ? at.as<float>(known) + row : nullptr;
+    args.scale = at.as<float>(scale);
+    if (records) {
+      args.length = state.amax.size(1);
+      args.history = at.as<float>(state.amax) + row * args.length;
+      args.next_scale = at.as<float>(state.scale) + row;
+      args.steps = at.as<std::int64_t>(state.steps) + 2 * row;
+      args.step = use.step;
+    }
+    kernels::fp8_scale(args);
+  });
+  if (records) {
+    for (const Tensor* t : {&state.amax, &state.scale, &state.steps}) t->storage()->bump_version();
+  }
+  return scale;
+}
+
+void cast(const Tensor& matrix, DType code_dtype, const Tensor& scale, const Tensor& codes, const Tensor& decoded) {
+  launch(matrix.device(), [&](const Addresses& at) {
+    kernels::Fp8CastArgs args;
+    args.values = at(matrix);
+    args.count = matrix.elements();
+    args.dtype = matrix.dtype();
+    args.code_dtype = code_dtype;
+    args.scale = at.as<float>(scale);
+    args.codes = at.as<std::uint8_t>(codes);
+    args.decoded = at.as<bf16>(decoded);
+    kernels::fp8_cast(args);
+  });
+}
+
+Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype) {
+  const std::int64_t rows = matrix.size(0), columns = matrix.size(1), block_rows = rows_of_block(role);
+  const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
+  const Tensor scale =
+      Tensor::empty({blocks(rows, block_rows), blocks(columns, fp8_block)}, DType::u8, matrix.device());
+  if (matrix.elements() == 0) return {codes, scale};
+  launch(matrix.device(), [&](const Addresses& at) {
+    kernels::QuantizeArgs args;
+    args.rows = rows;
+    args.columns = columns;
+    args.block_rows = std::min(block_rows, rows);
+    args.block_columns = std::min(fp8_block, columns);
+    args.values = at(matrix);
+    args.dtype = matrix.dtype();
+    args.codes = at(codes);
+    args.code_dtype = dtype;
+    args.scales = at(scale);
+    args.scale_dtype = DType::u8;
+    kernels::quantize_kernels(matrix.device()).quantize(args);
+  });
+  return {codes, scale};
+}
+
+// The matrix itself where it may be overwritten, else a new tensor.
+Tensor place_of_decoded(const Tensor& matrix) {
+  if (matrix.dtype() == DType::bf16 && is_reusable(matrix)) return matrix;
+  return Tensor::empty(matrix.shape(), DType::bf16, matrix.device(), Category::workspace);
+}
+
+}  // namespace fp8_tensor_detail
+
+Fp8State make_fp8_state(std::int64_t history, Device device) {
+  if (history < 1 || history > 1024) {
+    throw ValueError("fp8: a history of " + std::to_string(history) + " steps; allowed are 1 to 1024");
+  }
+  return {zeros({3, history}, DType::f32, device), zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)};
+}
+
+float fp8_scale_of(float amax, DType dtype, int margin) noexcept {
+  namespace detail = fp8_tensor_detail;
+  if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
+  if (amax == 0) return 1;
+  const double largest = dtype == DType::f8e4m3 ? 448 : 57344;
+  const double scale = std::ldexp(static_cast<double>(amax) / largest, margin);
+  return static_cast<float>(std::clamp(scale, detail::smallest_scale, detail::largest_scale));
+}
+
+Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
+  namespace detail = fp8_tensor_detail;
+  detail::check(matrix, use, role);
+  const DType dtype = use.dtype(role);
+  if (use.format.scaling == Fp8Scaling::block) return detail::encode_blocks(matrix, role, dtype);
+  const Tensor scale = detail::scale_of_tensor(matrix, role, use, known);
+  const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
+  detail::cast(matrix, dtype, scale, codes, Tensor());
+  return {codes, scale};
+}
+
+Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
+  namespace detail = fp8_tensor_detail;
+  if (use.format.scaling == Fp8Scaling::block) {
+    const Fp8Operand codes = fp8_encode(matrix, role, use, known);
+    const Tensor decoded = detail::place_of_decoded(matrix);
+    fp8_decode_into(decoded, codes, 0, 0);
+    return {decoded, Tensor()};
+  }
+  detail::check(matrix, use, role);
+  const Tensor scale = detail::scale_of_tensor(matrix, role, use, known);
+  const Tensor decoded = detail::place_of_decoded(matrix);
+  detail::cast(matrix, use.dtype(role), scale, Tensor(), decoded);
+  if (decoded.storage()) decoded.storage()->bump_version();
+  return {decoded, scale};
+}
+
+void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row, std::int64_t column) {
+  const Tensor& all = codes.values;
+  const bool fits = to.rank() == 2 && to.is_contiguous() && to.dtype() == DType::bf16 && row >= 0 && column >= 0 &&
+                    row + to.size(0) <= all.size(0) && column + to.size(1) <= all.size(1);
+  if (!fits) {
+    throw ShapeError("fp8: codes " + describe(all) + " from (" + std::to_string(row) + ", " + std::to_string(column) +
+                     ") into " + describe(to) + "; a dense bf16 window of them is needed");
+  }
+  if (to.elements() == 0) return;
+  launch(to.device(), [&](const Addresses& at) {
+    kernels::Fp8DecodeArgs args;
+    args.codes = at.as<std::uint8_t>(codes.values);
+    args.code_dtype = codes.values.dtype();
+    args.row_stride = codes.values.size(1);
+    args.row = row;
+    args.column = column;
+    args.rows = to.size(0);
+    args.columns = to.size(1);
+    if (codes.scale.dtype() == DType::u8) {
+      args.scales = at.as<std::uint8_t>(codes.scale);
+      args.blocks_across = codes.scale.size(1);
+      args.block_rows = codes.scale.size(0) == codes.values.size(0) ? 1 : fp8_block;
+      args.block_columns = fp8_block;
+    }
+    args.decoded = at.as<bf16>(to);
+    kernels::fp8_decode(args);
+  });
+  to.storage()->bump_version();
+}
+
+}  // namespace thimble

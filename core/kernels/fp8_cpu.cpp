@@ -1,0 +1,170 @@
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include <thimble/core/convert.h>
+#include <thimble/core/fp8.h>
+#include <thimble/core/kernels/fp8.h>
+#include <thimble/core/kernels/quant_loops.h>
+#include <thimble/core/kernels/variants.h>
+#include <thimble/core/parallel.h>
+#include <thimble/core/quant_code.h>
+
+namespace thimble::kernels {
+namespace fp8_detail {
+
+constexpr std::int64_t tile = quant_tile;
+constexpr std::int64_t grain = 32 * tile;  // values of a thread
+
+/// Calls f(code) with the code of an FP8 dtype.
+template <class F>
+void with_code(DType dtype, F&& f) {
+  dtype == DType::f8e4m3 ? f(quant::Float8Code<f8e4m3>{}) : f(quant::Float8Code<f8e5m2>{});
+}
+
+template <class Code>
+constexpr unsigned infinity_code() {
+  return Code::largest == 448.0f ? 0x7Fu : 0x7Cu;  // E4M3 has none: its NaN
+}
+
+// Codes of n <= tile values. Free of branches; what is not finite is told from the value, not from the product, which
+// may be infinite where the value is not.
+template <class Code>
+struct Encode {
+  THIMBLE_ALWAYS_INLINE static void run(const float* values, float inverse, std::uint8_t* __restrict codes,
+                                        std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const float x = values[i] * inverse;
+      const std::uint32_t bits = bit_cast<std::uint32_t>(values[i]);
+      const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
+      const std::uint32_t scaled = bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu;
+      std::uint32_t code = Code{}.encode(x);
+      code = magnitude == quant::infinity_bits ? (infinity_code<Code>() | (bits >> 31 << 7)) : code;
+      code = scaled > quant::infinity_bits ? 0x7Fu : code;  // one NaN, whatever made it
+      codes[i] = static_cast<std::uint8_t>(code);
+    }
+  }
+};
+
+// value = code x factor(i), to bf16; exact, so its upper half is all of it.
+template <class Code>
+struct Decode {
+  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, const float* factor, std::uint16_t* __restrict to,
+                                        std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      to[i] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(codes[i]) * factor[i]) >> 16);
+    }
+  }
+};
+template <class Code>
+struct DecodePlain {
+  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, std::uint16_t* __restrict to, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      to[i] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(codes[i])) >> 16);
+    }
+  }
+};
+
+struct Largest {
+  THIMBLE_ALWAYS_INLINE static void run(const float* values, std::uint32_t* most, std::int64_t n) {
+    const std::uint32_t largest = largest_bits(values, n);
+    *most = *most < largest ? largest : *most;
+  }
+};
+
+/// f(first, values as f32, n) for tiles of a dense tensor, by threads.
+template <class F>
+void for_tiles(const void* values, DType dtype, std::int64_t count, F&& f) {
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  parallel_for(count, grain, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float buffer[tile];
+    for (std::int64_t first = begin; first < end; first += tile) {
+      const std::int64_t n = std::min(tile, end - first);
+      const auto* const from = static_cast<const std::byte*>(values) + first * size;
+      const float* loaded = buffer;
+      if (dtype == DType::f32) {
+        loaded = reinterpret_cast<const float*>(from);
+      } else {
+        load_f32(from, dtype, 1, buffer, n);
+      }
+      f(first, loaded, n);
+    }
+  });
+}
+
+std::uint32_t amax_bits(const void* values, DType dtype, std::int64_t count) {
+  std::atomic<std::uint32_t> amax{0};
+  for_tiles(values, dtype, count, [&](std::int64_t, const float* loaded, std::int64_t n) {
+    std::uint32_t most = 0;
+    run_variant<Largest>(loaded, &most, n);
+    for (std::uint32_t now = amax.load(); now < most && !amax.compare_exchange_weak(now, most);) continue;
+  });
+  return amax.load();
+}
+
+void record(const Fp8ScaleArgs& a, float amax) {
+  if (!std::isfinite(amax)) return;
+  const bool is_new = a.steps[1] != a.step + 1;
+  if (is_new) {
+    ++a.steps[0];
+    a.steps[1] = a.step + 1;
+  }
+  float& place = a.history[(a.steps[0] - 1) % a.length];
+  place = is_new ? amax : std::max(place, amax);
+  const float most = *std::max_element(a.history, a.history + a.length);
+  *a.next_scale = most > 0 ? fp8_scale_of(most, a.code_dtype, a.margin) : 0.0f;
+}
+
+}  // namespace fp8_detail
+
+void fp8_scale(const Fp8ScaleArgs& a) {
+  const bool is_known = a.known != nullptr && *a.known != 0;
+  if (is_known) *a.scale = *a.known;
+  if (is_known && a.history == nullptr) return;
+  const float amax = bit_cast<float>(fp8_detail::amax_bits(a.values, a.dtype, a.count));
+  if (!is_known) *a.scale = fp8_scale_of(amax, a.code_dtype, a.margin);
+  if (a.history != nullptr) fp8_detail::record(a, amax);
+}
+
+void fp8_cast(const Fp8CastArgs& a) {
+  const float inverse = 1.0f / *a.scale;
+  fp8_detail::with_code(a.code_dtype, [&]<class Code>(const Code&) {
+    fp8_detail::for_tiles(a.values, a.dtype, a.count, [&](std::int64_t first, const float* values, std::int64_t n) {
+      alignas(64) std::uint8_t buffer[fp8_detail::tile];
+      std::uint8_t* const codes = a.codes != nullptr ? a.codes + first : buffer;
+      run_variant<fp8_detail::Encode<Code>>(values, inverse, codes, n);
+      if (a.decoded == nullptr) return;
+      auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + first);
+      run_variant<fp8_detail::DecodePlain<Code>>(static_cast<const std::uint8_t*>(codes), to, n);
+    });
+  });
+}
+
+void fp8_decode(const Fp8DecodeArgs& a) {
+  using fp8_detail::tile;
+  const std::int64_t across = (a.columns + tile - 1) / tile;
+  fp8_detail::with_code(a.code_dtype, [&]<class Code>(const Code&) {
+    parallel_for(a.rows * across, fp8_detail::grain / tile, [&](std::int64_t begin, std::int64_t end) {
+      alignas(64) float factor[tile];
+      for (std::int64_t part = begin; part < end; ++part) {
+        const std::int64_t r = part / across, c = part % across * tile, n = std::min(tile, a.columns - c);
+        const std::uint8_t* const codes = a.codes + (a.row + r) * a.row_stride + a.column + c;
+        auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + r * a.columns + c);
+        if (a.scales == nullptr) {
+          run_variant<fp8_detail::DecodePlain<Code>>(codes, to, n);
+          continue;
+        }
+        const std::int64_t first = (a.row + r) / a.block_rows * a.blocks_across;
+        for (std::int64_t i = 0; i < n;) {
+          const std::int64_t block = (a.column + c + i) / a.block_columns;
+          const std::int64_t stop = std::min(n, (block + 1) * a.block_columns - a.column - c);
+          std::fill(factor + i, factor + stop, quant::load_scale(a.scales, DType::u8, first + block));
+          i = stop;
+        }
+        run_variant<fp8_detail::Decode<Code>>(codes, static_cast<const float*>(factor), to, n);
+      }
+    });
+  });
+}
+
+}  // namespace thimble::kernels

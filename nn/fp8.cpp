@@ -1,0 +1,105 @@
+#include <thimble/nn/fp8.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+
+#include <thimble/autograd/functions/fp8.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+namespace fp8_layer_detail {
+
+void check(const Fp8Recipe& recipe) {
+  const bool is_block = recipe.kind == Fp8Scaling::block;
+  if (recipe.margin < 0 || recipe.margin > (is_block ? 0 : 16)) {
+    throw ValueError("fp8: margin " + std::to_string(recipe.margin) + "; allowed are " +
+                     (is_block ? "0 alone, with scales of blocks" : "0 to 16"));
+  }
+}
+
+// "gpt.h.0.mlp" -> "gpt.h.*.mlp".
+std::string kind_of(const std::string& path) {
+  std::string kind;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (std::isdigit(static_cast<unsigned char>(path[i])) == 0) {
+      kind += path[i];
+    } else if (kind.empty() || kind.back() != '*') {
+      kind += '*';
+    }
+  }
+  return kind;
+}
+
+}  // namespace fp8_layer_detail
+
+std::string why_not_fp8(std::int64_t in, std::int64_t out) {
+  if (in % fp8_multiple == 0 && out % fp8_multiple == 0) return {};
+  return std::to_string(in) + " to " + std::to_string(out) + " features, and both must be multiples of " +
+         std::to_string(fp8_multiple);
+}
+
+void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why) {
+  if (!recipe || !recipe->strict || why.empty()) return;
+  throw ValueError("fp8: " + std::string(path_name(context().path)) + " would fall back to a higher precision: " + why +
+                   "; a recipe that is not strict allows it");
+}
+
+Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) {
+  if (!on.fp8) return;
+  fp8_layer_detail::check(*on.fp8);
+  why_ = why_not_fp8(in, out);
+  check_fp8_strict(on.fp8, why_);
+  runs_ = why_.empty();
+  format_ = on.fp8->format();
+  if (runs_ && on.fp8->kind == Fp8Scaling::delayed) state_ = make_fp8_state(on.fp8->history, on.device);
+}
+
+Tensor Fp8Product::operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,
+                              kernels::Activation activation, bool weight_is_in_out) const {
+  return fp8_linear(x, weight, bias, format_, state_, is_training, activation, weight_is_in_out);
+}
+
+Fp8Layers fp8_layers(Module& model) {
+  Fp8Layers result;
+  std::set<std::string> paths;
+  model.for_each_module([&](Module& module) {
+    const Fp8Status status = module.fp8_status();
+    if (!status.runs && status.fallback.empty()) return;
+    const std::string path(path_name(module.path()));
+    paths.insert(path);
+    if (status.runs) {
+      result.layers.push_back(path);
+    } else {
+      result.fallbacks.push_back({path, status.fallback});
+    }
+  });
+  const std::string root(path_name(model.path()));
+  for (const NamedTensor& p : model.parameters()) {
+    const std::size_t dot = p.name.rfind('.');
+    const std::string owner = dot == std::string::npos ? "" : p.name.substr(0, dot);
+    const std::string path = root + (root.empty() || owner.empty() ? "" : ".") + owner;
+    if (paths.insert(path).second) result.higher.push_back(path);
+  }
+  return result;
+}
+
+std::vector<Fp8Fallback> fp8_fallbacks(Module& model) { return fp8_layers(model).fallbacks; }
+
+std::string fp8_paths_text(const std::vector<std::string>& paths) {
+  std::vector<std::string> kinds;
+  std::map<std::string, int> counts;
+  for (const std::string& path : paths) {
+    const std::string kind = fp8_layer_detail::kind_of(path);
+    if (counts[kind]++ == 0) kinds.push_back(kind);
+  }
+  std::string text;
+  for (const std::string& kind : kinds) {
+    text += (text.empty() ? "" : ", ") + kind;
+    if (counts[kind] > 1) text += " (" + std::to_string(counts[kind]) + ")";
+  }
+  return text;
+}
+
+}  // namespace thimble::nn
