@@ -4,8 +4,10 @@
 #include <utility>
 
 #include <thimble/core/context.h>
+#include <thimble/core/copy.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch.h>
+#include <thimble/core/view.h>
 
 namespace thimble::nn {
 namespace recorded_step_detail {
@@ -67,6 +69,8 @@ RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::fun
   check(placed_, optimizer_, options_, device_);
   const std::int64_t bytes = block_bytes + parameter_bytes * static_cast<std::int64_t>(optimizer_.parameters().size());
   memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
+  const bool is_wide = optimizer_.parameters().front().tensor.dtype() == DType::f64;
+  loss_ = Tensor::empty({}, is_wide ? DType::f64 : DType::f32, device_);
 }
 
 // The recording goes before what it uses.
@@ -82,8 +86,7 @@ Tensor RecordedStep::run() {
   if (is_recorded()) {
     replay();
   } else if (steps_ < recorded_step_detail::eager_steps) {
-    loss_ = Tensor();  // as it is in a loop that keeps none
-    loss_ = run_once();
+    run_once();
   } else {
     record();
     if (!device_.is_dry) replay();
@@ -92,9 +95,9 @@ Tensor RecordedStep::run() {
   return loss_;
 }
 
-Tensor RecordedStep::run_once() {
+void RecordedStep::run_once() {
   const recorded_step_detail::PlacedStep step(placed_, steps_);
-  return training_step(optimizer_, loss_of_, options_);
+  copy_into(loss_, view::reshape(training_step(optimizer_, loss_of_, options_), {}));
 }
 
 kernels::StepNumbers RecordedStep::numbers() const {
@@ -111,16 +114,15 @@ void RecordedStep::record() {
   const std::int64_t updates = optimizer_.step_count();
   const std::uint64_t random_step = generator_.step();
   const Placed::Statistics before = placed_.statistics();
-  loss_ = Tensor();
   auto hold = std::make_unique<Placed::Hold>(placed_);
   if (device_.is_dry) {
-    loss_ = run_once();
+    run_once();
     hold_ = std::move(hold);
     return;
   }
   const Pin pin(memory_);
   block_.emplace(static_cast<std::byte*>(pin.data()), memory_.bytes(), numbers());
-  std::vector<Tensor> uses{memory_};
+  std::vector<Tensor> uses{memory_, loss_};
   for (const optim::Named& p : optimizer_.parameters()) uses.push_back(p.tensor);
   for (const optim::Named& s : optimizer_.state()) uses.push_back(s.tensor);
   std::unique_ptr<LaunchGraph> graph;
@@ -132,18 +134,16 @@ void RecordedStep::record() {
   try {
     graph = std::make_unique<LaunchGraph>(device_, uses, [&] {
       const kernels::StepBlockScope scope(*block_);
-      loss_ = run_once();
+      run_once();
     });
   } catch (...) {
     go_back();
-    loss_ = Tensor();
     block_.reset();
     throw;
   }
   go_back();
   const Placed::Statistics after = placed_.statistics();
   if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
-    loss_ = Tensor();
     block_.reset();
     recorded_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
                                  ", so its addresses are not those of the next; allowed is a step as it was planned");

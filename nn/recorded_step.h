@@ -10,8 +10,9 @@
 // Policy
 // - The first two steps run as training_step does, the first one and a steady one, so that pages, libraries and plans are
 //   there. The third is recorded, and it and all that follow are replays: the same bits.
-// - A recording repeats addresses. So it needs a placed arena (memory/placed.h), whose region holds what a step
-//   allocates; from then on the region stays, no block of its arena moves, and a request that would need that is refused.
+// - A recording repeats addresses. So it needs a placed arena (memory/placed.h) with the plans of steps whose loss goes
+//   with them (nn::plan_steps of a run whose step() drops it): all that a step allocates lies in its region. From then on
+//   the region stays, no block of its arena moves, and a request that would need that is refused.
 // - It repeats arguments, but for those that change from step to step: the optimizer's rate, count of updates and
 //   gradient factor, and the generator's step stand in device memory (core/kernels/step_numbers.h), which one copy
 //   writes before each replay. Set them between steps as ever.
@@ -35,7 +36,7 @@ class RecordedStep {
  public:
   /// `placed`, `optimizer`, what `loss_of` uses and the thread's generator must outlive it. Its block of device memory
   /// is taken here, from the resource in force, which must stand on `placed`: 64 KiB and 128 bytes for each parameter
-  /// (kept and counted as workspace). Throws DeviceError unless parameters are on a CUDA device (a dry one allocates
+  /// (kept and counted as workspace), and a number for the loss. Throws DeviceError unless parameters are on a CUDA device (a dry one allocates
   /// what a real one does and records nothing); PlanError for what asks the host in every step: a dynamic loss scale, a
   /// loss scale with clipping, tiers (of gradients, saved tensors, optimizer state), a profile or an observed graph.
   RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
@@ -44,7 +45,7 @@ class RecordedStep {
   RecordedStep(const RecordedStep&) = delete;
   RecordedStep& operator=(const RecordedStep&) = delete;
 
-  /// One step. Returns its mean loss, one element, not read; the next replay writes over it. Throws what training_step
+  /// One step. Returns its mean loss, of shape () in f32 (f64 for f64 parameters), not read; the next step writes over it. Throws what training_step
   /// throws; PlanError for a step that is recorded and leaves its plan (its addresses would not be the next one's), and
   /// DeviceError for one that asks the host. A step that could not be recorded has not been made: optimizer and
   /// generator are as they were.
@@ -57,7 +58,7 @@ class RecordedStep {
   std::size_t step_bytes() const noexcept { return block_ ? block_->bytes() : 0; }
 
  private:
-  Tensor run_once();
+  void run_once();
   void record();
   void replay();
   kernels::StepNumbers numbers() const;
@@ -69,8 +70,8 @@ class RecordedStep {
   Generator& generator_;
   Device device_;
   Tensor memory_;  // (bytes) of u8, the block's
+  Tensor loss_;    // ()
   std::size_t steps_ = 0;
-  Tensor loss_;
   std::vector<std::byte> image_;  // of the block, on the host
   std::optional<kernels::StepBlock> block_;
   std::unique_ptr<Placed::Hold> hold_;

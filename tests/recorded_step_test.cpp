@@ -62,13 +62,12 @@ class Net {
       copy_into(batch_.target, to_device(next.target, cuda()));
     }
     optimizer_->set_rate(0.01 / (index + 1));
-    Tensor loss;
-    if (recorded != nullptr) {
-      loss = recorded->run();
-    } else {
-      const Placed::Step placed(*stack_.placed);
-      loss = nn::training_step(*optimizer_, loss_of(), options_);
-    }
+    if (recorded != nullptr) return value_of(recorded->run());
+    const Placed::Step placed(*stack_.placed);
+    return value_of(nn::training_step(*optimizer_, loss_of(), options_));
+  }
+
+  static float value_of(const Tensor& loss) {
     const ResourceScope outside(default_resource(cuda()));
     return static_cast<float>(item(loss));
   }
