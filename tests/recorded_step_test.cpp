@@ -40,8 +40,8 @@ bench::Setup image_setup() {
 /// A net in a placed arena of its own.
 class Net {
  public:
-  Net(const bench::Setup& setup, Device device)
-      : stack_(memory::make_resource(device, {.plans = nn::plan_steps(device, bench::training_run(setup))})),
+  Net(const bench::Setup& setup, Device device, optim::GradScaler* scaler = nullptr)
+      : stack_(memory::make_resource(device, {.plans = plans(setup, device, scaler)})),
         scope_(stack_.top),
         generator_(setup.seed),
         random_(generator_),
@@ -50,6 +50,15 @@ class Net {
         optimizer_(bench::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
     options_ = bench::step_options(setup, model_->is_text(), device);
+    options_.scaler = scaler;
+  }
+
+  static std::vector<StepPlan> plans(const bench::Setup& setup, Device device, optim::GradScaler* scaler) {
+    return nn::plan_steps(device, [&](Device on) {
+      std::unique_ptr<nn::TrainingRun> run = bench::training_run(setup)(on);
+      run->options().scaler = scaler;
+      return run;
+    });
   }
 
   /// One step with a batch and a rate of its own; the loss.
@@ -247,10 +256,10 @@ TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates
           "[cuda][graph]") {
   if (!has_cuda()) return;
   const auto run = [](Device device, bool is_recorded, std::vector<std::vector<double>>* state) {
-    Net net(text_setup(), device);
+    bench::Setup setup = text_setup();
+    setup.clip_norm = 0;
     optim::GradScaler scaler({.scale = 1024, .is_dynamic = false});
-    net.options_.scaler = &scaler;
-    net.options_.clip_norm = 0;
+    Net net(setup, device, &scaler);
     std::unique_ptr<nn::RecordedStep> recorded;
     if (is_recorded) {
       recorded = std::make_unique<nn::RecordedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
