@@ -1,5 +1,5 @@
-// Adafactor on CUDA devices. Sums have the CPU's order, so the bits are its own: the eight lanes of a tile are chains of
-// additions that run side by side, tile by tile and row by row, and are then added in order.
+// Adafactor on CUDA devices. Sums have the CPU's order, so the bits are its own: the eight lanes of a tile are chains
+// of additions that run side by side, tile by tile and row by row, and are then added in order.
 
 #include <cmath>
 

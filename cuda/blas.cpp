@@ -50,9 +50,9 @@ std::uint32_t alignment_of(const void* address) {
 }
 
 /// What the choice of an algorithm depends on.
-using Key = std::tuple<int, int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                       std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, std::uint32_t, std::uint32_t,
-                       std::uint32_t, std::size_t>;
+using Key = std::tuple<int, int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                       std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, std::uint32_t,
+                       std::uint32_t, std::uint32_t, std::size_t>;
 
 /// The descriptors of one call; destroyed with it.
 struct Call {

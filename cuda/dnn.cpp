@@ -103,7 +103,8 @@ bool is_countable(const ConvShape& s) {
 
 constexpr float one = 1, zero = 0;
 
-/// One direction: ask(&bytes) for its workspace, then run(bytes). False: the library cannot, or needs more than there is.
+/// One direction: ask(&bytes) for its workspace, then run(bytes). False: the library cannot, or needs more than there
+/// is.
 template <class Ask, class Run>
 bool run_within(std::size_t workspace_bytes, const char* direction, const Ask& ask, const Run& run) {
   std::size_t bytes = 0;

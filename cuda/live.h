@@ -25,8 +25,7 @@ auto live(const Args& args, Make make) {
   Live<T> made{make(args), nullptr};
   if (kernels::StepBlock* const block = kernels::current_step_block()) {
     made.place = static_cast<const T*>(block->add(
-        sizeof(T),
-        [args, make](const kernels::StepNumbers& recorded, const kernels::StepNumbers& now, std::byte* to) {
+        sizeof(T), [args, make](const kernels::StepNumbers& recorded, const kernels::StepNumbers& now, std::byte* to) {
           Args then = args;
           kernels::go_to(then, recorded, now);
           const T value = make(then);

@@ -16,11 +16,11 @@ namespace quantize_cuda_detail {
 
 using namespace cuda_kernels;
 
-constexpr std::int64_t small_block = 512;             // values: a warp takes it
-constexpr std::int64_t column_tile = 32;              // columns of a team
-constexpr std::int64_t most_parts = 1024;             // of all blocks together
-constexpr std::int64_t part_values = 1 << 14;         // at least, where a block is cut in parts
-constexpr std::int64_t most_cut = most_parts / 8;     // blocks: more of them are enough work for a device
+constexpr std::int64_t small_block = 512;                     // values: a warp takes it
+constexpr std::int64_t column_tile = 32;                      // columns of a team
+constexpr std::int64_t most_parts = 1024;                     // of all blocks together
+constexpr std::int64_t part_values = 1 << 14;                 // at least, where a block is cut in parts
+constexpr std::int64_t most_cut = most_parts / 8;             // blocks: more of them are enough work for a device
 THIMBLE_DEVICE_GLOBAL std::uint32_t part_maxima[most_parts];  // written and read in the order of one stream
 THIMBLE_DEVICE_GLOBAL quant::BlockScale cut_scales[most_cut];
 

@@ -202,10 +202,9 @@ std::vector<kernels::GpuFacts> devices() {
   return all;
 }
 
-constexpr kernels::DeviceRuntime table{upload,          download,    synchronize,    synchronization_count,
-                                       allocate_pinned, free_pinned, begin_transfer, end_transfer,
-                                       devices,         begin_recording, end_recording,  replay,
-                                       recorded_launches, forget};
+constexpr kernels::DeviceRuntime table{
+    upload,       download, synchronize,     synchronization_count, allocate_pinned, free_pinned,       begin_transfer,
+    end_transfer, devices,  begin_recording, end_recording,         replay,          recorded_launches, forget};
 
 }  // namespace runtime_detail
 

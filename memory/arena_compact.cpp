@@ -124,7 +124,8 @@ Tlsf::Place Arena::slide_window(const Window& window, const Request& request) no
 /// A place for a request that no free span can take, made by sliding; none when it would not be enough.
 Tlsf::Place Arena::make_room(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
-  if (compaction_ == Compaction::never || stills_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes) return none;
+  if (compaction_ == Compaction::never || stills_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
+    return none;
   const Moving moving(*this);
   const Window window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
   if (window.is_found()) return slide_window(window, request);

@@ -178,7 +178,8 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
           "cpu or cuda (cpu)")
       ->type_name("DEVICE");
-  command.add_flag("--tf32", o.allows_tf32, "On a CUDA device: f32 products and convolutions in TF32 (they are in f32)");
+  command.add_flag("--tf32", o.allows_tf32,
+                   "On a CUDA device: f32 products and convolutions in TF32 (they are in f32)");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
   add_storing_flags(command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));

@@ -72,8 +72,7 @@ const float* load(const void* data, DType dtype, std::int64_t at, float* buffer,
 
 class Step {
  public:
-  explicit Step(const AdafactorArgs& args)
-      : a_(args), rule_(args), share_((args.rows + shares - 1) / shares) {}
+  explicit Step(const AdafactorArgs& args) : a_(args), rule_(args), share_((args.rows + shares - 1) / shares) {}
 
   void run() const {
     const double parameter = a_.scales_by_parameter ? mean([&](std::int64_t row) { return squares_of_row(row); }) : 0;

@@ -50,8 +50,8 @@ struct AdafactorArgs {
   double rate = 0, beta1 = 0, decay = 0.8, epsilon1 = 1e-30, epsilon2 = 1e-3, clip = 1, weight_decay = 0;
   bool scales_by_parameter = true;
   bool has_relative_step = false;  ///< the rate is min(1e-2, 1 / sqrt(step)) instead
-  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
-  std::int64_t step = 1;       ///< of this update, from 1
+  double gradient_factor = 1;      ///< the gradient is multiplied by it as it is read
+  std::int64_t step = 1;           ///< of this update, from 1
 };
 
 struct Optimizer8Kernels {

@@ -1,6 +1,6 @@
 #pragma once
-// What changes from step to step in a recorded training step (core/launch_graph.h). A recording repeats its kernels with
-// the arguments that they had; those that depend on the step stand in a block of device memory instead, where the
+// What changes from step to step in a recorded training step (core/launch_graph.h). A recording repeats its kernels
+// with the arguments that they had; those that depend on the step stand in a block of device memory instead, where the
 // kernels read them, and the block is written before each replay.
 
 #include <cstddef>

@@ -57,9 +57,7 @@ struct AdamRule {
     v = b2 * v + r2 * (d * d);
   }
   /// The new p, from the new m and sqrt(v).
-  THIMBLE_HD T updated(T p, T m, T root_of_v) const {
-    return p * shrink - rate * (m / (root_of_v / root + epsilon));
-  }
+  THIMBLE_HD T updated(T p, T m, T root_of_v) const { return p * shrink - rate * (m / (root_of_v / root + epsilon)); }
 };
 
 /// The code of an 8-bit second moment: one above zero is never rounded to code 0 (Adam8Args).

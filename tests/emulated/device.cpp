@@ -93,20 +93,9 @@ std::vector<kernels::GpuFacts> devices() {
   return {facts};
 }
 
-const kernels::DeviceRuntime runtime{upload,
-                                     download,
-                                     synchronize,
-                                     synchronization_count,
-                                     allocate_pinned,
-                                     free_pinned,
-                                     begin_transfer,
-                                     end_transfer,
-                                     devices,
-                                     begin_recording,
-                                     end_recording,
-                                     replay,
-                                     recorded_launches,
-                                     forget};
+const kernels::DeviceRuntime runtime{
+    upload,       download, synchronize,     synchronization_count, allocate_pinned, free_pinned,       begin_transfer,
+    end_transfer, devices,  begin_recording, end_recording,         replay,          recorded_launches, forget};
 
 }  // namespace emulated_detail
 
