@@ -9,17 +9,15 @@
 //
 // Policy
 // - The first two steps run as training_step does, the first one and a steady one, so that pages, libraries and plans
-// are
-//   there. The third is recorded, and it and all that follow are replays: the same bits.
+//   are there. The third is recorded, and it and all that follow are replays: the same bits.
 // - A recording repeats addresses. So it needs a placed arena (memory/placed.h) with the plans of steps whose loss goes
 //   with them (nn::plan_steps of a run whose step() drops it): all that a step allocates lies in its region. From then
 //   on the region stays, no block of its arena moves, and a request that would need that is refused.
 // - It repeats arguments, but for those that change from step to step: the optimizer's rate, count of updates and
 //   gradient factor, and the generator's step stand in device memory (core/kernels/step_numbers.h), which one copy
 //   writes before each replay. Set them between steps as ever.
-// - It repeats nothing of the host's: `loss_of` is called three times in all. It reads its batch from tensors that
-// stay,
-//   and must not ask for a value (item, to_host), upload one, or depend on the step in another way.
+// - It repeats nothing of the host's: `loss_of` is called in three steps alone. It reads its batch from tensors that
+//   stay, and must not ask for a value (item, to_host), upload one, or depend on the step in another way.
 
 #include <cstdint>
 #include <functional>
