@@ -10,6 +10,7 @@
 
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
+#include <thimble/core/pack.h>
 #include <thimble/core/quantize.h>
 #include <thimble/core/random.h>
 #include <thimble/optim/adafactor.h>
@@ -140,6 +141,11 @@ TEST_CASE("cuda: codes of every floating dtype, and of what is not finite", "[cu
         check_quantization(from_host(values, {40, 16}), how);
       }
     }
+  }
+  for (const DType dtype : {DType::i8, DType::f8e4m3, DType::f8e5m2, DType::bf16}) {
+    const Tensor x = sample({3, 411});
+    CHECK(bits_of(unpack(pack(to_device(x, cuda()), dtype), DType::f32)) ==
+          bits_of(unpack(pack(x, dtype), DType::f32)));
   }
   const Quantization how{DType::u8, ScaleBlocks::flat(256), DType::f32};
   CHECK(bits_of(zeros_quantized({3, 411}, how, cuda())) == bits_of(zeros_quantized({3, 411}, how)));
