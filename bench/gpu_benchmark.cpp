@@ -10,13 +10,22 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/bench/setup.h>
+#include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/quantize.h>
 #include <thimble/core/random.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/recorded_step.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam8.h>
 
 namespace thimble {
 namespace gpu_benchmark_detail {
@@ -73,7 +82,57 @@ void run(Device device, std::int64_t scale) {
     const Tensor pixels = values({32, image, image, 64}), filters = values({64, 3, 3, 64});
     const double work = 2.0 * static_cast<double>(pixels.elements()) * 9 * 64;
     report("conv3x3", dtype, seconds_of(device, [&] { conv2d(pixels, filters, {}, {.padding = 1}); }), work, "Gop/s");
+
+    const Quantization how{DType::i8, ScaleBlocks::flat(256), DType::f32}, tensor{DType::i8, {}, DType::f32};
+    const Tensor codes = quantize(x, how);
+    const double moved = bytes + static_cast<double>(x.elements());
+    report("quantize_256", dtype, seconds_of(device, [&] { quantize_into(codes, x, how); }), bytes + moved, "GB/s");
+    report("quantize_tensor", dtype, seconds_of(device, [&] { quantize(x, tensor); }), bytes + moved, "GB/s");
+    report("dequantize_256", dtype, seconds_of(device, [&] { dequantize_into(y, codes, how); }), moved, "GB/s");
   }
+}
+
+/// Updates of one large matrix, by all that they read and write.
+void run_optimizers(Device device, std::int64_t scale) {
+  const std::int64_t rows = std::max<std::int64_t>(8, 16384 / scale);
+  Tensor p = normal({rows, 1024}, 0, 1, DType::f32, device, next_random_site());
+  p.require_grad();
+  p.grad() = normal({rows, 1024}, 0, 1, DType::f32, device, next_random_site());
+  const std::vector<optim::Named> list{{"p", p}};
+  const auto n = static_cast<double>(p.elements());
+  optim::Adam adam(list, {});
+  optim::Adam8 adam8(list, {});
+  optim::Adafactor adafactor(list, {});
+  report("adam", DType::f32, seconds_of(device, [&] { adam.step(); }), 28 * n, "GB/s");
+  report("adam8", DType::f32, seconds_of(device, [&] { adam8.step(); }), 16 * n, "GB/s");
+  report("adafactor", DType::f32, seconds_of(device, [&] { adafactor.step(); }), 28 * n, "GB/s");
+}
+
+/// Training steps of a small GPT, one launch after the other and as a graph.
+void run_steps(Device device) {
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  setup.batch = 8;
+  const memory::Stack stack =
+      memory::make_resource(device, {.plans = nn::plan_steps(device, bench::training_run(setup))});
+  const ResourceScope scope(stack.top);
+  Generator generator(1);
+  const GeneratorScope random(generator);
+  const std::unique_ptr<models::Model> model =
+      models::make_model(setup.model, setup.sizes, bench::placement(setup, device));
+  const std::unique_ptr<optim::Optimizer> optimizer = bench::make_optimizer(setup, *model);
+  const models::Batch batch = model->empty_batch(setup.batch, device);
+  fill(batch.input, 1), fill(batch.target, 2);
+  const auto loss_of = [&](std::int64_t) { return model->loss(batch); };
+  const nn::StepOptions options = bench::step_options(setup, true, device);
+  const auto eager = [&] {
+    const Placed::Step placed(*stack.placed);
+    nn::training_step(*optimizer, loss_of, options);
+  };
+  report("step", DType::f32, seconds_of(device, eager), 1e9, "steps/s");
+  nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
+  for (int i = 0; i < 3; ++i) recorded.run();
+  report("step_recorded", DType::f32, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
 }
 
 }  // namespace gpu_benchmark_detail
@@ -86,6 +145,8 @@ int main(int count, char** arguments) {
     const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
     if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
     gpu_benchmark_detail::run(device, scale);
+    gpu_benchmark_detail::run_optimizers(device, scale);
+    if (device.is_cuda()) gpu_benchmark_detail::run_steps(device);
     return 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "gpu_benchmark: %s\n", error.what());

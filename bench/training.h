@@ -36,6 +36,7 @@ struct TrainOptions {
   std::string log;                    ///< a folder for TensorBoard
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
   CostOptions costs;                  ///< of the plan for the budget
+  bool allows_tf32 = false;           ///< on a CUDA device f32 products may be computed in TF32 (core/tf32.h)
 };
 
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.

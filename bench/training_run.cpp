@@ -10,6 +10,7 @@
 #include <thimble/bench/storing.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tf32.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/checkpoint.h>
@@ -60,6 +61,7 @@ void check_folder(const char* flag, const std::string& path) {
 nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
   nn::Metadata metadata{{"model", options.setup.model}};
   if (!options.setup.precision.empty()) metadata["precision"] = options.setup.precision;
+  if (options.allows_tf32) metadata["tf32"] = "allowed";
   std::string hexadecimal;  // characters may be any bytes; metadata are text
   for (const char c : data.symbols()) {
     constexpr char digits[] = "0123456789abcdef";
@@ -105,6 +107,9 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
   if (options.setup.precision.empty() && metadata.count("precision") != 0) {
     throw ValueError(start + "was trained with --precision " + metadata.at("precision") +
                      ", and that alone is allowed");
+  }
+  if (!options.allows_tf32 && metadata.count("tf32") != 0) {
+    throw ValueError(start + "was trained with --tf32, and that alone is allowed");
   }
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
@@ -253,6 +258,10 @@ PreparedTraining prepare_training(TrainOptions options) {
   namespace detail = training_run_detail;
   if (options.steps < 1) throw ValueError("--steps: " + std::to_string(options.steps) + "; at least 1 is allowed");
   rate_at(options, 1, 0);
+  if (options.allows_tf32 && !options.device.is_cuda()) {
+    throw ValueError("--tf32: products on the " + to_string(options.device) +
+                     " are computed in the dtype of their operands; --device cuda is allowed");
+  }
   const Device on = dry(options.device);
   const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
   optimizer_name(options.setup, is_text);
@@ -309,6 +318,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
   if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
+  const Tf32Scope products(options.allows_tf32);
   Training training(options, *prepared.data, options.device, prepared.plan);
   if (!options.resume.empty()) detail::restore(training, options.resume);
   report.parameters = training.model().parameter_count();

@@ -65,9 +65,6 @@ if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
        "/tests/(budget|choices|experiments|experiments_precision|program|program_precision|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
-if(NOT thimble_cuda)
-  list(FILTER thimble_test_sources EXCLUDE REGEX "/cuda_graph_test\\.cpp$") # of what only CUDA has
-endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/main.cpp tests/operator_table.cpp tests/certificate.cpp
                       tests/certificate_nets.cpp tests/heap_watch.cpp ${thimble_emulated_sources} ${thimble_test_sources})

@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/random_bits.h>
 #include <thimble/core/math.h>
 #include <thimble/cuda/element.h>
+#include <thimble/cuda/live.h>
 
 namespace thimble::cuda_kernels {
 
@@ -26,7 +27,7 @@ struct Problem {
   bool is_causal, has_dropout;
   std::uint32_t threshold;
   double keep_scale, scale;
-  RandomSite site;
+  Live<RandomSite> live_site;
   explicit Problem(const AttentionProblem& p)
       : dtype(p.dtype),
         heads(p.heads),
@@ -38,7 +39,7 @@ struct Problem {
         threshold(p.threshold),
         keep_scale(p.keep_scale),
         scale(p.scale),
-        site(p.site) {}
+        live_site(p.has_dropout ? live(p.site) : Live<RandomSite>{p.site, nullptr}) {}
 
   /// Query t sees key s.
   THIMBLE_DEVICE bool sees(std::int64_t t, std::int64_t s) const { return !is_causal || s <= t + (keys - queries); }
@@ -47,6 +48,7 @@ struct Problem {
   THIMBLE_DEVICE T kept(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
     if (!has_dropout) return T(1);
     const std::int64_t i = (h * queries + t) * keys + s;
+    const RandomSite& site = live_site.get();
     const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(i / 4),
                                                     static_cast<std::uint32_t>(site.first_sample + b));
     return block.word[i % 4] < threshold ? T(0) : static_cast<T>(keep_scale);

@@ -11,6 +11,7 @@
 #include <cublasLt.h>
 
 #include <thimble/core/launch.h>
+#include <thimble/core/tf32.h>
 #include <thimble/cuda/library.h>
 #include <thimble/cuda/runtime.h>
 
@@ -49,9 +50,9 @@ std::uint32_t alignment_of(const void* address) {
 }
 
 /// What the choice of an algorithm depends on.
-using Key = std::tuple<int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
-                       std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, std::uint32_t, std::uint32_t,
-                       std::uint32_t, std::size_t>;
+using Key = std::tuple<int, int, int, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                       std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, std::uint32_t,
+                       std::uint32_t, std::uint32_t, std::size_t>;
 
 /// The descriptors of one call; destroyed with it.
 struct Call {
@@ -115,11 +116,11 @@ std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, Call& call, 
   const auto [at, is_new] = known.try_emplace(key);
   if (!is_new) return at->second;
   check_blas(cublasLtMatmulPreferenceCreate(&call.preference), "cublasLtMatmulPreferenceCreate");
-  call.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(std::get<17>(key)));
-  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<14>(key));
-  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<15>(key));
-  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::get<16>(key));
-  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::get<16>(key));
+  call.prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(std::get<18>(key)));
+  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<15>(key));
+  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<16>(key));
+  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::get<17>(key));
+  call.prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, std::get<17>(key));
   cublasLtMatmulHeuristicResult_t result;
   int count = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, call.operation, call.a, call.b, call.c, call.c,
@@ -145,8 +146,11 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   const Columns result{args.n, args.m, args.c_row_stride >= args.n ? args.c_row_stride : args.n, false};
   const cublasLtEpilogue_t epilogue = epilogue_of(args);
 
+  const cublasComputeType_t compute =
+      args.dtype == DType::f32 && allows_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
+
   Call call;
-  check_blas(cublasLtMatmulDescCreate(&call.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
+  check_blas(cublasLtMatmulDescCreate(&call.operation, compute, CUDA_R_32F), "cublasLtMatmulDescCreate");
   call.set(CUBLASLT_MATMUL_DESC_TRANSA, left.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   call.set(CUBLASLT_MATMUL_DESC_TRANSB, right.is_transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   call.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
@@ -157,6 +161,7 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
 
   const Key key{device.index,
                 static_cast<int>(args.dtype),
+                static_cast<int>(compute),
                 args.m,
                 args.n,
                 args.k,

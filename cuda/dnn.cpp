@@ -12,6 +12,7 @@
 #include <cudnn.h>
 
 #include <thimble/core/launch.h>
+#include <thimble/core/tf32.h>
 #include <thimble/cuda/runtime.h>
 
 namespace thimble::gpu {
@@ -78,7 +79,8 @@ struct Call {
                                               CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
               "cudnnSetConvolution2dDescriptor");
     check_dnn(cudnnSetConvolutionGroupCount(conv, narrow(s.groups)), "cudnnSetConvolutionGroupCount");
-    check_dnn(cudnnSetConvolutionMathType(conv, dtype == DType::f32 ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH),
+    const bool is_exact = dtype == DType::f32 && !allows_tf32();  // tensor cores round f32 operands to TF32
+    check_dnn(cudnnSetConvolutionMathType(conv, is_exact ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH),
               "cudnnSetConvolutionMathType");
   }
   Call(const Call&) = delete;
@@ -101,61 +103,72 @@ bool is_countable(const ConvShape& s) {
 
 constexpr float one = 1, zero = 0;
 
+/// One direction: ask(&bytes) for its workspace, then run(bytes). False: the library cannot, or needs more than there
+/// is.
+template <class Ask, class Run>
+bool run_within(std::size_t workspace_bytes, const char* direction, const Ask& ask, const Run& run) {
+  std::size_t bytes = 0;
+  const cudnnStatus_t asked = ask(&bytes);
+  if (is_refusal(asked) || bytes > workspace_bytes) return false;
+  check_dnn(asked, direction);
+  const cudnnStatus_t ran = run(bytes);
+  if (is_refusal(ran)) return false;
+  check_dnn(ran, direction);
+  return true;
+}
+
 }  // namespace dnn_detail
 
 bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   if (!is_countable(args.shape) || args.activation != Activation::none || args.pre_activation) return false;
-  const Call call(args.shape, args.dtype);
+  const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
-  std::size_t bytes = 0;
-  const cudnnStatus_t status =
-      cudnnGetConvolutionForwardWorkspaceSize(call.handle, call.x, call.weight, call.conv, call.y, algorithm, &bytes);
-  if (is_refusal(status) || bytes > workspace_bytes) return false;
-  check_dnn(status, "cudnnGetConvolutionForwardWorkspaceSize");
-  const cudnnStatus_t run = cudnnConvolutionForward(call.handle, &one, call.x, args.x, call.weight, args.weight,
-                                                    call.conv, algorithm, workspace, bytes, &zero, call.y, args.y);
-  if (is_refusal(run)) return false;
-  check_dnn(run, "cudnnConvolutionForward");
-  if (args.bias)
-    check_dnn(cudnnAddTensor(call.handle, &one, call.bias, args.bias, &one, call.y, args.y), "cudnnAddTensor");
-  return true;
+  const bool is_done = run_within(
+      workspace_bytes, "cudnnConvolutionForward",
+      [&](std::size_t* bytes) {
+        return cudnnGetConvolutionForwardWorkspaceSize(c.handle, c.x, c.weight, c.conv, c.y, algorithm, bytes);
+      },
+      [&](std::size_t bytes) {
+        return cudnnConvolutionForward(c.handle, &one, c.x, args.x, c.weight, args.weight, c.conv, algorithm, workspace,
+                                       bytes, &zero, c.y, args.y);
+      });
+  if (is_done && args.bias) {
+    check_dnn(cudnnAddTensor(c.handle, &one, c.bias, args.bias, &one, c.y, args.y), "cudnnAddTensor");
+  }
+  return is_done;
 }
 
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   if (!is_countable(args.shape)) return false;
-  const Call call(args.shape, args.dtype);
+  const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
-  std::size_t bytes = 0;
-  const cudnnStatus_t status = cudnnGetConvolutionBackwardDataWorkspaceSize(call.handle, call.weight, call.y, call.conv,
-                                                                            call.x, algorithm, &bytes);
-  if (is_refusal(status) || bytes > workspace_bytes) return false;
-  check_dnn(status, "cudnnGetConvolutionBackwardDataWorkspaceSize");
-  const cudnnStatus_t run =
-      cudnnConvolutionBackwardData(call.handle, &one, call.weight, args.weight, call.y, args.dy, call.conv, algorithm,
-                                   workspace, bytes, args.accumulate ? &one : &zero, call.x, args.dx);
-  if (is_refusal(run)) return false;
-  check_dnn(run, "cudnnConvolutionBackwardData");
-  return true;
+  return run_within(
+      workspace_bytes, "cudnnConvolutionBackwardData",
+      [&](std::size_t* bytes) {
+        return cudnnGetConvolutionBackwardDataWorkspaceSize(c.handle, c.weight, c.y, c.conv, c.x, algorithm, bytes);
+      },
+      [&](std::size_t bytes) {
+        return cudnnConvolutionBackwardData(c.handle, &one, c.weight, args.weight, c.y, args.dy, c.conv, algorithm,
+                                            workspace, bytes, args.accumulate ? &one : &zero, c.x, args.dx);
+      });
 }
 
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   if (!is_countable(args.shape)) return false;
-  const Call call(args.shape, args.dtype);
+  const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
-  std::size_t bytes = 0;
-  const cudnnStatus_t status = cudnnGetConvolutionBackwardFilterWorkspaceSize(call.handle, call.x, call.y, call.conv,
-                                                                              call.weight, algorithm, &bytes);
-  if (is_refusal(status) || bytes > workspace_bytes) return false;
-  check_dnn(status, "cudnnGetConvolutionBackwardFilterWorkspaceSize");
-  const cudnnStatus_t run =
-      cudnnConvolutionBackwardFilter(call.handle, &one, call.x, args.x, call.y, args.dy, call.conv, algorithm,
-                                     workspace, bytes, args.accumulate ? &one : &zero, call.weight, args.dweight);
-  if (is_refusal(run)) return false;
-  check_dnn(run, "cudnnConvolutionBackwardFilter");
-  return true;
+  return run_within(
+      workspace_bytes, "cudnnConvolutionBackwardFilter",
+      [&](std::size_t* bytes) {
+        return cudnnGetConvolutionBackwardFilterWorkspaceSize(c.handle, c.x, c.y, c.conv, c.weight, algorithm, bytes);
+      },
+      [&](std::size_t bytes) {
+        return cudnnConvolutionBackwardFilter(c.handle, &one, c.x, args.x, c.y, args.dy, c.conv, algorithm, workspace,
+                                              bytes, args.accumulate ? &one : &zero, c.weight, args.dweight);
+      });
 }
 
 }  // namespace thimble::gpu

@@ -12,7 +12,8 @@
 //   runs on the host, a team as a few contexts that switch at barriers: the tests hold every body against the CPU's
 //   kernels on machines without a GPU (tests/emulated). So a body reads the size of its team from Team::size.
 // - A barrier that is missing, or that not all threads come to, is caught there; warps, memory spaces and launch limits
-//   are not.
+//   are not. Launches that are recorded there (core/launch_graph.h) are kept with copies of their bodies, and run when
+//   the recording is replayed.
 // - Sums over a team are taken in a fixed order.
 
 #include <cstddef>
@@ -31,7 +32,9 @@
 #include <ucontext.h>
 
 #include <cstdlib>
+#include <functional>
 #include <memory>
+#include <vector>
 #endif
 
 namespace thimble::cuda_kernels {
@@ -144,6 +147,9 @@ void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 
 
 #else  // the host's emulation
 
+/// Where this thread's launches go while they are recorded; null: they are run.
+inline thread_local std::vector<std::function<void()>>* recorded_launches = nullptr;
+
 /// What the threads of a team share. They are contexts of one host thread that take turns: each runs up to its next
 /// barrier, then the next one does. So a read that a missing barrier lets come too early finds old values every time.
 template <int N>
@@ -213,6 +219,8 @@ inline T atomic_fetch_add(T* to, T value) {
 /// Items run backwards, so that one that needs another's result is found.
 template <class Body>
 void for_each_item(std::int64_t n, const Body& body) {
+  if (n <= 0) return;
+  if (recorded_launches != nullptr) return recorded_launches->push_back([n, body] { for_each_item(n, body); });
   for (std::int64_t i = n; i-- > 0;) body(i);
 }
 
@@ -247,6 +255,9 @@ struct TeamRun {
 template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
   if (n <= 0) return;
+  if (recorded_launches != nullptr) {
+    return recorded_launches->push_back([n, body, shared_bytes] { for_each_team(n, body, shared_bytes); });
+  }
   using Run = kernel_detail::TeamRun<Body>;
   static thread_local const auto stacks = std::make_unique<std::byte[]>(Run::size * TeamState<Run::size>::stack_bytes);
   const auto run = std::make_unique<Run>();

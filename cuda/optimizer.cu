@@ -3,7 +3,10 @@
 #include <cmath>
 
 #include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/optimizer_narrow.h>
+#include <thimble/core/kernels/update_rule.h>
 #include <thimble/cuda/element.h>
+#include <thimble/cuda/live.h>
 
 namespace thimble::kernels {
 namespace optimizer_cuda_detail {
@@ -23,63 +26,102 @@ struct Array {
   }
 };
 
+// A parameter as NarrowArgs says that it is read and stored; f64 ones are stored as they are.
+struct Parameter {
+  Array p;
+  float* master;
+  void* compensation;
+  bool is_stochastic;
+  template <class Args>
+  explicit Parameter(const Args& a)
+      : p{a.parameter, a.dtype},
+        master(a.narrow.master),
+        compensation(a.narrow.compensation),
+        is_stochastic(a.narrow.is_stochastic) {}
+
+  template <class T>
+  THIMBLE_DEVICE T get(std::int64_t i) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (master) return master[i];
+      if (compensation) return p.get<float>(i) + load<float>(compensation, p.dtype, i);
+    }
+    return p.get<T>(i);
+  }
+  template <class T>
+  THIMBLE_DEVICE void set(std::int64_t i, T value, const RandomSite& site) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (is_stochastic) {
+        static_cast<bf16*>(p.data)[i] = round_stochastically(value, rounding_bits(site, i));
+        return;
+      }
+      if (master) master[i] = value;
+    }
+    p.set<T>(i, value);
+    if constexpr (std::is_same_v<T, float>) {
+      if (compensation) store<float>(compensation, p.dtype, i, value - p.get<float>(i));
+    }
+  }
+};
+
+// What changes from step to step.
+template <class Rule>
+struct Step {
+  Rule rule;
+  RandomSite site;
+};
+template <class Rule, class Args>
+Live<Step<Rule>> live_step(const Args& a) {
+  return live(a, [](const Args& now) { return Step<Rule>{Rule(now), now.narrow.site}; });
+}
+
 template <class T>
 struct Sgd {
-  Array p, g, m;
-  T rate, momentum, decay;
-  bool nesterov;
+  Parameter p;
+  Array g, m;
+  Live<Step<SgdRule<T>>> live_rule;
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const T parameter = p.get<T>(i), d = g.get<T>(i) + decay * parameter;
-    if (!m.data) return p.set<T>(i, parameter - rate * d);
-    const T velocity = momentum * m.get<T>(i) + d;
+    const Step<SgdRule<T>>& step = live_rule.get();
+    const T parameter = p.get<T>(i), gradient = g.get<T>(i);
+    if (!m.data) return p.set<T>(i, step.rule.plain(parameter, gradient), step.site);
+    T velocity = m.get<T>(i);
+    const T updated = step.rule.with_momentum(parameter, gradient, velocity);
     m.set<T>(i, velocity);
-    p.set<T>(i, parameter - rate * (nesterov ? d + momentum * velocity : velocity));
+    p.set<T>(i, updated, step.site);
   }
 };
 
 void sgd(const SgdArgs& a) {
   with_compute_type(a.dtype, [&]<class T>() {
-    for_each_item(a.n, Sgd<T>{{a.parameter, a.dtype},
+    for_each_item(a.n, Sgd<T>{Parameter(a),
                               {const_cast<void*>(a.gradient), a.gradient_dtype},
                               {a.momentum_buffer, a.state_dtype},
-                              static_cast<T>(a.rate),
-                              static_cast<T>(a.momentum),
-                              static_cast<T>(a.weight_decay),
-                              a.nesterov});
+                              live_step<SgdRule<T>>(a)});
   });
 }
 
 template <class T>
 struct Adam {
-  Array p, g, m, v;
-  T b1, b2, r1, r2, shrink, decay, rate, root, epsilon;
+  Parameter p;
+  Array g, m, v;
+  Live<Step<AdamRule<T>>> live_rule;
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const T parameter = p.get<T>(i), d = g.get<T>(i) + decay * parameter;
-    const T first = b1 * m.get<T>(i) + r1 * d;
-    const T second = b2 * v.get<T>(i) + r2 * (d * d);
+    const Step<AdamRule<T>>& step = live_rule.get();
+    const T parameter = p.get<T>(i);
+    T first = m.get<T>(i), second = v.get<T>(i);
+    step.rule.moments(parameter, g.get<T>(i), first, second);
     m.set<T>(i, first);
     v.set<T>(i, second);
-    p.set<T>(i, parameter * shrink - rate * (first / (std::sqrt(second) / root + epsilon)));
+    p.set<T>(i, step.rule.updated(parameter, first, std::sqrt(second)), step.site);
   }
 };
 
 void adam(const AdamArgs& a) {
-  const double c1 = 1 - std::pow(a.beta1, static_cast<double>(a.step));
-  const double c2 = 1 - std::pow(a.beta2, static_cast<double>(a.step));
   with_compute_type(a.dtype, [&]<class T>() {
-    for_each_item(a.n, Adam<T>{{a.parameter, a.dtype},
+    for_each_item(a.n, Adam<T>{Parameter(a),
                                {const_cast<void*>(a.gradient), a.gradient_dtype},
                                {a.first_moment, a.state_dtype},
                                {a.second_moment, a.state_dtype},
-                               static_cast<T>(a.beta1),
-                               static_cast<T>(a.beta2),
-                               static_cast<T>(1 - a.beta1),
-                               static_cast<T>(1 - a.beta2),
-                               a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1),
-                               a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay),
-                               static_cast<T>(a.rate / c1),
-                               static_cast<T>(std::sqrt(c2)),
-                               static_cast<T>(a.epsilon)});
+                               live_step<AdamRule<T>>(a)});
   });
 }
 

@@ -7,6 +7,7 @@
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/random_bits.h>
 #include <thimble/cuda/element.h>
+#include <thimble/cuda/live.h>
 
 namespace thimble::kernels {
 namespace random_cuda_detail {
@@ -66,14 +67,14 @@ template <class T>
 struct Fill {
   Distribution distribution;
   double offset, factor, low, high, cdf_low, cdf_high, probability;
-  RandomSite site;
+  Live<RandomSite> live_site;
   void* out;
   DType dtype;
   std::int64_t elements;
 
   THIMBLE_DEVICE void operator()(std::int64_t number) const {
     const PhiloxBlock block =
-        random_block(site, static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32));
+        random_block(live_site.get(), static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32));
     const bool is_bernoulli = distribution == Distribution::bernoulli;
     const int count = is_bernoulli ? 4 : Numbers<T>::count;
     Numbers<T> numbers;
@@ -104,7 +105,7 @@ void fill(const RandomFillArgs& args) {
     const std::int64_t count = args.distribution == Distribution::bernoulli ? 4 : Numbers<T>::count;
     for_each_item((args.elements + count - 1) / count,
                   Fill<T>{args.distribution, args.offset, args.factor, args.low, args.high, args.cdf_low, args.cdf_high,
-                          args.probability, args.site, args.out, args.dtype, args.elements});
+                          args.probability, live(args.site), args.out, args.dtype, args.elements});
   });
 }
 
@@ -112,7 +113,7 @@ void fill(const RandomFillArgs& args) {
 template <class T>
 struct Drop {
   std::int64_t sample_elements, sample_blocks;
-  RandomSite site;
+  Live<RandomSite> live_site;
   std::uint32_t threshold;
   T scale;
   const void* in;
@@ -122,6 +123,7 @@ struct Drop {
 
   THIMBLE_DEVICE void operator()(std::int64_t number) const {
     const std::int64_t sample = number / sample_blocks, in_sample = number % sample_blocks;
+    const RandomSite& site = live_site.get();
     const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(in_sample),
                                            static_cast<std::uint32_t>(site.first_sample + sample));
     for (int i = 0; i < 4; ++i) {
@@ -137,7 +139,7 @@ struct Drop {
 void dropout(const DropoutArgs& args) {
   const std::int64_t blocks = (args.sample_elements + 3) / 4;
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_item(args.samples * blocks, Drop<T>{args.sample_elements, blocks, args.site, args.threshold,
+    for_each_item(args.samples * blocks, Drop<T>{args.sample_elements, blocks, live(args.site), args.threshold,
                                                  static_cast<T>(args.scale), args.in, args.out, args.dtype, args.mask});
   });
 }

@@ -63,7 +63,15 @@ DeviceState& state_of(Device device) {
   return *made.release();  // for the life of the process
 }
 
+// True between begin_recording and end_recording of this thread.
+constinit thread_local bool is_recording = false;
+
+void refuse_recording(const char* what) {
+  if (is_recording) throw DeviceError(std::string(what) + ": launches are being recorded, and it is none");
+}
+
 void upload(void* to, const void* from, std::size_t bytes) {
+  refuse_recording("upload");
   DeviceState& state = state_of(launching_device());
   const std::lock_guard guard(state.upload_mutex);
   check(cudaEventRecord(state.compute_reached, state.compute), "cudaEventRecord", "compute");
@@ -86,6 +94,7 @@ void upload(void* to, const void* from, std::size_t bytes) {
 }
 
 void download(void* to, const void* from, std::size_t bytes) {
+  refuse_recording("download");
   const DeviceState& state = state_of(launching_device());
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, state.compute), "cudaMemcpyAsync", to, from, bytes,
         "device to host");
@@ -124,6 +133,52 @@ void end_transfer(Device device, void* transfer) {
   check(cudaEventDestroy(event), "cudaEventDestroy");
 }
 
+struct Recording {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  std::size_t nodes = 0;
+  ~Recording() {
+    if (executable) cudaGraphExecDestroy(executable);
+    if (graph) cudaGraphDestroy(graph);
+  }
+};
+
+void begin_recording(Device device) {
+  refuse_recording("begin_recording");
+  check(cudaStreamBeginCapture(state_of(device).compute, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
+        "compute");
+  is_recording = true;
+}
+
+void* end_recording(Device device, bool is_wanted) {
+  is_recording = false;
+  auto recording = std::make_unique<Recording>();
+  const cudaError_t error = cudaStreamEndCapture(state_of(device).compute, &recording->graph);
+  if (!is_wanted) {
+    cudaGetLastError();  // a capture that was broken off is no failure of the device
+    return nullptr;
+  }
+  check(error, "cudaStreamEndCapture", "compute");
+  check(cudaGraphInstantiate(&recording->executable, recording->graph, 0), "cudaGraphInstantiate");
+  check(cudaGraphGetNodes(recording->graph, nullptr, &recording->nodes), "cudaGraphGetNodes");
+  return recording.release();
+}
+
+void replay(Device device, void* recording) {
+  const auto* const own = static_cast<Recording*>(recording);
+  check(cudaGraphLaunch(own->executable, state_of(device).compute), "cudaGraphLaunch", own->nodes);
+}
+
+std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->nodes; }
+
+void forget(Device device, void* recording) noexcept {
+  try {
+    synchronize(device);  // a replay may be under way
+  } catch (const DeviceError&) {
+  }
+  delete static_cast<Recording*>(recording);
+}
+
 std::vector<kernels::GpuFacts> devices() {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
@@ -147,9 +202,9 @@ std::vector<kernels::GpuFacts> devices() {
   return all;
 }
 
-constexpr kernels::DeviceRuntime table{upload,          download,    synchronize,    synchronization_count,
-                                       allocate_pinned, free_pinned, begin_transfer, end_transfer,
-                                       devices};
+constexpr kernels::DeviceRuntime table{
+    upload,       download, synchronize,     synchronization_count, allocate_pinned, free_pinned,       begin_transfer,
+    end_transfer, devices,  begin_recording, end_recording,         replay,          recorded_launches, forget};
 
 }  // namespace runtime_detail
 
@@ -172,6 +227,7 @@ cudaStream_t copy_stream(Device device) { return runtime_detail::state_of(device
 cudaStream_t compute_stream() { return compute_stream(launching_device()); }
 
 void synchronize(Device device) {
+  runtime_detail::refuse_recording("synchronize");
   const runtime_detail::DeviceState& state = runtime_detail::state_of(device);
   runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
   check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy");

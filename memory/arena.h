@@ -114,6 +114,19 @@ class Arena final : public LockedResource {
   /// holes, else nothing. Returns the bytes moved. Throws Error when called inside of a launch.
   std::size_t safe_point();
 
+  /// While one lives no block moves, and a request that would need it is refused: a recording holds addresses
+  /// (core/launch_graph.h).
+  class Still {
+   public:
+    explicit Still(Arena& arena);
+    ~Still();
+    Still(const Still&) = delete;
+    Still& operator=(const Still&) = delete;
+
+   private:
+    Arena& arena_;
+  };
+
   /// Live blocks by address.
   struct Placed {
     const Block* block;
@@ -160,6 +173,7 @@ class Arena final : public LockedResource {
   std::size_t reserved_bytes_ = 0;
   bool poison_ = false;
   Compaction compaction_ = Compaction::when_needed;
+  int stills_ = 0;  // alive
   double tolerated_fragmentation_ = 0;
   std::unique_ptr<Tlsf> spans_;
 

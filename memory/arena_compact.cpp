@@ -57,8 +57,18 @@ std::size_t Arena::safe_point() {
   return fragmentation() > tolerated_fragmentation_ ? compact_locked() : 0;
 }
 
+Arena::Still::Still(Arena& arena) : arena_(arena) {
+  const std::lock_guard guard(*arena_.lock());
+  ++arena_.stills_;
+}
+
+Arena::Still::~Still() {
+  const std::lock_guard guard(*arena_.lock());
+  --arena_.stills_;
+}
+
 std::size_t Arena::compact_locked() {
-  if (now_.allocated_bytes == spans_->height()) return 0;  // no holes
+  if (stills_ > 0 || now_.allocated_bytes == spans_->height()) return 0;  // no holes
   const std::uint64_t before = now_.moved_bytes;
   const Moving moving(*this);
   slide_all();
@@ -114,7 +124,8 @@ Tlsf::Place Arena::slide_window(const Window& window, const Request& request) no
 /// A place for a request that no free span can take, made by sliding; none when it would not be enough.
 Tlsf::Place Arena::make_room(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
-  if (compaction_ == Compaction::never || request.bytes > spans_->limit() - now_.allocated_bytes) return none;
+  if (compaction_ == Compaction::never || stills_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
+    return none;
   const Moving moving(*this);
   const Window window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
   if (window.is_found()) return slide_window(window, request);
@@ -128,7 +139,8 @@ Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   const Moving moving(*this);
   const Window window = cheapest_window(*spans_, &pages_, request.bytes, request.alignment);
-  if (!window.is_found() || (compaction_ == Compaction::never && window.blocks > 0)) return none;
+  const bool may_slide = compaction_ != Compaction::never && stills_ == 0;
+  if (!window.is_found() || (!may_slide && window.blocks > 0)) return none;
   return slide_window(window, request);
 }
 
@@ -142,6 +154,7 @@ std::string Arena::compaction_text() const {
   }
   std::string text = memory::compaction_to_string(now_);
   if (compaction_ == Compaction::never) text += ", switched off for requests";
+  if (stills_ > 0) text += ", held back by a recorded step";
   if (pinned_blocks > 0) {
     text += ", " + std::to_string(pinned_blocks) + " blocks of " + memory::exact_bytes(pinned_bytes) + " are pinned";
   }

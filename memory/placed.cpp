@@ -80,7 +80,8 @@ StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::Plac
   return plan;
 }
 
-Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans) : Decorator(std::move(upstream)) {
+Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans)
+    : Decorator(upstream), arena_(dynamic_cast<Arena*>(upstream.get())) {
   if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
   std::size_t blocks = 0;
   for (const StepPlan& plan : plans) {
@@ -251,11 +252,25 @@ void Placed::take_region() {
 }
 
 std::size_t Placed::give_region_back() noexcept {
-  if (region_ == nullptr || is_in_replay_ || live_ > 0) return 0;
+  if (region_ == nullptr || is_in_replay_ || live_ > 0 || holds_ > 0) return 0;
   --region_->pins;
   upstream_deallocate(region_, nullptr);
   region_ = nullptr;
   return region_bytes_;
+}
+
+Placed::Hold::Hold(Placed& placed) : placed_(placed) {
+  {
+    const std::lock_guard guard(*placed_.lock());
+    placed_.take_region();
+    ++placed_.holds_;
+  }
+  if (placed_.arena_ != nullptr) still_ = std::make_unique<Arena::Still>(*placed_.arena_);
+}
+
+Placed::Hold::~Hold() {
+  const std::lock_guard guard(*placed_.lock());
+  --placed_.holds_;
 }
 
 void Placed::begin(std::size_t plan) {

@@ -25,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include <thimble/memory/arena.h>
 #include <thimble/memory/placement.h>
 #include <thimble/memory/trace.h>
 
@@ -98,6 +99,20 @@ class Placed final : public Decorator {
   /// The placed arena that `resource` is or stands on; null: there is none.
   static const Placed* find(const Resource& resource) noexcept;
 
+  /// While one lives the region stays where it is, and no block of the arena below moves: what a step used lies at the
+  /// same addresses (nn/recorded_step.h). Takes the region: throws OutOfMemory.
+  class Hold {
+   public:
+    explicit Hold(Placed& placed);
+    ~Hold();
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    Placed& placed_;
+    std::unique_ptr<Arena::Still> still_;  // null: it stands on no arena
+  };
+
   /// A step as a scope: ended when it is left, by an exception too.
   class Step {
    public:
@@ -146,6 +161,7 @@ class Placed final : public Decorator {
   std::unique_ptr<Handle[]> handles_;  // of all plans; they stay where they are, because others hold their addresses
   std::size_t handle_count_ = 0;
   std::vector<std::vector<Event>> plans_;
+  Arena* arena_;  // that it stands on; null: on something else
   std::size_t region_bytes_ = 0;
   std::size_t region_alignment_ = 1;
   Block* region_ = nullptr;              // null: not held
@@ -156,6 +172,7 @@ class Placed final : public Decorator {
   const Event* first_ = nullptr;
   const Event* end_ = nullptr;
   std::size_t live_ = 0;  // blocks in the region, outside of a replay
+  int holds_ = 0;         // alive
   Statistics counts_;
 };
 

@@ -87,7 +87,8 @@ void Adafactor::update(std::size_t index, const Tensor& parameter, const Tensor&
     args.row_moment = at.as<float>(m.rows);
     args.column_moment = at.as<float>(m.columns);
     args.momentum = at.as<float>(m.first);
-    args.rate = options_.has_relative_step ? std::min(1e-2, 1 / std::sqrt(static_cast<double>(step_count()))) : rate();
+    args.rate = rate();
+    args.has_relative_step = options_.has_relative_step;
     args.beta1 = options_.beta1;
     args.decay = options_.decay;
     args.epsilon1 = options_.epsilon1;

@@ -8,15 +8,17 @@
 #include <thimble/core/convert.h>
 #include <thimble/core/kernels/adafactor_cpu.h>
 #include <thimble/core/kernels/square_root.h>
+#include <thimble/core/kernels/update_rule.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
 namespace adafactor_detail {
 
-constexpr std::int64_t tile = 256;   // values that are worked on at once
-constexpr std::int64_t shares = 64;  // ranges of rows that are summed apart
-constexpr int lanes = 8;
+constexpr std::int64_t tile = AdafactorArgs::tile;        // values that are worked on at once
+constexpr std::int64_t shares = AdafactorArgs::shares;    // ranges of rows that are summed apart
+constexpr std::int64_t stretch = AdafactorArgs::stretch;  // rows of a column that are summed apart
+constexpr int lanes = AdafactorArgs::lanes;
 
 // The sum of squares plus n times `more`, in lanes.
 struct SquareSum {
@@ -24,16 +26,16 @@ struct SquareSum {
     double lane[lanes] = {};
     std::int64_t i = 0;
     for (; i + lanes <= n; i += lanes) {
-      for (int k = 0; k < lanes; ++k) lane[k] += static_cast<double>(x[i + k]) * x[i + k] + more;
+      for (int k = 0; k < lanes; ++k) lane[k] += AdafactorRule::square(x[i + k], more);
     }
-    for (; i < n; ++i) lane[i % lanes] += static_cast<double>(x[i]) * x[i] + more;
+    for (; i < n; ++i) lane[i % lanes] += AdafactorRule::square(x[i], more);
     for (const double sum : lane) *total += sum;
   }
 };
 
 struct AddSquares {
   THIMBLE_ALWAYS_INLINE static void run(const float* x, double more, double* __restrict sums, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) sums[i] += static_cast<double>(x[i]) * x[i] + more;
+    for (std::int64_t i = 0; i < n; ++i) sums[i] += AdafactorRule::square(x[i], more);
   }
 };
 
@@ -49,14 +51,13 @@ struct Precondition {
 };
 
 struct Update {
-  THIMBLE_ALWAYS_INLINE static void run(const float* u, float* __restrict m, float* __restrict p, float clip,
-                                        float rate, float beta1, float shrink, std::int64_t n) {
-    const float rest = 1.0f - beta1;
-    for (std::int64_t i = 0; m != nullptr && i < n; ++i) m[i] = beta1 * m[i] + rest * (u[i] * clip);
+  THIMBLE_ALWAYS_INLINE static void run(const AdafactorRule& rule, const float* u, float* __restrict m,
+                                        float* __restrict p, float clip, float length, std::int64_t n) {
+    for (std::int64_t i = 0; m != nullptr && i < n; ++i) m[i] = rule.momentum(m[i], u[i], clip);
     if (m != nullptr) {
-      for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * shrink - rate * m[i];
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], length, m[i]);
     } else {
-      for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * shrink - rate * (u[i] * clip);
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], length, u[i] * clip);
     }
   }
 };
@@ -71,30 +72,24 @@ const float* load(const void* data, DType dtype, std::int64_t at, float* buffer,
 
 class Step {
  public:
-  explicit Step(const AdafactorArgs& args)
-      : a_(args),
-        beta2_(1 - std::pow(static_cast<double>(args.step), -args.decay)),
-        share_((args.rows + shares - 1) / shares) {}
+  explicit Step(const AdafactorArgs& args) : a_(args), rule_(args), share_((args.rows + shares - 1) / shares) {}
 
   void run() const {
     const double parameter = a_.scales_by_parameter ? mean([&](std::int64_t row) { return squares_of_row(row); }) : 0;
     const float row_mean = update_moments();
-    const double size = std::sqrt(mean([&](std::int64_t row) {
+    const double size = mean([&](std::int64_t row) {
       double sum = 0;
       for_parts(row, row_mean,
                 [&](const float* u, std::int64_t, std::int64_t n) { run_variant<SquareSum>(u, 0.0, &sum, n); });
       return sum;
-    }));
-    const auto clip = static_cast<float>(1 / std::max(1.0, size / a_.clip));
-    const double step = a_.scales_by_parameter ? a_.rate * std::max(a_.epsilon2, std::sqrt(parameter)) : a_.rate;
-    const auto rate = static_cast<float>(step), beta1 = static_cast<float>(a_.beta1);
-    const auto shrink = static_cast<float>(1 - a_.rate * a_.weight_decay);
+    });
+    const float clip = rule_.clipping(size), length = rule_.length(parameter);
     rows([&](std::int64_t row) {
       alignas(64) float buffer[tile];
       for_parts(row, row_mean, [&](const float* u, std::int64_t at, std::int64_t n) {
         float* const p = const_cast<float*>(load(a_.parameter, a_.dtype, at, buffer, n));
         float* const m = a_.momentum != nullptr ? a_.momentum + at : nullptr;
-        run_variant<Update>(u, m, p, clip, rate, beta1, shrink, n);
+        run_variant<Update>(rule_, u, m, p, clip, length, n);
         if (p != buffer) return;
         auto* const to = static_cast<std::byte*>(a_.parameter) + at * static_cast<std::int64_t>(size_of(a_.dtype));
         store_f32(buffer, to, a_.dtype, 1, n);
@@ -111,9 +106,9 @@ class Step {
     });
   }
 
-  // The mean over all values, f(row) being the sum of a row.
+  // The sum over all rows, f(row) being that of a row.
   template <class F>
-  double mean(F&& f) const {
+  double sum_rows(F&& f) const {
     std::array<double, shares> sums{};
     parallel_for(shares, 1, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t s = begin; s < end; ++s) {
@@ -124,14 +119,19 @@ class Step {
     });
     double total = 0;
     for (const double sum : sums) total += sum;
-    return total / (static_cast<double>(a_.rows) * static_cast<double>(a_.columns));
+    return total;
+  }
+
+  // The mean over all values.
+  template <class F>
+  double mean(F&& f) const {
+    return sum_rows(f) / (static_cast<double>(a_.rows) * static_cast<double>(a_.columns));
   }
 
   const float* load_gradient(std::int64_t at, float* buffer, std::int64_t n) const {
     const float* const g = load(a_.gradient, a_.gradient_dtype, at, buffer, n);
-    if (a_.gradient_factor == 1) return g;
-    const auto factor = static_cast<float>(a_.gradient_factor);
-    for (std::int64_t i = 0; i < n; ++i) buffer[i] = g[i] * factor;
+    if (rule_.factor == 1) return g;
+    for (std::int64_t i = 0; i < n; ++i) buffer[i] = g[i] * rule_.factor;
     return buffer;
   }
 
@@ -162,7 +162,6 @@ class Step {
 
   // The second moments; returns the mean of those of rows.
   float update_moments() const {
-    const double rest = 1 - beta2_;
     if (a_.row_moment == nullptr) {
       rows([&](std::int64_t row) {
         alignas(64) float buffer[tile];
@@ -171,7 +170,7 @@ class Step {
           const float* const g = load_gradient(at, buffer, n);
           for (std::int64_t i = 0; i < n; ++i) {
             float& v = a_.column_moment[at + i];
-            v = static_cast<float>(beta2_ * v + rest * (static_cast<double>(g[i]) * g[i] + a_.epsilon1));
+            v = rule_.moment(v, AdafactorRule::square(g[i], a_.epsilon1));
           }
         }
       });
@@ -186,30 +185,33 @@ class Step {
         run_variant<SquareSum>(g, a_.epsilon1, &sum, n);
       }
       float& r = a_.row_moment[row];
-      r = static_cast<float>(beta2_ * r + rest * sum / static_cast<double>(a_.columns));
+      r = rule_.moment(r, sum / static_cast<double>(a_.columns));
     });
     parallel_for(a_.columns, tile, [&](std::int64_t begin, std::int64_t end) {
       alignas(64) float buffer[tile];
       for (std::int64_t c = begin; c < end; c += tile) {
         const std::int64_t n = std::min(tile, end - c);
-        alignas(64) double sums[tile] = {};
-        for (std::int64_t row = 0; row < a_.rows; ++row) {
-          const float* const g = load_gradient(row * a_.columns + c, buffer, n);
-          run_variant<AddSquares>(g, a_.epsilon1, static_cast<double*>(sums), n);
+        alignas(64) double totals[tile] = {}, sums[tile];
+        for (std::int64_t first = 0; first < a_.rows; first += stretch) {
+          std::fill(sums, sums + n, 0.0);
+          for (std::int64_t row = first; row < std::min(a_.rows, first + stretch); ++row) {
+            const float* const g = load_gradient(row * a_.columns + c, buffer, n);
+            run_variant<AddSquares>(g, a_.epsilon1, static_cast<double*>(sums), n);
+          }
+          for (std::int64_t i = 0; i < n; ++i) totals[i] += sums[i];
         }
         for (std::int64_t i = 0; i < n; ++i) {
           float& v = a_.column_moment[c + i];
-          v = static_cast<float>(beta2_ * v + rest * sums[i] / static_cast<double>(a_.rows));
+          v = rule_.moment(v, totals[i] / static_cast<double>(a_.rows));
         }
       }
     });
-    double total = 0;
-    for (std::int64_t row = 0; row < a_.rows; ++row) total += a_.row_moment[row];
+    const double total = sum_rows([&](std::int64_t row) { return static_cast<double>(a_.row_moment[row]); });
     return static_cast<float>(total / static_cast<double>(a_.rows));
   }
 
   const AdafactorArgs& a_;
-  double beta2_;
+  AdafactorRule rule_;
   std::int64_t share_;
 };
 

@@ -42,6 +42,17 @@ struct DeviceRuntime {
   void (*end_transfer)(Device device, void* transfer) = nullptr;
   /// All GPUs that can be used. Throws DeviceError where there is no driver.
   std::vector<GpuFacts> (*devices)() = nullptr;
+  /// Records this thread's launches on a device instead of running them, up to end_recording, which gives a handle (or
+  /// with `is_wanted` false drops what was recorded, and does not throw). Meanwhile uploads, downloads and
+  /// synchronizations throw DeviceError.
+  void (*begin_recording)(Device device) = nullptr;
+  void* (*end_recording)(Device device, bool is_wanted) = nullptr;
+  /// Launches all of a recording, behind what was launched before.
+  void (*replay)(Device device, void* recording) = nullptr;
+  /// How many kernels and copies it has.
+  std::size_t (*recorded_launches)(void* recording) = nullptr;
+  /// Waits for its replays and frees it.
+  void (*forget)(Device device, void* recording) noexcept = nullptr;
 };
 
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA

@@ -34,8 +34,11 @@ struct Momentum8Args {
 ///   else:     V = b V + (1 - b) s
 ///   u = g / sqrt(V);  u /= max(1, rms(u) / clip);  a = rate max(epsilon2, rms(p)) or rate;  m = beta1 m + (1 - beta1)
 ///   u p = (1 - rate weight_decay) p - a (u, or m where there is one)
-/// Sums are taken in f64 in an order that depends on rows and columns alone.
+/// Sums are taken in f64 in an order that depends on rows and columns alone, the same on all devices: a row in tiles of
+/// 256, each in 8 lanes; all rows in 64 ranges; a column in stretches of 64 rows.
 struct AdafactorArgs {
+  static constexpr std::int64_t tile = 256, shares = 64, stretch = 64;
+  static constexpr int lanes = 8;
   std::int64_t rows = 0, columns = 0;
   void* parameter = nullptr;
   DType dtype = DType::f32;
@@ -46,8 +49,9 @@ struct AdafactorArgs {
   float* momentum = nullptr;       ///< null: none
   double rate = 0, beta1 = 0, decay = 0.8, epsilon1 = 1e-30, epsilon2 = 1e-3, clip = 1, weight_decay = 0;
   bool scales_by_parameter = true;
-  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
-  std::int64_t step = 1;       ///< of this update, from 1
+  bool has_relative_step = false;  ///< the rate is min(1e-2, 1 / sqrt(step)) instead
+  double gradient_factor = 1;      ///< the gradient is multiplied by it as it is read
+  std::int64_t step = 1;           ///< of this update, from 1
 };
 
 struct Optimizer8Kernels {

@@ -10,6 +10,7 @@
 #include <thimble/core/kernels/optimizer8.h>
 #include <thimble/core/kernels/quant_loops.h>
 #include <thimble/core/kernels/square_root.h>
+#include <thimble/core/kernels/update_rule.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/quant_code.h>
@@ -60,24 +61,8 @@ THIMBLE_ALWAYS_INLINE void decode(const Code& code, const std::uint8_t* codes, f
       code, codes, [scale](std::int64_t) { return scale; }, x, n);
 }
 
-// The numbers of an Adam step that all elements share.
-struct AdamFactors {
-  float factor, beta1, beta2, rest1, rest2, shrink, decay, rate, root, epsilon;
-  explicit AdamFactors(const AdamArgs& a)
-      : factor(static_cast<float>(a.gradient_factor)),
-        beta1(static_cast<float>(a.beta1)),
-        beta2(static_cast<float>(a.beta2)),
-        rest1(static_cast<float>(1 - a.beta1)),
-        rest2(static_cast<float>(1 - a.beta2)),
-        shrink(a.is_decoupled ? static_cast<float>(1 - a.rate * a.weight_decay) : 1.0f),
-        decay(a.is_decoupled ? 0.0f : static_cast<float>(a.weight_decay)),
-        rate(static_cast<float>(a.rate / (1 - std::pow(a.beta1, static_cast<double>(a.step))))),
-        root(static_cast<float>(std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
-        epsilon(static_cast<float>(a.epsilon)) {}
-};
-
 struct AdamBlock {
-  THIMBLE_ALWAYS_INLINE static void run(const AdamFactors& f, float* __restrict p, const float* g,
+  THIMBLE_ALWAYS_INLINE static void run(const AdamRule<float>& rule, float* __restrict p, const float* g,
                                         std::uint8_t* __restrict first_codes, float* first_scale,
                                         std::uint8_t* __restrict second_codes, float* second_scale, std::int64_t n) {
     const Signed with_sign{&quant::dynamic_table(true)};
@@ -85,38 +70,22 @@ struct AdamBlock {
     alignas(64) float m[state_block], v[state_block] = {}, root[state_block];
     decode(with_sign, first_codes, *first_scale, m, n);
     decode(without, second_codes, *second_scale, v, n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float d = g[i] * f.factor + f.decay * p[i];
-      m[i] = f.beta1 * m[i] + f.rest1 * d;
-      v[i] = f.beta2 * v[i] + f.rest2 * (d * d);
-    }
+    for (std::int64_t i = 0; i < n; ++i) rule.moments(p[i], g[i], m[i], v[i]);
     square_roots(v, root, n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      p[i] = p[i] * f.shrink - f.rate * (m[i] / (root[i] / f.root + f.epsilon));
-    }
+    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], m[i], root[i]);
     encode(with_sign, m, first_codes, first_scale, n);
     encode(without, v, second_codes, second_scale, n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::uint32_t is_lost = v[i] > 0.0f ? 1u : 0u;
-      second_codes[i] = static_cast<std::uint8_t>(second_codes[i] > is_lost ? second_codes[i] : is_lost);
-    }
+    for (std::int64_t i = 0; i < n; ++i) second_codes[i] = not_lost(second_codes[i], v[i]);
   }
 };
 
 struct MomentumBlock {
-  THIMBLE_ALWAYS_INLINE static void run(const SgdArgs& a, float* __restrict p, const float* g,
+  THIMBLE_ALWAYS_INLINE static void run(const SgdRule<float>& rule, float* __restrict p, const float* g,
                                         std::uint8_t* __restrict codes, float* scale, std::int64_t n) {
     const Signed code{&quant::dynamic_table(true)};
-    const auto rate = static_cast<float>(a.rate), momentum = static_cast<float>(a.momentum);
-    const auto decay = static_cast<float>(a.weight_decay), factor = static_cast<float>(a.gradient_factor);
-    const float ahead = a.nesterov ? 1.0f : 0.0f;
     alignas(64) float m[state_block];
     decode(code, codes, *scale, m, n);
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float d = g[i] * factor + decay * p[i];
-      m[i] = momentum * m[i] + d;
-      p[i] -= rate * (ahead != 0 ? d + momentum * m[i] : m[i]);
-    }
+    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.with_momentum(p[i], g[i], m[i]);
     encode(code, m, codes, scale, n);
   }
 };
@@ -133,10 +102,10 @@ void for_blocks(std::int64_t n, F&& f) {
 
 void adam8(const Adam8Args& args) {
   const AdamArgs& a = args.update;
-  const AdamFactors factors(a);
+  const AdamRule<float> rule(a);
   for_blocks(a.n, [&](std::int64_t block, std::int64_t at, std::int64_t n) {
     Values p(a.parameter, a.dtype, at, n), g(a.gradient, a.gradient_dtype, at, n);
-    run_variant<AdamBlock>(factors, p.get(), static_cast<const float*>(g.get()),
+    run_variant<AdamBlock>(rule, p.get(), static_cast<const float*>(g.get()),
                            static_cast<std::uint8_t*>(a.first_moment) + at, args.first_scales + block,
                            static_cast<std::uint8_t*>(a.second_moment) + at, args.second_scales + block, n);
     p.store();
@@ -145,9 +114,10 @@ void adam8(const Adam8Args& args) {
 
 void momentum8(const Momentum8Args& args) {
   const SgdArgs& a = args.update;
+  const SgdRule<float> rule(a);
   for_blocks(a.n, [&](std::int64_t block, std::int64_t at, std::int64_t n) {
     Values p(a.parameter, a.dtype, at, n), g(a.gradient, a.gradient_dtype, at, n);
-    run_variant<MomentumBlock>(a, p.get(), static_cast<const float*>(g.get()),
+    run_variant<MomentumBlock>(rule, p.get(), static_cast<const float*>(g.get()),
                                static_cast<std::uint8_t*>(a.momentum_buffer) + at, args.scales + block, n);
     p.store();
   });

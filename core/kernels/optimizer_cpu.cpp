@@ -9,6 +9,7 @@
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/optimizer_narrow.h>
 #include <thimble/core/kernels/square_root.h>
+#include <thimble/core/kernels/update_rule.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
 
@@ -37,13 +38,6 @@ class Run {
     }
   }
   T* values() { return values_; }
-  // The values times a factor; not to be stored after.
-  const T* scaled(double factor) {
-    if (factor == 1) return values_;
-    const T f = static_cast<T>(factor);
-    for (std::int64_t i = 0; i < n_; ++i) buffer_[i] = values_[i] * f;
-    return buffer_;
-  }
   void store() {
     if (values_ != buffer_) return;
     if constexpr (std::is_same_v<T, float>) {
@@ -70,50 +64,21 @@ void for_chunks(std::int64_t n, F&& f) {
 
 template <class T>
 struct SgdChunk {
-  static void run(const SgdArgs& a, T* __restrict p, const T* __restrict g, T* __restrict m, std::int64_t n) {
-    const T rate = static_cast<T>(a.rate), momentum = static_cast<T>(a.momentum);
-    const T decay = static_cast<T>(a.weight_decay);
+  static void run(const SgdRule<T>& rule, T* __restrict p, const T* __restrict g, T* __restrict m, std::int64_t n) {
     if (!m) {
-      for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
-    } else if (a.nesterov) {
-      for (std::int64_t i = 0; i < n; ++i) {
-        const T d = g[i] + decay * p[i];
-        m[i] = momentum * m[i] + d;
-        p[i] -= rate * (d + momentum * m[i]);
-      }
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.plain(p[i], g[i]);
     } else {
-      for (std::int64_t i = 0; i < n; ++i) {
-        m[i] = momentum * m[i] + (g[i] + decay * p[i]);
-        p[i] -= rate * m[i];
-      }
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.with_momentum(p[i], g[i], m[i]);
     }
-  }
-};
-
-// What an Adam update has for all elements.
-template <class T>
-struct AdamFactors {
-  T b1, b2, r1, r2, shrink, decay, rate, root, epsilon;
-
-  explicit AdamFactors(const AdamArgs& a) {
-    const double c1 = 1 - std::pow(a.beta1, static_cast<double>(a.step));
-    const double c2 = 1 - std::pow(a.beta2, static_cast<double>(a.step));
-    b1 = static_cast<T>(a.beta1), b2 = static_cast<T>(a.beta2);
-    r1 = static_cast<T>(1 - a.beta1), r2 = static_cast<T>(1 - a.beta2);
-    shrink = a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1);
-    decay = a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay);
-    rate = static_cast<T>(a.rate / c1), root = static_cast<T>(std::sqrt(c2)), epsilon = static_cast<T>(a.epsilon);
   }
 };
 
 template <class T>
 struct AdamMoments {
-  static void run(const AdamFactors<T>& f, const T* __restrict p, const T* __restrict g, T* __restrict m,
+  static void run(const AdamRule<T>& rule, const T* __restrict p, const T* __restrict g, T* __restrict m,
                   T* __restrict v, T* __restrict roots, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) {
-      const T d = g[i] + f.decay * p[i];
-      m[i] = f.b1 * m[i] + f.r1 * d;
-      v[i] = f.b2 * v[i] + f.r2 * (d * d);
+      rule.moments(p[i], g[i], m[i], v[i]);
       roots[i] = v[i];
     }
   }
@@ -121,9 +86,9 @@ struct AdamMoments {
 
 template <class T>
 struct AdamUpdate {
-  static void run(const AdamFactors<T>& f, T* __restrict p, const T* __restrict m, const T* __restrict roots,
+  static void run(const AdamRule<T>& rule, T* __restrict p, const T* __restrict m, const T* __restrict roots,
                   std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) p[i] = p[i] * f.shrink - f.rate * (m[i] / (roots[i] / f.root + f.epsilon));
+    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], m[i], roots[i]);
   }
 };
 
@@ -132,11 +97,12 @@ using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun<Run<
 
 template <class T>
 void sgd(const SgdArgs& a) {
+  const SgdRule<T> rule(a);
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
     Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
     T* const values = p.values();
-    run_variant<SgdChunk<T>>(a, values, g.scaled(a.gradient_factor), m.values(), n);
+    run_variant<SgdChunk<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), n);
     p.store();
     m.store();
   });
@@ -144,7 +110,7 @@ void sgd(const SgdArgs& a) {
 
 template <class T>
 void adam(const AdamArgs& a) {
-  const AdamFactors<T> factors(a);
+  const AdamRule<T> rule(a);
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
     Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
@@ -152,9 +118,9 @@ void adam(const AdamArgs& a) {
     alignas(64) T room[chunk];
     T* const roots = room;
     T* const values = p.values();
-    run_variant<AdamMoments<T>>(factors, values, g.scaled(a.gradient_factor), m.values(), v.values(), roots, n);
+    run_variant<AdamMoments<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), v.values(), roots, n);
     square_roots(roots, roots, n);
-    run_variant<AdamUpdate<T>>(factors, values, m.values(), roots, n);
+    run_variant<AdamUpdate<T>>(rule, values, m.values(), roots, n);
     p.store();
     m.store();
     v.store();

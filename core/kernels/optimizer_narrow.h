@@ -2,7 +2,6 @@
 // Parameters in the type that updates are made in: read from where they lie or from their master copy, and stored as
 // NarrowArgs (core/kernels/optimizer.h) says. Also the readable form of each way to store, element by element.
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -15,14 +14,14 @@ namespace thimble::kernels {
 /// `value` in bf16, up or down so that the mean over `random` (16 bits, uniform) is `value`: the bits below bf16's last
 /// one carry into it when random is added to them. Infinite and NaN stay what they are; beyond bf16's largest number it
 /// may give infinity, as rounding to nearest does.
-inline bf16 round_stochastically(float value, std::uint32_t random) noexcept {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
+THIMBLE_HD inline bf16 round_stochastically(float value, std::uint32_t random) noexcept {
+  const auto bits = bit_cast<std::uint32_t>(value);
   if ((bits & 0x7F800000u) == 0x7F800000u) return bf16(value);
   return bf16::from_bits(static_cast<std::uint16_t>((bits + random) >> 16));
 }
 
 /// The 16 random bits of an element: half i % 2 of word i / 2 % 4 of block i / 8.
-inline std::uint32_t rounding_bits(const RandomSite& site, std::int64_t element) noexcept {
+THIMBLE_HD inline std::uint32_t rounding_bits(const RandomSite& site, std::int64_t element) noexcept {
   const std::int64_t block = element / 8;
   const PhiloxBlock words =
       random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));

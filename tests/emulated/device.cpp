@@ -2,9 +2,15 @@
 // is no cuBLASLt and no cuDNN, so that the own kernels are tested. In place of cuda/none.cpp in the tests' program.
 
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/cuda/kernel.h>
 #include <thimble/cuda/library.h>
 #include <thimble/memory/backing.h>
 
@@ -33,8 +39,24 @@ class EmulatedBacking final : public Backing {
   std::unique_ptr<Backing> pages_;
 };
 
-void copy(void* to, const void* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
-void synchronize(Device) {}
+using Recording = std::vector<std::function<void()>>;
+
+// What CUDA refuses while launches are recorded, too.
+void refuse_recording(const char* what) {
+  if (cuda_kernels::recorded_launches != nullptr) {
+    throw DeviceError(std::string(what) + ": launches are being recorded, and it is none");
+  }
+}
+
+void upload(void* to, const void* from, std::size_t bytes) {
+  refuse_recording("upload");
+  std::memcpy(to, from, bytes);
+}
+void download(void* to, const void* from, std::size_t bytes) {
+  refuse_recording("download");
+  std::memcpy(to, from, bytes);
+}
+void synchronize(Device) { refuse_recording("synchronize"); }
 std::uint64_t synchronization_count() { return 0; }
 void* allocate_pinned(std::size_t bytes) { return ::operator new(bytes); }
 void free_pinned(void* memory) noexcept { ::operator delete(memory); }
@@ -51,6 +73,20 @@ void end_transfer(Device, void* transfer) {
   std::memcpy(own->to, own->from, own->bytes);
 }
 
+void begin_recording(Device) {
+  refuse_recording("begin_recording");
+  cuda_kernels::recorded_launches = new Recording;
+}
+void* end_recording(Device, bool is_wanted) {
+  std::unique_ptr<Recording> recording(std::exchange(cuda_kernels::recorded_launches, nullptr));
+  return is_wanted ? recording.release() : nullptr;
+}
+void replay(Device, void* recording) {
+  for (const std::function<void()>& launch : *static_cast<Recording*>(recording)) launch();
+}
+std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->size(); }
+void forget(Device, void* recording) noexcept { delete static_cast<Recording*>(recording); }
+
 std::vector<kernels::GpuFacts> devices() {
   kernels::GpuFacts facts;
   facts.name = "emulated on the host";
@@ -58,8 +94,8 @@ std::vector<kernels::GpuFacts> devices() {
 }
 
 const kernels::DeviceRuntime runtime{
-    copy,           copy,         synchronize, synchronization_count, allocate_pinned, free_pinned,
-    begin_transfer, end_transfer, devices};
+    upload,       download, synchronize,     synchronization_count, allocate_pinned, free_pinned,       begin_transfer,
+    end_transfer, devices,  begin_recording, end_recording,         replay,          recorded_launches, forget};
 
 }  // namespace emulated_detail
 

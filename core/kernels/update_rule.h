@@ -1,0 +1,114 @@
+#pragma once
+// An optimizer's update of one element, shared by the kernels of all devices: the same operations in the same order, so
+// the same bits. What all elements of an update share is made on the host, once.
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/core/config.h>
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/optimizer8.h>
+
+namespace thimble::kernels {
+
+/// SgdArgs' formula.
+template <class T>
+struct SgdRule {
+  T rate, momentum, decay, factor;
+  bool nesterov;
+
+  explicit SgdRule(const SgdArgs& a)
+      : rate(static_cast<T>(a.rate)),
+        momentum(static_cast<T>(a.momentum)),
+        decay(static_cast<T>(a.weight_decay)),
+        factor(static_cast<T>(a.gradient_factor)),
+        nesterov(a.nesterov) {}
+
+  THIMBLE_HD T direction(T p, T g) const { return g * factor + decay * p; }
+  THIMBLE_HD T plain(T p, T g) const { return p - rate * direction(p, g); }
+  /// The new p; m becomes the new buffer.
+  THIMBLE_HD T with_momentum(T p, T g, T& m) const {
+    const T d = direction(p, g);
+    m = momentum * m + d;
+    return p - rate * (nesterov ? d + momentum * m : m);
+  }
+};
+
+/// AdamArgs' formula.
+template <class T>
+struct AdamRule {
+  T factor, b1, b2, r1, r2, shrink, decay, rate, root, epsilon;
+
+  explicit AdamRule(const AdamArgs& a)
+      : factor(static_cast<T>(a.gradient_factor)),
+        b1(static_cast<T>(a.beta1)),
+        b2(static_cast<T>(a.beta2)),
+        r1(static_cast<T>(1 - a.beta1)),
+        r2(static_cast<T>(1 - a.beta2)),
+        shrink(a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1)),
+        decay(a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay)),
+        rate(static_cast<T>(a.rate / (1 - std::pow(a.beta1, static_cast<double>(a.step))))),
+        root(static_cast<T>(std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
+        epsilon(static_cast<T>(a.epsilon)) {}
+
+  THIMBLE_HD void moments(T p, T g, T& m, T& v) const {
+    const T d = g * factor + decay * p;
+    m = b1 * m + r1 * d;
+    v = b2 * v + r2 * (d * d);
+  }
+  /// The new p, from the new m and sqrt(v).
+  THIMBLE_HD T updated(T p, T m, T root_of_v) const { return p * shrink - rate * (m / (root_of_v / root + epsilon)); }
+};
+
+/// The code of an 8-bit second moment: one above zero is never rounded to code 0 (Adam8Args).
+THIMBLE_HD inline std::uint8_t not_lost(std::uint8_t code, float second_moment) {
+  const std::uint32_t least = second_moment > 0.0f ? 1u : 0u;
+  return static_cast<std::uint8_t>(code > least ? code : least);
+}
+
+/// The rate of an Adafactor step: that of the schedule, or the relative one (algorithm 5).
+inline double adafactor_rate(const AdafactorArgs& a) {
+  return a.has_relative_step ? std::min(1e-2, 1 / std::sqrt(static_cast<double>(a.step))) : a.rate;
+}
+
+/// AdafactorArgs' formula, as far as it is of single elements. Sums of squares are of f32 values in f64.
+struct AdafactorRule {
+  double beta2, rest, epsilon1, epsilon2, clip, base_rate;
+  float beta1, shrink, factor;
+  bool scales_by_parameter;
+
+  explicit AdafactorRule(const AdafactorArgs& a)
+      : beta2(1 - std::pow(static_cast<double>(a.step), -a.decay)),
+        rest(1 - beta2),
+        epsilon1(a.epsilon1),
+        epsilon2(a.epsilon2),
+        clip(a.clip),
+        base_rate(adafactor_rate(a)),
+        beta1(static_cast<float>(a.beta1)),
+        shrink(static_cast<float>(1 - base_rate * a.weight_decay)),
+        factor(static_cast<float>(a.gradient_factor)),
+        scales_by_parameter(a.scales_by_parameter) {}
+
+  /// A moment, `mean` being that of the squares that it is about.
+  THIMBLE_HD float moment(float before, double mean) const { return static_cast<float>(beta2 * before + rest * mean); }
+  /// A square, with what is added to it.
+  THIMBLE_HD static double square(float x, double more) { return static_cast<double>(x) * x + more; }
+  /// What updates are multiplied by, `size` being their mean square.
+  THIMBLE_HD float clipping(double size) const {
+    const double ratio = std::sqrt(size) / clip;
+    return static_cast<float>(1 / (ratio > 1 ? ratio : 1.0));
+  }
+  /// The step's length, `size` being the parameter's mean square.
+  THIMBLE_HD float length(double size) const {
+    if (!scales_by_parameter) return static_cast<float>(base_rate);
+    const double root = std::sqrt(size);
+    return static_cast<float>(base_rate * (root > epsilon2 ? root : epsilon2));
+  }
+  /// The new first moment.
+  THIMBLE_HD float momentum(float m, float u, float clipping) const {
+    return beta1 * m + (1.0f - beta1) * (u * clipping);
+  }
+  THIMBLE_HD float updated(float p, float length, float direction) const { return p * shrink - length * direction; }
+};
+
+}  // namespace thimble::kernels

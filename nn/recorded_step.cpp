@@ -1,0 +1,173 @@
+#include <thimble/nn/recorded_step.h>
+
+#include <string>
+#include <utility>
+
+#include <thimble/core/context.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch.h>
+#include <thimble/core/view.h>
+
+namespace thimble::nn {
+namespace recorded_step_detail {
+
+constexpr std::size_t eager_steps = 2;  // the first one and a steady one
+constexpr std::int64_t block_bytes = 64 << 10, parameter_bytes = 128;
+
+[[noreturn]] void refuse(const std::string& why) { throw PlanError("recorded step: " + why); }
+
+Device device_of(const optim::Optimizer& optimizer) {
+  if (optimizer.parameters().empty()) refuse("the optimizer has no parameters");
+  const Device device = optimizer.parameters().front().tensor.device();
+  if (!device.is_cuda()) {
+    throw DeviceError("recorded step: parameters are on " + to_string(device) + "; allowed is a CUDA device");
+  }
+  return device;
+}
+
+void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOptions& options, Device device) {
+  if (Placed::find(*current_resource(device)) != &placed) {
+    refuse("tensors on " + to_string(device) +
+           " are taken from another resource than the placed arena that was given; allowed is one that stands on it");
+  }
+  if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
+  if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
+  if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
+  if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
+  if (options.scaler != nullptr && options.scaler->is_dynamic()) {
+    refuse("the loss scale is dynamic: the host decides in each step whether it is skipped; allowed is a static one");
+  }
+  if (options.scaler != nullptr && options.clip_norm > 0) {
+    refuse("clipping under a loss scale asks the host for the norm in each step; allowed is one of the two");
+  }
+}
+
+/// A step of a placed arena by its plan's index, as a scope.
+class PlacedStep {
+ public:
+  PlacedStep(Placed& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
+  ~PlacedStep() { placed_.end_step(); }
+  PlacedStep(const PlacedStep&) = delete;
+  PlacedStep& operator=(const PlacedStep&) = delete;
+
+ private:
+  Placed& placed_;
+};
+
+}  // namespace recorded_step_detail
+
+RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
+                           StepOptions options)
+    : placed_(placed),
+      optimizer_(optimizer),
+      loss_of_(std::move(loss_of)),
+      options_(std::move(options)),
+      generator_(current_generator()),
+      device_(recorded_step_detail::device_of(optimizer)) {
+  using namespace recorded_step_detail;
+  check(placed_, optimizer_, options_, device_);
+  const std::int64_t bytes = block_bytes + parameter_bytes * static_cast<std::int64_t>(optimizer_.parameters().size());
+  memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
+  const bool is_wide = optimizer_.parameters().front().tensor.dtype() == DType::f64;
+  loss_ = Tensor::empty({}, is_wide ? DType::f64 : DType::f32, device_);
+}
+
+// The recording goes before what it uses.
+RecordedStep::~RecordedStep() {
+  graph_.reset();
+  hold_.reset();
+}
+
+Tensor RecordedStep::run() {
+  if (&current_generator() != &generator_) {
+    recorded_step_detail::refuse("another generator is in force than when it was made");
+  }
+  if (is_recorded()) {
+    replay();
+  } else if (steps_ < recorded_step_detail::eager_steps) {
+    run_once();
+  } else {
+    record();
+    if (!device_.is_dry) replay();
+  }
+  ++steps_;
+  return loss_;
+}
+
+void RecordedStep::run_once() {
+  const recorded_step_detail::PlacedStep step(placed_, steps_);
+  copy_into(loss_, view::reshape(training_step(optimizer_, loss_of_, options_), {}));
+}
+
+kernels::StepNumbers RecordedStep::numbers() const {
+  kernels::StepNumbers now;
+  now.rate = optimizer_.rate();
+  const double scale = options_.scaler != nullptr ? options_.scaler->scale() : 1;
+  now.gradient_factor = optimizer_.gradient_factor() * (1 / scale);  // as training_step has it
+  now.update = optimizer_.step_count() + 1;
+  now.random_step = generator_.step();
+  return now;
+}
+
+void RecordedStep::record() {
+  const std::int64_t updates = optimizer_.step_count();
+  const std::uint64_t random_step = generator_.step();
+  const Placed::Statistics before = placed_.statistics();
+  auto hold = std::make_unique<Placed::Hold>(placed_);
+  if (device_.is_dry) {
+    run_once();
+    hold_ = std::move(hold);
+    return;
+  }
+  const Pin pin(memory_);
+  block_.emplace(static_cast<std::byte*>(pin.data()), memory_.bytes(), numbers());
+  std::vector<Tensor> uses{memory_, loss_};
+  for (const optim::Named& p : optimizer_.parameters()) uses.push_back(p.tensor);
+  for (const optim::Named& s : optimizer_.state()) uses.push_back(s.tensor);
+  std::unique_ptr<LaunchGraph> graph;
+  // Nothing has been run: the host's counts go back, and so does what a step that failed has counted.
+  const auto go_back = [&] {
+    optimizer_.set_step_count(updates);
+    generator_.set_step(random_step);
+  };
+  try {
+    graph = std::make_unique<LaunchGraph>(device_, uses, [&] {
+      const kernels::StepBlockScope scope(*block_);
+      run_once();
+    });
+  } catch (...) {
+    go_back();
+    block_.reset();
+    throw;
+  }
+  go_back();
+  const Placed::Statistics after = placed_.statistics();
+  if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
+    block_.reset();
+    recorded_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
+                                 ", so its addresses are not those of the next; allowed is a step as it was planned");
+  }
+  image_.resize(block_->bytes());
+  graph_ = std::move(graph);
+  hold_ = std::move(hold);
+}
+
+void RecordedStep::replay() {
+  if (!device_.is_dry) {
+    block_->write(numbers(), image_.data());
+    launch(device_, [&](const Addresses& at) {
+      if (!image_.empty()) kernels::device_runtime(device_).upload(at(memory_), image_.data(), image_.size());
+    });
+    graph_->replay();
+  }
+  optimizer_.begin_step();
+  generator_.set_step(generator_.step() + 1);
+  const auto wrote = [](const Tensor& t) {
+    if (t.storage()) t.storage()->bump_version();
+  };
+  for (const optim::Named& p : optimizer_.parameters()) wrote(p.tensor);
+  for (const optim::Named& s : optimizer_.state()) wrote(s.tensor);
+}
+
+}  // namespace thimble::nn
