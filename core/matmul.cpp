@@ -65,7 +65,7 @@ void check(const MatmulCall& call) {
     throw DeviceError(operation() + ": operands on different devices, " + describe(a) + " and " + describe(b));
   }
   if (a.device().is_cuda() && (call.a_scale.defined() || call.b_scale.defined())) {
-    throw DeviceError(operation + ": operands with scales on " + to_string(a.device()) + "; the CPU is allowed");
+    throw DeviceError(operation() + ": operands with scales on " + to_string(a.device()) + "; the CPU is allowed");
   }
 }
 
