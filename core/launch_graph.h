@@ -24,8 +24,8 @@ namespace thimble {
 
 class LaunchGraph {
  public:
-  /// Records `work` on the compute stream of a CUDA device. Throws DeviceError (no such device, or a call that cannot be
-  /// recorded, named), and what the work throws; nothing is recorded then.
+  /// Records `work` on the compute stream of a CUDA device. Throws DeviceError (no such device, or a call that cannot
+  /// be recorded, named), and what the work throws; nothing is recorded then.
   LaunchGraph(Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work);
   ~LaunchGraph();
   LaunchGraph(const LaunchGraph&) = delete;
