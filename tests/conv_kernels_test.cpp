@@ -198,8 +198,8 @@ TEST_CASE("conv kernels: random shapes against the plain loops", "[conv]") {
 TEST_CASE("conv kernels: storage dtypes, accumulation", "[conv]") {
   Settings settings;
   const DType dtypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
-  for (const ConvShape& s :
-       {shape(2, 7, 5, 6, 3, 2, 1), shape(2, 5, 6, 8, 1, 1, 0), shape(1, 6, 4, 6, 3, 1, 1, 1, 2)}) {
+  for (const ConvShape& s : {shape(2, 7, 5, 6, 3, 2, 1), shape(2, 5, 6, 8, 1, 1, 0), shape(1, 6, 4, 6, 3, 1, 1, 1, 2),
+                             shape(1, 9, 32, 32, 3, 1, 1), shape(5, 16, 32, 32, 3, 1, 1)}) {
     for (const DType dtype : dtypes) {
       const Tensors t(s, dtype);
       for (const DType out_dtype : dtypes) {
@@ -214,23 +214,25 @@ TEST_CASE("conv kernels: storage dtypes, accumulation", "[conv]") {
 
 TEST_CASE("conv kernels: activation and pre-activation", "[conv]") {
   Settings settings;
-  const ConvShape s = shape(2, 6, 5, 7, 3, 1, 1);
-  const Tensors t(s, DType::f32);
-  const Data wide_bias = t.bias.converted(DType::f64);
-  for (const Activation activation : {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf}) {
-    ConvForwardArgs args = forward_args(s, DType::f32, t);
-    args.activation = activation;
-    Data before(DType::f32, y_elements(s), 0);
-    args.pre_activation = before.bytes.data();
-    const Data y = computed(args, 2);
-    Data expected(DType::f64, y.count(), 0), expected_before(DType::f64, y.count(), 0);
-    args.out_dtype = DType::f64;
-    args.bias = wide_bias.bytes.data();
-    args.y = expected.bytes.data();
-    args.pre_activation = expected_before.bytes.data();
-    conv_forward_reference(args);
-    CHECK(differences(y, expected, DType::f32, 45) == 0);
-    CHECK(differences(before, expected_before, DType::f32, 45) == 0);
+  for (const ConvShape& s : {shape(2, 6, 5, 7, 3, 1, 1), shape(2, 9, 32, 112, 3, 1, 1)}) {
+    const Tensors t(s, DType::f32);
+    const std::int64_t depth = 9 * s.channels;
+    const Data wide_bias = t.bias.converted(DType::f64);
+    for (const Activation activation : {Activation::relu, Activation::gelu_tanh, Activation::gelu_erf}) {
+      ConvForwardArgs args = forward_args(s, DType::f32, t);
+      args.activation = activation;
+      Data before(DType::f32, y_elements(s), 0);
+      args.pre_activation = before.bytes.data();
+      const Data y = computed(args, 2);
+      Data expected(DType::f64, y.count(), 0), expected_before(DType::f64, y.count(), 0);
+      args.out_dtype = DType::f64;
+      args.bias = wide_bias.bytes.data();
+      args.y = expected.bytes.data();
+      args.pre_activation = expected_before.bytes.data();
+      conv_forward_reference(args);
+      CHECK(differences(y, expected, DType::f32, depth) == 0);
+      CHECK(differences(before, expected_before, DType::f32, depth) == 0);
+    }
   }
 }
 
@@ -259,7 +261,7 @@ TEST_CASE("conv kernels: bits do not depend on threads or on the other images", 
     for (const ConvShape& s :
          {shape(4, 13, 21, 50, 3, 1, 1), shape(3, 15, 30, 33, 3, 2, 1), shape(3, 21, 3, 40, 7, 2, 3),
           shape(4, 9, 70, 52, 1, 1, 0), shape(4, 8, 8, 24, 3, 1, 1, 1, 2), shape(9, 3, 64, 70, 3, 1, 1),
-          wide(shape(2, 6, 3, 50, 7, 2, 3), 210)}) {
+          wide(shape(2, 6, 3, 50, 7, 2, 3), 210), shape(3, 16, 32, 48, 3, 1, 1), shape(2, 13, 288, 32, 3, 1, 1)}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         INFO(describe(s, dtype));
         const Tensors t(s, dtype);

@@ -50,6 +50,15 @@ inline ConvShape uneven(std::int64_t groups) {
   return s;
 }
 
+/// Another padding on every side.
+inline ConvShape off_center() {
+  ConvShape s = shape(2, 9, 32, 32, 3, 1, 0);
+  s.pad_top = 4;
+  s.pad_left = 1;
+  s.pad_right = 2;
+  return s;
+}
+
 inline std::vector<ConvShape> shapes() {
   std::vector<ConvShape> list = {
       shape(1, 1, 1, 1, 1, 1, 0),
@@ -99,6 +108,13 @@ inline std::vector<ConvShape> shapes() {
       wide(shape(1, 2, 4, 3, 2, 1, 0), 70),
       uneven(1),
       uneven(2),
+      shape(3, 8, 32, 48, 3, 1, 1),  // by Winograd's algorithm
+      wide(shape(2, 9, 48, 32, 3, 1, 1), 13),
+      wide(shape(1, 11, 64, 112, 3, 1, 0), 10),
+      shape(1, 8, 32, 272, 3, 1, 2),  // above one block of filters, of channels
+      shape(1, 8, 272, 32, 3, 1, 1),
+      shape(5, 16, 32, 32, 3, 1, 1),  // tiles in several segments
+      off_center(),
   };
   return list;
 }

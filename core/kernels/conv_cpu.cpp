@@ -1,6 +1,7 @@
 #include <thimble/core/kernels/conv.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/conv_execute.h>
@@ -34,6 +35,19 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
     problem.left_cost = conversion == 0 ? in_place_cycles : copy_left_cycles + conversion;
     execute(problem, LeftMatrix<T>({args.x, s.channels, 1, args.dtype}), right, output);
     return;
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (winograd_pays(s)) {
+      execute({{args.x, args.dtype, s.height, s.width, s.channels},
+               {args.weight, args.dtype, s.filters, s.channels, false},
+               s.images,
+               s.out_height(),
+               s.out_width(),
+               -s.pad_top,
+               -s.pad_left},
+              output);
+      return;
+    }
   }
   const Window window = input_window(s, args.x, args.dtype);
   if (PixelWindow::can_read<T>(window)) {

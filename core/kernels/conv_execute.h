@@ -9,6 +9,7 @@
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/conv_driver.h>
 #include <thimble/core/kernels/conv_operand.h>
+#include <thimble/core/kernels/conv_winograd.h>
 #include <thimble/core/kernels/gemm_driver.h>
 
 namespace thimble::kernels::conv_detail {
@@ -67,6 +68,15 @@ class Executor {
       return;
     }
     bytes_ = std::max(bytes_, pixels_workspace_bytes(problem, tiling, micro));
+  }
+  /// A 3x3 correlation by Winograd's algorithm.
+  void operator()(const Correlation& correlation, const Output<float>& output) noexcept {
+    if (is_running_) return run_winograd(correlation, output, workspace_, threads_);
+    bytes_ = std::max(bytes_, winograd_workspace_bytes(correlation, threads_));
+  }
+  void operator()(const ConvWeightGradArgs& args) noexcept {
+    if (is_running_) return run_winograd(args, workspace_, threads_);
+    bytes_ = std::max(bytes_, winograd_workspace_bytes(args, threads_));
   }
   bool is_running() const noexcept { return is_running_; }
   std::size_t bytes() const noexcept { return bytes_; }

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <type_traits>
 
 #include <thimble/core/kernels/conv_execute.h>
 
@@ -255,6 +256,22 @@ void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
   using namespace input_grad_detail;
   const ConvShape& s = args.shape;
   if (Fold::pays(s)) return multiply_folded(args, execute);
+  if constexpr (std::is_same_v<T, float>) {
+    if (winograd_pays(s)) {
+      Output<float> output = output_to<float>(args.dx, args.out_dtype);
+      output.accumulate = args.accumulate;
+      output.rows.pixel = s.channels;
+      execute({{args.dy, args.dtype, s.out_height(), s.out_width(), s.filters},
+               {args.weight, args.dtype, s.filters, s.channels, true},
+               s.images,
+               s.height,
+               s.width,
+               s.pad_top - 2,
+               s.pad_left - 2},
+              output);
+      return;
+    }
+  }
   if (execute.is_running() && !args.accumulate) clear_unreached(args);
   for (std::int64_t y = 0; y < s.stride_h; ++y) {
     for (std::int64_t x = 0; x < s.stride_w; ++x) multiply_phase(args, y, x, execute);

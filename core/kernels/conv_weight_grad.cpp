@@ -1,5 +1,7 @@
 // The weight's gradient: a matmul that sums over all pixels.
 
+#include <type_traits>
+
 #include <thimble/core/kernels/conv_execute.h>
 
 namespace thimble::kernels::conv_detail {
@@ -90,6 +92,9 @@ void multiply(const ConvWeightGradArgs& args, Executor<T>& execute) noexcept {
   using namespace weight_grad_detail;
   const ConvShape& s = args.shape;
   if (is_pointwise(s)) return multiply_pointwise(args, execute);
+  if constexpr (std::is_same_v<T, float>) {
+    if (winograd_pays(s)) return execute(args);
+  }
   if (LeftTurnedWindow<T>::can_read(input_window(s, args.x, args.dtype))) {
     return multiply_turned(args, execute);
   }

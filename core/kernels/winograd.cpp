@@ -1,0 +1,303 @@
+#include <thimble/core/kernels/winograd.h>
+
+#include <algorithm>
+
+#include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/gemm_pack.h>
+#include <thimble/core/kernels/variants.h>
+
+namespace thimble::kernels::winograd {
+namespace transform_detail {
+
+/// Sixteen floats, in as many registers as they take.
+typedef float Lanes __attribute__((vector_size(64), may_alias, aligned(4)));
+
+inline constexpr std::int64_t lanes = vector_channels;
+static_assert(sizeof(Lanes) == lanes * sizeof(float));
+
+THIMBLE_ALWAYS_INLINE const Lanes& lanes_at(const float* p) { return *reinterpret_cast<const Lanes*>(p); }
+THIMBLE_ALWAYS_INLINE Lanes& lanes_at(float* p) { return *reinterpret_cast<Lanes*>(p); }
+
+alignas(64) inline constexpr float zeros[most_channels] = {};
+
+/// What one call of an inner part does: one tile, `count` channels. Pixels may be `zeros`.
+struct PatchTile {
+  const float* pixels[16];
+  float* out;
+  std::int64_t component;
+  std::int64_t count;
+};
+
+/// B^T x B.
+struct PatchInner {
+  static THIMBLE_ALWAYS_INLINE void run(const PatchTile& tile) {
+    float* out = tile.out;
+    for (std::int64_t c = 0; c < tile.count; c += lanes, out += lanes) {
+      Lanes t[4][4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const Lanes d0 = lanes_at(tile.pixels[j] + c), d1 = lanes_at(tile.pixels[4 + j] + c);
+        const Lanes d2 = lanes_at(tile.pixels[8 + j] + c), d3 = lanes_at(tile.pixels[12 + j] + c);
+        t[0][j] = d0 - d2;
+        t[1][j] = d1 + d2;
+        t[2][j] = d2 - d1;
+        t[3][j] = d1 - d3;
+      }
+      float* to = out;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i, to += 4 * tile.component) {
+        lanes_at(to) = t[i][0] - t[i][2];
+        lanes_at(to + tile.component) = t[i][1] + t[i][2];
+        lanes_at(to + 2 * tile.component) = t[i][2] - t[i][1];
+        lanes_at(to + 3 * tile.component) = t[i][1] - t[i][3];
+      }
+    }
+  }
+};
+
+/// A dy A^T.
+struct OutputInner {
+  static THIMBLE_ALWAYS_INLINE void run(const PatchTile& tile) {
+    float* out = tile.out;
+    for (std::int64_t c = 0; c < tile.count; c += lanes, out += lanes) {
+      Lanes t[4][2];
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        const Lanes d0 = lanes_at(tile.pixels[j] + c), d1 = lanes_at(tile.pixels[2 + j] + c);
+        t[0][j] = d0;
+        t[1][j] = d0 + d1;
+        t[2][j] = d0 - d1;
+        t[3][j] = -d1;
+      }
+      float* to = out;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i, to += 4 * tile.component) {
+        lanes_at(to) = t[i][0];
+        lanes_at(to + tile.component) = t[i][0] + t[i][1];
+        lanes_at(to + 2 * tile.component) = t[i][0] - t[i][1];
+        lanes_at(to + 3 * tile.component) = -t[i][1];
+      }
+    }
+  }
+};
+
+struct WeightTile {
+  const float* taps;  ///< tap t at t * stride
+  std::int64_t stride;
+  float* out;
+  std::int64_t component;
+  std::int64_t count;
+};
+
+/// G w G^T.
+struct WeightInner {
+  static THIMBLE_ALWAYS_INLINE void run(const WeightTile& tile) {
+    for (std::int64_t c = 0; c < tile.count; c += lanes) {
+      Lanes t[4][3];
+#pragma GCC unroll 3
+      for (int j = 0; j < 3; ++j) {
+        const Lanes g0 = lanes_at(tile.taps + j * tile.stride + c);
+        const Lanes g1 = lanes_at(tile.taps + (3 + j) * tile.stride + c);
+        const Lanes g2 = lanes_at(tile.taps + (6 + j) * tile.stride + c);
+        const Lanes even = 0.5F * (g0 + g2), odd = 0.5F * g1;
+        t[0][j] = g0;
+        t[1][j] = even + odd;
+        t[2][j] = even - odd;
+        t[3][j] = g2;
+      }
+      float* to = tile.out + c;
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i, to += 4 * tile.component) {
+        const Lanes even = 0.5F * (t[i][0] + t[i][2]), odd = 0.5F * t[i][1];
+        lanes_at(to) = t[i][0];
+        lanes_at(to + tile.component) = even + odd;
+        lanes_at(to + 2 * tile.component) = even - odd;
+        lanes_at(to + 3 * tile.component) = t[i][2];
+      }
+    }
+  }
+};
+
+struct InverseTile {
+  const float* m;
+  std::int64_t component;
+  std::int64_t count;
+  float* out[4];
+};
+
+/// A^T m A.
+struct InverseInner {
+  static THIMBLE_ALWAYS_INLINE void run(const InverseTile& tile) {
+    for (std::int64_t c = 0; c < tile.count; c += lanes) {
+      Lanes t[2][4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const float* const m = tile.m + j * tile.component + c;
+        const Lanes m0 = lanes_at(m), m1 = lanes_at(m + 4 * tile.component);
+        const Lanes m2 = lanes_at(m + 8 * tile.component), m3 = lanes_at(m + 12 * tile.component);
+        t[0][j] = m0 + m1 + m2;
+        t[1][j] = m1 - m2 - m3;
+      }
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        if (tile.out[2 * i] != nullptr) lanes_at(tile.out[2 * i] + c) = t[i][0] + t[i][1] + t[i][2];
+        if (tile.out[2 * i + 1] != nullptr) lanes_at(tile.out[2 * i + 1] + c) = t[i][1] - t[i][2] - t[i][3];
+      }
+    }
+  }
+};
+
+struct InverseTaps {
+  const float* m;
+  std::int64_t component;
+  std::int64_t count;
+  float* out;
+  std::int64_t tap;
+};
+
+/// G^T m G.
+struct TapsInner {
+  static THIMBLE_ALWAYS_INLINE void run(const InverseTaps& taps) {
+    for (std::int64_t c = 0; c < taps.count; c += lanes) {
+      Lanes t[3][4];
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) {
+        const float* const m = taps.m + j * taps.component + c;
+        const Lanes m0 = lanes_at(m), m3 = lanes_at(m + 12 * taps.component);
+        const Lanes half1 = 0.5F * lanes_at(m + 4 * taps.component), half2 = 0.5F * lanes_at(m + 8 * taps.component);
+        const Lanes sum = half1 + half2;
+        t[0][j] = m0 + sum;
+        t[1][j] = half1 - half2;
+        t[2][j] = sum + m3;
+      }
+      float* to = taps.out + c;
+#pragma GCC unroll 3
+      for (int i = 0; i < 3; ++i, to += 3 * taps.tap) {
+        const Lanes half1 = 0.5F * t[i][1], half2 = 0.5F * t[i][2], sum = half1 + half2;
+        lanes_at(to) = t[i][0] + sum;
+        lanes_at(to + taps.tap) = half1 - half2;
+        lanes_at(to + 2 * taps.tap) = sum + t[i][3];
+      }
+    }
+  }
+};
+
+/// Calls inner's variant for every tile of `part`, whose `size` x `size` pixels begin at (step i + top, step j + left).
+template <class Inner, int size>
+struct TilesInner {
+  struct Job {
+    const Image& image;
+    std::int64_t top, left;
+    const Tiles& tiles;
+    const Part& part;
+    float* out;
+    const Layout& layout;
+  };
+
+  static THIMBLE_ALWAYS_INLINE void run(const Job& job) {
+    constexpr std::int64_t converted_channels = 64;
+    alignas(64) float converted[size * size][converted_channels];
+    const Image& image = job.image;
+    const Part& part = job.part;
+    const bool is_float = image.dtype == DType::f32;
+    const std::int64_t step = is_float ? part.channels : converted_channels;
+    std::int64_t index = part.tile / job.tiles.per_image(), in_image = part.tile % job.tiles.per_image();
+    std::int64_t i = in_image / job.tiles.columns, j = in_image % job.tiles.columns;
+    for (std::int64_t t = 0; t < part.tiles; ++t) {
+      for (std::int64_t done = 0; done < part.channels; done += step) {
+        PatchTile tile;
+        tile.count = std::min(step, part.channels - done);
+        tile.out = job.out + t * job.layout.tile + done;
+        tile.component = job.layout.component;
+        for (int p = 0; p < size * size; ++p) {
+          const std::int64_t y = tile_size * i + job.top + p / size, x = tile_size * j + job.left + p % size;
+          const bool is_inside = y >= 0 && y < image.height && x >= 0 && x < image.width;
+          const std::int64_t element =
+              ((index * image.height + y) * image.width + x) * image.channels + part.channel + done;
+          if (!is_inside) {
+            tile.pixels[p] = zeros;
+          } else if (is_float) {
+            tile.pixels[p] = static_cast<const float*>(image.data) + element;
+          } else {
+            load_elements(image.data, image.dtype, element, 1, converted[p], tile.count);
+            tile.pixels[p] = converted[p];
+          }
+        }
+        Inner::run(tile);
+      }
+      if (++j < job.tiles.columns) continue;
+      j = 0;
+      if (++i < job.tiles.lines) continue;
+      i = 0;
+      ++index;
+    }
+  }
+};
+
+/// Taps of sixteen filters at a time, turned so that filters lie side by side.
+void transform_straight(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
+                        std::int64_t component_stride) noexcept {
+  alignas(64) float taps[9 * lanes], transformed[components * lanes * lanes];
+  const auto turn = gemm_detail::transpose<float>(isa());
+  for (std::int64_t n = 0; n < width; n += lanes) {
+    for (std::int64_t c = 0; c < weights.channels; c += lanes) {
+      for (std::int64_t filter = 0; filter < lanes; ++filter) {
+        for (std::int64_t tap = 0; tap < 9; ++tap) {
+          const std::int64_t element = ((column + n + filter) * 9 + tap) * weights.channels + c;
+          load_elements(weights.data, weights.dtype, element, 1, taps + tap * lanes, lanes);
+        }
+        run_variant<WeightInner>(WeightTile{taps, lanes, transformed + filter * lanes, lanes * lanes, lanes});
+      }
+      for (std::int64_t component = 0; component < components; ++component) {
+        turn(transformed + component * lanes * lanes, lanes, lanes, lanes,
+             out + component * component_stride + c * width + n, width);
+      }
+    }
+  }
+}
+
+void transform_turned(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
+                      std::int64_t component_stride) noexcept {
+  alignas(64) float taps[9 * most_channels];
+  for (std::int64_t filter = 0; filter < weights.filters; ++filter) {
+    for (std::int64_t tap = 0; tap < 9; ++tap) {
+      const std::int64_t element = (filter * 9 + 8 - tap) * weights.channels + column;
+      load_elements(weights.data, weights.dtype, element, 1, taps + tap * width, width);
+    }
+    run_variant<WeightInner>(WeightTile{taps, width, out + filter * width, component_stride, width});
+  }
+}
+
+}  // namespace transform_detail
+
+void transform_patches(const Image& x, std::int64_t top, std::int64_t left, const Tiles& tiles, const Part& part,
+                       float* out, const Layout& layout) noexcept {
+  using Inner = transform_detail::TilesInner<transform_detail::PatchInner, 4>;
+  run_variant<Inner>(Inner::Job{x, top, left, tiles, part, out, layout});
+}
+
+void transform_outputs(const Image& dy, const Tiles& tiles, const Part& part, float* out,
+                       const Layout& layout) noexcept {
+  using Inner = transform_detail::TilesInner<transform_detail::OutputInner, 2>;
+  run_variant<Inner>(Inner::Job{dy, 0, 0, tiles, part, out, layout});
+}
+
+void transform_weights(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
+                       std::int64_t component_stride) noexcept {
+  if (weights.is_turned) return transform_detail::transform_turned(weights, column, width, out, component_stride);
+  transform_detail::transform_straight(weights, column, width, out, component_stride);
+}
+
+void inverse_tile(const float* m, std::int64_t component_stride, std::int64_t columns,
+                  float* const (&out)[4]) noexcept {
+  run_variant<transform_detail::InverseInner>(
+      transform_detail::InverseTile{m, component_stride, columns, {out[0], out[1], out[2], out[3]}});
+}
+
+void inverse_taps(const float* m, std::int64_t component_stride, std::int64_t columns, float* out,
+                  std::int64_t tap_stride) noexcept {
+  run_variant<transform_detail::TapsInner>(
+      transform_detail::InverseTaps{m, component_stride, columns, out, tap_stride});
+}
+
+}  // namespace thimble::kernels::winograd
