@@ -15,17 +15,19 @@ using gemm_detail::Microkernels;
 using gemm_detail::Output;
 using winograd::components;
 
-inline constexpr std::int64_t weight_bytes = 1152 << 10;   // of transformed weights at a time
-inline constexpr std::int64_t patch_bytes = 512 << 10;  // of transformed patches at a time
-inline constexpr std::int64_t tile_step = 24;           // a multiple of every microtile's rows
-inline constexpr std::int64_t line = 16;                // elements of a cache line
+inline constexpr std::int64_t weight_bytes = 1152 << 10;  // of transformed weights at a time
+inline constexpr std::int64_t patch_bytes = 256 << 10;    // of transformed patches at a time
+inline constexpr std::int64_t tile_step = 24;             // a multiple of every microtile's rows
+inline constexpr std::int64_t line = 16;                  // elements of a cache line
+inline constexpr int max_width = 48;                      // of a panel
 
 /// How a correlation is cut, and one thread's sections of the workspace. Nothing of it touches results.
 struct Cut {
   Cut(const Correlation& correlation, const Microkernels<float>& kernels) noexcept {
     depth = correlation.weights.rows();
     columns = correlation.weights.columns();
-    // Whole vectors of sixteen, as wide as a microtile where it is that wide; two vectors and two rather than three and one.
+    // Whole vectors of sixteen, as wide as a microtile where it is that wide; two vectors and two rather than three and
+    // one.
     width = static_cast<int>(std::max<std::int64_t>(kernels.columns(), winograd::vector_channels));
     if (kernels.vectors == 3 && columns % width != 0 && columns % width < 2 * kernels.lanes) width = 2 * kernels.lanes;
     panels = (columns + width - 1) / width;
@@ -44,7 +46,7 @@ struct Cut {
   std::int64_t elements() const noexcept { return weight_elements() + patch_elements() + sum_elements(); }
 
   std::int64_t depth, columns;
-  int width;                    // columns of a panel
+  int width;  // columns of a panel
   std::int64_t panels;
   std::int64_t panel_stride;    // from one component of a panel to the next
   std::int64_t panels_at_once;  // whose weights are transformed together
@@ -84,9 +86,7 @@ class Worker {
   }
 
  private:
-  float* weights_of(std::int64_t index) const noexcept {
-    return weights_ + index * components * cut_.panel_stride;
-  }
+  float* weights_of(std::int64_t index) const noexcept { return weights_ + index * components * cut_.panel_stride; }
 
   void transform_weights(std::int64_t panel, float* out) const noexcept {
     const std::int64_t column = panel * cut_.width;
@@ -107,38 +107,55 @@ class Worker {
           for (int r = 0; r < rows; ++r) a[r] = patches + (t + r) * cut_.patches.tile + k;
           for (int j = 0; j < width; j += kernels_.columns()) {
             float* const sum = sums + t * cut_.sums.tile + j;
-            kernels_.select(rows, std::min(kernels_.columns(), width - j))(
-                {a, &depth, 1, 1, weights + k * width + j, k == 0 ? nullptr : sum, cut_.sums.tile, sum, cut_.sums.tile,
-                 width});
+            kernels_.select(rows, std::min(kernels_.columns(), width - j))({a, &depth, 1, 1, weights + k * width + j,
+                                                                            k == 0 ? nullptr : sum, cut_.sums.tile, sum,
+                                                                            cut_.sums.tile, width});
           }
         }
       }
     }
   }
 
+  /// The finished columns of `count` tiles, a few tiles at a time.
   void store(std::int64_t first, std::int64_t count, std::int64_t column, int width) const noexcept {
-    alignas(64) float finished[4 * 64];
+    constexpr std::int64_t at_once = 8;
+    alignas(64) float finished[at_once * 4 * max_width];
     const bool is_plain = output_.is_plain();
-    const std::int64_t height = correlation_.out_height, line_pixels = correlation_.out_width;
-    for (std::int64_t t = 0; t < count; ++t) {
-      const std::int64_t index = (first + t) / tiles_.per_image(), in_image = (first + t) % tiles_.per_image();
-      const std::int64_t y = in_image / tiles_.columns * 2, x = in_image % tiles_.columns * 2;
-      const std::int64_t row = (index * height + y) * line_pixels + x;
-      const int lines = y + 1 < height ? 2 : 1, pixels = x + 1 < line_pixels ? 2 : 1;
-      float* out[4] = {};
-      for (int i = 0; i < lines; ++i) {
-        for (int j = 0; j < pixels; ++j) {
-          out[2 * i + j] =
-              is_plain ? static_cast<float*>(output_.c) + (row + i * line_pixels + j) * output_.rows.pixel + column
-                       : finished + (2 * i + j) * width;
+    for (std::int64_t done = 0; done < count; done += at_once) {
+      const std::int64_t tiles = std::min(at_once, count - done);
+      winograd::TileOut out[at_once] = {};
+      Place places[at_once];
+      for (std::int64_t t = 0; t < tiles; ++t) {
+        const Place& place = places[t] = place_of(first + done + t);
+        for (int i = 0; i < place.lines; ++i) {
+          for (int j = 0; j < place.pixels; ++j) {
+            const std::int64_t row = place.row + i * correlation_.out_width + j;
+            out[t].pixels[2 * i + j] = is_plain ? static_cast<float*>(output_.c) + row * output_.rows.pixel + column
+                                                : finished + (4 * t + 2 * i + j) * width;
+          }
         }
       }
-      winograd::inverse_tile(sums_ + t * cut_.sums.tile, cut_.sums.component, width, out);
-      if (is_plain) continue;
-      for (int i = 0; i < lines; ++i) {
-        finish_(output_, {0, 0, row + i * line_pixels, column, pixels, width}, finished + 2 * i * width, width);
+      winograd::inverse_tiles(sums_ + done * cut_.sums.tile, cut_.sums, tiles, width, out);
+      for (std::int64_t t = 0; t < tiles && !is_plain; ++t) {
+        for (int i = 0; i < places[t].lines; ++i) {
+          const std::int64_t row = places[t].row + i * correlation_.out_width;
+          finish_(output_, {0, 0, row, column, places[t].pixels, width}, finished + (4 * t + 2 * i) * width, width);
+        }
       }
     }
+  }
+
+  /// A tile's first pixel, counted over all images, and how many lines and pixels of it lie inside.
+  struct Place {
+    std::int64_t row;
+    int lines;
+    int pixels;
+  };
+  Place place_of(std::int64_t tile) const noexcept {
+    const std::int64_t image = tile / tiles_.per_image(), in_image = tile % tiles_.per_image();
+    const std::int64_t y = in_image / tiles_.columns * 2, x = in_image % tiles_.columns * 2;
+    return {(image * correlation_.out_height + y) * correlation_.out_width + x, y + 1 < correlation_.out_height ? 2 : 1,
+            x + 1 < correlation_.out_width ? 2 : 1};
   }
 
   const Correlation& correlation_;

@@ -10,8 +10,8 @@
 
 namespace thimble::kernels::conv_detail {
 
-/// True where it saves time: 3x3, stride 1, no dilation or groups, channels and filters in vectors of 16, and tiles that
-/// cover the image well. A function of one image's sizes, so that results do not depend on the number of images.
+/// True where it saves time: 3x3, stride 1, no dilation or groups, channels and filters in vectors of 16, and tiles
+/// that cover the image well. A function of one image's sizes, so that results do not depend on the number of images.
 bool winograd_pays(const ConvShape& shape) noexcept;
 
 /// out[n, i, j, :] = sum over the nine taps of image[n, i + t_h + top, j + t_w + left, :] weights[t].

@@ -16,12 +16,12 @@ using gemm_detail::Microkernels;
 using winograd::components;
 
 inline constexpr std::int64_t taps = 9;
-inline constexpr std::int64_t line = 16;            // elements of a cache line
-inline constexpr std::int64_t chunk_filters = 64;   // of one item of work, at most
-inline constexpr std::int64_t chunk_channels = 96;  // likewise
-inline constexpr std::int64_t tiles_at_once = 96;   // whose products are one chain of sums
-inline constexpr std::int64_t most_segments = 8;    // that the tiles are cut into
-inline constexpr std::int64_t enough_items = 8;     // of work
+inline constexpr std::int64_t line = 16;             // elements of a cache line
+inline constexpr std::int64_t chunk_filters = 64;    // of one item of work, at most
+inline constexpr std::int64_t chunk_channels = 128;  // likewise
+inline constexpr std::int64_t tiles_at_once = 48;    // whose products are one chain of sums
+inline constexpr std::int64_t most_segments = 8;     // that the tiles are cut into
+inline constexpr std::int64_t enough_items = 8;      // of work
 
 /// How the gradient is cut: items of some filters and channels, and segments of the tiles where there are few items.
 /// The segments' sums are added in ascending order. A function of the shape alone: segments are part of the result.
@@ -38,9 +38,9 @@ struct Cut {
     segments = std::clamp<std::int64_t>(std::min(wanted, blocks / 2), 1, most_segments);
     segment_tiles = (blocks + segments - 1) / segments * tiles_at_once;
     x.tile = channels + line;
-    x.component = tiles_at_once * x.tile;
+    x.component = tiles_at_once * x.tile + line;
     dy.tile = filters + line;
-    dy.component = tiles_at_once * dy.tile;
+    dy.component = tiles_at_once * dy.tile + line;
     sums.tile = channels;
     sums.component = filters * channels + line;
   }
@@ -113,7 +113,7 @@ class Worker {
           // Three vectors and one are evened out to two and two.
           const std::int64_t rest = channels_ - j;
           columns = kernels_.vectors == 3 && rest == 4 * kernels_.lanes ? 2 * kernels_.lanes
-                                                                       : std::min<std::int64_t>(width, rest);
+                                                                        : std::min<std::int64_t>(width, rest);
           float* const sum = sums + i * cut_.sums.tile + j;
           kernels_.select(rows, static_cast<int>(columns))({a, &count, 1, cut_.dy.tile, x + j, is_first ? nullptr : sum,
                                                             cut_.sums.tile, sum, cut_.sums.tile, cut_.x.tile});
@@ -131,7 +131,8 @@ class Worker {
       if (has_sums) {
         winograd::inverse_taps(sums_ + i * cut_.sums.tile, cut_.sums.component, channels_, out, stride);
       } else {
-        for (std::int64_t tap = 0; tap < taps; ++tap) std::fill(out + tap * stride, out + tap * stride + channels_, 0.0F);
+        for (std::int64_t tap = 0; tap < taps; ++tap)
+          std::fill(out + tap * stride, out + tap * stride + channels_, 0.0F);
       }
       if (shared_ != nullptr) continue;
       for (std::int64_t tap = 0; tap < taps; ++tap) {

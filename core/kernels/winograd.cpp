@@ -118,30 +118,35 @@ struct WeightInner {
   }
 };
 
-struct InverseTile {
+struct InverseTiles {
   const float* m;
-  std::int64_t component;
-  std::int64_t count;
-  float* out[4];
+  const Layout& layout;
+  std::int64_t tiles;
+  std::int64_t columns;
+  const TileOut* out;
 };
 
 /// A^T m A.
 struct InverseInner {
-  static THIMBLE_ALWAYS_INLINE void run(const InverseTile& tile) {
-    for (std::int64_t c = 0; c < tile.count; c += lanes) {
-      Lanes t[2][4];
+  static THIMBLE_ALWAYS_INLINE void run(const InverseTiles& job) {
+    const std::int64_t component = job.layout.component;
+    for (std::int64_t tile = 0; tile < job.tiles; ++tile) {
+      float* const* const out = job.out[tile].pixels;
+      for (std::int64_t c = 0; c < job.columns; c += lanes) {
+        const float* m = job.m + tile * job.layout.tile + c;
+        Lanes t[2][4];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const float* const m = tile.m + j * tile.component + c;
-        const Lanes m0 = lanes_at(m), m1 = lanes_at(m + 4 * tile.component);
-        const Lanes m2 = lanes_at(m + 8 * tile.component), m3 = lanes_at(m + 12 * tile.component);
-        t[0][j] = m0 + m1 + m2;
-        t[1][j] = m1 - m2 - m3;
-      }
+        for (int j = 0; j < 4; ++j, m += component) {
+          const Lanes m0 = lanes_at(m), m1 = lanes_at(m + 4 * component);
+          const Lanes m2 = lanes_at(m + 8 * component), m3 = lanes_at(m + 12 * component);
+          t[0][j] = m0 + m1 + m2;
+          t[1][j] = m1 - m2 - m3;
+        }
 #pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        if (tile.out[2 * i] != nullptr) lanes_at(tile.out[2 * i] + c) = t[i][0] + t[i][1] + t[i][2];
-        if (tile.out[2 * i + 1] != nullptr) lanes_at(tile.out[2 * i + 1] + c) = t[i][1] - t[i][2] - t[i][3];
+        for (int i = 0; i < 2; ++i) {
+          if (out[2 * i] != nullptr) lanes_at(out[2 * i] + c) = t[i][0] + t[i][1] + t[i][2];
+          if (out[2 * i + 1] != nullptr) lanes_at(out[2 * i + 1] + c) = t[i][1] - t[i][2] - t[i][3];
+        }
       }
     }
   }
@@ -288,10 +293,9 @@ void transform_weights(const Weights& weights, std::int64_t column, std::int64_t
   transform_detail::transform_straight(weights, column, width, out, component_stride);
 }
 
-void inverse_tile(const float* m, std::int64_t component_stride, std::int64_t columns,
-                  float* const (&out)[4]) noexcept {
-  run_variant<transform_detail::InverseInner>(
-      transform_detail::InverseTile{m, component_stride, columns, {out[0], out[1], out[2], out[3]}});
+void inverse_tiles(const float* m, const Layout& layout, std::int64_t tiles, std::int64_t columns,
+                   const TileOut* out) noexcept {
+  run_variant<transform_detail::InverseInner>(transform_detail::InverseTiles{m, layout, tiles, columns, out});
 }
 
 void inverse_taps(const float* m, std::int64_t component_stride, std::int64_t columns, float* out,

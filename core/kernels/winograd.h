@@ -1,7 +1,7 @@
 #pragma once
 // The transforms of Winograd's minimal filtering F(2x2, 3x3) on NHWC images in f32: 2x2 outputs of a 3x3 correlation
-// from a patch of 4x4 inputs, with 16 products per pair of channels instead of 36 (Lavin and Gray 2016, "Fast Algorithms
-// for Convolutional Neural Networks", section 4.1):
+// from a patch of 4x4 inputs, with 16 products per pair of channels instead of 36 (Lavin and Gray 2016, "Fast
+// Algorithms for Convolutional Neural Networks", section 4.1):
 //
 //   y = A^T [(G w G^T) o (B^T x B)] A,   dw = G^T [(A dy A^T) o (B^T x B)] G
 //
@@ -54,8 +54,8 @@ struct Part {
   std::int64_t channels = 0;  ///< whole vectors
 };
 
-/// out = B^T x B of every patch. Patch (i, j) of an image begins at its pixel (2 i + top, 2 j + left); it is zero outside
-/// of the image.
+/// out = B^T x B of every patch. Patch (i, j) of an image begins at its pixel (2 i + top, 2 j + left); it is zero
+/// outside of the image.
 void transform_patches(const Image& x, std::int64_t top, std::int64_t left, const Tiles& tiles, const Part& part,
                        float* out, const Layout& layout) noexcept;
 
@@ -80,12 +80,18 @@ struct Weights {
 void transform_weights(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
                        std::int64_t component_stride) noexcept;
 
-/// A^T m A of a tile whose components lie component_stride apart, `columns` (whole vectors) of each: pixel (i, j) of the
-/// tile goes to out[2 i + j]; null: to no place.
-void inverse_tile(const float* m, std::int64_t component_stride, std::int64_t columns, float* const (&out)[4]) noexcept;
+/// Where the four pixels of a tile go, line by line; null: to no place.
+struct TileOut {
+  float* pixels[4];
+};
 
-/// G^T m G, `columns` (whole vectors) at a time: tap (kh, kw) goes to out + (3 kh + kw) * tap_stride, or is added to what
-/// is there.
+/// A^T m A of `tiles` tiles, `columns` (whole vectors) of each; m as transform_patches leaves it, channels being
+/// columns.
+void inverse_tiles(const float* m, const Layout& layout, std::int64_t tiles, std::int64_t columns,
+                   const TileOut* out) noexcept;
+
+/// G^T m G, `columns` (whole vectors) at a time: tap (kh, kw) goes to out + (3 kh + kw) * tap_stride, or is added to
+/// what is there.
 void inverse_taps(const float* m, std::int64_t component_stride, std::int64_t columns, float* out,
                   std::int64_t tap_stride) noexcept;
 
