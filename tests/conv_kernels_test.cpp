@@ -8,6 +8,7 @@
 #include <string>
 
 #include <thimble/core/kernels/conv.h>
+#include <thimble/core/kernels/conv_winograd.h>
 
 #include "catch.h"
 #include "conv_shapes.h"
@@ -46,10 +47,10 @@ Data computed(ConvWeightGradArgs args, int threads) {
 }
 
 /// Elements of `got` that are further from `want` (f64) than `depth` roundings in the type of arithmetic and one at the
-/// store allow.
-int differences(const Data& got, const Data& want, DType operands, std::int64_t depth) {
+/// store allow; `factor` as many.
+int differences(const Data& got, const Data& want, DType operands, std::int64_t depth, double factor = 1) {
   const double arithmetic =
-      epsilon(operands == DType::f64 ? DType::f64 : DType::f32) *
+      factor * epsilon(operands == DType::f64 ? DType::f64 : DType::f32) *
       (16 + 2 * static_cast<double>(operands == DType::f64 ? depth : std::min<std::int64_t>(depth, 256)));
   const double subnormal = size_of(got.dtype) == 1 ? 0.001 : 0;
   const std::vector<double> results = got.values(), exact = want.values();
@@ -59,6 +60,9 @@ int differences(const Data& got, const Data& want, DType operands, std::int64_t 
   }
   return count;
 }
+
+/// Winograd's sums are of larger terms, which cancel.
+double factor_of(const ConvShape& s) { return conv_detail::winograd_pays(s) ? 2 : 1; }
 
 struct Tensors {
   Tensors(const ConvShape& s, DType dtype)
@@ -110,7 +114,7 @@ void check_forward(const ConvShape& s, DType dtype, DType out_dtype, const Tenso
   for (const Isa set : sets) {
     set_isa(set);
     INFO(describe(s, dtype));
-    CHECK(differences(computed(args, 2), expected, dtype, weight_elements(s) / s.filters) == 0);
+    CHECK(differences(computed(args, 2), expected, dtype, weight_elements(s) / s.filters, factor_of(s)) == 0);
   }
 }
 
@@ -127,7 +131,8 @@ void check_input_grad(const ConvShape& s, DType dtype, DType out_dtype, bool acc
   for (const Isa set : sets) {
     set_isa(set);
     INFO(describe(s, dtype));
-    CHECK(differences(computed(args, 2), expected, dtype, s.kernel_h * s.kernel_w * s.filters / s.groups) == 0);
+    CHECK(differences(computed(args, 2), expected, dtype, s.kernel_h * s.kernel_w * s.filters / s.groups,
+                      factor_of(s)) == 0);
   }
 }
 
@@ -144,7 +149,8 @@ void check_weight_grad(const ConvShape& s, DType dtype, DType out_dtype, bool ac
   for (const Isa set : sets) {
     set_isa(set);
     INFO(describe(s, dtype));
-    CHECK(differences(computed(args, 2), expected, dtype, s.images * s.out_height() * s.out_width()) == 0);
+    CHECK(differences(computed(args, 2), expected, dtype, s.images * s.out_height() * s.out_width(), factor_of(s)) ==
+          0);
   }
 }
 
@@ -199,7 +205,7 @@ TEST_CASE("conv kernels: storage dtypes, accumulation", "[conv]") {
   Settings settings;
   const DType dtypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
   for (const ConvShape& s : {shape(2, 7, 5, 6, 3, 2, 1), shape(2, 5, 6, 8, 1, 1, 0), shape(1, 6, 4, 6, 3, 1, 1, 1, 2),
-                             shape(1, 9, 32, 32, 3, 1, 1), shape(5, 16, 32, 32, 3, 1, 1)}) {
+                             shape(1, 8, 32, 32, 3, 1, 1)}) {
     for (const DType dtype : dtypes) {
       const Tensors t(s, dtype);
       for (const DType out_dtype : dtypes) {
@@ -209,6 +215,14 @@ TEST_CASE("conv kernels: storage dtypes, accumulation", "[conv]") {
         check_weight_grad(s, dtype, out_dtype, true, t, {isa()});
       }
     }
+  }
+}
+
+TEST_CASE("conv kernels: sums of several segments of tiles are added to what is there", "[conv]") {
+  Settings settings;
+  const ConvShape s = shape(5, 16, 32, 48, 3, 1, 1);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    check_weight_grad(s, dtype, dtype, true, Tensors(s, dtype), supported());
   }
 }
 
@@ -261,7 +275,7 @@ TEST_CASE("conv kernels: bits do not depend on threads or on the other images", 
     for (const ConvShape& s :
          {shape(4, 13, 21, 50, 3, 1, 1), shape(3, 15, 30, 33, 3, 2, 1), shape(3, 21, 3, 40, 7, 2, 3),
           shape(4, 9, 70, 52, 1, 1, 0), shape(4, 8, 8, 24, 3, 1, 1, 1, 2), shape(9, 3, 64, 70, 3, 1, 1),
-          wide(shape(2, 6, 3, 50, 7, 2, 3), 210), shape(3, 16, 32, 48, 3, 1, 1), shape(2, 13, 288, 32, 3, 1, 1)}) {
+          wide(shape(2, 6, 3, 50, 7, 2, 3), 210), shape(3, 16, 32, 48, 3, 1, 1), shape(2, 8, 288, 32, 3, 1, 1)}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         INFO(describe(s, dtype));
         const Tensors t(s, dtype);

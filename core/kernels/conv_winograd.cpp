@@ -180,9 +180,11 @@ bool winograd_pays(const ConvShape& s) noexcept {
     return n >= 2 * vector_channels && n <= most_channels && n % vector_channels == 0;
   };
   if (!is_fit || !are_vectors(s.channels) || !are_vectors(s.filters)) return false;
-  // Small maps leave much of their tiles empty, and have too few of them for the weights' transform.
-  constexpr std::int64_t least = 8;
-  return s.out_height() >= least && s.out_width() >= least && s.height >= least && s.width >= least;
+  // Small maps leave much of their tiles empty, and the weights' transform wants to be used by many tiles.
+  constexpr std::int64_t least = 8, most_weights_per_tile = 4096;
+  const std::int64_t height = s.out_height(), width = s.out_width();
+  if (std::min({height, width, s.height, s.width}) < least) return false;
+  return s.channels * s.filters <= most_weights_per_tile * ((height + 1) / 2) * ((width + 1) / 2);
 }
 
 std::size_t winograd_workspace_bytes(const Correlation& correlation, int threads) noexcept {

@@ -81,42 +81,67 @@ struct OutputInner {
   }
 };
 
-struct WeightTile {
-  const float* taps;  ///< tap t at t * stride
-  std::int64_t stride;
-  float* out;
-  std::int64_t component;
-  std::int64_t count;
+/// Taps of some filters: tap t of channel c of filter f is taps[f * filter + t * stride + c].
+struct WeightTaps {
+  const float* taps;
+  std::int64_t filters, filter, stride;
+  std::int64_t channels;
+  float* out;  ///< component i of channel c of filter f: out[i * component + f * out_filter + c]
+  std::int64_t component, out_filter;
 };
 
 /// G w G^T.
 struct WeightInner {
-  static THIMBLE_ALWAYS_INLINE void run(const WeightTile& tile) {
-    for (std::int64_t c = 0; c < tile.count; c += lanes) {
-      Lanes t[4][3];
+  static THIMBLE_ALWAYS_INLINE void run(const WeightTaps& job) {
+    for (std::int64_t filter = 0; filter < job.filters; ++filter) {
+      for (std::int64_t c = 0; c < job.channels; c += lanes) {
+        const float* const taps = job.taps + filter * job.filter + c;
+        Lanes t[4][3];
 #pragma GCC unroll 3
-      for (int j = 0; j < 3; ++j) {
-        const Lanes g0 = lanes_at(tile.taps + j * tile.stride + c);
-        const Lanes g1 = lanes_at(tile.taps + (3 + j) * tile.stride + c);
-        const Lanes g2 = lanes_at(tile.taps + (6 + j) * tile.stride + c);
-        const Lanes even = 0.5F * (g0 + g2), odd = 0.5F * g1;
-        t[0][j] = g0;
-        t[1][j] = even + odd;
-        t[2][j] = even - odd;
-        t[3][j] = g2;
-      }
-      float* to = tile.out + c;
+        for (int j = 0; j < 3; ++j) {
+          const Lanes g0 = lanes_at(taps + j * job.stride), g1 = lanes_at(taps + (3 + j) * job.stride);
+          const Lanes g2 = lanes_at(taps + (6 + j) * job.stride);
+          const Lanes even = 0.5F * (g0 + g2), odd = 0.5F * g1;
+          t[0][j] = g0;
+          t[1][j] = even + odd;
+          t[2][j] = even - odd;
+          t[3][j] = g2;
+        }
+        float* to = job.out + filter * job.out_filter + c;
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i, to += 4 * tile.component) {
-        const Lanes even = 0.5F * (t[i][0] + t[i][2]), odd = 0.5F * t[i][1];
-        lanes_at(to) = t[i][0];
-        lanes_at(to + tile.component) = even + odd;
-        lanes_at(to + 2 * tile.component) = even - odd;
-        lanes_at(to + 3 * tile.component) = t[i][2];
+        for (int i = 0; i < 4; ++i, to += 4 * job.component) {
+          const Lanes even = 0.5F * (t[i][0] + t[i][2]), odd = 0.5F * t[i][1];
+          lanes_at(to) = t[i][0];
+          lanes_at(to + job.component) = even + odd;
+          lanes_at(to + 2 * job.component) = even - odd;
+          lanes_at(to + 3 * job.component) = t[i][2];
+        }
       }
     }
   }
 };
+
+/// Up to 64 channels of some filters, taps in reverse if asked for.
+void transform_taps(const Weights& weights, std::int64_t filter, std::int64_t filters, std::int64_t channel,
+                    std::int64_t channels, bool is_reversed, float* out, std::int64_t component,
+                    std::int64_t out_filter) noexcept {
+  const std::int64_t stride = weights.channels, first = filter * 9 * stride + channel;
+  if (weights.dtype == DType::f32) {
+    const float* const taps = static_cast<const float*>(weights.data) + first;
+    run_variant<WeightInner>(WeightTaps{is_reversed ? taps + 8 * stride : taps, filters, 9 * stride,
+                                        is_reversed ? -stride : stride, channels, out, component, out_filter});
+    return;
+  }
+  constexpr std::int64_t most = 64;
+  alignas(64) float taps[9 * most];
+  for (std::int64_t f = 0; f < filters; ++f) {
+    for (std::int64_t tap = 0; tap < 9; ++tap) {
+      const std::int64_t element = first + (f * 9 + (is_reversed ? 8 - tap : tap)) * stride;
+      load_elements(weights.data, weights.dtype, element, 1, taps + tap * most, channels);
+    }
+    run_variant<WeightInner>(WeightTaps{taps, 1, 0, most, channels, out + f * out_filter, component, out_filter});
+  }
+}
 
 struct InverseTiles {
   const float* m;
@@ -239,37 +264,20 @@ struct TilesInner {
   }
 };
 
-/// Taps of sixteen filters at a time, turned so that filters lie side by side.
+/// Sixteen filters at a time, turned so that they lie side by side.
 void transform_straight(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
                         std::int64_t component_stride) noexcept {
-  alignas(64) float taps[9 * lanes], transformed[components * lanes * lanes];
+  constexpr std::int64_t square = lanes * lanes;
+  alignas(64) float transformed[components * square];
   const auto turn = gemm_detail::transpose<float>(isa());
   for (std::int64_t n = 0; n < width; n += lanes) {
     for (std::int64_t c = 0; c < weights.channels; c += lanes) {
-      for (std::int64_t filter = 0; filter < lanes; ++filter) {
-        for (std::int64_t tap = 0; tap < 9; ++tap) {
-          const std::int64_t element = ((column + n + filter) * 9 + tap) * weights.channels + c;
-          load_elements(weights.data, weights.dtype, element, 1, taps + tap * lanes, lanes);
-        }
-        run_variant<WeightInner>(WeightTile{taps, lanes, transformed + filter * lanes, lanes * lanes, lanes});
-      }
+      transform_taps(weights, column + n, lanes, c, lanes, false, transformed, square, lanes);
       for (std::int64_t component = 0; component < components; ++component) {
-        turn(transformed + component * lanes * lanes, lanes, lanes, lanes,
-             out + component * component_stride + c * width + n, width);
+        turn(transformed + component * square, lanes, lanes, lanes, out + component * component_stride + c * width + n,
+             width);
       }
     }
-  }
-}
-
-void transform_turned(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
-                      std::int64_t component_stride) noexcept {
-  alignas(64) float taps[9 * most_channels];
-  for (std::int64_t filter = 0; filter < weights.filters; ++filter) {
-    for (std::int64_t tap = 0; tap < 9; ++tap) {
-      const std::int64_t element = (filter * 9 + 8 - tap) * weights.channels + column;
-      load_elements(weights.data, weights.dtype, element, 1, taps + tap * width, width);
-    }
-    run_variant<WeightInner>(WeightTile{taps, width, out + filter * width, component_stride, width});
   }
 }
 
@@ -289,8 +297,10 @@ void transform_outputs(const Image& dy, const Tiles& tiles, const Part& part, fl
 
 void transform_weights(const Weights& weights, std::int64_t column, std::int64_t width, float* out,
                        std::int64_t component_stride) noexcept {
-  if (weights.is_turned) return transform_detail::transform_turned(weights, column, width, out, component_stride);
-  transform_detail::transform_straight(weights, column, width, out, component_stride);
+  if (!weights.is_turned) {
+    return transform_detail::transform_straight(weights, column, width, out, component_stride);
+  }
+  transform_detail::transform_taps(weights, 0, weights.filters, column, width, true, out, component_stride, width);
 }
 
 void inverse_tiles(const float* m, const Layout& layout, std::int64_t tiles, std::int64_t columns,

@@ -20,7 +20,7 @@ inline constexpr std::int64_t patch_size = 4;  ///< inputs of a tile, along one 
 inline constexpr std::int64_t kernel_size = 3;
 /// Channels come in whole vectors of so many, whatever the instruction set.
 inline constexpr std::int64_t vector_channels = 16;
-inline constexpr std::int64_t most_channels = 1024;
+inline constexpr std::int64_t most_channels = 512;
 
 /// Where transformed values lie: element `channel` of component c of tile t is c * component + t * tile + channel.
 struct Layout {
