@@ -58,14 +58,44 @@ Training::Training(const TrainOptions& options, const Dataset& data, Device devi
       model_(models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, device))),
       optimizer_(make_optimizer(options.setup, *model_)),
       scaler_(make_scaler(options.setup)),
-      rate_(optimizer_->rate()) {
+      rate_(optimizer_->rate()),
+      placed_(Placed::find(*current_resource(device))) {
   step_options_ = bench::step_options(options.setup, model_->is_text(), device);
   step_options_.scaler = scaler_.get();
   plan.apply(step_options_, device);
 }
 
+void Training::prepare_steps() {
+  if (options_.records_steps) batch_ = data_.batch(0, device_, options_.setup.dtype);
+}
+
+void Training::rest() noexcept {
+  if (recorded_) recorded_->drop();
+  if (placed_ != nullptr) placed_->release_region();
+}
+
+double Training::recorded_step(std::int64_t step) {
+  if (!device_.is_dry) {
+    const models::Batch next = data_.batch(step, cpu, options_.setup.dtype);
+    nn::load_input(batch_.input, next.input);
+    nn::load_input(batch_.target, next.target);
+  }
+  const auto loss_of = [this](std::int64_t i) {
+    return model_->loss(micro_batch(batch_, i, step_options_.micro_batches));
+  };
+  if (placed_ == nullptr) {
+    if (!device_.is_dry)
+      throw PlanError("training: steps are to be recorded, and there is no placed arena to do it in");
+    nn::training_step(*optimizer_, loss_of, step_options_);
+    return 0;
+  }
+  if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *optimizer_, loss_of, step_options_);
+  return training_detail::read<double>(recorded_->run())[0];
+}
+
 double Training::step(std::int64_t step) {
   optimizer_->set_rate(rate_at(options_, rate_, step));
+  if (options_.records_steps) return recorded_step(step);
   const models::Batch batch = data_.batch(step, device_, options_.setup.dtype);
   const Tensor loss = nn::training_step(
       *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
@@ -126,21 +156,26 @@ class Program final : public nn::TrainingRun {
   Program(const PreparedTraining& prepared, Device device)
       : prepared_(prepared),
         training_(prepared.options, *prepared.data, device, prepared.plan),
-        step_(prepared.first_step) {}
+        step_(prepared.first_step) {
+    training_.prepare_steps();
+  }
 
   void step() override {
     if (step_ < prepared_.options.steps) training_.step(step_++);
   }
   void finish(FunctionRef<void()> step) override {
     const TrainOptions& options = prepared_.options;
+    training_.rest();
     training_.evaluate();
     if (options.eval_every > 0 && step_ < options.steps) {
       step();
+      training_.rest();
       training_.evaluate();
     }
     if (options.sample > 0) training_.sample();
   }
   nn::StepOptions& options() override { return training_.step_options(); }
+  bool begins_placed_steps() const override { return prepared_.options.records_steps; }
   std::int64_t parameters() const override { return training_.model().parameter_count(); }
 
  private:

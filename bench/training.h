@@ -15,6 +15,7 @@
 #include <thimble/core/context.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/recorded_step.h>
 
 namespace thimble::bench {
 
@@ -37,6 +38,7 @@ struct TrainOptions {
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
   CostOptions costs;                  ///< of the plan for the budget
   bool allows_tf32 = false;           ///< on a CUDA device f32 products may be computed in TF32 (core/tf32.h)
+  bool records_steps = false;         ///< on a CUDA device steps are recorded and replayed (nn/recorded_step.h)
 };
 
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
@@ -53,8 +55,16 @@ class Training {
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
   Training(const TrainOptions& options, const Dataset& data, Device device, const nn::Plan& plan = {});
 
-  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device.
+  /// Before the first step, where steps are recorded: makes the batch that every step reads. The data must be open.
+  /// Nothing elsewhere.
+  void prepare_steps();
+  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device. Steps that are recorded
+  /// need a placed arena behind the resource in force, and begin and end its steps themselves; without one, on a dry
+  /// device, the step is what plans are made for. Throws PlanError without one elsewhere.
   double step(std::int64_t step);
+  /// Between steps: what only steps need goes, so that others have its bytes: the recording, and the region of a placed
+  /// arena. The next step makes it again.
+  void rest() noexcept;
   /// In evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
   Evaluation evaluate();
   /// Whether the model can write: it is one of the GPT family.
@@ -67,11 +77,14 @@ class Training {
   optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   Generator& generator() noexcept { return generator_; }
   nn::StepOptions& step_options() noexcept { return step_options_; }
+  /// Null where steps are not recorded, and before the first.
+  const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }
   /// Of the loss; null: it is not scaled.
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
 
  private:
   double evaluate_images(const models::Batch& batch, std::int64_t& correct);
+  double recorded_step(std::int64_t step);
 
   const TrainOptions& options_;
   const Dataset& data_;
@@ -83,6 +96,9 @@ class Training {
   std::unique_ptr<optim::GradScaler> scaler_;
   double rate_;  // that the schedule starts from
   nn::StepOptions step_options_;
+  Placed* placed_;       // behind the resource; null: none
+  models::Batch batch_;  // of recorded steps
+  std::unique_ptr<nn::RecordedStep> recorded_;
 };
 
 /// Options that are complete (sizes, the number of micro-batches), and the opened data.
@@ -135,6 +151,7 @@ struct TrainReport {
   std::size_t rss_peak_bytes = 0;           ///< of the process, so far (VmHWM)
   std::size_t arena_rss_bytes = 0;          ///< of the arena's mapping at the end; 0 where the host has none of it
   double ms_per_step = 0, items_per_s = 0;  ///< over all steps but the first, where there are several
+  std::size_t recorded_launches = 0;        ///< kernels and copies of a replay; 0: there was none
   std::string sample;
 };
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <thimble/bench/choices.h>
+#include <thimble/bench/recording.h>
 #include <thimble/bench/storing.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/error.h>
@@ -129,18 +130,20 @@ class Log {
   Log(const std::string& folder, const memory::Stack& stack) : stack_(stack) {
     if (!folder.empty()) writer_ = std::make_unique<tensorboard::EventWriter>(folder);
   }
-  // From here on the ledger's peak is that of the next step.
-  void begin_step() {
-    if (writer_) stack_.ledger->reset_peak();
+  // From here on the ledger's peak is that of the next step. A replay asks for no bytes and needs those of the step
+  // that was recorded.
+  void begin_step(bool is_replay) {
+    is_replay_ = is_replay;
+    if (writer_ && !is_replay) stack_.ledger->reset_peak();
   }
   void end_step(const TrainProgress& progress) {
     if (!writer_) return;
     writer_->scalar("loss", progress.loss, progress.step);
     writer_->scalar("rate", progress.items_per_s, progress.step);
     writer_->scalar("learning_rate", progress.rate, progress.step);
-    const CategoryBytes bytes = stack_.ledger->peak_by_category();
+    if (!is_replay_) bytes_ = stack_.ledger->peak_by_category();
     for (std::size_t i = 0; i < category_count; ++i) {
-      writer_->scalar("bytes/" + std::string(to_string(static_cast<Category>(i))), static_cast<double>(bytes[i]),
+      writer_->scalar("bytes/" + std::string(to_string(static_cast<Category>(i))), static_cast<double>(bytes_[i]),
                       progress.step);
     }
     if (progress.evaluation) {
@@ -155,6 +158,8 @@ class Log {
  private:
   const memory::Stack& stack_;
   std::unique_ptr<tensorboard::EventWriter> writer_;
+  bool is_replay_ = false;
+  CategoryBytes bytes_{};  // of the last step that asked for them
 };
 
 /// The steps of a run, with their times.
@@ -169,7 +174,7 @@ class Loop {
       const bool is_last = step + 1 == options.steps;
       TrainProgress progress = one_step(step);
       if (is_last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0)) {
-        if (stack_.placed != nullptr) stack_.placed->release_region();
+        training_.rest();
         progress.evaluation = report_.validation = training_.evaluate();
       }
       if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0)) save(training_, prepared_);
@@ -180,13 +185,16 @@ class Loop {
 
  private:
   TrainProgress one_step(std::int64_t step) {
-    log_.begin_step();
+    const nn::RecordedStep* const recorded = training_.recorded();
+    log_.begin_step(recorded != nullptr && recorded->is_recorded());
     const Clock::time_point start = Clock::now();
     TrainProgress progress;
-    if (stack_.placed != nullptr) stack_.placed->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
+    Placed* const placed = prepared_.options.records_steps ? nullptr : stack_.placed.get();
+    if (placed != nullptr) placed->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
     progress.loss = training_.step(step);
-    if (stack_.placed != nullptr) stack_.placed->end_step();
+    if (placed != nullptr) placed->end_step();
     const double ms = ms_since(start);
+    if (training_.recorded() != nullptr) report_.recorded_launches = training_.recorded()->launches();
     if (step == prepared_.first_step) {
       report_.loss_first = progress.loss;
       first_ms_ = ms;
@@ -221,7 +229,7 @@ class Loop {
 void plan_in_budget(PreparedTraining& prepared) {
   Setup& setup = prepared.options.setup;
   const std::size_t budget = prepared.options.budget_bytes;
-  // The program reads its setup from `prepared`, which has no plan to follow until the end of this.
+  // The program reads its setup from `prepared`, which has no plan of its own to follow until the end of this.
   const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
     return [&prepared, other](Device device) {
       prepared.options.setup = other;
@@ -239,9 +247,10 @@ void plan_in_budget(PreparedTraining& prepared) {
   } else {
     planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs, planner_options(chosen));
   }
+  setup = chosen;
   nn::Plan plan;
   try {
-    plan = planner->fit(budget);
+    plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : planner->fit(budget);
   } catch (const nn::BudgetError& error) {
     const std::string others = to_line(price_techniques(choices, chosen));
     const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
@@ -262,6 +271,7 @@ PreparedTraining prepare_training(TrainOptions options) {
     throw ValueError("--tf32: products on the " + to_string(options.device) +
                      " are computed in the dtype of their operands; --device cuda is allowed");
   }
+  check_recording(options);
   const Device on = dry(options.device);
   const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
   optimizer_name(options.setup, is_text);
@@ -295,6 +305,8 @@ PreparedTraining prepare_training(TrainOptions options) {
   prepared.options = std::move(options);
   if (prepared.options.budget_bytes > 0) {
     detail::plan_in_budget(prepared);
+  } else if (prepared.options.records_steps) {
+    place_recorded(prepared);
   } else {
     prepared.plan.peak_bytes = nn::profile_training(on, training_program(prepared)).peak_bytes;
   }
@@ -321,6 +333,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   const Tf32Scope products(options.allows_tf32);
   Training training(options, *prepared.data, options.device, prepared.plan);
   if (!options.resume.empty()) detail::restore(training, options.resume);
+  training.prepare_steps();
   report.parameters = training.model().parameter_count();
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
@@ -328,7 +341,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   detail::Loop(prepared, stack, training, report).run(observer);
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
   detail::save_weights(training, prepared);
-  if (stack.placed != nullptr) stack.placed->release_region();
+  training.rest();
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
   report.rss_peak_bytes = process::peak_rss_bytes();

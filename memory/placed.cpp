@@ -327,6 +327,8 @@ const Placed* Placed::find(const Resource& resource) noexcept {
   return nullptr;
 }
 
+Placed* Placed::find(Resource& resource) noexcept { return const_cast<Placed*>(find(std::as_const(resource))); }
+
 Placed::Statistics Placed::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = counts_;

@@ -98,6 +98,7 @@ class Placed final : public Decorator {
 
   /// The placed arena that `resource` is or stands on; null: there is none.
   static const Placed* find(const Resource& resource) noexcept;
+  static Placed* find(Resource& resource) noexcept;
 
   /// While one lives the region stays where it is, and no block of the arena below moves: what a step used lies at the
   /// same addresses (nn/recorded_step.h). Takes the region: throws OutOfMemory.

@@ -42,7 +42,7 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
     profile.parameters = run->parameters();
     if (wants_trace) profile.setup_end = stack.trace->event_count();
     const auto step = [&] {
-      if (stack.placed == nullptr) return run->step();
+      if (stack.placed == nullptr || run->begins_placed_steps()) return run->step();
       const Placed::Step replay(*stack.placed);
       run->step();
     };
@@ -81,6 +81,12 @@ memory::PlacementOptions placement_options(Device device) {
   options.unit = make_dry_backing(device)->alignment();
   options.seconds = 60;
   options.node_limit = 20'000;
+  return options;
+}
+
+memory::PlacementOptions placement_options(Device device, std::int64_t micro_batches) {
+  memory::PlacementOptions options = placement_options(device);
+  options.last_stage = micro_batches > 2 ? memory::PlacementStage::greedy : memory::PlacementStage::improvement;
   return options;
 }
 

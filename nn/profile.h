@@ -19,6 +19,8 @@ class TrainingRun {
   virtual void step() = 0;
   /// How the next steps are made.
   virtual StepOptions& options() = 0;
+  /// Whether step() itself begins and ends the steps of a placed arena, as RecordedStep does.
+  virtual bool begins_placed_steps() const { return false; }
   /// What the program does between and after its steps (evaluates, samples): it may need more than they do. `step` runs
   /// a further one as the others were run.
   virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
@@ -64,6 +66,10 @@ TapeGraph record_step(Device device, const MakeRun& make, const std::function<vo
 /// of which the steps of our models need 2,500 at most. The limit of 60 seconds is for machines that are very busy:
 /// where it is not reached, the plan is the same everywhere.
 memory::PlacementOptions placement_options(Device device);
+
+/// The same for a plan that is wanted now, of a step of so many micro-batches: without the exact search, and with
+/// greedy placement alone for more than two, because the time of an improvement grows with the square of the blocks.
+memory::PlacementOptions placement_options(Device device, std::int64_t micro_batches);
 
 /// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. What a run
 /// with these plans needs is predicted by a dry run with them.

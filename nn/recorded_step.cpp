@@ -57,6 +57,20 @@ class PlacedStep {
 
 }  // namespace recorded_step_detail
 
+void load_input(const Tensor& to, const Tensor& from) {
+  const auto both = [&] { return "load_input: " + describe(from) + " into " + describe(to); };
+  if (to.shape() != from.shape()) throw ShapeError(both() + "; the same shape is allowed");
+  if (to.dtype() != from.dtype()) throw DTypeError(both() + "; the same dtype is allowed");
+  if (!to.device().is_cuda() || !from.device().is_cpu() || !to.is_contiguous() || !from.is_contiguous()) {
+    throw DeviceError(both() + "; allowed is from a dense tensor of the cpu into one of a CUDA device");
+  }
+  if (to.elements() == 0 || to.device().is_dry) return;
+  if (from.device().is_dry) throw DeviceError(both() + "; a dry device has no values");
+  launch(to.device(),
+         [&](const Addresses& at) { kernels::device_runtime(to.device()).upload(at(to), at(from), from.bytes()); });
+  to.storage()->bump_version();
+}
+
 RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                            StepOptions options)
     : placed_(placed),
@@ -73,9 +87,12 @@ RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::fun
   loss_ = Tensor::empty({}, is_wide ? DType::f64 : DType::f32, device_);
 }
 
+RecordedStep::~RecordedStep() { drop(); }
+
 // The recording goes before what it uses.
-RecordedStep::~RecordedStep() {
+void RecordedStep::drop() noexcept {
   graph_.reset();
+  block_.reset();
   hold_.reset();
 }
 

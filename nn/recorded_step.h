@@ -3,7 +3,7 @@
 //
 //   nn::RecordedStep step(*stack.placed, optimizer, [&](std::int64_t) { return model.loss(batch); }, options);
 //   for (...) {
-//     copy_into(batch.input, next_input), copy_into(batch.target, next_target);
+//     nn::load_input(batch.input, next.input), nn::load_input(batch.target, next.target);
 //     const Tensor loss = step.run();
 //   }
 //
@@ -16,7 +16,8 @@
 // - It repeats arguments, but for those that change from step to step: the optimizer's rate, count of updates and
 //   gradient factor, and the generator's step stand in device memory (core/kernels/step_numbers.h), which one copy
 //   writes before each replay. Set them between steps as ever.
-// - It repeats nothing of the host's: `loss_of` is called in three steps alone. It reads its batch from tensors that
+// - It repeats nothing of the host's: `loss_of` is called in those three steps alone, and in the one after a drop(). It
+// reads its batch from tensors that
 //   stay, and must not ask for a value (item, to_host), upload one, or depend on the step in another way.
 
 #include <cstdint>
@@ -31,6 +32,11 @@
 #include <thimble/nn/step.h>
 
 namespace thimble::nn {
+
+/// Copies a dense tensor of the host into one of a CUDA device that stays, without further bytes there: how a recorded
+/// step gets its next batch. On a dry device nothing is copied. Throws ShapeError, DTypeError when they differ in
+/// these, DeviceError for other devices.
+void load_input(const Tensor& to, const Tensor& from);
 
 class RecordedStep {
  public:
@@ -51,6 +57,10 @@ class RecordedStep {
   /// would not be the next one's), and DeviceError for one that asks the host. A step that could not be recorded has
   /// not been made: optimizer and generator are as they were.
   Tensor run();
+
+  /// The recording goes, and with it the hold on the region, so that others may have its bytes between two steps (an
+  /// evaluation). The next step is recorded again: it calls `loss_of`, and has the same bits.
+  void drop() noexcept;
 
   bool is_recorded() const noexcept { return hold_ != nullptr; }
   /// Kernels and copies of a replay; 0 before there is one, and on a dry device.

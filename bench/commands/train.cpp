@@ -103,6 +103,7 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
   if (const auto fp8 = fp8_report(options.setup)) json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
+  if (options.records_steps) json["recorded_launches"] = r.recorded_launches;
   if (r.scaler) {
     json["loss_scale"] = r.scaler->scale;
     json["skipped_steps"] = r.scaler->skipped_steps;
@@ -131,6 +132,7 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
     std::printf("                   in f32 that of %zu parameters: %s\n", r.full_state.size(), names.c_str());
   }
   if (options.allows_tf32) std::printf("  f32 products     in TF32\n");
+  if (options.records_steps) std::printf("  recorded step    %zu launches in one call\n", r.recorded_launches);
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
                 static_cast<long long>(options.setup.batch / options.setup.micro_batches));
@@ -183,6 +185,8 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
       ->type_name("DEVICE");
   command.add_flag("--tf32", o.allows_tf32,
                    "On a CUDA device: f32 products and convolutions in TF32 (they are in f32)");
+  command.add_flag("--graph", o.records_steps,
+                   "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
   add_storing_flags(command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));

@@ -213,9 +213,7 @@ Planner::Candidate Planner::run_dry(std::shared_ptr<const TapePlan> tape) const 
 
 const Plan& Planner::place(Candidate& candidate) {
   if (candidate.is_placed) return candidate.plan;
-  memory::PlacementOptions options = placement_options(device_);
-  // The time of an improvement grows with the square of the blocks, and micro-batches multiply these.
-  options.last_stage = passes_ > 2 ? memory::PlacementStage::greedy : memory::PlacementStage::improvement;
+  const memory::PlacementOptions options = placement_options(device_, passes_);
   MemoryProfile dynamic;
   dynamic.events = std::move(candidate.events);
   dynamic.step_ends = std::move(candidate.step_ends);
