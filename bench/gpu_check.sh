@@ -87,6 +87,7 @@ train() { # NAME MODEL FLAGS...
 }
 train mlp mlp --batch 64
 train char-gpt char-gpt --batch 16
+train char-gpt-graph char-gpt --batch 16 --graph
 train char-gpt-bf16 char-gpt --batch 16 --dtype bf16
 train resnet18 resnet18 --batch 32 --image 64
 train resnet50-bf16 resnet50 --batch 64 --image 224 --dtype bf16

@@ -36,10 +36,6 @@ void check_recording(const TrainOptions& options) {
   if (tier != nullptr) {
     refuse(std::string("not with ") + tier + ", whose transfers the host makes in each step; without it it is allowed");
   }
-  if (const auto scaler = make_scaler(setup); scaler != nullptr && scaler->is_dynamic()) {
-    refuse("not with --precision " + setup.precision +
-           ", whose loss scale the host moves in each step; a policy that does not scale the loss is allowed");
-  }
 }
 
 void place_recorded(PreparedTraining& prepared) {
@@ -66,8 +62,8 @@ nn::Plan fit_recorded(nn::Planner& planner, PreparedTraining& prepared) {
     try {
       plan = planner.fit(target);
     } catch (const nn::BudgetError&) {
-      if (target == budget) throw;
       const nn::Plan least = recording_detail::placed(planner.smallest(), prepared);
+      if (least.peak_bytes <= budget) return least;
       throw nn::BudgetError("--graph: no plan of a recorded step needs as little as " + memory::exact_bytes(budget) +
                                 "; the smallest needs " + memory::exact_bytes(least.peak_bytes),
                             budget, least.peak_bytes);

@@ -6,8 +6,8 @@
 
 namespace thimble::bench {
 
-/// Throws ValueError that names the flag for what a recording cannot carry: a device without graphs, tiers, a loss
-/// scale that the host moves from step to step. Nothing where steps are not recorded.
+/// Throws ValueError that names the flag for what a recording cannot carry: a device without graphs, tiers. Nothing
+/// where steps are not recorded.
 void check_recording(const TrainOptions& options);
 
 /// Where the blocks of the steps of a prepared run's plan go, and what the run needs then: a recording repeats

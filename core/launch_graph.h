@@ -24,22 +24,40 @@ namespace thimble {
 
 class LaunchGraph {
  public:
-  /// Records `work` on the compute stream of a CUDA device. Throws DeviceError (no such device, or a call that cannot
-  /// be recorded, named), and what the work throws; nothing is recorded then.
-  LaunchGraph(Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work);
+  /// Called in the work that is recorded: what follows is another part, which can be replayed for itself. It may find
+  /// out in between whether to.
+  class Cut {
+   public:
+    void operator()() const;
+
+   private:
+    friend class LaunchGraph;
+    LaunchGraph* graph_ = nullptr;  // while it is recorded
+  };
+
+  /// Records `work` on the compute stream of a CUDA device, in one part, or in several where it calls `cut`. Throws
+  /// DeviceError (no such device, or a call that cannot be recorded, named), and what the work throws; nothing is
+  /// recorded then.
+  LaunchGraph(Device device, const std::vector<Tensor>& uses, FunctionRef<void()> work, Cut* cut = nullptr);
   ~LaunchGraph();
   LaunchGraph(const LaunchGraph&) = delete;
   LaunchGraph& operator=(const LaunchGraph&) = delete;
 
   /// Puts all of it in the compute stream, behind what was launched before. Throws DeviceError.
   void replay();
+  /// The same with one part. Throws ValueError for one that is not there, DeviceError.
+  void replay(std::size_t part);
+  std::size_t parts() const noexcept { return recordings_.size(); }
   /// How many kernels and copies it has.
   std::size_t launches() const noexcept { return launches_; }
 
  private:
+  void end_part();
+  void forget() noexcept;
+
   Device device_;
   std::vector<std::unique_ptr<Pin>> pins_;
-  void* recording_ = nullptr;
+  std::vector<void*> recordings_;  // of the parts
   std::size_t launches_ = 0;
 };
 

@@ -35,12 +35,6 @@ void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOp
   if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
   if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
   if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
-  if (options.scaler != nullptr && options.scaler->is_dynamic()) {
-    refuse("the loss scale is dynamic: the host decides in each step whether it is skipped; allowed is a static one");
-  }
-  if (options.scaler != nullptr && options.clip_norm > 0) {
-    refuse("clipping under a loss scale asks the host for the norm in each step; allowed is one of the two");
-  }
 }
 
 /// A step of a placed arena by its plan's index, as a scope.
@@ -71,6 +65,26 @@ void load_input(const Tensor& to, const Tensor& from) {
   to.storage()->bump_version();
 }
 
+/// Cuts a step in two where the host decides. What it will read, and the loss, which a skipped step has too, are
+/// written before.
+class RecordedStep::Seam final : public StepSeam {
+ public:
+  explicit Seam(RecordedStep& step) : step_(step) {}
+
+  optim::GradScaler::Verdict judge(const Tensor& loss, const Tensor& square_sums) override {
+    copy_into(step_.loss_, view::reshape(loss, {}));
+    step_.sum_count_ = square_sums.defined() ? square_sums.elements() : 0;
+    if (step_.sum_count_ > 0) copy_into(view::slice(step_.sums_, 0, 0, step_.sum_count_), square_sums);
+    cut();
+    return {false, 1 / step_.options_.scaler->scale()};  // the update's factor is one of the step's numbers
+  }
+
+  LaunchGraph::Cut cut;
+
+ private:
+  RecordedStep& step_;
+};
+
 RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                            StepOptions options)
     : placed_(placed),
@@ -85,6 +99,9 @@ RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::fun
   memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
   const bool is_wide = optimizer_.parameters().front().tensor.dtype() == DType::f64;
   loss_ = Tensor::empty({}, is_wide ? DType::f64 : DType::f32, device_);
+  if (!looks()) return;
+  const auto parameters = static_cast<std::int64_t>(optimizer_.parameters().size());
+  sums_ = Tensor::empty({parameters}, DType::f64, device_, Category::workspace);
 }
 
 RecordedStep::~RecordedStep() { drop(); }
@@ -103,7 +120,7 @@ Tensor RecordedStep::run() {
   if (is_recorded()) {
     replay();
   } else if (steps_ < recorded_step_detail::eager_steps) {
-    run_once();
+    run_once(options_);
   } else {
     record();
     if (!device_.is_dry) replay();
@@ -112,9 +129,10 @@ Tensor RecordedStep::run() {
   return loss_;
 }
 
-void RecordedStep::run_once() {
+void RecordedStep::run_once(const StepOptions& options) {
   const recorded_step_detail::PlacedStep step(placed_, steps_);
-  copy_into(loss_, view::reshape(training_step(optimizer_, loss_of_, options_), {}));
+  const Tensor loss = training_step(optimizer_, loss_of_, options);
+  if (options.seam == nullptr) copy_into(loss_, view::reshape(loss, {}));
 }
 
 kernels::StepNumbers RecordedStep::numbers() const {
@@ -122,6 +140,7 @@ kernels::StepNumbers RecordedStep::numbers() const {
   now.rate = optimizer_.rate();
   const double scale = options_.scaler != nullptr ? options_.scaler->scale() : 1;
   now.gradient_factor = optimizer_.gradient_factor() * (1 / scale);  // as training_step has it
+  now.loss_scale = scale;
   now.update = optimizer_.step_count() + 1;
   now.random_step = generator_.step();
   return now;
@@ -133,13 +152,14 @@ void RecordedStep::record() {
   const Placed::Statistics before = placed_.statistics();
   auto hold = std::make_unique<Placed::Hold>(placed_);
   if (device_.is_dry) {
-    run_once();
+    run_once(options_);
     hold_ = std::move(hold);
     return;
   }
   const Pin pin(memory_);
   block_.emplace(static_cast<std::byte*>(pin.data()), memory_.bytes(), numbers());
   std::vector<Tensor> uses{memory_, loss_};
+  if (sums_.defined()) uses.push_back(sums_);
   for (const optim::Named& p : optimizer_.parameters()) uses.push_back(p.tensor);
   for (const optim::Named& s : optimizer_.state()) uses.push_back(s.tensor);
   std::unique_ptr<LaunchGraph> graph;
@@ -148,11 +168,15 @@ void RecordedStep::record() {
     optimizer_.set_step_count(updates);
     generator_.set_step(random_step);
   };
+  Seam seam(*this);
+  StepOptions options = options_;
+  if (looks()) options.seam = &seam;
+  const auto work = [&] {
+    const kernels::StepBlockScope scope(*block_);
+    run_once(options);
+  };
   try {
-    graph = std::make_unique<LaunchGraph>(device_, uses, [&] {
-      const kernels::StepBlockScope scope(*block_);
-      run_once();
-    });
+    graph = std::make_unique<LaunchGraph>(device_, uses, work, &seam.cut);
   } catch (...) {
     go_back();
     block_.reset();
@@ -170,16 +194,31 @@ void RecordedStep::record() {
   hold_ = std::move(hold);
 }
 
+/// Puts a part of the recording in the stream, with these numbers.
+void RecordedStep::replay_part(std::size_t part, const kernels::StepNumbers& now) {
+  block_->write(now, image_.data());
+  launch(device_, [&](const Addresses& at) {
+    if (!image_.empty()) kernels::device_runtime(device_).upload(at(memory_), image_.data(), image_.size());
+  });
+  graph_->replay(part);
+}
+
 void RecordedStep::replay() {
+  optim::GradScaler::Verdict verdict;
   if (!device_.is_dry) {
-    block_->write(numbers(), image_.data());
-    launch(device_, [&](const Addresses& at) {
-      if (!image_.empty()) kernels::device_runtime(device_).upload(at(memory_), image_.data(), image_.size());
-    });
-    graph_->replay();
+    kernels::StepNumbers now = numbers();
+    replay_part(0, now);
+    if (looks()) {
+      const Tensor sums = sum_count_ > 0 ? view::slice(sums_, 0, 0, sum_count_) : Tensor();
+      verdict = options_.scaler->judge_sums(sums, options_.clip_norm);
+      now.gradient_factor = optimizer_.gradient_factor() * verdict.gradient_factor;  // as training_step has it
+      if (!verdict.is_skipped) replay_part(1, now);
+    }
   }
-  optimizer_.begin_step();
+  if (looks()) options_.scaler->record(verdict);
   generator_.set_step(generator_.step() + 1);
+  if (verdict.is_skipped) return;
+  optimizer_.begin_step();
   const auto wrote = [](const Tensor& t) {
     if (t.storage()) t.storage()->bump_version();
   };

@@ -16,6 +16,9 @@
 // - It repeats arguments, but for those that change from step to step: the optimizer's rate, count of updates and
 //   gradient factor, and the generator's step stand in device memory (core/kernels/step_numbers.h), which one copy
 //   writes before each replay. Set them between steps as ever.
+// - Where a loss scaler looks at gradients (a dynamic scale, clipping under a scale) a step is two recordings, and the
+//   host decides between them, as in a step that is not recorded: it reads the sums of squares that the first one has
+//   left, and replays the update, or skips it.
 // - It repeats nothing of the host's: `loss_of` is called in those three steps alone, and in the one after a drop(). It
 // reads its batch from tensors that
 //   stay, and must not ask for a value (item, to_host), upload one, or depend on the step in another way.
@@ -42,10 +45,10 @@ class RecordedStep {
  public:
   /// `placed`, `optimizer`, what `loss_of` uses and the thread's generator must outlive it. Its block of device memory
   /// is taken here, from the resource in force, which must stand on `placed`: 64 KiB and 128 bytes for each parameter
-  /// (kept and counted as workspace), and a number for the loss. Throws DeviceError unless parameters are on a CUDA
-  /// device (a dry one allocates what a real one does and records nothing); PlanError for what asks the host in every
-  /// step: a dynamic loss scale, a loss scale with clipping, tiers (of gradients, saved tensors, optimizer state), a
-  /// profile or an observed graph.
+  /// (kept and counted as workspace), a number for the loss, and, where a loss scaler looks at gradients, 8 bytes for
+  /// each parameter. Throws DeviceError unless parameters are on a CUDA device (a dry one allocates what a real one
+  /// does and records nothing); PlanError for what asks the host in every step: tiers (of gradients, saved tensors,
+  /// optimizer state), a profile or an observed graph.
   RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                StepOptions options = {});
   ~RecordedStep();
@@ -69,10 +72,13 @@ class RecordedStep {
   std::size_t step_bytes() const noexcept { return block_ ? block_->bytes() : 0; }
 
  private:
-  void run_once();
+  class Seam;
+  void run_once(const StepOptions& options);
   void record();
   void replay();
+  void replay_part(std::size_t part, const kernels::StepNumbers& now);
   kernels::StepNumbers numbers() const;
+  bool looks() const { return options_.scaler != nullptr && options_.scaler->looks(options_.clip_norm); }
 
   Placed& placed_;
   optim::Optimizer& optimizer_;
@@ -80,8 +86,10 @@ class RecordedStep {
   StepOptions options_;
   Generator& generator_;
   Device device_;
-  Tensor memory_;  // (bytes) of u8, the block's
-  Tensor loss_;    // ()
+  Tensor memory_;               // (bytes) of u8, the block's
+  Tensor loss_;                 // ()
+  Tensor sums_;                 // (parameters) in f64: squares of gradients; undefined: nobody looks at them
+  std::int64_t sum_count_ = 0;  // of them that a recorded step writes
   std::size_t steps_ = 0;
   std::vector<std::byte> image_;  // of the block, on the host
   std::optional<kernels::StepBlock> block_;

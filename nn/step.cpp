@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -153,7 +154,9 @@ void update_all(optim::Optimizer& optimizer) {
   }
 }
 
-double loss_scale(const StepOptions& options) { return options.scaler != nullptr ? options.scaler->scale() : 1; }
+std::optional<double> loss_scale(const StepOptions& options) {
+  return options.scaler != nullptr ? std::optional(options.scaler->scale()) : std::nullopt;
+}
 
 /// The optimizer's factor, for a scope.
 class GradientFactor {
@@ -172,15 +175,19 @@ class GradientFactor {
 };
 
 /// The update of a step whose loss was scaled, or none.
-void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, Transaction& transaction) {
-  const optim::GradScaler::Verdict verdict = options.scaler->judge(optimizer.parameters(), options.clip_norm);
+void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, const Tensor& loss,
+                   Transaction& transaction) {
+  StepSeam* const seam = options.scaler->looks(options.clip_norm) ? options.seam : nullptr;
+  const optim::GradScaler::Verdict verdict =
+      seam != nullptr ? seam->judge(loss, optim::gradient_square_sums(optimizer.parameters()))
+                      : options.scaler->judge(optimizer.parameters(), options.clip_norm);
   if (verdict.is_skipped) {
     transaction.drop_state();
   } else {
     const GradientFactor factor(optimizer, verdict.gradient_factor);
     update_all(optimizer);
   }
-  options.scaler->record(verdict);
+  if (seam == nullptr) options.scaler->record(verdict);
 }
 
 Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options) {
@@ -241,13 +248,13 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   if (options.gradient_tier) {
     loss = step_detail::run_offloading(optimizer, loss_of, options);
   } else if (is_fused) {
-    const step_detail::GradientFactor factor(optimizer, 1 / step_detail::loss_scale(options));
+    const step_detail::GradientFactor factor(optimizer, 1 / step_detail::loss_scale(options).value_or(1));
     loss = step_detail::run_fused(optimizer, loss_of, options);
   } else {
     loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording,
                                        nullptr, step_detail::loss_scale(options));
     if (options.scaler != nullptr) {
-      step_detail::update_scaled(optimizer, options, transaction);
+      step_detail::update_scaled(optimizer, options, loss, transaction);
     } else {
       if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
       step_detail::update_all(optimizer);

@@ -24,6 +24,15 @@ enum class FusedUpdate : std::uint8_t {
   unsecured
 };
 
+/// Stands in for the scaler in a step that is recorded (nn/recorded_step.h), where nobody can be asked.
+class StepSeam {
+ public:
+  virtual ~StepSeam() = default;
+  /// What becomes of the step: between backward and the update. `loss` is what training_step returns, `square_sums` are
+  /// those of the gradients (optim/clip.h); undefined where there is none.
+  virtual optim::GradScaler::Verdict judge(const Tensor& loss, const Tensor& square_sums) = 0;
+};
+
 struct StepOptions {
   double clip_norm = 0;            ///< > 0: gradients are clipped by their global norm; 0: they are not
   std::int64_t micro_batches = 1;  ///< gradient accumulation
@@ -33,6 +42,7 @@ struct StepOptions {
   /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.
   std::shared_ptr<Tier> gradient_tier = nullptr;
   optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
+  StepSeam* seam = nullptr;  ///< asked in place of a scaler that looks at gradients, and told nothing; null: the scaler
 };
 
 /// A step that is fused, or whose gradients or optimizer state are in a tier, failed after it had updated some of the

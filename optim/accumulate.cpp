@@ -1,5 +1,6 @@
 #include <thimble/optim/accumulate.h>
 
+#include <cstring>
 #include <string>
 
 #include <thimble/autograd/functions/elementwise.h>
@@ -7,24 +8,50 @@
 #include <thimble/autograd/spare_tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/copy.h>
+#include <thimble/core/kernels/step_numbers.h>
+#include <thimble/core/launch.h>
 
 namespace thimble::optim {
 
 namespace accumulate_detail {
 
-// Undefined, which stands for 1, without a scale.
-Tensor seed_of(const Tensor& loss, double scale) {
-  if (scale == 1) return Tensor();
+/// seed = the scale of the step that is replayed, which stands in its block.
+void copy_live_scale(const Tensor& seed, kernels::StepBlock& block) {
+  const void* const scale =
+      block.add(sizeof(double), [](const kernels::StepNumbers&, const kernels::StepNumbers& now, std::byte* to) {
+        std::memcpy(to, &now.loss_scale, sizeof now.loss_scale);
+      });
+  Shape same = seed.shape();  // strides that go to the one value
+  for (int axis = 0; axis < same.rank(); ++axis) same[axis] = 0;
+  launch(seed.device(), [&](const Addresses& at) {
+    kernels::copy_kernels(seed.device())
+        .copy({seed.shape(), scale, DType::f64, same, at(seed), seed.dtype(), seed.strides()});
+  });
+}
+
+// Undefined, which stands for 1, without a scale. A scale that comes down to 1 has a seed like any other, because all
+// steps of a run ask for the same bytes.
+Tensor seed_of(const Tensor& loss, std::optional<double> scale) {
+  if (!scale) return Tensor();
   if (size_of(loss.dtype()) < size_of(DType::f32)) {
+    if (*scale == 1) return Tensor();
     throw DTypeError("accumulate_gradients: the loss is " + describe(loss) + "; to be scaled it must be f32 or f64");
   }
-  return full(loss.shape(), scale, loss.dtype(), loss.device());
+  const Tensor seed = Tensor::empty(loss.shape(), loss.dtype(), loss.device());
+  if (kernels::StepBlock* const block = kernels::current_step_block()) {
+    copy_live_scale(seed, *block);
+  } else {
+    fill(seed, *scale);
+  }
+  return seed;
 }
 
 }  // namespace accumulate_detail
 
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
-                            const RecordingOptions& recording, const LeafHook* on_gradient, double loss_scale) {
+                            const RecordingOptions& recording, const LeafHook* on_gradient,
+                            std::optional<double> loss_scale) {
   if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
   if (count > 1 && samples < 1) {
     throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include <thimble/autograd/tape.h>
 #include <thimble/core/parallel.h>
@@ -31,6 +32,6 @@ struct RecordingOptions {
 /// for a scale other than 1 and a loss narrower than f32.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
-                            double loss_scale = 1);
+                            std::optional<double> loss_scale = std::nullopt);
 
 }  // namespace thimble::optim

@@ -31,9 +31,12 @@ GradScaler::GradScaler(const Options& options) : options_(options), state_{optio
 
 GradScaler::Verdict GradScaler::judge(const std::vector<Named>& parameters, double clip_norm) const {
   grad_scaler_detail::check(clip_norm >= 0, "clip_norm (allowed: > 0, or 0 for none)", clip_norm);
+  if (!looks(clip_norm)) return {false, 1 / state_.scale};
+  return judge_sums(gradient_square_sums(parameters), clip_norm);
+}
+
+GradScaler::Verdict GradScaler::judge_sums(const Tensor& sums, double clip_norm) const {
   Verdict verdict{false, 1 / state_.scale};
-  if (!options_.is_dynamic && clip_norm == 0) return verdict;
-  const Tensor sums = gradient_square_sums(parameters);
   if (!sums.defined() || sums.device().is_dry) return verdict;
   const double norm = norm_of(sums);  // of the scaled gradients
   verdict.is_skipped = options_.is_dynamic && !std::isfinite(norm);

@@ -48,3 +48,37 @@ TEST_CASE("cuda graph: what cannot be recorded throws, and nothing is recorded t
   CHECK_THROWS_AS(LaunchGraph(cuda(), {x}, [&] { throw ValueError("its own"); }), ValueError);
   CHECK(item(sum(x)) == 2);  // launches are run again
 }
+
+TEST_CASE("cuda graph: parts are replayed one by one", "[cuda][graph]") {
+  LaunchGraph::Cut outside;
+  CHECK_THROWS_AS(outside(), Error);
+  if (!thimble::testing::has_cuda()) return;
+  const Tensor x = full({3}, 1, DType::f32, cuda()), y = zeros({3}, DType::f32, cuda());
+  LaunchGraph::Cut cut;
+  LaunchGraph graph(
+      cuda(), {x, y},
+      [&] {
+        copy_into(y, x);
+        cut();
+        fill(x, 5), fill(y, 7);
+      },
+      &cut);
+  CHECK(graph.parts() == 2);
+  CHECK(graph.launches() == 3);
+  CHECK_THROWS_AS(cut(), Error);
+  graph.replay(0);
+  CHECK(to_host<float>(y) == std::vector<float>{1, 1, 1});
+  graph.replay(1);
+  CHECK(to_host<float>(y) == std::vector<float>{7, 7, 7});
+  graph.replay(0);
+  CHECK(to_host<float>(y) == std::vector<float>{5, 5, 5});
+  graph.replay();
+  CHECK(to_host<float>(y) == std::vector<float>{7, 7, 7});
+  CHECK_THROWS_AS(graph.replay(2), ValueError);
+  const auto failing = [&] {
+    cut();
+    throw ValueError("its own");
+  };
+  CHECK_THROWS_AS(LaunchGraph(cuda(), {x}, failing, &cut), ValueError);
+  CHECK_THROWS_AS(cut(), Error);
+}

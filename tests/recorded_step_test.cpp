@@ -238,9 +238,8 @@ TEST_CASE("cuda graph: what asks the host in every step is refused at once", "[c
     change(net);
     CHECK_THROWS_AS(nn::RecordedStep(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_), PlanError);
   };
-  optim::GradScaler dynamic, fixed({.is_dynamic = false});
-  refused([&](Net& net) { net.options_.scaler = &dynamic, net.options_.clip_norm = 0; });
-  refused([&](Net& net) { net.options_.scaler = &fixed, net.options_.clip_norm = 1; });
+  TapeGraph watched;
+  refused([&](Net& net) { net.options_.recording.graph = &watched; });
   TapeTimes times;
   refused([&](Net& net) { net.options_.recording.times = &times; });
   Net net(text_setup(), dry(cuda()));
@@ -250,6 +249,59 @@ TEST_CASE("cuda graph: what asks the host in every step is refused at once", "[c
   }
   Net here(text_setup(), dry(cpu));
   CHECK_THROWS_AS(nn::RecordedStep(*here.stack_.placed, *here.optimizer_, here.loss_of(), here.options_), DeviceError);
+}
+
+TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits of steps that are not recorded",
+          "[cuda][graph][scaler]") {
+  if (!has_cuda()) return;
+  // The scale grows in every good step, and is beyond the largest f32 after two: the seed of backward is infinite then.
+  optim::GradScalerOptions moving;
+  moving.scale = 0x1p110, moving.growth = 0x1p10, moving.interval = 1, moving.backoff = 0x1p-20, moving.most = 0x1p300;
+  struct Case {
+    const char* what;
+    bench::Setup setup;
+    optim::GradScalerOptions scaler;
+  };
+  std::vector<Case> cases = {{"skipped when recorded, and later", text_setup(), moving},
+                             {"skipped at first", text_setup(), moving},
+                             {"batch norm, not clipped", image_setup(), moving},
+                             {"micro-batches", text_setup(), moving},
+                             {"a static scale, clipped", text_setup(), {.scale = 1024, .is_dynamic = false}}};
+  cases[1].scaler.scale = 0x1p130;
+  cases[3].setup.micro_batches = 2;
+  for (const Case& c : cases) {
+    INFO(c.what);
+    const auto run = [&](bool is_recorded, std::vector<optim::GradScalerState>& course) {
+      optim::GradScaler scaler(c.scaler);
+      Net net(c.setup, cuda(), &scaler);
+      std::unique_ptr<nn::RecordedStep> recorded;
+      if (is_recorded) {
+        recorded = std::make_unique<nn::RecordedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
+      }
+      Result result;
+      for (int i = 0; i < 9; ++i) {
+        result.losses.push_back(net.step(i, recorded.get()));
+        course.push_back(scaler.state());
+      }
+      if (recorded) CHECK(net.calls == 3 * static_cast<int>(net.options_.micro_batches));
+      result.state = net.state();
+      result.random_step = net.generator_.step();
+      result.updates = net.optimizer_->step_count();
+      return result;
+    };
+    std::vector<optim::GradScalerState> eager_course, course;
+    const Result eager = run(false, eager_course), recorded = run(true, course);
+    CHECK(recorded.losses == eager.losses);
+    CHECK((recorded.state == eager.state));
+    CHECK(recorded.random_step == 9);
+    CHECK(recorded.updates == eager.updates);
+    CHECK((course == eager_course));
+    const std::int64_t skipped = course.back().skipped_steps;
+    CHECK(recorded.updates == 9 - skipped);
+    // Both kinds of steps are among the replays.
+    const std::int64_t skipped_replays = skipped - course[1].skipped_steps;
+    CHECK((c.scaler.is_dynamic ? skipped_replays > 0 && skipped_replays < 7 : skipped == 0));
+  }
 }
 
 TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates what a real one does",

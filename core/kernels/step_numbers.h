@@ -16,6 +16,7 @@ namespace thimble::kernels {
 struct StepNumbers {
   double rate = 0;                ///< of the optimizer
   double gradient_factor = 1;     ///< that it multiplies gradients by
+  double loss_scale = 1;          ///< that backward starts from
   std::int64_t update = 1;        ///< its count of updates, this one included
   std::uint64_t random_step = 0;  ///< of the generator
 };
