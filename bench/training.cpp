@@ -84,8 +84,7 @@ double Training::recorded_step(std::int64_t step) {
     return model_->loss(micro_batch(batch_, i, step_options_.micro_batches));
   };
   if (placed_ == nullptr) {
-    if (!device_.is_dry)
-      throw PlanError("training: steps are to be recorded, and there is no placed arena to do it in");
+    if (!device_.is_dry) throw PlanError("training: no placed arena is there to record steps in; it needs one");
     nn::training_step(*optimizer_, loss_of, step_options_);
     return 0;
   }

@@ -20,8 +20,8 @@
 //   host decides between them, as in a step that is not recorded: it reads the sums of squares that the first one has
 //   left, and replays the update, or skips it.
 // - It repeats nothing of the host's: `loss_of` is called in those three steps alone, and in the one after a drop(). It
-// reads its batch from tensors that
-//   stay, and must not ask for a value (item, to_host), upload one, or depend on the step in another way.
+//   reads its batch from tensors that stay, and must not ask for a value (item, to_host), upload one, or depend on the
+//   step in another way.
 
 #include <cstdint>
 #include <functional>
