@@ -140,6 +140,28 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   CHECK(planned.report.measured_peak_bytes <= least);
 }
 
+TEST_CASE("graph training: a budget that the step keeps and its recording does not", "[cuda][graph]") {
+  if (!has_cuda()) return;
+  TrainOptions options = tiny("char-gpt");
+  options.setup.sizes.layers = 8, options.setup.sizes.width = 32, options.setup.sizes.sequence = 64;
+  options.setup.batch = 3, options.setup.sizes.dropout = 0;
+  options.budget_bytes = std::size_t{4} << 20;
+  CHECK(bench::prepare_training(options).plan.peak_bytes <= options.budget_bytes);
+  options.records_steps = true;  // another plan, or none; never one that does not fit
+  std::size_t bytes = 0;
+  try {
+    const bench::PreparedTraining prepared = bench::prepare_training(options);
+    CHECK(prepared.plan.peak_bytes <= options.budget_bytes);
+    bytes = prepared.plan.peak_bytes;
+  } catch (const nn::BudgetError& error) {
+    CHECK(error.minimum_bytes() > options.budget_bytes);
+    CHECK(contains(error.what(), "--graph: no plan of a recorded step needs as little as 4"));
+    bytes = options.budget_bytes = error.minimum_bytes();
+    CHECK(bench::prepare_training(options).plan.peak_bytes == bytes);
+  }
+  CHECK(bytes > 0);
+}
+
 TEST_CASE("graph training: a run that goes on, and one that is over before there is a recording", "[cuda][graph]") {
   if (!has_cuda()) return;
   const TemporaryFolder folder;
