@@ -30,13 +30,18 @@ function(thimble_add_test name)
 endfunction()
 
 # Adds the test `<prefix>.<topic>` for every <topic>_test.cpp of a Catch2 program. Catch2 tags every test with the name
-# of its file when asked to; a tag that selects nothing is a failure. Hidden tests ([.x]) stay out.
+# of its file when asked to; a tag that selects nothing is a failure. Hidden tests ([.x]) stay out, and with a sanitizer
+# those that would take it minutes ([slow]) and are made of what others do.
 function(thimble_add_catch_tests program prefix)
+  set(tags "~[.]")
+  if(THIMBLE_SANITIZE)
+    string(APPEND tags "~[slow]")
+  endif()
   foreach(source IN LISTS ARGN)
     get_filename_component(file ${source} NAME_WE)
     if(file MATCHES "^(.*)_test$")
       set(name ${prefix}.${CMAKE_MATCH_1})
-      thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]~[.]"
+      thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]${tags}"
                        WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
       set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "No test cases matched;No tests ran")
     endif()
@@ -63,7 +68,7 @@ file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
-       "/tests/(budget|choices|experiments|experiments_precision|program|program_precision|quantizing|report|report_figures|seeing|step_profile)_test")
+       "/tests/(budget|choices|experiments|experiments_precision|program|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/main.cpp tests/operator_table.cpp tests/certificate.cpp

@@ -119,7 +119,7 @@ TEST_CASE("compaction training: moving every block before every allocation chang
   }
 }
 
-TEST_CASE("compaction training: a smaller arena is enough, at the same bits", "[compaction]") {
+TEST_CASE("compaction training: a smaller arena is enough, at the same bits", "[compaction][slow]") {
   const OneKernelThread threads;
   for (const char* model : {"char-gpt", "resnet18"}) {
     INFO(model);

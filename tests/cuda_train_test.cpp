@@ -70,7 +70,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
   }
 }
 
-TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda]") {
+TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda][slow]") {
   if (!has_cuda()) return;
   bench::TrainOptions options = tiny("char-gpt", cuda());
   options.setup.sizes.layers = 4, options.setup.sizes.width = 48, options.setup.sizes.sequence = 64;

@@ -97,7 +97,7 @@ std::size_t measured_peak(const bench::Setup& setup, const nn::Plan& plan) {
 
 }  // namespace
 
-TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][store]") {
+TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][store][slow]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
   for (const char* const model : {"char-gpt", "resnet18"}) {
@@ -153,7 +153,7 @@ TEST_CASE("fit: a budget that only offloading keeps", "[fit][store]") {
   CHECK(stored.losses == train(setup, planner.keep_everything()).losses);
 }
 
-TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][store]") {
+TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][store][slow]") {
   bench::Setup setup = store_setup("char-gpt");
   setup.batch *= 3;  // several granules between plans
   nn::Planner exact(bench::training_run(setup), cpu, nn::hardware("cpu"));
