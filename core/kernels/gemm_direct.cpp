@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 
 #include <thimble/core/kernels/gemm_microkernel.h>
 #include <thimble/core/parallel.h>
@@ -15,6 +16,11 @@ namespace direct_detail {
 
 // Every row of C reads the right operand again: above as many, a packed copy is nearer.
 inline constexpr std::int64_t most_rows = 512;
+inline constexpr std::int64_t most_right_bytes = 4 * 1024 * 1024;
+// A block of 64 columns that takes more ways of the second-level cache would be pushed out of it by what lies beside
+// it: rows a large power of two apart fall into few sets.
+inline constexpr std::int64_t most_ways = 4;
+inline constexpr std::int64_t cache_way_bytes = 128 * 1024;
 inline constexpr std::int64_t lanes = 16;
 inline constexpr std::int64_t max_vectors = 4;  // in a row of a microtile
 inline constexpr std::int64_t panel_columns = max_vectors * lanes;
@@ -248,7 +254,11 @@ bool is_direct([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] Isa isa) 
   const bool has_rows = args.a_column_stride == 1 && args.b_column_stride == 1 && args.c_column_stride == 1;
   // Columns behind the last whole vector cost as much as a vector: an eighth of the work at most.
   const std::int64_t whole = direct_detail::ceil_div(args.n, lanes) * lanes;
-  return isa == Isa::avx512 && is_plain && has_rows && args.m <= most_rows && args.n >= 2 * lanes &&
+  const std::int64_t row_bytes = args.b_row_stride * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t block_rows = std::min(args.k, block_depth);
+  const bool stays_near = args.k * args.n * static_cast<std::int64_t>(sizeof(float)) <= most_right_bytes &&
+                          block_rows * std::gcd(row_bytes, cache_way_bytes) <= most_ways * cache_way_bytes;
+  return isa == Isa::avx512 && is_plain && stays_near && has_rows && args.m <= most_rows && args.n >= 2 * lanes &&
          whole * 7 <= args.n * 8;
 #else
   return false;
