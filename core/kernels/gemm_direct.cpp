@@ -1,8 +1,6 @@
 #include <thimble/core/kernels/gemm_direct.h>
 
 #include <algorithm>
-#include <atomic>
-#include <numeric>
 
 #include <thimble/core/kernels/gemm_microkernel.h>
 #include <thimble/core/parallel.h>
@@ -30,9 +28,16 @@ inline constexpr std::int64_t tile_panels = 8;
 inline constexpr std::int64_t near_left_bytes = 512 * 1024;
 
 inline constexpr double worthwhile_cycles = 12000;  // below this a second thread does not pay
-inline constexpr double job_cycles = 20000;         // that a thread takes at a time, at least
+
+inline constexpr auto float_bytes = static_cast<std::int64_t>(sizeof(float));
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
+
+/// The largest power of two that divides `stride`, at most a way of the cache: rows that far apart fall into
+/// cache_way_bytes / spread_bytes different sets.
+std::int64_t spread_bytes(std::int64_t stride) noexcept {
+  return stride == 0 ? cache_way_bytes : std::min(stride & -stride, cache_way_bytes);
+}
 
 #if defined(__x86_64__)
 
@@ -211,19 +216,16 @@ struct Jobs {
 Jobs jobs_of(const GemmArgs& args, std::int64_t batch, int threads) noexcept {
   const std::int64_t vectors = ceil_div(args.n, lanes);
   const double cycles = 0.5 * static_cast<double>(args.m * vectors) * static_cast<double>(args.k);  // of a matrix
-  const bool has_near_left = args.m * args.k * static_cast<std::int64_t>(sizeof(float)) <= near_left_bytes;
+  const bool has_near_left = args.m * args.k * float_bytes <= near_left_bytes;
   Jobs jobs{args.m, panel_columns * (has_near_left ? 1 : tile_panels)};
   if (threads == 1 || cycles * static_cast<double>(batch) < worthwhile_cycles) return jobs;
   jobs.threads = threads;
-  if (batch >= 4 * threads) return jobs;
+  if (batch % threads == 0 || batch >= 8 * threads) return jobs;
   // Columns, where as many for everyone are whole panels; else rows.
-  const bool is_even = vectors % (max_vectors * threads) == 0 || vectors >= 8 * max_vectors * threads;
-  if (is_even) {
-    jobs.columns = std::min(jobs.columns, ceil_div(args.n, panel_columns * threads) * panel_columns);
+  if (vectors % (max_vectors * threads) == 0 || vectors >= 8 * max_vectors * threads) {
+    jobs.columns = std::min(jobs.columns, ceil_div(vectors, max_vectors * threads) * panel_columns);
   } else {
-    const auto most = static_cast<std::int64_t>(cycles / job_cycles);
-    const std::int64_t parts = std::clamp<std::int64_t>(most, threads, 4 * threads);
-    jobs.rows = ceil_div(args.m, 2 * parts) * 2;
+    jobs.rows = ceil_div(args.m, threads);
   }
   return jobs;
 }
@@ -254,10 +256,9 @@ bool is_direct([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] Isa isa) 
   const bool has_rows = args.a_column_stride == 1 && args.b_column_stride == 1 && args.c_column_stride == 1;
   // Columns behind the last whole vector cost as much as a vector: an eighth of the work at most.
   const std::int64_t whole = direct_detail::ceil_div(args.n, lanes) * lanes;
-  const std::int64_t row_bytes = args.b_row_stride * static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t block_rows = std::min(args.k, block_depth);
-  const bool stays_near = args.k * args.n * static_cast<std::int64_t>(sizeof(float)) <= most_right_bytes &&
-                          block_rows * std::gcd(row_bytes, cache_way_bytes) <= most_ways * cache_way_bytes;
+  const bool stays_near =
+      args.k * args.n * float_bytes <= most_right_bytes &&
+      std::min(args.k, block_depth) * spread_bytes(args.b_row_stride * float_bytes) <= most_ways * cache_way_bytes;
   return isa == Isa::avx512 && is_plain && stays_near && has_rows && args.m <= most_rows && args.n >= 2 * lanes &&
          whole * 7 <= args.n * 8;
 #else
@@ -286,9 +287,10 @@ void direct_gemm([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] int thr
     for (std::int64_t index = 0; index < count; ++index) compute(index);
     return;
   }
-  std::atomic<std::int64_t> next{0};
-  parallel_threads(static_cast<int>(std::min<std::int64_t>(jobs.threads, count)), [&](int) {
-    for (std::int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < count;) compute(index);
+  // Every thread computes the same part each time, so that what it has written is still in its cache.
+  const std::int64_t used = std::min<std::int64_t>(jobs.threads, count);
+  parallel_threads(static_cast<int>(used), [&](int thread) {
+    for (std::int64_t index = count * thread / used; index < count * (thread + 1) / used; ++index) compute(index);
   });
 #endif
 }
