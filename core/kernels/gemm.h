@@ -16,11 +16,11 @@ inline constexpr int max_gemm_batch_rank = 6;
 /// One dimension of a batch of matmuls: its size, and from one matrix to the next how many elements of a, b, c and the
 /// bias lie between (any sign; 0 broadcasts, which c must not).
 struct GemmBatchDim {
-  std::int64_t size = 1;
-  std::int64_t a = 0;
-  std::int64_t b = 0;
-  std::int64_t c = 0;
-  std::int64_t bias = 0;
+  std::int64_t size;
+  std::int64_t a;
+  std::int64_t b;
+  std::int64_t c;
+  std::int64_t bias;
 };
 
 /// For every matrix of the batch, and with v[i, j] = alpha * sum over p of a[i, p] b[p, j] + bias[j]:
@@ -40,7 +40,7 @@ struct GemmBatchDim {
 /// alone: never on m, n, strides, batch, tile, thread count or address, so a row computed alone has the same bits.
 struct GemmArgs {
   int batch_rank = 0;
-  std::array<GemmBatchDim, max_gemm_batch_rank> batch{};
+  std::array<GemmBatchDim, max_gemm_batch_rank> batch;  ///< the first batch_rank; the others are not set
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;

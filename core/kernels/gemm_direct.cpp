@@ -255,7 +255,7 @@ bool is_direct([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] Isa isa) 
                         args.bias == nullptr && args.activation == Activation::none && args.pre_activation == nullptr;
   const bool has_rows = args.a_column_stride == 1 && args.b_column_stride == 1 && args.c_column_stride == 1;
   // Columns behind the last whole vector cost as much as a vector: an eighth of the work at most.
-  const std::int64_t whole = direct_detail::ceil_div(args.n, lanes) * lanes;
+  const std::int64_t whole = ceil_div(args.n, lanes) * lanes;
   const bool stays_near =
       args.k * args.n * float_bytes <= most_right_bytes &&
       std::min(args.k, block_depth) * spread_bytes(args.b_row_stride * float_bytes) <= most_ways * cache_way_bytes;
@@ -272,25 +272,29 @@ void direct_gemm([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] int thr
   std::int64_t batch = 1;
   for (int i = 0; i < args.batch_rank; ++i) batch *= args.batch[static_cast<std::size_t>(i)].size;
   const Jobs jobs = jobs_of(args, batch, threads);
-  const std::int64_t row_jobs = direct_detail::ceil_div(args.m, jobs.rows);
-  const std::int64_t column_jobs = direct_detail::ceil_div(args.n, jobs.columns);
-  const auto compute = [&](std::int64_t index) {
-    Part part = part_at(args, index / (row_jobs * column_jobs));
-    part.row = index % row_jobs * jobs.rows;
-    part.rows = std::min(jobs.rows, args.m - part.row);
-    part.column = index / row_jobs % column_jobs * jobs.columns;
-    part.columns = std::min(jobs.columns, args.n - part.column);
+  const auto compute = [&](Part part, std::int64_t row, std::int64_t column) {
+    part.row = row;
+    part.rows = std::min(jobs.rows, args.m - row);
+    part.column = column;
+    part.columns = std::min(jobs.columns, args.n - column);
     compute_part(args, part);
   };
-  const std::int64_t count = batch * row_jobs * column_jobs;
-  if (jobs.threads == 1) {
-    for (std::int64_t index = 0; index < count; ++index) compute(index);
+  if (jobs.threads == 1) {  // small products would feel the divisions below
+    for (std::int64_t index = 0; index < batch; ++index) {
+      const Part part = part_at(args, index);
+      for (std::int64_t column = 0; column < args.n; column += jobs.columns) compute(part, 0, column);
+    }
     return;
   }
-  // Every thread computes the same part each time, so that what it has written is still in its cache.
+  // Every thread computes the same parts each time, so that what it has written is still in its cache.
+  const std::int64_t row_jobs = ceil_div(args.m, jobs.rows), column_jobs = ceil_div(args.n, jobs.columns);
+  const std::int64_t count = batch * row_jobs * column_jobs;
   const std::int64_t used = std::min<std::int64_t>(jobs.threads, count);
   parallel_threads(static_cast<int>(used), [&](int thread) {
-    for (std::int64_t index = count * thread / used; index < count * (thread + 1) / used; ++index) compute(index);
+    for (std::int64_t index = count * thread / used; index < count * (thread + 1) / used; ++index) {
+      compute(part_at(args, index / (row_jobs * column_jobs)), index % row_jobs * jobs.rows,
+              index / row_jobs % column_jobs * jobs.columns);
+    }
   });
 #endif
 }
