@@ -41,7 +41,7 @@ std::int64_t spread_bytes(std::int64_t stride) noexcept {
 
 #if defined(__x86_64__)
 
-/// A column of microtiles: c (rows, columns) = [c +] a (rows, depth) b (depth, columns).
+/// A column of microtiles: c (rows, columns) = [alpha] ([c +] a (rows, depth) b (depth, columns)).
 struct Strip {
   const float* a;
   std::int64_t a_row;
@@ -53,6 +53,8 @@ struct Strip {
   std::int64_t depth;
   __mmask16 last;  ///< lanes of the last vector
   bool adds;       ///< to what is in c
+  bool scales;     ///< the sum by alpha, because it is whole
+  float alpha;
 };
 
 /// Four vectors of columns take six rows, fewer take eight: 24 of the 32 registers accumulate.
@@ -133,6 +135,10 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void multiply(const Strip& strip, co
 #pragma GCC unroll 4
       for (int v = 0; v < vectors; ++v) sum[r][v] = _mm512_add_ps(row.load(c, v), sum[r][v]);
     }
+    if (strip.scales) {
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) sum[r][v] = _mm512_mul_ps(_mm512_set1_ps(strip.alpha), sum[r][v]);
+    }
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) row.store(c, v, sum[r][v]);
     c += c_row;
@@ -180,34 +186,49 @@ struct Part {
   std::int64_t row, rows, column, columns;
 };
 
-void compute_part(const GemmArgs& args, const Part& part) noexcept {
+/// One tile of a part: columns [column, column + columns), all rows, all of k.
+void compute_tile(const GemmArgs& args, const Part& part, std::int64_t column, std::int64_t columns) noexcept {
   Strip strip{};
   strip.a_row = args.a_row_stride;
   strip.b_row = args.b_row_stride;
   strip.c_row = args.c_row_stride;
   strip.rows = part.rows;
+  strip.alpha = static_cast<float>(args.alpha);
   const float* const a = part.a + part.row * args.a_row_stride;
-  float* const c = part.c + part.row * args.c_row_stride;
+  const float* b = part.b + column;
+  float* const c = part.c + part.row * args.c_row_stride + column;
   std::int64_t k = 0;
   do {
     strip.depth = std::min(block_depth, args.k - k);
     strip.adds = k > 0;
+    strip.scales = strip.alpha != 1 && k + block_depth >= args.k;
     strip.a = a + k;
-    const float* const b = part.b + k * args.b_row_stride;
-    for (std::int64_t j = 0; j < part.columns;) {
-      const std::int64_t vectors = panel_vectors(ceil_div(part.columns - j, lanes));
-      const std::int64_t columns = std::min(vectors * lanes, part.columns - j);
-      strip.b = b + part.column + j;
-      strip.c = c + part.column + j;
-      strip.last = static_cast<__mmask16>(0xFFFF >> (vectors * lanes - columns));
-      (columns % lanes == 0 ? strips<true> : strips<false>)[vectors - 1](strip);
-      j += columns;
+    for (std::int64_t j = 0; j < columns;) {
+      const std::int64_t vectors = panel_vectors(ceil_div(columns - j, lanes));
+      const std::int64_t count = std::min(vectors * lanes, columns - j);
+      strip.b = b + j;
+      strip.c = c + j;
+      strip.last = static_cast<__mmask16>(0xFFFF >> (vectors * lanes - count));
+      (count % lanes == 0 ? strips<true> : strips<false>)[vectors - 1](strip);
+      j += count;
     }
+    b += block_depth * args.b_row_stride;
     k += block_depth;
   } while (k < args.k);
 }
 
-/// How C is cut into jobs for threads; sizes do not touch results.
+void compute_part(const GemmArgs& args, const Part& part) noexcept {
+  const bool has_near_left = part.rows * args.k * float_bytes <= near_left_bytes;
+  const std::int64_t tile = panel_columns * (has_near_left ? 1 : tile_panels);
+  for (std::int64_t j = 0; j < part.columns;) {
+    const std::int64_t rest = part.columns - j;
+    const std::int64_t columns = rest <= tile + lanes ? rest : tile;
+    compute_tile(args, part, part.column + j, columns);
+    j += columns;
+  }
+}
+
+/// How C is cut for threads: rows and columns of what one computes of a matrix at a time. Touches no results.
 struct Jobs {
   std::int64_t rows, columns;
   int threads = 1;
@@ -216,14 +237,14 @@ struct Jobs {
 Jobs jobs_of(const GemmArgs& args, std::int64_t batch, int threads) noexcept {
   const std::int64_t vectors = ceil_div(args.n, lanes);
   const double cycles = 0.5 * static_cast<double>(args.m * vectors) * static_cast<double>(args.k);  // of a matrix
-  const bool has_near_left = args.m * args.k * float_bytes <= near_left_bytes;
-  Jobs jobs{args.m, panel_columns * (has_near_left ? 1 : tile_panels)};
+  Jobs jobs{args.m, args.n};
   if (threads == 1 || cycles * static_cast<double>(batch) < worthwhile_cycles) return jobs;
   jobs.threads = threads;
   if (batch % threads == 0 || batch >= 8 * threads) return jobs;
-  // Columns, where as many for everyone are whole panels; else rows.
-  if (vectors % (max_vectors * threads) == 0 || vectors >= 8 * max_vectors * threads) {
-    jobs.columns = std::min(jobs.columns, ceil_div(vectors, max_vectors * threads) * panel_columns);
+  // Columns, where everyone has about as many whole panels or there are few rows; else rows.
+  const std::int64_t thread_vectors = max_vectors * threads;
+  if (vectors % thread_vectors == 0 || vectors >= 8 * thread_vectors || args.m < 8 * threads) {
+    jobs.columns = ceil_div(vectors, thread_vectors) * panel_columns;
   } else {
     jobs.rows = ceil_div(args.m, threads);
   }
@@ -251,7 +272,7 @@ Part part_at(const GemmArgs& args, std::int64_t index) noexcept {
 bool is_direct([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] Isa isa) noexcept {
 #if defined(__x86_64__)
   using namespace direct_detail;
-  const bool is_plain = args.dtype == DType::f32 && args.c_dtype == DType::f32 && args.alpha == 1 && !args.accumulate &&
+  const bool is_plain = args.dtype == DType::f32 && args.c_dtype == DType::f32 && !args.accumulate &&
                         args.bias == nullptr && args.activation == Activation::none && args.pre_activation == nullptr;
   const bool has_rows = args.a_column_stride == 1 && args.b_column_stride == 1 && args.c_column_stride == 1;
   // Columns behind the last whole vector cost as much as a vector: an eighth of the work at most.
@@ -272,7 +293,7 @@ void direct_gemm([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] int thr
   std::int64_t batch = 1;
   for (int i = 0; i < args.batch_rank; ++i) batch *= args.batch[static_cast<std::size_t>(i)].size;
   const Jobs jobs = jobs_of(args, batch, threads);
-  const auto compute = [&](Part part, std::int64_t row, std::int64_t column) {
+  const auto compute = [&](Part& part, std::int64_t row, std::int64_t column) {
     part.row = row;
     part.rows = std::min(jobs.rows, args.m - row);
     part.column = column;
@@ -281,8 +302,8 @@ void direct_gemm([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] int thr
   };
   if (jobs.threads == 1) {  // small products would feel the divisions below
     for (std::int64_t index = 0; index < batch; ++index) {
-      const Part part = part_at(args, index);
-      for (std::int64_t column = 0; column < args.n; column += jobs.columns) compute(part, 0, column);
+      Part part = part_at(args, index);
+      compute(part, 0, 0);
     }
     return;
   }
@@ -292,8 +313,8 @@ void direct_gemm([[maybe_unused]] const GemmArgs& args, [[maybe_unused]] int thr
   const std::int64_t used = std::min<std::int64_t>(jobs.threads, count);
   parallel_threads(static_cast<int>(used), [&](int thread) {
     for (std::int64_t index = count * thread / used; index < count * (thread + 1) / used; ++index) {
-      compute(part_at(args, index / (row_jobs * column_jobs)), index % row_jobs * jobs.rows,
-              index / row_jobs % column_jobs * jobs.columns);
+      Part part = part_at(args, index / (row_jobs * column_jobs));
+      compute(part, index % row_jobs * jobs.rows, index / row_jobs % column_jobs * jobs.columns);
     }
   });
 #endif

@@ -10,8 +10,9 @@
 
 namespace thimble::kernels::gemm_detail {
 
-/// Whether direct_gemm computes `args`, which has elements, with this instruction set. Looks at no address, but at
-/// which of them are null.
+/// Whether direct_gemm computes `args`, whose C has elements, with this instruction set: f32 throughout, rows of a, b
+/// and c that lie together, up to 512 rows of C, a right operand that stays in the second-level cache, and no epilogue
+/// but alpha, which is not looked at. Of pointers it looks only at whether bias and pre_activation are null.
 bool is_direct(const GemmArgs& args, Isa isa) noexcept;
 
 /// Computes `args` on up to `threads` threads.
