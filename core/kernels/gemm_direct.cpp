@@ -99,6 +99,23 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void multiply_step(const float* cons
   }
 }
 
+/// sum = [alpha] ([c +] sum).
+template <int row_count, int vectors, bool is_whole>
+THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void finish(const Strip& strip, const float* c, Row<vectors, is_whole> row,
+                                                        __m512 (&sum)[row_count][vectors]) noexcept {
+  const __m512 alpha = _mm512_set1_ps(strip.scales ? strip.alpha : 1.0F);
+#pragma GCC unroll 8
+  for (int r = 0; r < row_count; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      if (strip.adds) sum[r][v] = _mm512_add_ps(row.load(c, v), sum[r][v]);
+      sum[r][v] = _mm512_mul_ps(alpha, sum[r][v]);
+    }
+    c += strip.c_row;
+    hide(c);
+  }
+}
+
 /// The microtile of `row_count` rows from a and c on.
 template <int row_count, int vectors, bool is_whole>
 THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void multiply(const Strip& strip, const float* a, float* c) noexcept {
@@ -129,16 +146,9 @@ THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void multiply(const Strip& strip, co
     b += b_row;
     hide(b);
   }
+  if (strip.adds || strip.scales) finish(strip, c, row, sum);
 #pragma GCC unroll 8
   for (int r = 0; r < row_count; ++r) {
-    if (strip.adds) {
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sum[r][v] = _mm512_add_ps(row.load(c, v), sum[r][v]);
-    }
-    if (strip.scales) {
-#pragma GCC unroll 4
-      for (int v = 0; v < vectors; ++v) sum[r][v] = _mm512_mul_ps(_mm512_set1_ps(strip.alpha), sum[r][v]);
-    }
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) row.store(c, v, sum[r][v]);
     c += c_row;
