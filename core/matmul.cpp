@@ -81,18 +81,24 @@ void matmul_into(const MatmulCall& call) {
   args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args, threads));
-  Tensor workspace;
-  if (bytes > 0) workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
-  launch(device, [&](const Addresses& at) {
-    args.a = at(call.a);
-    args.b = at(call.b);
-    args.c = at(call.c);
-    args.bias = at(call.bias);
-    args.pre_activation = at(call.pre_activation);
-    if (call.a_scale.defined()) args.alpha *= static_cast<double>(*at.as<float>(call.a_scale));
-    if (call.b_scale.defined()) args.alpha *= static_cast<double>(*at.as<float>(call.b_scale));
-    kernels.gemm(args, at(workspace), threads);
-  });
+  const auto run = [&](const Tensor* workspace) {
+    launch(device, [&](const Addresses& at) {
+      args.a = at(call.a);
+      args.b = at(call.b);
+      args.c = at(call.c);
+      args.bias = at(call.bias);
+      args.pre_activation = at(call.pre_activation);
+      if (call.a_scale.defined()) args.alpha *= static_cast<double>(*at.as<float>(call.a_scale));
+      if (call.b_scale.defined()) args.alpha *= static_cast<double>(*at.as<float>(call.b_scale));
+      kernels.gemm(args, workspace != nullptr ? at(*workspace) : nullptr, threads);
+    });
+  };
+  if (bytes > 0) {
+    const Tensor workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
+    run(&workspace);
+  } else {
+    run(nullptr);  // small products need none, and would feel the making of a tensor
+  }
   call.c.storage()->bump_version();
 }
 

@@ -139,7 +139,7 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = handle_of(device);
   const cudaDataType_t type = type_of(args.dtype);
-  const kernels::GemmBatchDim batch = args.batch_rank == 1 ? args.batch[0] : kernels::GemmBatchDim{};
+  const kernels::GemmBatchDim batch = args.batch_rank == 1 ? args.batch[0] : kernels::GemmBatchDim{1, 0, 0, 0, 0};
   // c^T (n, m) = b^T (n, k) a^T (k, m): the library's left operand is our right one.
   const Columns left = columns_of(args.k, args.n, args.b_row_stride, args.b_column_stride);
   const Columns right = columns_of(args.m, args.k, args.a_row_stride, args.a_column_stride);

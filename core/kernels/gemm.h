@@ -16,11 +16,11 @@ inline constexpr int max_gemm_batch_rank = 6;
 /// One dimension of a batch of matmuls: its size, and from one matrix to the next how many elements of a, b, c and the
 /// bias lie between (any sign; 0 broadcasts, which c must not).
 struct GemmBatchDim {
-  std::int64_t size = 1;
-  std::int64_t a = 0;
-  std::int64_t b = 0;
-  std::int64_t c = 0;
-  std::int64_t bias = 0;
+  std::int64_t size;
+  std::int64_t a;
+  std::int64_t b;
+  std::int64_t c;
+  std::int64_t bias;
 };
 
 /// For every matrix of the batch, and with v[i, j] = alpha * sum over p of a[i, p] b[p, j] + bias[j]:
@@ -40,7 +40,7 @@ struct GemmBatchDim {
 /// alone: never on m, n, strides, batch, tile, thread count or address, so a row computed alone has the same bits.
 struct GemmArgs {
   int batch_rank = 0;
-  std::array<GemmBatchDim, max_gemm_batch_rank> batch{};
+  std::array<GemmBatchDim, max_gemm_batch_rank> batch;  ///< the first batch_rank; the others are not set
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
@@ -62,8 +62,9 @@ struct GemmArgs {
   void* pre_activation = nullptr;  ///< null, or laid out as c
 };
 
-/// Bytes of workspace for gemm(): a pure function of sizes, strides, dtypes, the thread count and isa(); pointers are
-/// not looked at. At most 2 MiB and 64 KiB per thread.
+/// Bytes of workspace for gemm(): a pure function of sizes, strides, dtypes, the epilogue, the thread count and isa().
+/// alpha does not count, and of pointers only whether bias and pre_activation are null. At most 2 MiB and 64 KiB per
+/// thread.
 std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads = thread_count()) noexcept;
 
 /// Computes `args` on up to `threads` threads. `workspace`: gemm_workspace_bytes(args, threads) bytes, aligned to 64;
