@@ -50,6 +50,12 @@ struct ConvShape {
 /// taps that reach one of the stride_h x stride_w pixels of a cell. Products with padding, and with taps that miss, are
 /// exact zeros among them. It never depends on threads, addresses or tiles, nor, forward and in the input's gradient,
 /// on the number of images.
+///
+/// In f32 arithmetic 3x3 convolutions of stride 1 with channels and filters in vectors of 16, on maps that are not too
+/// small (conv_winograd.h says which), are computed by Winograd's F(2x2, 3x3): sixteen such sums over c (o in the
+/// input's gradient) of transformed values for each tile of 2x2 results, in the weight's gradient over the tiles in
+/// chains of 48. All the above holds of them but that padding leaves no trace: results that see zeros alone may be off
+/// zero by a rounding of what their tile sees, and a value that is not finite spoils the whole tile.
 
 /// y = act(x * weight + bias), and pre_activation = x * weight + bias when asked for.
 struct ConvForwardArgs {
@@ -99,7 +105,7 @@ struct ColumnSumArgs {
 };
 
 /// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(); pointers are not looked at. At most
-/// 2 MiB and 64 KiB per thread.
+/// 2 MiB and 64 KiB per thread, in the weight's gradient 3 MiB more for all of them.
 std::size_t conv_workspace_bytes(const ConvForwardArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvInputGradArgs& args, int threads = thread_count()) noexcept;
 std::size_t conv_workspace_bytes(const ConvWeightGradArgs& args, int threads = thread_count()) noexcept;
