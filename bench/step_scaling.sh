@@ -127,6 +127,8 @@ awk -v threads="$threads" -v clock="$clock_name" '
 awk '
   NR == 1 { print "\n| char-gpt, two layers, batch 1, T | activations, bytes | for each token more | peak of all, MiB |\n|---:|---:|---:|---:|" }
   {
-    printf "| %d | %d | %s | %.1f |\n", $1, $2, NR > 1 ? sprintf("%.2f", ($2 - before) / ($1 - tokens)) : "", $3 / 1048576
+    more = ""
+    if (NR > 1) more = sprintf(" %.2f", ($2 - before) / ($1 - tokens))
+    printf "| %d | %d |%s | %.1f |\n", $1, $2, more, $3 / 1048576
     tokens = $1; before = $2
   }' "$out/dry"
