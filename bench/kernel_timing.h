@@ -1,6 +1,6 @@
 #pragma once
-// What the benchmarks of single kernels share: memory, the clock, the options, and the matmul that says what the
-// machine gives in the same run.
+// What the benchmarks of single kernels share: memory, the clock, the options, and the matmul and the ceiling that say
+// what the machine gives in the same run.
 
 #include <algorithm>
 #include <chrono>

@@ -7,10 +7,10 @@
 // The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
 // `growth` is what the process's resident bytes grew by from the model on (gradients, optimizer state, activations and
 // everything else), `arena` what the arena committed, parameters included. `step_gflop` is what the products of the
-// model ask for, `gflops` that over the best time, `ceiling_gflops` what an FMA loop in registers reaches in f32 on as
-// many threads, the better of before and after the steps, and `share` the last but one over the last. Winograd's
-// convolutions make fewer products than are counted, and products of bf16 may be faster than the ceiling: a share above
-// 1 is possible there. With --dry nothing is computed: what a step would need, in bytes.
+// model ask for, `gflops` that over the best time; `ceiling_gflops` is what an FMA loop in registers reaches in f32 on
+// as many threads, the better of before and after the steps, and `share` is gflops over it. Winograd's convolutions
+// make fewer products than are counted, and products of bf16 may be faster than the ceiling: a share above 1 is
+// possible there. With --dry nothing is computed: what a step would need, in bytes.
 
 #include <algorithm>
 #include <cmath>
