@@ -1,8 +1,8 @@
 // How fast attention's CPU kernels are: `attention_benchmark [--threads N] [--isa NAME] [--seconds S] [--only TEXT]`.
 // Each case runs again and again for S seconds and its best time counts, because other work on the machine only ever
 // makes a run slower. Rates are multiply-adds: of the (query, key) pairs whose score the kernels compute, and of those
-// that the mask lets through; a pair costs 2 D of them forward and 5 D backward. The matmul of the same run says what
-// the machine gives.
+// that the mask lets through; a pair costs 2 D of them forward and 5 D backward. The first line says what the machine
+// gives: a matmul, and an FMA loop in registers (bench/ceiling.h).
 
 #include <algorithm>
 #include <cmath>

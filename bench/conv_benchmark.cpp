@@ -1,8 +1,8 @@
 // How fast convolution's CPU kernels are: `conv_benchmark [--threads N] [--isa NAME] [--seconds S] [--only TEXT]`.
 // The cases are the nine convolutions that a ResNet-50 spends most of its time in, eight images each. Each runs again
 // and again for S seconds and its best time counts, because other work on the machine only ever makes a run slower.
-// Rates are multiply-adds, with the products of the padding counted. The matmul of the same run says what the machine
-// gives.
+// Rates are multiply-adds, with the products of the padding counted. The first line says what the machine gives: a
+// matmul, and an FMA loop in registers (bench/ceiling.h).
 
 #include <algorithm>
 #include <cstdint>

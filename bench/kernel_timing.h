@@ -1,6 +1,6 @@
 #pragma once
-// What the benchmarks of single kernels share: memory, the clock, the options, and the matmul that says what the
-// machine gives in the same run.
+// What the benchmarks of single kernels share: memory, the clock, the options, and the matmul and the ceiling that say
+// what the machine gives in the same run.
 
 #include <algorithm>
 #include <chrono>
@@ -50,7 +50,8 @@ struct KernelTiming {
 };
 
 /// The main() of a benchmark: reads `[--threads N] [--isa NAME] [--seconds S] [--only TEXT]`, prints a line with the
-/// rate of a square matmul, and calls `run`. An Error is printed under the program's name, and 2 is returned.
+/// rate of a square matmul and the ceiling (bench/ceiling.h), and calls `run`. An Error is printed under the program's
+/// name, and 2 is returned.
 int time_kernels(int argc, char** argv, const char* about, const std::function<void(const KernelTiming&)>& run);
 
 }  // namespace thimble::bench

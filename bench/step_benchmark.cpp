@@ -2,10 +2,15 @@
 //
 //   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
 //                  [--clip X] [--profile]
+//   step_benchmark MODEL [--batch N] [--seq N ...] --dry
 //
 // The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
 // `growth` is what the process's resident bytes grew by from the model on (gradients, optimizer state, activations and
-// everything else), `arena` what the arena committed, parameters included.
+// everything else), `arena` what the arena committed, parameters included. `step_gflop` is what the products of the
+// model ask for, `gflops` that over the best time; `ceiling_gflops` is what an FMA loop in registers reaches in f32 on
+// as many threads, the better of before and after the steps, and `share` is gflops over it. Winograd's convolutions
+// make fewer products than are counted, and products of bf16 may be faster than the ceiling: a share above 1 is
+// possible there. With --dry nothing is computed: what a step would need, in bytes.
 
 #include <algorithm>
 #include <cmath>
@@ -19,6 +24,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <thimble/bench/ceiling.h>
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/costs.h>
@@ -42,8 +48,10 @@ struct Options {
   std::size_t budget_bytes = 0, growth_bytes = 0;
   std::string isa;
   double clip = 0;
-  bool profiles = false;
+  bool profiles = false, is_dry = false;
 };
+
+constexpr double ceiling_seconds = 0.15;  // before the steps, and after them
 
 double seconds(clockid_t clock) {
   std::timespec now{};
@@ -145,15 +153,25 @@ void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_m
               100 * (1 - all / step_ms));
 }
 
+void predict(const Setup& setup) {
+  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), run_of(setup));
+  std::printf("dry model=%s batch=%lld dtype=%s isa=%s threads=%d parameters=%lld peak_bytes=%zu", setup.model.c_str(),
+              static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
+              std::string(to_string(kernels::isa())).c_str(), thread_count(),
+              static_cast<long long>(profile.parameters), profile.peak_bytes);
+  for (std::size_t i = 0; i < category_count; ++i) {
+    std::printf(" %s_bytes=%zu", std::string(to_string(static_cast<Category>(i))).c_str(), profile.peak_by_category[i]);
+  }
+  std::printf("\n");
+}
+
 void measure(const Options& options) {
-  Setup setup = options.setup;
-  setup.clip_norm = options.clip;
+  const Setup& setup = options.setup;
+  double ceiling = ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds);
   std::int64_t parameters = 0;
   const TapeGraph graph =
       nn::record_step(cpu, run_of(setup), [&](nn::TrainingRun& run) { parameters = run.parameters(); });
-  Options planned = options;
-  planned.setup = setup;
-  const nn::Plan plan = plan_of(planned, parameters);
+  const nn::Plan plan = plan_of(options, parameters);
 
   memory::Options stack_options;
   stack_options.plans = plan.placement;
@@ -179,15 +197,16 @@ void measure(const Options& options) {
   }
   const std::size_t after = process::peak_rss_bytes();
   std::sort(wall_ms.begin(), wall_ms.end());
+  ceiling = std::max(ceiling, ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds));
+  const double gflop = 2e-9 * multiply_adds(graph), gflops = 1e3 * gflop / wall_ms.front();
   const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 0x1p20; };
-  std::printf(
-      "step model=%s batch=%lld dtype=%s isa=%s threads=%d best_ms=%.2f median_ms=%.2f processor_ms=%.2f "
-      "growth_mib=%.1f "
-      "arena_mib=%.1f gflops=%.1f plan=%s\n",
-      setup.model.c_str(), static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
-      std::string(to_string(kernels::isa())).c_str(), thread_count(), wall_ms.front(), wall_ms[wall_ms.size() / 2],
-      cpu_ms, megabytes(after - std::min(before, after)), megabytes(stack.arena->statistics().peak_committed_bytes),
-      2e-6 * multiply_adds(graph) / wall_ms.front(), plan.description.empty() ? "keep-everything" : "budget");
+  std::printf("step model=%s batch=%lld dtype=%s isa=%s threads=%d best_ms=%.2f median_ms=%.2f processor_ms=%.2f ",
+              setup.model.c_str(), static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
+              std::string(to_string(kernels::isa())).c_str(), thread_count(), wall_ms.front(),
+              wall_ms[wall_ms.size() / 2], cpu_ms);
+  std::printf("growth_mib=%.1f arena_mib=%.1f step_gflop=%.4f gflops=%.1f ceiling_gflops=%.1f share=%.3f plan=%s\n",
+              megabytes(after - std::min(before, after)), megabytes(stack.arena->statistics().peak_committed_bytes),
+              gflop, gflops, ceiling, gflops / ceiling, plan.description.empty() ? "keep-everything" : "budget");
   if (options.profiles) print_profile(graph, least, wall_ms.front());
 }
 
@@ -204,13 +223,18 @@ int main(int argc, char** argv) {
   add_number(app, "--clip", options->clip, 0, 1e30, "Largest norm of the gradient; 0: none (0)");
   app.add_option("--isa", options->isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
   app.add_flag("--profile", options->profiles, "Print the time of every kind of operator");
+  app.add_flag("--dry", options->is_dry, "Compute nothing; print what a step that keeps everything needs, in bytes");
   CLI11_PARSE(app, argc, argv);
   try {
     for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
       if (to_string(set) == options->isa) kernels::set_isa(set);
     }
     if (options->threads > 0) set_thread_count(static_cast<int>(options->threads));
-    measure(*options);
+    options->setup.clip_norm = options->clip;
+    if (options->is_dry && (options->profiles || options->budget_bytes > 0 || options->growth_bytes > 0)) {
+      throw ValueError("--dry: not with --profile, --budget or --growth; 'thimble plan' tells what a budget needs");
+    }
+    options->is_dry ? predict(options->setup) : measure(*options);
   } catch (const Error& error) {
     std::fprintf(stderr, "step_benchmark: %s\n", error.what());
     return 2;

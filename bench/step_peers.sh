@@ -9,7 +9,9 @@
 # grew by; `ckpt`, within what the leanest peer needs with a checkpoint around every block. The last two fuse the
 # optimizer into backward. Memory is the growth of the process from the model on. CASES picks cases by name (default:
 # all). On a busy machine CLOCK=processor with one thread counts the process's processor time instead of the wall's.
-# Prints two tables: figures, then ratios to each peer.
+# Prints two tables: figures, then ratios to each peer. Gflop/s are of the products that the model asks for, the peers'
+# too; share is their part of the most that step_benchmark's FMA loop in registers reached in f32 in any run. Products
+# of bf16 and Winograd's convolutions, which make fewer, may be above it.
 set -e
 sources=$(cd "$(dirname "$0")" && pwd)
 build=${1:-build}
@@ -56,9 +58,9 @@ peer() {  # peer NUMBER MODEL BATCH [ckpt] [bf16]
     "$python" "$sources/peers/step_torch.py" "$model" "$batch" "$steps" "$@" 2>"$out/error"
   ) || echo "# $python: $model, $batch, $*: $(tail -n 1 "$out/error")"
 }
-# note CASE WHO: the line of a run becomes "case who ms growth gflops"
+# note CASE WHO: the line of a run becomes "case who ms growth", and of ours "gflop-of-a-step ceiling" behind it
 note() {
-  sed -n "s/^#.*/&/p; s/^step .* $clock=\([0-9.]*\).* growth_mib=\([0-9.]*\)\(.*gflops=\([0-9.]*\)\)\{0,1\}.*/FIGURE $1 $2 \1 \2 \4/p" |
+  sed -n "s/^#.*/&/p; s/^step .* $clock=\([0-9.]*\).* growth_mib=\([0-9.]*\)\(.* step_gflop=\([0-9.]*\).* ceiling_gflops=\([0-9.]*\)\)\{0,1\}.*/FIGURE $1 $2 \1 \2 \4 \5/p" |
     tee "$out/line" | grep '^#' || true
   sed -n 's/^FIGURE //p' "$out/line" >>"$out/figures"
 }
@@ -110,7 +112,9 @@ done
 awk -v threads="$threads" '
   {
     key = $1 SUBSEP $2
-    if (!(key in ms) || $3 < ms[key]) { ms[key] = $3; rate[key] = $5 }
+    if (!(key in ms) || $3 < ms[key]) ms[key] = $3
+    if ($5 > 0) gflop[$1] = $5
+    if ($6 > ceiling) ceiling = $6
     if (!(key in mib) || $4 < mib[key]) mib[key] = $4
     if (!($1 in seen)) { seen[$1] = 1; cases[++case_count] = $1 }
     if (!(key in met)) { met[key] = 1; runs[++run_count] = key }
@@ -118,10 +122,13 @@ awk -v threads="$threads" '
   }
   function ratio(table, a, b) { return (a in table) && (b in table) && table[b] > 0 ? sprintf("%.2f", table[a] / table[b]) : "-" }
   END {
-    printf "\n| %s thread(s) | who | ms | MiB grown | Gflop/s |\n|---|---|---:|---:|---:|\n", threads
+    printf "\n| %s thread(s) | who | ms | MiB grown | Gflop/s | share |\n|---|---|---:|---:|---:|---:|\n", threads
     for (i = 1; i <= run_count; ++i) {
       split(runs[i], part, SUBSEP)
-      printf "| %s | %s | %.1f | %.0f | %s |\n", part[1], part[2], ms[runs[i]], mib[runs[i]], rate[runs[i]]
+      printf "| %s | %s | %.1f | %.0f |", part[1], part[2], ms[runs[i]], mib[runs[i]]
+      rate = 1e3 * gflop[part[1]] / ms[runs[i]]
+      if (rate > 0) printf " %.0f | %.2f |\n", rate, rate / ceiling
+      else print " - | - |"
     }
     if (!peer_count) exit
     print "\n| ours over | peer | keep: time | memory | half: time | memory | ckpt plan over peer that keeps: time |"

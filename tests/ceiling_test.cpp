@@ -1,0 +1,36 @@
+// The machine's ceiling: the loops make the multiply-adds that they count.
+
+#include <thimble/bench/ceiling.h>
+#include <thimble/core/error.h>
+#include <thimble/core/parallel.h>
+
+#include "catch.h"
+
+using namespace thimble;
+using kernels::Isa;
+
+TEST_CASE("ceiling: every chain of every instruction set makes every round", "[ceiling]") {
+  for (const auto& [isa, lanes] : {std::pair{Isa::generic, 4}, {Isa::avx2, 8}, {Isa::avx512, 16}}) {
+    CAPTURE(to_string(isa));
+    if (!kernels::is_supported(isa)) {
+      CHECK_THROWS_AS(bench::fma_chains(isa, 1, 1, 1), ValueError);
+      continue;
+    }
+    const double start = bench::fma_chains(isa, 0, 1, 1);
+    CHECK(start == (0 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8 + 9 + 10 + 11) * lanes);
+    CHECK(bench::fma_chains(isa, 1000, 1, 1) - start == 1000 * 12 * lanes);
+    // From i to 2 i + 3, 4 i + 9, 8 i + 21, 16 i + 45: a multiplication that the sums above would not miss.
+    CHECK(bench::fma_chains(isa, 4, 2, 3) == 16 * start + 45 * 12 * lanes);
+  }
+}
+
+TEST_CASE("ceiling: rates of instruction sets and threads", "[ceiling]") {
+  const double generic = bench::ceiling_gflops(Isa::generic, 1, 0.05);
+  CHECK(generic > 0);
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__)
+  // Twice the lanes in fewer instructions: at least so much more, whatever else the machine does.
+  if (kernels::is_supported(Isa::avx2)) CHECK(bench::ceiling_gflops(Isa::avx2, 1, 0.05) > 1.2 * generic);
+#endif
+  CHECK_THROWS_AS(bench::ceiling_gflops(Isa::generic, 0, 0), ValueError);
+  CHECK_THROWS_AS(bench::ceiling_gflops(Isa::generic, thread_count() + 1, 0), ValueError);
+}
