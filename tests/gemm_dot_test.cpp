@@ -82,7 +82,7 @@ struct Product {
     copy.args.c = copy.c.data();
     kernel_test::Workspace packed(is_packed ? dot_packed_bytes(args.k, args.n, args.b_dtype) : 0);
     if (is_packed) {
-      pack_dot_right(copy.args, packed.get(), threads);
+      pack_dot_right(copy.args, packed.get(), unit, threads);
       copy.args.packed_b = packed.get();
       copy.args.b = nullptr;
     }

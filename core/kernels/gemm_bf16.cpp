@@ -160,7 +160,7 @@ void compute_matrix(const GemmArgs& args, const Matrix& matrix, const Output<flo
         right.a_dtype = right.b_dtype = DType::bf16;
         right.b = matrix.b + p * args.b_row_stride + column * args.b_column_stride;
         right.b_row_stride = args.b_row_stride, right.b_column_stride = args.b_column_stride;
-        pack_dot_right(right, packed, threads);
+        pack_dot_right(right, packed, unit, threads);
         const bool is_last = p + block_depth >= args.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {
