@@ -111,33 +111,23 @@ void compute_avx2(const DotTile& tile) {
 /// Steps of k that are worked on at a time: a panel's part then stays in the first-level cache for all rows of a tile.
 inline constexpr std::int64_t vnni_steps = 12;
 
-/// Adds steps [first, last) to the sums of some rows, which begin there when first is 0.
+/// sum += a b over `count` groups.
 template <class A, int rows>
-THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int64_t first, std::int64_t last) {
-  __m512i sum[rows][2];
-  auto* const out = static_cast<std::int32_t*>(tile.out) + first_row * tile.out_stride;
+THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a, std::int64_t stride,
+                                                          const std::uint8_t* b, std::int64_t steps,
+                                                          __m512i (&sum)[rows][2]) {
+  const std::uint8_t* row[rows];
 #pragma GCC unroll 12
-  for (int r = 0; r < rows; ++r) {
-    if (first != 0) {
-      sum[r][0] = _mm512_loadu_si512(out + r * tile.out_stride);
-      sum[r][1] = _mm512_loadu_si512(out + r * tile.out_stride + block_columns);
-    } else if constexpr (std::is_signed_v<A>) {
-      sum[r][0] = sum[r][1] = _mm512_set1_epi32(tile.starts[first_row + r]);
-    } else {
-      sum[r][0] = sum[r][1] = _mm512_setzero_si512();
-    }
-  }
-  const std::uint8_t* b = tile.b + first * step_block_bytes;
-  for (std::int64_t s = first; s < last; ++s, b += step_block_bytes) {
-    const std::uint8_t* a[rows];
-#pragma GCC unroll 12
-    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
-    for (int g = 0; g < groups; ++g) {
-      const __m512i left = _mm512_load_si512(b + g * 64);
-      const __m512i right = _mm512_load_si512(b + g * 64 + step_block_bytes / 2);
+  for (int r = 0; r < rows; ++r) row[r] = a + r * stride;
+  for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
+    const std::uint8_t* const end = b + step_block_bytes / 2;
+    for (; b != end; b += 64) {
+      const __m512i left = _mm512_load_si512(b);
+      const __m512i right = _mm512_load_si512(b + step_block_bytes / 2);
 #pragma GCC unroll 12
       for (int r = 0; r < rows; ++r) {
-        const __m512i value = _mm512_set1_epi32(group_at(a[r] + g * group_bytes));
+        const __m512i value = _mm512_set1_epi32(group_at(row[r]));
+        row[r] += group_bytes;
         if constexpr (std::is_signed_v<A>) {
           sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], left, value);
           sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], right, value);
@@ -148,6 +138,31 @@ THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int6
       }
     }
   }
+}
+
+/// Adds steps [first, last) to the sums of some rows, which begin there when first is 0.
+template <class A, int rows>
+THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int64_t first, std::int64_t last) {
+  __m512i sum[rows][2];
+  auto* const out = static_cast<std::int32_t*>(tile.out) + first_row * tile.out_stride;
+#pragma GCC unroll 12
+  for (int r = 0; r < rows; ++r) {
+    if (first != 0) {
+      sum[r][0] = _mm512_loadu_si512(out + r * tile.out_stride);
+      sum[r][1] = _mm512_loadu_si512(out + r * tile.out_stride + block_columns);
+    } else {
+      __builtin_prefetch(out + r * tile.out_stride, 1);
+      __builtin_prefetch(out + r * tile.out_stride + block_columns, 1);
+      sum[r][0] = sum[r][1] =
+          std::is_signed_v<A> ? _mm512_set1_epi32(tile.starts[first_row + r]) : _mm512_setzero_si512();
+    }
+  }
+  const std::int64_t whole = std::min(last, tile.whole_steps) - first;
+  const std::uint8_t* const b = tile.b + first * step_block_bytes;
+  add_groups<A, rows>(tile.a + first_row * tile.a_stride + first * step_bytes, tile.a_stride, b, whole, sum);
+  if (last > tile.whole_steps) {
+    add_groups<A, rows>(tile.a_tail + first_row * step_bytes, step_bytes, b + whole * step_block_bytes, 1, sum);
+  }
 #pragma GCC unroll 12
   for (int r = 0; r < rows; ++r) {
     _mm512_storeu_si512(out + r * tile.out_stride, sum[r][0]);
@@ -155,17 +170,18 @@ THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int6
   }
 }
 template <class A>
+void rows_vnni(const DotTile& tile, std::int64_t first, std::int64_t last) {
+  int r = 0;
+  for (; tile.rows - r >= 8; r += 8) rows_vnni<A, 8>(tile, r, first, last);
+  if (tile.rows - r >= 4) rows_vnni<A, 4>(tile, r, first, last), r += 4;
+  for (; r < tile.rows; ++r) rows_vnni<A, 1>(tile, r, first, last);
+}
+template <class A>
 void compute_vnni(const DotTile& tile) {
-  const std::int64_t steps = steps_of(tile), parts = (steps + vnni_steps - 1) / vnni_steps;
-  for (std::int64_t part = 0; part == 0 || part < parts; ++part) {
-    const std::int64_t first = parts == 0 ? 0 : steps * part / parts,
-                       last = parts == 0 ? 0 : steps * (part + 1) / parts;
-    int r = 0;
-    for (; tile.rows - r >= 12; r += 12) rows_vnni<A, 12>(tile, r, first, last);
-    if (tile.rows - r >= 8) rows_vnni<A, 8>(tile, r, first, last), r += 8;
-    if (tile.rows - r >= 4) rows_vnni<A, 4>(tile, r, first, last), r += 4;
-    for (; r < tile.rows; ++r) rows_vnni<A, 1>(tile, r, first, last);
-  }
+  const std::int64_t steps = steps_of(tile);
+  if (steps <= vnni_steps) return rows_vnni<A>(tile, 0, steps);
+  const std::int64_t parts = (steps + vnni_steps - 1) / vnni_steps;
+  for (std::int64_t i = 0; i < parts; ++i) rows_vnni<A>(tile, steps * i / parts, steps * (i + 1) / parts);
 }
 
 /// -128 times the sum of each row of a signed a, four rows at a time; rows behind the last repeat it.
