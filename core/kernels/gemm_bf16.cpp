@@ -88,6 +88,7 @@ void add_rows(const GemmArgs& args, const Space& space, const Block& block, std:
   const std::int64_t filled = up_to(block.depth, step_elements);
   DotTile tile{};
   tile.rows = rows;
+  tile.columns = dot_columns;
   if (left != nullptr) {
     run_variant<PackRows>(a, args.a_row_stride, args.a_column_stride, rows, block.depth, filled, left);
     tile.a = reinterpret_cast<const std::uint8_t*>(left);

@@ -123,6 +123,7 @@ class Worker {
     auto* const c = static_cast<std::uint32_t*>(args_.c) + row_ * args_.c_row_stride + column;
     const bool is_direct = columns == dot_columns && !args_.accumulate;
     tile_.b = panel;
+    tile_.columns = static_cast<int>(columns);
     tile_.out = is_direct ? static_cast<void*>(c) : sums_;
     tile_.out_stride = is_direct ? args_.c_row_stride : dot_columns;
     kernel_.compute(tile_);
@@ -134,11 +135,15 @@ class Worker {
  private:
   /// Words are what c holds: i32 or f32.
   void store(const std::uint32_t* from, std::uint32_t* to, std::int64_t count) const noexcept {
+    if (!args_.accumulate) {
+      std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+      return;
+    }
     for (std::int64_t i = 0; i < count; ++i) {
       std::uint32_t word = from[i];
-      if (args_.accumulate && args_.a_dtype != DType::bf16) {
+      if (args_.a_dtype != DType::bf16) {
         word += to[i];
-      } else if (args_.accumulate) {
+      } else {
         float sum = 0, there = 0;
         std::memcpy(&sum, from + i, 4);
         std::memcpy(&there, to + i, 4);

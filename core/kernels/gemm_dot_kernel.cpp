@@ -111,29 +111,28 @@ void compute_avx2(const DotTile& tile) {
 /// Steps of k that are worked on at a time: a panel's part then stays in the first-level cache for all rows of a tile.
 inline constexpr std::int64_t vnni_steps = 12;
 
-/// sum += a b over `count` groups.
-template <class A, int rows>
+/// sum += a b over `steps` steps.
+template <class A, int rows, int blocks>
 THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a, std::int64_t stride,
                                                           const std::uint8_t* b, std::int64_t steps,
-                                                          __m512i (&sum)[rows][2]) {
+                                                          __m512i (&sum)[rows][blocks]) {
   const std::uint8_t* row[rows];
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) row[r] = a + r * stride;
   for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
     const std::uint8_t* const end = b + step_block_bytes / 2;
     for (; b != end; b += 64) {
-      const __m512i left = _mm512_load_si512(b);
-      const __m512i right = _mm512_load_si512(b + step_block_bytes / 2);
-#pragma GCC unroll 12
+      __m512i columns[blocks];
+#pragma GCC unroll 2
+      for (int i = 0; i < blocks; ++i) columns[i] = _mm512_load_si512(b + i * (step_block_bytes / 2));
+#pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         const __m512i value = _mm512_set1_epi32(group_at(row[r]));
         row[r] += group_bytes;
-        if constexpr (std::is_signed_v<A>) {
-          sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], left, value);
-          sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], right, value);
-        } else {
-          sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], value, left);
-          sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], value, right);
+#pragma GCC unroll 2
+        for (int i = 0; i < blocks; ++i) {
+          sum[r][i] = std::is_signed_v<A> ? _mm512_dpbusd_epi32(sum[r][i], columns[i], value)
+                                          : _mm512_dpbusd_epi32(sum[r][i], value, columns[i]);
         }
       }
     }
@@ -141,47 +140,49 @@ THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a,
 }
 
 /// Adds steps [first, last) to the sums of some rows, which begin there when first is 0.
-template <class A, int rows>
+template <class A, int rows, int blocks>
 THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int64_t first, std::int64_t last) {
-  __m512i sum[rows][2];
+  __m512i sum[rows][blocks];
   auto* const out = static_cast<std::int32_t*>(tile.out) + first_row * tile.out_stride;
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
-    if (first != 0) {
-      sum[r][0] = _mm512_loadu_si512(out + r * tile.out_stride);
-      sum[r][1] = _mm512_loadu_si512(out + r * tile.out_stride + block_columns);
-    } else {
-      __builtin_prefetch(out + r * tile.out_stride, 1);
-      __builtin_prefetch(out + r * tile.out_stride + block_columns, 1);
-      sum[r][0] = sum[r][1] =
-          std::is_signed_v<A> ? _mm512_set1_epi32(tile.starts[first_row + r]) : _mm512_setzero_si512();
+#pragma GCC unroll 2
+    for (int i = 0; i < blocks; ++i) {
+      auto* const to = out + r * tile.out_stride + i * block_columns;
+      if (first != 0) {
+        sum[r][i] = _mm512_loadu_si512(to);
+      } else {
+        __builtin_prefetch(to, 1);
+        sum[r][i] = std::is_signed_v<A> ? _mm512_set1_epi32(tile.starts[first_row + r]) : _mm512_setzero_si512();
+      }
     }
   }
   const std::int64_t whole = std::min(last, tile.whole_steps) - first;
   const std::uint8_t* const b = tile.b + first * step_block_bytes;
-  add_groups<A, rows>(tile.a + first_row * tile.a_stride + first * step_bytes, tile.a_stride, b, whole, sum);
+  add_groups<A, rows, blocks>(tile.a + first_row * tile.a_stride + first * step_bytes, tile.a_stride, b, whole, sum);
   if (last > tile.whole_steps) {
-    add_groups<A, rows>(tile.a_tail + first_row * step_bytes, step_bytes, b + whole * step_block_bytes, 1, sum);
+    add_groups<A, rows, blocks>(tile.a_tail + first_row * step_bytes, step_bytes, b + whole * step_block_bytes, 1, sum);
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
-    _mm512_storeu_si512(out + r * tile.out_stride, sum[r][0]);
-    _mm512_storeu_si512(out + r * tile.out_stride + block_columns, sum[r][1]);
+#pragma GCC unroll 2
+    for (int i = 0; i < blocks; ++i) _mm512_storeu_si512(out + r * tile.out_stride + i * block_columns, sum[r][i]);
   }
 }
-template <class A>
-void rows_vnni(const DotTile& tile, std::int64_t first, std::int64_t last) {
+template <class A, int blocks>
+void part_vnni(const DotTile& tile, std::int64_t first, std::int64_t last) {
   int r = 0;
-  for (; tile.rows - r >= 8; r += 8) rows_vnni<A, 8>(tile, r, first, last);
-  if (tile.rows - r >= 4) rows_vnni<A, 4>(tile, r, first, last), r += 4;
-  for (; r < tile.rows; ++r) rows_vnni<A, 1>(tile, r, first, last);
+  for (; tile.rows - r >= 8; r += 8) rows_vnni<A, 8, blocks>(tile, r, first, last);
+  if (tile.rows - r >= 4) rows_vnni<A, 4, blocks>(tile, r, first, last), r += 4;
+  for (; r < tile.rows; ++r) rows_vnni<A, 1, blocks>(tile, r, first, last);
 }
 template <class A>
 void compute_vnni(const DotTile& tile) {
+  const auto part = tile.columns > block_columns ? part_vnni<A, 2> : part_vnni<A, 1>;
   const std::int64_t steps = steps_of(tile);
-  if (steps <= vnni_steps) return rows_vnni<A>(tile, 0, steps);
+  if (steps <= vnni_steps) return part(tile, 0, steps);
   const std::int64_t parts = (steps + vnni_steps - 1) / vnni_steps;
-  for (std::int64_t i = 0; i < parts; ++i) rows_vnni<A>(tile, steps * i / parts, steps * (i + 1) / parts);
+  for (std::int64_t i = 0; i < parts; ++i) part(tile, steps * i / parts, steps * (i + 1) / parts);
 }
 
 /// -128 times the sum of each row of a signed a, four rows at a time; rows behind the last repeat it.

@@ -21,6 +21,7 @@ struct DotTile {
   std::int64_t whole_steps;
   const std::uint8_t* b;  ///< a panel
   int rows;
+  int columns;                 ///< that out needs: a kernel may leave out blocks behind them
   const std::int32_t* starts;  ///< what sums of each row begin with: read where the kernel has start()
   void* out;
   std::int64_t out_stride;
