@@ -152,7 +152,6 @@ THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int6
       if (first != 0) {
         sum[r][i] = _mm512_loadu_si512(to);
       } else {
-        __builtin_prefetch(to, 1);
         sum[r][i] = std::is_signed_v<A> ? _mm512_set1_epi32(tile.starts[first_row + r]) : _mm512_setzero_si512();
       }
     }
