@@ -82,7 +82,7 @@ struct Product {
     copy.args.c = copy.c.data();
     kernel_test::Workspace packed(is_packed ? dot_packed_bytes(args.k, args.n, args.b_dtype) : 0);
     if (is_packed) {
-      pack_dot_right(copy.args, packed.get(), threads);
+      pack_dot_right(copy.args, packed.get(), unit, threads);
       copy.args.packed_b = packed.get();
       copy.args.b = nullptr;
     }
@@ -141,6 +141,35 @@ TEST_CASE("gemm_dot: every unit against the reference", "[gemm]") {
           CHECK(product.wrong(result) == 0);
           CHECK((product.computed(unit, 2, false) == result));
           CHECK((product.computed(unit, 1, true) == result));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("gemm_dot: the ends of the range", "[gemm]") {
+  // 128 times the sum of a row of a reaches 2^31 at k = 131072, the sum of products of -128 by 127 stays within it.
+  for (const DotUnit unit : units) {
+    if (!is_supported(unit, DType::i8)) continue;
+    for (const std::int64_t k : {std::int64_t{1}, std::int64_t{833}, std::int64_t{131071}, std::int64_t{131073}}) {
+      for (const bool is_low : {true, false}) {
+        if (is_low && k > 131071) continue;  // (-128)^2 k would not be an i32
+        const std::int64_t m = 13, n = 33;
+        INFO("unit " << static_cast<int>(unit) << " k " << k << " low " << is_low);
+        const int right = is_low ? -128 : 127;
+        Product product(m, n, k, DType::i8, true, false);
+        std::fill(product.a.begin(), product.a.end(), std::byte{0x80});
+        std::fill(product.b.begin(), product.b.end(), static_cast<std::byte>(right));
+        const auto expected = static_cast<std::int32_t>(-128 * right * k);
+        for (const bool is_packed : {false, true}) {
+          const auto result = product.computed(unit, 1, is_packed);
+          int wrong = 0;
+          for (std::int64_t i = 0; i < m * n; ++i) {
+            std::int32_t sum = 0;
+            std::memcpy(&sum, result.data() + i * 4, 4);
+            wrong += sum != expected;
+          }
+          CHECK(wrong == 0);
         }
       }
     }

@@ -36,7 +36,7 @@ void run_packed(const char* kind, DType a_dtype, DType b_dtype, const peers::Sha
   args.a = a.get();
   args.b = b.get();
   args.c = c.get();
-  kernels::pack_dot_right(args, packed.get());
+  kernels::pack_dot_right(args, packed.get(), unit);
   args.packed_b = packed.get();
   peers::report(kind, shape, threads, [&] { kernels::dot_gemm(args, nullptr, threads, unit); });
 }

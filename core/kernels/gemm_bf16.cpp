@@ -88,6 +88,7 @@ void add_rows(const GemmArgs& args, const Space& space, const Block& block, std:
   const std::int64_t filled = up_to(block.depth, step_elements);
   DotTile tile{};
   tile.rows = rows;
+  tile.columns = dot_columns;
   if (left != nullptr) {
     run_variant<PackRows>(a, args.a_row_stride, args.a_column_stride, rows, block.depth, filled, left);
     tile.a = reinterpret_cast<const std::uint8_t*>(left);
@@ -160,7 +161,7 @@ void compute_matrix(const GemmArgs& args, const Matrix& matrix, const Output<flo
         right.a_dtype = right.b_dtype = DType::bf16;
         right.b = matrix.b + p * args.b_row_stride + column * args.b_column_stride;
         right.b_row_stride = args.b_row_stride, right.b_column_stride = args.b_column_stride;
-        pack_dot_right(right, packed, threads);
+        pack_dot_right(right, packed, unit, threads);
         const bool is_last = p + block_depth >= args.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {

@@ -16,31 +16,30 @@ namespace dot_detail {
 using namespace gemm_detail;
 
 inline constexpr std::int64_t group_of_panels_bytes = 1024 * 1024;  // stays in the second-level cache
-inline constexpr std::int64_t sums_bytes = dot_columns * 4;
 inline constexpr int block_columns = 16;
 inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 std::int64_t panel_bytes(std::int64_t k, DType dtype) noexcept {
-  return ceil_div(k * static_cast<std::int64_t>(size_of(dtype)), step_bytes) * step_block_bytes + sums_bytes;
+  return ceil_div(k * static_cast<std::int64_t>(size_of(dtype)), step_bytes) * step_block_bytes;
 }
 std::int64_t panels_of(std::int64_t n) noexcept { return ceil_div(n, dot_columns); }
 
 /// How many panels are worked on at a time.
 std::int64_t group_panels(const DotGemmArgs& args) noexcept {
-  return std::clamp<std::int64_t>(group_of_panels_bytes / panel_bytes(args.k, args.b_dtype), 1, panels_of(args.n));
+  return std::clamp<std::int64_t>(group_of_panels_bytes / std::max<std::int64_t>(1, panel_bytes(args.k, args.b_dtype)),
+                                  1, panels_of(args.n));
 }
 
-/// Packs a panel of elements E, which are int8 or bf16 as they lie in memory.
+/// Packs a panel of elements E, which are int8 or bf16 as they lie in memory, with `flipped` bits of every word.
 template <class E>
 struct PackPanel {
   static constexpr int depth = 4 / sizeof(E);  // of a group
 
-  static void run(const DotGemmArgs& args, std::int64_t column, std::uint8_t* out) noexcept {
+  static void run(const DotGemmArgs& args, std::int64_t column, std::uint32_t flipped, std::uint8_t* out) noexcept {
     const std::int64_t columns = std::min<std::int64_t>(dot_columns, args.n - column);
     const E* const b = static_cast<const E*>(args.b) + column * args.b_column_stride;
     const std::int64_t steps = ceil_div(args.k * static_cast<std::int64_t>(sizeof(E)), step_bytes);
-    std::uint32_t sums[dot_columns] = {};
     for (std::int64_t s = 0; s < steps; ++s, out += step_block_bytes) {
       for (int g = 0; g < step_bytes / 4; ++g) {
         std::uint32_t words[dot_columns] = {};
@@ -56,18 +55,11 @@ struct PackPanel {
             }
           }
         }
-        if constexpr (sizeof(E) == 1) {
-          for (int c = 0; c < dot_columns; ++c) {
-            for (int i = 0; i < 32; i += 8) {
-              sums[c] += static_cast<std::uint32_t>(static_cast<std::int8_t>(words[c] >> i));
-            }
-          }
-        }
+        for (std::uint32_t& word : words) word ^= flipped;
         std::memcpy(out + g * 64, words, 64);
         std::memcpy(out + g * 64 + step_block_bytes / 2, words + block_columns, 64);
       }
     }
-    std::memcpy(out, sums, sizeof(sums));
   }
 };
 
@@ -81,15 +73,17 @@ void split(std::int64_t count, int threads, Body&& body) noexcept {
   });
 }
 
-void pack(const DotGemmArgs& args, std::int64_t first, std::int64_t count, std::uint8_t* packed, int threads) noexcept {
+void pack(const DotGemmArgs& args, const DotKernel& kernel, std::int64_t first, std::int64_t count,
+          std::uint8_t* packed, int threads) noexcept {
+  const std::uint32_t flipped = kernel.flipped_bits * 0x01010101U;
   const std::int64_t bytes = panel_bytes(args.k, args.b_dtype);
   split(count, threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t column = (first + i) * dot_columns;
       if (args.b_dtype == DType::bf16) {
-        run_variant<PackPanel<std::uint16_t>>(args, column, packed + i * bytes);
+        run_variant<PackPanel<std::uint16_t>>(args, column, flipped, packed + i * bytes);
       } else {
-        run_variant<PackPanel<std::uint8_t>>(args, column, packed + i * bytes);
+        run_variant<PackPanel<std::uint8_t>>(args, column, flipped, packed + i * bytes);
       }
     }
   });
@@ -99,7 +93,9 @@ void pack(const DotGemmArgs& args, std::int64_t first, std::int64_t count, std::
 class Worker {
  public:
   Worker(const DotGemmArgs& args, const DotKernel& kernel) noexcept
-      : args_(args), kernel_(kernel), element_bytes_(static_cast<std::int64_t>(size_of(args.a_dtype))) {}
+      : args_(args), kernel_(kernel), element_bytes_(static_cast<std::int64_t>(size_of(args.a_dtype))) {
+    tile_.starts = starts_;
+  }
   ~Worker() { kernel_.end(); }
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
@@ -119,6 +115,7 @@ class Worker {
       std::memcpy(tail_ + r * step_bytes, tile_.a + r * tile_.a_stride + tile_.whole_steps * step_bytes,
                   static_cast<std::size_t>(rest));
     }
+    if (kernel_.start != nullptr) kernel_.start(tile_, starts_);
   }
 
   void compute(std::int64_t column, const std::uint8_t* panel) noexcept {
@@ -126,6 +123,7 @@ class Worker {
     auto* const c = static_cast<std::uint32_t*>(args_.c) + row_ * args_.c_row_stride + column;
     const bool is_direct = columns == dot_columns && !args_.accumulate;
     tile_.b = panel;
+    tile_.columns = static_cast<int>(columns);
     tile_.out = is_direct ? static_cast<void*>(c) : sums_;
     tile_.out_stride = is_direct ? args_.c_row_stride : dot_columns;
     kernel_.compute(tile_);
@@ -137,11 +135,15 @@ class Worker {
  private:
   /// Words are what c holds: i32 or f32.
   void store(const std::uint32_t* from, std::uint32_t* to, std::int64_t count) const noexcept {
+    if (!args_.accumulate) {
+      std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+      return;
+    }
     for (std::int64_t i = 0; i < count; ++i) {
       std::uint32_t word = from[i];
-      if (args_.accumulate && args_.a_dtype != DType::bf16) {
+      if (args_.a_dtype != DType::bf16) {
         word += to[i];
-      } else if (args_.accumulate) {
+      } else {
         float sum = 0, there = 0;
         std::memcpy(&sum, from + i, 4);
         std::memcpy(&there, to + i, 4);
@@ -159,6 +161,7 @@ class Worker {
   DotTile tile_{};
   alignas(64) std::uint8_t tail_[dot_rows * step_bytes] = {};
   alignas(64) std::uint32_t sums_[dot_rows * dot_columns];
+  std::int32_t starts_[dot_rows];
 };
 
 template <class A, class B, class Sum, class C>
@@ -184,8 +187,10 @@ std::size_t dot_packed_bytes(std::int64_t k, std::int64_t n, DType dtype) noexce
   return static_cast<std::size_t>(dot_detail::panels_of(n) * dot_detail::panel_bytes(k, dtype));
 }
 
-void pack_dot_right(const DotGemmArgs& args, void* packed, int threads) noexcept {
-  if (args.n > 0) dot_detail::pack(args, 0, dot_detail::panels_of(args.n), static_cast<std::uint8_t*>(packed), threads);
+void pack_dot_right(const DotGemmArgs& args, void* packed, DotUnit unit, int threads) noexcept {
+  using namespace dot_detail;
+  if (args.n == 0) return;
+  pack(args, dot_kernel(unit, args.a_dtype), 0, panels_of(args.n), static_cast<std::uint8_t*>(packed), threads);
 }
 
 std::size_t dot_gemm_workspace_bytes(const DotGemmArgs& args) noexcept {
@@ -205,7 +210,7 @@ void dot_gemm(const DotGemmArgs& args, void* workspace, int threads, DotUnit uni
     const std::int64_t count = std::min(group, panels - first);
     const auto* packed = static_cast<const std::uint8_t*>(args.packed_b) + first * bytes;
     if (args.packed_b == nullptr) {
-      pack(args, first, count, static_cast<std::uint8_t*>(workspace), threads);
+      pack(args, kernel, first, count, static_cast<std::uint8_t*>(workspace), threads);
       packed = static_cast<const std::uint8_t*>(workspace);
     }
     split(row_panels * count, threads, [&](std::int64_t begin, std::int64_t end) {

@@ -3,8 +3,7 @@
 //
 //   group   the 4 bytes of k (4 int8 or 2 bf16) whose products one lane of an instruction sums
 //   step    16 groups, 64 bytes of k: what one AMX tile holds
-//   panel   32 columns of the right operand, packed step by step: two blocks of 16 groups x 16 columns x 4 bytes, and
-//           at the end the 32 columns' sums (int8)
+//   panel   32 columns of the right operand, packed step by step: two blocks of 16 groups x 16 columns x 4 bytes
 
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +47,7 @@ struct DotGemmArgs {
   const void* b = nullptr;  ///< not read when packed_b is there
   std::int64_t b_row_stride = 0;
   std::int64_t b_column_stride = 1;
-  const void* packed_b = nullptr;  ///< null, or what pack_dot_right() made of b; aligned to 64
+  const void* packed_b = nullptr;  ///< null, or what pack_dot_right() made of b for the same unit; aligned to 64
   void* c = nullptr;
   std::int64_t c_row_stride = 0;
   bool accumulate = false;
@@ -57,9 +56,9 @@ struct DotGemmArgs {
 /// Bytes of a packed (k, n) operand of `dtype`: k is filled up to 64 bytes and n to 32 columns.
 std::size_t dot_packed_bytes(std::int64_t k, std::int64_t n, DType dtype) noexcept;
 
-/// Packs b, for weights that many calls use. `packed`: dot_packed_bytes() bytes, aligned to 64; the format is the same
-/// for all units. Allocates nothing and throws nothing.
-void pack_dot_right(const DotGemmArgs& args, void* packed, int threads = thread_count()) noexcept;
+/// Packs b, for weights that many calls use. `packed`: dot_packed_bytes() bytes, aligned to 64; the format belongs to
+/// `unit` and to a's and b's dtypes: for an i8 a, avx512 keeps b + 128. Allocates nothing and throws nothing.
+void pack_dot_right(const DotGemmArgs& args, void* packed, DotUnit unit, int threads = thread_count()) noexcept;
 
 /// Bytes of workspace of dot_gemm(): 0 with packed_b, else up to 1 MiB (one panel where that is more).
 std::size_t dot_gemm_workspace_bytes(const DotGemmArgs& args) noexcept;

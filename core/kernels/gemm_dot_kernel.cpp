@@ -108,46 +108,103 @@ void compute_avx2(const DotTile& tile) {
   }
 }
 
-/// vpdpbusd multiplies unsigned by signed bytes: a signed a is shifted up by 128, and 128 times b's column sums are
-/// taken off.
-template <class A, int rows>
-THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row) {
-  __m512i sum[rows][2];
+/// Steps of k that are worked on at a time: a panel's part then stays in the first-level cache for all rows of a tile.
+inline constexpr std::int64_t vnni_steps = 12;
+
+/// sum += a b over `steps` steps.
+template <class A, int rows, int blocks>
+THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a, std::int64_t stride,
+                                                          const std::uint8_t* b, std::int64_t steps,
+                                                          __m512i (&sum)[rows][blocks]) {
+  const std::uint8_t* row[rows];
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_si512();
-  const __m512i shift = _mm512_set1_epi8(static_cast<char>(0x80));
-  const std::uint8_t* b = tile.b;
-  for (std::int64_t s = 0; s < steps_of(tile); ++s, b += step_block_bytes) {
-    const std::uint8_t* a[rows];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
-    for (int g = 0; g < groups; ++g) {
-      const __m512i left = _mm512_load_si512(b + g * 64);
-      const __m512i right = _mm512_load_si512(b + g * 64 + step_block_bytes / 2);
+  for (int r = 0; r < rows; ++r) row[r] = a + r * stride;
+  for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
+    const std::uint8_t* const end = b + step_block_bytes / 2;
+    for (; b != end; b += 64) {
+      __m512i columns[blocks];
+#pragma GCC unroll 2
+      for (int i = 0; i < blocks; ++i) columns[i] = _mm512_load_si512(b + i * (step_block_bytes / 2));
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-        __m512i value = _mm512_set1_epi32(group_at(a[r] + g * group_bytes));
-        if constexpr (std::is_signed_v<A>) value = _mm512_xor_si512(value, shift);
-        sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], value, left);
-        sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], value, right);
+        const __m512i value = _mm512_set1_epi32(group_at(row[r]));
+        row[r] += group_bytes;
+#pragma GCC unroll 2
+        for (int i = 0; i < blocks; ++i) {
+          sum[r][i] = std::is_signed_v<A> ? _mm512_dpbusd_epi32(sum[r][i], columns[i], value)
+                                          : _mm512_dpbusd_epi32(sum[r][i], value, columns[i]);
+        }
       }
     }
   }
-  for (int half = 0; half < 2; ++half) {
-    __m512i excess = _mm512_setzero_si512();
-    if constexpr (std::is_signed_v<A>)
-      excess = _mm512_mullo_epi32(_mm512_load_si512(b + half * 64), _mm512_set1_epi32(128));
-    for (int r = 0; r < rows; ++r) {
-      auto* const out = static_cast<std::int32_t*>(tile.out) + (first_row + r) * tile.out_stride;
-      _mm512_storeu_si512(out + half * block_columns, _mm512_sub_epi32(sum[r][half], excess));
+}
+
+/// Adds steps [first, last) to the sums of some rows, which begin there when first is 0.
+template <class A, int rows, int blocks>
+THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int64_t first, std::int64_t last) {
+  __m512i sum[rows][blocks];
+  auto* const out = static_cast<std::int32_t*>(tile.out) + first_row * tile.out_stride;
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int i = 0; i < blocks; ++i) {
+      auto* const to = out + r * tile.out_stride + i * block_columns;
+      if (first != 0) {
+        sum[r][i] = _mm512_loadu_si512(to);
+      } else {
+        sum[r][i] = std::is_signed_v<A> ? _mm512_set1_epi32(tile.starts[first_row + r]) : _mm512_setzero_si512();
+      }
     }
   }
+  const std::int64_t whole = std::min(last, tile.whole_steps) - first;
+  const std::uint8_t* const b = tile.b + first * step_block_bytes;
+  add_groups<A, rows, blocks>(tile.a + first_row * tile.a_stride + first * step_bytes, tile.a_stride, b, whole, sum);
+  if (last > tile.whole_steps) {
+    add_groups<A, rows, blocks>(tile.a_tail + first_row * step_bytes, step_bytes, b + whole * step_block_bytes, 1, sum);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 2
+    for (int i = 0; i < blocks; ++i) _mm512_storeu_si512(out + r * tile.out_stride + i * block_columns, sum[r][i]);
+  }
+}
+template <class A, int blocks>
+void part_vnni(const DotTile& tile, std::int64_t first, std::int64_t last) {
+  int r = 0;
+  for (; tile.rows - r >= 8; r += 8) rows_vnni<A, 8, blocks>(tile, r, first, last);
+  if (tile.rows - r >= 4) rows_vnni<A, 4, blocks>(tile, r, first, last), r += 4;
+  for (; r < tile.rows; ++r) rows_vnni<A, 1, blocks>(tile, r, first, last);
 }
 template <class A>
 void compute_vnni(const DotTile& tile) {
-  int r = 0;
-  for (; r + 8 <= tile.rows; r += 8) rows_vnni<A, 8>(tile, r);
-  for (; r < tile.rows; ++r) rows_vnni<A, 1>(tile, r);
+  const auto part = tile.columns > block_columns ? part_vnni<A, 2> : part_vnni<A, 1>;
+  const std::int64_t steps = steps_of(tile);
+  if (steps <= vnni_steps) return part(tile, 0, steps);
+  const std::int64_t parts = (steps + vnni_steps - 1) / vnni_steps;
+  for (std::int64_t i = 0; i < parts; ++i) part(tile, steps * i / parts, steps * (i + 1) / parts);
+}
+
+/// -128 times the sum of each row of a signed a, four rows at a time; rows behind the last repeat it.
+THIMBLE_TARGET_VNNI void start_vnni(const DotTile& tile, std::int32_t* starts) {
+  const __m256i ones = _mm256_set1_epi8(1);
+  for (int r = 0; r < tile.rows; r += 4) {
+    __m256i sum[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) sum[i] = _mm256_setzero_si256();
+    for (std::int64_t s = 0; s < steps_of(tile); ++s) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const auto* const a = reinterpret_cast<const __m256i*>(row_of(tile, s, std::min(r + i, tile.rows - 1)));
+        sum[i] = _mm256_dpbusd_epi32(sum[i], ones, _mm256_loadu_si256(a));
+        sum[i] = _mm256_dpbusd_epi32(sum[i], ones, _mm256_loadu_si256(a + 1));
+      }
+    }
+    // hadd works in halves of 128 bits: each holds a part of the four rows' sums.
+    const __m256i parts = _mm256_hadd_epi32(_mm256_hadd_epi32(sum[0], sum[1]), _mm256_hadd_epi32(sum[2], sum[3]));
+    const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(parts), _mm256_extracti128_si256(parts, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(starts + r),
+                     _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32(sums, 7)));
+  }
 }
 
 template <int rows>
@@ -303,7 +360,9 @@ inline constexpr DotKernel generic{nothing_for, compute_generic<A>, nothing};
 template <class A>
 inline constexpr DotKernel avx2{nothing_for, compute_avx2<A>, nothing};
 template <class A>
-inline constexpr DotKernel vnni{nothing_for, compute_vnni<A>, nothing};
+inline constexpr DotKernel vnni =
+    std::is_signed_v<A> ? DotKernel{nothing_for, compute_vnni<A>, nothing, start_vnni, 0x80}
+                        : DotKernel{nothing_for, compute_vnni<A>, nothing};
 inline constexpr DotKernel avx512_bf16{nothing_for, compute_bf16, nothing};
 template <class Products>
 inline constexpr DotKernel amx{begin_amx, compute_amx<Products>, end_amx};

@@ -21,16 +21,23 @@ struct DotTile {
   std::int64_t whole_steps;
   const std::uint8_t* b;  ///< a panel
   int rows;
+  int columns;                 ///< that out needs: a kernel may leave out blocks behind them
+  const std::int32_t* starts;  ///< what sums of each row begin with: read where the kernel has start()
   void* out;
   std::int64_t out_stride;
 };
 
 /// Computes a microtile. begin(rows) comes before the first one of a thread and whenever `rows` changes, end() after
 /// the last.
+///
+/// vpdpbusd multiplies unsigned by signed bytes, so a signed a meets b + 128, and sums begin with -128 times the sum of
+/// a's row: exact modulo 2^32, whatever the sums on the way.
 struct DotKernel {
   void (*begin)(int rows);
   void (*compute)(const DotTile& tile);
   void (*end)();
+  void (*start)(const DotTile& tile, std::int32_t* starts) = nullptr;  ///< null, or writes dot_rows starts of a tile
+  std::uint8_t flipped_bits = 0;                                       ///< of every packed byte of b
 };
 
 /// The kernel for a's dtype: u8, i8 or bf16. The unit is supported.
