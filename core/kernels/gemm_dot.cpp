@@ -17,7 +17,11 @@ using namespace gemm_detail;
 
 inline constexpr std::int64_t group_of_panels_bytes = 1024 * 1024;  // stays in the second-level cache
 inline constexpr int block_columns = 16;
-inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
+
+/// Products that pay for another thread. `vdpbf16ps` makes few in the time that the other units make many.
+std::int64_t worthwhile_work(DotUnit unit, DType dtype) noexcept {
+  return unit == DotUnit::avx512 && dtype == DType::bf16 ? 1 << 17 : 1 << 21;
+}
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 std::int64_t panel_bytes(std::int64_t k, DType dtype) noexcept {
@@ -205,7 +209,8 @@ void dot_gemm(const DotGemmArgs& args, void* workspace, int threads, DotUnit uni
   const std::int64_t panels = panels_of(args.n), group = group_panels(args);
   const std::int64_t bytes = panel_bytes(args.k, args.b_dtype);
   const std::int64_t row_panels = ceil_div(args.m, dot_rows);
-  threads = static_cast<int>(std::clamp<std::int64_t>(args.m * args.n * args.k / worthwhile_work, 1, threads));
+  threads = static_cast<int>(
+      std::clamp<std::int64_t>(args.m * args.n * args.k / worthwhile_work(unit, args.a_dtype), 1, threads));
   for (std::int64_t first = 0; first < panels; first += group) {
     const std::int64_t count = std::min(group, panels - first);
     const auto* packed = static_cast<const std::uint8_t*>(args.packed_b) + first * bytes;
