@@ -114,6 +114,7 @@ inline std::vector<ConvShape> shapes() {
       shape(1, 8, 32, 272, 3, 1, 2),  // above one block of filters, of channels
       shape(1, 8, 272, 32, 3, 1, 1),
       shape(5, 16, 32, 32, 3, 1, 1),  // tiles in several segments
+      shape(0, 8, 32, 32, 3, 1, 1),
       off_center(),
   };
   return list;

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include <thimble/core/kernels/gemm_microkernel.h>
+#include <thimble/core/kernels/gemm_pack.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels::conv_detail {
@@ -18,8 +19,8 @@ using winograd::components;
 inline constexpr std::int64_t weight_bytes = 1152 << 10;  // of transformed weights at a time
 inline constexpr std::int64_t patch_bytes = 256 << 10;    // of transformed patches at a time
 inline constexpr std::int64_t tile_step = 24;             // a multiple of every microtile's rows
-inline constexpr std::int64_t line = 16;                  // elements of a cache line
-inline constexpr int max_width = 48;                      // of a panel
+inline constexpr std::int64_t line = gemm_detail::line_elements<float>;
+inline constexpr int max_width = 48;  // of a panel
 
 /// How a correlation is cut, and one thread's sections of the workspace. Nothing of it touches results.
 struct Cut {
@@ -184,7 +185,7 @@ bool winograd_pays(const ConvShape& s) noexcept {
   constexpr std::int64_t least = 8, most_weights_per_tile = 4096;
   const std::int64_t height = s.out_height(), width = s.out_width();
   if (std::min({height, width, s.height, s.width}) < least) return false;
-  return s.channels * s.filters <= most_weights_per_tile * ((height + 1) / 2) * ((width + 1) / 2);
+  return s.channels * s.filters <= most_weights_per_tile * tiles_over(height, width, 1).count();
 }
 
 std::size_t winograd_workspace_bytes(const Correlation& correlation, int threads) noexcept {

@@ -10,8 +10,9 @@
 
 namespace thimble::kernels::conv_detail {
 
-/// True where it saves time: 3x3, stride 1, no dilation or groups, channels and filters in vectors of 16, and tiles
-/// that cover the image well. A function of one image's sizes, so that results do not depend on the number of images.
+/// True where it saves time: 3x3, stride 1, no dilation or groups; 32 to 512 channels and filters, in vectors of 16;
+/// maps of at least 8x8, with a tile for every 4096 pairs of a channel and a filter. A function of one image's sizes,
+/// so that results do not depend on the number of images.
 bool winograd_pays(const ConvShape& shape) noexcept;
 
 /// out[n, i, j, :] = sum over the nine taps of image[n, i + t_h + top, j + t_w + left, :] weights[t].
@@ -24,7 +25,7 @@ struct Correlation {
   std::int64_t top = 0;
   std::int64_t left = 0;
 
-  winograd::Tiles tiles() const noexcept { return {(out_height + 1) / 2, (out_width + 1) / 2, images}; }
+  winograd::Tiles tiles() const noexcept { return winograd::tiles_over(out_height, out_width, images); }
 };
 
 std::size_t winograd_workspace_bytes(const Correlation& correlation, int threads) noexcept;
@@ -33,6 +34,7 @@ std::size_t winograd_workspace_bytes(const Correlation& correlation, int threads
 void run_winograd(const Correlation& correlation, const gemm_detail::Output<float>& output, void* workspace,
                   int threads) noexcept;
 
+/// The weight's gradient.
 std::size_t winograd_workspace_bytes(const ConvWeightGradArgs& args, int threads) noexcept;
 void run_winograd(const ConvWeightGradArgs& args, void* workspace, int threads) noexcept;
 

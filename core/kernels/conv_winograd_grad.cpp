@@ -6,6 +6,7 @@
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/conv_winograd.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
+#include <thimble/core/kernels/gemm_pack.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels::conv_detail {
@@ -16,7 +17,7 @@ using gemm_detail::Microkernels;
 using winograd::components;
 
 inline constexpr std::int64_t taps = 9;
-inline constexpr std::int64_t line = 16;             // elements of a cache line
+inline constexpr std::int64_t line = gemm_detail::line_elements<float>;
 inline constexpr std::int64_t chunk_filters = 64;    // of one item of work, at most
 inline constexpr std::int64_t chunk_channels = 128;  // likewise
 inline constexpr std::int64_t tiles_at_once = 48;    // whose products are one chain of sums
@@ -27,7 +28,7 @@ inline constexpr std::int64_t enough_items = 8;      // of work
 /// The segments' sums are added in ascending order. A function of the shape alone: segments are part of the result.
 struct Cut {
   explicit Cut(const ConvShape& s) noexcept
-      : tiles{(s.out_height() + 1) / 2, (s.out_width() + 1) / 2, s.images},
+      : tiles(winograd::tiles_over(s.out_height(), s.out_width(), s.images)),
         filters(even(s.filters, chunk_filters)),
         channels(even(s.channels, chunk_channels)),
         filter_chunks((s.filters + filters - 1) / filters),
@@ -64,6 +65,18 @@ struct Cut {
   std::int64_t segments = 1, segment_tiles = 0;
   winograd::Layout x, dy, sums;
 };
+
+/// dweight[first, first + count) = values, or is added to.
+void finish(const ConvWeightGradArgs& args, float* values, std::int64_t first, std::int64_t count) noexcept {
+  constexpr std::int64_t most = 256;
+  float there[most];
+  for (std::int64_t i = 0; i < count && args.accumulate; i += most) {
+    const std::int64_t n = std::min(most, count - i);
+    load_elements(args.dweight, args.out_dtype, first + i, 1, there, n);
+    for (std::int64_t j = 0; j < n; ++j) values[i + j] += there[j];
+  }
+  store_elements(values, args.dweight, args.out_dtype, first, count);
+}
 
 class Worker {
  public:
@@ -141,20 +154,6 @@ class Worker {
     }
   }
 
- public:
-  /// dweight[first, first + count) = values, or is added to.
-  static void finish(const ConvWeightGradArgs& args, float* values, std::int64_t first, std::int64_t count) noexcept {
-    constexpr std::int64_t most = 256;
-    float there[most];
-    for (std::int64_t i = 0; i < count && args.accumulate; i += most) {
-      const std::int64_t n = std::min(most, count - i);
-      load_elements(args.dweight, args.out_dtype, first + i, 1, there, n);
-      for (std::int64_t j = 0; j < n; ++j) values[i + j] += there[j];
-    }
-    store_elements(values, args.dweight, args.out_dtype, first, count);
-  }
-
- private:
   const ConvWeightGradArgs& args_;
   const Cut& cut_;
   const Microkernels<float>& kernels_;
@@ -194,7 +193,7 @@ void run_winograd(const ConvWeightGradArgs& args, void* workspace, int threads) 
       const float* const more = shared + segment * cut.weights;
       for (std::int64_t i = begin; i < end; ++i) shared[i] += more[i];
     }
-    Worker::finish(args, shared + begin, begin, end - begin);
+    finish(args, shared + begin, begin, end - begin);
   });
 }
 

@@ -285,13 +285,13 @@ void transform_straight(const Weights& weights, std::int64_t column, std::int64_
 
 void transform_patches(const Image& x, std::int64_t top, std::int64_t left, const Tiles& tiles, const Part& part,
                        float* out, const Layout& layout) noexcept {
-  using Inner = transform_detail::TilesInner<transform_detail::PatchInner, 4>;
+  using Inner = transform_detail::TilesInner<transform_detail::PatchInner, patch_size>;
   run_variant<Inner>(Inner::Job{x, top, left, tiles, part, out, layout});
 }
 
 void transform_outputs(const Image& dy, const Tiles& tiles, const Part& part, float* out,
                        const Layout& layout) noexcept {
-  using Inner = transform_detail::TilesInner<transform_detail::OutputInner, 2>;
+  using Inner = transform_detail::TilesInner<transform_detail::OutputInner, tile_size>;
   run_variant<Inner>(Inner::Job{dy, 0, 0, tiles, part, out, layout});
 }
 

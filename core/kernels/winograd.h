@@ -28,7 +28,7 @@ struct Layout {
   std::int64_t component = 0;
 };
 
-/// Images (height, width, channels), and tiles over a grid of 2x2 outputs, in the order (image, line, column).
+/// A grid of tiles of 2x2 outputs over each image, in the order (image, line, column).
 struct Tiles {
   std::int64_t lines = 0;    ///< of tiles in an image
   std::int64_t columns = 0;  ///< tiles of a line
@@ -37,6 +37,11 @@ struct Tiles {
   std::int64_t per_image() const noexcept { return lines * columns; }
   std::int64_t count() const noexcept { return images * per_image(); }
 };
+
+/// Tiles that cover results of height x width.
+inline Tiles tiles_over(std::int64_t height, std::int64_t width, std::int64_t images) noexcept {
+  return {(height + tile_size - 1) / tile_size, (width + tile_size - 1) / tile_size, images};
+}
 
 struct Image {
   const void* data = nullptr;  ///< of floating dtype
