@@ -1,5 +1,6 @@
 #include <thimble/bench/ceiling.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -71,15 +72,44 @@ THIMBLE_TARGET_AVX512 double avx512(std::int64_t rounds, float factor, float add
   for (int i = 0; i < chains; ++i) _mm512_storeu_ps(values + 16 * i, x[i]);
   return sum_of(values, 16 * chains);
 }
+
+THIMBLE_TARGET_AVX2 void triad_avx2(float* a, const float* b, const float* c, float factor, std::int64_t n,
+                                    bool streams) {
+  const __m256 f = _mm256_set1_ps(factor);
+  for (std::int64_t i = 0; i < n; i += 8) {
+    const __m256 sum = _mm256_add_ps(_mm256_load_ps(b + i), _mm256_mul_ps(f, _mm256_load_ps(c + i)));
+    streams ? _mm256_stream_ps(a + i, sum) : _mm256_store_ps(a + i, sum);
+  }
+  _mm_sfence();
+}
+
+THIMBLE_TARGET_AVX512 void triad_avx512(float* a, const float* b, const float* c, float factor, std::int64_t n,
+                                        bool streams) {
+  const __m512 f = _mm512_set1_ps(factor);
+  for (std::int64_t i = 0; i < n; i += 16) {
+    const __m512 sum = _mm512_add_ps(_mm512_load_ps(b + i), _mm512_mul_ps(f, _mm512_load_ps(c + i)));
+    streams ? _mm512_stream_ps(a + i, sum) : _mm512_store_ps(a + i, sum);
+  }
+  _mm_sfence();
+}
 #endif
+
+void check_isa(const char* name, kernels::Isa isa) {
+  if (kernels::is_supported(isa)) return;
+  throw ValueError(std::string(name) + ": this machine does not support " + std::string(to_string(isa)) +
+                   ", its best is " + std::string(to_string(kernels::best_isa())));
+}
+
+void check_threads(const char* name, int threads) {
+  if (threads >= 1 && threads <= thread_count()) return;
+  throw ValueError(std::string(name) + ": " + std::to_string(threads) + " threads; 1 to " +
+                   std::to_string(thread_count()) + " are allowed");
+}
 
 }  // namespace ceiling_detail
 
 double fma_chains(kernels::Isa isa, std::int64_t rounds, float factor, float addend) {
-  if (!kernels::is_supported(isa)) {
-    throw ValueError("fma_chains: this machine does not support " + std::string(to_string(isa)) + ", its best is " +
-                     std::string(to_string(kernels::best_isa())));
-  }
+  ceiling_detail::check_isa("fma_chains", isa);
 #if defined(__x86_64__)
   if (isa == kernels::Isa::avx512) return ceiling_detail::avx512(rounds, factor, addend);
   if (isa == kernels::Isa::avx2) return ceiling_detail::avx2(rounds, factor, addend);
@@ -88,10 +118,7 @@ double fma_chains(kernels::Isa isa, std::int64_t rounds, float factor, float add
 }
 
 double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {
-  if (threads < 1 || threads > thread_count()) {
-    throw ValueError("ceiling_gflops: " + std::to_string(threads) + " threads; 1 to " + std::to_string(thread_count()) +
-                     " are allowed");
-  }
+  ceiling_detail::check_threads("ceiling_gflops", threads);
   const double start = fma_chains(isa, 0, 1, 1);
   std::vector<double> multiply_adds(static_cast<std::size_t>(threads));  // as the loops have counted them
   const double ms = best_ms(seconds, [&] {
@@ -102,6 +129,34 @@ double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {
   double all = 0;
   for (const double count : multiply_adds) all += count;
   return 2e-6 * all / ms;
+}
+
+void triad(kernels::Isa isa, float* a, const float* b, const float* c, float factor, std::int64_t n, bool streams) {
+  ceiling_detail::check_isa("triad", isa);
+#if defined(__x86_64__)
+  if (isa == kernels::Isa::avx512) return ceiling_detail::triad_avx512(a, b, c, factor, n, streams);
+  if (isa == kernels::Isa::avx2) return ceiling_detail::triad_avx2(a, b, c, factor, n, streams);
+#endif
+  for (std::int64_t i = 0; i < n; ++i) a[i] = b[i] + factor * c[i];
+}
+
+double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds) {
+  ceiling_detail::check_isa("memory_gbs", isa);
+  ceiling_detail::check_threads("memory_gbs", threads);
+  if (n <= 0) throw ValueError("memory_gbs: " + std::to_string(n) + " elements; at least 1 is needed");
+  const std::int64_t part = (n + 16 * threads - 1) / (16 * threads) * 16;
+  const auto bytes = static_cast<std::size_t>(part * threads) * sizeof(float);
+  Lines a = lines(bytes), b = lines(bytes), c = lines(bytes);
+  double least_ms = INFINITY;
+  for (const bool streams : {false, true}) {
+    least_ms = std::min(least_ms, best_ms(seconds, [&] {
+                          parallel_threads(threads, [&](int thread) {
+                            const std::int64_t at = thread * part;
+                            triad(isa, floats(a) + at, floats(b) + at, floats(c) + at, 3, part, streams);
+                          });
+                        }));
+  }
+  return 1e-6 * 3 * static_cast<double>(bytes) / least_ms;
 }
 
 }  // namespace thimble::bench

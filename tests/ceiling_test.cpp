@@ -1,6 +1,9 @@
 // The machine's ceiling: the loops make the multiply-adds that they count.
 
+#include <algorithm>
+
 #include <thimble/bench/ceiling.h>
+#include <thimble/bench/kernel_timing.h>
 #include <thimble/core/error.h>
 #include <thimble/core/parallel.h>
 
@@ -28,4 +31,30 @@ TEST_CASE("ceiling: rates of instruction sets and threads", "[ceiling]") {
   for (const Isa isa : {Isa::generic, kernels::best_isa()}) CHECK(bench::ceiling_gflops(isa, 1, 0.01) > 0);
   CHECK_THROWS_AS(bench::ceiling_gflops(Isa::generic, 0, 0), ValueError);
   CHECK_THROWS_AS(bench::ceiling_gflops(Isa::generic, thread_count() + 1, 0), ValueError);
+}
+
+TEST_CASE("ceiling: the triad of every instruction set computes what it is counted for", "[ceiling]") {
+  constexpr std::int64_t n = 48;
+  bench::Lines a = bench::lines(n * sizeof(float)), b = bench::normal_lines(n), c = bench::normal_lines(n);
+  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
+    CAPTURE(to_string(isa));
+    for (const bool streams : {false, true}) {
+      if (!kernels::is_supported(isa)) {
+        CHECK_THROWS_AS(bench::triad(isa, bench::floats(a), bench::floats(b), bench::floats(c), 3, n, streams),
+                        ValueError);
+        continue;
+      }
+      std::fill_n(bench::floats(a), n, 0.0f);
+      // One vector of the widest stays as it was.
+      bench::triad(isa, bench::floats(a), bench::floats(b), bench::floats(c), 3, n - 16, streams);
+      for (std::int64_t i = 0; i < n; ++i) {
+        const float product = 3 * bench::floats(c)[i];
+        CHECK(bench::floats(a)[i] == (i < n - 16 ? bench::floats(b)[i] + product : 0));
+      }
+    }
+  }
+  CHECK(bench::memory_gbs(kernels::best_isa(), 1, 1000, 0.001) > 0);
+  CHECK(bench::memory_gbs(Isa::generic, thread_count(), 1, 0) > 0);
+  CHECK_THROWS_AS(bench::memory_gbs(Isa::generic, thread_count() + 1, 16, 0), ValueError);
+  CHECK_THROWS_AS(bench::memory_gbs(Isa::generic, 1, 0, 0), ValueError);
 }

@@ -67,7 +67,7 @@ struct Twin {
     m = 0.9F * m + static_cast<float>(1 - 0.9) * g;
     v = 0.999F * v + static_cast<float>(1 - 0.999) * (g * g);
     const auto shrink = static_cast<float>(1 - rate * 0.1), step_rate = static_cast<float>(rate / c1);
-    return p * shrink - step_rate * (m / (std::sqrt(v) / static_cast<float>(std::sqrt(c2)) + 1e-8F));
+    return p * shrink - step_rate * (m / (std::sqrt(v) * static_cast<float>(1 / std::sqrt(c2)) + 1e-8F));
   }
 };
 

@@ -47,11 +47,11 @@ void plain_adamw(std::vector<float>& p, const std::vector<float>& g, PlainMoment
   const auto r1 = static_cast<float>(1 - 0.8), r2 = static_cast<float>(1 - 0.95);
   const auto shrink = static_cast<float>(1 - 0.02 * 0.1);
   const auto rate = static_cast<float>(0.02 / (1 - std::pow(0.8, step)));
-  const auto root = static_cast<float>(std::sqrt(1 - std::pow(0.95, step)));
+  const auto correction = static_cast<float>(1 / std::sqrt(1 - std::pow(0.95, step)));
   for (std::size_t i = 0; i < p.size(); ++i) {
     m[i] = b1 * m[i] + r1 * g[i];
     v[i] = b2 * v[i] + r2 * (g[i] * g[i]);
-    p[i] = p[i] * shrink - rate * (m[i] / (std::sqrt(v[i]) / root + 1e-6f));
+    p[i] = p[i] * shrink - rate * (m[i] / (std::sqrt(v[i]) * correction + 1e-6f));
   }
   first.set(m), second.set(v);
 }

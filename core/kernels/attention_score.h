@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <limits>
 
-#include <thimble/core/kernels/attention_exp.h>
 #include <thimble/core/kernels/attention_product.h>
+#include <thimble/core/kernels/exp_below.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/math.h>
 

@@ -20,9 +20,9 @@ struct ClassTargets {
 /// and
 ///   scores are logits:             l = log sum_c e^x[r, c]
 ///   scores are log-probabilities:  l = 0
-/// An ignored row's loss is 0. mean: out[0] = (sum of losses) / (rows that count), NaN when none does; sum: out[0] =
-/// sum of losses; none: out[r] = loss[r]. A row whose target is no class gets the loss NaN, and nothing outside of it
-/// is read.
+/// On the CPU exponentials are those of exp_below.h, as in softmax. An ignored row's loss is 0. mean: out[0] = (sum of
+/// losses) / (rows that count), NaN when none does; sum: out[0] = sum of losses; none: out[r] = loss[r]. A row whose
+/// target is no class gets the loss NaN, and nothing outside of it is read.
 struct CrossEntropyArgs {
   Shape outer;  ///< every axis but the classes
   RowOperand scores;

@@ -7,9 +7,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/cross_entropy.h>
+#include <thimble/core/kernels/exp_below.h>
 #include <thimble/core/kernels/strided.h>
 #include <thimble/core/kernels/variants.h>
-#include <thimble/core/math.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
@@ -51,38 +51,39 @@ inline void for_each_row(const MergedStrides<N>& rows, std::int64_t begin, std::
   });
 }
 
+// Elements [at, at + n) of a row of scores.
 template <class T>
-inline void load_scores(const RowOperand& scores, std::int64_t base, std::int64_t at, std::int64_t n, T* x) {
-  load_elements(scores.data, scores.dtype, base + at * scores.step, scores.step, x, n);
+inline const T* read_scores(const RowOperand& scores, std::int64_t base, std::int64_t at, std::int64_t n, T* buffer) {
+  return read_elements(scores, base + at * scores.step, n, buffer);
 }
 
-template <class T>
+template <class T, bool is_fused>
 inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
-  alignas(64) T x[row_chunk];
+  alignas(64) T room[row_chunk];
+  alignas(64) T e[row_chunk];
   const std::int64_t classes = args.targets.classes;
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
-    load_scores(args.scores, base, at, n, x);
-    largest = row_max(x, n, largest);
+    largest = row_max(read_scores(args.scores, base, at, n, room), n, largest);
   }
   double total = 0;
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
-    if (classes > row_chunk) load_scores(args.scores, base, at, n, x);
-    for (std::int64_t i = 0; i < n; ++i) x[i] = math::exp(x[i] - largest);
-    total += row_sum<T>(n, [&](std::int64_t i) { return x[i]; });
+    const T* const x = read_scores(args.scores, base, at, n, room);
+    for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(x[i] - largest);
+    total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
   }
   return static_cast<double>(largest) + std::log(total);
 }
 
 template <class T>
 inline double plain_sum(const CrossEntropyArgs& args, std::int64_t base) {
-  alignas(64) T x[row_chunk];
+  alignas(64) T room[row_chunk];
   double total = 0;
   for (std::int64_t at = 0; at < args.targets.classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, args.targets.classes - at);
-    load_scores(args.scores, base, at, n, x);
+    const T* const x = read_scores(args.scores, base, at, n, room);
     total += row_sum<T>(n, [&](std::int64_t i) { return x[i]; });
   }
   return total;
@@ -93,20 +94,19 @@ inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int6
   const std::int64_t target = target_of(args.targets, row);
   if (target == args.targets.ignore_index) return 0;
   if (!is_class(args.targets, target)) return std::numeric_limits<double>::quiet_NaN();
-  T score;
-  load_scores(args.scores, base, target, 1, &score);
-  double loss = level - (1 - args.smoothing) * static_cast<double>(score);
+  T room;
+  double loss = level - (1 - args.smoothing) * static_cast<double>(*read_scores(args.scores, base, target, 1, &room));
   if (args.smoothing > 0) {
     loss -= args.smoothing / static_cast<double>(args.targets.classes) * plain_sum<T>(args, base);
   }
   return loss;
 }
 
-template <class T>
+template <class T, bool is_fused>
 struct ForwardRows {
   static void run(const CrossEntropyArgs& args, const MergedStrides<1>& rows, std::int64_t begin, std::int64_t end) {
     for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
-      const double level = args.are_logits ? log_sum<T>(args, base[0]) : 0;
+      const double level = args.are_logits ? log_sum<T, is_fused>(args, base[0]) : 0;
       if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
       static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], level));
     });
@@ -136,17 +136,20 @@ void total_any(const LossTotalArgs& args) {
 template <class T>
 void forward(const CrossEntropyArgs& args) {
   const MergedStrides<1> rows(args.outer, {&args.scores.strides});
-  parallel_for(args.targets.rows, row_grain(args.targets),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, rows, begin, end); });
+  parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
+    run_fused_variant<ForwardRows, T>(args, rows, begin, end);
+  });
   if (args.reduction == LossReduction::none) return;
   total_any({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
 }
 
 // One row's gradient; `g` is the gradient of its loss, 0 classes are left out for an ignored row.
-template <class T>
+template <class T, bool is_fused>
 inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row, std::int64_t from, std::int64_t to,
                          T g) {
-  alignas(64) T x[row_chunk];
+  alignas(64) T room[row_chunk];
+  alignas(64) T result[row_chunk];
+  const bool is_stored_directly = args.dx.step == 1 && args.dx.dtype == dtype_of<T>;
   const std::int64_t classes = args.targets.classes, target = target_of(args.targets, row);
   const bool counts = target != args.targets.ignore_index;
   const T level = args.are_logits ? static_cast<const T*>(args.log_sums)[row] : T(0);
@@ -154,23 +157,28 @@ inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row,
   const T at_target = static_cast<T>(1 - args.smoothing);
   for (std::int64_t at = 0; at < classes; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, classes - at);
+    T* const dx = is_stored_directly ? static_cast<T*>(args.dx.data) + to + at : result;
     if (!counts) {
-      std::fill(x, x + n, T(0));
+      std::fill(dx, dx + n, T(0));
     } else {
+      const bool has_target = target >= at && target < at + n;
       if (args.are_logits) {
-        load_scores(args.scores, from, at, n, x);
-        for (std::int64_t i = 0; i < n; ++i) x[i] = math::exp(x[i] - level) - everywhere;
+        const T* const x = read_scores(args.scores, from, at, n, room);
+        const T score = has_target ? x[target - at] : T(0);  // dx may lie where x lies
+        for (std::int64_t i = 0; i < n; ++i) dx[i] = (exp_below<is_fused>(x[i] - level) - everywhere) * g;
+        if (has_target) dx[target - at] = ((exp_below<is_fused>(score - level) - everywhere) - at_target) * g;
       } else {
-        std::fill(x, x + n, -everywhere);
+        std::fill(dx, dx + n, -everywhere * g);
+        if (has_target) dx[target - at] = (-everywhere - at_target) * g;
       }
-      if (target >= at && target < at + n) x[target - at] -= at_target;
-      for (std::int64_t i = 0; i < n; ++i) x[i] *= g;
     }
-    store_elements(x, args.dx.data, args.dx.dtype, to + at * args.dx.step, args.dx.step, n);
+    if (!is_stored_directly) {
+      store_elements(dx, args.dx.data, args.dx.dtype, to + at * args.dx.step, args.dx.step, n);
+    }
   }
 }
 
-template <class T>
+template <class T, bool is_fused>
 struct BackwardRows {
   static void run(const CrossEntropyBackwardArgs& args, const MergedStrides<2>& rows, double divisor,
                   std::int64_t begin, std::int64_t end) {
@@ -178,7 +186,7 @@ struct BackwardRows {
     for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 2>& base) {
       const T g =
           args.reduction == LossReduction::none ? dy[row] : static_cast<T>(static_cast<double>(dy[0]) / divisor);
-      backward_row(args, row, base[0], base[1], g);
+      backward_row<T, is_fused>(args, row, base[0], base[1], g);
     });
   }
 };
@@ -190,7 +198,7 @@ void backward(const CrossEntropyBackwardArgs& args) {
   const ClassTargets& batch = args.batch.data ? args.batch : args.targets;
   const double divisor = args.reduction == LossReduction::mean ? static_cast<double>(count_rows(batch)) : 1;
   parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
-    run_variant<BackwardRows<T>>(args, rows, divisor, begin, end);
+    run_fused_variant<BackwardRows, T>(args, rows, divisor, begin, end);
   });
 }
 

@@ -36,7 +36,8 @@ struct SgdArgs {
 };
 
 /// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon), c = 1 -
-/// b^step. Weight decay: decoupled (AdamW) p *= 1 - rate decay before; else g += decay p.
+/// b^step, with 1 / sqrt(c2) as a factor. Weight decay: decoupled (AdamW) p *= 1 - rate decay before; else g += decay
+/// p.
 struct AdamArgs {
   std::int64_t n = 0;
   void* parameter = nullptr;

@@ -7,6 +7,7 @@
 
 #include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
+#include <thimble/core/kernels/compute.h>
 #include <thimble/core/shape.h>
 
 namespace thimble::kernels {
@@ -29,6 +30,15 @@ struct RowResult {
   Shape strides;
   std::int64_t step = 1;
 };
+
+/// read_elements() of n elements of a row from `element` on: where they lie when they lie side by side in type T, else
+/// in `buffer`.
+template <class T>
+const T* read_elements(const RowOperand& row, std::int64_t element, std::int64_t n, T* buffer) {
+  if (row.step == 1) return read_elements(row.data, row.dtype, element, n, buffer);
+  load_elements(row.data, row.dtype, element, row.step, buffer, n);
+  return buffer;
+}
 
 /// The larger one; NaN is larger than all. Without branches, so that loops over it become vectors.
 template <class T>

@@ -9,7 +9,9 @@ namespace thimble::kernels {
 ///   softmax      y = exp(z - max z) / sum exp(z - max z)
 ///   log-softmax  y = z - max z - log sum exp(z - max z)
 /// `causal_queries` > 0: the last axis of `outer` counts queries t < causal_queries, and elements s > t + (length -
-/// causal_queries) are masked: they do not take part and get y = 0 (softmax only).
+/// causal_queries) are masked: they do not take part and get y = 0 (softmax only). On the CPU exponentials are those of
+/// exp_below.h: below e^-87 they are zero, and an instruction set with a fused multiply-add rounds them otherwise than
+/// the generic one.
 struct SoftmaxArgs {
   Shape outer;  ///< every axis but the row's
   std::int64_t length = 0;

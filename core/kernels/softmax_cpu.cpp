@@ -7,10 +7,10 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/exp_below.h>
 #include <thimble/core/kernels/softmax.h>
 #include <thimble/core/kernels/strided.h>
 #include <thimble/core/kernels/variants.h>
-#include <thimble/core/math.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
@@ -36,49 +36,55 @@ inline void store_zeros(const RowResult& result, std::int64_t base, std::int64_t
   }
 }
 
+// z = scale x of n elements; their largest, `largest` included.
 template <class T>
-inline void load_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* z) {
-  load_elements(args.x.data, args.x.dtype, base + at * args.x.step, args.x.step, z, n);
+inline T load_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* __restrict z,
+                     T largest) {
+  const T* __restrict const x = read_elements(args.x, base + at * args.x.step, n, z);
   const T scale = static_cast<T>(args.scale);
-  for (std::int64_t i = 0; i < n; ++i) z[i] *= scale;
+  for (std::int64_t i = 0; i < n; ++i) z[i] = x[i] * scale;
+  return row_max(z, n, largest);
 }
 
-template <class T>
+template <class T, bool is_fused>
 inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64_t y_base, std::int64_t count) {
   alignas(64) T z[row_chunk];
   alignas(64) T e[row_chunk];
-  const bool is_one_chunk = count <= row_chunk;
+  const bool is_one_chunk = count <= row_chunk, is_stored_directly = args.y.step == 1 && args.y.dtype == dtype_of<T>;
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < count; at += row_chunk) {
-    const std::int64_t n = std::min(row_chunk, count - at);
-    load_scaled(args, x_base, at, n, z);
-    largest = row_max(z, n, largest);
+    largest = load_scaled(args, x_base, at, std::min(row_chunk, count - at), z, largest);
   }
   double total = 0;
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
-    if (!is_one_chunk) load_scaled(args, x_base, at, n, z);
-    for (std::int64_t i = 0; i < n; ++i) e[i] = math::exp(z[i] - largest);
+    if (!is_one_chunk) load_scaled(args, x_base, at, n, z, largest);
+    for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
     total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
   }
   const T inverse = static_cast<T>(1 / total), log_total = static_cast<T>(std::log(total));
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
-    if (!is_one_chunk) load_scaled(args, x_base, at, n, z);
-    if (args.is_log) {
-      for (std::int64_t i = 0; i < n; ++i) e[i] = (z[i] - largest) - log_total;
-    } else {
-      if (!is_one_chunk) {
-        for (std::int64_t i = 0; i < n; ++i) e[i] = math::exp(z[i] - largest);
+    T* const y = is_stored_directly ? static_cast<T*>(args.y.data) + y_base + at : z;
+    if (!is_one_chunk) {
+      load_scaled(args, x_base, at, n, z, largest);
+      if (!args.is_log) {
+        for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
       }
-      for (std::int64_t i = 0; i < n; ++i) e[i] *= inverse;
     }
-    store_elements(e, args.y.data, args.y.dtype, y_base + at * args.y.step, args.y.step, n);
+    if (args.is_log) {
+      for (std::int64_t i = 0; i < n; ++i) y[i] = (z[i] - largest) - log_total;
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) y[i] = e[i] * inverse;
+    }
+    if (!is_stored_directly) {
+      store_elements(z, args.y.data, args.y.dtype, y_base + at * args.y.step, args.y.step, n);
+    }
   }
   store_zeros(args.y, y_base, count, args.length, z);
 }
 
-template <class T>
+template <class T, bool is_fused>
 struct ForwardRows {
   static void run(const SoftmaxArgs& args, std::int64_t begin, std::int64_t end) {
     const MergedStrides<2> rows(args.outer, {&args.x.strides, &args.y.strides});
@@ -86,7 +92,8 @@ struct ForwardRows {
     std::int64_t row = begin;
     rows.for_each_run(begin, end, [&](const std::array<std::int64_t, 2>& base, std::int64_t run) {
       for (std::int64_t i = 0; i < run; ++i, ++row) {
-        forward_row<T>(args, base[0] + i * x_step, base[1] + i * y_step, visible(args, row));
+        const std::int64_t count = visible(args, row), x_base = base[0] + i * x_step;
+        forward_row<T, is_fused>(args, x_base, base[1] + i * y_step, count);
       }
     });
   }
@@ -95,16 +102,19 @@ struct ForwardRows {
 template <class T>
 void forward(const SoftmaxArgs& args) {
   parallel_for(args.outer.elements(), row_grain(args.length),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<ForwardRows<T>>(args, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_fused_variant<ForwardRows, T>(args, begin, end); });
 }
 
-template <class T>
+template <class T, bool is_fused>
 inline void backward_row(const SoftmaxBackwardArgs& args, const std::array<std::int64_t, 3>& base, std::int64_t count) {
-  alignas(64) T y[row_chunk];
-  alignas(64) T dy[row_chunk];
+  alignas(64) T y_room[row_chunk];
+  alignas(64) T dy_room[row_chunk];
+  alignas(64) T dx_room[row_chunk];
+  const bool is_stored_directly = args.dx.step == 1 && args.dx.dtype == dtype_of<T>;
+  const T *y = y_room, *dy = dy_room;
   const auto load_both = [&](std::int64_t at, std::int64_t n) {
-    load_elements(args.y.data, args.y.dtype, base[0] + at * args.y.step, args.y.step, y, n);
-    load_elements(args.dy.data, args.dy.dtype, base[1] + at * args.dy.step, args.dy.step, dy, n);
+    y = read_elements(args.y, base[0] + at * args.y.step, n, y_room);
+    dy = read_elements(args.dy, base[1] + at * args.dy.step, n, dy_room);
   };
   double total = 0;
   for (std::int64_t at = 0; at < count; at += row_chunk) {
@@ -120,17 +130,20 @@ inline void backward_row(const SoftmaxBackwardArgs& args, const std::array<std::
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
     if (count > row_chunk) load_both(at, n);
+    T* const dx = is_stored_directly ? static_cast<T*>(args.dx.data) + base[2] + at : dx_room;
     if (args.is_log) {
-      for (std::int64_t i = 0; i < n; ++i) dy[i] = scale * (dy[i] - math::exp(y[i]) * sum);
+      for (std::int64_t i = 0; i < n; ++i) dx[i] = scale * (dy[i] - exp_below<is_fused>(y[i]) * sum);
     } else {
-      for (std::int64_t i = 0; i < n; ++i) dy[i] = scale * (y[i] * (dy[i] - sum));
+      for (std::int64_t i = 0; i < n; ++i) dx[i] = scale * (y[i] * (dy[i] - sum));
     }
-    store_elements(dy, args.dx.data, args.dx.dtype, base[2] + at * args.dx.step, args.dx.step, n);
+    if (!is_stored_directly) {
+      store_elements(dx, args.dx.data, args.dx.dtype, base[2] + at * args.dx.step, args.dx.step, n);
+    }
   }
-  store_zeros(args.dx, base[2], count, args.length, y);
+  store_zeros(args.dx, base[2], count, args.length, dx_room);
 }
 
-template <class T>
+template <class T, bool is_fused>
 struct BackwardRows {
   static void run(const SoftmaxBackwardArgs& args, std::int64_t begin, std::int64_t end) {
     const MergedStrides<3> rows(args.outer, {&args.y.strides, &args.dy.strides, &args.dx.strides});
@@ -138,7 +151,7 @@ struct BackwardRows {
     std::int64_t row = begin;
     rows.for_each_run(begin, end, [&](std::array<std::int64_t, 3> base, std::int64_t run) {
       for (std::int64_t i = 0; i < run; ++i, ++row) {
-        backward_row<T>(args, base, visible(args, row));
+        backward_row<T, is_fused>(args, base, visible(args, row));
         for (int n = 0; n < 3; ++n) base[static_cast<std::size_t>(n)] += rows.stride(n, inner);
       }
     });
@@ -148,7 +161,7 @@ struct BackwardRows {
 template <class T>
 void backward(const SoftmaxBackwardArgs& args) {
   parallel_for(args.outer.elements(), row_grain(args.length),
-               [&](std::int64_t begin, std::int64_t end) { run_variant<BackwardRows<T>>(args, begin, end); });
+               [&](std::int64_t begin, std::int64_t end) { run_fused_variant<BackwardRows, T>(args, begin, end); });
 }
 
 void forward_any(const SoftmaxArgs& args) {

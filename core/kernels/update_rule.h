@@ -37,7 +37,7 @@ struct SgdRule {
 /// AdamArgs' formula.
 template <class T>
 struct AdamRule {
-  T factor, b1, b2, r1, r2, shrink, decay, rate, root, epsilon;
+  T factor, b1, b2, r1, r2, shrink, decay, rate, correction, epsilon;
 
   explicit AdamRule(const AdamArgs& a)
       : factor(static_cast<T>(a.gradient_factor)),
@@ -48,7 +48,7 @@ struct AdamRule {
         shrink(a.is_decoupled ? static_cast<T>(1 - a.rate * a.weight_decay) : T(1)),
         decay(a.is_decoupled ? T(0) : static_cast<T>(a.weight_decay)),
         rate(static_cast<T>(a.rate / (1 - std::pow(a.beta1, static_cast<double>(a.step))))),
-        root(static_cast<T>(std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
+        correction(static_cast<T>(1 / std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
         epsilon(static_cast<T>(a.epsilon)) {}
 
   THIMBLE_HD void moments(T p, T g, T& m, T& v) const {
@@ -57,7 +57,9 @@ struct AdamRule {
     v = b2 * v + r2 * (d * d);
   }
   /// The new p, from the new m and sqrt(v).
-  THIMBLE_HD T updated(T p, T m, T root_of_v) const { return p * shrink - rate * (m / (root_of_v / root + epsilon)); }
+  THIMBLE_HD T updated(T p, T m, T root_of_v) const {
+    return p * shrink - rate * (m / (root_of_v * correction + epsilon));
+  }
 };
 
 /// The code of an 8-bit second moment: one above zero is never rounded to code 0 (Adam8Args).

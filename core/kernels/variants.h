@@ -31,4 +31,14 @@ void run_variant(const Args&... args) {
   Inner::run(args...);
 }
 
+/// Inner<T, is_fused>::run(args...) likewise, is_fused where the instruction set has a fused multiply-add.
+template <template <class, bool> class Inner, class T, class... Args>
+void run_fused_variant(const Args&... args) {
+#if defined(__x86_64__)
+  if (isa() == Isa::avx512) return variants_detail::run_avx512<Inner<T, true>>(args...);
+  if (isa() == Isa::avx2) return variants_detail::run_avx2<Inner<T, true>>(args...);
+#endif
+  Inner<T, false>::run(args...);
+}
+
 }  // namespace thimble::kernels
