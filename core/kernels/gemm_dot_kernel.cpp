@@ -7,12 +7,7 @@
 #include <thimble/core/kernels/isa.h>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
 #include <immintrin.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #endif
 
 namespace thimble::kernels::gemm_detail {
@@ -29,16 +24,13 @@ void nothing_for(int) {}
 inline const std::uint8_t* row_of(const DotTile& tile, std::int64_t s, int r) noexcept {
   return s < tile.whole_steps ? tile.a + r * tile.a_stride + s * step_bytes : tile.a_tail + r * step_bytes;
 }
-inline std::int64_t steps_of(const DotTile& tile) noexcept {
-  return tile.whole_steps + (tile.a_tail != nullptr ? 1 : 0);
-}
 
 template <class A>
 void compute_generic(const DotTile& tile) {
   auto* const out = static_cast<std::int32_t*>(tile.out);
   for (int r = 0; r < tile.rows; ++r) {
     std::uint32_t sums[dot_columns] = {};
-    for (std::int64_t s = 0; s < steps_of(tile); ++s) {
+    for (std::int64_t s = 0; s < tile.steps(); ++s) {
       const std::uint8_t* const a = row_of(tile, s, r);
       const std::uint8_t* const b = tile.b + s * step_block_bytes;
       for (int i = 0; i < groups * dot_columns * group_bytes; ++i) {
@@ -56,7 +48,6 @@ void compute_generic(const DotTile& tile) {
 
 #define THIMBLE_TARGET_VNNI __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
 #define THIMBLE_TARGET_BF16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
-#define THIMBLE_TARGET_AMX __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 
 inline std::int32_t group_at(const std::uint8_t* a) noexcept {
   std::int32_t group;
@@ -71,7 +62,7 @@ THIMBLE_TARGET_AVX2 void rows_avx2(const DotTile& tile, int first_row, int colum
   for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm256_setzero_si256();
   const std::uint8_t* const b0 =
       tile.b + column / block_columns * (step_block_bytes / 2) + column % block_columns * group_bytes;
-  for (std::int64_t s = 0; s < steps_of(tile); ++s) {
+  for (std::int64_t s = 0; s < tile.steps(); ++s) {
     const std::uint8_t* a[rows];
     for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
     const std::uint8_t* b = b0 + s * step_block_bytes;
@@ -111,10 +102,10 @@ void compute_avx2(const DotTile& tile) {
 /// Steps of k that are worked on at a time: a panel's part then stays in the first-level cache for all rows of a tile.
 inline constexpr std::int64_t vnni_steps = 12;
 
-/// sum += a b over `steps` steps.
-template <class A, int rows, int blocks>
+/// sum += a b over `steps` steps. `asks`: for the lines `ahead` bytes behind those of b.
+template <class A, int rows, int blocks, bool asks>
 THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a, std::int64_t stride,
-                                                          const std::uint8_t* b, std::int64_t steps,
+                                                          const std::uint8_t* b, std::int64_t steps, std::int64_t ahead,
                                                           __m512i (&sum)[rows][blocks]) {
   const std::uint8_t* row[rows];
 #pragma GCC unroll 8
@@ -124,7 +115,11 @@ THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a,
     for (; b != end; b += 64) {
       __m512i columns[blocks];
 #pragma GCC unroll 2
-      for (int i = 0; i < blocks; ++i) columns[i] = _mm512_load_si512(b + i * (step_block_bytes / 2));
+      for (int i = 0; i < blocks; ++i) {
+        const std::uint8_t* const line = b + i * (step_block_bytes / 2);
+        columns[i] = _mm512_load_si512(line);
+        if constexpr (asks) __builtin_prefetch(line + ahead);
+      }
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         const __m512i value = _mm512_set1_epi32(group_at(row[r]));
@@ -139,8 +134,9 @@ THIMBLE_TARGET_VNNI THIMBLE_ALWAYS_INLINE void add_groups(const std::uint8_t* a,
   }
 }
 
-/// Adds steps [first, last) to the sums of some rows, which begin there when first is 0.
-template <class A, int rows, int blocks>
+/// Adds steps [first, last) to the sums of some rows, which begin there when first is 0. `asks`: for as many steps
+/// behind them, of this panel or of the next one.
+template <class A, int rows, int blocks, bool asks = false>
 THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int64_t first, std::int64_t last) {
   __m512i sum[rows][blocks];
   auto* const out = static_cast<std::int32_t*>(tile.out) + first_row * tile.out_stride;
@@ -158,9 +154,11 @@ THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int6
   }
   const std::int64_t whole = std::min(last, tile.whole_steps) - first;
   const std::uint8_t* const b = tile.b + first * step_block_bytes;
-  add_groups<A, rows, blocks>(tile.a + first_row * tile.a_stride + first * step_bytes, tile.a_stride, b, whole, sum);
+  add_groups<A, rows, blocks, asks>(tile.a + first_row * tile.a_stride + first * step_bytes, tile.a_stride, b, whole,
+                                    (last - first) * step_block_bytes, sum);
   if (last > tile.whole_steps) {
-    add_groups<A, rows, blocks>(tile.a_tail + first_row * step_bytes, step_bytes, b + whole * step_block_bytes, 1, sum);
+    add_groups<A, rows, blocks, false>(tile.a_tail + first_row * step_bytes, step_bytes, b + whole * step_block_bytes,
+                                       1, 0, sum);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
@@ -168,17 +166,20 @@ THIMBLE_TARGET_VNNI void rows_vnni(const DotTile& tile, int first_row, std::int6
     for (int i = 0; i < blocks; ++i) _mm512_storeu_si512(out + r * tile.out_stride + i * block_columns, sum[r][i]);
   }
 }
+/// Long panels come from far: the last whole rows of a part ask for the part that follows.
 template <class A, int blocks>
 void part_vnni(const DotTile& tile, std::int64_t first, std::int64_t last) {
+  const bool asks = tile.steps() > vnni_steps;
   int r = 0;
-  for (; tile.rows - r >= 8; r += 8) rows_vnni<A, 8, blocks>(tile, r, first, last);
+  for (; tile.rows - r >= (asks ? 16 : 8); r += 8) rows_vnni<A, 8, blocks>(tile, r, first, last);
+  if (tile.rows - r >= 8) rows_vnni<A, 8, blocks, true>(tile, r, first, last), r += 8;
   if (tile.rows - r >= 4) rows_vnni<A, 4, blocks>(tile, r, first, last), r += 4;
   for (; r < tile.rows; ++r) rows_vnni<A, 1, blocks>(tile, r, first, last);
 }
 template <class A>
 void compute_vnni(const DotTile& tile) {
   const auto part = tile.columns > block_columns ? part_vnni<A, 2> : part_vnni<A, 1>;
-  const std::int64_t steps = steps_of(tile);
+  const std::int64_t steps = tile.steps();
   if (steps <= vnni_steps) return part(tile, 0, steps);
   const std::int64_t parts = (steps + vnni_steps - 1) / vnni_steps;
   for (std::int64_t i = 0; i < parts; ++i) part(tile, steps * i / parts, steps * (i + 1) / parts);
@@ -191,7 +192,7 @@ THIMBLE_TARGET_VNNI void start_vnni(const DotTile& tile, std::int32_t* starts) {
     __m256i sum[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) sum[i] = _mm256_setzero_si256();
-    for (std::int64_t s = 0; s < steps_of(tile); ++s) {
+    for (std::int64_t s = 0; s < tile.steps(); ++s) {
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
         const auto* const a = reinterpret_cast<const __m256i*>(row_of(tile, s, std::min(r + i, tile.rows - 1)));
@@ -213,7 +214,7 @@ THIMBLE_TARGET_BF16 void rows_bf16(const DotTile& tile, int first_row) {
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
   const std::uint8_t* b = tile.b;
-  for (std::int64_t s = 0; s < steps_of(tile); ++s, b += step_block_bytes) {
+  for (std::int64_t s = 0; s < tile.steps(); ++s, b += step_block_bytes) {
     const std::uint8_t* a[rows];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
@@ -240,118 +241,8 @@ void compute_bf16(const DotTile& tile) {
   for (; r < tile.rows; ++r) rows_bf16<1>(tile, r);
 }
 
-// Tiles 0 to 3 are the four sums (upper left, upper right, lower left, lower right), 4 and 5 the rows of a, 6 and 7 the
-// columns of b.
-THIMBLE_TARGET_AMX void begin_amx(int rows) {
-  struct alignas(64) {
-    std::uint8_t palette = 1;
-    std::uint8_t rest[15] = {};
-    std::uint16_t row_bytes[16] = {};
-    std::uint8_t rows[16] = {};
-  } config;
-  const int upper = std::min(rows, 16), lower = std::max(rows - 16, 1);
-  const int tile_rows[8] = {upper, upper, lower, lower, upper, lower, groups, groups};
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = static_cast<std::uint16_t>(step_bytes);
-    config.rows[i] = static_cast<std::uint8_t>(tile_rows[i]);
-  }
-  __asm__ volatile("" : : "r"(&config) : "memory");  // GCC's intrinsic says that it reads 8 bytes
-  _tile_loadconfig(&config);
-}
-THIMBLE_TARGET_AMX void end_amx() { _tile_release(); }
-
-struct AmxU8 {
-  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void upper() {
-    _tile_dpbusd(0, 4, 6);
-    _tile_dpbusd(1, 4, 7);
-  }
-  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void lower() {
-    _tile_dpbusd(2, 5, 6);
-    _tile_dpbusd(3, 5, 7);
-  }
-};
-struct AmxI8 {
-  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void upper() {
-    _tile_dpbssd(0, 4, 6);
-    _tile_dpbssd(1, 4, 7);
-  }
-  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void lower() {
-    _tile_dpbssd(2, 5, 6);
-    _tile_dpbssd(3, 5, 7);
-  }
-};
-struct AmxBf16 {
-  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void upper() {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  THIMBLE_TARGET_AMX static THIMBLE_ALWAYS_INLINE void lower() {
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-  }
-};
-
-template <class Products, bool has_lower>
-THIMBLE_TARGET_AMX void tile_amx(const DotTile& tile) {
-  _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (has_lower) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const std::uint8_t* b = tile.b;
-  const std::uint8_t* a = tile.a;
-  std::int64_t stride = tile.a_stride;
-  for (std::int64_t s = steps_of(tile), whole = tile.whole_steps; s > 0; --s, --whole) {
-    if (whole == 0) {
-      a = tile.a_tail;
-      stride = step_bytes;
-    }
-    _tile_loadd(6, b, step_bytes);
-    _tile_loadd(4, a, stride);
-    _tile_loadd(7, b + step_block_bytes / 2, step_bytes);
-    Products::upper();
-    if constexpr (has_lower) {
-      _tile_loadd(5, a + 16 * stride, stride);
-      Products::lower();
-    }
-    a += step_bytes;
-    b += step_block_bytes;
-  }
-  auto* const out = static_cast<std::int32_t*>(tile.out);
-  const std::int64_t out_stride = tile.out_stride * 4;
-  _tile_stored(0, out, out_stride);
-  _tile_stored(1, out + block_columns, out_stride);
-  if constexpr (has_lower) {
-    _tile_stored(2, out + 16 * tile.out_stride, out_stride);
-    _tile_stored(3, out + 16 * tile.out_stride + block_columns, out_stride);
-  }
-}
-template <class Products>
-void compute_amx(const DotTile& tile) {
-  if (tile.rows > 16) return tile_amx<Products, true>(tile);
-  tile_amx<Products, false>(tile);
-}
-
-/// Bits of CPUID leaf 7: the compilers' own test does not know them all. Linux hands out tile registers on request.
-bool has_amx([[maybe_unused]] DType dtype) noexcept {
-#if defined(__linux__)
-  static const unsigned bits = [] {
-    constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return 0U;
-    constexpr unsigned tile = 1U << 24;
-    return (d & tile) != 0 && syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? d : 0U;
-  }();
-  return (bits & (dtype == DType::bf16 ? 1U << 22 : 1U << 25)) != 0;
-#else
-  return false;
-#endif
-}
-
 #undef THIMBLE_TARGET_VNNI
 #undef THIMBLE_TARGET_BF16
-#undef THIMBLE_TARGET_AMX
 #endif
 
 template <class A>
@@ -364,14 +255,12 @@ inline constexpr DotKernel vnni =
     std::is_signed_v<A> ? DotKernel{nothing_for, compute_vnni<A>, nothing, start_vnni, 0x80}
                         : DotKernel{nothing_for, compute_vnni<A>, nothing};
 inline constexpr DotKernel avx512_bf16{nothing_for, compute_bf16, nothing};
-template <class Products>
-inline constexpr DotKernel amx{begin_amx, compute_amx<Products>, end_amx};
 #endif
 
 template <class A>
 const DotKernel& int8_kernel([[maybe_unused]] DotUnit unit) noexcept {
 #if defined(__x86_64__)
-  if (unit == DotUnit::amx) return amx<std::conditional_t<std::is_signed_v<A>, AmxI8, AmxU8>>;
+  if (unit == DotUnit::amx) return amx_kernel(std::is_signed_v<A> ? DType::i8 : DType::u8);
   if (unit == DotUnit::avx512) return vnni<A>;
   if (unit == DotUnit::avx2) return avx2<A>;
 #endif
@@ -383,7 +272,7 @@ const DotKernel& int8_kernel([[maybe_unused]] DotUnit unit) noexcept {
 const DotKernel& dot_kernel(DotUnit unit, DType a_dtype) noexcept {
   using namespace dot_kernel_detail;
 #if defined(__x86_64__)
-  if (a_dtype == DType::bf16) return unit == DotUnit::amx ? amx<AmxBf16> : avx512_bf16;
+  if (a_dtype == DType::bf16) return unit == DotUnit::amx ? amx_kernel(DType::bf16) : avx512_bf16;
 #endif
   return a_dtype == DType::u8 ? int8_kernel<std::uint8_t>(unit) : int8_kernel<std::int8_t>(unit);
 }
@@ -398,7 +287,7 @@ bool is_supported(DotUnit unit, [[maybe_unused]] DType dtype) noexcept {
 #if defined(__x86_64__)
   if (unit == DotUnit::avx2) return !is_bf16 && is_supported(Isa::avx2);
   if (!is_supported(Isa::avx512)) return false;
-  if (unit == DotUnit::amx) return gemm_detail::dot_kernel_detail::has_amx(dtype);
+  if (unit == DotUnit::amx) return gemm_detail::has_amx(dtype);
   return is_bf16 ? __builtin_cpu_supports("avx512bf16") != 0 : __builtin_cpu_supports("avx512vnni") != 0;
 #else
   return false;

@@ -25,6 +25,8 @@ struct DotTile {
   const std::int32_t* starts;  ///< what sums of each row begin with: read where the kernel has start()
   void* out;
   std::int64_t out_stride;
+
+  std::int64_t steps() const noexcept { return whole_steps + (a_tail != nullptr ? 1 : 0); }
 };
 
 /// Computes a microtile. begin(rows) comes before the first one of a thread and whenever `rows` changes, end() after
@@ -42,5 +44,12 @@ struct DotKernel {
 
 /// The kernel for a's dtype: u8, i8 or bf16. The unit is supported.
 const DotKernel& dot_kernel(DotUnit unit, DType a_dtype) noexcept;
+
+#if defined(__x86_64__)
+/// Whether the processor has AMX for the dtype, and the system gives it to us.
+bool has_amx(DType dtype) noexcept;
+/// dot_kernel() on AMX.
+const DotKernel& amx_kernel(DType a_dtype) noexcept;
+#endif
 
 }  // namespace thimble::kernels::gemm_detail
