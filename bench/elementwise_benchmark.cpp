@@ -124,7 +124,7 @@ OperatorTime bytes_of(const Case& c, DType dtype) {
 }
 
 void print_rate(double ms, double bytes, double ceiling) {
-  if (ms < 1e-3) {  // a gradient that is handed on
+  if (ms < 5e-3) {  // a gradient that is handed on
     std::printf(" 0 | | |");
     return;
   }

@@ -166,7 +166,7 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>&
       ->type_name("NAME");
   o.schedule = "cosine";
   o.warmup = -1;  // filled in when the steps are known
-  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear rise at the start (a twentieth of all)");
+  add_integer(command, "--warmup", o.warmup, 0, most_steps, "Steps of linear rise at the start (a tenth of all)");
   add_number(command, "--min-lr", o.min_rate, 0, any, "Learning rate that a schedule does not fall below (0)");
   add_number(command, "--weight-decay", o.setup.weight_decay, 0, any, "Weight decay (0.1 for adamw, else 0)");
   add_number(command, "--beta2", o.setup.beta2, 0, 0.9999999, "Decay of adam's second moment");
@@ -227,7 +227,7 @@ void add_train(CLI::App& program) {
     if (options->budget_bytes == 0 && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
-    if (options->warmup < 0) options->warmup = options->steps / 20;
+    if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     // What is not as asked is said before the first step.
     if (const auto fp8 = fp8_report(prepared.options.setup); fp8 && !fp8->fallbacks.empty()) {

@@ -15,7 +15,7 @@ TrainOptions generated_training(const ExperimentOptions& options, const std::str
   train.device = options.device;
   train.steps = options.is_quick ? quick_steps : steps;
   train.schedule = "cosine";
-  train.warmup = train.steps / 20;
+  train.warmup = train.steps / 10;
   return train;
 }
 

@@ -16,7 +16,7 @@ struct TextSizes {
 };
 
 /// Training of `model` on generated text or images: `steps` steps (`is_quick`: `quick_steps`) at a rate that rises for
-/// a twentieth of them and falls as a cosine.
+/// a tenth of them and falls as a cosine.
 TrainOptions generated_training(const ExperimentOptions& options, const std::string& model, std::int64_t quick_steps,
                                 std::int64_t steps);
 TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
