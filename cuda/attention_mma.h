@@ -1,0 +1,233 @@
+#pragma once
+// What the kernels of attention on tensor cores share (after Dao 2023, arXiv:2307.08691): tiles of an operand's rows in
+// shared memory, the mask, dropout of a block of probabilities, stores.
+//
+// A team is four warps, and each has 16 rows of the result (or twice as many) to itself, whose scores it never shares:
+// S = q k^T comes out of one product in the shares that the next one takes its left operand from. So of a sum nothing
+// depends on anything but the walk over the other side's tiles, whose size depends on the width alone.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/random_bits.h>
+#include <thimble/cuda/attention.h>
+#include <thimble/cuda/tensor_core.h>
+
+namespace thimble::cuda_kernels {
+
+/// For what is_tensor_core_attention (core/kernels/cuda_workspace.h) is true of.
+void attention_mma_forward(const kernels::AttentionArgs& args);
+void attention_mma_backward(const kernels::AttentionGradArgs& args, void* workspace);
+
+/// The parts of backward. delta (B, H, T) = sum_d out dout; query writes dq, key dk and dv.
+struct AttentionMmaGrad {
+  kernels::AttentionGradArgs args;
+  attention_cuda_detail::Problem problem;
+  float* delta;
+};
+void attention_mma_query_gradient(const AttentionMmaGrad& call);
+void attention_mma_key_gradients(const AttentionMmaGrad& call);
+
+namespace attention_mma_detail {
+
+using attention_cuda_detail::Problem;
+using kernels::AttentionOperand;
+using kernels::AttentionResult;
+using Bits = std::uint16_t;  ///< of an f16 or bf16
+
+inline constexpr int team_threads = 128;
+inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
+
+/// f.template operator()<T, W>(): the type of the elements, and the width of tiles that rows are padded to.
+template <class F>
+void with_tile(DType dtype, std::int64_t width, F&& f) {
+  const auto with_width = [&]<class T>() {
+    if (width <= 32) return f.template operator()<T, 32>();
+    if (width <= 64) return f.template operator()<T, 64>();
+    if (width <= 96) return f.template operator()<T, 96>();
+    if (width <= 128) return f.template operator()<T, 128>();
+    f.template operator()<T, 256>();
+  };
+  if (dtype == DType::bf16) {
+    with_width.template operator()<bf16>();
+  } else {
+    with_width.template operator()<f16>();
+  }
+}
+
+/// An operand, and whether its rows can be read by chunks.
+struct Rows {
+  const Bits* data;
+  std::int64_t batch, row, head;
+  bool has_chunks;
+  explicit Rows(const AttentionOperand& x)
+      : data(static_cast<const Bits*>(x.data)),
+        batch(x.batch),
+        row(x.row),
+        head(x.head),
+        has_chunks(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && (x.batch | x.row | x.head) % 8 == 0) {}
+  THIMBLE_DEVICE const Bits* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
+};
+
+/// Brings rows first .. first + count - 1 of one head, `from`, to the first rows of a tile; 0 from row `end` and from
+/// column `width` on.
+template <int count, int W, class Team>
+THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const Rows& x, const Bits* from,
+                                     std::int64_t first, std::int64_t end, std::int64_t width,
+                                     const SharedTile<W>& tile) {
+  constexpr int chunks = SharedTile<W>::chunks;
+  for (int c = team.rank(); c < count * chunks; c += Team::size) {
+    const int row = c / chunks, column = 8 * (c % chunks);
+    const bool is_there = first + row < end && column < width;
+    const Bits* const source = is_there ? from + (first + row) * x.row + column : from;
+    if (x.has_chunks) {
+      loads.template load<16>(tile.at(row, column), source, is_there);
+    } else {
+      std::uint32_t words[4] = {};
+      for (int e = 0; is_there && e < 8; ++e) words[e / 2] |= static_cast<std::uint32_t>(source[e]) << (16 * (e % 2));
+      store_shared(tile.at(row, column), words);
+    }
+  }
+}
+
+/// The keys before this one are all that query t sees.
+THIMBLE_DEVICE inline std::int64_t seen_end(const Problem& p, std::int64_t t) {
+  const std::int64_t end = t + 1 + p.keys - p.queries;
+  return p.is_causal && end < p.keys ? end : p.keys;
+}
+
+/// How many of the keys from s0 on query t sees, at most `most`.
+THIMBLE_DEVICE inline int seen_keys(const Problem& p, std::int64_t t, std::int64_t s0, int most) {
+  const std::int64_t seen = seen_end(p, t) - s0;
+  return static_cast<int>(seen < 0 ? 0 : seen < most ? seen : most);
+}
+
+/// The site of dropout's mask, as a value; field by field, so that it stays in registers.
+THIMBLE_DEVICE inline RandomSite site_of(const Problem& p) {
+  const RandomSite *const place = p.live_site.place, &value = p.live_site.value;
+  RandomSite site;
+  site.seed = place ? place->seed : value.seed;
+  site.step = place ? place->step : value.step;
+  site.first_sample = place ? place->first_sample : value.first_sample;
+  site.site = place ? place->site : value.site;
+  return site;
+}
+
+/// Two tiles' rows, which take turns.
+template <int W>
+struct Stages {
+  SharedTile<W> first;
+  int rows;
+  THIMBLE_DEVICE SharedTile<W> get(int stage) const { return {first.at(stage * rows, 0)}; }
+};
+
+/// The random words of a block of 16 queries from t0 and 8 keys from s0 on, by elements of D; with `is_turned` D's rows
+/// are 16 keys and its columns 8 queries. s0 is divisible by 4.
+template <bool is_turned>
+THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const RandomSite& site, std::int64_t b,
+                                      std::int64_t h, std::int64_t t0, std::int64_t s0,
+                                      std::uint32_t (&words)[own_lanes][4]) {
+  const std::int64_t base = (h * p.queries + t0) * p.keys + s0;
+  const auto sample = static_cast<std::uint32_t>(site.first_sample + b);
+  if (p.keys % 4 != 0) {
+    for (int i = 0; i < own_lanes; ++i) {
+      for (int e = 0; e < 4; ++e) {
+        const Place at = lane_map::sums(warp.lane(i), e);
+        const std::int64_t element = base + (is_turned ? at.column * p.keys + at.row : at.row * p.keys + at.column);
+        const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(element / 4), sample);
+        const int word = static_cast<int>(element % 4);
+        words[i][e] = word == 0 ? block.word[0] : word == 1 ? block.word[1] : word == 2 ? block.word[2] : block.word[3];
+      }
+    }
+    return;
+  }
+  // A block of four words is four neighbouring keys of a query. Each lane draws one, and lanes exchange words.
+  const auto first = static_cast<std::uint32_t>(base / 4), step = static_cast<std::uint32_t>(p.keys / 4);
+  std::uint32_t give[2][own_lanes], take[own_lanes];
+  for (int i = 0; i < own_lanes; ++i) {
+    const int lane = warp.lane(i);
+    int query, key;
+    if constexpr (is_turned) {  // lanes L, L + 4, L + 8, L + 12 have the four keys: one draws for each element of
+                                // theirs
+      query = 2 * (lane % 4) + lane / 4 % 2, key = lane / 16 * 4 + lane / 8 % 2 * 8;
+    } else {  // lanes L and L + 1 have the four keys: one draws for row L / 4, the other for the row 8 further
+      query = lane / 4 + lane % 2 * 8, key = lane / 2 % 2 * 4;
+    }
+    const PhiloxBlock block = kernels::random_block(
+        site, first + static_cast<std::uint32_t>(query) * step + static_cast<std::uint32_t>(key / 4), sample);
+    for (int e = 0; e < 4; ++e) words[i][e] = block.word[e];
+  }
+  if constexpr (is_turned) {
+    // Word w of lane 4 j becomes element j of lane 4 w: a transposition of 4 x 4, first of pairs, then within them.
+    for (int mask = 2; mask >= 1; mask /= 2) {
+      for (int pair = 0; pair < 2; ++pair) {
+        const int low = mask == 2 ? pair : 2 * pair, high = low + mask;
+        for (int i = 0; i < own_lanes; ++i) {
+          give[0][i] = (warp.lane(i) / 4 & mask) != 0 ? words[i][low] : words[i][high];
+        }
+        exchange(take, give[0], 4 * mask);
+        for (int i = 0; i < own_lanes; ++i) {
+          if ((warp.lane(i) / 4 & mask) != 0) {
+            words[i][low] = take[i];
+          } else {
+            words[i][high] = take[i];
+          }
+        }
+      }
+    }
+  } else {
+    for (int i = 0; i < own_lanes; ++i) {
+      const bool is_odd = warp.lane(i) % 2 != 0;
+      give[0][i] = is_odd ? words[i][0] : words[i][2], give[1][i] = is_odd ? words[i][1] : words[i][3];
+    }
+    for (int e = 0; e < 2; ++e) {
+      exchange(take, give[e], 1);
+      for (int i = 0; i < own_lanes; ++i) {
+        if (warp.lane(i) % 2 != 0) {
+          words[i][e] = take[i];
+        } else {
+          words[i][2 + e] = take[i];
+        }
+      }
+    }
+  }
+}
+
+/// Where a result goes.
+struct ResultRows {
+  AttentionResult to;
+  bool has_pairs;  ///< two neighbours can be written at once
+  explicit ResultRows(const AttentionResult& x)
+      : to(x), has_pairs(reinterpret_cast<std::uintptr_t>(x.data) % 4 == 0 && (x.batch | x.row | x.head) % 2 == 0) {}
+
+  /// Rows first .. of one head = factor[half][lane] sums, as far as they are before `end` and `width`; the sums'
+  /// columns begin at `column`.
+  template <class T, int N>
+  THIMBLE_DEVICE void store(const Warp& warp, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
+                            int column, std::int64_t width, const float (&factor)[2][own_lanes],
+                            const Sums (&sums)[N]) const {
+    for (int i = 0; i < own_lanes; ++i) {
+      THIMBLE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const Place at = lane_map::sums(warp.lane(i), 2 * half);
+        if (first + at.row >= end) continue;
+        Bits* const row = static_cast<Bits*>(to.data) + b * to.batch + (first + at.row) * to.row + h * to.head;
+        THIMBLE_UNROLL
+        for (int n = 0; n < N; ++n) {
+          const int d = column + 8 * n + at.column;
+          if (d >= width) continue;
+          const Bits low = convert_value<T>(factor[half][i] * sums[n].value[i][2 * half]).bits;
+          const Bits high = convert_value<T>(factor[half][i] * sums[n].value[i][2 * half + 1]).bits;
+          if (has_pairs) {
+            *reinterpret_cast<std::uint32_t*>(row + d) = low | static_cast<std::uint32_t>(high) << 16;
+          } else {
+            row[d] = low, row[d + 1] = high;
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace attention_mma_detail
+}  // namespace thimble::cuda_kernels
