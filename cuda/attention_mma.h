@@ -6,6 +6,7 @@
 // S = q k^T comes out of one product in the shares that the next one takes its left operand from. So of a sum nothing
 // depends on anything but the walk over the other side's tiles, whose size depends on the width alone.
 
+#include <bit>
 #include <cstdint>
 
 #include <thimble/core/kernels/attention.h>
@@ -69,23 +70,54 @@ struct Rows {
   THIMBLE_DEVICE const Bits* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
 };
 
+/// Which chunks of a tile's rows a thread of a team of `size` brings: those of rows first_row, first_row +
+/// rows_at_once,
+/// ... and in them first, first + at_once, ...; none where it is not busy. On a GPU a thread stays in one column.
+template <int size, int chunks>
+struct ChunkMap {
+  static constexpr int at_once = size < chunks ? size : chunks;
+  static constexpr int rows_at_once = static_cast<int>(std::bit_floor(static_cast<unsigned>(size / at_once)));
+  int first, first_row;
+  bool is_busy;
+  THIMBLE_HD constexpr explicit ChunkMap(int thread)
+      : first(thread % at_once), first_row(thread / at_once), is_busy(thread / at_once < rows_at_once) {}
+};
+
 /// Brings rows first .. first + count - 1 of one head, `from`, to the first rows of a tile; 0 from row `end` and from
 /// column `width` on.
 template <int count, int W, class Team>
 THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const Rows& x, const Bits* from,
                                      std::int64_t first, std::int64_t end, std::int64_t width,
                                      const SharedTile<W>& tile) {
-  constexpr int chunks = SharedTile<W>::chunks;
-  for (int c = team.rank(); c < count * chunks; c += Team::size) {
-    const int row = c / chunks, column = 8 * (c % chunks);
-    const bool is_there = first + row < end && column < width;
-    const Bits* const source = is_there ? from + (first + row) * x.row + column : from;
+  using Map = ChunkMap<Team::size, SharedTile<W>::chunks>;
+  static_assert(count % Map::rows_at_once == 0);
+  const Map map(team.rank());
+  if (!map.is_busy) return;
+  const int rows = static_cast<int>(end - first < count ? end - first : count);
+  const Bits* const start = from + first * x.row;
+  for (int chunk = map.first; chunk < SharedTile<W>::chunks; chunk += Map::at_once) {
+    const bool is_column = 8 * chunk < width;
+    const Bits* source = start + map.first_row * x.row + 8 * chunk;
     if (x.has_chunks) {
-      loads.template load<16>(tile.at(row, column), source, is_there);
-    } else {
+      THIMBLE_UNROLL
+      for (int n = 0; n < count / Map::rows_at_once; ++n) {
+        const int row = map.first_row + n * Map::rows_at_once;
+        const bool is_there = is_column && row < rows;
+        loads.template load<16>(tile.at(row, 8 * chunk), is_there ? source : from, is_there);
+        source += Map::rows_at_once * x.row;
+      }
+      continue;
+    }
+    THIMBLE_ROLLED
+    for (int row = map.first_row; row < count; row += Map::rows_at_once) {
       std::uint32_t words[4] = {};
-      for (int e = 0; is_there && e < 8; ++e) words[e / 2] |= static_cast<std::uint32_t>(source[e]) << (16 * (e % 2));
-      store_shared(tile.at(row, column), words);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        const Bits bits = is_column && row < rows ? source[e] : Bits{0};
+        words[e / 2] |= static_cast<std::uint32_t>(bits) << (16 * (e % 2));
+      }
+      store_shared(tile.at(row, 8 * chunk), words);
+      source += Map::rows_at_once * x.row;
     }
   }
 }
@@ -129,37 +161,37 @@ THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const 
                                       std::uint32_t (&words)[own_lanes][4]) {
   const std::int64_t base = (h * p.queries + t0) * p.keys + s0;
   const auto sample = static_cast<std::uint32_t>(site.first_sample + b);
-  if (p.keys % 4 != 0) {
-    for (int i = 0; i < own_lanes; ++i) {
-      for (int e = 0; e < 4; ++e) {
-        const Place at = lane_map::sums(warp.lane(i), e);
-        const std::int64_t element = base + (is_turned ? at.column * p.keys + at.row : at.row * p.keys + at.column);
-        const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(element / 4), sample);
-        const int word = static_cast<int>(element % 4);
-        words[i][e] = word == 0 ? block.word[0] : word == 1 ? block.word[1] : word == 2 ? block.word[2] : block.word[3];
-      }
-    }
-    return;
-  }
-  // A block of four words is four neighbouring keys of a query. Each lane draws one, and lanes exchange words.
-  const auto first = static_cast<std::uint32_t>(base / 4), step = static_cast<std::uint32_t>(p.keys / 4);
-  std::uint32_t give[2][own_lanes], take[own_lanes];
+  // A block of four words is four neighbouring keys of a query, where their number is divisible by 4. Then each lane
+  // draws one block, and lanes exchange words; else each draws for one of its elements after the other.
+  const bool shares = p.keys % 4 == 0;
   for (int i = 0; i < own_lanes; ++i) {
     const int lane = warp.lane(i);
-    int query, key;
-    if constexpr (is_turned) {  // lanes L, L + 4, L + 8, L + 12 have the four keys: one draws for each element of
-                                // theirs
-      query = 2 * (lane % 4) + lane / 4 % 2, key = lane / 16 * 4 + lane / 8 % 2 * 8;
-    } else {  // lanes L and L + 1 have the four keys: one draws for row L / 4, the other for the row 8 further
-      query = lane / 4 + lane % 2 * 8, key = lane / 2 % 2 * 4;
+    THIMBLE_ROLLED
+    for (int e = 0; e < (shares ? 1 : 4); ++e) {
+      Place at = lane_map::sums(lane, e);
+      if (is_turned) at = {at.column, at.row};
+      if (shares && is_turned) {  // lanes L, L + 4, L + 8, L + 12 have four keys: one draws for each element of theirs
+        at = {2 * (lane % 4) + lane / 4 % 2, lane / 16 * 4 + lane / 8 % 2 * 8};
+      } else if (shares) {  // lanes L and L + 1 have four keys: one draws for row L / 4, the other for that 8 further
+                            // on
+        at = {lane / 4 + lane % 2 * 8, lane / 2 % 2 * 4};
+      }
+      const std::int64_t element = base + at.row * p.keys + at.column;
+      const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(element / 4), sample);
+      const int place = static_cast<int>(element % 4);
+      const std::uint32_t low = place == 0 ? block.word[0] : block.word[1];
+      const std::uint32_t word = place < 2 ? low : place == 2 ? block.word[2] : block.word[3];
+      THIMBLE_UNROLL
+      for (int f = 0; f < 4; ++f) words[i][f] = shares ? block.word[f] : f == e ? word : words[i][f];
     }
-    const PhiloxBlock block = kernels::random_block(
-        site, first + static_cast<std::uint32_t>(query) * step + static_cast<std::uint32_t>(key / 4), sample);
-    for (int e = 0; e < 4; ++e) words[i][e] = block.word[e];
   }
+  if (!shares) return;
+  std::uint32_t give[2][own_lanes], take[own_lanes];
   if constexpr (is_turned) {
     // Word w of lane 4 j becomes element j of lane 4 w: a transposition of 4 x 4, first of pairs, then within them.
+    THIMBLE_UNROLL
     for (int mask = 2; mask >= 1; mask /= 2) {
+      THIMBLE_UNROLL
       for (int pair = 0; pair < 2; ++pair) {
         const int low = mask == 2 ? pair : 2 * pair, high = low + mask;
         for (int i = 0; i < own_lanes; ++i) {
@@ -180,6 +212,7 @@ THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const 
       const bool is_odd = warp.lane(i) % 2 != 0;
       give[0][i] = is_odd ? words[i][0] : words[i][2], give[1][i] = is_odd ? words[i][1] : words[i][3];
     }
+    THIMBLE_UNROLL
     for (int e = 0; e < 2; ++e) {
       exchange(take, give[e], 1);
       for (int i = 0; i < own_lanes; ++i) {

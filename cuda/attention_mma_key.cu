@@ -83,7 +83,7 @@ struct KeyGradients {
         team.sync();  // the tile is there, and nobody reads the other stage
         if (t0 + tile_queries < p.queries) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
         if (!has_keys) continue;
-        THIMBLE_UNROLL
+        THIMBLE_ROLLED
         for (int j = 0; j < tile_queries; j += queries_at_once) {
           const bool sees_some = !p.is_causal || t0 + j + queries_at_once > first_query(s0 + own.row);
           if (sees_some && t0 + j < p.queries) {
@@ -136,7 +136,13 @@ struct KeyGradients {
         multiply<T>(gradient[n], gradient[n + 1], value, load_right(warp, stage, tile_queries + j + 8 * n, 16 * c));
       }
     }
-    const bool is_whole = !p.is_causal || first_query(s0 + 15) <= t0;
+    int hidden[2][own_lanes];  // so many of these queries do not see the key
+    for (int i = 0; i < own_lanes; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t first = first_query(s0 + lane_map::sums(warp.lane(i), 2 * half).row) - t0;
+        hidden[half][i] = !p.is_causal || first < 0 ? 0 : static_cast<int>(first < 64 ? first : 64);
+      }
+    }
     const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
@@ -144,21 +150,23 @@ struct KeyGradients {
       if (p.has_dropout) draw_words<true>(warp, p, site, b, h, t0 + 8 * n, s0, words);
       for (int i = 0; i < own_lanes; ++i) {
         THIMBLE_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const Place at = lane_map::sums(warp.lane(i), e);
-          const int query = j + 8 * n + at.column;  // row of the tile
-          const float log_sum = load_shared(stage.at(query, W)) * log2_e;
-          const float row_delta = load_shared(stage.at(tile_queries + query, W));
-          const bool is_seen = is_whole || first_query(s0 + at.row) <= t0 + 8 * n + at.column;
-          const float power = is_seen ? power_of_two(scores[n].value[i][e] * exponent_scale - log_sum) : 0.0f;
-          float kept_power = power, g = gradient[n].value[i][e];
-          if (p.has_dropout) {
-            const bool is_dropped = words[i][e] < p.threshold;
-            kept_power = is_dropped ? 0.0f : power;
-            g = is_dropped ? 0.0f : g * static_cast<float>(p.keep_scale);
+        for (int side = 0; side < 2; ++side) {
+          const int query = 8 * n + lane_map::sums(warp.lane(i), side).column;
+          const float log_sum = load_shared(stage.at(j + query, W)) * log2_e;
+          const float row_delta = load_shared(stage.at(tile_queries + j + query, W));
+          THIMBLE_UNROLL
+          for (int e = side; e < 4; e += 2) {
+            const bool is_hidden = query < hidden[e / 2][i];
+            const float power = is_hidden ? 0.0f : power_of_two(scores[n].value[i][e] * exponent_scale - log_sum);
+            float kept_power = power, g = gradient[n].value[i][e];
+            if (p.has_dropout) {
+              const bool is_dropped = words[i][e] < p.threshold;
+              kept_power = is_dropped ? 0.0f : power;
+              g = is_dropped ? 0.0f : g * static_cast<float>(p.keep_scale);
+            }
+            scores[n].value[i][e] = kept_power;
+            gradient[n].value[i][e] = is_hidden ? 0.0f : power * (g - row_delta);
           }
-          scores[n].value[i][e] = kept_power;
-          gradient[n].value[i][e] = is_seen ? power * (g - row_delta) : 0.0f;
         }
       }
     }

@@ -136,7 +136,7 @@ struct QueryGradient {
       team.sync();  // the tile is there, and nobody reads the other stage
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
       if (!has_queries) continue;
-      THIMBLE_UNROLL
+      THIMBLE_ROLLED
       for (int j = 0; j < tile_keys; j += keys_at_once) {
         if (s0 + j < seen_end(p, t0 + own.row + 15)) {
           take_keys(warp, own, stages.get(stage), j, b, h, t0 + own.row, s0 + j);
@@ -189,7 +189,14 @@ struct QueryGradient {
         multiply<T>(gradient[n], gradient[n + 1], dout_left, load_right(warp, stage, tile_keys + j + 8 * n, 16 * c));
       }
     }
+    int seen[2][own_lanes];
     const bool is_whole = seen_keys(p, t0, s0, keys_at_once) == keys_at_once;
+    for (int i = 0; i < own_lanes; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const std::int64_t t = t0 + lane_map::sums(warp.lane(i), 2 * half).row;
+        seen[half][i] = is_whole ? keys_at_once : seen_keys(p, t, s0, keys_at_once);
+      }
+    }
     const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
@@ -198,8 +205,7 @@ struct QueryGradient {
       for (int i = 0; i < own_lanes; ++i) {
         THIMBLE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          const Place at = lane_map::sums(warp.lane(i), e);
-          const bool is_seen = is_whole || 8 * n + at.column < seen_keys(p, t0 + at.row, s0, keys_at_once);
+          const bool is_seen = 8 * n + lane_map::sums(warp.lane(i), e).column < seen[e / 2][i];
           const float power = power_of_two(scores[n].value[i][e] * exponent_scale - own.log_sum[e / 2][i]);
           float& g = gradient[n].value[i][e];
           if (p.has_dropout) g = words[i][e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);

@@ -33,8 +33,10 @@
 #error "attention on tensor cores needs compute capability 8.0: set CMAKE_CUDA_ARCHITECTURES to 80 or later"
 #endif
 #define THIMBLE_UNROLL _Pragma("unroll")
+#define THIMBLE_ROLLED _Pragma("unroll 1")
 #else
 #define THIMBLE_UNROLL
+#define THIMBLE_ROLLED
 #endif
 
 namespace thimble::cuda_kernels {
