@@ -139,17 +139,24 @@ struct Forward {
 
   // Scales the scores, and makes those of keys that are not seen -infinity.
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[tile_keys / 8], std::int64_t t0, std::int64_t s0) const {
-    const bool is_whole = seen_keys(p, t0, s0, tile_keys) == tile_keys;
+    THIMBLE_UNROLL
+    for (int n = 0; n < tile_keys / 8; ++n) {
+      for (int i = 0; i < own_lanes; ++i) {
+        THIMBLE_UNROLL
+        for (int e = 0; e < 4; ++e) scores[n].value[i][e] *= scale;
+      }
+    }
+    if (seen_keys(p, t0, s0, tile_keys) == tile_keys) return;  // the first query sees least
     for (int i = 0; i < own_lanes; ++i) {
       THIMBLE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const Place at = lane_map::sums(warp.lane(i), 2 * half);
-        const int seen = is_whole ? tile_keys : seen_keys(p, t0 + at.row, s0, tile_keys);
+        const int seen = seen_keys(p, t0 + at.row, s0, tile_keys);
         THIMBLE_UNROLL
         for (int n = 0; n < tile_keys / 8; ++n) {
           float* const pair = scores[n].value[i] + 2 * half;
-          pair[0] = 8 * n + at.column < seen ? pair[0] * scale : -INFINITY;
-          pair[1] = 8 * n + at.column + 1 < seen ? pair[1] * scale : -INFINITY;
+          if (8 * n + at.column >= seen) pair[0] = -INFINITY;
+          if (8 * n + at.column + 1 >= seen) pair[1] = -INFINITY;
         }
       }
     }

@@ -136,13 +136,6 @@ struct KeyGradients {
         multiply<T>(gradient[n], gradient[n + 1], value, load_right(warp, stage, tile_queries + j + 8 * n, 16 * c));
       }
     }
-    int hidden[2][own_lanes];  // so many of these queries do not see the key
-    for (int i = 0; i < own_lanes; ++i) {
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t first = first_query(s0 + lane_map::sums(warp.lane(i), 2 * half).row) - t0;
-        hidden[half][i] = !p.is_causal || first < 0 ? 0 : static_cast<int>(first < 64 ? first : 64);
-      }
-    }
     const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
@@ -151,13 +144,12 @@ struct KeyGradients {
       for (int i = 0; i < own_lanes; ++i) {
         THIMBLE_UNROLL
         for (int side = 0; side < 2; ++side) {
-          const int query = 8 * n + lane_map::sums(warp.lane(i), side).column;
-          const float log_sum = load_shared(stage.at(j + query, W)) * log2_e;
-          const float row_delta = load_shared(stage.at(tile_queries + j + query, W));
+          const int query = j + 8 * n + lane_map::sums(warp.lane(i), side).column;
+          const float log_sum = load_shared(stage.at(query, W)) * log2_e;
+          const float row_delta = load_shared(stage.at(tile_queries + query, W));
           THIMBLE_UNROLL
           for (int e = side; e < 4; e += 2) {
-            const bool is_hidden = query < hidden[e / 2][i];
-            const float power = is_hidden ? 0.0f : power_of_two(scores[n].value[i][e] * exponent_scale - log_sum);
+            const float power = power_of_two(std::fma(scores[n].value[i][e], exponent_scale, -log_sum));
             float kept_power = power, g = gradient[n].value[i][e];
             if (p.has_dropout) {
               const bool is_dropped = words[i][e] < p.threshold;
@@ -165,11 +157,12 @@ struct KeyGradients {
               g = is_dropped ? 0.0f : g * static_cast<float>(p.keep_scale);
             }
             scores[n].value[i][e] = kept_power;
-            gradient[n].value[i][e] = is_hidden ? 0.0f : power * (g - row_delta);
+            gradient[n].value[i][e] = power * (g - row_delta);
           }
         }
       }
     }
+    if (p.is_causal && first_query(s0 + 15) > t0) hide(warp, scores, gradient, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; n += 2) {
       const Left probability = rounded<T>(scores[n], scores[n + 1]);
@@ -179,6 +172,27 @@ struct KeyGradients {
         multiply<T>(own.dv[d], own.dv[d + 1], probability,
                     load_right_transposed(warp, stage, tile_queries + j + 8 * n, column + 8 * d));
         multiply<T>(own.dk[d], own.dk[d + 1], left, load_right_transposed(warp, stage, j + 8 * n, column + 8 * d));
+      }
+    }
+  }
+
+  // Nothing comes from queries that do not see a key.
+  template <int N>
+  THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], std::int64_t t0,
+                           std::int64_t s0) const {
+    for (int i = 0; i < own_lanes; ++i) {
+      THIMBLE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const Place at = lane_map::sums(warp.lane(i), 2 * half);
+        const std::int64_t first = first_query(s0 + at.row) - t0;
+        const int hidden = static_cast<int>(first < 8 * N ? first : 8 * N);
+        THIMBLE_UNROLL
+        for (int n = 0; n < N; ++n) {
+          THIMBLE_UNROLL
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            if (8 * n + at.column + e % 2 < hidden) scores[n].value[i][e] = gradient[n].value[i][e] = 0;
+          }
+        }
       }
     }
   }

@@ -189,14 +189,6 @@ struct QueryGradient {
         multiply<T>(gradient[n], gradient[n + 1], dout_left, load_right(warp, stage, tile_keys + j + 8 * n, 16 * c));
       }
     }
-    int seen[2][own_lanes];
-    const bool is_whole = seen_keys(p, t0, s0, keys_at_once) == keys_at_once;
-    for (int i = 0; i < own_lanes; ++i) {
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t t = t0 + lane_map::sums(warp.lane(i), 2 * half).row;
-        seen[half][i] = is_whole ? keys_at_once : seen_keys(p, t, s0, keys_at_once);
-      }
-    }
     const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
@@ -205,11 +197,25 @@ struct QueryGradient {
       for (int i = 0; i < own_lanes; ++i) {
         THIMBLE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          const bool is_seen = 8 * n + lane_map::sums(warp.lane(i), e).column < seen[e / 2][i];
-          const float power = power_of_two(scores[n].value[i][e] * exponent_scale - own.log_sum[e / 2][i]);
+          const float exponent = std::fma(scores[n].value[i][e], exponent_scale, -own.log_sum[e / 2][i]);
           float& g = gradient[n].value[i][e];
           if (p.has_dropout) g = words[i][e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);
-          g = is_seen ? power * (g - own.delta[e / 2][i]) : 0.0f;
+          g = power_of_two(exponent) * (g - own.delta[e / 2][i]);
+        }
+      }
+    }
+    if (seen_keys(p, t0, s0, keys_at_once) < keys_at_once) {  // the first query sees least
+      for (int i = 0; i < own_lanes; ++i) {
+        THIMBLE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const Place at = lane_map::sums(warp.lane(i), 2 * half);
+          const int seen = seen_keys(p, t0 + at.row, s0, keys_at_once);
+          THIMBLE_UNROLL
+          for (int n = 0; n < n_end; ++n) {
+            float* const pair = gradient[n].value[i] + 2 * half;
+            if (8 * n + at.column >= seen) pair[0] = 0;
+            if (8 * n + at.column + 1 >= seen) pair[1] = 0;
+          }
         }
       }
     }
