@@ -185,6 +185,8 @@ TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropou
   };
   for (const DType dtype : {DType::bf16, DType::f16}) {
     for (const Sizes& n : cases) check(n, dtype);
+    // Every place of the mask's edge in a block.
+    for (std::int64_t more = 0; more <= 33; ++more) check({1, 34, 34 + more, 1, 32, true}, dtype);
   }
 }
 
