@@ -249,12 +249,12 @@ struct ResultRows {
         for (int n = 0; n < N; ++n) {
           const int d = column + 8 * n + at.column;
           if (d >= width) continue;
-          const Bits low = convert_value<T>(factor[half][i] * sums[n].value[i][2 * half]).bits;
-          const Bits high = convert_value<T>(factor[half][i] * sums[n].value[i][2 * half + 1]).bits;
+          const float* const pair = sums[n].value[i] + 2 * half;
+          const std::uint32_t word = packed<T>(factor[half][i] * pair[0], factor[half][i] * pair[1]);
           if (has_pairs) {
-            *reinterpret_cast<std::uint32_t*>(row + d) = low | static_cast<std::uint32_t>(high) << 16;
+            *reinterpret_cast<std::uint32_t*>(row + d) = word;
           } else {
-            row[d] = low, row[d + 1] = high;
+            row[d] = static_cast<Bits>(word), row[d + 1] = static_cast<Bits>(word >> 16);
           }
         }
       }

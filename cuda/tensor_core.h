@@ -3,21 +3,14 @@
 // in f32. Needs compute capability 8.0.
 //
 // Glossary
-// - own lanes: the lanes of a warp that one context of a team runs. On a GPU a thread is one lane; on the host
-//   (cuda/kernel.h) a context is a whole warp and does what its 32 lanes would do, one after the other. Code that is
-//   written for each own lane is one source for both:
-//       for (int i = 0; i < own_lanes; ++i) use(warp.lane(i), sums.value[i]);
 // - share: the elements of a block that a lane holds. Left is A, Right two neighbouring B, Sums is D; which elements of
 //   them a lane holds is fixed by the instruction, and lane_map says it.
-// - chunk: 16 bytes, eight elements.
 //
 // Policy
 // - The maps are constexpr functions that both builds use. The host runs ldmatrix and mma by their definition on the
 //   shares of 32 lanes, so a wrong map gives wrong products there, too.
 // - Rows of a tile in shared memory are an odd number of chunks apart, so that the eight rows that ldmatrix reads at
 //   once lie in different banks. The chunk behind a row is free for what goes with the row.
-// - Loads that go past registers (cp.async) are made on the host when they are waited for, and until then their place
-//   holds NaN: a kernel that does not wait, or overwrites what another warp still reads, is found.
 
 #include <cmath>
 #include <cstdint>
@@ -26,17 +19,10 @@
 
 #include <thimble/core/convert.h>
 #include <thimble/core/half.h>
-#include <thimble/cuda/kernel.h>
+#include <thimble/cuda/warp.h>
 
-#if defined(__CUDACC__)
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "attention on tensor cores needs compute capability 8.0: set CMAKE_CUDA_ARCHITECTURES to 80 or later"
-#endif
-#define THIMBLE_UNROLL _Pragma("unroll")
-#define THIMBLE_ROLLED _Pragma("unroll 1")
-#else
-#define THIMBLE_UNROLL
-#define THIMBLE_ROLLED
 #endif
 
 namespace thimble::cuda_kernels {
@@ -69,58 +55,6 @@ THIMBLE_HD constexpr Place transposed_source(int lane) { return {lane % 16, 8 * 
 }  // namespace lane_map
 
 #if defined(__CUDACC__)
-
-inline constexpr int own_lanes = 1;
-/// A place in shared memory.
-using SharedAddress = std::uint32_t;
-
-struct Warp {
-  template <int N>
-  __device__ explicit Warp(const Team<N>& team) : rank(team.rank() / 32), lane_(team.rank() % 32) {}
-  __device__ int lane(int) const { return lane_; }
-  int rank;  ///< of the warp in its team
-
- private:
-  int lane_;
-};
-
-__device__ inline SharedAddress shared_address(const void* place) {
-  return static_cast<SharedAddress>(__cvta_generic_to_shared(place));
-}
-__device__ inline float load_shared(SharedAddress from) {
-  float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-  return value;
-}
-/// One chunk.
-__device__ inline void store_shared(SharedAddress to, const std::uint32_t (&words)[4]) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
-               "r"(words[3])
-               : "memory");
-}
-
-/// Loads into shared memory that are under way.
-struct AsyncLoads {
-  /// Zeros where the source is not there; `from` must be a good address all the same.
-  template <int bytes>
-  __device__ void load(SharedAddress to, const void* from, bool is_there) {
-    const int count = is_there ? bytes : 0;
-    if constexpr (bytes == 16) {
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
-    } else {
-      static_assert(bytes == 4);
-      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(count) : "memory");
-    }
-  }
-  /// Until this thread's own are there; a barrier makes those of the others visible.
-  __device__ void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-};
-
-/// to[lane] = from[lane ^ mask].
-template <class V>
-__device__ inline void exchange(V (&to)[1], const V (&from)[1], int mask) {
-  to[0] = __shfl_xor_sync(0xffffffffu, from[0], mask);
-}
 
 template <bool is_transposed>
 __device__ inline void load_matrices(std::uint32_t (&to)[1][4], const SharedAddress (&rows)[1]) {
@@ -178,62 +112,6 @@ __device__ inline float power_of_two(float x) {
 }
 
 #else  // the host's emulation
-
-inline constexpr int own_lanes = 32;
-using SharedAddress = std::byte*;
-
-struct Warp {
-  template <int N>
-  explicit Warp(const Team<N>& team) : rank(team.rank()) {
-    static_assert(N == 32 * Team<N>::size, "a context of the host is a warp");
-  }
-  int lane(int i) const { return i; }
-  int rank;
-};
-
-inline SharedAddress shared_address(const void* place) {
-  return const_cast<std::byte*>(static_cast<const std::byte*>(place));
-}
-inline float load_shared(SharedAddress from) {
-  float value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-inline void store_shared(SharedAddress to, const std::uint32_t (&words)[4]) { std::memcpy(to, words, sizeof words); }
-
-class AsyncLoads {
- public:
-  template <int bytes>
-  void load(SharedAddress to, const void* from, bool is_there) {
-    std::memset(to, 0xFF, bytes);
-    loads_.push_back({to, is_there ? from : nullptr, bytes});
-  }
-  void wait() {
-    for (const Load& load : loads_) {
-      if (load.from) {
-        std::memcpy(load.to, load.from, load.bytes);
-      } else {
-        std::memset(load.to, 0, load.bytes);
-      }
-    }
-    loads_.clear();
-  }
-
- private:
-  struct Load {
-    SharedAddress to;
-    const void* from;
-    std::size_t bytes;
-  };
-  std::vector<Load> loads_;
-};
-
-template <class V>
-inline void exchange(V (&to)[32], const V (&from)[32], int mask) {
-  V copy[32];
-  for (int lane = 0; lane < 32; ++lane) copy[lane] = from[lane ^ mask];
-  for (int lane = 0; lane < 32; ++lane) to[lane] = copy[lane];
-}
 
 /// Lanes 8 m .. 8 m + 7 name the rows of matrix m, which goes to register m: lane L gets elements 2 (L % 4) and the
 /// next one of row L / 4, or of the transpose's.
