@@ -204,7 +204,7 @@ struct Forward {
     const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < tile_keys / 8; ++n) {
-      std::uint32_t words[own_lanes][4];
+      std::uint32_t words[own_lanes][4] = {};
       draw_words<false>(warp, p, site, b, h, t0, s0 + 8 * n, words);
       for (int i = 0; i < own_lanes; ++i) {
         for (int e = 0; e < 4; ++e) {

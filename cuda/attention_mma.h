@@ -70,9 +70,8 @@ struct Rows {
   THIMBLE_DEVICE const Bits* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
 };
 
-/// Which chunks of a tile's rows a thread of a team of `size` brings: those of rows first_row, first_row +
-/// rows_at_once,
-/// ... and in them first, first + at_once, ...; none where it is not busy. On a GPU a thread stays in one column.
+/// Which chunks of a tile's rows a thread of a team of `size` brings: in rows first_row, first_row + rows_at_once, ...
+/// the chunks first, first + at_once, ...; none where it is not busy. On a GPU a thread stays in one column.
 template <int size, int chunks>
 struct ChunkMap {
   static constexpr int at_once = size < chunks ? size : chunks;
@@ -170,10 +169,9 @@ THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const 
     for (int e = 0; e < (shares ? 1 : 4); ++e) {
       Place at = lane_map::sums(lane, e);
       if (is_turned) at = {at.column, at.row};
-      if (shares && is_turned) {  // lanes L, L + 4, L + 8, L + 12 have four keys: one draws for each element of theirs
+      if (shares && is_turned) {  // lanes L, L + 4, L + 8, L + 12 have four keys: each draws for one of its elements
         at = {2 * (lane % 4) + lane / 4 % 2, lane / 16 * 4 + lane / 8 % 2 * 8};
-      } else if (shares) {  // lanes L and L + 1 have four keys: one draws for row L / 4, the other for that 8 further
-                            // on
+      } else if (shares) {  // lanes L and L + 1 have four keys: the one draws for row L / 4, the other for L / 4 + 8
         at = {lane / 4 + lane % 2 * 8, lane / 2 % 2 * 4};
       }
       const std::int64_t element = base + at.row * p.keys + at.column;

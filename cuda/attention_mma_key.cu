@@ -136,11 +136,10 @@ struct KeyGradients {
         multiply<T>(gradient[n], gradient[n + 1], value, load_right(warp, stage, tile_queries + j + 8 * n, 16 * c));
       }
     }
-    const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
-      std::uint32_t words[own_lanes][4];
-      if (p.has_dropout) draw_words<true>(warp, p, site, b, h, t0 + 8 * n, s0, words);
+      std::uint32_t words[own_lanes][4] = {};
+      if (p.has_dropout) draw_words<true>(warp, p, site_of(p), b, h, t0 + 8 * n, s0, words);
       for (int i = 0; i < own_lanes; ++i) {
         THIMBLE_UNROLL
         for (int side = 0; side < 2; ++side) {

@@ -3,8 +3,8 @@
 // Policy
 // - Scores are made twice, here with a team for 64 queries that walks over the keys, and in attention_mma_key.cu with a
 //   team for 64 keys that walks over the queries: seven products where one walk would need five, but every sum has one
-//   order, nothing is added atomically, and no gradient is ever held in f32. (One walk would add 4 bytes of q's
-//   gradient to memory for every 64 / D products of a score, in an order that has to be waited for.)
+//   order, nothing is added atomically, and no gradient is ever held in f32. (One walk over tiles of 64 keys would read
+//   and write 4 D bytes of q's gradient for every 64 scores, in an order that has to be waited for.)
 // - q's gradient is computed before those of k and v, which may lie where k and v do; it goes to the workspace, in the
 //   operands' type, where it may lie on q, which the other kernel still reads.
 
@@ -189,11 +189,10 @@ struct QueryGradient {
         multiply<T>(gradient[n], gradient[n + 1], dout_left, load_right(warp, stage, tile_keys + j + 8 * n, 16 * c));
       }
     }
-    const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
-      std::uint32_t words[own_lanes][4];
-      if (p.has_dropout) draw_words<false>(warp, p, site, b, h, t0, s0 + 8 * n, words);
+      std::uint32_t words[own_lanes][4] = {};
+      if (p.has_dropout) draw_words<false>(warp, p, site_of(p), b, h, t0, s0 + 8 * n, words);
       for (int i = 0; i < own_lanes; ++i) {
         THIMBLE_UNROLL
         for (int e = 0; e < 4; ++e) {
