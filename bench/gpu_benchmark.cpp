@@ -20,6 +20,7 @@
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/ops/attention.h>
 #include <thimble/core/quantize.h>
 #include <thimble/core/random.h>
 #include <thimble/memory/stack.h>
@@ -73,10 +74,18 @@ void run(Device device, std::int64_t scale) {
     const Tensor weight = full({1024}, 1, dtype, device), bias = full({1024}, 0, dtype, device);
     report("layer_norm", dtype, seconds_of(device, [&] { layer_norm(x, weight, bias); }), 2 * bytes, "GB/s");
 
-    const std::int64_t heads = 12, width = 64, length = std::max<std::int64_t>(16, 1024 / scale), batch = 8;
-    const Tensor q = values({batch, length, heads, width}), k = values({batch, length, heads, width});
-    const double scores = 4.0 * static_cast<double>(batch * heads * length) * static_cast<double>(length * width);
-    report("attention", dtype, seconds_of(device, [&] { attention(q, k, k); }), scores / 2, "Gop/s");
+    // GPT-2's: half of the scores are behind the causal mask; backward counts five products, forward two.
+    const std::int64_t heads = 12, width = 64, length = std::max<std::int64_t>(16, 1024 / scale), batch = 16;
+    const Shape sequences{batch, length, heads, width};
+    const Tensor q = values(sequences), k = values(sequences), v = values(sequences), dy = values(sequences);
+    const double product = static_cast<double>(batch * heads * length) * static_cast<double>(length * width);
+    const ops::ScaledDotProductAttention causal{true};
+    ops::ScaledDotProductAttention::Saved saved;
+    const auto forward = [&] { causal.forward(q, k, v, Needs(7), saved); };
+    report("attention", dtype, seconds_of(device, forward), 2 * product, "Gop/s");
+    report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
+           "Gop/s");
+    saved = {};
 
     const std::int64_t image = std::max<std::int64_t>(8, 56 / scale);
     const Tensor pixels = values({32, image, image, 64}), filters = values({64, 3, 3, 64});

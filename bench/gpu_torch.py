@@ -42,10 +42,14 @@ with torch.no_grad():
         report("sum_rows", name, seconds_of(lambda: x.sum(0)), size, "GB/s")
         weight, bias = torch.ones(1024, device="cuda", dtype=dtype), torch.zeros(1024, device="cuda", dtype=dtype)
         report("layer_norm", name, seconds_of(lambda: F.layer_norm(x, (1024,), weight, bias)), 2 * size, "GB/s")
-        q, k = values(8, 12, 1024, 64), values(8, 12, 1024, 64)
-        scores = 4.0 * 8 * 12 * 1024 * 1024 * 64
-        report("attention", name, seconds_of(lambda: F.scaled_dot_product_attention(q, k, k, is_causal=True)),
-               scores / 2, "Gop/s")
+        q, k, v, dy = (values(16, 12, 1024, 64) for _ in range(4))
+        product = 16.0 * 12 * 1024 * 1024 * 64
+        attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        report("attention", name, seconds_of(attend), 2 * product, "Gop/s")
+        with torch.enable_grad():
+            y = F.scaled_dot_product_attention(*(x.requires_grad_() for x in (q, k, v)), is_causal=True)
+        report("attention_grad", name, seconds_of(lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)),
+               5 * product, "Gop/s")
         pixels = values(32, 64, 56, 56).to(memory_format=torch.channels_last)
         filters = values(64, 64, 3, 3).to(memory_format=torch.channels_last)
         report("conv3x3", name, seconds_of(lambda: F.conv2d(pixels, filters, padding=1)),

@@ -4,6 +4,7 @@
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention.h>
+#include <thimble/cuda/attention_mma.h>
 
 namespace thimble::cuda_kernels {
 namespace attention_cuda_detail {
@@ -93,6 +94,7 @@ struct Forward {
 };
 
 void forward(const kernels::AttentionArgs& args, void*, int) {
+  if (kernels::is_tensor_core_attention(args)) return attention_mma_forward(args);
   with_compute_type(args.dtype, [&]<class T>() {
     Forward<T> body{Problem(args), args.q, args.k, args.v, args.out, static_cast<T*>(args.lse), 0, 0};
     body.tile = tile_rows(args.width, sizeof(T), 4);

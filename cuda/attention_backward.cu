@@ -3,7 +3,9 @@
 // does, which the second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries, so every
 // sum has one order. At last dq goes to its place.
 
+#include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention.h>
+#include <thimble/cuda/attention_mma.h>
 
 namespace thimble::cuda_kernels {
 namespace attention_cuda_detail {
@@ -175,6 +177,7 @@ struct PlaceQueryGradient {
 
 void attention_backward(const kernels::AttentionGradArgs& args, void* workspace, int) {
   using namespace attention_cuda_detail;
+  if (kernels::is_tensor_core_attention(args)) return attention_mma_backward(args, workspace);
   with_compute_type(args.dtype, [&]<class T>() {
     const Backward<T> all(args);
     const std::int64_t heads = args.batch * args.heads;

@@ -241,6 +241,14 @@ void check_launch(std::int64_t count, int threads, std::size_t shared_bytes) {
 }
 
 void allow_shared_bytes(const void* kernel, std::size_t bytes) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute",
+        "MaxSharedMemoryPerBlockOptin", device);
+  if (bytes > static_cast<std::size_t>(most)) {
+    throw DeviceError("kernel with " + std::to_string(bytes) + " bytes of shared memory: cuda:" +
+                      std::to_string(device) + " allows a kernel at most " + std::to_string(most));
+  }
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
         "cudaFuncSetAttribute", "MaxDynamicSharedMemorySize", bytes);
 }

@@ -19,7 +19,8 @@ cudaStream_t copy_stream(Device device);
 /// After a kernel's launch. Throws DeviceError with its sizes.
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);
 
-/// What every kernel may have of shared memory; more has to be asked for.
+/// What every kernel may have of shared memory; more has to be asked for, of the current device. Throws DeviceError
+/// where the device has less.
 inline constexpr std::size_t plain_shared_bytes = 48 << 10;
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 

@@ -67,11 +67,20 @@ std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int) noe
   return cuda_workspace_detail::conv_bytes(args.shape, args.dtype, args.out_dtype);
 }
 
+bool is_tensor_core_attention(const AttentionProblem& p) noexcept {
+  return (p.dtype == DType::f16 || p.dtype == DType::bf16) && p.width % 16 == 0 && p.width >= 16 && p.width <= 256;
+}
+
+std::size_t tensor_core_attention_delta_bytes(const AttentionProblem& p) noexcept {
+  return (static_cast<std::size_t>(p.batch * p.heads * p.queries) * sizeof(float) + 63) / 64 * 64;
+}
+
 std::size_t cuda_attention_forward_bytes(const AttentionProblem&, int) noexcept { return 0; }
 
 std::size_t cuda_attention_backward_bytes(const AttentionProblem& p, int) noexcept {
-  const std::size_t size = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
-  return static_cast<std::size_t>(p.batch * p.queries * p.heads * p.width) * size;
+  const auto elements = static_cast<std::size_t>(p.batch * p.queries * p.heads * p.width);
+  if (is_tensor_core_attention(p)) return tensor_core_attention_delta_bytes(p) + elements * size_of(p.dtype);
+  return elements * (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
 }
 
 const MatmulKernels matmul_cuda_sizes{cuda_gemm_workspace_bytes,
