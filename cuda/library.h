@@ -7,12 +7,15 @@
 #include <cstddef>
 
 #include <thimble/core/kernels/conv.h>
+#include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/gemm.h>
 
 namespace thimble::gpu {
 
 /// Throw DeviceError with the call that failed.
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes);
+/// Without an activation, and with a bias for c in f16 and bf16 alone: no others are there for FP8.
+bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes);

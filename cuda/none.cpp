@@ -6,6 +6,7 @@
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/kernels/elementwise.h>
+#include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/norm.h>
@@ -25,6 +26,7 @@ const DeviceRuntime* const device_runtime_cuda = nullptr;
 const ElementwiseCuda elementwise_cuda = nullptr;
 const AttentionKernels* const attention_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
+const Fp8Kernels* const fp8_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;

@@ -50,6 +50,21 @@ std::size_t cuda_gemm_workspace_bytes(const GemmArgs& args, int) noexcept {
   return cuda_workspace_detail::capped(16 * elements + 255, max_gemm_workspace_bytes);
 }
 
+bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept {
+  constexpr std::int64_t multiple = 16;
+  if (args.m == 0 || args.n == 0 || args.k == 0 || args.n % multiple != 0 || args.k % multiple != 0) return false;
+  if (args.a_row_stride % multiple != 0 || args.b_row_stride % multiple != 0) return false;  // bytes
+  if (args.c_row_stride * static_cast<std::int64_t>(size_of(args.c_dtype)) % multiple != 0) return false;
+  if (args.a_dtype == DType::f8e5m2 && args.b_dtype == DType::f8e5m2) return false;
+  return cuda_workspace_detail::is_library_dtype(args.c_dtype);
+}
+
+std::size_t cuda_fp8_gemm_workspace_bytes(const Fp8GemmArgs& args) noexcept {
+  if (!is_library_fp8_gemm(args)) return 0;
+  const double elements = static_cast<double>(args.m) * static_cast<double>(args.n);
+  return cuda_workspace_detail::capped(16 * elements + 255, max_gemm_workspace_bytes);
+}
+
 bool is_library_conv(const ConvShape& shape, DType dtype, DType out_dtype) noexcept {
   return cuda_workspace_detail::is_library_dtype(dtype) && out_dtype == dtype && shape.pad_top == shape.pad_bottom &&
          shape.pad_left == shape.pad_right;
@@ -83,6 +98,8 @@ const MatmulKernels matmul_cuda_sizes{cuda_gemm_workspace_bytes,
                                       nullptr,
                                       nullptr,
                                       nullptr};
+
+const Fp8Kernels fp8_cuda_sizes{nullptr, nullptr, nullptr, nullptr, cuda_fp8_gemm_workspace_bytes, nullptr};
 
 const AttentionKernels attention_cuda_sizes{cuda_attention_forward_bytes, cuda_attention_backward_bytes, nullptr,
                                             nullptr};

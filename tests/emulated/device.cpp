@@ -109,6 +109,7 @@ std::unique_ptr<Backing> make_cuda_backing(Device device) {
 namespace gpu {
 
 bool library_gemm(const kernels::GemmArgs&, void*, std::size_t) { return false; }
+bool library_fp8_gemm(const kernels::Fp8GemmArgs&, void*, std::size_t) { return false; }
 bool library_conv_forward(const kernels::ConvForwardArgs&, void*, std::size_t) { return false; }
 bool library_conv_input_grad(const kernels::ConvInputGradArgs&, void*, std::size_t) { return false; }
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs&, void*, std::size_t) { return false; }
