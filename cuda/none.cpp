@@ -13,6 +13,9 @@
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/optimizer8.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/q8_block.h>
+#include <thimble/core/kernels/quant_codes.h>
+#include <thimble/core/kernels/quant_conv.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
@@ -33,6 +36,9 @@ const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const Optimizer8Kernels* const optimizer8_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
+const Q8Kernels* const q8_cuda = nullptr;
+const QuantCodeKernels* const quant_codes_cuda = nullptr;
+const QuantConvKernels* const quant_conv_cuda = nullptr;
 const QuantizeKernels* const quantize_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
 const RandomKernels* const random_cuda = nullptr;

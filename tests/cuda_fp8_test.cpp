@@ -17,6 +17,7 @@
 #include <thimble/core/fp8_matmul.h>
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/transaction.h>
+#include <thimble/core/view.h>
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
@@ -256,7 +257,28 @@ TEST_CASE("cuda fp8: products and gradients near the CPU's, and the same bits ag
   }
 }
 
-TEST_CASE("cuda fp8: windows of the turned copy change no bit, and its bytes stay", "[cuda][fp8]") {
+TEST_CASE("cuda fp8: a product into some columns of a wider matrix", "[cuda][fp8]") {
+  if (!has_cuda()) return;
+  const Fp8Use use{{Fp8Scaling::current, e4m3, e5m2, 0}, {}, 0, false};
+  const Tensor a = to_device(spread({20, 32}, 3, DType::f32, 1), cuda());
+  const Tensor b = to_device(spread({24, 32}, 1, DType::f32, 2), cuda());
+  const Fp8Operand x = fp8_encode(a, Fp8Role::x, use, {}), w = fp8_encode(b, Fp8Role::weight, use, {});
+  const Tensor whole = Tensor::empty({20, 24}, DType::f32, cuda()), wide = full({20, 40}, 7, DType::f32, cuda());
+  fp8_matmul_into({"product", x, w, whole, {}, {}});
+  // Its columns 8 to 24, behind 10 others.
+  const Fp8Operand part{view::slice(w.values, 0, 8, 24), w.scale};
+  fp8_matmul_into({"product", x, part, view::slice(wide, 1, 10, 26), {}, {}});
+  const std::vector<float> all = to_host<float>(whole), got = to_host<float>(wide);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < 20; ++i) {
+    for (std::size_t j = 0; j < 40; ++j) {
+      wrong += got[i * 40 + j] != (j >= 10 && j < 26 ? all[i * 24 + j - 2] : 7.0f);
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("cuda fp8: the bytes of turned copies", "[cuda][fp8]") {
   if (!has_cuda()) return;
   // 32 MiB hold 128 columns of 2^18 rows: three windows, of which the last one is short.
   const memory::Stack stack = memory::make_resource(dry(cuda()));
