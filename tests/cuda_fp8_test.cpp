@@ -21,6 +21,7 @@
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
+#include "emulated/library.h"
 #include "fp8_twin.h"
 #include "operator_table.h"
 
@@ -246,6 +247,11 @@ TEST_CASE("cuda fp8: products and gradients near the CPU's, and the same bits ag
               check_near(there.dweight, here.dweight, activation == Activation::none ? tolerance : 1e-2);
             }
             check_near(there.dbias, here.dbias, tolerance);
+            {
+              // With a library: what is done behind its products.
+              const emulated::LibraryScope library;
+              check_near(run(cuda(), false).y, here.y, tolerance);
+            }
             for (const auto& [a, b] : {std::pair(there.y, again.y), std::pair(there.dx, again.dx),
                                        std::pair(there.dweight, again.dweight)}) {
               CHECK(bytes_of(a) == bytes_of(b));
