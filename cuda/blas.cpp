@@ -21,7 +21,6 @@ BlasColumns columns_of(std::int64_t i, std::int64_t j, std::int64_t row_stride, 
 
 cublasLtEpilogue_t epilogue_of(const GemmArgs& args) {
   if (args.activation == Activation::relu) return args.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-  if (args.activation == Activation::gelu_tanh) return args.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
   return args.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
@@ -50,13 +49,14 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   if (args.bias) call.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, args.bias);
   call.a = blas_layout(type, left, batch.size, batch.b);
   call.b = blas_layout(type, right, batch.size, batch.a);
-  call.c = blas_layout(type, result, batch.size, batch.c);
+  call.c = blas_layout(blas_type(args.c_dtype), result, batch.size, batch.c);
 
-  const BlasKey key{{device.index, static_cast<int>(args.dtype), static_cast<int>(compute), args.m, args.n, args.k,
-                     left.stride, right.stride, result.stride, batch.size, batch.a, batch.b, batch.c,
-                     left.is_transposed * 2 + right.is_transposed, static_cast<int>(epilogue)},
-                    {blas_alignment(args.b), blas_alignment(args.a), blas_alignment(args.c)},
-                    workspace_bytes};
+  const BlasKey key{
+      {device.index, static_cast<int>(args.dtype), static_cast<int>(args.c_dtype), static_cast<int>(compute), args.m,
+       args.n, args.k, left.stride, right.stride, result.stride, batch.size, batch.a, batch.b, batch.c,
+       left.is_transposed * 2 + right.is_transposed, static_cast<int>(epilogue)},
+      {blas_alignment(args.b), blas_alignment(args.a), blas_alignment(args.c)},
+      workspace_bytes};
   const std::optional<cublasLtMatmulAlgo_t> algorithm = choose_algorithm(handle, call, key);
   if (!algorithm) return false;
   const float alpha = static_cast<float>(args.alpha), beta = args.accumulate ? 1.0f : 0.0f;

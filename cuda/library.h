@@ -15,6 +15,7 @@
 namespace thimble::gpu {
 
 /// All throw DeviceError with the call that failed.
+/// Without gelu and what it keeps.
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes);
 /// Without an activation, and with a bias for c in f16 and bf16 alone: no others are there for FP8.
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::size_t workspace_bytes);

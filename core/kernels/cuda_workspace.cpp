@@ -29,10 +29,11 @@ std::size_t conv_bytes(const ConvShape& s, DType dtype, DType out_dtype) {
 
 bool is_library_gemm(const GemmArgs& args) noexcept {
   using namespace cuda_workspace_detail;
-  if (!is_library_dtype(args.dtype) || args.c_dtype != args.dtype || args.batch_rank > 1) return false;
+  if (!is_library_dtype(args.dtype) || args.batch_rank > 1) return false;
+  if (args.c_dtype != args.dtype && args.c_dtype != DType::f32) return false;
   if (args.m == 0 || args.n == 0 || args.k == 0) return false;
-  const bool has_pre_activation = args.pre_activation != nullptr;
-  if (args.activation == Activation::gelu_erf || has_pre_activation) return false;
+  const bool has_gelu = args.activation == Activation::gelu_tanh || args.activation == Activation::gelu_erf;
+  if (args.pre_activation != nullptr && !has_gelu) return false;
   if (args.activation != Activation::none && args.accumulate) return false;
   if (args.batch_rank == 1) {
     const GemmBatchDim& dim = args.batch[0];

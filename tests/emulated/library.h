@@ -4,7 +4,7 @@
 
 namespace emulated {
 
-/// Products of FP8 codes and of i8. No effect on a GPU.
+/// Products. No effect on a GPU.
 inline bool has_library = false;
 
 struct LibraryScope {
