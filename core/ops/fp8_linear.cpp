@@ -15,7 +15,8 @@
 namespace thimble::ops {
 namespace fp8_linear_detail {
 
-constexpr std::int64_t window_bytes = std::int64_t{4} << 20;  // of decoded x
+/// Of decoded x: what a processor's caches hold some of, and on a GPU what keeps all of it at work.
+std::int64_t window_bytes(Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
 constexpr std::int64_t fewest_rows = 64;
 constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
 
@@ -73,8 +74,8 @@ Tensor through(kernels::Activation activation, Tensor kept, Tensor dy) {
 // y = act(s x8 W8 + bias), a window of rows of x at a time. w is (I, O).
 void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w) {
   const std::int64_t rows = x.values.size(0), in = x.values.size(1);
-  const std::int64_t most =
-      std::max(fewest_rows, window_bytes / (2 * std::max<std::int64_t>(in, 1)) / fewest_rows * fewest_rows);
+  const std::int64_t most = std::max(
+      fewest_rows, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(in, 1)) / fewest_rows * fewest_rows);
   const Tensor window = Tensor::empty({std::min(rows, most), in}, DType::bf16, x.values.device(), Category::workspace);
   for (std::int64_t r = 0; r < rows; r += most) {
     const std::int64_t end = std::min(rows, r + most);
@@ -94,8 +95,8 @@ void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w)
 void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Operand& x, const Fp8Operand& dy,
                          bool is_in_out) {
   const std::int64_t rows = x.values.size(0), in = x.values.size(1);
-  const std::int64_t most =
-      std::max(fp8_block, window_bytes / (2 * std::max<std::int64_t>(rows, 1)) / fp8_block * fp8_block);
+  const std::int64_t most = std::max(
+      fp8_block, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(rows, 1)) / fp8_block * fp8_block);
   const std::int64_t width = std::min(in, most);
   const Tensor window = Tensor::empty({width * rows}, DType::bf16, x.values.device(), Category::workspace);
   for (std::int64_t i = 0; i < in; i += width) {
