@@ -23,9 +23,9 @@ namespace thimble::ops {
 ///
 /// Keeps x's codes, 1 byte a value, with their scale (4 bytes, or in blocks a byte for 128), the weight, and for the
 /// activation what Linear keeps. Decoded operands are workspace: W whole, of x at most about 4 MiB at a time (64 rows
-/// or 128 columns at least); dy is rounded where it lies. On a CUDA device the
-/// codes of W and dy are workspace, 1 byte a value, and where a sum is over their other side a turned copy in place of
-/// them or beside them; of x's at most about 32 MiB are turned at a time.
+/// or 128 columns at least; 32 MiB on a CUDA device); dy is rounded where it lies. Where codes are multiplied, those of
+/// W and dy are workspace, 1 byte a value, turned where the sum is over their other side, dy's both ways; of x's at
+/// most about 32 MiB are turned at a time.
 ///
 /// Throws ShapeError, DTypeError, DeviceError.
 struct Fp8Linear {
