@@ -24,6 +24,7 @@
 #include <thimble/core/quantize.h>
 #include <thimble/core/random.h>
 #include <thimble/memory/stack.h>
+#include <thimble/nn/quant/codes.h>
 #include <thimble/nn/recorded_step.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam8.h>
@@ -52,7 +53,7 @@ double seconds_of(Device device, const std::function<void()>& call) {
 }
 
 void report(const char* name, DType dtype, double seconds, double amount, const char* unit) {
-  std::printf("%-16s %-5s %10.4f ms %9.1f %s\n", name, std::string(to_string(dtype)).c_str(), 1e3 * seconds,
+  std::printf("%-22s %-6s %10.4f ms %9.1f %s\n", name, std::string(to_string(dtype)).c_str(), 1e3 * seconds,
               amount / seconds * 1e-9, unit);
 }
 
@@ -98,6 +99,58 @@ void run(Device device, std::int64_t scale) {
     report("quantize_256", dtype, seconds_of(device, [&] { quantize_into(codes, x, how); }), bytes + moved, "GB/s");
     report("quantize_tensor", dtype, seconds_of(device, [&] { quantize(x, tensor); }), bytes + moved, "GB/s");
     report("dequantize_256", dtype, seconds_of(device, [&] { dequantize_into(y, codes, how); }), moved, "GB/s");
+  }
+}
+
+/// Linear layers of n to n features for n rows: bf16, FP8 with each kind of scales, 8-bit integers. A pass is forward
+/// and both gradients.
+void run_linear_layers(Device device, std::int64_t scale) {
+  const Fp8Format formats[] = {{Fp8Scaling::delayed}, {Fp8Scaling::current}, {Fp8Scaling::block}};
+  const char* const names[] = {"fp8", "fp8_current", "fp8_block"};
+  for (const std::int64_t whole : {1024, 2048, 4096, 8192}) {
+    const std::int64_t n = std::max<std::int64_t>(32, whole / scale / 16 * 16);
+    const auto values = [&] { return normal({n, n}, 0, 1, DType::bf16, device, next_random_site()); };
+    const auto label = [&](const char* name) { return std::string(name) + "_" + std::to_string(n); };
+    const double work = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
+    Tensor x = values(), weight = values();
+    const Tensor dy = values();
+    x.require_grad(), weight.require_grad();
+    const auto time = [&](const std::string& name, DType dtype, const std::function<Tensor()>& layer) {
+      const auto forward = [&] {
+        const NoGrad off;
+        layer();
+      };
+      const auto pass = [&] {
+        x.grad() = Tensor(), weight.grad() = Tensor();
+        Tape tape;
+        Tensor y;
+        {
+          const Recording on(tape);
+          y = layer();
+        }
+        tape.backward(y, dy);
+      };
+      report(label(name.c_str()).c_str(), dtype, seconds_of(device, forward), work, "Gop/s");
+      report(label((name + "_pass").c_str()).c_str(), dtype, seconds_of(device, pass), 3 * work, "Gop/s");
+    };
+    time("linear", DType::bf16, [&] { return linear(x, weight, {}); });
+    for (std::size_t i = 0; i < std::size(formats); ++i) {
+      const Fp8State state = formats[i].scaling == Fp8Scaling::delayed ? make_fp8_state(16, device) : Fp8State{};
+      time(names[i], DType::f8e4m3, [&, i] { return fp8_linear(x, weight, {}, formats[i], state, true); });
+    }
+    x.grad() = Tensor(), weight.grad() = Tensor();
+
+    using namespace nn::quant;
+    const CodeScale codes{0.02F, 128, 0, 255}, out{2.0F, 128, 0, 255};
+    Step step;
+    step.kind = StepKind::linear;
+    step.name = "linear";
+    const PackedWeights packed = pack_weights(to_dtype(weight.detach(), DType::f32), zeros({n}, DType::f32, device),
+                                              step, codes, &out, WeightScales::per_channel);
+    const Codes input = to_codes(to_dtype(x.detach(), DType::f32), codes);
+    const NoGrad off;
+    report(label("int8").c_str(), DType::i8,
+           seconds_of(device, [&] { conv_codes(input, packed, step, nullptr, &out); }), work, "Gop/s");
   }
 }
 
@@ -154,6 +207,7 @@ int main(int count, char** arguments) {
     const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
     if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
     gpu_benchmark_detail::run(device, scale);
+    gpu_benchmark_detail::run_linear_layers(device, scale);
     gpu_benchmark_detail::run_optimizers(device, scale);
     if (device.is_cuda()) gpu_benchmark_detail::run_steps(device);
     return 0;

@@ -92,13 +92,17 @@ train char-gpt-bf16 char-gpt --batch 16 --dtype bf16
 train resnet18 resnet18 --batch 32 --image 64
 train resnet50-bf16 resnet50 --batch 64 --image 224 --dtype bf16
 train gpt2 gpt2 --batch 4 --seq 512
+train char-gpt-fp8 char-gpt --batch 16 --precision fp8
+train char-gpt-fp8-graph char-gpt --batch 16 --precision fp8 --graph
+train gpt2-fp8 gpt2 --batch 4 --seq 512 --precision fp8
+train gpt2-fp8-block gpt2 --batch 4 --seq 512 --precision fp8-block
 
 stage operators-times bash -c "$build/bin/gpu_benchmark cuda | tee $out/times.txt"
 python=${THIMBLE_PYTHON:-python3}
 if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   stage torch-times bash -c "$python bench/gpu_torch.py | tee $out/times-torch.txt"
   awk 'NR == FNR { torch[$1 " " $2] = $3; next }
-       ($1 " " $2) in torch { printf "%-16s %-5s %10.4f ms, PyTorch %10.4f ms, ratio %.2f\n", $1, $2, $3,
+       ($1 " " $2) in torch { printf "%-22s %-6s %10.4f ms, PyTorch %10.4f ms, ratio %.2f\n", $1, $2, $3,
                               torch[$1 " " $2], $3 / torch[$1 " " $2] }' "$out/times-torch.txt" "$out/times.txt" |
     tee -a "$summary"
 else

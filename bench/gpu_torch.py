@@ -26,7 +26,7 @@ def seconds_of(call):
 
 
 def report(name, dtype, seconds, amount, unit):
-    print(f"{name:<16} {dtype:<5} {1e3 * seconds:10.4f} ms {amount / seconds * 1e-9:9.1f} {unit}")
+    print(f"{name:<22} {dtype:<6} {1e3 * seconds:10.4f} ms {amount / seconds * 1e-9:9.1f} {unit}")
 
 
 with torch.no_grad():
@@ -54,3 +54,34 @@ with torch.no_grad():
         filters = values(64, 64, 3, 3).to(memory_format=torch.channels_last)
         report("conv3x3", name, seconds_of(lambda: F.conv2d(pixels, filters, padding=1)),
                2.0 * pixels.numel() * 9 * 64, "Gop/s")
+
+# Linear layers of n to n features for n rows. FP8: torch._scaled_mm, with and without the rounding of both operands under
+# their own amax; its passes are not PyTorch's own, so they have no line. Integers: torch._int_mm, sums alone.
+for n in (1024, 2048, 4096, 8192):
+    x = torch.randn(n, n, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(n, n, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    dy = torch.randn(n, n, device="cuda", dtype=torch.bfloat16)
+    work = 2.0 * n**3
+
+    def layer_pass():
+        x.grad = w.grad = None
+        F.linear(x, w).backward(dy)
+
+    def rounded(t):
+        scale = (t.abs().amax().float() / 448).clamp(min=2.0**-60)
+        return (t * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+
+    def product(a, b):
+        return torch._scaled_mm(a[0], b[0].t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16)
+
+    with torch.no_grad():
+        report(f"linear_{n}", "bf16", seconds_of(lambda: F.linear(x, w)), work, "Gop/s")
+    report(f"linear_pass_{n}", "bf16", seconds_of(layer_pass), 3 * work, "Gop/s")
+    with torch.no_grad():
+        if torch.cuda.get_device_capability() >= (8, 9):
+            x8, w8 = rounded(x), rounded(w)
+            report(f"fp8_current_{n}", "f8e4m3", seconds_of(lambda: product(rounded(x), rounded(w))), work, "Gop/s")
+            report(f"fp8_product_{n}", "f8e4m3", seconds_of(lambda: product(x8, w8)), work, "Gop/s")
+        xi = torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8)
+        wi = torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8)
+        report(f"int8_{n}", "i8", seconds_of(lambda: torch._int_mm(xi, wi.t())), work, "Gop/s")

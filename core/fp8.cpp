@@ -1,13 +1,12 @@
 #include <thimble/core/fp8.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <string>
 
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/fp8.h>
+#include <thimble/core/kernels/fp8_code.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/launch.h>
 #include <thimble/core/ops/reuse.h>
@@ -15,8 +14,6 @@
 
 namespace thimble {
 namespace fp8_tensor_detail {
-
-constexpr double smallest_scale = 0x1p-60, largest_scale = 0x1p100;
 
 void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   const std::string begin = "fp8: " + describe(matrix);
@@ -27,9 +24,6 @@ void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   }
   if (use.dtype(role) != DType::f8e4m3 && use.dtype(role) != DType::f8e5m2) {
     throw DTypeError(begin + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f8e4m3, f8e5m2");
-  }
-  if (matrix.device().is_cuda()) {
-    throw DeviceError(begin + ": there are no FP8 kernels for CUDA; the CPU is allowed");
   }
 }
 
@@ -62,7 +56,7 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
       args.steps = at.as<std::int64_t>(state.steps) + 2 * row;
       args.step = use.step;
     }
-    kernels::fp8_scale(args);
+    kernels::fp8_kernels(device).scale(args);
   });
   if (records) {
     for (const Tensor* t : {&state.amax, &state.scale, &state.steps}) t->storage()->bump_version();
@@ -80,7 +74,7 @@ void cast(const Tensor& matrix, DType code_dtype, const Tensor& scale, const Ten
     args.scale = at.as<float>(scale);
     args.codes = at.as<std::uint8_t>(codes);
     args.decoded = at.as<bf16>(decoded);
-    kernels::fp8_cast(args);
+    kernels::fp8_kernels(matrix.device()).cast(args);
   });
 }
 
@@ -123,12 +117,7 @@ Fp8State make_fp8_state(std::int64_t history, Device device) {
 }
 
 float fp8_scale_of(float amax, DType dtype, int margin) noexcept {
-  namespace detail = fp8_tensor_detail;
-  if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
-  if (amax == 0) return 1;
-  const double largest = dtype == DType::f8e4m3 ? 448 : 57344;
-  const double scale = std::ldexp(static_cast<double>(amax) / largest, margin);
-  return static_cast<float>(std::clamp(scale, detail::smallest_scale, detail::largest_scale));
+  return kernels::fp8_scale_from(amax, dtype, margin);
 }
 
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
@@ -158,6 +147,41 @@ Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tenso
   return {decoded, scale};
 }
 
+Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known, bool plain,
+                          bool turned) {
+  namespace detail = fp8_tensor_detail;
+  detail::check(matrix, use, role);
+  const Device device = matrix.device();
+  if (!device.is_cuda()) {
+    throw DeviceError("fp8: codes of " + describe(matrix) + " for FP8 units; a CUDA device is needed");
+  }
+  const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
+  const DType dtype = use.dtype(role);
+  Fp8Sides sides;
+  sides.scale = detail::scale_of_tensor(matrix, role, use, known);
+  if (plain) sides.plain = Tensor::empty({rows, columns}, dtype, device, Category::workspace);
+  if (!turned) {
+    detail::cast(matrix, dtype, sides.scale, sides.plain, Tensor());
+    return sides;
+  }
+  const std::int64_t padded = detail::blocks(rows, fp8_multiple) * fp8_multiple;
+  sides.turned = Tensor::empty({columns, padded}, dtype, device, Category::workspace);
+  launch(device, [&](const Addresses& at) {
+    kernels::Fp8TurnArgs args;
+    args.values = at(matrix);
+    args.dtype = matrix.dtype();
+    args.rows = rows;
+    args.columns = args.row_stride = columns;
+    args.code_dtype = dtype;
+    args.scale = at.as<float>(sides.scale);
+    args.codes = at.as<std::uint8_t>(sides.plain);
+    args.turned = at.as<std::uint8_t>(sides.turned);
+    args.turned_stride = padded;
+    kernels::fp8_kernels(device).turn(args);
+  });
+  return sides;
+}
+
 void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row, std::int64_t column) {
   const Tensor& all = codes.values;
   const bool fits = to.rank() == 2 && to.is_contiguous() && to.dtype() == DType::bf16 && row >= 0 && column >= 0 &&
@@ -183,7 +207,7 @@ void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row
       args.block_columns = fp8_block;
     }
     args.decoded = at.as<bf16>(to);
-    kernels::fp8_decode(args);
+    kernels::fp8_kernels(to.device()).decode(args);
   });
   to.storage()->bump_version();
 }

@@ -83,14 +83,26 @@ struct Fp8Operand {
 float fp8_scale_of(float amax, DType dtype, int margin) noexcept;
 
 /// Codes of a dense matrix. `known` are the committed scales of delayed scaling, f32 (3), or undefined. Records amax
-/// where `use` says so, outside of a recompute. Throws ShapeError for what is no dense matrix, DeviceError on CUDA,
-/// DTypeError for another dtype than f32, f16, bf16.
+/// where `use` says so, outside of a recompute. Throws ShapeError for what is no dense matrix, DeviceError where this
+/// build has no kernels, DTypeError for another dtype than f32, f16, bf16.
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known);
 
 /// What fp8_encode's codes stand for: per tensor the codes' own values (the scale is to be multiplied in later), of
 /// blocks code x scale; exact in bf16. The result takes the matrix's place in memory where that is bf16 and nobody else
 /// holds it.
 Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tensor& known);
+
+/// The codes of a matrix (R, C) for FP8 units, which read both operands of a product along the sum.
+struct Fp8Sides {
+  Tensor plain;   ///< (R, C), for sums over its columns
+  Tensor turned;  ///< (C, R rounded up to a multiple of fp8_multiple), for sums over its rows; zeros beyond R
+  Tensor scale;   ///< f32 (1)
+};
+
+/// fp8_encode with a scale for the tensor, for the sides that are asked for: the matrix is read once more for both than
+/// for its amax. Codes are workspace. Throws as fp8_encode does, DeviceError on the CPU, whose products read bf16.
+Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known, bool plain,
+                          bool turned);
 
 /// Rows [row, row + R) and columns [column, column + C) of what codes stand for, to a dense bf16 (R, C). ShapeError.
 void fp8_decode_into(const Tensor& to, const Fp8Operand& codes, std::int64_t row, std::int64_t column);

@@ -6,12 +6,16 @@
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/kernels/elementwise.h>
+#include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/optimizer8.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/q8_block.h>
+#include <thimble/core/kernels/quant_codes.h>
+#include <thimble/core/kernels/quant_conv.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
@@ -25,12 +29,16 @@ const DeviceRuntime* const device_runtime_cuda = nullptr;
 const ElementwiseCuda elementwise_cuda = nullptr;
 const AttentionKernels* const attention_cuda = nullptr;
 const CopyKernels* const copy_cuda = nullptr;
+const Fp8Kernels* const fp8_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const Optimizer8Kernels* const optimizer8_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
+const Q8Kernels* const q8_cuda = nullptr;
+const QuantCodeKernels* const quant_codes_cuda = nullptr;
+const QuantConvKernels* const quant_conv_cuda = nullptr;
 const QuantizeKernels* const quantize_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
 const RandomKernels* const random_cuda = nullptr;

@@ -342,12 +342,22 @@ TEST_CASE("cuda: workspaces are functions of the arguments, in every build", "[c
   for (const auto& change : std::vector<std::function<void(GemmArgs&)>>{
            [](GemmArgs& a) { a.dtype = a.c_dtype = DType::f64; }, [](GemmArgs& a) { a.c_dtype = DType::f64; },
            [](GemmArgs& a) { a.batch_rank = 2; }, [](GemmArgs& a) { a.a_column_stride = 2; },
-           [](GemmArgs& a) { a.activation = Activation::gelu_erf; }, [](GemmArgs& a) { a.pre_activation = &a; },
+           [](GemmArgs& a) { a.activation = Activation::gelu_erf, a.accumulate = true; },
+           [](GemmArgs& a) { a.pre_activation = &a; },
+           [](GemmArgs& a) { a.dtype = DType::f16, a.c_dtype = DType::bf16; },
            [](GemmArgs& a) { a.activation = Activation::relu, a.accumulate = true; }, [](GemmArgs& a) { a.k = 0; }}) {
     GemmArgs other = args;
     change(other);
     CHECK_FALSE(is_library_gemm(other));
     CHECK(cuda_gemm_workspace_bytes(other, 1) == 0);
+  }
+  for (const auto& change : std::vector<std::function<void(GemmArgs&)>>{
+           [](GemmArgs& a) { a.activation = Activation::gelu_erf; }, [](GemmArgs& a) { a.dtype = DType::bf16; },
+           [](GemmArgs& a) { a.activation = Activation::gelu_tanh, a.pre_activation = &a; }}) {
+    GemmArgs other = args;
+    change(other);
+    CHECK(is_library_gemm(other));
+    CHECK(cuda_gemm_workspace_bytes(other, 1) == max_gemm_workspace_bytes);
   }
   ConvForwardArgs conv;
   conv.shape.images = 1, conv.shape.height = conv.shape.width = 8, conv.shape.channels = 4, conv.shape.filters = 8;

@@ -71,6 +71,11 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
   CHECK(told->status == 0);
   CHECK(nlohmann::json::parse(told->out).at("precision") == "O2");
   CHECK(program_test::run(folder, plan + "--precision O2 --dtype f16")->status == 0);
+  for (const char* fp8 : {"fp8", "fp8-current", "fp8-block"}) {
+    const auto on_gpu = program_test::run(folder, plan + "--device cuda --precision " + fp8);
+    CHECK(on_gpu->status == 0);
+    CHECK(nlohmann::json::parse(on_gpu->out).at("fp8").at("layers").size() == 4);
+  }
   struct Row {
     const char *flags, *error;
   };
@@ -80,7 +85,6 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
                          {"--fp8-strict", "--fp8-strict: there is no FP8 without --precision; allowed with fp8"},
                          {"--precision bf16 --fp8-strict", "--fp8-strict: there is no FP8 under --precision bf16"},
                          {"--precision fp8 --dtype f32", "--dtype: f32 contradicts --precision fp8"},
-                         {"--precision fp8 --device cuda", "there are no FP8 kernels for CUDA"},
                          {"--precision O1 --fuse-optimizer", "--fuse-optimizer: not with --precision O1"},
                          {"--precision O2 --offload /tmp --offload-gradients", "--offload-gradients: not with"},
                          {"--precision O3 --head chunked", "--head: chunked is not for --precision O3"}}) {

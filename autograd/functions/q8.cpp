@@ -16,7 +16,10 @@ Tensor quantize_q8(const Tensor& weight) {
   if (weight.rank() != 2 || weight.size(1) % kernels::q8_block != 0) {
     throw ShapeError("quantize_q8: weight " + to_string(weight.shape()) + "; (out, in) with 32 dividing in is needed");
   }
-  if (weight.device().is_cuda()) throw DeviceError("quantize_q8: weight " + describe(weight) + "; the CPU is needed");
+  const Device device = weight.device();
+  if (device.is_cuda() && !device.is_dry) {  // the host's work
+    return to_device(quantize_q8(to_device(weight.detach(), cpu)), device, Category::parameter);
+  }
   const std::int64_t rows = weight.size(0), columns = weight.size(1);
   const Tensor blocks = Tensor::empty({rows, columns / kernels::q8_block * kernels::q8_block_bytes}, DType::u8,
                                       weight.device(), Category::parameter);
@@ -37,12 +40,12 @@ Tensor dequantize_q8(const Tensor& blocks) {
   if (blocks.rank() != 2 || blocks.size(1) % kernels::q8_block_bytes != 0) {
     throw ShapeError("dequantize_q8: blocks " + to_string(blocks.shape()) + "; (out, 34 in / 32) is needed");
   }
-  if (blocks.device().is_cuda()) throw DeviceError("dequantize_q8: blocks " + describe(blocks) + "; the CPU is needed");
   const Tensor from = contiguous(blocks);
   const std::int64_t in_row = blocks.size(1) / kernels::q8_block_bytes;
   const Tensor weight = Tensor::empty({blocks.size(0), in_row * kernels::q8_block}, DType::f32, blocks.device());
   launch(blocks.device(), [&](const Addresses& at) {
-    kernels::dequantize_q8_blocks(at.as<std::uint8_t>(from), blocks.size(0) * in_row, at.as<float>(weight));
+    kernels::q8_kernels(blocks.device())
+        .dequantize(at.as<std::uint8_t>(from), blocks.size(0) * in_row, at.as<float>(weight));
   });
   return weight;
 }

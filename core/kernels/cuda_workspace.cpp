@@ -29,10 +29,11 @@ std::size_t conv_bytes(const ConvShape& s, DType dtype, DType out_dtype) {
 
 bool is_library_gemm(const GemmArgs& args) noexcept {
   using namespace cuda_workspace_detail;
-  if (!is_library_dtype(args.dtype) || args.c_dtype != args.dtype || args.batch_rank > 1) return false;
+  if (!is_library_dtype(args.dtype) || args.batch_rank > 1) return false;
+  if (args.c_dtype != args.dtype && args.c_dtype != DType::f32) return false;
   if (args.m == 0 || args.n == 0 || args.k == 0) return false;
-  const bool has_pre_activation = args.pre_activation != nullptr;
-  if (args.activation == Activation::gelu_erf || has_pre_activation) return false;
+  const bool has_gelu = args.activation == Activation::gelu_tanh || args.activation == Activation::gelu_erf;
+  if (args.pre_activation != nullptr && !has_gelu) return false;
   if (args.activation != Activation::none && args.accumulate) return false;
   if (args.batch_rank == 1) {
     const GemmBatchDim& dim = args.batch[0];
@@ -47,6 +48,21 @@ std::size_t cuda_gemm_workspace_bytes(const GemmArgs& args, int) noexcept {
   if (!is_library_gemm(args)) return 0;
   const auto matrices = static_cast<double>(args.batch_rank == 1 ? args.batch[0].size : 1);
   const double elements = static_cast<double>(args.m) * static_cast<double>(args.n) * matrices;
+  return cuda_workspace_detail::capped(16 * elements + 255, max_gemm_workspace_bytes);
+}
+
+bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept {
+  constexpr std::int64_t multiple = 16;
+  if (args.m == 0 || args.n == 0 || args.k == 0 || args.n % multiple != 0 || args.k % multiple != 0) return false;
+  if (args.a_row_stride % multiple != 0 || args.b_row_stride % multiple != 0) return false;  // bytes
+  if (args.c_row_stride * static_cast<std::int64_t>(size_of(args.c_dtype)) % multiple != 0) return false;
+  if (args.a_dtype == DType::f8e5m2 && args.b_dtype == DType::f8e5m2) return false;
+  return cuda_workspace_detail::is_library_dtype(args.c_dtype);
+}
+
+std::size_t cuda_fp8_gemm_workspace_bytes(const Fp8GemmArgs& args) noexcept {
+  if (!is_library_fp8_gemm(args)) return 0;
+  const double elements = static_cast<double>(args.m) * static_cast<double>(args.n);
   return cuda_workspace_detail::capped(16 * elements + 255, max_gemm_workspace_bytes);
 }
 
@@ -92,6 +108,8 @@ const MatmulKernels matmul_cuda_sizes{cuda_gemm_workspace_bytes,
                                       nullptr,
                                       nullptr,
                                       nullptr};
+
+const Fp8Kernels fp8_cuda_sizes{nullptr, nullptr, nullptr, nullptr, cuda_fp8_gemm_workspace_bytes, nullptr};
 
 const AttentionKernels attention_cuda_sizes{cuda_attention_forward_bytes, cuda_attention_backward_bytes, nullptr,
                                             nullptr};

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/matmul.h>
 
 namespace thimble::kernels {
@@ -16,13 +17,22 @@ inline constexpr std::size_t max_gemm_workspace_bytes = std::size_t{32} << 20;
 /// Most of a convolution's.
 inline constexpr std::size_t max_conv_workspace_bytes = std::size_t{64} << 20;
 
-/// True where cuBLASLt can compute the product: f32, f16 or bf16 operands, at most one batch dimension, rows or columns
-/// side by side in every matrix, and an epilogue that it has. A function of the arguments without pointers.
+/// True where cuBLASLt can compute the product: f32, f16 or bf16 operands, a result of their dtype or f32, at most one
+/// batch dimension, rows or columns side by side in every matrix, no activation of what is added to. A function of the
+/// arguments without pointers. (gelu is not the library's: whether its input is kept must not change its bits.)
 bool is_library_gemm(const GemmArgs& args) noexcept;
 
 /// 16 bytes for every element of c (room for a few partial sums), at most max_gemm_workspace_bytes; 0 where the
 /// library has no part in it.
 std::size_t cuda_gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept;
+
+/// True where cuBLASLt can multiply the codes on a device with FP8 units (sm_89 on): sizes that are multiples of 16
+/// along the sum and along the rows of c, operands and c aligned to 16 bytes from row to row, not E5M2 on both sides.
+/// Its layout TN is what the arguments have. A function of the arguments without pointers.
+bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept;
+
+/// As for cuda_gemm_workspace_bytes.
+std::size_t cuda_fp8_gemm_workspace_bytes(const Fp8GemmArgs& args) noexcept;
 
 /// True where cuDNN can compute the convolution: equal padding on both sides and a dtype that it knows.
 bool is_library_conv(const ConvShape& shape, DType dtype, DType out_dtype) noexcept;

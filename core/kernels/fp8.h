@@ -1,10 +1,14 @@
 #pragma once
-// Kernels of FP8 operands on the CPU (core/fp8.h). Scales and codes do not depend on threads: a magnitude is a maximum
-// of integers, and elements are independent.
+// The FP8 kernel family: scales, codes and their values (core/fp8.h), and on devices that have such units, products of
+// codes. A magnitude is a maximum of integers and elements are independent: scales and codes have the same bits on
+// every device, with any number of threads.
 
+#include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
+#include <thimble/core/kernels/activation.h>
 
 namespace thimble::kernels {
 
@@ -23,7 +27,6 @@ struct Fp8ScaleArgs {
   std::int64_t* steps = nullptr;  ///< recorded so far, 1 + number of the last
   std::int64_t step = 0;
 };
-void fp8_scale(const Fp8ScaleArgs& args);
 
 /// Codes of a dense tensor, and what they stand for: either may be null. `decoded` may be `values` where that is bf16.
 struct Fp8CastArgs {
@@ -35,7 +38,6 @@ struct Fp8CastArgs {
   std::uint8_t* codes = nullptr;
   bf16* decoded = nullptr;
 };
-void fp8_cast(const Fp8CastArgs& args);
 
 /// A window of codes to dense bf16, multiplied with the scales of its blocks where there are some.
 struct Fp8DecodeArgs {
@@ -47,6 +49,56 @@ struct Fp8DecodeArgs {
   std::int64_t block_rows = 1, block_columns = 1, blocks_across = 1;
   bf16* decoded = nullptr;
 };
-void fp8_decode(const Fp8DecodeArgs& args);
+
+/// A matrix (rows, columns) turned: turned[c, r] is the code of values[r, c], and 0 from `rows` on up to turned_stride,
+/// a multiple of 16.
+struct Fp8TurnArgs {
+  const void* values = nullptr;
+  DType dtype = DType::bf16;  ///< floating; code_dtype: values are codes already
+  std::int64_t rows = 0, columns = 0, row_stride = 0;
+  DType code_dtype = DType::f8e4m3;
+  const float* scale = nullptr;   ///< null where values are codes
+  std::uint8_t* codes = nullptr;  ///< dense (rows, columns), as fp8_cast makes them; null: not asked for
+  std::uint8_t* turned = nullptr;
+  std::int64_t turned_stride = 0;
+};
+
+/// c[i, j] = act(v[i, j]), v[i, j] = a_scale b_scale sum over p of a[i, p] b[j, p] + bias[j]; pre_activation[i, j] =
+/// v[i, j] where it is asked for. Both operands are read along the sum, in rows.
+struct Fp8GemmArgs {
+  std::int64_t m = 0, n = 0, k = 0;
+  const std::uint8_t* a = nullptr;  ///< (m, k)
+  std::int64_t a_row_stride = 0;
+  DType a_dtype = DType::f8e4m3;
+  const std::uint8_t* b = nullptr;  ///< (n, k)
+  std::int64_t b_row_stride = 0;
+  DType b_dtype = DType::f8e4m3;
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
+  void* c = nullptr;  ///< (m, n)
+  std::int64_t c_row_stride = 0;
+  DType c_dtype = DType::bf16;  ///< f32, f16, bf16; of bias and pre_activation as well
+  const void* bias = nullptr;   ///< null, or n
+  Activation activation = Activation::none;
+  void* pre_activation = nullptr;  ///< null, or laid out as c
+};
+
+struct Fp8Kernels {
+  void (*scale)(const Fp8ScaleArgs&) = nullptr;
+  void (*cast)(const Fp8CastArgs&) = nullptr;
+  void (*decode)(const Fp8DecodeArgs&) = nullptr;
+  /// Null on the CPU, which multiplies bf16 values.
+  void (*turn)(const Fp8TurnArgs&) = nullptr;
+  std::size_t (*gemm_workspace_bytes)(const Fp8GemmArgs&) noexcept = nullptr;
+  void (*gemm)(const Fp8GemmArgs&, void* workspace) = nullptr;
+};
+
+extern const Fp8Kernels fp8_cpu;
+extern const Fp8Kernels* const fp8_cuda;  ///< null in a build without CUDA
+extern const Fp8Kernels fp8_cuda_sizes;   ///< of fp8_cuda's workspaces, without its kernels: there in every build
+
+/// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
+/// kernels are not called.
+const Fp8Kernels& fp8_kernels(Device device);
 
 }  // namespace thimble::kernels

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 
 #include <thimble/core/convert.h>
-#include <thimble/core/fp8.h>
+#include <thimble/core/error.h>
 #include <thimble/core/kernels/fp8.h>
+#include <thimble/core/kernels/fp8_code.h>
 #include <thimble/core/kernels/quant_loops.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
@@ -22,46 +22,26 @@ void with_code(DType dtype, F&& f) {
   dtype == DType::f8e4m3 ? f(quant::Float8Code<f8e4m3>{}) : f(quant::Float8Code<f8e5m2>{});
 }
 
-template <class Code>
-constexpr unsigned infinity_code() {
-  return Code::largest == 448.0f ? 0x7Fu : 0x7Cu;  // E4M3 has none: its NaN
-}
-
-// Codes of n <= tile values. Free of branches; what is not finite is told from the value, not from the product, which
-// may be infinite where the value is not.
+// Loops over n <= tile values.
 template <class Code>
 struct Encode {
   THIMBLE_ALWAYS_INLINE static void run(const float* values, float inverse, std::uint8_t* __restrict codes,
                                         std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      const float x = values[i] * inverse;
-      const std::uint32_t bits = bit_cast<std::uint32_t>(values[i]);
-      const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-      const std::uint32_t scaled = bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu;
-      std::uint32_t code = Code{}.encode(x);
-      code = magnitude == quant::infinity_bits ? (infinity_code<Code>() | (bits >> 31 << 7)) : code;
-      code = scaled > quant::infinity_bits ? 0x7Fu : code;  // one NaN, whatever made it
-      codes[i] = static_cast<std::uint8_t>(code);
-    }
+    for (std::int64_t i = 0; i < n; ++i) codes[i] = fp8_code<Code>(values[i], inverse);
   }
 };
 
-// value = code x factor(i), to bf16; exact, so its upper half is all of it.
 template <class Code>
 struct Decode {
   THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, const float* factor, std::uint16_t* __restrict to,
                                         std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      to[i] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(codes[i]) * factor[i]) >> 16);
-    }
+    for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i], factor[i]);
   }
 };
 template <class Code>
 struct DecodePlain {
   THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, std::uint16_t* __restrict to, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      to[i] = static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(codes[i])) >> 16);
-    }
+    for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i]);
   }
 };
 
@@ -103,7 +83,7 @@ std::uint32_t amax_bits(const void* values, DType dtype, std::int64_t count) {
 }
 
 void record(const Fp8ScaleArgs& a, float amax) {
-  if (!std::isfinite(amax)) return;
+  if (!fp8_is_finite(amax)) return;
   const bool is_new = a.steps[1] != a.step + 1;
   if (is_new) {
     ++a.steps[0];
@@ -112,46 +92,43 @@ void record(const Fp8ScaleArgs& a, float amax) {
   float& place = a.history[(a.steps[0] - 1) % a.length];
   place = is_new ? amax : std::max(place, amax);
   const float most = *std::max_element(a.history, a.history + a.length);
-  *a.next_scale = most > 0 ? fp8_scale_of(most, a.code_dtype, a.margin) : 0.0f;
+  *a.next_scale = most > 0 ? fp8_scale_from(most, a.code_dtype, a.margin) : 0.0f;
 }
 
-}  // namespace fp8_detail
-
-void fp8_scale(const Fp8ScaleArgs& a) {
+void scale(const Fp8ScaleArgs& a) {
   const bool is_known = a.known != nullptr && *a.known != 0;
   if (is_known) *a.scale = *a.known;
   if (is_known && a.history == nullptr) return;
-  const float amax = bit_cast<float>(fp8_detail::amax_bits(a.values, a.dtype, a.count));
-  if (!is_known) *a.scale = fp8_scale_of(amax, a.code_dtype, a.margin);
-  if (a.history != nullptr) fp8_detail::record(a, amax);
+  const float amax = bit_cast<float>(amax_bits(a.values, a.dtype, a.count));
+  if (!is_known) *a.scale = fp8_scale_from(amax, a.code_dtype, a.margin);
+  if (a.history != nullptr) record(a, amax);
 }
 
-void fp8_cast(const Fp8CastArgs& a) {
+void cast(const Fp8CastArgs& a) {
   const float inverse = 1.0f / *a.scale;
-  fp8_detail::with_code(a.code_dtype, [&]<class Code>(const Code&) {
-    fp8_detail::for_tiles(a.values, a.dtype, a.count, [&](std::int64_t first, const float* values, std::int64_t n) {
-      alignas(64) std::uint8_t buffer[fp8_detail::tile];
+  with_code(a.code_dtype, [&]<class Code>(const Code&) {
+    for_tiles(a.values, a.dtype, a.count, [&](std::int64_t first, const float* values, std::int64_t n) {
+      alignas(64) std::uint8_t buffer[tile];
       std::uint8_t* const codes = a.codes != nullptr ? a.codes + first : buffer;
-      run_variant<fp8_detail::Encode<Code>>(values, inverse, codes, n);
+      run_variant<Encode<Code>>(values, inverse, codes, n);
       if (a.decoded == nullptr) return;
       auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + first);
-      run_variant<fp8_detail::DecodePlain<Code>>(static_cast<const std::uint8_t*>(codes), to, n);
+      run_variant<DecodePlain<Code>>(static_cast<const std::uint8_t*>(codes), to, n);
     });
   });
 }
 
-void fp8_decode(const Fp8DecodeArgs& a) {
-  using fp8_detail::tile;
+void decode(const Fp8DecodeArgs& a) {
   const std::int64_t across = (a.columns + tile - 1) / tile;
-  fp8_detail::with_code(a.code_dtype, [&]<class Code>(const Code&) {
-    parallel_for(a.rows * across, fp8_detail::grain / tile, [&](std::int64_t begin, std::int64_t end) {
+  with_code(a.code_dtype, [&]<class Code>(const Code&) {
+    parallel_for(a.rows * across, grain / tile, [&](std::int64_t begin, std::int64_t end) {
       alignas(64) float factor[tile];
       for (std::int64_t part = begin; part < end; ++part) {
         const std::int64_t r = part / across, c = part % across * tile, n = std::min(tile, a.columns - c);
         const std::uint8_t* const codes = a.codes + (a.row + r) * a.row_stride + a.column + c;
         auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + r * a.columns + c);
         if (a.scales == nullptr) {
-          run_variant<fp8_detail::DecodePlain<Code>>(codes, to, n);
+          run_variant<DecodePlain<Code>>(codes, to, n);
           continue;
         }
         const std::int64_t first = (a.row + r) / a.block_rows * a.blocks_across;
@@ -161,10 +138,21 @@ void fp8_decode(const Fp8DecodeArgs& a) {
           std::fill(factor + i, factor + stop, quant::load_scale(a.scales, DType::u8, first + block));
           i = stop;
         }
-        run_variant<fp8_detail::Decode<Code>>(codes, static_cast<const float*>(factor), to, n);
+        run_variant<Decode<Code>>(codes, static_cast<const float*>(factor), to, n);
       }
     });
   });
+}
+
+}  // namespace fp8_detail
+
+const Fp8Kernels fp8_cpu{fp8_detail::scale, fp8_detail::cast, fp8_detail::decode, nullptr, nullptr, nullptr};
+
+const Fp8Kernels& fp8_kernels(Device device) {
+  if (device.is_cpu()) return fp8_cpu;
+  if (device.is_dry) return fp8_cuda_sizes;
+  if (!fp8_cuda) throw DeviceError("fp8: " + to_string(device) + " is not in this build");
+  return *fp8_cuda;
 }
 
 }  // namespace thimble::kernels

@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include <thimble/core/device.h>
+
 namespace thimble::kernels {
 
 inline constexpr std::int64_t q8_block = 32;
@@ -20,5 +22,15 @@ bool quantize_q8_rows(const float* in, std::int64_t rows, std::int64_t columns, 
 
 /// The numbers of `blocks` blocks.
 void dequantize_q8_blocks(const std::uint8_t* in, std::int64_t blocks, float* out) noexcept;
+
+struct Q8Kernels {
+  void (*dequantize)(const std::uint8_t* in, std::int64_t blocks, float* out) = nullptr;
+};
+
+extern const Q8Kernels q8_cpu;
+extern const Q8Kernels* const q8_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has no kernels for the device.
+const Q8Kernels& q8_kernels(Device device);
 
 }  // namespace thimble::kernels

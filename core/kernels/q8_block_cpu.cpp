@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include <thimble/core/error.h>
 #include <thimble/core/half.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
@@ -62,6 +63,14 @@ void dequantize_q8_blocks(const std::uint8_t* in, std::int64_t blocks, float* ou
   parallel_for(blocks, q8_detail::grain, [&](std::int64_t begin, std::int64_t end) {
     run_variant<q8_detail::Dequantize>(in + begin * q8_block_bytes, end - begin, out + begin * q8_block);
   });
+}
+
+const Q8Kernels q8_cpu{dequantize_q8_blocks};
+
+const Q8Kernels& q8_kernels(Device device) {
+  if (device.is_cpu()) return q8_cpu;
+  if (!q8_cuda) throw DeviceError("q8 blocks: " + to_string(device) + " is not in this build");
+  return *q8_cuda;
 }
 
 }  // namespace thimble::kernels

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include <thimble/core/device.h>
 #include <thimble/core/kernels/pool.h>
 
 namespace thimble::kernels {
@@ -33,6 +34,29 @@ void add_codes(const std::uint8_t* a, const CodeScale& of_a, const std::uint8_t*
 
 /// y = max(x, zero).
 void relu_codes(const std::uint8_t* x, std::int64_t count, int zero, std::uint8_t* y) noexcept;
+
+/// What a device offers: the functions above, in its memory.
+struct QuantCodeKernels {
+  /// *not_finite becomes 1 where a number is not finite, else 0.
+  void (*quantize)(const float* x, std::int64_t count, const CodeScale& to, std::uint8_t* y,
+                   std::int32_t* not_finite) = nullptr;
+  void (*dequantize)(const std::uint8_t* x, std::int64_t count, const CodeScale& from, float* y) = nullptr;
+  void (*max_pool)(const std::uint8_t* x, const PoolWindows& windows, std::uint8_t* y) = nullptr;
+  void (*mean)(const std::uint8_t* x, std::int64_t images, std::int64_t pixels, std::int64_t channels,
+               const CodeScale& from, const CodeScale& to, std::uint8_t* y) = nullptr;
+  void (*add)(const std::uint8_t* a, const CodeScale& of_a, const std::uint8_t* b, const CodeScale& of_b,
+              std::int64_t count, const CodeScale& to, std::uint8_t* y) = nullptr;
+  void (*relu)(const std::uint8_t* x, std::int64_t count, int zero, std::uint8_t* y) = nullptr;
+  /// Dense rows of `columns` codes to rows that begin `stride` codes apart.
+  void (*copy_rows)(const std::uint8_t* x, std::int64_t rows, std::int64_t columns, std::uint8_t* y,
+                    std::int64_t stride) = nullptr;
+};
+
+extern const QuantCodeKernels quant_codes_cpu;
+extern const QuantCodeKernels* const quant_codes_cuda;  ///< null in a build without CUDA
+
+/// Throws DeviceError when this build has no kernels for the device.
+const QuantCodeKernels& quant_code_kernels(Device device);
 
 /// Weight (filters, elements), f32 or f64, to codes within +-127 and a scale for each filter: amax / 127, of the filter
 /// or (with `is_per_tensor`) of all. Where `least` is given, a scale is at least least[filter]. A filter of zeros has

@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 
-#include <thimble/core/kernels/quant_conv_kernel.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/quant_code_math.h>
 #include <thimble/core/kernels/variants.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
 namespace quant_codes_detail {
 
+using quant_detail::code_of;
 using quant_detail::quant_code;
 
 inline constexpr std::int64_t grain = 16 * 1024;  // elements that pay for another thread
@@ -21,9 +24,7 @@ struct Quantize {
     int good = 1;
     for (std::int64_t i = 0; i < count; ++i) {
       good &= static_cast<int>(std::fabs(x[i]) <= 3.4028234663852886e38F);
-      const float v = x[i] / to.scale;
-      // Not a number becomes 0 here, and an error outside.
-      y[i] = quant_code(v == v ? v : 0.0F, to.zero, to.low, to.high);
+      y[i] = code_of(x[i], to);
     }
     *is_finite = good != 0;
   }
@@ -168,6 +169,32 @@ void relu_codes(const std::uint8_t* x, std::int64_t count, int zero, std::uint8_
   parallel_for(count, quant_codes_detail::grain, [&](std::int64_t begin, std::int64_t end) {
     run_variant<quant_codes_detail::Floor>(x + begin, end - begin, static_cast<std::uint8_t>(zero), y + begin);
   });
+}
+
+namespace quant_codes_detail {
+
+void quantize(const float* x, std::int64_t count, const CodeScale& to, std::uint8_t* y, std::int32_t* not_finite) {
+  *not_finite = quantize_codes(x, count, to, y) ? 0 : 1;
+}
+
+void copy_rows(const std::uint8_t* x, std::int64_t rows, std::int64_t columns, std::uint8_t* y, std::int64_t stride) {
+  parallel_for(rows, 1024, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::memcpy(y + i * stride, x + i * columns, static_cast<std::size_t>(columns));
+    }
+  });
+}
+
+}  // namespace quant_codes_detail
+
+const QuantCodeKernels quant_codes_cpu{
+    quant_codes_detail::quantize, dequantize_codes, max_pool_codes, mean_codes, add_codes, relu_codes,
+    quant_codes_detail::copy_rows};
+
+const QuantCodeKernels& quant_code_kernels(Device device) {
+  if (device.is_cpu()) return quant_codes_cpu;
+  if (!quant_codes_cuda) throw DeviceError("codes: " + to_string(device) + " is not in this build");
+  return *quant_codes_cuda;
 }
 
 bool quantize_weight_codes(const void* weight, DType dtype, std::int64_t filters, std::int64_t elements,

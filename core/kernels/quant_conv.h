@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/gemm_dot.h>
@@ -63,6 +64,23 @@ std::size_t quant_conv_workspace_bytes(const ConvShape& shape, int threads) noex
 /// Computes `args` with a workspace of that many bytes, aligned to 64. All units and any number of threads give the
 /// same bits. Allocates nothing and throws nothing; sums stay below 2^31 for K <= 65793.
 void quant_conv(const QuantConvArgs& args, void* workspace, int threads, DotUnit unit) noexcept;
+
+/// What a device offers. Weights are packed and unpacked in the host's memory, whatever the device.
+struct QuantConvKernels {
+  std::size_t (*packed_bytes)(const ConvShape& shape) noexcept = nullptr;
+  void (*pack)(const ConvShape& shape, const std::int8_t* weight, void* packed) noexcept = nullptr;
+  void (*unpack)(const ConvShape& shape, const void* packed, std::int8_t* weight) noexcept = nullptr;
+  std::size_t (*workspace_bytes)(const ConvShape& shape, int threads) noexcept = nullptr;
+  void (*conv)(const QuantConvArgs& args, void* workspace, int threads) = nullptr;
+};
+
+extern const QuantConvKernels quant_conv_cpu;
+extern const QuantConvKernels* const quant_conv_cuda;  ///< null in a build without CUDA
+extern const QuantConvKernels quant_conv_cuda_sizes;   ///< all but `conv` (quant_rows.h), in every build
+
+/// Throws DeviceError when this build has no kernels for the device. A dry device has the sizes of the real one; its
+/// `conv` is not called.
+const QuantConvKernels& quant_conv_kernels(Device device);
 
 /// The oracle: plain loops over `weight` (O, KH, KW, C) in place of args.packed, sums in 64 bits.
 void quant_conv_reference(const QuantConvArgs& args, const std::int8_t* weight) noexcept;

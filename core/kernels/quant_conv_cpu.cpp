@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include <thimble/core/error.h>
 #include <thimble/core/kernels/quant_conv_kernel.h>
 #include <thimble/core/parallel.h>
 
@@ -261,6 +262,24 @@ void quant_conv(const QuantConvArgs& args, void* workspace, int threads, DotUnit
   });
 }
 
+namespace quant_conv_detail {
+
+void conv(const QuantConvArgs& args, void* workspace, int threads) {
+  quant_conv(args, workspace, threads, dot_unit(DType::i8));
+}
+
+}  // namespace quant_conv_detail
+
+const QuantConvKernels quant_conv_cpu{quant_packed_bytes, pack_quant_weight, unpack_quant_weight,
+                                      quant_conv_workspace_bytes, quant_conv_detail::conv};
+
+const QuantConvKernels& quant_conv_kernels(Device device) {
+  if (device.is_cpu()) return quant_conv_cpu;
+  if (device.is_dry) return quant_conv_cuda_sizes;
+  if (!quant_conv_cuda) throw DeviceError("conv of codes: " + to_string(device) + " is not in this build");
+  return *quant_conv_cuda;
+}
+
 void quant_conv_reference(const QuantConvArgs& args, const std::int8_t* weight) noexcept {
   const ConvShape& s = args.shape;
   std::int64_t at = 0;
@@ -280,15 +299,7 @@ void quant_conv_reference(const QuantConvArgs& args, const std::int8_t* weight) 
               }
             }
           }
-          float v = static_cast<float>(static_cast<std::int32_t>(sum)) * args.scale[o];
-          if (args.residual != nullptr) {
-            v += static_cast<float>(args.residual[at] - args.residual_zero) * args.residual_scale;
-          }
-          if (args.y_dtype == DType::f32) {
-            static_cast<float*>(args.y)[at] = v;
-          } else {
-            static_cast<std::uint8_t*>(args.y)[at] = quant_detail::quant_code(v, args.zero, args.low, args.high);
-          }
+          quant_detail::store_quant_conv(args, at, o, static_cast<std::int32_t>(sum));
         }
       }
     }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include <thimble/core/kernels/quant_code_math.h>
 #include <thimble/core/kernels/quant_conv.h>
 
 namespace thimble::kernels::quant_detail {
@@ -35,14 +36,5 @@ using QuantKernel = void (*)(const QuantConvArgs& args, const QuantTile& tile);
 
 /// The kernel of a unit; `is_narrow`: groups of 8 bytes.
 QuantKernel quant_kernel(DotUnit unit, bool is_narrow) noexcept;
-
-/// The code of v: adding 1.5 2^23 leaves no place for a fraction, so the sum is rounded, half to even.
-inline std::uint8_t quant_code(float v, int zero, int low, int high) noexcept {
-  constexpr float shift = 12582912.0F;
-  const auto least = static_cast<float>(low - zero), most = static_cast<float>(high - zero);
-  v = v < least ? least : v;
-  v = v > most ? most : v;
-  return static_cast<std::uint8_t>(static_cast<int>((v + shift) - shift) + zero);
-}
 
 }  // namespace thimble::kernels::quant_detail

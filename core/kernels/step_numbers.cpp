@@ -35,6 +35,11 @@ void go_to(RandomSite& site, const StepNumbers& recorded, const StepNumbers& now
   if (site.step == recorded.random_step) site.step = now.random_step;
 }
 
+void go_to(Fp8ScaleArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept {
+  if (static_cast<std::uint64_t>(args.step) == recorded.random_step)
+    args.step = static_cast<std::int64_t>(now.random_step);
+}
+
 const void* StepBlock::add(std::size_t bytes, Fill fill) {
   const std::size_t offset = bytes_;
   bytes_ += (bytes + alignment - 1) / alignment * alignment;

@@ -8,6 +8,7 @@
 #include <functional>
 #include <vector>
 
+#include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/optimizer8.h>
 
@@ -21,11 +22,13 @@ struct StepNumbers {
   std::uint64_t random_step = 0;  ///< of the generator
 };
 
-/// A kernel's arguments in another step. Those of random numbers change where they are of the step that was recorded.
+/// A kernel's arguments in another step. Those of random numbers, and the step that an amax is recorded for, change
+/// where they are of the step that was recorded.
 void go_to(SgdArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(AdamArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(AdafactorArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(RandomSite& site, const StepNumbers& recorded, const StepNumbers& now) noexcept;
+void go_to(Fp8ScaleArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 
 /// The block: every launch that depends on the step has a slot in it, in the order of launches.
 class StepBlock {

@@ -7,6 +7,7 @@
 #include <thimble/core/copy.h>
 #include <thimble/core/elementwise.h>
 #include <thimble/core/error.h>
+#include <thimble/core/fp8_matmul.h>
 #include <thimble/core/matmul.h>
 #include <thimble/core/ops/unary.h>
 #include <thimble/core/view.h>
@@ -14,8 +15,10 @@
 namespace thimble::ops {
 namespace fp8_linear_detail {
 
-constexpr std::int64_t window_bytes = std::int64_t{4} << 20;  // of decoded x
+/// Of decoded x: what a processor's caches hold some of, and on a GPU what keeps all of it at work.
+std::int64_t window_bytes(Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
 constexpr std::int64_t fewest_rows = 64;
+constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
 
 bool is_gelu(kernels::Activation activation) {
   return activation == kernels::Activation::gelu_tanh || activation == kernels::Activation::gelu_erf;
@@ -71,8 +74,8 @@ Tensor through(kernels::Activation activation, Tensor kept, Tensor dy) {
 // y = act(s x8 W8 + bias), a window of rows of x at a time. w is (I, O).
 void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w) {
   const std::int64_t rows = x.values.size(0), in = x.values.size(1);
-  const std::int64_t most =
-      std::max(fewest_rows, window_bytes / (2 * std::max<std::int64_t>(in, 1)) / fewest_rows * fewest_rows);
+  const std::int64_t most = std::max(
+      fewest_rows, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(in, 1)) / fewest_rows * fewest_rows);
   const Tensor window = Tensor::empty({std::min(rows, most), in}, DType::bf16, x.values.device(), Category::workspace);
   for (std::int64_t r = 0; r < rows; r += most) {
     const std::int64_t end = std::min(rows, r + most);
@@ -92,8 +95,8 @@ void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w)
 void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Operand& x, const Fp8Operand& dy,
                          bool is_in_out) {
   const std::int64_t rows = x.values.size(0), in = x.values.size(1);
-  const std::int64_t most =
-      std::max(fp8_block, window_bytes / (2 * std::max<std::int64_t>(rows, 1)) / fp8_block * fp8_block);
+  const std::int64_t most = std::max(
+      fp8_block, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(rows, 1)) / fp8_block * fp8_block);
   const std::int64_t width = std::min(in, most);
   const Tensor window = Tensor::empty({width * rows}, DType::bf16, x.values.device(), Category::workspace);
   for (std::int64_t i = 0; i < in; i += width) {
@@ -109,6 +112,37 @@ void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Opera
   }
 }
 
+// A device whose products read codes: where values have a scale for the tensor. In blocks, the scales of which are
+// powers of two, bf16 values are multiplied everywhere.
+bool has_units(Device device, const Fp8Use& use) { return device.is_cuda() && use.format.scaling != Fp8Scaling::block; }
+
+// The same three products of codes. A weight (out, in) is read as it lies forward and turned backward; (in, out) the
+// other way round.
+void multiply_codes(const MatmulCall& whole, const Fp8Operand& x, const Fp8Sides& w) {
+  fp8_matmul_into({whole.operation,
+                   x,
+                   {w.plain.defined() ? w.plain : w.turned, w.scale},
+                   whole.c,
+                   whole.bias,
+                   whole.pre_activation,
+                   whole.activation});
+}
+
+void multiply_codes_transposed(const char* name, const Tensor& dweight, const Fp8Operand& x, const Fp8Operand& dy,
+                               bool is_in_out) {
+  const std::int64_t in = x.values.size(1), rows = dy.values.size(1);  // padded
+  const std::int64_t most = std::max(fp8_block, turned_bytes / std::max<std::int64_t>(rows, 1) / fp8_block * fp8_block);
+  const std::int64_t width = std::min(in, most);
+  const Tensor window = Tensor::empty({width, rows}, x.values.dtype(), x.values.device(), Category::workspace);
+  for (std::int64_t i = 0; i < in; i += width) {
+    const std::int64_t end = std::min(in, i + width);
+    const Fp8Operand part{view::slice(window, 0, 0, end - i), x.scale};
+    fp8_turn_into(part.values, x.values, i, end);
+    const Tensor c = view::slice(dweight, is_in_out ? 0 : 1, i, end);
+    fp8_matmul_into({name, is_in_out ? part : dy, is_in_out ? dy : part, c, {}, {}});
+  }
+}
+
 }  // namespace fp8_linear_detail
 
 Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, Needs needs,
@@ -117,14 +151,25 @@ Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& b
   detail::check(x, weight, bias, scales, weight_is_in_out);
   const std::int64_t out = weight.size(weight_is_in_out ? 1 : 0);
   const Fp8Operand codes = fp8_encode(detail::as_rows(x), Fp8Role::x, use, scales);  // (R, I)
-  Fp8Operand w = fp8_round(contiguous(weight), Fp8Role::weight, use, scales);
-  if (!weight_is_in_out) w.values = view::transpose(w.values);  // (I, O)
+  const bool on_units = detail::has_units(x.device(), use);
+  Fp8Sides sides;
+  Fp8Operand w;
+  if (on_units) {
+    sides = fp8_encode_sides(contiguous(weight), Fp8Role::weight, use, scales, !weight_is_in_out, weight_is_in_out);
+  } else {
+    w = fp8_round(contiguous(weight), Fp8Role::weight, use, scales);
+    if (!weight_is_in_out) w.values = view::transpose(w.values);  // (I, O)
+  }
   const Tensor y = Tensor::empty({codes.values.size(0), out}, x.dtype(), x.device());
   MatmulCall call{name, {}, {}, y, bias.defined() ? contiguous(bias) : bias, {}};
   call.activation = activation;
   const bool keeps_input = detail::is_gelu(activation) && needs.any();
   if (keeps_input) call.pre_activation = Tensor::empty_like(y);
-  detail::multiply(call, codes, w);
+  if (on_units) {
+    detail::multiply_codes(call, codes, sides);
+  } else {
+    detail::multiply(call, codes, w);
+  }
   const Shape shape = detail::with_last(x.shape(), out);
   const Tensor result = view::reshape(y, shape);
   if (needs[1]) saved.x = codes.values, saved.x_scale = codes.scale;
@@ -145,10 +190,28 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   Tensor dx, dweight, dbias;
   if (needs[2]) dbias = column_sum(rows);
   if (!needs[0] && !needs[1]) return {dx, dweight, dbias};
+  Fp8Use again = use;  // forward has recorded the weight
+  again.records = false;
+  if (detail::has_units(rows.device(), use)) {
+    const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
+    Fp8Sides d = fp8_encode_sides(rows, Fp8Role::gradient, use, saved.scales, needs[0], needs[1]);
+    const Device device = rows.device();
+    rows = Tensor();
+    if (needs[0]) {
+      const Fp8Sides w = fp8_encode_sides(contiguous(saved.weight), Fp8Role::weight, again, saved.scales,
+                                          weight_is_in_out, !weight_is_in_out);
+      dx = Tensor::empty({count, in}, dtype, device);
+      detail::multiply_codes({name, {}, {}, dx, {}, {}}, {std::exchange(d.plain, Tensor()), d.scale}, w);
+      dx = view::reshape(dx, saved.x_shape);
+    }
+    if (needs[1]) {
+      dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, device);
+      detail::multiply_codes_transposed(name, dweight, {saved.x, saved.x_scale}, {d.turned, d.scale}, weight_is_in_out);
+    }
+    return {dx, dweight, dbias};
+  }
   const Fp8Operand d = fp8_round(std::move(rows), Fp8Role::gradient, use, saved.scales);  // (R, O)
   if (needs[0]) {
-    Fp8Use again = use;  // forward has recorded the weight
-    again.records = false;
     Fp8Operand w = fp8_round(contiguous(saved.weight), Fp8Role::weight, again, saved.scales);
     if (weight_is_in_out) w.values = view::transpose(w.values);  // (O, I)
     dx = Tensor::empty({d.values.size(0), w.values.size(1)}, dtype, w.values.device());

@@ -13,7 +13,8 @@
 namespace thimble::ops {
 namespace linear_q8_detail {
 
-constexpr std::int64_t tile_bytes = 1 << 20;
+/// Of f32 rows: what stays in a processor's cache, and on a GPU what its launches are worth.
+std::int64_t tile_bytes(Device device) { return std::int64_t{1} << (device.is_cuda() ? 25 : 20); }
 
 void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
   if (x.dtype() != DType::f32 || blocks.dtype() != DType::u8 || (bias.defined() && bias.dtype() != DType::f32)) {
@@ -29,8 +30,9 @@ void check(const Tensor& x, const Tensor& blocks, const Tensor& bias) {
     throw ShapeError("linear_q8: bias " + to_string(bias.shape()) + " for " + std::to_string(blocks.size(0)) +
                      " outputs");
   }
-  if (x.device() != blocks.device() || x.device().is_cuda()) {
-    throw DeviceError("linear_q8: input " + describe(x) + ", blocks " + describe(blocks) + "; the CPU is needed");
+  if (x.device() != blocks.device() || (bias.defined() && bias.device() != x.device())) {
+    throw DeviceError("linear_q8: input " + describe(x) + ", blocks " + describe(blocks) + ", bias " + describe(bias) +
+                      "; one device is needed");
   }
 }
 
@@ -44,14 +46,15 @@ Tensor LinearQ8::forward(const Tensor& x, const Tensor& blocks, const Tensor& bi
   const Tensor weight = contiguous(blocks);
   const Tensor y = Tensor::empty({rows.size(0), out}, DType::f32, x.device());
   const std::int64_t in_tile = std::clamp<std::int64_t>(
-      linear_q8_detail::tile_bytes / std::max<std::int64_t>(4 * in, 1), 1, std::max<std::int64_t>(out, 1));
+      linear_q8_detail::tile_bytes(x.device()) / std::max<std::int64_t>(4 * in, 1), 1, std::max<std::int64_t>(out, 1));
   const Tensor tile = Tensor::empty({in_tile, in}, DType::f32, x.device(), Category::workspace);
   for (std::int64_t o = 0; o < out; o += in_tile) {
     const std::int64_t count = std::min(in_tile, out - o);
     const Tensor part = view::slice(tile, 0, 0, count);  // (count, I)
     launch(x.device(), [&](const Addresses& at) {
-      kernels::dequantize_q8_blocks(at.as<std::uint8_t>(weight) + o * weight.size(1), count * in / kernels::q8_block,
-                                    at.as<float>(part));
+      kernels::q8_kernels(x.device())
+          .dequantize(at.as<std::uint8_t>(weight) + o * weight.size(1), count * in / kernels::q8_block,
+                      at.as<float>(part));
     });
     MatmulCall call{name, rows, view::transpose(part), view::slice(y, 1, o, o + count), {}, {}};
     if (bias.defined()) call.bias = contiguous(view::slice(bias, 0, o, o + count));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 
 #include <thimble/core/copy.h>
@@ -20,14 +19,12 @@ void check_codes(const char* operation, const Tensor& x) {
   if (x.dtype() != DType::u8) {
     throw DTypeError(std::string(operation) + ": codes are " + describe(x) + "; u8 is needed");
   }
-  if (x.device().is_cuda()) throw DeviceError(std::string(operation) + ": " + describe(x) + "; the CPU is needed");
 }
 
 void check_numbers(const char* operation, const Tensor& x) {
   if (x.dtype() != DType::f32) {
     throw DTypeError(std::string(operation) + ": the input is " + describe(x) + "; f32 is needed");
   }
-  if (x.device().is_cuda()) throw DeviceError(std::string(operation) + ": " + describe(x) + "; the CPU is needed");
 }
 
 ConvShape conv_shape(const Shape& x, const Shape& weight, const StepWindow& w) {
@@ -48,7 +45,11 @@ ConvShape conv_shape(const Shape& x, const Shape& weight, const StepWindow& w) {
   return s;
 }
 
-kernels::DotUnit unit() noexcept { return kernels::dot_unit(DType::i8); }
+void check_device(const char* operation, const Tensor& a, const Tensor& b) {
+  if (a.device() != b.device()) {
+    throw DeviceError(std::string(operation) + ": " + describe(a) + " and " + describe(b) + "; one device is needed");
+  }
+}
 
 CodeScale with_relu(CodeScale s, bool has_relu) {
   if (has_relu) s.low = s.zero;
@@ -81,11 +82,17 @@ Codes to_codes(const Tensor& x, const CodeScale& scale) {
   codes_detail::check_numbers("quantize", x);
   const Tensor from = contiguous(x);
   const Tensor y = Tensor::empty(x.shape(), DType::u8, x.device());
-  bool is_finite = true;
+  // On a CUDA device the answer lies in its memory: to ask for it is what a run waits for.
+  const bool is_cuda = x.device().is_cuda();
+  const Tensor flag = is_cuda ? Tensor::empty({1}, DType::i32, x.device(), Category::workspace) : Tensor();
+  std::int32_t not_finite = 0;
   launch(x.device(), [&](const Addresses& at) {
-    is_finite = kernels::quantize_codes(at.as<float>(from), x.elements(), scale, at.as<std::uint8_t>(y));
+    kernels::quant_code_kernels(x.device())
+        .quantize(at.as<float>(from), x.elements(), scale, at.as<std::uint8_t>(y),
+                  is_cuda ? at.as<std::int32_t>(flag) : &not_finite);
   });
-  if (!is_finite) throw ValueError("quantize: " + describe(x) + " has a value that is not finite");
+  if (is_cuda && !x.device().is_dry) not_finite = to_host<std::int32_t>(flag)[0];
+  if (not_finite != 0) throw ValueError("quantize: " + describe(x) + " has a value that is not finite");
   return {y, scale};
 }
 
@@ -93,7 +100,8 @@ Tensor from_codes(const Codes& x) {
   codes_detail::check_codes("dequantize", x.tensor);
   const Tensor y = Tensor::empty(x.tensor.shape(), DType::f32, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
-    kernels::dequantize_codes(at.as<std::uint8_t>(x.tensor), y.elements(), x.scale, at.as<float>(y));
+    kernels::quant_code_kernels(y.device())
+        .dequantize(at.as<std::uint8_t>(x.tensor), y.elements(), x.scale, at.as<float>(y));
   });
   return y;
 }
@@ -102,6 +110,8 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
                  const CodeScale* out) {
   const Tensor& image = x.tensor;
   codes_detail::check_codes("conv of codes", image);
+  codes_detail::check_device("conv of codes", image, weights.codes);
+  if (residual) codes_detail::check_device("conv of codes", image, residual->tensor);
   const Shape& w = weights.shape;
   const bool is_linear = step.kind == StepKind::linear;
   if (image.rank() != (is_linear ? 2 : 4) || image.size(-1) != w[w.rank() - 1]) {
@@ -123,7 +133,8 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
   const Tensor y = Tensor::empty(shape, out ? DType::u8 : DType::f32, image.device());
   if (y.elements() == 0) return {y, out ? *out : CodeScale{}};
   const int threads = thread_count();
-  const std::size_t bytes = kernels::quant_conv_workspace_bytes(args.shape, threads);
+  const kernels::QuantConvKernels& kernels = kernels::quant_conv_kernels(image.device());
+  const std::size_t bytes = kernels.workspace_bytes(args.shape, threads);
   Tensor workspace;
   if (bytes > 0) {
     workspace = Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::u8, image.device(), Category::workspace);
@@ -145,7 +156,7 @@ Codes conv_codes(const Codes& x, const PackedWeights& weights, const Step& step,
     args.scale = at.as<float>(weights.scale);
     args.residual = residual ? at.as<std::uint8_t>(residual->tensor) : nullptr;
     args.y = at(y);
-    kernels::quant_conv(args, at(workspace), threads, codes_detail::unit());
+    kernels.conv(args, at(workspace), threads);
   });
   return {y, out ? *out : CodeScale{}};
 }
@@ -157,7 +168,7 @@ Codes max_pool_of(const Codes& x, const StepWindow& window) {
   kernels::PoolWindows windows;
   const Tensor y = Tensor::empty(codes_detail::pooled(x.tensor.shape(), window, windows), DType::u8, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
-    kernels::max_pool_codes(at.as<std::uint8_t>(x.tensor), windows, at.as<std::uint8_t>(y));
+    kernels::quant_code_kernels(y.device()).max_pool(at.as<std::uint8_t>(x.tensor), windows, at.as<std::uint8_t>(y));
   });
   return {y, x.scale};
 }
@@ -175,7 +186,8 @@ Codes mean_of(const Codes& x, const CodeScale& out) {
   }
   const Tensor y = Tensor::empty({images, channels}, DType::u8, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
-    kernels::mean_codes(at.as<std::uint8_t>(x.tensor), images, pixels, channels, x.scale, out, at.as<std::uint8_t>(y));
+    kernels::quant_code_kernels(y.device())
+        .mean(at.as<std::uint8_t>(x.tensor), images, pixels, channels, x.scale, out, at.as<std::uint8_t>(y));
   });
   return {y, out};
 }
@@ -183,6 +195,7 @@ Codes mean_of(const Codes& x, const CodeScale& out) {
 Codes sum_of(const Codes& a, const Codes& b, bool has_relu, const CodeScale& out) {
   codes_detail::check_codes("sum of codes", a.tensor);
   codes_detail::check_codes("sum of codes", b.tensor);
+  codes_detail::check_device("sum of codes", a.tensor, b.tensor);
   if (!(a.tensor.shape() == b.tensor.shape())) {
     throw ShapeError("sum of codes: shapes differ, " + to_string(a.tensor.shape()) + " and " +
                      to_string(b.tensor.shape()));
@@ -190,8 +203,9 @@ Codes sum_of(const Codes& a, const Codes& b, bool has_relu, const CodeScale& out
   const Tensor y = Tensor::empty(a.tensor.shape(), DType::u8, a.tensor.device());
   const CodeScale to = codes_detail::with_relu(out, has_relu);
   launch(y.device(), [&](const Addresses& at) {
-    kernels::add_codes(at.as<std::uint8_t>(a.tensor), a.scale, at.as<std::uint8_t>(b.tensor), b.scale, y.elements(), to,
-                       at.as<std::uint8_t>(y));
+    kernels::quant_code_kernels(y.device())
+        .add(at.as<std::uint8_t>(a.tensor), a.scale, at.as<std::uint8_t>(b.tensor), b.scale, y.elements(), to,
+             at.as<std::uint8_t>(y));
   });
   return {y, out};
 }
@@ -200,7 +214,8 @@ Codes relu_of(const Codes& x) {
   codes_detail::check_codes("relu of codes", x.tensor);
   const Tensor y = Tensor::empty(x.tensor.shape(), DType::u8, x.tensor.device());
   launch(y.device(), [&](const Addresses& at) {
-    kernels::relu_codes(at.as<std::uint8_t>(x.tensor), y.elements(), x.scale.zero, at.as<std::uint8_t>(y));
+    kernels::quant_code_kernels(y.device())
+        .relu(at.as<std::uint8_t>(x.tensor), y.elements(), x.scale.zero, at.as<std::uint8_t>(y));
   });
   return {y, x.scale};
 }
@@ -211,6 +226,7 @@ Codes concat_of(const std::vector<Codes>& parts) {
   const std::int64_t rows = first.elements() / std::max<std::int64_t>(first.size(-1), 1);
   for (const Codes& part : parts) {
     codes_detail::check_codes("concat of codes", part.tensor);
+    codes_detail::check_device("concat of codes", first, part.tensor);
     bool fits = part.tensor.rank() == first.rank();
     for (int axis = 0; fits && axis + 1 < first.rank(); ++axis) fits = part.tensor.shape()[axis] == first.shape()[axis];
     if (!fits) {
@@ -226,13 +242,8 @@ Codes concat_of(const std::vector<Codes>& parts) {
     std::int64_t column = 0;
     for (const Codes& part : parts) {
       const std::int64_t own = part.tensor.size(-1);
-      const auto* const from = at.as<std::uint8_t>(part.tensor);
-      auto* const to = at.as<std::uint8_t>(y) + column;
-      parallel_for(rows, 1024, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-          std::memcpy(to + i * columns, from + i * own, static_cast<std::size_t>(own));
-        }
-      });
+      kernels::quant_code_kernels(y.device())
+          .copy_rows(at.as<std::uint8_t>(part.tensor), rows, own, at.as<std::uint8_t>(y) + column, columns);
       column += own;
     }
   });

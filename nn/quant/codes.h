@@ -1,7 +1,8 @@
 #pragma once
 // Tensors of 8-bit codes and the steps between them: what QuantizedModel is made of. Not recorded on a tape. On a dry
-// device they allocate what they allocate on the CPU. All throw DeviceError for a CUDA device, DTypeError and
-// ShapeError.
+// device they allocate what they allocate on the real one. On a CUDA device they give the CPU's bits; weights are
+// packed by the host. All throw DeviceError where tensors are on several devices or this build has no kernels,
+// DTypeError and ShapeError.
 
 #include <vector>
 
@@ -19,7 +20,7 @@ struct Codes {
 };
 
 /// A layer's weights, ready to run. Bytes: those of the codes, filled up to whole groups and blocks
-/// (kernels/quant_conv.h), and 12 for each filter.
+/// (kernels/quant_conv.h) or, on a CUDA device, rows (kernels/quant_rows.h), and 12 for each filter.
 struct PackedWeights {
   Shape shape;  ///< (O, KH, KW, I) or (O, I)
   StepWindow window;
@@ -29,7 +30,7 @@ struct PackedWeights {
   Tensor scale;  ///< (O, filled up) f32: from such units to the output's codes, or to f32
 };
 
-/// Numbers (f32) to codes. Throws ValueError when one is not finite.
+/// Numbers (f32) to codes. Throws ValueError when one is not finite, which a CUDA device is asked for: the host waits.
 Codes to_codes(const Tensor& x, const CodeScale& scale);
 Tensor from_codes(const Codes& x);
 
@@ -44,7 +45,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
 /// weight scale that is not finite and above 0.
 PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const Tensor& bias, const Step& step,
                          const CodeScale& in, const CodeScale* out);
-/// The codes in the layout of `shape`.
+/// The codes in the layout of `shape`, in the host's memory.
 Tensor unpacked_codes(const PackedWeights& weights);
 
 /// What a convolution or linear layer does: y, or with `out` null an f32 tensor in y.tensor. `residual` may be null.

@@ -1,6 +1,7 @@
 #include <thimble/nn/quant/folded_net.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 
 #include <thimble/autograd/apply.h>
@@ -22,6 +23,27 @@ ops::Conv2d convolution(const StepWindow& w) {
 }
 
 Tensor scalar(float value, Device device) { return full({1}, static_cast<double>(value), DType::f32, device); }
+
+/// (O, 1, ...) f32; none where a weight is not finite. The host finds them, for a CUDA device from a copy.
+std::optional<Tensor> weight_scales(const Tensor& weight, bool is_per_tensor) {
+  const Device device = weight.device();
+  Shape shape = weight.shape();
+  for (int axis = 1; axis < shape.rank(); ++axis) shape[axis] = 1;
+  if (device.is_cuda()) {
+    if (device.is_dry) return Tensor::empty(shape, DType::f32, device);
+    const std::optional<Tensor> scale = weight_scales(to_device(weight, cpu), is_per_tensor);
+    return scale ? to_device(*scale, device) : scale;
+  }
+  const std::int64_t filters = weight.size(0), elements = weight.elements() / std::max<std::int64_t>(filters, 1);
+  const Tensor scale = Tensor::empty(shape, DType::f32, device);
+  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, device, Category::workspace);
+  bool is_finite = true;
+  launch(device, [&](const Addresses& at) {
+    is_finite = kernels::quantize_weight_codes(at(weight), weight.dtype(), filters, elements, is_per_tensor, nullptr,
+                                               at.as<std::int8_t>(codes), at.as<float>(scale));
+  });
+  return is_finite ? std::optional<Tensor>(scale) : std::nullopt;
+}
 
 }  // namespace folded_net_detail
 
@@ -64,21 +86,11 @@ Tensor FoldedNet::rounded(int value, Tensor x) const {
 Tensor FoldedNet::rounded_weight(std::size_t step) const {
   const Tensor& weight = weights_[step].weight;
   if (!scales_) return weight;
-  const std::int64_t filters = weight.size(0), elements = weight.elements() / std::max<std::int64_t>(filters, 1);
-  Shape shape = weight.shape();
-  for (int axis = 1; axis < shape.rank(); ++axis) shape[axis] = 1;
-  const Tensor scale = Tensor::empty(shape, DType::f32, weight.device());
-  const Tensor codes = Tensor::empty({weight.elements()}, DType::i8, weight.device(), Category::workspace);
-  bool is_finite = true;
-  launch(weight.device(), [&](const Addresses& at) {
-    is_finite = kernels::quantize_weight_codes(at(weight), weight.dtype(), filters, elements,
-                                               scales_->weights == WeightScales::per_tensor, nullptr,
-                                               at.as<std::int8_t>(codes), at.as<float>(scale));
-  });
-  if (!is_finite) {
+  const std::optional<Tensor> scale =
+      folded_net_detail::weight_scales(weight.detach(), scales_->weights == WeightScales::per_tensor);
+  if (!scale)
     throw ValueError("fake_quantize: weight " + program_.steps[step].name + " has a value that is not finite");
-  }
-  return thimble::fake_quantize(weight, scale, 0, -127, 127);
+  return thimble::fake_quantize(weight, *scale, 0, -127, 127);
 }
 
 Tensor FoldedNet::compute(std::size_t step, const std::vector<Tensor>& values) const {

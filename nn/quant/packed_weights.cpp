@@ -42,13 +42,49 @@ void check(const Tensor& weight, const Tensor& bias, const Step& step) {
     throw ShapeError(what + "; (O, KH, KW, I) with the step's kernel, or (O, I), is needed");
   }
   if (!(bias.shape() == Shape{shape[0]})) throw ShapeError(what + "; a bias for each filter is needed");
-  if (weight.device().is_cuda()) throw DeviceError(what + "; the CPU is needed");
+  if (bias.device() != weight.device()) throw DeviceError(what + "; one device is needed");
   if (elements_of(weight) > most_products) {
     throw ShapeError(what + "; at most " + std::to_string(most_products) + " products in a sum are allowed");
   }
   if (kernels::quant_runs(kernel_of(shape, step.window)) > kernels::quant_max_runs) {
     throw ShapeError(what + "; kernels of at most " + std::to_string(kernels::quant_max_runs) + " lines are allowed");
   }
+}
+
+/// Room for packed codes, in the layout of `layout`'s kernels where that is another device: packing is the host's work.
+Tensor empty_codes(const ConvShape& kernel, Device device, Device layout) {
+  const std::size_t bytes = kernels::quant_conv_kernels(layout).packed_bytes(kernel);
+  return Tensor::empty({static_cast<std::int64_t>(bytes)}, DType::i8, device, Category::parameter);
+}
+Tensor empty_codes(const ConvShape& kernel, Device device) { return empty_codes(kernel, device, device); }
+
+/// Where the host works on tensors of a device.
+Device host_of(Device device) { return device.is_dry ? dry(cpu) : cpu; }
+
+/// A copy there; of a dry tensor a dry one.
+Tensor at_host(const Tensor& t) {
+  const Device host = host_of(t.device());
+  return t.device().is_dry ? Tensor::empty(t.shape(), t.dtype(), host) : to_device(t, host);
+}
+Tensor at_device(const Tensor& t, Device device) {
+  return device.is_dry ? Tensor::empty(t.shape(), t.dtype(), device, Category::parameter)
+                       : to_device(t, device, Category::parameter);
+}
+
+/// Weights of the host as the kernels of a CUDA device have them.
+PackedWeights moved(const PackedWeights& from, Device device) {
+  PackedWeights to = from;
+  const Tensor codes = unpacked_codes(from);
+  const ConvShape kernel = kernel_of(from.shape, from.window);
+  const Tensor packed = empty_codes(kernel, codes.device(), device);
+  launch(codes.device(), [&](const Addresses& at) {
+    kernels::quant_conv_kernels(device).pack(kernel, at.as<std::int8_t>(codes), at(packed));
+  });
+  to.codes = at_device(packed, device);
+  to.weight_scale = at_device(from.weight_scale, device);
+  to.bias = at_device(from.bias, device);
+  to.scale = at_device(from.scale, device);
+  return to;
 }
 
 /// Tensors of the right sizes.
@@ -58,8 +94,7 @@ PackedWeights allocate(const Shape& shape, const Step& step, Device device) {
   PackedWeights packed;
   packed.shape = shape;
   packed.window = step.window;
-  packed.codes = Tensor::empty({static_cast<std::int64_t>(kernels::quant_packed_bytes(kernel))}, DType::i8, device,
-                               Category::parameter);
+  packed.codes = empty_codes(kernel, device);
   packed.weight_scale = Tensor::empty({shape[0]}, DType::f32, device, Category::parameter);
   packed.bias = Tensor::empty({padded}, DType::i32, device, Category::parameter);
   packed.scale = Tensor::empty({padded}, DType::f32, device, Category::parameter);
@@ -85,6 +120,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
                      "; both f32 or both f64 are needed");
   }
   const Device device = weight.device();
+  if (device.is_cuda()) return moved(pack_weights(at_host(weight), at_host(bias), step, in, out, scales), device);
   PackedWeights packed = allocate(weight.shape(), step, device);
   const std::int64_t filters = weight.size(0), elements = elements_of(weight), padded = packed.bias.elements();
   const Tensor wide = to_dtype(contiguous(bias), DType::f64);
@@ -142,6 +178,9 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
                      "; one for each filter is needed");
   }
   const Device device = codes.device();
+  if (device.is_cuda()) {
+    return moved(pack_codes(at_host(codes), at_host(weight_scale), at_host(bias), step, in, out), device);
+  }
   PackedWeights packed = allocate(codes.shape(), step, device);
   for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(weight_scale)) {
     if (!(std::isfinite(s) && s > 0)) {
@@ -163,10 +202,13 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
 }
 
 Tensor unpacked_codes(const PackedWeights& weights) {
-  const Tensor codes = Tensor::empty(weights.shape, DType::i8, weights.codes.device());
+  using namespace packed_weights_detail;
+  const Device device = weights.codes.device();
+  const Tensor packed = device.is_cuda() ? at_host(weights.codes) : weights.codes;
+  const Tensor codes = Tensor::empty(weights.shape, DType::i8, packed.device());
   launch(codes.device(), [&](const Addresses& at) {
-    kernels::unpack_quant_weight(packed_weights_detail::kernel_of(weights.shape, weights.window), at(weights.codes),
-                                 at.as<std::int8_t>(codes));
+    kernels::quant_conv_kernels(device).unpack(kernel_of(weights.shape, weights.window), at(packed),
+                                               at.as<std::int8_t>(codes));
   });
   return codes;
 }

@@ -1,5 +1,6 @@
 // A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (cuda/kernel.h), and there
-// is no cuBLASLt and no cuDNN, so that the own kernels are tested. In place of cuda/none.cpp in the tests' program.
+// is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can be one).
+// In place of cuda/none.cpp in the tests' program.
 
 #include <cstring>
 #include <functional>
@@ -9,10 +10,14 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/cuda/element.h>
 #include <thimble/cuda/kernel.h>
 #include <thimble/cuda/library.h>
 #include <thimble/memory/backing.h>
+
+#include "emulated/library.h"
 
 namespace thimble {
 namespace emulated_detail {
@@ -108,7 +113,68 @@ std::unique_ptr<Backing> make_cuda_backing(Device device) {
 
 namespace gpu {
 
-bool library_gemm(const kernels::GemmArgs&, void*, std::size_t) { return false; }
+using cuda_kernels::load_any;
+using cuda_kernels::store_any;
+
+// As cuBLASLt is asked: no gelu, and at most one dimension of a batch.
+bool library_gemm(const kernels::GemmArgs& a, void*, std::size_t bytes) {
+  if (!emulated::has_library || a.pre_activation || !kernels::is_library_gemm(a) || bytes == 0) return false;
+  if (a.activation != kernels::Activation::none && a.activation != kernels::Activation::relu) return false;
+  const kernels::GemmBatchDim batch = a.batch_rank == 1 ? a.batch[0] : kernels::GemmBatchDim{1, 0, 0, 0, 0};
+  for (std::int64_t matrix = 0; matrix < batch.size; ++matrix) {
+    for (std::int64_t i = 0; i < a.m; ++i) {
+      for (std::int64_t j = 0; j < a.n; ++j) {
+        float sum = 0;
+        for (std::int64_t p = 0; p < a.k; ++p) {
+          sum += load_any<float>(a.a, a.dtype, matrix * batch.a + i * a.a_row_stride + p * a.a_column_stride) *
+                 load_any<float>(a.b, a.dtype, matrix * batch.b + p * a.b_row_stride + j * a.b_column_stride);
+        }
+        const std::int64_t at = matrix * batch.c + i * a.c_row_stride + j;
+        sum *= static_cast<float>(a.alpha);
+        if (a.bias) sum += load_any<float>(a.bias, a.c_dtype, j);
+        if (a.activation == kernels::Activation::relu && sum < 0) sum = 0;
+        if (a.accumulate) sum += load_any<float>(a.c, a.c_dtype, at);
+        store_any<float>(a.c, a.c_dtype, at, sum);
+      }
+    }
+  }
+  return true;
+}
+
+// As cuBLASLt is asked: no activation, and no bias of f32.
+bool library_fp8_gemm(const kernels::Fp8GemmArgs& a, void*, std::size_t bytes) {
+  if (!emulated::has_library || a.pre_activation || a.activation != kernels::Activation::none) return false;
+  if (!kernels::is_library_fp8_gemm(a) || bytes == 0 || (a.bias && a.c_dtype == DType::f32)) return false;
+  const auto value = [](std::uint8_t code, DType dtype) {
+    return dtype == DType::f8e4m3 ? static_cast<float>(bit_cast<f8e4m3>(code))
+                                  : static_cast<float>(bit_cast<f8e5m2>(code));
+  };
+  for (std::int64_t i = 0; i < a.m; ++i) {
+    for (std::int64_t j = 0; j < a.n; ++j) {
+      float sum = 0;
+      for (std::int64_t p = 0; p < a.k; ++p) {
+        sum += value(a.a[i * a.a_row_stride + p], a.a_dtype) * value(a.b[j * a.b_row_stride + p], a.b_dtype);
+      }
+      sum *= *a.a_scale * *a.b_scale;
+      if (a.bias) sum += load_any<float>(a.bias, a.c_dtype, j);
+      store_any<float>(a.c, a.c_dtype, i * a.c_row_stride + j, sum);
+    }
+  }
+  return true;
+}
+
+bool library_int8_gemm(const Int8Gemm& a) {
+  if (!emulated::has_library || a.k % 16 != 0 || a.n % 16 != 0) return false;
+  for (std::int64_t i = 0; i < a.m; ++i) {
+    for (std::int64_t j = 0; j < a.n; ++j) {
+      std::int32_t sum = 0;
+      for (std::int64_t p = 0; p < a.k; ++p) sum += a.a[i * a.k + p] * a.b[j * a.k + p];
+      a.c[i * a.n + j] = sum;
+    }
+  }
+  return true;
+}
+
 bool library_conv_forward(const kernels::ConvForwardArgs&, void*, std::size_t) { return false; }
 bool library_conv_input_grad(const kernels::ConvInputGradArgs&, void*, std::size_t) { return false; }
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs&, void*, std::size_t) { return false; }

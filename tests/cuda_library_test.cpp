@@ -1,0 +1,91 @@
+// Products that a GPU's library makes, and what is done behind them: on the emulated device with plain loops in its
+// place.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/core/matmul.h>
+
+#include "catch.h"
+#include "emulated/library.h"
+#include "fp8_twin.h"
+#include "operator_table.h"
+
+using namespace thimble;
+using fp8_test::spread;
+using kernels::Activation;
+using thimble::testing::has_cuda;
+
+namespace cuda_library_test {
+
+void check_near(const Tensor& there, const Tensor& here, double tolerance) {
+  const std::vector<double> got = to_host<double>(there), expected = to_host<double>(here);
+  REQUIRE(got.size() == expected.size());
+  double most = 0, worst = 0;
+  for (const double v : expected) most = std::max(most, std::fabs(v));
+  for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::fabs(got[i] - expected[i]));
+  CHECK(worst <= tolerance * most);
+}
+
+}  // namespace cuda_library_test
+
+using namespace cuda_library_test;
+
+TEST_CASE("cuda library: linear layers near the CPU's, the same bits whether anything is kept or not", "[cuda]") {
+  if (!has_cuda()) return;
+  const emulated::LibraryScope library;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const Activation activation :
+         {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf}) {
+      for (const bool has_bias : {false, true}) {
+        INFO(to_string(dtype) << ", activation " << static_cast<int>(activation) << ", bias " << has_bias);
+        const Tensor dy = spread({3, 7, 24}, 1, dtype, 4);
+        const auto run = [&](Device device, bool recomputes) {
+          Tensor x = to_device(spread({3, 7, 40}, 2, dtype, 1), device);
+          const Tensor w = to_device(spread({24, 40}, 0.3, dtype, 2), device);
+          const Tensor b = has_bias ? to_device(spread({24}, 1, dtype, 3), device) : Tensor();
+          x.require_grad();
+          Tape tape;
+          Tensor y;
+          {
+            const Recording on(tape);
+            const auto layer = [&](const Tensor& t) { return linear(t, w, b, activation); };
+            y = recomputes ? checkpoint([&](const Tensor& t) { return layer(mul(t, 1.0)); }, x) : layer(x);
+          }
+          tape.backward(y, to_device(dy, device));
+          const NoGrad off;
+          return std::vector<Tensor>{y.detach(), x.grad(), linear(x.detach(), w, b, activation)};
+        };
+        const std::vector<Tensor> here = run(cpu, false), there = run(cuda(), false), again = run(cuda(), true);
+        const double tolerance = dtype == DType::f32 ? 1e-6 : dtype == DType::f16 ? 2e-3 : 2e-2;
+        for (std::size_t i = 0; i < here.size(); ++i) {
+          check_near(there[i], here[i], tolerance);
+          CHECK(to_host<double>(again[i]) == to_host<double>(there[i]));
+        }
+        CHECK(to_host<double>(there[2]) == to_host<double>(there[0]));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda library: narrow operands, a result in f32", "[cuda]") {
+  if (!has_cuda()) return;
+  const emulated::LibraryScope library;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    const auto run = [&](Device device) {
+      const Tensor a = to_device(spread({2, 9, 32}, 1, dtype, 1), device);
+      const Tensor b = to_device(spread({2, 32, 12}, 1, dtype, 2), device);
+      const Tensor c = full({2, 9, 12}, 0.5, DType::f32, device);
+      MatmulCall call{"product", a, b, c, {}, {}};
+      call.accumulate = true;
+      call.alpha = 0.25;
+      matmul_into(call);
+      return c;
+    };
+    check_near(run(cuda()), run(cpu), 1e-6);
+  }
+}
