@@ -23,7 +23,7 @@ using kernels::GemmArgs;
 
 void check_blas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw DeviceError(std::string(call) + ": " + cublasLtGetStatusName(status) + ": " + cublasLtGetStatusString(status));
+  throw DeviceError(failure_text(call, cublasLtGetStatusName(status), cublasLtGetStatusString(status)));
 }
 
 cudaDataType_t type_of(DType dtype) {
@@ -135,6 +135,7 @@ std::optional<cublasLtMatmulAlgo_t> choose(cublasLtHandle_t handle, Call& call, 
 
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace blas_detail;
+  const Doing doing(args, workspace_bytes);
   const Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = handle_of(device);
