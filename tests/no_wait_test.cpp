@@ -118,7 +118,7 @@ TEST_CASE("cuda: what the device says of its memory stands beside the arena's bo
   CHECK(memory::device_use(cuda(), now.total_bytes).outside_bytes == 0);  // others have given back in between
   CHECK(memory::summary(cuda()).find("\n  device: used ") != std::string::npos);
   CHECK(memory::summary(cpu).find("device:") == std::string::npos);
-  CHECK(memory::to_string({8192 * mib, 1024 * mib, 256 * mib, 320 * mib}) ==
+  CHECK(memory::to_string(memory::DeviceUse{8192 * mib, 1024 * mib, 256 * mib, 320 * mib}) ==
         "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB");
 }
 
