@@ -8,9 +8,10 @@
 # is of all stages so far. A stage that this machine cannot run is named as left out. Exit status 0 when no stage of this
 # call failed.
 #
-# DEVICE=cpu SIZES=tiny runs the same commands without a GPU, to see that they run. PyTorch is what THIMBLE_PYTHON (or
-# python3) has. Headers that Debian's packages would bring (Eigen, Catch2, CLI11, nlohmann-json, zlib) are also looked
-# for under .deps/, which git ignores: .deps/<anything>/usr/include as `dpkg -x PACKAGE.deb .deps/NAME` leaves them.
+# A command that takes longer than LIMIT seconds (570) has failed. DEVICE=cpu SIZES=tiny runs the same commands without a
+# GPU, to see that they run. PyTorch is what THIMBLE_PYTHON (or python3) has. Headers that Debian's packages would bring
+# (Eigen, Catch2, CLI11, nlohmann-json, zlib) are also looked for under .deps/, which git ignores:
+# .deps/<anything>/usr/include as `dpkg -x PACKAGE.deb .deps/NAME` leaves them.
 # shellcheck disable=SC2317,SC2013  # stages are called by name; names are words
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -70,7 +71,7 @@ note() { printf '%-22s %-9s %s\n' "$1" "$2" "$3" | tee -a "$summary"; }
 run() {
   local name=$1 start=$SECONDS
   shift
-  if "$@" >"$out/$name.log" 2>&1; then
+  if timeout "${LIMIT:-570}" "$@" >"$out/$name.log" 2>&1; then
     note "$name" passed "$((SECONDS - start)) s"
   else
     note "$name" FAILED "$((SECONDS - start)) s, see $out/$name.log"
@@ -80,6 +81,8 @@ run() {
 }
 # figure FILE KEY: a number of a JSON file that has a key a line.
 figure() { sed -n "s/^ *\"$2\": \([^,]*\),*$/\1/p" "$1"; }
+# short FILE KEY: the number with two digits behind the point.
+short() { awk -v number="$(figure "$1" "$2")" 'BEGIN { printf "%.2f", number }'; }
 # ratio A B: to two digits.
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf "%.2f", a / b; else printf "-" }'; }
 gib() { awk -v bytes="$1" 'BEGIN { printf "%.2f GiB", bytes / 2^30 }'; }
@@ -173,7 +176,7 @@ train_one() { # NAME MODEL FLAGS...
   run "train-$name" bash -c '"$@" >"$0"' "$file" "$program" train "$model" --data synthetic --device "$device" \
     --steps 20 --eval-batches 1 --json "$@" || return
   same "train-$name" "$file"
-  note "train-$name-loss" measured "$(figure "$file" loss_first) -> $(figure "$file" loss_last)"
+  note "train-$name-loss" measured "$(short "$file" loss_first) -> $(short "$file" loss_last)"
   [ -n "$(figure "$file" device_used_bytes)" ] &&
     note "train-$name-device" measured "used $(gib "$(figure "$file" device_used_bytes)"), outside of arenas \
 $(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)")"
@@ -236,7 +239,7 @@ ours() {
   # shellcheck disable=SC2016
   run "$name" bash -c '"$@" >"$0"' "$out/$name.json" "$build/bin/gpu_step_benchmark" "$@" --device "$device" || return
   same "$name" "$out/$name.json"
-  note "$name" measured "$(figure "$out/$name.json" best_ms) ms, $(figure "$out/$name.json" items_per_s) items/s"
+  note "$name" measured "$(short "$out/$name.json" best_ms) ms, $(short "$out/$name.json" items_per_s) items/s"
 }
 # theirs NAME OURS MODEL FLAGS...: gpu_torch.py, and the ratios.
 theirs() {
@@ -244,7 +247,7 @@ theirs() {
   shift 2
   # shellcheck disable=SC2016
   run "$name" bash -c '"$@" >"$0"' "$file" "$python" bench/gpu_torch.py train "$@" --device "$device" || return
-  note "$name" beside "$(figure "$file" best_ms) ms, $(figure "$file" items_per_s) items/s, peak \
+  note "$name" beside "$(short "$file" best_ms) ms, $(short "$file" items_per_s) items/s, peak \
 $(gib "$(figure "$file" peak_bytes)"), reserved $(gib "$(figure "$file" reserved_bytes)"); ours / theirs: items/s \
 $(ratio "$(figure "$mine" items_per_s)" "$(figure "$file" items_per_s)"), bytes \
 $(ratio "$(figure "$mine" measured_peak_bytes)" "$(figure "$file" reserved_bytes)")"
@@ -269,12 +272,12 @@ resnet50() {
   ours resnet50-pure resnet50 "${flags[@]}" --dtype bf16
   has_torch || return
   theirs resnet50-torch resnet50 resnet50 "${flags[@]}" --dtype autocast
-  theirs resnet50-torch-compiled resnet50 resnet50 "${flags[@]}" --dtype autocast --compile
+  [ -n "$is_tiny" ] || theirs resnet50-torch-compiled resnet50 resnet50 "${flags[@]}" --dtype autocast --compile
 }
 
 fit() {
   local flags=(--batch 184 --image 224 --hardware h200-141gb) budget budgets=(10.01GiB 4.99GiB) tf32=(--tf32)
-  [ -n "$is_tiny" ] && flags=(--batch 2 --image 64 --steps 1) budgets=(280MiB)
+  [ -n "$is_tiny" ] && flags=(--batch 2 --image 64 --steps 1) budgets=(410MiB)
   [ "$device" = cuda ] || tf32=()
   ours fit-all resnet50 "${flags[@]}" "${tf32[@]}"
   for budget in "${budgets[@]}"; do
