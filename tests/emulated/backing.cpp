@@ -60,7 +60,9 @@ class FileBacking final : public Backing {
       free_.pop_back();
       committed_bytes += granule_bytes;
     }
-    return map(first, last) ? std::errc{} : std::errc::not_enough_memory;
+    if (map(first, last)) return {};
+    decommit(offset, bytes);
+    return std::errc::not_enough_memory;
   }
 
   void decommit(std::size_t offset, std::size_t bytes) noexcept override {
