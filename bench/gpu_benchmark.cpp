@@ -1,9 +1,11 @@
 // Operators on a device: times, and what they reach of its arithmetic and its memory.
 //
-//   gpu_benchmark [DEVICE [SCALE]]        (cuda, 1)
+//   gpu_benchmark [DEVICE [SCALE [PARTS]]]        (cuda, 1, all: operators,optimizers,steps)
 //
 // One line for each operator: "name dtype ms figure unit", the best of several runs of many launches. SCALE divides the
-// sizes (a smoke run on the cpu takes 64). bench/gpu_torch.py prints the same lines for PyTorch.
+// sizes (a smoke run on the cpu takes 64). bench/gpu_torch.py prints the same lines for PyTorch. `steps` are those of
+// small models, one launch after the other and as a graph, with how many kernels of the library's own the host launches
+// and how often it waits for the device.
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -65,6 +68,10 @@ void run(Device device, std::int64_t scale) {
     const Tensor a = values({n, n}), b = values({n, n});
     const double products = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(n);
     report("matmul", dtype, seconds_of(device, [&] { matmul(a, b); }), products, "Gop/s");
+
+    const Tensor left = values({rows, 768}), mlp = values({768, 3072});
+    const double mlp_products = 2.0 * static_cast<double>(rows) * 768 * 3072;
+    report("matmul_mlp", dtype, seconds_of(device, [&] { matmul(left, mlp); }), mlp_products, "Gop/s");
 
     const Tensor x = values({rows, 1024}), y = values({rows, 1024});
     const double bytes = static_cast<double>(x.elements()) * size;
@@ -170,11 +177,22 @@ void run_optimizers(Device device, std::int64_t scale) {
   report("adafactor", DType::f32, seconds_of(device, [&] { adafactor.step(); }), 28 * n, "GB/s");
 }
 
-/// Training steps of a small GPT, one launch after the other and as a graph.
-void run_steps(Device device) {
-  bench::Setup setup;
-  setup.model = "char-gpt";
-  setup.batch = 8;
+/// An update of as many parameters as a GPT-2 of 124M elements has, all of them small: what launches cost.
+void run_small_updates(Device device) {
+  std::vector<optim::Named> list;
+  for (int i = 0; i < 148; ++i) {
+    Tensor p = normal({i % 2 == 0 ? 768 : 2304}, 0, 1, DType::f32, device, next_random_site());
+    p.require_grad();
+    p.grad() = normal(p.shape(), 0, 1, DType::f32, device, next_random_site());
+    list.push_back({"p" + std::to_string(i), p});
+  }
+  optim::Adam adam(list, {});
+  const double n = 148 * (768 + 2304) / 2;
+  report("adam_148", DType::f32, seconds_of(device, [&] { adam.step(); }), 28 * n, "GB/s");
+}
+
+/// Training steps of a model, one launch after the other and as a graph.
+void run_steps(Device device, const bench::Setup& setup) {
   const memory::Stack stack =
       memory::make_resource(device, {.plans = nn::plan_steps(device, bench::training_run(setup))});
   const ResourceScope scope(stack.top);
@@ -186,15 +204,34 @@ void run_steps(Device device) {
   const models::Batch batch = model->empty_batch(setup.batch, device);
   fill(batch.input, 1), fill(batch.target, 2);
   const auto loss_of = [&](std::int64_t) { return model->loss(batch); };
-  const nn::StepOptions options = bench::step_options(setup, true, device);
+  const nn::StepOptions options = bench::step_options(setup, model->is_text(), device);
   const auto eager = [&] {
     const Placed::Step placed(*stack.placed);
     nn::training_step(*optimizer, loss_of, options);
   };
-  report("step", DType::f32, seconds_of(device, eager), 1e9, "steps/s");
+  const std::string name = setup.model + "_";
+  report((name + "eager").c_str(), setup.dtype, seconds_of(device, eager), 1e9, "steps/s");
+  const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
+  const std::uint64_t launches = runtime.launch_count(), waits = runtime.synchronization_count();
+  eager();
+  std::printf("%-16s %-5s launches_per_step %llu waits_per_step %llu\n", (name + "eager").c_str(),
+              std::string(to_string(setup.dtype)).c_str(),
+              static_cast<unsigned long long>(runtime.launch_count() - launches),
+              static_cast<unsigned long long>(runtime.synchronization_count() - waits));
   nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
   for (int i = 0; i < 3; ++i) recorded.run();
-  report("step_recorded", DType::f32, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
+  report((name + "graph").c_str(), setup.dtype, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
+}
+
+void run_all_steps(Device device) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    bench::Setup gpt, mlp, resnet;
+    gpt.dtype = mlp.dtype = resnet.dtype = dtype;
+    gpt.model = "char-gpt", gpt.batch = 8;
+    mlp.model = "mlp", mlp.batch = 64;
+    resnet.model = "resnet18", resnet.batch = 16, resnet.sizes.image = 32;
+    for (const bench::Setup& setup : {gpt, mlp, resnet}) run_steps(device, setup);
+  }
 }
 
 }  // namespace gpu_benchmark_detail
@@ -206,10 +243,23 @@ int main(int count, char** arguments) {
     const Device device = parse_device(count > 1 ? arguments[1] : "cuda");
     const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
     if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
-    gpu_benchmark_detail::run(device, scale);
-    gpu_benchmark_detail::run_linear_layers(device, scale);
-    gpu_benchmark_detail::run_optimizers(device, scale);
-    if (device.is_cuda()) gpu_benchmark_detail::run_steps(device);
+    const std::string parts = count > 3          ? arguments[3]
+                              : device.is_cuda() ? "operators,optimizers,steps"
+                                                 : "operators,optimizers";
+    std::istringstream list(parts);
+    for (std::string part; std::getline(list, part, ',');) {
+      if (part == "operators") {
+        gpu_benchmark_detail::run(device, scale);
+        gpu_benchmark_detail::run_linear_layers(device, scale);
+      } else if (part == "optimizers") {
+        gpu_benchmark_detail::run_optimizers(device, scale);
+        gpu_benchmark_detail::run_small_updates(device);
+      } else if (part == "steps") {
+        gpu_benchmark_detail::run_all_steps(device);
+      } else {
+        throw ValueError("PARTS: '" + part + "' is not one of operators, optimizers, steps");
+      }
+    }
     return 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "gpu_benchmark: %s\n", error.what());

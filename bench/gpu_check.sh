@@ -1,31 +1,77 @@
 #!/usr/bin/env bash
-# Everything about CUDA that only a GPU can tell, in one run and one table:
+# Everything about CUDA that only a GPU can tell, in stages, with one table:
 #
-#   bench/gpu_check.sh [OUT]        (gpu-check: a folder for logs)
+#   bench/gpu_check.sh [--stages NAME,NAME...] [--list] [OUT]        (all stages; gpu-check: a folder for logs)
 #
-# Builds with CUDA, runs the tests on the GPU (every operator against the CPU's kernels and a reference, training against
-# the CPU, predicted against measured bytes), the small ones again under compute-sanitizer, trains models and compares
-# predicted with measured peaks, and times operators, beside PyTorch where THIMBLE_PYTHON (or python3) has it. Stages
-# that this machine cannot run are named as left out. Exit status 0 when no stage failed.
+# Without --stages all of them run, one after the other. Each ends within ten minutes on a server with a GPU, so they can
+# also be called one by one: the build folder (BUILD, build-gpu) and OUT are kept between calls, and the table at the end
+# is of all stages so far. A stage that this machine cannot run is named as left out. Exit status 0 when no stage of this
+# call failed.
 #
-# Headers that Debian's packages would bring (Eigen, Catch2, CLI11, nlohmann-json, zlib) are also looked for under
-# .deps/, which git ignores: .deps/<anything>/usr/include as `dpkg -x PACKAGE.deb .deps/NAME` leaves them.
+# A command that takes longer than LIMIT seconds (570) has failed. DEVICE=cpu SIZES=tiny runs the same commands without a
+# GPU, to see that they run. PyTorch is what THIMBLE_PYTHON (or python3) has. Headers that Debian's packages would bring
+# (Eigen, Catch2, CLI11, nlohmann-json, zlib) are also looked for under .deps/, which git ignores:
+# .deps/<anything>/usr/include as `dpkg -x PACKAGE.deb .deps/NAME` leaves them.
+# shellcheck disable=SC2317,SC2013  # stages are called by name; names are words
 set -uo pipefail
-cd "$(dirname "$0")/.."
-out=${1:-gpu-check}
+cd "$(dirname "$0")/.." || exit 1
+
+# name: what it shows
+stages='build       configures and builds the program, the tests and the benchmarks
+tests       thimble_tests [cuda]: training, bits, graphs, memory
+operators   every operator against the CPU and a reference
+memcheck    compute-sanitizer over [cuda]
+racecheck   likewise
+initcheck   likewise
+synccheck   likewise
+bytes       predicted == measured: 104 configurations of models, batches, optimizers
+techniques  predicted == measured under every technique: 518 configurations
+precision   predicted == measured under every precision policy and 8-bit state
+train       thimble train: predicted == measured, losses, graphs
+memory      copies, pages, and sliding blocks together by copies and by pages
+operations  operators: times, share of the copy bandwidth, beside PyTorch
+steps       small models: graph against eager, launches and waits in a step
+gpt2        GPT-2 124M, bf16, T 1024, batch 16, beside PyTorch (fused attention), eager and compiled
+resnet50    ResNet-50, bf16, batch 256, beside PyTorch (channels last), eager and compiled
+fit         ResNet-50, batch 184, f32 with TF32, within 10.01 GiB and 4.99 GiB'
+
+usage() {
+  printf 'gpu_check.sh: %s\n' "$1" >&2
+  printf 'stages:\n%s\n' "$stages" >&2
+  exit 2
+}
+out=gpu-check
+chosen=$(cut -d' ' -f1 <<<"$stages")
+while [ $# -gt 0 ]; do
+  case $1 in
+    --list) echo "$stages" && exit 0 ;;
+    --stages)
+      [ $# -ge 2 ] || usage '--stages takes names'
+      chosen=$(tr ',' '\n' <<<"$2")
+      for name in $chosen; do grep -q "^$name " <<<"$stages" || usage "'$name' is no stage"; done
+      [ -n "$chosen" ] || usage '--stages takes names'
+      shift ;;
+    -*) usage "'$1' is no flag" ;;
+    *) out=$1 ;;
+  esac
+  shift
+done
 build=${BUILD:-build-gpu}
-jobs=$(nproc)
+device=${DEVICE:-cuda}
+sizes=${SIZES:-full}
+python=${THIMBLE_PYTHON:-python3}
+program=$build/bin/thimble
+tests=$build/bin/thimble_tests
 mkdir -p "$out"
-summary=$out/summary.txt
-: >"$summary"
 failed=0
 
-note() { printf '%-26s %-9s %s\n' "$1" "$2" "$3" | tee -a "$summary"; }
-# stage NAME COMMAND...: runs it with its output in OUT/NAME.log.
-stage() {
+# note NAME RESULT TEXT: a line of the table of the stage that runs.
+note() { printf '%-22s %-9s %s\n' "$1" "$2" "$3" | tee -a "$summary"; }
+# run NAME COMMAND...: with its output in OUT/NAME.log.
+run() {
   local name=$1 start=$SECONDS
   shift
-  if "$@" >"$out/$name.log" 2>&1; then
+  if timeout "${LIMIT:-570}" "$@" >"$out/$name.log" 2>&1; then
     note "$name" passed "$((SECONDS - start)) s"
   else
     note "$name" FAILED "$((SECONDS - start)) s, see $out/$name.log"
@@ -33,81 +79,237 @@ stage() {
     return 1
   fi
 }
-
-command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader |
-  while read -r line; do note gpu is "$line"; done
-
-prefixes=$(find .deps -mindepth 2 -maxdepth 3 -type d -name usr 2>/dev/null | sed "s#^#$PWD/#" | tr '\n' ';')
-for folder in $(tr ';' ' ' <<<"$prefixes"); do
-  export CPLUS_INCLUDE_PATH=$folder/include:$folder/include/eigen3${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
-  export LIBRARY_PATH=$folder/lib/x86_64-linux-gnu${LIBRARY_PATH:+:$LIBRARY_PATH}
-done
-generator=()
-command -v ninja >/dev/null && generator=(-G Ninja)
-stage configure cmake -B "$build" "${generator[@]}" -DTHIMBLE_CUDA=ON -DCMAKE_PREFIX_PATH="$prefixes" \
-  -DTHIMBLE_EXAMPLES=OFF || exit 1
-stage build cmake --build "$build" -j "$jobs" --target thimble_program thimble_tests gpu_benchmark || exit 1
-program=$build/bin/thimble
-tests=$build/bin/thimble_tests
-
-"$program" devices | tee "$out/devices.txt"
-if ! grep -q '^cuda .*, found' "$out/devices.txt"; then
-  note devices FAILED "this build finds no GPU, so nothing below can be run"
-  exit 1
-fi
-stage cuda-tests "$tests" "[cuda]"
-for file in softmax elementwise norm attention batch_norm dropout indexing matmul linear_loss loss pool reduction; do
-  stage "operators-$file" "$tests" --filenames-as-tags "[#ops_${file}_test]"
-done
-if command -v compute-sanitizer >/dev/null; then
-  for tool in memcheck racecheck initcheck synccheck; do
-    stage "sanitizer-$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$tests" "[cuda]~[.]"
-  done
-else
-  note sanitizer "left out" "compute-sanitizer is not installed"
-fi
-
-# figure FILE KEY: a number of a run's JSON.
+# figure FILE KEY: a number of a JSON file that has a key a line.
 figure() { sed -n "s/^ *\"$2\": \([^,]*\),*$/\1/p" "$1"; }
-train() { # NAME MODEL FLAGS...
-  local name=$1 model=$2 file
-  shift 2
-  file=$out/$name.json
-  stage "train-$name" bash -c '"$@" >"$0"' "$file" "$program" train "$model" --data synthetic --device cuda \
-    --steps 20 --eval-batches 1 --json "$@" || return
-  local predicted measured
-  predicted=$(figure "$file" predicted_peak_bytes)
-  measured=$(figure "$file" measured_peak_bytes)
-  if [ "$predicted" = "$measured" ]; then
-    note "bytes-$name" equal "predicted and measured $measured, $(figure "$file" ms_per_step) ms per step"
+# short FILE KEY: the number with two digits behind the point.
+short() { awk -v number="$(figure "$1" "$2")" 'BEGIN { printf "%.2f", number }'; }
+# ratio A B: to two digits.
+ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf "%.2f", a / b; else printf "-" }'; }
+gib() { awk -v bytes="$1" 'BEGIN { printf "%.2f GiB", bytes / 2^30 }'; }
+if [ "$sizes" = tiny ]; then is_tiny=1; else is_tiny=; fi
+# tiny FLAGS...: these, in a run that only shows that commands run.
+tiny() { [ -n "$is_tiny" ] && echo "$@"; }
+
+has_torch() {
+  local ask='import torch'
+  [ "$device" = cuda ] && ask='import torch, sys; sys.exit(not torch.cuda.is_available())'
+  "$python" -c "$ask" 2>/dev/null && return
+  note torch "left out" "$python has no PyTorch for $device"
+  return 1
+}
+
+# same NAME FILE: predicted and measured bytes of a run's JSON, and that its steps did not wait.
+same() {
+  local predicted measured waits
+  predicted=$(figure "$2" predicted_peak_bytes)
+  measured=$(figure "$2" measured_peak_bytes)
+  waits=$(figure "$2" waits_per_step)
+  if [ -n "$predicted" ] && [ "$predicted" = "$measured" ]; then
+    note "$1-bytes" equal "predicted and measured $measured ($(gib "$measured"))"
   else
-    note "bytes-$name" DIFFER "predicted $predicted, measured $measured"
+    note "$1-bytes" DIFFER "predicted ${predicted:-none}, measured ${measured:-none}"
+    failed=1
+  fi
+  if [ "${waits:-0}" != 0 ]; then
+    note "$1-waits" FAILED "the host waited $waits times in a step"
     failed=1
   fi
 }
-train mlp mlp --batch 64
-train char-gpt char-gpt --batch 16
-train char-gpt-graph char-gpt --batch 16 --graph
-train char-gpt-bf16 char-gpt --batch 16 --dtype bf16
-train resnet18 resnet18 --batch 32 --image 64
-train resnet50-bf16 resnet50 --batch 64 --image 224 --dtype bf16
-train gpt2 gpt2 --batch 4 --seq 512
-train char-gpt-fp8 char-gpt --batch 16 --precision fp8
-train char-gpt-fp8-graph char-gpt --batch 16 --precision fp8 --graph
-train gpt2-fp8 gpt2 --batch 4 --seq 512 --precision fp8
-train gpt2-fp8-block gpt2 --batch 4 --seq 512 --precision fp8-block
 
-stage operators-times bash -c "$build/bin/gpu_benchmark cuda | tee $out/times.txt"
-python=${THIMBLE_PYTHON:-python3}
-if "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-  stage torch-times bash -c "$python bench/gpu_torch.py | tee $out/times-torch.txt"
+build() {
+  local prefixes folder generator=()
+  prefixes=$(find .deps -mindepth 2 -maxdepth 3 -type d -name usr 2>/dev/null | sed "s#^#$PWD/#" | tr '\n' ';')
+  for folder in $(tr ';' ' ' <<<"$prefixes"); do
+    export CPLUS_INCLUDE_PATH=$folder/include:$folder/include/eigen3${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}
+    export LIBRARY_PATH=$folder/lib/x86_64-linux-gnu${LIBRARY_PATH:+:$LIBRARY_PATH}
+  done
+  command -v ninja >/dev/null && generator=(-G Ninja)
+  [ -f "$build/CMakeCache.txt" ] && generator=()
+  run configure cmake -B "$build" "${generator[@]}" -DTHIMBLE_CUDA="$([ "$device" = cuda ] && echo ON || echo OFF)" \
+    -DCMAKE_PREFIX_PATH="$prefixes" -DTHIMBLE_EXAMPLES=OFF || return
+  run build cmake --build "$build" -j "$(nproc)" --target thimble_program thimble_tests gpu_benchmark \
+    gpu_memory_benchmark gpu_step_benchmark || return
+  "$program" devices | tee "$out/devices.txt"
+  if [ "$device" = cuda ] && ! grep -q '^cuda .*, found' "$out/devices.txt"; then
+    note devices FAILED "this build finds no GPU"
+    failed=1
+  fi
+}
+
+tests() { run cuda-tests "$tests" "[cuda]"; }
+
+operators() {
+  local file
+  for file in softmax elementwise norm attention batch_norm dropout indexing matmul linear_loss loss pool reduction; do
+    run "operators-$file" "$tests" --filenames-as-tags "[#ops_${file}_test]"
+  done
+}
+
+sanitizer() {
+  if command -v compute-sanitizer >/dev/null; then
+    run "sanitizer-$1" compute-sanitizer --tool "$1" --error-exitcode 1 "$tests" "[cuda]~[.]~[remap]"
+  else
+    note "sanitizer-$1" "left out" "compute-sanitizer is not installed"
+  fi
+}
+memcheck() { sanitizer memcheck; }
+racecheck() { sanitizer racecheck; }
+initcheck() { sanitizer initcheck; }
+synccheck() { sanitizer synccheck; }
+
+# reproduce NAME...: these experiments on the device; the line with the counts goes to the table.
+reproduce() {
+  local flags=()
+  [ -n "$is_tiny" ] && flags=(--quick)
+  run "reproduce-$1" "$program" reproduce "$@" --device "$device" --out "$out/report-$1" "${flags[@]}"
+  note "$1-rows" counted "$(grep -o '[0-9]* rows; predicted == measured in [0-9]* of [0-9]*' "$out/reproduce-$1.log")"
+}
+bytes() { reproduce prediction; }
+techniques() { reproduce techniques; }
+precision() { reproduce precision-bytes precision-state; }
+
+train_one() { # NAME MODEL FLAGS...
+  local name=$1 model=$2 file
+  shift 2
+  file=$out/train-$name.json
+  # shellcheck disable=SC2016  # "$0" is the inner shell's
+  run "train-$name" bash -c '"$@" >"$0"' "$file" "$program" train "$model" --data synthetic --device "$device" \
+    --steps 20 --eval-batches 1 --json "$@" || return
+  same "train-$name" "$file"
+  note "train-$name-loss" measured "$(short "$file" loss_first) -> $(short "$file" loss_last)"
+  [ -n "$(figure "$file" device_used_bytes)" ] &&
+    note "train-$name-device" measured "used $(gib "$(figure "$file" device_used_bytes)"), outside of arenas \
+$(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)")"
+}
+train() {
+  local gpt small
+  read -ra gpt <<<"$(tiny --layers 1 --heads 2 --width 32 --seq 32)"
+  read -ra small <<<"$(tiny --width 8)"
+  train_one mlp mlp --batch 64
+  train_one char-gpt char-gpt --batch 16 "${gpt[@]}"
+  [ "$device" = cuda ] && train_one char-gpt-graph char-gpt --batch 16 --graph "${gpt[@]}"
+  train_one char-gpt-bf16 char-gpt --batch 16 --dtype bf16 "${gpt[@]}"
+  train_one char-gpt-fp8 char-gpt --batch 16 --precision fp8 "${gpt[@]}"
+  [ "$device" = cuda ] && train_one char-gpt-fp8-graph char-gpt --batch 16 --precision fp8 --graph "${gpt[@]}"
+  if [ -n "$is_tiny" ]; then
+    train_one resnet18 resnet18 --batch 4 --image 16 "${small[@]}"
+  else
+    train_one resnet18 resnet18 --batch 32 --image 64
+    train_one resnet50-bf16 resnet50 --batch 64 --image 224 --dtype bf16
+    train_one gpt2 gpt2 --batch 4 --seq 512
+    train_one gpt2-fp8 gpt2 --batch 4 --seq 512 --precision fp8
+    train_one gpt2-fp8-block gpt2 --batch 4 --seq 512 --precision fp8-block
+  fi
+}
+
+memory() {
+  run memory "$build/bin/gpu_memory_benchmark" "$device" "$([ -n "$is_tiny" ] && echo 64 || echo 1024)" || return
+  while read -r line; do note "memory" measured "$line"; done <"$out/memory.log"
+}
+
+operations() {
+  local scale=1 copy
+  [ -n "$is_tiny" ] && scale=64
+  [ -f "$out/memory.log" ] || run memory "$build/bin/gpu_memory_benchmark" "$device" "$([ -n "$is_tiny" ] && echo 64 || echo 1024)"
+  run operations "$build/bin/gpu_benchmark" "$device" "$scale" operators,optimizers || return
+  copy=$(awk '$1 == "copy" { print $6 }' "$out/memory.log")
+  awk -v copy="$copy" '$6 == "GB/s" && copy > 0 { printf "%s %s %.4f ms, %.0f GB/s, %.2f of the copy bandwidth\n", $1, $2,
+                       $3, $5, $5 / copy }
+                       $6 == "Gop/s" { printf "%s %s %.4f ms, %.1f Top/s\n", $1, $2, $3, $5 / 1000 }' \
+    "$out/operations.log" | while read -r line; do note operation measured "$line"; done
+  has_torch || return
+  run operations-torch "$python" bench/gpu_torch.py operators --device "$device" --scale "$scale" || return
   awk 'NR == FNR { torch[$1 " " $2] = $3; next }
-       ($1 " " $2) in torch { printf "%-22s %-6s %10.4f ms, PyTorch %10.4f ms, ratio %.2f\n", $1, $2, $3,
-                              torch[$1 " " $2], $3 / torch[$1 " " $2] }' "$out/times-torch.txt" "$out/times.txt" |
-    tee -a "$summary"
-else
-  note torch "left out" "$python has no PyTorch with a GPU"
-fi
+       ($1 " " $2) in torch { printf "%s %s %.4f ms, PyTorch %.4f ms, ours / theirs %.2f\n", $1, $2, $3,
+                              torch[$1 " " $2], $3 / torch[$1 " " $2] }' "$out/operations-torch.log" \
+    "$out/operations.log" | while read -r line; do note operation beside "$line"; done
+}
+
+steps() {
+  local line
+  [ "$device" = cuda ] || { note steps "left out" "graphs are of a GPU" && return; }
+  run steps "$build/bin/gpu_benchmark" "$device" 1 steps || return
+  while read -r line; do note step measured "$line"; done <"$out/steps.log"
+  if grep -q ' waits_per_step [1-9]' "$out/steps.log"; then
+    note steps-waits FAILED "the host waits for the device inside of a step"
+    failed=1
+  fi
+}
+
+# ours NAME MODEL FLAGS...: gpu_step_benchmark.
+ours() {
+  local name=$1
+  shift
+  # shellcheck disable=SC2016
+  run "$name" bash -c '"$@" >"$0"' "$out/$name.json" "$build/bin/gpu_step_benchmark" "$@" --device "$device" || return
+  same "$name" "$out/$name.json"
+  note "$name" measured "$(short "$out/$name.json" best_ms) ms, $(short "$out/$name.json" items_per_s) items/s"
+}
+# theirs NAME OURS MODEL FLAGS...: gpu_torch.py, and the ratios.
+theirs() {
+  local name=$1 mine=$out/$2.json file=$out/$1.json
+  shift 2
+  # shellcheck disable=SC2016
+  run "$name" bash -c '"$@" >"$0"' "$file" "$python" bench/gpu_torch.py train "$@" --device "$device" || return
+  note "$name" beside "$(short "$file" best_ms) ms, $(short "$file" items_per_s) items/s, peak \
+$(gib "$(figure "$file" peak_bytes)"), reserved $(gib "$(figure "$file" reserved_bytes)"); ours / theirs: items/s \
+$(ratio "$(figure "$mine" items_per_s)" "$(figure "$file" items_per_s)"), bytes \
+$(ratio "$(figure "$mine" measured_peak_bytes)" "$(figure "$file" reserved_bytes)")"
+}
+
+gpt2() {
+  local flags=(--batch 16 --seq 1024) small
+  read -ra small <<<"$(tiny --layers 1 --heads 2 --width 32)"
+  [ -n "$is_tiny" ] && flags=(--batch 2 --seq 32 --steps 2)
+  ours gpt2 gpt2 "${flags[@]}" "${small[@]}" --precision bf16
+  ours gpt2-pure gpt2 "${flags[@]}" "${small[@]}" --dtype bf16
+  has_torch || return
+  theirs gpt2-torch gpt2 gpt2 "${flags[@]}" "${small[@]}" --dtype autocast
+  theirs gpt2-torch-compiled gpt2 gpt2 "${flags[@]}" "${small[@]}" --dtype autocast --compile
+  theirs gpt2-torch-pure gpt2-pure gpt2 "${flags[@]}" "${small[@]}" --dtype bf16
+}
+
+resnet50() {
+  local flags=(--batch 256 --image 224)
+  [ -n "$is_tiny" ] && flags=(--batch 2 --image 32 --steps 2)
+  ours resnet50 resnet50 "${flags[@]}" --precision bf16
+  ours resnet50-pure resnet50 "${flags[@]}" --dtype bf16
+  has_torch || return
+  theirs resnet50-torch resnet50 resnet50 "${flags[@]}" --dtype autocast
+  [ -n "$is_tiny" ] || theirs resnet50-torch-compiled resnet50 resnet50 "${flags[@]}" --dtype autocast --compile
+}
+
+fit() {
+  local flags=(--batch 184 --image 224 --hardware h200-141gb) budget budgets=(10.01GiB 4.99GiB) tf32=(--tf32)
+  [ -n "$is_tiny" ] && flags=(--batch 2 --image 64 --steps 1) budgets=(410MiB)
+  [ "$device" = cuda ] || tf32=()
+  ours fit-all resnet50 "${flags[@]}" "${tf32[@]}"
+  for budget in "${budgets[@]}"; do
+    ours "fit-$budget" resnet50 "${flags[@]}" "${tf32[@]}" --budget "$budget" || continue
+    note "fit-$budget" overhead "time $(ratio "$(figure "$out/fit-$budget.json" best_ms)" \
+      "$(figure "$out/fit-all.json" best_ms)") of keeping everything, bytes $(ratio \
+      "$(figure "$out/fit-$budget.json" measured_peak_bytes)" "$(figure "$out/fit-all.json" measured_peak_bytes)")"
+  done
+}
+
+for name in $chosen; do
+  summary=$out/summary-$name.txt
+  : >"$summary"
+  if [ "$name" != build ] && [ ! -x "$tests" ]; then
+    note "$name" FAILED "$tests is not there: the stage build comes first"
+    failed=1
+    continue
+  fi
+  [ "$name" = build ] && command -v nvidia-smi >/dev/null &&
+    nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader | while read -r line; do
+      note gpu is "$line"
+    done
+  start=$SECONDS
+  "$name"
+  note "$name" ended "$((SECONDS - start)) s"
+done
 echo
-cat "$summary"
+for name in $(cut -d' ' -f1 <<<"$stages"); do
+  [ -f "$out/summary-$name.txt" ] && cat "$out/summary-$name.txt"
+done | tee "$out/summary.txt"
 exit "$failed"

@@ -1,87 +1,205 @@
-"""PyTorch's operators on a GPU: the lines of gpu_benchmark, for bench/gpu_check.sh."""
+"""PyTorch's half of bench/gpu_check.sh.
+
+gpu_torch.py operators [--device D] [--scale N]    the lines of gpu_benchmark for PyTorch's operators
+gpu_torch.py train gpt2|resnet50 [--batch N ...]   the figures of gpu_step_benchmark for a training step, as JSON
+
+A step of GPT-2: scaled_dot_product_attention (fused where it can), AdamW fused, gradients clipped to 1. Of ResNet-50:
+channels last, momentum fused. --dtype autocast: parameters in f32, bf16 by torch.autocast; bf16: all in bf16.
+`peak_bytes` is what tensors took at most, `reserved_bytes` what the allocator held for them, `device_used_bytes` what the
+device says is in use.
+"""
+import argparse
+import json
+import os
 import sys
 import time
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional as F
 
-if not torch.cuda.is_available():
-    sys.exit("gpu_torch.py: PyTorch has no GPU here")
-torch.backends.cuda.matmul.allow_tf32 = False
-torch.backends.cudnn.allow_tf32 = False
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "peers"))
+from torch_nets import Gpt, Resnet  # noqa: E402
 
 
-def seconds_of(call):
-    call()
-    torch.cuda.synchronize()
-    best = 1e30
-    for run in range(5):
-        calls = 1 if run == 0 else min(max(int(0.05 / best), 1), 200)
-        start = time.perf_counter()
-        for _ in range(calls):
-            call()
+def wait(device):
+    if device == "cuda":
         torch.cuda.synchronize()
-        best = min(best, (time.perf_counter() - start) / calls)
-    return best
 
 
-def report(name, dtype, seconds, amount, unit):
-    print(f"{name:<22} {dtype:<6} {1e3 * seconds:10.4f} ms {amount / seconds * 1e-9:9.1f} {unit}")
+def operators(device, scale):
+    def seconds_of(call):
+        call()
+        wait(device)
+        best = 1e30
+        for run in range(5):
+            calls = 1 if run == 0 else min(max(int(0.05 / best), 1), 200)
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            wait(device)
+            best = min(best, (time.perf_counter() - start) / calls)
+        return best
 
+    def report(name, dtype, seconds, amount, unit):
+        print(f"{name:<22} {dtype:<6} {1e3 * seconds:10.4f} ms {amount / seconds * 1e-9:9.1f} {unit}", flush=True)
 
-with torch.no_grad():
+    def small(size, least=8):
+        return max(least, size // scale)
+
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
-        values = lambda *shape: torch.randn(*shape, device="cuda", dtype=dtype)
-        a, b = values(4096, 4096), values(4096, 4096)
-        report("matmul", name, seconds_of(lambda: a @ b), 2.0 * 4096**3, "Gop/s")
-        x, y = values(16384, 1024), values(16384, 1024)
+        def values(*shape):
+            return torch.randn(*shape, device=device, dtype=dtype)
+
+        n, rows, width = small(4096), small(16384), 1024
+        a, b = values(n, n), values(n, n)
+        report("matmul", name, seconds_of(lambda: a @ b), 2.0 * n**3, "Gop/s")
+        left, weight = values(rows, 768), values(768, 3072)
+        report("matmul_mlp", name, seconds_of(lambda: left @ weight), 2.0 * rows * 768 * 3072, "Gop/s")
+        x, y = values(rows, width), values(rows, width)
         size = x.numel() * x.element_size()
         report("add", name, seconds_of(lambda: x + y), 3 * size, "GB/s")
         report("gelu", name, seconds_of(lambda: F.gelu(x, approximate="tanh")), 2 * size, "GB/s")
         report("softmax", name, seconds_of(lambda: torch.softmax(x, -1)), 2 * size, "GB/s")
         report("sum_rows", name, seconds_of(lambda: x.sum(0)), size, "GB/s")
-        weight, bias = torch.ones(1024, device="cuda", dtype=dtype), torch.zeros(1024, device="cuda", dtype=dtype)
-        report("layer_norm", name, seconds_of(lambda: F.layer_norm(x, (1024,), weight, bias)), 2 * size, "GB/s")
-        q, k, v, dy = (values(16, 12, 1024, 64) for _ in range(4))
-        product = 16.0 * 12 * 1024 * 1024 * 64
+        scale_, bias = torch.ones(width, device=device, dtype=dtype), torch.zeros(width, device=device, dtype=dtype)
+        report("layer_norm", name, seconds_of(lambda: F.layer_norm(x, (width,), scale_, bias)), 2 * size, "GB/s")
+        length = small(1024, 16)
+        q, k, v, dy = (values(16, 12, length, 64) for _ in range(4))
+        product = 16.0 * 12 * length * length * 64
         attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True)
         report("attention", name, seconds_of(attend), 2 * product, "Gop/s")
         with torch.enable_grad():
             y = F.scaled_dot_product_attention(*(x.requires_grad_() for x in (q, k, v)), is_causal=True)
         report("attention_grad", name, seconds_of(lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True)),
                5 * product, "Gop/s")
-        pixels = values(32, 64, 56, 56).to(memory_format=torch.channels_last)
+        image = small(56)
+        pixels = values(32, 64, image, image).to(memory_format=torch.channels_last)
         filters = values(64, 64, 3, 3).to(memory_format=torch.channels_last)
         report("conv3x3", name, seconds_of(lambda: F.conv2d(pixels, filters, padding=1)),
                2.0 * pixels.numel() * 9 * 64, "Gop/s")
 
-# Linear layers of n to n features for n rows. FP8: torch._scaled_mm, with and without the rounding of both operands under
-# their own amax; its passes are not PyTorch's own, so they have no line. Integers: torch._int_mm, sums alone.
-for n in (1024, 2048, 4096, 8192):
-    x = torch.randn(n, n, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    w = torch.randn(n, n, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    dy = torch.randn(n, n, device="cuda", dtype=torch.bfloat16)
-    work = 2.0 * n**3
+    linear_layers(device, scale, seconds_of, report)
 
-    def layer_pass():
-        x.grad = w.grad = None
-        F.linear(x, w).backward(dy)
 
-    def rounded(t):
-        scale = (t.abs().amax().float() / 448).clamp(min=2.0**-60)
-        return (t * (1 / scale)).clamp(-448, 448).to(torch.float8_e4m3fn), scale
+def linear_layers(device, scale, seconds_of, report):
+    """Layers of n to n features for n rows. FP8: torch._scaled_mm, with and without the rounding of both operands under
+    their own amax; its passes are not PyTorch's own, so they have no line. Integers: torch._int_mm, sums alone."""
+    for whole in (1024, 2048, 4096, 8192):
+        n = max(32, whole // scale // 16 * 16)
+        x = torch.randn(n, n, device=device, dtype=torch.bfloat16, requires_grad=True)
+        w = torch.randn(n, n, device=device, dtype=torch.bfloat16, requires_grad=True)
+        dy = torch.randn(n, n, device=device, dtype=torch.bfloat16)
+        work = 2.0 * n**3
 
-    def product(a, b):
-        return torch._scaled_mm(a[0], b[0].t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16)
+        def layer_pass():
+            x.grad = w.grad = None
+            F.linear(x, w).backward(dy)
 
+        def rounded(t):
+            unit = (t.abs().amax().float() / 448).clamp(min=2.0**-60)
+            return (t * (1 / unit)).clamp(-448, 448).to(torch.float8_e4m3fn), unit
+
+        def product(a, b):
+            return torch._scaled_mm(a[0], b[0].t(), scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16)
+
+        with torch.no_grad():
+            report(f"linear_{n}", "bf16", seconds_of(lambda: F.linear(x, w)), work, "Gop/s")
+        report(f"linear_pass_{n}", "bf16", seconds_of(layer_pass), 3 * work, "Gop/s")
+        with torch.no_grad():
+            if device == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
+                x8, w8 = rounded(x), rounded(w)
+                report(f"fp8_current_{n}", "f8e4m3", seconds_of(lambda: product(rounded(x), rounded(w))), work, "Gop/s")
+                report(f"fp8_product_{n}", "f8e4m3", seconds_of(lambda: product(x8, w8)), work, "Gop/s")
+            xi = torch.randint(-127, 128, (n, n), device=device, dtype=torch.int8)
+            wi = torch.randint(-127, 128, (n, n), device=device, dtype=torch.int8)
+            report(f"int8_{n}", "i8", seconds_of(lambda: torch._int_mm(xi, wi.t())), work, "Gop/s")
+
+
+def make(options):
+    """Model, inputs, targets, optimizer, items of a step."""
+    device, is_text = options.device, options.model == "gpt2"
+    if is_text:
+        model = Gpt(options.layers, options.heads, options.width, options.seq, 50257)
+        inputs = torch.randint(0, 50257, (options.batch, options.seq), device=device)
+        targets = torch.randint(0, 50257, (options.batch * options.seq,), device=device)
+    else:
+        model = Resnet((3, 4, 6, 3), 4, 1000, False).to(memory_format=torch.channels_last)
+        inputs = torch.randn(options.batch, 3, options.image, options.image, device=device)
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        targets = torch.randint(0, 1000, (options.batch,), device=device)
+    model = model.to(device)
+    if options.dtype == "bf16":
+        model = model.to(torch.bfloat16)
+        inputs = inputs if is_text else inputs.to(torch.bfloat16)
+    fused = {"fused": True} if device == "cuda" else {}
+    if is_text:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1, **fused)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
+    return model, inputs, targets, optimizer, options.batch * (options.seq if is_text else 1)
+
+
+def train(options):
+    model, inputs, targets, optimizer, items = make(options)
+    run_model = torch.compile(model) if options.compile else model
+    is_text = options.model == "gpt2"
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(options.device, dtype=torch.bfloat16, enabled=options.dtype == "autocast"):
+            loss = F.cross_entropy(run_model(inputs).float(), targets)
+        loss.backward()
+        if is_text:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    wait(options.device)
+    best = 1e30
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(options.steps):
+            step()
+        wait(options.device)
+        best = min(best, (time.perf_counter() - start) / options.steps)
+    figures = {"model": options.model, "batch": options.batch, "dtype": options.dtype, "tf32": options.tf32,
+               "compiled": options.compile, "torch": torch.__version__,
+               "parameters": sum(p.numel() for p in model.parameters()), "best_ms": 1e3 * best,
+               "items_per_s": items / best}
+    if options.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        figures |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved(),
+                    "device_used_bytes": total - free}
+    print(json.dumps(figures, indent=2))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    both.add_argument("--tf32", action="store_true")
+    one = commands.add_parser("operators", parents=[both])
+    one.add_argument("--scale", type=int, default=1)
+    other = commands.add_parser("train", parents=[both])
+    other.add_argument("model", choices=("gpt2", "resnet50"))
+    for flag, number in (("batch", 16), ("seq", 1024), ("image", 224), ("layers", 12), ("heads", 12), ("width", 768),
+                         ("steps", 10)):
+        other.add_argument(f"--{flag}", type=int, default=number)
+    other.add_argument("--dtype", default="f32", choices=("f32", "bf16", "autocast"))
+    other.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("gpu_torch.py: PyTorch has no GPU here")
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = options.tf32
+    torch.backends.cudnn.allow_tf32 = options.tf32
+    if options.command == "train":
+        return train(options)
     with torch.no_grad():
-        report(f"linear_{n}", "bf16", seconds_of(lambda: F.linear(x, w)), work, "Gop/s")
-    report(f"linear_pass_{n}", "bf16", seconds_of(layer_pass), 3 * work, "Gop/s")
-    with torch.no_grad():
-        if torch.cuda.get_device_capability() >= (8, 9):
-            x8, w8 = rounded(x), rounded(w)
-            report(f"fp8_current_{n}", "f8e4m3", seconds_of(lambda: product(rounded(x), rounded(w))), work, "Gop/s")
-            report(f"fp8_product_{n}", "f8e4m3", seconds_of(lambda: product(x8, w8)), work, "Gop/s")
-        xi = torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8)
-        wi = torch.randint(-127, 128, (n, n), device="cuda", dtype=torch.int8)
-        report(f"int8_{n}", "i8", seconds_of(lambda: torch._int_mm(xi, wi.t())), work, "Gop/s")
+        operators(options.device, options.scale)
+
+
+if __name__ == "__main__":
+    main()

@@ -28,13 +28,11 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/costs.h>
+#include <thimble/bench/random_run.h>
 #include <thimble/bench/step_profile.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/isa.h>
 #include <thimble/core/parallel.h>
-#include <thimble/core/philox.h>
-#include <thimble/core/random.h>
 #include <thimble/memory/process.h>
 
 namespace {
@@ -59,56 +57,6 @@ double seconds(clockid_t clock) {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-Tensor random_classes(const Shape& shape, std::int64_t classes, Device device) {
-  if (device.is_dry) return zeros(shape, DType::i64, device, Category::input);
-  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0}}, {{1, 2}});
-    values[i] = bits.word[0] % classes;
-  }
-  return from_host(values, shape, device, Category::input);
-}
-
-/// A model in training on one batch of random values. The optimizer comes with the first step, so that its state is
-/// part of what a step needs.
-class Run final : public nn::TrainingRun {
- public:
-  Run(const Setup& setup, Device device)
-      : setup_(setup),
-        generator_(setup.seed),
-        scope_(generator_),
-        model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
-        batch_(model_->empty_batch(setup.batch, device)),
-        options_(step_options(setup, model_->is_text(), device)) {
-    const models::ModelOptions& sizes = model_->options();
-    const std::int64_t classes = model_->is_text() ? sizes.vocabulary : sizes.classes;
-    batch_.target = random_classes(batch_.target.shape(), classes, device);
-    batch_.input = model_->is_text() ? random_classes(batch_.input.shape(), classes, device)
-                                     : randn(batch_.input.shape(), setup.dtype, device);
-  }
-  void step() override {
-    if (!optimizer_) optimizer_ = make_optimizer(setup_, *model_);
-    nn::training_step(
-        *optimizer_, [this](std::int64_t i) { return model_->loss(micro_batch(batch_, i, options_.micro_batches)); },
-        options_);
-  }
-  nn::StepOptions& options() override { return options_; }
-  std::int64_t parameters() const override { return model_->parameter_count(); }
-
- private:
-  Setup setup_;
-  Generator generator_;
-  GeneratorScope scope_;
-  std::unique_ptr<models::Model> model_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
-  models::Batch batch_;
-  nn::StepOptions options_;
-};
-
-nn::MakeRun run_of(const Setup& setup) {
-  return [setup](Device device) { return std::make_unique<Run>(setup, device); };
-}
-
 nn::Plan plan_of(const Options& options, std::int64_t parameters) {
   std::size_t budget = options.budget_bytes;
   if (options.growth_bytes > 0) {
@@ -117,7 +65,8 @@ nn::Plan plan_of(const Options& options, std::int64_t parameters) {
   if (budget == 0) return {};
   CostOptions costs;
   costs.measures = true;
-  nn::Planner planner(run_of(options.setup), cpu, plan_costs(options.setup, costs, 0), planner_options(options.setup));
+  nn::Planner planner(random_run(options.setup), cpu, plan_costs(options.setup, costs, 0),
+                      planner_options(options.setup));
   return planner.fit(budget);
 }
 
@@ -154,7 +103,7 @@ void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_m
 }
 
 void predict(const Setup& setup) {
-  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), run_of(setup));
+  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), random_run(setup));
   std::printf("dry model=%s batch=%lld dtype=%s isa=%s threads=%d parameters=%lld peak_bytes=%zu", setup.model.c_str(),
               static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
               std::string(to_string(kernels::isa())).c_str(), thread_count(),
@@ -170,14 +119,14 @@ void measure(const Options& options) {
   double ceiling = ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds);
   std::int64_t parameters = 0;
   const TapeGraph graph =
-      nn::record_step(cpu, run_of(setup), [&](nn::TrainingRun& run) { parameters = run.parameters(); });
+      nn::record_step(cpu, random_run(setup), [&](nn::TrainingRun& run) { parameters = run.parameters(); });
   const nn::Plan plan = plan_of(options, parameters);
 
   memory::Options stack_options;
   stack_options.plans = plan.placement;
   const memory::Stack stack = memory::make_resource(cpu, std::move(stack_options));
   const ResourceScope scope(stack.top);
-  const auto run = run_of(setup)(cpu);
+  const auto run = random_run(setup)(cpu);
   plan.apply(run->options(), cpu);
   TapeTimes now, least;
   if (options.profiles) run->options().recording.times = &now;

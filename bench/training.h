@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <thimble/bench/costs.h>
@@ -14,6 +15,7 @@
 #include <thimble/bench/setup.h>
 #include <thimble/core/context.h>
 #include <thimble/memory/stack.h>
+#include <thimble/memory/summary.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/recorded_step.h>
 
@@ -144,16 +146,21 @@ struct TrainReport {
   std::vector<std::string> full_state;           ///< parameters whose state is f32 though the others' is narrow
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
-  std::size_t offloaded_bytes = 0;          ///< of saved tensors, per step
-  std::size_t packed_bytes = 0;             ///< the same, before they are packed
-  double time_overhead = 0;                 ///< of the plan, by the cost model
-  std::size_t measured_peak_bytes = 0;      ///< committed by the arena at most
-  std::size_t rss_peak_bytes = 0;           ///< of the process, so far (VmHWM)
-  std::size_t arena_rss_bytes = 0;          ///< of the arena's mapping at the end; 0 where the host has none of it
-  double ms_per_step = 0, items_per_s = 0;  ///< over all steps but the first, where there are several
-  std::size_t recorded_launches = 0;        ///< kernels and copies of a replay; 0: there was none
+  std::size_t offloaded_bytes = 0;              ///< of saved tensors, per step
+  std::size_t packed_bytes = 0;                 ///< the same, before they are packed
+  double time_overhead = 0;                     ///< of the plan, by the cost model
+  std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
+  std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
+  std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
+  std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
+  double ms_per_step = 0, items_per_s = 0;      ///< over all steps but the first, where there are several
+  std::size_t recorded_launches = 0;            ///< kernels and copies of a replay; 0: there was none
   std::string sample;
 };
+
+/// What JSON says of device_use, by its keys: device_total_bytes, device_used_bytes, outside_bytes, context_bytes;
+/// nothing of a run on the cpu.
+std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name. Throws
 /// what prepare_training's parts throw; OutOfMemory; FileError.

@@ -313,6 +313,15 @@ PreparedTraining prepare_training(TrainOptions options) {
   return prepared;
 }
 
+std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report) {
+  if (!report.device_use) return {};
+  const memory::DeviceUse& use = *report.device_use;
+  return {{"device_total_bytes", use.total_bytes},
+          {"device_used_bytes", use.used_bytes},
+          {"outside_bytes", use.outside_bytes},
+          {"context_bytes", use.context_bytes}};
+}
+
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher) {
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
@@ -345,6 +354,10 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
   report.rss_peak_bytes = process::peak_rss_bytes();
+  if (options.device.is_cuda()) {
+    const std::size_t others = memory::statistics(options.device).committed_bytes;  // outside of the run
+    report.device_use = memory::device_use(options.device, stack.arena->statistics().committed_bytes + others);
+  }
   if (options.device == cpu) {
     report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
   }

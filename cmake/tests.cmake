@@ -61,7 +61,7 @@ if(NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
     list(APPEND thimble_emulated_sources ${wrapper})
   endforeach()
   set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS -O1)
-  list(APPEND thimble_emulated_sources tests/emulated/device.cpp)
+  list(APPEND thimble_emulated_sources tests/emulated/backing.cpp tests/emulated/device.cpp)
 endif()
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)

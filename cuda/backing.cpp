@@ -8,6 +8,10 @@
 // - A refusal of the driver is a value, and what was mapped before it is given back.
 // - Moves and fills go to the compute stream: they are in the order of the kernels before and after. Giving pages back
 //   waits for the device first, counted (cuda/runtime.h), because a kernel under way may still use them.
+// - A remap gives the handles of whole granules other addresses: it waits for the device, unmaps all of the stretch,
+// and
+//   maps it anew. What the driver refuses is put back; where it refuses that too, the device has failed, and the next
+//   launch reports it.
 // - A move over a distance shorter than a granule goes through one granule of the backing's own, which is committed at
 //   the first such move and is not among the arena's bytes.
 
@@ -16,6 +20,7 @@
 #include <thimble/cuda/driver.h>
 #include <thimble/cuda/runtime.h>
 #include <thimble/memory/backing.h>
+#include <thimble/memory/granules.h>
 
 namespace thimble {
 namespace cuda_backing_detail {
@@ -32,7 +37,7 @@ class CudaBacking final : public Backing {
     std::size_t own = 0;
     const CUresult result = driver_.granularity(&own, &where_, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (result != CUDA_SUCCESS) {
-      throw DeviceError("cuMemGetAllocationGranularity(" + to_string(device) + "): CUresult " + std::to_string(result));
+      throw DeviceError(gpu::driver_failure(gpu::call_text("cuMemGetAllocationGranularity", device), result));
     }
     if (own == 0 || granule_bytes % own != 0) {
       throw DeviceError(to_string(device) + ": its pages are of " + std::to_string(own) +
@@ -79,6 +84,11 @@ class CudaBacking final : public Backing {
     return errc_of(result);
   }
 
+  std::string refusal_text(std::errc error) const override {
+    if (refused_ == nullptr) return Backing::refusal_text(error);
+    return gpu::driver_failure(gpu::call_text(refused_, refused_bytes_, device_), refusal_);
+  }
+
   void decommit(std::size_t offset, std::size_t bytes) noexcept override {
     try {
       gpu::synchronize(device_);
@@ -101,6 +111,25 @@ class CudaBacking final : public Backing {
       return move_in_pieces(from, to, bytes, distance, false);
     }
     move_in_pieces(from, to, bytes, is_direct ? distance : granule_bytes, !is_direct);
+  }
+
+  bool can_remap() const noexcept override { return true; }
+
+  bool remap(std::size_t from, std::size_t to, std::size_t bytes) noexcept override {
+    try {
+      gpu::synchronize(device_);
+    } catch (const DeviceError&) {
+      return false;
+    }
+    const std::size_t first = to / granule_bytes, last = (from + bytes) / granule_bytes;
+    const std::size_t source = from / granule_bytes, count = bytes / granule_bytes;
+    unmap_all(first, last);
+    move_granules(granules_.begin(), source, first, count);
+    if (map_all(first, last)) return true;
+    unmap_all(first, last);
+    move_granules_back(granules_.begin(), source, first, count);
+    map_all(first, last);
+    return false;
   }
 
   void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream) noexcept override {
@@ -132,11 +161,11 @@ class CudaBacking final : public Backing {
   CUresult map(CUdeviceptr at, CUmemGenericAllocationHandle& handle) noexcept {
     CUmemGenericAllocationHandle made = 0;
     CUresult result = driver_.create(&made, granule_bytes, &where_, 0);
-    if (result != CUDA_SUCCESS) return result;
+    if (result != CUDA_SUCCESS) return note("cuMemCreate", granule_bytes, result);
     result = driver_.map(at, granule_bytes, 0, made, 0);
     if (result != CUDA_SUCCESS) {
       driver_.release(made);
-      return result;
+      return note("cuMemMap", granule_bytes, result);
     }
     handle = made;
     return result;
@@ -146,11 +175,34 @@ class CudaBacking final : public Backing {
     driver_.release(handle);
     handle = 0;
   }
+  /// Puts granules [first, last) at the addresses that the table says.
+  bool map_all(std::size_t first, std::size_t last) noexcept {
+    for (std::size_t begin = first; begin < last;) {
+      std::size_t end = begin;
+      for (; end < last && granules_[end] != 0; ++end) {
+        if (driver_.map(base_ + end * granule_bytes, granule_bytes, 0, granules_[end], 0) != CUDA_SUCCESS) return false;
+      }
+      const std::size_t bytes = (end - begin) * granule_bytes;
+      if (bytes > 0 && allow(base_ + begin * granule_bytes, bytes) != CUDA_SUCCESS) return false;
+      begin = end + 1;
+    }
+    return true;
+  }
+  void unmap_all(std::size_t first, std::size_t last) noexcept {
+    for (std::size_t i = first; i < last; ++i) {
+      if (granules_[i] != 0) driver_.unmap(base_ + i * granule_bytes, granule_bytes);
+    }
+  }
   CUresult allow(CUdeviceptr at, std::size_t bytes) noexcept {
     CUmemAccessDesc access{};
     access.location = where_.location;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    return driver_.set_access(at, bytes, &access, 1);
+    return note("cuMemSetAccess", bytes, driver_.set_access(at, bytes, &access, 1));
+  }
+  /// Keeps a refusal for refusal_text().
+  CUresult note(const char* call, std::size_t bytes, CUresult result) noexcept {
+    if (result != CUDA_SUCCESS) refused_ = call, refused_bytes_ = bytes, refusal_ = result;
+    return result;
   }
   static std::errc errc_of(CUresult result) noexcept {
     return result == CUDA_ERROR_OUT_OF_MEMORY ? std::errc::not_enough_memory : std::errc::io_error;
@@ -163,6 +215,9 @@ class CudaBacking final : public Backing {
   std::size_t range_bytes_ = 0;
   std::vector<CUmemGenericAllocationHandle> granules_;  // 0: no pages
   CUmemGenericAllocationHandle bounce_ = 0;
+  const char* refused_ = nullptr;  // the last call that was, its bytes and its answer
+  std::size_t refused_bytes_ = 0;
+  CUresult refusal_ = CUDA_SUCCESS;
 };
 
 }  // namespace cuda_backing_detail

@@ -4,6 +4,7 @@
 #include <thimble/core/launch.h>
 #include <thimble/core/tf32.h>
 #include <thimble/cuda/blas.h>
+#include <thimble/cuda/call_text.h>
 #include <thimble/cuda/library.h>
 #include <thimble/cuda/runtime.h>
 
@@ -28,6 +29,7 @@ cublasLtEpilogue_t epilogue_of(const GemmArgs& args) {
 
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace blas_detail;
+  const Doing doing(args, workspace_bytes);
   const Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = blas_handle(device);

@@ -5,12 +5,13 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/cuda/call_text.h>
 
 namespace thimble::gpu {
 
 void check_blas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw DeviceError(std::string(call) + ": " + cublasLtGetStatusName(status) + ": " + cublasLtGetStatusString(status));
+  throw DeviceError(failure_text(call, cublasLtGetStatusName(status), cublasLtGetStatusString(status)));
 }
 
 cublasLtHandle_t blas_handle(Device device) {

@@ -8,6 +8,7 @@
 
 #include <thimble/core/launch.h>
 #include <thimble/cuda/blas.h>
+#include <thimble/cuda/call_text.h>
 #include <thimble/cuda/library.h>
 #include <thimble/cuda/runtime.h>
 
@@ -18,6 +19,7 @@ bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::si
   if (blas_alignment(args.a) < aligned || blas_alignment(args.b) < aligned || blas_alignment(args.c) < aligned) {
     return false;
   }
+  const Doing doing(args, workspace_bytes);
   const Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = blas_handle(device);

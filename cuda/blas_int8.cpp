@@ -3,12 +3,14 @@
 
 #include <thimble/core/launch.h>
 #include <thimble/cuda/blas.h>
+#include <thimble/cuda/call_text.h>
 #include <thimble/cuda/library.h>
 #include <thimble/cuda/runtime.h>
 
 namespace thimble::gpu {
 
 bool library_int8_gemm(const Int8Gemm& args) {
+  const Doing doing(args, 0);
   const Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);
   const cublasLtHandle_t handle = blas_handle(device);

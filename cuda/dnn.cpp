@@ -23,7 +23,7 @@ using kernels::ConvShape;
 
 void check_dnn(cudnnStatus_t status, const char* call) {
   if (status == CUDNN_STATUS_SUCCESS) return;
-  throw DeviceError(std::string(call) + ": " + cudnnGetErrorString(status));
+  throw DeviceError(failure_text(call, cudnnGetErrorString(status), ""));
 }
 
 /// True where the library says that it cannot, which is no failure.
@@ -121,6 +121,7 @@ bool run_within(std::size_t workspace_bytes, const char* direction, const Ask& a
 
 bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
+  const Doing doing(args, workspace_bytes);
   if (!is_countable(args.shape) || args.activation != Activation::none || args.pre_activation) return false;
   const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
@@ -141,6 +142,7 @@ bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace,
 
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
+  const Doing doing(args, workspace_bytes);
   if (!is_countable(args.shape)) return false;
   const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
@@ -157,6 +159,7 @@ bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* works
 
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
+  const Doing doing(args, workspace_bytes);
   if (!is_countable(args.shape)) return false;
   const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;

@@ -7,14 +7,14 @@
 namespace thimble::gpu {
 namespace driver_detail {
 
-// The entry point `name` as CUDA 10.2, which brought virtual memory, defined it.
+// The entry point `name` as that version of CUDA defined it: 10.2 brought virtual memory.
 template <class Function>
-void find(const char* name, Function& to) {
+void find(const char* name, Function& to, [[maybe_unused]] unsigned version = 10020) {
   void* address = nullptr;
   cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-  check(cudaGetDriverEntryPointByVersion(name, &address, 10020, cudaEnableDefault, &result),
-        "cudaGetDriverEntryPointByVersion", name, 10020);
+  check(cudaGetDriverEntryPointByVersion(name, &address, version, cudaEnableDefault, &result),
+        "cudaGetDriverEntryPointByVersion", name, version);
 #else
   check(cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &result), "cudaGetDriverEntryPoint", name);
 #endif
@@ -34,6 +34,8 @@ Driver load() {
   find("cuMemUnmap", all.unmap);
   find("cuMemSetAccess", all.set_access);
   find("cuMemGetAllocationGranularity", all.granularity);
+  find("cuGetErrorName", all.error_name, 6000);
+  find("cuGetErrorString", all.error_string, 6000);
   return all;
 }
 
@@ -42,6 +44,14 @@ Driver load() {
 const Driver& driver() {
   static const Driver all = driver_detail::load();
   return all;
+}
+
+std::string driver_failure(const std::string& call, CUresult result) {
+  const char *name = nullptr, *meaning = nullptr;
+  driver().error_name(result, &name);
+  driver().error_string(result, &meaning);
+  return failure_text(call, name != nullptr ? name : "CUresult " + std::to_string(result),
+                      meaning != nullptr ? meaning : "");
 }
 
 }  // namespace thimble::gpu

@@ -31,6 +31,7 @@
 #define THIMBLE_DEVICE_GLOBAL
 #include <ucontext.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -147,6 +148,13 @@ void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 
 
 #else  // the host's emulation
 
+/// How many launches there were, recorded ones included; what a replay runs is none.
+inline std::atomic<std::uint64_t> launches{0};
+inline thread_local bool is_replaying = false;
+inline void count_launch() {
+  if (!is_replaying) launches.fetch_add(1, std::memory_order_relaxed);
+}
+
 /// Where this thread's launches go while they are recorded; null: they are run.
 inline thread_local std::vector<std::function<void()>>* recorded_launches = nullptr;
 
@@ -220,6 +228,7 @@ inline T atomic_fetch_add(T* to, T value) {
 template <class Body>
 void for_each_item(std::int64_t n, const Body& body) {
   if (n <= 0) return;
+  count_launch();
   if (recorded_launches != nullptr) return recorded_launches->push_back([n, body] { for_each_item(n, body); });
   for (std::int64_t i = n; i-- > 0;) body(i);
 }
@@ -255,6 +264,7 @@ struct TeamRun {
 template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
   if (n <= 0) return;
+  count_launch();
   if (recorded_launches != nullptr) {
     return recorded_launches->push_back([n, body, shared_bytes] { for_each_team(n, body, shared_bytes); });
   }

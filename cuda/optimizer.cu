@@ -1,4 +1,4 @@
-// Optimizer updates on CUDA devices: a thread for each element.
+// Optimizer updates on CUDA devices: a launch for many parameters, a team for each stretch of one.
 
 #include <cmath>
 
@@ -7,6 +7,7 @@
 #include <thimble/core/kernels/update_rule.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/live.h>
+#include <thimble/cuda/update_list.h>
 
 namespace thimble::kernels {
 namespace optimizer_cuda_detail {
@@ -26,39 +27,54 @@ struct Array {
   }
 };
 
+// How the parameters of a launch are stored (NarrowArgs).
+enum class Kept : std::uint8_t { nothing, master, compensation, stochastic };
+
+// What the parameters of a launch share.
+struct Kind {
+  DType dtype, gradient_dtype, state_dtype;
+  Kept kept;
+  template <class Args>
+  explicit Kind(const Args& a) : dtype(a.dtype), gradient_dtype(a.gradient_dtype), state_dtype(a.state_dtype) {
+    const NarrowArgs& n = a.narrow;
+    kept = n.is_stochastic             ? Kept::stochastic
+           : n.master != nullptr       ? Kept::master
+           : n.compensation != nullptr ? Kept::compensation
+                                       : Kept::nothing;
+  }
+};
+
 // A parameter as NarrowArgs says that it is read and stored; f64 ones are stored as they are.
 struct Parameter {
   Array p;
-  float* master;
-  void* compensation;
-  bool is_stochastic;
-  template <class Args>
-  explicit Parameter(const Args& a)
-      : p{a.parameter, a.dtype},
-        master(a.narrow.master),
-        compensation(a.narrow.compensation),
-        is_stochastic(a.narrow.is_stochastic) {}
+  Kept kept;
+  void* more;  // master copy or compensation
+  RandomSite site;
+  THIMBLE_DEVICE Parameter(const Kind& kind, const UpdateEntry& entry, const RandomSite& step)
+      : p{entry.p, kind.dtype}, kept(kind.kept), more(entry.more), site(step) {
+    site.site = entry.site;
+  }
 
   template <class T>
   THIMBLE_DEVICE T get(std::int64_t i) const {
     if constexpr (std::is_same_v<T, float>) {
-      if (master) return master[i];
-      if (compensation) return p.get<float>(i) + load<float>(compensation, p.dtype, i);
+      if (kept == Kept::master) return static_cast<const float*>(more)[i];
+      if (kept == Kept::compensation) return p.get<float>(i) + load<float>(more, p.dtype, i);
     }
     return p.get<T>(i);
   }
   template <class T>
-  THIMBLE_DEVICE void set(std::int64_t i, T value, const RandomSite& site) const {
+  THIMBLE_DEVICE void set(std::int64_t i, T value) const {
     if constexpr (std::is_same_v<T, float>) {
-      if (is_stochastic) {
+      if (kept == Kept::stochastic) {
         static_cast<bf16*>(p.data)[i] = round_stochastically(value, rounding_bits(site, i));
         return;
       }
-      if (master) master[i] = value;
+      if (kept == Kept::master) static_cast<float*>(more)[i] = value;
     }
     p.set<T>(i, value);
     if constexpr (std::is_same_v<T, float>) {
-      if (compensation) store<float>(compensation, p.dtype, i, value - p.get<float>(i));
+      if (kept == Kept::compensation) store<float>(more, p.dtype, i, value - p.get<float>(i));
     }
   }
 };
@@ -69,59 +85,72 @@ struct Step {
   Rule rule;
   RandomSite site;
 };
-template <class Rule, class Args>
-Live<Step<Rule>> live_step(const Args& a) {
-  return live(a, [](const Args& now) { return Step<Rule>{Rule(now), now.narrow.site}; });
+
+// One element: what differs between the optimizers.
+template <class T>
+THIMBLE_DEVICE void update(const SgdRule<T>& rule, const Parameter& p, const Kind& kind, const UpdateEntry& entry,
+                           std::int64_t i) {
+  const T parameter = p.get<T>(i), gradient = load<T>(entry.g, kind.gradient_dtype, i);
+  if (!entry.first) return p.set<T>(i, rule.plain(parameter, gradient));
+  const Array m{entry.first, kind.state_dtype};
+  T velocity = m.get<T>(i);
+  const T updated = rule.with_momentum(parameter, gradient, velocity);
+  m.set<T>(i, velocity);
+  p.set<T>(i, updated);
 }
 
 template <class T>
-struct Sgd {
-  Parameter p;
-  Array g, m;
-  Live<Step<SgdRule<T>>> live_rule;
-  THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const Step<SgdRule<T>>& step = live_rule.get();
-    const T parameter = p.get<T>(i), gradient = g.get<T>(i);
-    if (!m.data) return p.set<T>(i, step.rule.plain(parameter, gradient), step.site);
-    T velocity = m.get<T>(i);
-    const T updated = step.rule.with_momentum(parameter, gradient, velocity);
-    m.set<T>(i, velocity);
-    p.set<T>(i, updated, step.site);
+THIMBLE_DEVICE void update(const AdamRule<T>& rule, const Parameter& p, const Kind& kind, const UpdateEntry& entry,
+                           std::int64_t i) {
+  const Array m{entry.first, kind.state_dtype}, v{entry.second, kind.state_dtype};
+  const T parameter = p.get<T>(i);
+  T first = m.get<T>(i), second = v.get<T>(i);
+  rule.moments(parameter, load<T>(entry.g, kind.gradient_dtype, i), first, second);
+  m.set<T>(i, first);
+  v.set<T>(i, second);
+  p.set<T>(i, rule.updated(parameter, first, std::sqrt(second)));
+}
+
+constexpr std::int64_t stretch = 4096;  // elements of a team
+
+template <class Rule>
+struct Updates {
+  static constexpr int threads = 256;
+  Kind kind;
+  Live<Step<Rule>> live_step;
+  UpdateTable table;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const Step<Rule>& step = live_step.get();
+    const UpdateEntry entry = table.of(index);
+    const Parameter parameter(kind, entry, step.site);
+    const std::int64_t begin = (index - static_cast<std::int64_t>(entry.begin)) * stretch;
+    const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
+    for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) update(step.rule, parameter, kind, entry, i);
   }
 };
 
-void sgd(const SgdArgs& a) {
-  with_compute_type(a.dtype, [&]<class T>() {
-    for_each_item(a.n, Sgd<T>{Parameter(a),
-                              {const_cast<void*>(a.gradient), a.gradient_dtype},
-                              {a.momentum_buffer, a.state_dtype},
-                              live_step<SgdRule<T>>(a)});
+template <class Rule, class Args>
+void launch_updates(const Args& a, const UpdateTable& table) {
+  static_assert(sizeof(Updates<Rule>) <= most_argument_bytes);
+  for_each_team(table.teams, Updates<Rule>{Kind(a),
+                                           live(a,
+                                                [](const Args& now) {
+                                                  return Step<Rule>{Rule(now), now.narrow.site};
+                                                }),
+                                           table});
+}
+
+void sgd(std::span<const SgdArgs> list) {
+  for_each_table(list, stretch, [](const SgdArgs& a, const UpdateTable& table) {
+    with_compute_type(a.dtype, [&]<class T>() { launch_updates<SgdRule<T>>(a, table); });
   });
 }
 
-template <class T>
-struct Adam {
-  Parameter p;
-  Array g, m, v;
-  Live<Step<AdamRule<T>>> live_rule;
-  THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const Step<AdamRule<T>>& step = live_rule.get();
-    const T parameter = p.get<T>(i);
-    T first = m.get<T>(i), second = v.get<T>(i);
-    step.rule.moments(parameter, g.get<T>(i), first, second);
-    m.set<T>(i, first);
-    v.set<T>(i, second);
-    p.set<T>(i, step.rule.updated(parameter, first, std::sqrt(second)), step.site);
-  }
-};
-
-void adam(const AdamArgs& a) {
-  with_compute_type(a.dtype, [&]<class T>() {
-    for_each_item(a.n, Adam<T>{Parameter(a),
-                               {const_cast<void*>(a.gradient), a.gradient_dtype},
-                               {a.first_moment, a.state_dtype},
-                               {a.second_moment, a.state_dtype},
-                               live_step<AdamRule<T>>(a)});
+void adam(std::span<const AdamArgs> list) {
+  for_each_table(list, stretch, [](const AdamArgs& a, const UpdateTable& table) {
+    with_compute_type(a.dtype, [&]<class T>() { launch_updates<AdamRule<T>>(a, table); });
   });
 }
 

@@ -9,6 +9,7 @@
 #include <thimble/cuda/dynamic_code.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/live.h>
+#include <thimble/cuda/update_list.h>
 
 namespace thimble::kernels {
 namespace optimizer8_cuda_detail {
@@ -20,18 +21,14 @@ using Unsigned = quant::DynamicCode<false>;
 
 constexpr int team_threads = 64;
 
-// What all blocks of an update have: parameter and gradient.
+// Parameter and gradient.
 struct Arrays {
   std::int64_t n;
   void* p;
   DType dtype;
   const void* g;
   DType gradient_dtype;
-  template <class Args>
-  explicit Arrays(const Args& a)
-      : n(a.n), p(a.parameter), dtype(a.dtype), g(a.gradient), gradient_dtype(a.gradient_dtype) {}
 
-  std::int64_t blocks() const { return (n + state_block - 1) / state_block; }
   THIMBLE_DEVICE float parameter(std::int64_t i) const { return load<float>(p, dtype, i); }
   THIMBLE_DEVICE float gradient(std::int64_t i) const { return load<float>(g, gradient_dtype, i); }
   THIMBLE_DEVICE void set(std::int64_t i, float value) const { store<float>(p, dtype, i, value); }
@@ -59,17 +56,27 @@ struct State {
 
 THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
 
-struct AdamBlock {
+// Blocks of the parameters of a launch; `Rule` says what of.
+template <class Rule>
+struct Blocks {
   static constexpr int threads = team_threads;
-  Arrays arrays;
-  State<Signed> first;
-  State<Unsigned> second;
-  Live<AdamRule<float>> live_rule;
+  DType dtype, gradient_dtype;
+  Live<Rule> live_rule;
+  UpdateTable table;
 
   template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t block) const {
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const UpdateEntry e = table.of(index);
+    const Rule rule = live_rule.get();
+    update(team, rule, {e.n, e.p, dtype, e.g, gradient_dtype}, e, index - static_cast<std::int64_t>(e.begin));
+  }
+
+  template <class Team>
+  THIMBLE_DEVICE static void update(Team& team, const AdamRule<float>& rule, const Arrays& arrays, const UpdateEntry& e,
+                                    std::int64_t block) {
     constexpr int own = static_cast<int>(state_block) / Team::size;
-    const AdamRule<float> rule = live_rule.get();
+    const State<Signed> first{static_cast<std::uint8_t*>(e.first), static_cast<float*>(e.more)};
+    const State<Unsigned> second{static_cast<std::uint8_t*>(e.second), static_cast<float*>(e.second_more)};
     const std::int64_t begin = block * state_block + team.rank();
     const float first_scale = first.scales[block], second_scale = second.scales[block];
     float m[own], v[own];
@@ -91,18 +98,12 @@ struct AdamBlock {
       second.codes[i] = not_lost(State<Unsigned>::encode(of_v, v[k]), v[k]);
     }
   }
-};
-
-struct MomentumBlock {
-  static constexpr int threads = team_threads;
-  Arrays arrays;
-  State<Signed> momentum;
-  Live<SgdRule<float>> live_rule;
 
   template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t block) const {
+  THIMBLE_DEVICE static void update(Team& team, const SgdRule<float>& rule, const Arrays& arrays, const UpdateEntry& e,
+                                    std::int64_t block) {
     constexpr int own = static_cast<int>(state_block) / Team::size;
-    const SgdRule<float> rule = live_rule.get();
+    const State<Signed> momentum{static_cast<std::uint8_t*>(e.first), static_cast<float*>(e.more)};
     const std::int64_t begin = block * state_block + team.rank();
     const float scale = momentum.scales[block];
     float m[own];
@@ -123,21 +124,22 @@ struct MomentumBlock {
   }
 };
 
-void adam8(const Adam8Args& args) {
-  const AdamArgs& a = args.update;
-  const Arrays arrays(a);
-  for_each_team(arrays.blocks(), AdamBlock{arrays,
-                                           {static_cast<std::uint8_t*>(a.first_moment), args.first_scales},
-                                           {static_cast<std::uint8_t*>(a.second_moment), args.second_scales},
-                                           live(a, [](const AdamArgs& now) { return AdamRule<float>(now); })});
+template <class Rule, class Args>
+void launch_blocks(const Args& a, const UpdateTable& table) {
+  static_assert(sizeof(Blocks<Rule>) <= most_argument_bytes);
+  for_each_team(table.teams,
+                Blocks<Rule>{a.dtype, a.gradient_dtype, live(a, [](const Args& now) { return Rule(now); }), table});
 }
 
-void momentum8(const Momentum8Args& args) {
-  const SgdArgs& a = args.update;
-  const Arrays arrays(a);
-  for_each_team(arrays.blocks(), MomentumBlock{arrays,
-                                               {static_cast<std::uint8_t*>(a.momentum_buffer), args.scales},
-                                               live(a, [](const SgdArgs& now) { return SgdRule<float>(now); })});
+void adam8(std::span<const Adam8Args> list) {
+  for_each_table(list, state_block,
+                 [](const Adam8Args& a, const UpdateTable& table) { launch_blocks<AdamRule<float>>(a.update, table); });
+}
+
+void momentum8(std::span<const Momentum8Args> list) {
+  for_each_table(list, state_block, [](const Momentum8Args& a, const UpdateTable& table) {
+    launch_blocks<SgdRule<float>>(a.update, table);
+  });
 }
 
 constexpr Optimizer8Kernels table{adam8, momentum8, adafactor_on_cuda};

@@ -34,9 +34,16 @@ struct DeviceState {
   std::array<cudaEvent_t, 2> uploaded{};  // each half is free again
   int next_half = 0;
   std::mutex upload_mutex;
+  std::size_t context_bytes = 0;  // of the device in use when all of the above was made
 };
 
-std::atomic<std::uint64_t> waits{0};
+std::atomic<std::uint64_t> waits{0}, launches{0};
+
+kernels::DeviceMemory ask_memory(Device device) {
+  kernels::DeviceMemory memory;
+  check(cudaMemGetInfo(&memory.free_bytes, &memory.total_bytes), "cudaMemGetInfo", device);
+  return memory;
+}
 
 DeviceState& state_of(Device device) {
   static std::array<std::atomic<DeviceState*>, 256> states{};
@@ -50,15 +57,17 @@ DeviceState& state_of(Device device) {
   const std::lock_guard guard(mutex);
   if (DeviceState* const known = state.load(std::memory_order_acquire)) return *known;
   auto made = std::make_unique<DeviceState>();
-  check(cudaStreamCreateWithFlags(&made->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "compute");
-  check(cudaStreamCreateWithFlags(&made->copy, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "copy");
-  check(cudaEventCreateWithFlags(&made->compute_reached, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+  check(cudaStreamCreateWithFlags(&made->compute, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "compute",
+        device);
+  check(cudaStreamCreateWithFlags(&made->copy, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", "copy", device);
+  check(cudaEventCreateWithFlags(&made->compute_reached, cudaEventDisableTiming), "cudaEventCreateWithFlags", device);
   for (cudaEvent_t& event : made->uploaded) {
-    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags", device);
   }
   void* staging = nullptr;
-  check(cudaHostAlloc(&staging, 2 * half_bytes, cudaHostAllocDefault), "cudaHostAlloc", 2 * half_bytes);
+  check(cudaHostAlloc(&staging, 2 * half_bytes, cudaHostAllocDefault), "cudaHostAlloc", 2 * half_bytes, device);
   made->staging = static_cast<std::byte*>(staging);
+  made->context_bytes = ask_memory(device).used_bytes();
   state.store(made.get(), std::memory_order_release);
   return *made.release();  // for the life of the process
 }
@@ -72,10 +81,11 @@ void refuse_recording(const char* what) {
 
 void upload(void* to, const void* from, std::size_t bytes) {
   refuse_recording("upload");
-  DeviceState& state = state_of(launching_device());
+  const Device device = launching_device();
+  DeviceState& state = state_of(device);
   const std::lock_guard guard(state.upload_mutex);
-  check(cudaEventRecord(state.compute_reached, state.compute), "cudaEventRecord", "compute");
-  check(cudaStreamWaitEvent(state.copy, state.compute_reached, 0), "cudaStreamWaitEvent", "copy");
+  check(cudaEventRecord(state.compute_reached, state.compute), "cudaEventRecord", "compute", device);
+  check(cudaStreamWaitEvent(state.copy, state.compute_reached, 0), "cudaStreamWaitEvent", "copy", device);
   for (std::size_t done = 0; done < bytes; done += half_bytes) {
     const auto half = static_cast<std::size_t>(state.next_half);
     state.next_half = 1 - state.next_half;
@@ -83,23 +93,24 @@ void upload(void* to, const void* from, std::size_t bytes) {
     std::byte* const staged = state.staging + half * half_bytes;
     if (cudaEventQuery(state.uploaded[half]) == cudaErrorNotReady) {
       waits.fetch_add(1, std::memory_order_relaxed);
-      check(cudaEventSynchronize(state.uploaded[half]), "cudaEventSynchronize", "uploaded");
+      check(cudaEventSynchronize(state.uploaded[half]), "cudaEventSynchronize", "uploaded", device);
     }
     std::memcpy(staged, static_cast<const std::byte*>(from) + done, count);
     check(cudaMemcpyAsync(static_cast<std::byte*>(to) + done, staged, count, cudaMemcpyHostToDevice, state.copy),
-          "cudaMemcpyAsync", to, from, count, "host to device");
-    check(cudaEventRecord(state.uploaded[half], state.copy), "cudaEventRecord", "copy");
-    check(cudaStreamWaitEvent(state.compute, state.uploaded[half], 0), "cudaStreamWaitEvent", "compute");
+          "cudaMemcpyAsync", to, from, count, "host to device", device);
+    check(cudaEventRecord(state.uploaded[half], state.copy), "cudaEventRecord", "copy", device);
+    check(cudaStreamWaitEvent(state.compute, state.uploaded[half], 0), "cudaStreamWaitEvent", "compute", device);
   }
 }
 
 void download(void* to, const void* from, std::size_t bytes) {
   refuse_recording("download");
-  const DeviceState& state = state_of(launching_device());
+  const Device device = launching_device();
+  const DeviceState& state = state_of(device);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, state.compute), "cudaMemcpyAsync", to, from, bytes,
-        "device to host");
+        "device to host", device);
   waits.fetch_add(1, std::memory_order_relaxed);
-  check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute");
+  check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute", device);
 }
 
 void* allocate_pinned(std::size_t bytes) {
@@ -119,18 +130,18 @@ void free_pinned(void* memory) noexcept { cudaFreeHost(memory); }
 void* begin_transfer(Device device, void* to, const void* from, std::size_t bytes) {
   const DeviceState& state = state_of(device);
   cudaEvent_t event = nullptr;
-  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  check(cudaEventRecord(event, state.compute), "cudaEventRecord", "compute");
-  check(cudaStreamWaitEvent(state.copy, event, 0), "cudaStreamWaitEvent", "copy");
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.copy), "cudaMemcpyAsync", to, from, bytes);
-  check(cudaEventRecord(event, state.copy), "cudaEventRecord", "copy");
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags", device);
+  check(cudaEventRecord(event, state.compute), "cudaEventRecord", "compute", device);
+  check(cudaStreamWaitEvent(state.copy, event, 0), "cudaStreamWaitEvent", "copy", device);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, state.copy), "cudaMemcpyAsync", to, from, bytes, device);
+  check(cudaEventRecord(event, state.copy), "cudaEventRecord", "copy", device);
   return event;
 }
 
 void end_transfer(Device device, void* transfer) {
   const auto event = static_cast<cudaEvent_t>(transfer);
-  check(cudaStreamWaitEvent(state_of(device).compute, event, 0), "cudaStreamWaitEvent", "compute");
-  check(cudaEventDestroy(event), "cudaEventDestroy");
+  check(cudaStreamWaitEvent(state_of(device).compute, event, 0), "cudaStreamWaitEvent", "compute", device);
+  check(cudaEventDestroy(event), "cudaEventDestroy", device);
 }
 
 struct Recording {
@@ -146,7 +157,7 @@ struct Recording {
 void begin_recording(Device device) {
   refuse_recording("begin_recording");
   check(cudaStreamBeginCapture(state_of(device).compute, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
-        "compute");
+        "compute", device);
   is_recording = true;
 }
 
@@ -158,15 +169,15 @@ void* end_recording(Device device, bool is_wanted) {
     cudaGetLastError();  // a capture that was broken off is no failure of the device
     return nullptr;
   }
-  check(error, "cudaStreamEndCapture", "compute");
-  check(cudaGraphInstantiate(&recording->executable, recording->graph, 0), "cudaGraphInstantiate");
-  check(cudaGraphGetNodes(recording->graph, nullptr, &recording->nodes), "cudaGraphGetNodes");
+  check(error, "cudaStreamEndCapture", "compute", device);
+  check(cudaGraphInstantiate(&recording->executable, recording->graph, 0), "cudaGraphInstantiate", device);
+  check(cudaGraphGetNodes(recording->graph, nullptr, &recording->nodes), "cudaGraphGetNodes", device);
   return recording.release();
 }
 
 void replay(Device device, void* recording) {
   const auto* const own = static_cast<Recording*>(recording);
-  check(cudaGraphLaunch(own->executable, state_of(device).compute), "cudaGraphLaunch", own->nodes);
+  check(cudaGraphLaunch(own->executable, state_of(device).compute), "cudaGraphLaunch", own->nodes, device);
 }
 
 std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->nodes; }
@@ -194,7 +205,7 @@ std::vector<kernels::GpuFacts> devices() {
     facts.memory_bytes = properties.totalGlobalMem;
     check(cudaSetDevice(i), "cudaSetDevice", i);
     std::size_t total = 0;
-    check(cudaMemGetInfo(&facts.free_bytes, &total), "cudaMemGetInfo");
+    check(cudaMemGetInfo(&facts.free_bytes, &total), "cudaMemGetInfo", i);
     check(cudaDriverGetVersion(&facts.driver_version), "cudaDriverGetVersion");
     check(cudaRuntimeGetVersion(&facts.runtime_version), "cudaRuntimeGetVersion");
     all.push_back(std::move(facts));
@@ -202,9 +213,31 @@ std::vector<kernels::GpuFacts> devices() {
   return all;
 }
 
-constexpr kernels::DeviceRuntime table{
-    upload,       download, synchronize,     synchronization_count, allocate_pinned, free_pinned,       begin_transfer,
-    end_transfer, devices,  begin_recording, end_recording,         replay,          recorded_launches, forget};
+kernels::DeviceMemory device_memory(Device device) {
+  const std::size_t context_bytes = state_of(device).context_bytes;
+  kernels::DeviceMemory now = ask_memory(device);
+  now.context_bytes = context_bytes;
+  return now;
+}
+
+std::uint64_t launch_count() { return launches.load(std::memory_order_relaxed); }
+
+constexpr kernels::DeviceRuntime table{upload,
+                                       download,
+                                       synchronize,
+                                       synchronization_count,
+                                       allocate_pinned,
+                                       free_pinned,
+                                       begin_transfer,
+                                       end_transfer,
+                                       devices,
+                                       begin_recording,
+                                       end_recording,
+                                       replay,
+                                       recorded_launches,
+                                       forget,
+                                       device_memory,
+                                       launch_count};
 
 }  // namespace runtime_detail
 
@@ -230,14 +263,15 @@ void synchronize(Device device) {
   runtime_detail::refuse_recording("synchronize");
   const runtime_detail::DeviceState& state = runtime_detail::state_of(device);
   runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
-  check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy");
-  check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute");
+  check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy", device);
+  check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute", device);
 }
 
 std::uint64_t synchronization_count() { return runtime_detail::waits.load(std::memory_order_relaxed); }
 
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes) {
-  check(cudaGetLastError(), "kernel launch", count, threads, shared_bytes);
+  runtime_detail::launches.fetch_add(1, std::memory_order_relaxed);
+  check(cudaGetLastError(), "kernel launch", count, threads, shared_bytes, launching_device());
 }
 
 void allow_shared_bytes(const void* kernel, std::size_t bytes) {
@@ -250,7 +284,7 @@ void allow_shared_bytes(const void* kernel, std::size_t bytes) {
                       std::to_string(device) + " allows a kernel at most " + std::to_string(most));
   }
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-        "cudaFuncSetAttribute", "MaxDynamicSharedMemorySize", bytes);
+        "cudaFuncSetAttribute", "MaxDynamicSharedMemorySize", bytes, launching_device());
 }
 
 }  // namespace gpu

@@ -2,28 +2,22 @@
 // Calls of the CUDA runtime that may fail, and facts about devices.
 
 #include <cstdint>
-#include <sstream>
 #include <string>
-#include <vector>
 
 #include <cuda_runtime_api.h>
 
 #include <thimble/core/device.h>
 #include <thimble/core/error.h>
+#include <thimble/cuda/call_text.h>
 #include <thimble/cuda/stream.h>
 
 namespace thimble::gpu {
 
-/// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: what it means" unless the call succeeded.
+/// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: what it means" unless the call succeeded (cuda/call_text.h).
 template <class... Arguments>
 void check(cudaError_t error, const char* call, const Arguments&... arguments) {
   if (error == cudaSuccess) return;
-  std::ostringstream text;
-  text << call << "(";
-  [[maybe_unused]] const char* between = "";
-  ((text << between << arguments, between = ", "), ...);
-  text << "): " << cudaGetErrorName(error) << ": " << cudaGetErrorString(error);
-  throw DeviceError(text.str());
+  throw DeviceError(failure_text(call_text(call, arguments...), cudaGetErrorName(error), cudaGetErrorString(error)));
 }
 
 /// Makes a device the current one of this thread. Throws DeviceError when it is not there.

@@ -29,7 +29,8 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
       backing_(std::move(backing)),
       poison_(options.poison),
       compaction_(options.compaction),
-      tolerated_fragmentation_(options.tolerated_fragmentation) {
+      tolerated_fragmentation_(options.tolerated_fragmentation),
+      remap_from_bytes_(backing_->can_remap() ? options.remap_from_bytes : 0) {
   pages_.granule = backing_->granule();
   reserve(options);
   std::size_t limit = reserved_bytes_;
@@ -110,7 +111,7 @@ Tlsf::Span* Arena::take_span(const Request& request) {
     const std::errc error = commit(place.offset, place.end());
     if (error != std::errc{}) place = make_room_on_pages(request);
     if (!place.is_found()) {
-      refuse(request, "the system refuses more pages: " + std::make_error_code(error).message());
+      refuse(request, "the system refuses more pages: " + backing_->refusal_text(error));
     }
   }
   return spans_->take(place);
@@ -171,9 +172,7 @@ std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
     return error;
   }
   for (std::size_t at = first; at < last; ++at) pages_.has_pages[at] = true;
-  while (pages_.solid_bytes / pages_.granule < pages_.has_pages.size() &&
-         pages_.has_pages[pages_.solid_bytes / pages_.granule])
-    pages_.solid_bytes += pages_.granule;
+  pages_.extend_solid();
   now_.peak_committed_bytes = std::max(now_.peak_committed_bytes, now_.committed_bytes);
   return {};
 }

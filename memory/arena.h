@@ -13,6 +13,10 @@
 //   the hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing moves
 //   while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same offsets
 //   and figures; it has no launches, no pins, and its pages are never refused.
+// - Where the backing can, compact() and safe_point() move a block by its pages: the whole granules in it are mapped at
+//   their new place, and the ends are copied. The rule: its way is a whole number of granules, and those in it are
+//   Options::remap_from_bytes or more. Requests copy only, because a remap waits for the device. Where blocks come to
+//   lie does not depend on it.
 // - allocate gives the strong guarantee: a place is found, pages are committed, and only then is anything changed.
 // - Streams: one compute stream uses an arena, so the order of calls is the order of use.
 // - The arena outlives its blocks: whoever holds one holds the arena by shared_ptr.
@@ -53,7 +57,8 @@ class Arena final : public LockedResource {
     std::size_t reserve_bytes = 0;   ///< addresses to reserve; 0: the capacity, or 1 TiB. Halved while refused
     bool poison = false;             ///< fill new and freed blocks, and what a moved one leaves, with 0xFF
     Compaction compaction = Compaction::when_needed;
-    double tolerated_fragmentation = 0.25;  ///< safe_point() compacts above it
+    double tolerated_fragmentation = 0.25;                 ///< safe_point() compacts above it
+    std::size_t remap_from_bytes = std::size_t{16} << 20;  ///< in whole granules of a block; 0: copies only
   };
 
   /// Wall time. It is reported, and equal to any other: figures are compared without it.
@@ -77,12 +82,13 @@ class Arena final : public LockedResource {
     std::uint64_t allocation_count = 0;  ///< since construction, as are the two below
     std::uint64_t commit_count = 0;      ///< calls that put pages under the range
     std::uint64_t decommit_count = 0;    ///< calls that gave pages back
-    std::uint64_t compaction_count = 0;  ///< those that moved a block; this and the next three since construction
+    std::uint64_t compaction_count = 0;  ///< those that moved a block; this and the next four since construction
     std::uint64_t moved_blocks = 0;
-    std::uint64_t moved_bytes = 0;  ///< requested bytes of moved blocks
-    Elapsed compaction_time;        ///< waiting for launches included
-    double fragmentation = 0;       ///< 1 - allocated / height: the share of the height that is holes
-    double peak_fragmentation = 0;  ///< 1 - peak allocated / peak committed
+    std::uint64_t moved_bytes = 0;     ///< requested bytes of moved blocks
+    std::uint64_t remapped_bytes = 0;  ///< of these, what moved with its pages; the rest was copied
+    Elapsed compaction_time;           ///< waiting for launches and remaps included
+    double fragmentation = 0;          ///< 1 - allocated / height: the share of the height that is holes
+    double peak_fragmentation = 0;     ///< 1 - peak allocated / peak committed
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
@@ -160,8 +166,9 @@ class Arena final : public LockedResource {
 
   class Moving;
   std::size_t compact_locked();
-  void slide_all() noexcept;
-  bool slide(Tlsf::Span* span, std::size_t floor) noexcept;
+  void slide_all(bool may_remap) noexcept;
+  bool slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept;
+  bool move_pages(const Tlsf::Span& span, std::size_t to) noexcept;
   Tlsf::Place slide_window(const Window& window, const Request& request) noexcept;
   Tlsf::Place make_room(const Request& request);
   Tlsf::Place make_room_on_pages(const Request& request);
@@ -175,6 +182,7 @@ class Arena final : public LockedResource {
   Compaction compaction_ = Compaction::when_needed;
   int stills_ = 0;  // alive
   double tolerated_fragmentation_ = 0;
+  std::size_t remap_from_bytes_ = 0;  // 0: never
   std::unique_ptr<Tlsf> spans_;
 
   PageMap pages_;

@@ -71,33 +71,61 @@ std::size_t Arena::compact_locked() {
   if (stills_ > 0 || now_.allocated_bytes == spans_->height()) return 0;  // no holes
   const std::uint64_t before = now_.moved_bytes;
   const Moving moving(*this);
-  slide_all();
+  slide_all(remap_from_bytes_ > 0);
   return now_.moved_bytes - before;
 }
 
-void Arena::slide_all() noexcept {
+void Arena::slide_all(bool may_remap) noexcept {
   for (Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
-    if (!span->is_free && !is_pinned(*span) && !slide(span, 0)) return;
+    if (!span->is_free && !is_pinned(*span) && !slide(span, 0, may_remap)) return;
   }
 }
 
 /// Slides one block down to `floor` or to the block below it. False when that needs pages or books that are refused;
 /// then nothing has changed.
-bool Arena::slide(Tlsf::Span* span, std::size_t floor) noexcept {
+bool Arena::slide(Tlsf::Span* span, std::size_t floor, bool may_remap) noexcept {
   const std::size_t from = span->offset;
   const std::size_t to = spans_->slide_target(span, floor);
   if (to == from) return true;
   if (!spans_->ready()) return false;
-  if (to + span->size > pages_.solid_bytes && commit(to, to + span->size) != std::errc{}) return false;
-  backing_->move(from, to, span->bytes, nullptr);
+  if (!may_remap || !move_pages(*span, to)) {
+    if (to + span->size > pages_.solid_bytes && commit(to, to + span->size) != std::errc{}) return false;
+    backing_->move(from, to, span->bytes, nullptr);
+  }
   spans_->slide(span, to);
   span->address = base_ + to;
   if (poison_) {
-    const std::size_t left = std::max(from, span->end());
-    backing_->fill(left, from + span->size - left, poison_value, nullptr);
+    const std::size_t end = from + span->size;  // whole granules of what was left may have no pages: they were remapped
+    for (std::size_t at = std::max(from, span->end()); at < end;) {
+      const std::size_t index = at / pages_.granule, stop = std::min(end, (index + 1) * pages_.granule);
+      if (pages_.has(index)) backing_->fill(at, stop - at, poison_value, nullptr);
+      at = stop;
+    }
   }
   ++now_.moved_blocks;
   now_.moved_bytes += span->bytes;
+  return true;
+}
+
+/// Moves a block's whole granules down to `to` by their pages and copies its ends. False, and nothing has moved, where
+/// the rule says copy or pages are refused.
+bool Arena::move_pages(const Tlsf::Span& span, std::size_t to) noexcept {
+  const std::size_t from = span.offset, granule = pages_.granule;
+  const PageMove move = page_move(from, to, span.size, granule);
+  const std::size_t whole = move.count * granule;
+  if (whole == 0 || whole < remap_from_bytes_) return false;
+  const std::size_t begin = move.first * granule, target = begin - move.distance * granule, end = begin + whole;
+  const std::size_t head = begin - from, rest = span.end() - end;
+  // Pages under what is copied: the head goes below the granules, the rest to the granule above their new place, whose
+  // pages are those of the first one that is displaced where the two stretches overlap.
+  const std::size_t above = move.count < move.distance ? target + whole : target;
+  if (head > 0 && commit(to, target) != std::errc{}) return false;
+  if (rest > 0 && commit(above, above + granule) != std::errc{}) return false;
+  if (head > 0) backing_->move(from, to, head, nullptr);
+  if (!backing_->remap(begin, target, whole)) return false;
+  pages_.remap(move.first, move.first - move.distance, move.count);
+  if (from + span.bytes > end) backing_->move(end, target + whole, from + span.bytes - end, nullptr);
+  now_.remapped_bytes += std::min(span.bytes - head, whole);
   return true;
 }
 
@@ -110,7 +138,7 @@ Tlsf::Place Arena::slide_window(const Window& window, const Request& request) no
   Tlsf::Span* span = hole != nullptr ? hole->next : nullptr;
   for (std::size_t left = window.blocks; left > 0; span = span->next) {
     if (span->is_free) continue;
-    if (!slide(span, window.begin)) return none;
+    if (!slide(span, window.begin, false)) return none;
     hole = span->next;
     begin = span->end();
     --left;
@@ -130,7 +158,7 @@ Tlsf::Place Arena::make_room(const Request& request) {
   const Window window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
   if (window.is_found()) return slide_window(window, request);
   if (bytes_after_sliding_all(*spans_, request.alignment) < request.bytes) return none;
-  slide_all();
+  slide_all(false);
   return spans_->ready() ? spans_->find(request.bytes, request.alignment) : none;
 }
 

@@ -13,10 +13,12 @@
 //   reserve    own a range of addresses that cannot be used yet
 //   commit     put pages under a part of it
 //   granule    smallest unit of commit; offsets and sizes given here are multiples of it
+//   remap      give pages another address within the range; their contents go with them
 //   dry        counts only: same granule and range as the device it stands for, no pages
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <system_error>
 
 #include <thimble/core/device.h>
@@ -44,12 +46,26 @@ class Backing {
   /// std::errc::not_enough_memory; then nothing has changed. Contents are unspecified.
   virtual std::errc commit(std::size_t offset, std::size_t bytes) noexcept = 0;
 
+  /// What the last refusal of commit was, in words: of a GPU the driver's call, with its arguments.
+  virtual std::string refusal_text(std::errc error) const { return std::make_error_code(error).message(); }
+
   /// Gives the pages of [offset, offset + bytes) back; contents are lost.
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
 
   /// Copies `bytes` committed bytes from offset `from` to offset `to` (in stream order where there are streams); the
   /// two may overlap. Nothing on a dry device.
   virtual void move(std::size_t from, std::size_t to, std::size_t bytes, Stream stream) noexcept = 0;
+
+  /// Whether `remap` is there. A dry device says what the device says that it stands for.
+  virtual bool can_remap() const noexcept { return false; }
+
+  /// Whole granules: the pages of [from, from + bytes) come to lie at `to` < `from`, with what is in them, and the
+  /// pages that were there come to what is left of [from, from + bytes) (memory/granules.h); where there were none,
+  /// there are none then. Waits for the device first. False when that is refused; then nothing has changed.
+  virtual bool remap([[maybe_unused]] std::size_t from, [[maybe_unused]] std::size_t to,
+                     [[maybe_unused]] std::size_t bytes) noexcept {
+    return false;
+  }
 
   /// Sets committed bytes to `value` (in stream order where there are streams); nothing on a dry device.
   virtual void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream stream) noexcept = 0;

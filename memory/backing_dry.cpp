@@ -18,6 +18,8 @@ class DryBacking final : public Backing {
   std::errc commit(std::size_t, std::size_t) noexcept override { return {}; }
   void decommit(std::size_t, std::size_t) noexcept override {}
   void move(std::size_t, std::size_t, std::size_t, Stream) noexcept override {}
+  bool can_remap() const noexcept override { return device_.is_cuda(); }
+  bool remap(std::size_t, std::size_t, std::size_t) noexcept override { return device_.is_cuda(); }
   void fill(std::size_t, std::size_t, std::byte, Stream) noexcept override {}
 
  private:

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <thimble/memory/granules.h>
+
 namespace thimble {
 namespace compact_detail {
 
@@ -24,6 +26,22 @@ struct Sums {
 };
 
 }  // namespace compact_detail
+
+void PageMap::extend_solid() noexcept {
+  while (has(solid_bytes / granule)) solid_bytes += granule;
+}
+
+void PageMap::remap(std::size_t from, std::size_t to, std::size_t count) noexcept {
+  move_granules(has_pages.begin(), from, to, count);
+  solid_bytes = std::min(solid_bytes, to * granule);
+  extend_solid();
+}
+
+PageMove page_move(std::size_t from, std::size_t to, std::size_t size, std::size_t granule) noexcept {
+  if ((from - to) % granule != 0) return {};
+  const std::size_t first = (from + granule - 1) / granule, end = (from + size) / granule;
+  return end > first ? PageMove{first, end - first, (from - to) / granule} : PageMove{};
+}
 
 bool PieceWalk::next() noexcept {
   between_ = {};

@@ -30,6 +30,10 @@ struct PageMap {
   std::size_t solid_bytes = 0;  ///< everything below has pages
 
   bool has(std::size_t index) const noexcept { return index < has_pages.size() && has_pages[index]; }
+  /// After pages were put under granules: finds solid_bytes again.
+  void extend_solid() noexcept;
+  /// After Backing::remap of granules.
+  void remap(std::size_t from, std::size_t to, std::size_t count) noexcept;
 };
 
 /// Walks the pieces of a range by address. `pages`: only what has pages counts; null: everything up to the limit does.
@@ -85,6 +89,14 @@ Window cheapest_window(Tlsf& spans, const PageMap* pages, std::size_t bytes, std
 
 /// The largest request at `alignment` that would find a place if all blocks were slid down.
 std::size_t bytes_after_sliding_all(const Tlsf& spans, std::size_t alignment) noexcept;
+
+/// What of a block's slide from `from` down to `to` can be done with whole pages: granules [first, first + count) move
+/// down by `distance` granules, the bytes before and after them are copied. count = 0 where the distance is no whole
+/// number of granules.
+struct PageMove {
+  std::size_t first = 0, count = 0, distance = 0;
+};
+PageMove page_move(std::size_t from, std::size_t to, std::size_t size, std::size_t granule) noexcept;
 
 /// Whether somebody holds the block where it is.
 inline bool is_pinned(const Block& block) noexcept { return block.pins.load(std::memory_order_acquire) > 0; }

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
 
@@ -11,7 +12,12 @@ std::string compaction_to_string(const Arena::Statistics& statistics) {
   char ms[32];
   std::snprintf(ms, sizeof ms, "%.2f ms", statistics.compaction_time.ms);
   return std::to_string(statistics.compaction_count) + " compactions moved " + std::to_string(statistics.moved_blocks) +
-         " blocks, " + exact_bytes(statistics.moved_bytes) + ", in " + ms;
+         " blocks, " + exact_bytes(statistics.moved_bytes) +
+         (statistics.remapped_bytes > 0
+              ? " (" + exact_bytes(statistics.remapped_bytes) + " with their pages, " +
+                    exact_bytes(statistics.moved_bytes - statistics.remapped_bytes) + " copied)"
+              : "") +
+         ", in " + ms;
 }
 
 std::string to_string(const Arena::Statistics& statistics) {
@@ -27,9 +33,23 @@ std::string to_string(const Arena::Statistics& statistics) {
          exact_bytes(statistics.largest_free_bytes) + "\n  arena: " + compaction_to_string(statistics) + "\n";
 }
 
+DeviceUse device_use(Device device, std::size_t arena_bytes) {
+  const kernels::DeviceMemory memory = kernels::device_runtime(device).memory(device);
+  const std::size_t used = memory.used_bytes();
+  return {memory.total_bytes, used, memory.context_bytes, used > arena_bytes ? used - arena_bytes : 0};
+}
+
+std::string to_string(const DeviceUse& use) {
+  return "used " + human_bytes(use.used_bytes) + " of " + human_bytes(use.total_bytes) + ", outside of arenas " +
+         human_bytes(use.outside_bytes) + ", before the first page " + human_bytes(use.context_bytes);
+}
+
 std::string summary(Device device) {
   const Stack& stack = default_stack(device);
-  return stack.ledger->summary() + to_string(stack.arena->statistics());
+  const Arena::Statistics statistics = stack.arena->statistics();
+  const std::string text = stack.ledger->summary() + to_string(statistics);
+  if (!device.is_cuda() || device.is_dry) return text;
+  return text + "  device: " + to_string(device_use(device, statistics.committed_bytes)) + "\n";
 }
 
 std::size_t max_allocated(Device device) { return default_stack(device).ledger->max_allocated(); }

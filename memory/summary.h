@@ -14,7 +14,8 @@
 
 namespace thimble::memory {
 
-/// The ledger's table (bytes by category and by path, now and at the peak), then what the arena committed for it.
+/// The ledger's table (bytes by category and by path, now and at the peak), then what the arena committed for it; of a
+/// GPU also what the device says.
 std::string summary(Device device = cpu);
 
 /// Largest sum of live requested bytes since the start or reset_peak().
@@ -31,7 +32,22 @@ std::size_t safe_point(Device device = cpu);
 /// Slides all blocks of the default resource together (Arena::compact). Returns the bytes moved.
 std::size_t compact(Device device = cpu);
 
-/// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms".
+/// What a GPU says of its memory, that of other processes included, beside what arenas have of it.
+struct DeviceUse {
+  std::size_t total_bytes = 0;
+  std::size_t used_bytes = 0;     ///< now
+  std::size_t context_bytes = 0;  ///< before the process's first page: its context, and what others had
+  std::size_t outside_bytes = 0;  ///< now, of no arena: the context, the libraries' own, and what others have
+};
+
+/// `arena_bytes` are those that the process's arenas have committed. Throws DeviceError where there is no such GPU.
+DeviceUse device_use(Device device, std::size_t arena_bytes);
+
+/// "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB".
+std::string to_string(const DeviceUse& use);
+
+/// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms"; where pages were remapped, with the bytes that moved
+/// with their pages and those that were copied.
 std::string compaction_to_string(const Arena::Statistics& statistics);
 
 /// The arena's lines of a summary.

@@ -73,7 +73,13 @@ std::vector<Tensor*> Adafactor::state_of(std::size_t index) {
   return {&moments_[index].rows, &moments_[index].columns, &moments_[index].first};
 }
 
-void Adafactor::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
+void Adafactor::update(std::span<const std::size_t> indices) {
+  for (const std::size_t index : indices) update_one(index);
+}
+
+void Adafactor::update_one(std::size_t index) {
+  const Tensor& parameter = parameters()[index].tensor;
+  const Tensor& gradient = parameter.grad();
   const Moments& m = moments_[index];
   const factored_detail::Matrix matrix = factored_detail::matrix_of(parameter);
   launch(parameter.device(), [&](const Addresses& at) {

@@ -36,7 +36,8 @@ class Adafactor final : public Optimizer {
     Tensor rows, columns, first;
   };
   std::vector<Tensor*> state_of(std::size_t index) override;
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+  void update(std::span<const std::size_t> indices) override;
+  void update_one(std::size_t index);
 
   AdafactorOptions options_;
   std::vector<Moments> moments_;

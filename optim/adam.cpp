@@ -14,6 +14,7 @@ Adam::Adam(std::vector<Named> parameters, AdamOptions options)
     narrow_.add(p);
     put_away(first_.size() - 1);
   }
+  list_.reserve(this->parameters().size());
   end_step();
 }
 
@@ -33,15 +34,27 @@ std::vector<Tensor*> Adam::state_of(std::size_t index) {
   return list;
 }
 
-void Adam::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
-  const Tensor &m = first_[index], &v = second_[index];
-  launch(parameter.device(), [&](const Addresses& at) {
-    kernels::AdamArgs args = adam_arguments(*this, options_, parameter, gradient, m, v, at);
-    args.narrow = narrow_.arguments(index, parameter, parameters()[index].name, step_count(), at);
-    kernels::optimizer_kernels(parameter.device()).adam(args);
+kernels::AdamArgs Adam::arguments(std::size_t index, const Addresses& at) const {
+  const auto& [name, parameter] = parameters()[index];
+  kernels::AdamArgs args =
+      adam_arguments(*this, options_, parameter, parameter.grad(), first_[index], second_[index], at);
+  args.narrow = narrow_.arguments(index, parameter, name, step_count(), at);
+  return args;
+}
+
+void Adam::update(std::span<const std::size_t> indices) {
+  const Device device = parameters()[indices.front()].tensor.device();
+  list_.clear();
+  launch(device, [&](const Addresses& at) {
+    for (const std::size_t i : indices) list_.push_back(arguments(i, at));
+    kernels::optimizer_kernels(device).adam(list_);
   });
-  m.storage()->bump_version();
-  v.storage()->bump_version();
+  for (const std::size_t i : indices) wrote(i);
+}
+
+void Adam::wrote(std::size_t index) const {
+  first_[index].storage()->bump_version();
+  second_[index].storage()->bump_version();
   narrow_.bump_version(index);
 }
 

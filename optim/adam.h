@@ -29,11 +29,14 @@ class Adam final : public Optimizer {
 
  private:
   std::vector<Tensor*> state_of(std::size_t index) override;
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+  void update(std::span<const std::size_t> indices) override;
+  kernels::AdamArgs arguments(std::size_t index, const Addresses& at) const;
+  void wrote(std::size_t index) const;
 
   AdamOptions options_;
   std::vector<Tensor> first_, second_;
   NarrowUpdateState narrow_;
+  std::vector<kernels::AdamArgs> list_;  // of the update under way; it has room for all
 };
 
 }  // namespace thimble::optim

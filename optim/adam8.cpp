@@ -46,6 +46,7 @@ Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState nar
     second_.push_back(make_moment(p, narrow_, false));
     put_away(first_.size() - 1);
   }
+  list_.reserve(this->parameters().size()), full_list_.reserve(this->parameters().size());
   end_step();
 }
 
@@ -69,20 +70,24 @@ std::vector<Tensor*> Adam8::state_of(std::size_t index) {
   return {&first_[index].values, &first_[index].scales, &second_[index].values, &second_[index].scales};
 }
 
-void Adam8::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
-  const Moment &first = first_[index], &second = second_[index];
-  launch(parameter.device(), [&](const Addresses& at) {
-    const kernels::AdamArgs args =
-        adam_arguments(*this, options_, parameter, gradient, first.values, second.values, at);
-    if (first.scales.defined()) {
-      kernels::optimizer8_kernels(parameter.device())
-          .adam8({args, at.as<float>(first.scales), at.as<float>(second.scales)});
-    } else {
-      kernels::optimizer_kernels(parameter.device()).adam(args);
+void Adam8::update(std::span<const std::size_t> indices) {
+  const Device device = parameters()[indices.front()].tensor.device();
+  list_.clear(), full_list_.clear();
+  launch(device, [&](const Addresses& at) {
+    for (const std::size_t i : indices) {
+      const Tensor& p = parameters()[i].tensor;
+      const Moment &first = first_[i], &second = second_[i];
+      const kernels::AdamArgs args = adam_arguments(*this, options_, p, p.grad(), first.values, second.values, at);
+      if (first.scales.defined()) {
+        list_.push_back({args, at.as<float>(first.scales), at.as<float>(second.scales)});
+      } else {
+        full_list_.push_back(args);
+      }
     }
+    kernels::optimizer8_kernels(device).adam8(list_);
+    kernels::optimizer_kernels(device).adam(full_list_);
   });
-  adam8_detail::wrote(first);
-  adam8_detail::wrote(second);
+  for (const std::size_t i : indices) adam8_detail::wrote(first_[i]), adam8_detail::wrote(second_[i]);
 }
 
 Momentum8::Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow)
@@ -95,6 +100,7 @@ Momentum8::Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowSt
     momentum_.push_back(make_moment(p, narrow_, true));
     put_away(momentum_.size() - 1);
   }
+  list_.reserve(this->parameters().size()), full_list_.reserve(this->parameters().size());
   end_step();
 }
 
@@ -114,17 +120,23 @@ std::vector<Tensor*> Momentum8::state_of(std::size_t index) {
   return {&momentum_[index].values, &momentum_[index].scales};
 }
 
-void Momentum8::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
-  const Moment& moment = momentum_[index];
-  launch(parameter.device(), [&](const Addresses& at) {
-    const kernels::SgdArgs args = sgd_arguments(*this, options_, parameter, gradient, moment.values, at);
-    if (moment.scales.defined()) {
-      kernels::optimizer8_kernels(parameter.device()).momentum8({args, at.as<float>(moment.scales)});
-    } else {
-      kernels::optimizer_kernels(parameter.device()).sgd(args);
+void Momentum8::update(std::span<const std::size_t> indices) {
+  const Device device = parameters()[indices.front()].tensor.device();
+  list_.clear(), full_list_.clear();
+  launch(device, [&](const Addresses& at) {
+    for (const std::size_t i : indices) {
+      const Tensor& p = parameters()[i].tensor;
+      const kernels::SgdArgs args = sgd_arguments(*this, options_, p, p.grad(), momentum_[i].values, at);
+      if (momentum_[i].scales.defined()) {
+        list_.push_back({args, at.as<float>(momentum_[i].scales)});
+      } else {
+        full_list_.push_back(args);
+      }
     }
+    kernels::optimizer8_kernels(device).momentum8(list_);
+    kernels::optimizer_kernels(device).sgd(full_list_);
   });
-  adam8_detail::wrote(moment);
+  for (const std::size_t i : indices) adam8_detail::wrote(momentum_[i]);
 }
 
 std::vector<std::string> names_kept_full(const Optimizer& optimizer) {

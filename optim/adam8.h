@@ -2,6 +2,7 @@
 // Adam, AdamW and momentum whose state is 8-bit, or bf16 (optim/narrow_state.h). The updates are those of optim/adam.h
 // and optim/sgd.h on the moments that the narrow state stands for; one pass per block reads, updates and rounds it.
 
+#include <thimble/core/kernels/optimizer8.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/narrow_state.h>
 #include <thimble/optim/sgd.h>
@@ -23,11 +24,13 @@ class Adam8 final : public Optimizer {
 
  private:
   std::vector<Tensor*> state_of(std::size_t index) override;
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+  void update(std::span<const std::size_t> indices) override;
 
   AdamOptions options_;
   NarrowState narrow_;
   std::vector<Moment> first_, second_;
+  std::vector<kernels::Adam8Args> list_;      // of the update under way, in 8 bits; it has room for all
+  std::vector<kernels::AdamArgs> full_list_;  // and what is not
 };
 
 /// State: 1 + 4 / 256 bytes per parameter element (bf16: 2), 4 where it is kept in full.
@@ -44,11 +47,13 @@ class Momentum8 final : public Optimizer {
 
  private:
   std::vector<Tensor*> state_of(std::size_t index) override;
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+  void update(std::span<const std::size_t> indices) override;
 
   SgdOptions options_;
   NarrowState narrow_;
   std::vector<Moment> momentum_;
+  std::vector<kernels::Momentum8Args> list_;  // of the update under way, in 8 bits; it has room for all
+  std::vector<kernels::SgdArgs> full_list_;   // and what is not
 };
 
 /// kept_full() of an optimizer that has narrow state; none for any other.

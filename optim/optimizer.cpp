@@ -10,6 +10,7 @@ namespace thimble::optim {
 
 Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(std::move(parameters)) {
   set_rate(rate);
+  with_gradient_.reserve(parameters_.size());
   for (const Named& p : parameters_) {
     if (!p.tensor.requires_grad()) throw AutogradError("optimizer: " + p.name + " is not a leaf");
   }
@@ -17,6 +18,7 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(s
 
 void Optimizer::step() {
   begin_step();
+  if (!tier_) return step_all();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool reads_ahead = i + 1 < parameters_.size() && parameters_[i + 1].tensor.grad().defined();
     if (parameters_[i].tensor.grad().defined()) prefetch(i);
@@ -24,6 +26,24 @@ void Optimizer::step() {
     step_one(i);
   }
   end_step();
+}
+
+/// Without a tier: a launch may have many parameters.
+void Optimizer::step_all() {
+  with_gradient_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Tensor& gradient = parameters_[i].tensor.grad();
+    if (gradient.defined() && gradient.elements() > 0) with_gradient_.push_back(i);
+  }
+  const std::span<const std::size_t> all(with_gradient_);
+  for (std::size_t first = 0; first < all.size();) {
+    const Device device = parameters_[all[first]].tensor.device();
+    std::size_t last = first + 1;
+    while (last < all.size() && parameters_[all[last]].tensor.device() == device) ++last;
+    update(all.subspan(first, last - first));
+    first = last;
+  }
+  for (const std::size_t i : all) parameters_[i].tensor.storage()->bump_version();
 }
 
 void Optimizer::end_step() { complete_writes(); }
@@ -37,7 +57,7 @@ void Optimizer::step_one(std::size_t index) {
   const Tensor& gradient = parameter.grad();
   if (!gradient.defined() || gradient.elements() == 0) return;
   fetch(index);
-  update(index, parameter, gradient);
+  update({&index, 1});
   parameter.storage()->bump_version();
   put_away(index);
 }

@@ -8,6 +8,7 @@
 // - Memory is taken and given back at the same places on a dry device: a dry run predicts it.
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,9 @@ class Optimizer {
   virtual const char* name() const noexcept = 0;
 
  protected:
-  virtual void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) = 0;
+  /// Updates these parameters, which are on one device with their gradients and state, in as few launches as the
+  /// device's kernels allow. The bits are those of one after the other.
+  virtual void update(std::span<const std::size_t> indices) = 0;
   /// Where the state tensors of a parameter are; none: it has no state that could be away.
   virtual std::vector<Tensor*> state_of([[maybe_unused]] std::size_t index) { return {}; }
   /// For constructors: names the tier (null: none), then sends each parameter's state to it once it is made.
@@ -79,6 +82,7 @@ class Optimizer {
   void put_away(std::size_t index);
 
  private:
+  void step_all();
   void prefetch(std::size_t index);
   void fetch(std::size_t index);
   void complete_writes();
@@ -87,6 +91,7 @@ class Optimizer {
   std::vector<std::vector<memory::Offloaded>> away_;  // per parameter, in the order of state_of
   std::vector<std::size_t> writing_;                  // parameters whose state is on its way
   std::vector<Named> parameters_;
+  std::vector<std::size_t> with_gradient_;  // of the update under way; it has room for all
   double rate_;
   double gradient_factor_ = 1;
   std::int64_t step_count_ = 0;

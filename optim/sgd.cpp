@@ -15,6 +15,7 @@ Sgd::Sgd(std::vector<Named> parameters, SgdOptions options)
     narrow_.add(p);
     put_away(i);
   }
+  list_.reserve(this->parameters().size());
   end_step();
 }
 
@@ -34,16 +35,28 @@ std::vector<Tensor*> Sgd::state_of(std::size_t index) {
   return list;
 }
 
-void Sgd::update(std::size_t index, const Tensor& parameter, const Tensor& gradient) {
+kernels::SgdArgs Sgd::arguments(std::size_t index, const Addresses& at) const {
+  const auto& [name, parameter] = parameters()[index];
   const Tensor state = momentum_.empty() ? Tensor() : momentum_[index];
-  launch(parameter.device(), [&](const Addresses& at) {
-    kernels::SgdArgs args = sgd_arguments(*this, options_, parameter, gradient, state, at);
-    if (options_.narrow != NarrowUpdate::rounded) {
-      args.narrow = narrow_.arguments(index, parameter, parameters()[index].name, step_count(), at);
-    }
-    kernels::optimizer_kernels(parameter.device()).sgd(args);
+  kernels::SgdArgs args = sgd_arguments(*this, options_, parameter, parameter.grad(), state, at);
+  if (options_.narrow != NarrowUpdate::rounded) {
+    args.narrow = narrow_.arguments(index, parameter, name, step_count(), at);
+  }
+  return args;
+}
+
+void Sgd::update(std::span<const std::size_t> indices) {
+  const Device device = parameters()[indices.front()].tensor.device();
+  list_.clear();
+  launch(device, [&](const Addresses& at) {
+    for (const std::size_t i : indices) list_.push_back(arguments(i, at));
+    kernels::optimizer_kernels(device).sgd(list_);
   });
-  if (state.defined()) state.storage()->bump_version();
+  for (const std::size_t i : indices) wrote(i);
+}
+
+void Sgd::wrote(std::size_t index) const {
+  if (!momentum_.empty()) momentum_[index].storage()->bump_version();
   if (options_.narrow != NarrowUpdate::rounded) narrow_.bump_version(index);
 }
 

@@ -27,11 +27,14 @@ class Sgd final : public Optimizer {
 
  private:
   std::vector<Tensor*> state_of(std::size_t index) override;
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override;
+  void update(std::span<const std::size_t> indices) override;
+  kernels::SgdArgs arguments(std::size_t index, const Addresses& at) const;
+  void wrote(std::size_t index) const;
 
   SgdOptions options_;
   std::vector<Tensor> momentum_;
   NarrowUpdateState narrow_;
+  std::vector<kernels::SgdArgs> list_;  // of the update under way; it has room for all
 };
 
 }  // namespace thimble::optim

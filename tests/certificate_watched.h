@@ -50,13 +50,16 @@ class Watched final : public optim::Optimizer {
   const std::vector<Bytes>& gradients() const noexcept { return gradients_; }
 
  private:
-  void update(std::size_t index, const Tensor& parameter, const Tensor& gradient) override {
-    if (updates_++ == 0) before_first_();
-    if (!parameter.device().is_dry) gradients_[index] = bytes_of(gradient);
-    proper_->set_step_count(step_count());
-    proper_->set_gradient_factor(gradient_factor());
-    proper_->step_one(index);
-    after_each_();
+  void update(std::span<const std::size_t> indices) override {
+    for (const std::size_t index : indices) {
+      const Tensor& parameter = parameters()[index].tensor;
+      if (updates_++ == 0) before_first_();
+      if (!parameter.device().is_dry) gradients_[index] = bytes_of(parameter.grad());
+      proper_->set_step_count(step_count());
+      proper_->set_gradient_factor(gradient_factor());
+      proper_->step_one(index);
+      after_each_();
+    }
   }
 
   std::unique_ptr<optim::Optimizer> proper_;

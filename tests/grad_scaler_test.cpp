@@ -239,8 +239,8 @@ TEST_CASE("grad_scaler: an optimizer that would forget the factor is refused", "
     using Optimizer::Optimizer;
     std::vector<optim::Named> state() const override { return {}; }
     const char* name() const noexcept override { return "plain"; }
-    void update(std::size_t, const Tensor& parameter, const Tensor& gradient) override {
-      copy_into(parameter, gradient);
+    void update(std::span<const std::size_t> indices) override {
+      for (const std::size_t i : indices) copy_into(parameters()[i].tensor, parameters()[i].tensor.grad());
     }
   };
   const auto net = make_net();

@@ -118,7 +118,7 @@ TEST_CASE("step_kernels: optimizer updates have the same bits everywhere", "[ste
             args.first_moment = m.data(), args.second_moment = v.data();
             args.rate = 0.01, args.weight_decay = 0.1, args.step = 3;
             args.is_decoupled = kind == 0;
-            kernels::optimizer_cpu.adam(args);
+            kernels::optimizer_cpu.adam({&args, 1});
           } else {
             kernels::SgdArgs args;
             args.n = n;
@@ -126,7 +126,7 @@ TEST_CASE("step_kernels: optimizer updates have the same bits everywhere", "[ste
             args.momentum_buffer = kind == 2 ? nullptr : m.data();
             args.rate = 0.01, args.momentum = 0.9, args.weight_decay = 0.1;
             args.nesterov = kind == 4;
-            kernels::optimizer_cpu.sgd(args);
+            kernels::optimizer_cpu.sgd({&args, 1});
           }
           if (first.empty()) first = {p, m, v};
           CHECK(have_equal_bits(p, first[0]));

@@ -21,6 +21,15 @@ struct GpuFacts {
   int runtime_version = 0;       ///< CUDA version of this build
 };
 
+/// What a device says of its memory, with that of other processes.
+struct DeviceMemory {
+  std::size_t total_bytes = 0;
+  std::size_t free_bytes = 0;
+  std::size_t context_bytes = 0;  ///< in use when this process had its context and streams there and nothing else
+
+  std::size_t used_bytes() const noexcept { return total_bytes - free_bytes; }
+};
+
 /// Copies are made on the device of the launch that they are called in (core/launch.h), in the order of its kernels.
 /// All throw DeviceError with the CUDA call that failed.
 struct DeviceRuntime {
@@ -53,6 +62,10 @@ struct DeviceRuntime {
   std::size_t (*recorded_launches)(void* recording) = nullptr;
   /// Waits for its replays and frees it.
   void (*forget)(Device device, void* recording) noexcept = nullptr;
+  /// Asks the device; makes the process's context there where it has none. It does not wait for kernels.
+  DeviceMemory (*memory)(Device device) = nullptr;
+  /// How many kernels of the library's own the host has launched, in this process; a replay launches none.
+  std::uint64_t (*launch_count)() = nullptr;
 };
 
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA

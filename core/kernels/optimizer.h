@@ -3,6 +3,7 @@
 // parameters); state tensors have the parameter's compute type.
 
 #include <cstdint>
+#include <span>
 
 #include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
@@ -73,8 +74,10 @@ struct ClipArgs {
 };
 
 struct OptimizerKernels {
-  void (*sgd)(const SgdArgs&) = nullptr;
-  void (*adam)(const AdamArgs&) = nullptr;
+  /// Updates of many parameters, with the bits of one after the other. On a GPU those that are alike in dtypes and
+  /// numbers share a launch.
+  void (*sgd)(std::span<const SgdArgs>) = nullptr;
+  void (*adam)(std::span<const AdamArgs>) = nullptr;
   void (*square_sum)(const SquareSumArgs&) = nullptr;
   void (*clip)(const ClipArgs&) = nullptr;
 };

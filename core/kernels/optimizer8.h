@@ -55,8 +55,9 @@ struct AdafactorArgs {
 };
 
 struct Optimizer8Kernels {
-  void (*adam8)(const Adam8Args&) = nullptr;
-  void (*momentum8)(const Momentum8Args&) = nullptr;
+  /// Of many parameters, as in OptimizerKernels.
+  void (*adam8)(std::span<const Adam8Args>) = nullptr;
+  void (*momentum8)(std::span<const Momentum8Args>) = nullptr;
   void (*adafactor)(const AdafactorArgs&) = nullptr;
 };
 

@@ -123,9 +123,18 @@ void momentum8(const Momentum8Args& args) {
   });
 }
 
+void adam8_all(std::span<const Adam8Args> list) {
+  for (const Adam8Args& args : list) adam8(args);
+}
+
+void momentum8_all(std::span<const Momentum8Args> list) {
+  for (const Momentum8Args& args : list) momentum8(args);
+}
+
 }  // namespace optimizer8_detail
 
-const Optimizer8Kernels optimizer8_cpu{optimizer8_detail::adam8, optimizer8_detail::momentum8, adafactor_on_cpu};
+const Optimizer8Kernels optimizer8_cpu{optimizer8_detail::adam8_all, optimizer8_detail::momentum8_all,
+                                       adafactor_on_cpu};
 
 const Optimizer8Kernels& optimizer8_kernels(Device device) {
   if (device.is_cpu()) return optimizer8_cpu;

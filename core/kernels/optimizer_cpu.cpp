@@ -127,8 +127,12 @@ void adam(const AdamArgs& a) {
   });
 }
 
-void sgd_any(const SgdArgs& a) { a.dtype == DType::f64 ? sgd<double>(a) : sgd<float>(a); }
-void adam_any(const AdamArgs& a) { a.dtype == DType::f64 ? adam<double>(a) : adam<float>(a); }
+void sgd_all(std::span<const SgdArgs> list) {
+  for (const SgdArgs& a : list) a.dtype == DType::f64 ? sgd<double>(a) : sgd<float>(a);
+}
+void adam_all(std::span<const AdamArgs> list) {
+  for (const AdamArgs& a : list) a.dtype == DType::f64 ? adam<double>(a) : adam<float>(a);
+}
 
 // Squares of n <= chunk values in eight chains, which are added in order.
 struct SquareChunk {
@@ -204,7 +208,7 @@ void clip(const ClipArgs& a) {
 
 }  // namespace optimizer_detail
 
-const OptimizerKernels optimizer_cpu{optimizer_detail::sgd_any, optimizer_detail::adam_any,
+const OptimizerKernels optimizer_cpu{optimizer_detail::sgd_all, optimizer_detail::adam_all,
                                      optimizer_detail::square_sum, optimizer_detail::clip};
 
 const OptimizerKernels& optimizer_kernels(Device device) {

@@ -2,6 +2,7 @@
 // is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can be one).
 // In place of cuda/none.cpp in the tests' program.
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -17,32 +18,13 @@
 #include <thimble/cuda/library.h>
 #include <thimble/memory/backing.h>
 
+#include "backing.h"
 #include "emulated/library.h"
 
 namespace thimble {
 namespace emulated_detail {
 
-/// Host pages with the alignment of a CUDA device.
-class EmulatedBacking final : public Backing {
- public:
-  explicit EmulatedBacking(Device device) : device_(device), pages_(make_cpu_backing()) {}
-  Device device() const noexcept override { return device_; }
-  std::size_t granule() const noexcept override { return pages_->granule(); }
-  std::size_t alignment() const noexcept override { return 512; }
-  std::byte* reserve(std::size_t bytes) noexcept override { return pages_->reserve(bytes); }
-  std::errc commit(std::size_t offset, std::size_t bytes) noexcept override { return pages_->commit(offset, bytes); }
-  void decommit(std::size_t offset, std::size_t bytes) noexcept override { pages_->decommit(offset, bytes); }
-  void move(std::size_t from, std::size_t to, std::size_t bytes, Stream stream) noexcept override {
-    pages_->move(from, to, bytes, stream);
-  }
-  void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream stream) noexcept override {
-    pages_->fill(offset, bytes, value, stream);
-  }
-
- private:
-  Device device_;
-  std::unique_ptr<Backing> pages_;
-};
+std::atomic<std::uint64_t> waits{0};
 
 using Recording = std::vector<std::function<void()>>;
 
@@ -59,10 +41,15 @@ void upload(void* to, const void* from, std::size_t bytes) {
 }
 void download(void* to, const void* from, std::size_t bytes) {
   refuse_recording("download");
+  emulated::count_wait();
   std::memcpy(to, from, bytes);
 }
-void synchronize(Device) { refuse_recording("synchronize"); }
-std::uint64_t synchronization_count() { return 0; }
+void synchronize(Device) {
+  refuse_recording("synchronize");
+  emulated::count_wait();
+}
+std::uint64_t synchronization_count() { return waits.load(std::memory_order_relaxed); }
+std::uint64_t launch_count() { return cuda_kernels::launches.load(std::memory_order_relaxed); }
 void* allocate_pinned(std::size_t bytes) { return ::operator new(bytes); }
 void free_pinned(void* memory) noexcept { ::operator delete(memory); }
 
@@ -87,10 +74,15 @@ void* end_recording(Device, bool is_wanted) {
   return is_wanted ? recording.release() : nullptr;
 }
 void replay(Device, void* recording) {
+  cuda_kernels::is_replaying = true;
   for (const std::function<void()>& launch : *static_cast<Recording*>(recording)) launch();
+  cuda_kernels::is_replaying = false;
 }
 std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->size(); }
-void forget(Device, void* recording) noexcept { delete static_cast<Recording*>(recording); }
+void forget(Device, void* recording) noexcept {
+  emulated::count_wait();
+  delete static_cast<Recording*>(recording);
+}
 
 std::vector<kernels::GpuFacts> devices() {
   kernels::GpuFacts facts;
@@ -98,17 +90,32 @@ std::vector<kernels::GpuFacts> devices() {
   return {facts};
 }
 
-const kernels::DeviceRuntime runtime{
-    upload,       download, synchronize,     synchronization_count, allocate_pinned, free_pinned,       begin_transfer,
-    end_transfer, devices,  begin_recording, end_recording,         replay,          recorded_launches, forget};
+const kernels::DeviceRuntime runtime{upload,
+                                     download,
+                                     synchronize,
+                                     synchronization_count,
+                                     allocate_pinned,
+                                     free_pinned,
+                                     begin_transfer,
+                                     end_transfer,
+                                     devices,
+                                     begin_recording,
+                                     end_recording,
+                                     replay,
+                                     recorded_launches,
+                                     forget,
+                                     emulated::memory,
+                                     launch_count};
 
 }  // namespace emulated_detail
+
+void emulated::count_wait() noexcept { emulated_detail::waits.fetch_add(1, std::memory_order_relaxed); }
 
 const kernels::DeviceRuntime* const kernels::device_runtime_cuda = &emulated_detail::runtime;
 
 std::unique_ptr<Backing> make_cuda_backing(Device device) {
   if (device.index != 0) throw DeviceError(to_string(device) + ": there is one emulated device, cuda:0");
-  return std::make_unique<emulated_detail::EmulatedBacking>(device);
+  return emulated::make_backing(device);
 }
 
 namespace gpu {

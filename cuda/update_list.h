@@ -1,0 +1,120 @@
+#pragma once
+// Many parameters in one launch: their places as a kernel's argument, and which of a list may share one.
+//
+// Policy
+// - What all of a launch share (dtypes, numbers, what changes from step to step) stands in it once, so only updates
+// that
+//   are alike go together: a model's take two launches, or one for each 56 parameters.
+// - A team does a stretch of one parameter. Which one, it finds by the stretches that begin before it.
+// - Each element is computed as it is alone, so the bits are those of one launch for each parameter.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/optimizer8.h>
+#include <thimble/cuda/kernel.h>
+
+namespace thimble::cuda_kernels {
+
+/// One parameter of a launch.
+struct UpdateEntry {
+  std::int64_t n;            ///< elements
+  void* p;                   ///< parameter
+  const void* g;             ///< gradient
+  void *first, *second;      ///< moments
+  void *more, *second_more;  ///< scales of the moments; or `more` is the master copy, or Kahan's compensation
+  std::uint32_t begin;       ///< its first team
+  std::uint32_t site;        ///< of its random bits
+};
+
+/// Those of one launch. With what else there is they are at most the 4 KiB that arguments of a kernel may have.
+struct UpdateTable {
+  static constexpr int most = 56;
+  int count = 0;
+  std::uint32_t teams = 0;
+  UpdateEntry entries[most];
+
+  /// The entry of a team.
+  THIMBLE_DEVICE UpdateEntry of(std::int64_t team) const {
+    int low = 0, high = count;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (static_cast<std::int64_t>(entries[middle].begin) <= team ? low : high) = middle;
+    }
+    return entries[low];
+  }
+};
+inline constexpr std::size_t most_argument_bytes = 4096 - sizeof(std::int64_t);
+
+inline bool are_alike(const kernels::NarrowArgs& a, const kernels::NarrowArgs& b) {
+  return (a.master == nullptr) == (b.master == nullptr) && (a.compensation == nullptr) == (b.compensation == nullptr) &&
+         a.is_stochastic == b.is_stochastic && a.site.seed == b.site.seed && a.site.step == b.site.step;
+}
+inline bool are_alike(const kernels::SgdArgs& a, const kernels::SgdArgs& b) {
+  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.state_dtype == b.state_dtype &&
+         (a.momentum_buffer == nullptr) == (b.momentum_buffer == nullptr) && a.rate == b.rate &&
+         a.momentum == b.momentum && a.weight_decay == b.weight_decay && a.nesterov == b.nesterov &&
+         a.gradient_factor == b.gradient_factor && are_alike(a.narrow, b.narrow);
+}
+inline bool are_alike(const kernels::AdamArgs& a, const kernels::AdamArgs& b) {
+  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.state_dtype == b.state_dtype &&
+         a.rate == b.rate && a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.epsilon == b.epsilon &&
+         a.weight_decay == b.weight_decay && a.is_decoupled == b.is_decoupled && a.step == b.step &&
+         a.gradient_factor == b.gradient_factor && are_alike(a.narrow, b.narrow);
+}
+inline bool are_alike(const kernels::Adam8Args& a, const kernels::Adam8Args& b) {
+  return are_alike(a.update, b.update);
+}
+inline bool are_alike(const kernels::Momentum8Args& a, const kernels::Momentum8Args& b) {
+  return are_alike(a.update, b.update);
+}
+
+inline UpdateEntry entry_of(const kernels::SgdArgs& a) {
+  void* const kept = a.narrow.master != nullptr ? a.narrow.master : a.narrow.compensation;
+  return {a.n, a.parameter, a.gradient, a.momentum_buffer, nullptr, kept, nullptr, 0, a.narrow.site.site};
+}
+inline UpdateEntry entry_of(const kernels::AdamArgs& a) {
+  void* const kept = a.narrow.master != nullptr ? a.narrow.master : a.narrow.compensation;
+  return {a.n, a.parameter, a.gradient, a.first_moment, a.second_moment, kept, nullptr, 0, a.narrow.site.site};
+}
+inline UpdateEntry entry_of(const kernels::Adam8Args& a) {
+  UpdateEntry entry = entry_of(a.update);
+  entry.more = a.first_scales, entry.second_more = a.second_scales;
+  return entry;
+}
+inline UpdateEntry entry_of(const kernels::Momentum8Args& a) {
+  UpdateEntry entry = entry_of(a.update);
+  entry.more = a.scales;
+  return entry;
+}
+
+/// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, a team does `stretch`
+/// elements.
+template <class Args, class Run>
+void for_each_table(std::span<const Args> list, std::int64_t stretch, const Run& run) {
+  constexpr std::int64_t most_teams = std::int64_t{1} << 31;
+  UpdateTable table;
+  for (std::size_t first = 0; first < list.size(); ++first) {
+    std::size_t before = 0;
+    while (before < first && !are_alike(list[before], list[first])) ++before;
+    if (before < first) continue;  // it went with that one
+    for (std::size_t i = first; i < list.size(); ++i) {
+      UpdateEntry entry = entry_of(list[i]);
+      if (entry.n == 0 || !are_alike(list[first], list[i])) continue;
+      const std::int64_t teams = (entry.n + stretch - 1) / stretch;
+      if (table.count == UpdateTable::most || table.teams + teams > most_teams) {
+        run(list[first], table);
+        table.count = 0, table.teams = 0;
+      }
+      entry.begin = table.teams;
+      table.teams += static_cast<std::uint32_t>(teams);
+      table.entries[table.count++] = entry;
+    }
+    if (table.count > 0) run(list[first], table);
+    table.count = 0, table.teams = 0;
+  }
+}
+
+}  // namespace thimble::cuda_kernels

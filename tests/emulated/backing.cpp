@@ -1,0 +1,142 @@
+#include "backing.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <thimble/memory/granules.h>
+
+namespace thimble::emulated {
+namespace backing_detail {
+
+constexpr std::size_t granule_bytes = std::size_t{2} << 20;
+constexpr std::size_t no_pages = ~std::size_t{0};
+std::atomic<std::size_t> committed_bytes{0};  // of all ranges
+
+class FileBacking final : public Backing {
+ public:
+  explicit FileBacking(Device device) : device_(device), file_(memfd_create("thimble-emulated-device", MFD_CLOEXEC)) {}
+  FileBacking(const FileBacking&) = delete;
+  FileBacking& operator=(const FileBacking&) = delete;
+  ~FileBacking() override {
+    for (std::size_t place : places_) committed_bytes -= place != no_pages ? granule_bytes : 0;
+    if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
+    if (file_ >= 0) close(file_);
+  }
+
+  Device device() const noexcept override { return device_; }
+  std::size_t granule() const noexcept override { return granule_bytes; }
+  std::size_t alignment() const noexcept override { return 512; }
+
+  std::byte* reserve(std::size_t bytes) noexcept override {
+    const std::size_t all = bytes + granule_bytes;
+    void* const mapping = file_ < 0 ? MAP_FAILED : map_nothing(nullptr, all, 0);
+    if (mapping == MAP_FAILED) return nullptr;
+    mapping_ = mapping;
+    mapping_bytes_ = all;
+    const auto first = reinterpret_cast<std::uintptr_t>(mapping);
+    base_ = static_cast<std::byte*>(mapping) + (granule_bytes - first % granule_bytes) % granule_bytes;
+    return base_;
+  }
+
+  std::errc commit(std::size_t offset, std::size_t bytes) noexcept override {
+    const std::size_t first = offset / granule_bytes, last = (offset + bytes) / granule_bytes;
+    if (places_.size() < last) places_.resize(last, no_pages);
+    for (std::size_t i = first; i < last; ++i) {
+      if (free_.empty()) {
+        if (ftruncate(file_, static_cast<off_t>((file_granules_ + 1) * granule_bytes)) != 0) {
+          decommit(offset, (i - first) * granule_bytes);
+          return static_cast<std::errc>(errno);
+        }
+        free_.push_back(file_granules_++);
+      }
+      places_[i] = free_.back();
+      free_.pop_back();
+      committed_bytes += granule_bytes;
+    }
+    if (map(first, last)) return {};
+    decommit(offset, bytes);
+    return std::errc::not_enough_memory;
+  }
+
+  void decommit(std::size_t offset, std::size_t bytes) noexcept override {
+    count_wait();
+    for (std::size_t i = offset / granule_bytes; i < (offset + bytes) / granule_bytes; ++i) {
+      if (places_[i] == no_pages) continue;
+      fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(places_[i] * granule_bytes),
+                static_cast<off_t>(granule_bytes));
+      free_.push_back(places_[i]);
+      places_[i] = no_pages;
+      committed_bytes -= granule_bytes;
+    }
+    map(offset / granule_bytes, (offset + bytes) / granule_bytes);
+  }
+
+  void move(std::size_t from, std::size_t to, std::size_t bytes, Stream) noexcept override {
+    std::memmove(base_ + to, base_ + from, bytes);
+  }
+
+  bool can_remap() const noexcept override { return true; }
+
+  bool remap(std::size_t from, std::size_t to, std::size_t bytes) noexcept override {
+    count_wait();
+    const std::size_t source = from / granule_bytes, target = to / granule_bytes, count = bytes / granule_bytes;
+    move_granules(places_.begin(), source, target, count);
+    if (map(target, source + count)) return true;
+    move_granules_back(places_.begin(), source, target, count);
+    map(target, source + count);
+    return false;
+  }
+
+  void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream) noexcept override {
+    std::memset(base_ + offset, std::to_integer<int>(value), bytes);
+  }
+
+ private:
+  static void* map_nothing(void* at, std::size_t bytes, int flags) {
+    return mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | flags, -1, 0);
+  }
+
+  /// Makes the addresses of granules [first, last) those of the table's pages: one call for what lies together.
+  bool map(std::size_t first, std::size_t last) noexcept {
+    for (std::size_t begin = first; begin < last;) {
+      const bool is_hole = places_[begin] == no_pages;
+      std::size_t end = begin + 1;
+      while (end < last && places_[end] == (is_hole ? no_pages : places_[begin] + (end - begin))) ++end;
+      void* const at = base_ + begin * granule_bytes;
+      const std::size_t bytes = (end - begin) * granule_bytes;
+      void* const got = is_hole ? map_nothing(at, bytes, MAP_FIXED)
+                                : mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_,
+                                       static_cast<off_t>(places_[begin] * granule_bytes));
+      if (got == MAP_FAILED) return false;
+      begin = end;
+    }
+    return true;
+  }
+
+  Device device_;
+  int file_;
+  void* mapping_ = nullptr;
+  std::size_t mapping_bytes_ = 0;
+  std::byte* base_ = nullptr;
+  std::vector<std::size_t> places_;  // of each granule in the file; no_pages: none
+  std::vector<std::size_t> free_;    // stretches of the file that no granule has
+  std::size_t file_granules_ = 0;
+};
+
+}  // namespace backing_detail
+
+std::unique_ptr<Backing> make_backing(Device device) { return std::make_unique<backing_detail::FileBacking>(device); }
+
+kernels::DeviceMemory memory(Device) {
+  constexpr std::size_t mib = std::size_t{1} << 20, total = 8192 * mib, context = 256 * mib, libraries = 64 * mib;
+  return {total, total - context - libraries - backing_detail::committed_bytes.load(), context};
+}
+
+}  // namespace thimble::emulated

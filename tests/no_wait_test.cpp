@@ -1,0 +1,144 @@
+// A training step on a GPU does not wait for it: the host is done when everything is launched. On a GPU where there is
+// one, else on tests/emulated, which counts every call that would wait.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/setup.h>
+#include <thimble/bench/training.h>
+#include <thimble/core/context.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/memory/stack.h>
+#include <thimble/memory/summary.h>
+#include <thimble/nn/recorded_step.h>
+
+#include "catch.h"
+#include "operator_table.h"
+#include "trained.h"
+
+using namespace thimble;
+using thimble::testing::has_cuda;
+
+namespace no_wait_test {
+
+std::uint64_t waits() { return kernels::device_runtime(cuda()).synchronization_count(); }
+
+bench::Setup text_setup(const char* optimizer) {
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  setup.optimizer = optimizer;
+  setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 16, setup.sizes.sequence = 8;
+  setup.sizes.vocabulary = 40, setup.sizes.dropout = 0.1;
+  setup.clip_norm = 1;
+  setup.batch = 4;
+  return setup;
+}
+
+bench::Setup image_setup(const char* optimizer) {
+  bench::Setup setup;
+  setup.model = "resnet18";
+  setup.optimizer = optimizer;
+  setup.sizes.image = 8, setup.sizes.width = 4, setup.sizes.classes = 5;
+  setup.batch = 2;
+  return setup;
+}
+
+}  // namespace no_wait_test
+
+using namespace no_wait_test;
+
+TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
+  if (!has_cuda()) return;
+  struct Case {
+    const char* name;
+    bench::Setup setup;
+  };
+  std::vector<Case> cases = {{"clipped, with dropout", text_setup("adamw")},
+                             {"8-bit state", text_setup("adamw8")},
+                             {"factored state", text_setup("adafactor")},
+                             {"batch norm", image_setup("momentum")},
+                             {"micro-batches", text_setup("sgd")},
+                             {"updates in backward", text_setup("adamw")},
+                             {"bf16, rounded stochastically", text_setup("adamw")}};
+  cases[4].setup.micro_batches = 2;
+  cases[5].setup.fuses_optimizer = true, cases[5].setup.clip_norm = 0;
+  bench::set_precision(cases[6].setup, "bf16-stochastic");
+  for (const Case& c : cases) {
+    INFO(c.setup.model << ", " << c.setup.optimizer << ": " << c.name);
+    const memory::Stack stack =
+        memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), bench::training_run(c.setup))});
+    const ResourceScope scope(stack.top);
+    Generator generator(1);
+    const GeneratorScope random(generator);
+    const std::unique_ptr<models::Model> model =
+        models::make_model(c.setup.model, c.setup.sizes, bench::placement(c.setup, cuda()));
+    const std::unique_ptr<optim::Optimizer> optimizer = bench::make_optimizer(c.setup, *model);
+    const models::Batch batch = model->empty_batch(c.setup.batch, cuda());
+    fill(batch.input, 1), fill(batch.target, 2);
+    const nn::StepOptions options = bench::step_options(c.setup, model->is_text(), cuda());
+    const auto loss_of = [&](std::int64_t i) {
+      return model->loss(bench::micro_batch(batch, i, options.micro_batches));
+    };
+    const std::uint64_t before = waits();
+    for (int step = 0; step < 2; ++step) {
+      const Placed::Step placed(*stack.placed);
+      nn::training_step(*optimizer, loss_of, options);
+    }
+    CHECK(waits() == before);
+    nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
+    for (int step = 0; step < 3; ++step) recorded.run();  // the third one is recorded
+    REQUIRE(recorded.is_recorded());
+    const std::uint64_t ready = waits();
+    recorded.run();
+    const Tensor loss = recorded.run();
+    CHECK(waits() == ready);
+    item(loss);
+    CHECK(waits() == ready + 1);  // a value is worth waiting for, and the count counts
+  }
+}
+
+TEST_CASE("cuda: what the device says of its memory stands beside the arena's books", "[cuda]") {
+  if (!has_cuda()) return;
+  const memory::DeviceUse before = memory::device_use(cuda(), 0);
+  const memory::Stack stack = memory::make_resource(cuda());
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  const ResourceScope scope(stack.top);
+  const Tensor t = Tensor::empty({12 << 20}, DType::u8, cuda());
+  const std::size_t committed = stack.arena->statistics().committed_bytes;
+  CHECK(committed == 12 * mib);
+  const memory::DeviceUse now = memory::device_use(cuda(), committed);
+  CHECK(now.total_bytes == before.total_bytes);
+  CHECK(now.used_bytes >= before.used_bytes + committed);
+  CHECK(now.used_bytes <= now.total_bytes);
+  CHECK(now.outside_bytes == now.used_bytes - committed);
+  CHECK(now.context_bytes > 0);
+  CHECK(now.context_bytes == before.context_bytes);
+  CHECK(memory::device_use(cuda(), now.total_bytes).outside_bytes == 0);  // others have given back in between
+  CHECK(memory::summary(cuda()).find("\n  device: used ") != std::string::npos);
+  CHECK(memory::summary(cpu).find("device:") == std::string::npos);
+  CHECK(memory::to_string(memory::DeviceUse{8192 * mib, 1024 * mib, 256 * mib, 320 * mib}) ==
+        "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB");
+}
+
+TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
+  if (!has_cuda()) return;
+  bench::TrainOptions options;
+  options.setup = text_setup("adamw");
+  options.data = "synthetic";
+  options.steps = 2;
+  options.device = cuda();
+  const bench::TrainReport report = trained_test::run(options).report;
+  REQUIRE(report.device_use.has_value());
+  CHECK(report.device_use->used_bytes > report.device_use->context_bytes);
+  CHECK(report.device_use->outside_bytes >= report.device_use->context_bytes);
+  const auto figures = bench::device_figures(report);
+  REQUIRE(figures.size() == 4);
+  CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
+  CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
+  CHECK(figures[2] == std::pair<std::string, std::size_t>("outside_bytes", report.device_use->outside_bytes));
+  CHECK(figures[3] == std::pair<std::string, std::size_t>("context_bytes", report.device_use->context_bytes));
+  options.device = cpu;
+  CHECK(bench::device_figures(trained_test::run(options).report).empty());
+}
