@@ -38,16 +38,20 @@ THIMBLE_HD inline float unless_nan(float x, std::uint32_t result) noexcept {
   return from_bits(select_if_less(infinity_bits, magnitude_of(x), bits_of(x) | quiet_bit, result));
 }
 
-/// min(|x|, limit) with the sign of x, for a limit > 0; NaN gives the limit. The min is one of bits, see
-/// select_if_less.
+/// min(|x|, limit) with the sign of x, for a limit > 0; NaN gives the limit. The min is one of bits.
 THIMBLE_HD inline float clamp_magnitude(float x, float limit) noexcept {
-  const std::uint32_t magnitude = select_if_less(magnitude_of(x), bits_of(limit), magnitude_of(x), bits_of(limit));
-  return from_bits(magnitude | (bits_of(x) & sign_bit));
+  const std::uint32_t magnitude = magnitude_of(x), most = bits_of(limit);
+  return from_bits((magnitude < most ? magnitude : most) | (bits_of(x) & sign_bit));
 }
 
-/// e^x without care for NaN (any number comes out).
-THIMBLE_HD inline float exp_of_number(float x) noexcept {
-  x = clamp_magnitude(x, 104.0f);  // beyond, the result is infinity or zero anyway; |n| <= 150 from here on
+/// e^x = value * 2^exponent.
+struct Exponential {
+  float value;
+  std::int32_t exponent;
+};
+
+/// For |x| <= 104.
+THIMBLE_HD inline Exponential exp_parts(float x) noexcept {
   // n = nearest integer to x / ln 2: adding 1.5 * 2^23 leaves it in the low bits.
   constexpr float shifter = 0x1.8p23f;
   const float shifted = x * 0x1.715476p0f + shifter;
@@ -59,13 +63,24 @@ THIMBLE_HD inline float exp_of_number(float x) noexcept {
   q = q * r + 0x1.5558f2p-5f;
   q = q * r + 0x1.555492p-3f;
   q = q * r + 0x1.fffffcp-2f;
-  const float e = (r * r * q + r) + 1.0f;
-  // 2^n in two factors, each a normal number: the second product alone may overflow or round to a subnormal.
-  const std::int32_t exponent = static_cast<std::int32_t>(bits_of(shifted) - bits_of(shifter));
-  const std::int32_t half = exponent >> 1;
+  return {(r * r * q + r) + 1.0f, static_cast<std::int32_t>(bits_of(shifted) - bits_of(shifter))};
+}
+
+/// e^x without care for NaN (any number comes out).
+THIMBLE_HD inline float exp_of_number(float x) noexcept {
+  // Beyond 104 the result is infinity or zero anyway; |exponent| <= 150 from here on.
+  const Exponential e = exp_parts(clamp_magnitude(x, 104.0f));
+  // 2^exponent in two factors, each a normal number: the second product alone may overflow or round to a subnormal.
+  const std::int32_t half = e.exponent >> 1;
   const float first = from_bits(static_cast<std::uint32_t>(half + 127) << 23);
-  const float second = from_bits(static_cast<std::uint32_t>(exponent - half + 127) << 23);
-  return e * first * second;
+  const float second = from_bits(static_cast<std::uint32_t>(e.exponent - half + 127) << 23);
+  return e.value * first * second;
+}
+
+/// The same for |x| <= 87, where the result is a normal number.
+THIMBLE_HD inline float exp_of_moderate(float x) noexcept {
+  const Exponential e = exp_parts(x);
+  return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127) << 23);
 }
 
 }  // namespace detail
@@ -123,7 +138,7 @@ THIMBLE_HD inline float tanh(float x) noexcept {
   q = q * z + 0x1.110726p-3f;
   q = q * z + -0x1.555532p-2f;
   const float near = a + a * z * q;
-  const float far = 1.0f - 2.0f / (exp_of_number(a + a) + 1.0f);
+  const float far = 1.0f - 2.0f / (exp_of_moderate(clamp_magnitude(a + a, 40.0f)) + 1.0f);
   const std::uint32_t result = select_if_less(magnitude, bits_of(0.625f), bits_of(near), bits_of(far));
   return unless_nan(x, result | (bits_of(x) & sign_bit));
 }
@@ -153,11 +168,45 @@ THIMBLE_HD inline float erf(float x) noexcept {
   p = p * c + -0x1.463cc4p-1f;
   p = p * c + -0x1.20af58p+0f;
   p = p * c + -0x1.9a6606p-13f;
-  const float far = 1.0f - exp_of_number(p);
+  const float far = 1.0f - exp_of_moderate(p);
   const std::uint32_t result = select_if_less(magnitude, bits_of(0.921875f), bits_of(near), bits_of(far));
   return unless_nan(x, result | (bits_of(x) & sign_bit));
 }
 THIMBLE_HD inline double erf(double x) noexcept { return std::erf(x); }
+
+/// The standard normal distribution at x.
+template <class T>
+struct Normal {
+  T cdf;   ///< integral of e^(-t^2/2) / sqrt(2 pi) from -infinity to x
+  T bell;  ///< e^(-x^2/2)
+};
+
+/// Relative errors grow with x^2, which is rounded before it is an exponent. Largest found (every 37th float):
+/// cdf 5.7e-7 for |x| < 4, 1.2e-6 below 8, 4.1e-6 below 13; bell 3.1e-7, 1.0e-6, 3.9e-6. From |x| = 13.2 on bell stays
+/// at e^-87. NaN gives NaN in cdf.
+THIMBLE_HD inline Normal<float> normal(float x) noexcept {
+  using namespace detail;
+  const float a = from_bits(magnitude_of(x));
+  const float bell = exp_of_moderate(-clamp_magnitude(0.5f * x * x, 87.0f));
+  // cdf(-a) = bell t q(t), t = 1 / (1 + 0.26 a), 2^-25.3 of the result.
+  const float t = 1.0f / (1.0f + 0.26f * a);
+  float q = 0x1.f3cbcap-6f;
+  q = q * t + -0x1.38feeap-3f;
+  q = q * t + 0x1.018786p-2f;
+  q = q * t + -0x1.352602p-3f;
+  q = q * t + 0x1.499fdep-3f;
+  q = q * t + 0x1.a20378p-5f;
+  q = q * t + 0x1.a60336p-4f;
+  q = q * t + 0x1.a5f4dep-4f;
+  q = q * t + 0x1.a8ff42p-4f;
+  const float tail = bell * (t * q);
+  const std::uint32_t if_negative = std::uint32_t{0} - (bits_of(x) >> 31);
+  const std::uint32_t cdf = (bits_of(tail) & if_negative) | (bits_of(1.0f - tail) & ~if_negative);
+  return {from_bits(cdf), bell};
+}
+THIMBLE_HD inline Normal<double> normal(double x) noexcept {
+  return {0.5 * std::erfc(x * -0.7071067811865476), std::exp(-0.5 * x * x)};
+}
 
 /// 1 / (1 + e^-x). Error < 3 ulp (largest found: 2.41), also where the result is small: e^x / (1 + e^x) for x < 0.
 THIMBLE_HD inline float sigmoid(float x) noexcept {

@@ -210,6 +210,30 @@ TEST_CASE("math: odd functions are odd to the bit", "[math]") {
   CHECK(wrong == 0);
 }
 
+TEST_CASE("math: the normal distribution, its tails too", "[math]") {
+  double worst_cdf = 0, worst_bell = 0;  // in units of the bounds
+  for (float x = 0.0009765625f; x < 13; x *= 1.0003f) {
+    for (const float signed_x : {x, -x}) {
+      const double exact_x = signed_x, square = exact_x * exact_x;
+      const double cdf = 0.5 * std::erfc(-exact_x / std::sqrt(2.0)), bell = std::exp(-0.5 * square);
+      const math::Normal<float> normal = math::normal(signed_x);
+      worst_cdf = std::max(worst_cdf, std::abs(static_cast<double>(normal.cdf) / cdf - 1) / (5e-7 + 3e-8 * square));
+      worst_bell = std::max(worst_bell, std::abs(static_cast<double>(normal.bell) / bell - 1) / (1e-7 + 4e-8 * square));
+      const math::Normal<double> wide = math::normal(exact_x);
+      CHECK(wide.cdf == Approx(cdf).epsilon(1e-12));
+      CHECK(wide.bell == Approx(bell).epsilon(1e-12));
+    }
+  }
+  CHECK(worst_cdf < 1);
+  CHECK(worst_bell < 1);
+  CHECK(math::normal(0.0f).cdf == 0.5f);
+  CHECK(math::normal(0.0f).bell == 1.0f);
+  CHECK(math::normal(infinite).cdf == 1.0f);
+  CHECK(math::normal(-infinite).cdf == 0.0f);
+  CHECK(math::normal(-20.0f).cdf < 0x1p-126f);
+  CHECK(std::isnan(math::normal(quiet).cdf));
+}
+
 TEST_CASE("math: double forms are those of the standard library", "[math]") {
   for (const double x : {-3.0, -0.25, 0.5, 7.0}) {
     CHECK(math::exp(x) == std::exp(x));

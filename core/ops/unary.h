@@ -209,17 +209,16 @@ struct GeluTanh {
 /// Exact form: y = x Phi(x) = x/2 (1 + erf(x / sqrt 2)). Keeps x. Hendrycks & Gimpel 2016, equation 1.
 struct GeluErf {
   static constexpr const char* name = "gelu_erf";
-  static constexpr double inverse_sqrt2 = 0.7071067811865476;
   static constexpr double inverse_sqrt_2pi = 0.3989422804014327;
   template <class T>
   THIMBLE_HD T fwd(T x) const {
-    return T(0.5) * x * (T(1) + math::erf(x * T(inverse_sqrt2)));
+    return x * math::normal(x).cdf;
   }
   template <class T>
   THIMBLE_HD T bwd(In<T> in, T dy) const {
     const T x = in;
-    const T cdf = T(0.5) * (T(1) + math::erf(x * T(inverse_sqrt2)));
-    return dy * (cdf + x * T(inverse_sqrt_2pi) * math::exp(T(-0.5) * x * x));
+    const math::Normal<T> normal = math::normal(x);
+    return dy * (normal.cdf + x * T(inverse_sqrt_2pi) * normal.bell);
   }
 };
 

@@ -2,7 +2,7 @@
 // What the emulated device has of the libraries: nothing, unless a test asks for plain loops in their place, for what
 // is done before and after their calls.
 
-namespace emulated {
+namespace thimble::emulated {
 
 /// Products. No effect on a GPU.
 inline bool has_library = false;
@@ -14,4 +14,4 @@ struct LibraryScope {
   LibraryScope& operator=(const LibraryScope&) = delete;
 };
 
-}  // namespace emulated
+}  // namespace thimble::emulated
