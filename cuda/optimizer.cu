@@ -112,6 +112,7 @@ THIMBLE_DEVICE void update(const AdamRule<T>& rule, const Parameter& p, const Ki
 }
 
 constexpr std::int64_t stretch = 4096;  // elements of a team
+std::int64_t stretches_of(std::int64_t n) { return (n + stretch - 1) / stretch; }
 
 template <class Rule>
 struct Updates {
@@ -143,84 +144,104 @@ void launch_updates(const Args& a, const UpdateTable& table) {
 }
 
 void sgd(std::span<const SgdArgs> list) {
-  for_each_table(list, stretch, [](const SgdArgs& a, const UpdateTable& table) {
+  for_each_table(list, stretches_of, [](const SgdArgs& a, const UpdateTable& table) {
     with_compute_type(a.dtype, [&]<class T>() { launch_updates<SgdRule<T>>(a, table); });
   });
 }
 
 void adam(std::span<const AdamArgs> list) {
-  for_each_table(list, stretch, [](const AdamArgs& a, const UpdateTable& table) {
+  for_each_table(list, stretches_of, [](const AdamArgs& a, const UpdateTable& table) {
     with_compute_type(a.dtype, [&]<class T>() { launch_updates<AdamRule<T>>(a, table); });
   });
 }
 
-// Sums of squares of parts of a gradient, and the factor of clipping: written and read by kernels of one stream, in
-// order. The number of parts depends on the number of elements alone.
+// Sums of squares of parts of gradients, and the factor of clipping: written and read by kernels of one stream, in
+// order. The number of parts of a gradient depends on its number of elements alone.
 constexpr std::int64_t most_parts = 1024, part_elements = 1 << 14;
-THIMBLE_DEVICE_GLOBAL double part_sums[most_parts];
+THIMBLE_DEVICE_GLOBAL double part_sums[UpdateTable::most * most_parts];
 THIMBLE_DEVICE_GLOBAL double clip_factor;
 
-struct SumPart {
+THIMBLE_HD std::int64_t parts_of(std::int64_t n) {
+  const std::int64_t parts = (n + part_elements - 1) / part_elements;
+  return parts < most_parts ? parts : most_parts;
+}
+
+struct SumParts {
   static constexpr int threads = 256;
-  std::int64_t n, parts;
-  Array g;
+  DType dtype;
+  UpdateTable table;
   template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t part) const {
-    const std::int64_t size = (n + parts - 1) / parts, begin = part * size, end = begin + size < n ? begin + size : n;
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const UpdateEntry entry = table.of(index);
+    const std::int64_t n = entry.n, parts = parts_of(n), size = (n + parts - 1) / parts;
+    const std::int64_t begin = (index - static_cast<std::int64_t>(entry.begin)) * size;
+    const std::int64_t end = begin + size < n ? begin + size : n;
     double own = 0;
     for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) {
-      const double value = load_wide(g.data, g.dtype, i);
+      const double value = load_wide(entry.g, dtype, i);
       own += value * value;
     }
     const double sum = team.sum(own);
-    if (team.rank() == 0) part_sums[part] = sum;
+    if (team.rank() == 0) part_sums[index] = sum;
   }
 };
 
 struct AddParts {
   static constexpr int threads = 256;
-  std::int64_t parts;
-  double* to;
+  UpdateTable table;
   template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t) const {
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const UpdateEntry entry = table.entries[index];
+    const std::int64_t parts = parts_of(entry.n);
     double own = 0;
-    for (std::int64_t part = team.rank(); part < parts; part += Team::size) own += part_sums[part];
+    for (std::int64_t part = team.rank(); part < parts; part += Team::size) own += part_sums[entry.begin + part];
     const double sum = team.sum(own);
-    if (team.rank() == 0) *to = sum;
+    if (team.rank() == 0) *static_cast<double*>(entry.p) = sum;
   }
 };
 
-void square_sum(const SquareSumArgs& a) {
-  std::int64_t parts = (a.n + part_elements - 1) / part_elements;
-  if (parts > most_parts) parts = most_parts;
-  for_each_team(parts, SumPart{a.n, parts, {const_cast<void*>(a.gradient), a.dtype}});
-  for_each_team(1, AddParts{parts, a.sum});
+void square_sums(std::span<const SquareSumArgs> list) {
+  static_assert(sizeof(SumParts) <= most_argument_bytes);
+  for_each_table(list, parts_of, [](const SquareSumArgs& a, const UpdateTable& table) {
+    for_each_team(table.teams, SumParts{a.dtype, table});
+    for_each_team(table.count, AddParts{table});
+  });
 }
 
 struct FindFactor {
-  std::int64_t count;
-  const double* sums;
-  double max_norm;
+  ClipNorm norm;
   THIMBLE_DEVICE void operator()(std::int64_t) const {
     double sum = 0;
-    for (std::int64_t i = 0; i < count; ++i) sum += sums[i];
-    const double factor = max_norm / (std::sqrt(sum) + 1e-6);
+    for (std::int64_t i = 0; i < norm.count; ++i) sum += norm.sums[i];
+    const double factor = norm.max_norm / (std::sqrt(sum) + 1e-6);
     clip_factor = factor < 1 ? factor : 1.0;
   }
 };
 
 template <class T>
 struct Scale {
-  Array g;
-  THIMBLE_DEVICE void operator()(std::int64_t i) const { g.set<T>(i, g.get<T>(i) * static_cast<T>(clip_factor)); }
+  static constexpr int threads = 256;
+  DType dtype;
+  UpdateTable table;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const UpdateEntry entry = table.of(index);
+    const Array g{entry.p, dtype};
+    const std::int64_t begin = (index - static_cast<std::int64_t>(entry.begin)) * stretch;
+    const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
+    const T factor = static_cast<T>(clip_factor);
+    for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) g.set<T>(i, g.get<T>(i) * factor);
+  }
 };
 
-void clip(const ClipArgs& a) {
-  for_each_item(1, FindFactor{a.count, a.sums, a.max_norm});
-  with_compute_type(a.dtype, [&]<class T>() { for_each_item(a.n, Scale<T>{{a.gradient, a.dtype}}); });
+void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
+  for_each_item(1, FindFactor{norm});
+  for_each_table(list, stretches_of, [](const ClipArgs& a, const UpdateTable& table) {
+    with_compute_type(a.dtype, [&]<class T>() { for_each_team(table.teams, Scale<T>{a.dtype, table}); });
+  });
 }
 
-constexpr OptimizerKernels table{sgd, adam, square_sum, clip};
+constexpr OptimizerKernels table{sgd, adam, square_sums, clip};
 
 }  // namespace optimizer_cuda_detail
 

@@ -124,6 +124,8 @@ struct Blocks {
   }
 };
 
+std::int64_t blocks_of(std::int64_t n) { return (n + state_block - 1) / state_block; }
+
 template <class Rule, class Args>
 void launch_blocks(const Args& a, const UpdateTable& table) {
   static_assert(sizeof(Blocks<Rule>) <= most_argument_bytes);
@@ -132,12 +134,12 @@ void launch_blocks(const Args& a, const UpdateTable& table) {
 }
 
 void adam8(std::span<const Adam8Args> list) {
-  for_each_table(list, state_block,
+  for_each_table(list, blocks_of,
                  [](const Adam8Args& a, const UpdateTable& table) { launch_blocks<AdamRule<float>>(a.update, table); });
 }
 
 void momentum8(std::span<const Momentum8Args> list) {
-  for_each_table(list, state_block, [](const Momentum8Args& a, const UpdateTable& table) {
+  for_each_table(list, blocks_of, [](const Momentum8Args& a, const UpdateTable& table) {
     launch_blocks<SgdRule<float>>(a.update, table);
   });
 }

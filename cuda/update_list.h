@@ -6,6 +6,7 @@
 // that
 //   are alike go together: a model's take two launches, or one for each 56 parameters.
 // - A team does a stretch of one parameter. Which one, it finds by the stretches that begin before it.
+// - The same table carries gradients that are summed or scaled.
 // - Each element is computed as it is alone, so the bits are those of one launch for each parameter.
 
 #include <cstddef>
@@ -31,7 +32,7 @@ struct UpdateEntry {
 
 /// Those of one launch. With what else there is they are at most the 4 KiB that arguments of a kernel may have.
 struct UpdateTable {
-  static constexpr int most = 56;
+  static constexpr int most = static_cast<int>(kernels::most_listed);
   int count = 0;
   std::uint32_t teams = 0;
   UpdateEntry entries[most];
@@ -71,6 +72,9 @@ inline bool are_alike(const kernels::Momentum8Args& a, const kernels::Momentum8A
   return are_alike(a.update, b.update);
 }
 
+inline bool are_alike(const kernels::SquareSumArgs& a, const kernels::SquareSumArgs& b) { return a.dtype == b.dtype; }
+inline bool are_alike(const kernels::ClipArgs& a, const kernels::ClipArgs& b) { return a.dtype == b.dtype; }
+
 inline UpdateEntry entry_of(const kernels::SgdArgs& a) {
   void* const kept = a.narrow.master != nullptr ? a.narrow.master : a.narrow.compensation;
   return {a.n, a.parameter, a.gradient, a.momentum_buffer, nullptr, kept, nullptr, 0, a.narrow.site.site};
@@ -90,10 +94,18 @@ inline UpdateEntry entry_of(const kernels::Momentum8Args& a) {
   return entry;
 }
 
-/// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, a team does `stretch`
-/// elements.
-template <class Args, class Run>
-void for_each_table(std::span<const Args> list, std::int64_t stretch, const Run& run) {
+/// `p` is the place of the sum.
+inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) {
+  return {a.n, a.sum, a.gradient, nullptr, nullptr, nullptr, nullptr, 0, 0};
+}
+inline UpdateEntry entry_of(const kernels::ClipArgs& a) {
+  return {a.n, a.gradient, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0};
+}
+
+/// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, and a tensor of n
+/// elements has teams_of(n) teams.
+template <class Args, class TeamsOf, class Run>
+void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run) {
   constexpr std::int64_t most_teams = std::int64_t{1} << 31;
   UpdateTable table;
   for (std::size_t first = 0; first < list.size(); ++first) {
@@ -102,8 +114,8 @@ void for_each_table(std::span<const Args> list, std::int64_t stretch, const Run&
     if (before < first) continue;  // it went with that one
     for (std::size_t i = first; i < list.size(); ++i) {
       UpdateEntry entry = entry_of(list[i]);
-      if (entry.n == 0 || !are_alike(list[first], list[i])) continue;
-      const std::int64_t teams = (entry.n + stretch - 1) / stretch;
+      if (!are_alike(list[first], list[i])) continue;
+      const std::int64_t teams = teams_of(entry.n);
       if (table.count == UpdateTable::most || table.teams + teams > most_teams) {
         run(list[first], table);
         table.count = 0, table.teams = 0;

@@ -1,6 +1,8 @@
 #include <thimble/optim/clip.h>
 
+#include <array>
 #include <cmath>
+#include <span>
 
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
@@ -14,6 +16,23 @@ namespace clip_detail {
 const Tensor* gradient_of(const Named& parameter) {
   const Tensor& gradient = parameter.tensor.grad();
   return gradient.defined() && gradient.elements() > 0 ? &gradient : nullptr;
+}
+
+/// run(args) for every gradient, as many at a time as a launch takes; make(gradient) gives the arguments of one. The
+/// heap is not asked for anything.
+template <class Args, class Make, class Run>
+void for_each_list(const std::vector<Named>& parameters, const Make& make, const Run& run) {
+  std::array<Args, kernels::most_listed> list;
+  std::size_t count = 0;
+  for (const Named& p : parameters) {
+    const Tensor* const g = gradient_of(p);
+    if (g == nullptr) continue;
+    list[count++] = make(*g);
+    if (count < list.size()) continue;
+    run(std::span<const Args>(list));
+    count = 0;
+  }
+  if (count > 0) run(std::span<const Args>(list.data(), count));
 }
 
 }  // namespace clip_detail
@@ -30,11 +49,12 @@ Tensor gradient_square_sums(const std::vector<Named>& parameters) {
   const Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
   launch(device, [&](const Addresses& at) {
     double* sum = at.as<double>(sums);
-    for (const Named& p : parameters) {
-      const Tensor* const g = clip_detail::gradient_of(p);
-      if (g == nullptr) continue;
-      kernels::optimizer_kernels(device).square_sum({g->elements(), at(*g), g->dtype(), sum++});
-    }
+    clip_detail::for_each_list<kernels::SquareSumArgs>(
+        parameters,
+        [&](const Tensor& g) {
+          return kernels::SquareSumArgs{g.elements(), at(g), g.dtype(), sum++};
+        },
+        kernels::optimizer_kernels(device).square_sums);
   });
   return sums;
 }
@@ -44,12 +64,13 @@ Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm) {
   const Tensor sums = gradient_square_sums(parameters);
   if (!sums.defined()) return sums;
   launch(sums.device(), [&](const Addresses& at) {
-    for (const Named& p : parameters) {
-      const Tensor* const g = clip_detail::gradient_of(p);
-      if (g == nullptr) continue;
-      kernels::optimizer_kernels(sums.device())
-          .clip({g->elements(), at(*g), g->dtype(), at.as<double>(sums), sums.elements(), max_norm});
-    }
+    const kernels::ClipNorm norm{at.as<double>(sums), sums.elements(), max_norm};
+    clip_detail::for_each_list<kernels::ClipArgs>(
+        parameters,
+        [&](const Tensor& g) {
+          return kernels::ClipArgs{g.elements(), at(g), g.dtype()};
+        },
+        [&](std::span<const kernels::ClipArgs> list) { kernels::optimizer_kernels(sums.device()).clip(norm, list); });
   });
   for (const Named& p : parameters) {
     if (const Tensor* const g = clip_detail::gradient_of(p)) g->storage()->bump_version();

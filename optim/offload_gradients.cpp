@@ -46,8 +46,9 @@ void OffloadedGradients::take(const std::shared_ptr<Leaf>& leaf) {
   if (square_sums_.defined()) {
     const Tensor& gradient = leaf->grad;
     launch(gradient.device(), [&](const Addresses& at) {
-      kernels::optimizer_kernels(gradient.device())
-          .square_sum({gradient.elements(), at(gradient), gradient.dtype(), at.as<double>(square_sums_) + index});
+      const kernels::SquareSumArgs args{gradient.elements(), at(gradient), gradient.dtype(),
+                                        at.as<double>(square_sums_) + index};
+      kernels::optimizer_kernels(gradient.device()).square_sums({&args, 1});
     });
   }
   away_[index] = memory::offload(leaf->grad, tier_);
@@ -64,9 +65,9 @@ void OffloadedGradients::give_back(std::size_t index) {
   const Tensor gradient = away_[index].fetch();
   if (square_sums_.defined()) {
     launch(gradient.device(), [&](const Addresses& at) {
-      kernels::optimizer_kernels(gradient.device())
-          .clip({gradient.elements(), at(gradient), gradient.dtype(), at.as<double>(square_sums_),
-                 square_sums_.elements(), clip_norm_});
+      const kernels::ClipNorm norm{at.as<double>(square_sums_), square_sums_.elements(), clip_norm_};
+      const kernels::ClipArgs args{gradient.elements(), at(gradient), gradient.dtype()};
+      kernels::optimizer_kernels(gradient.device()).clip(norm, {&args, 1});
     });
     gradient.storage()->bump_version();
   }

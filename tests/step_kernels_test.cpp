@@ -153,7 +153,8 @@ TEST_CASE("step_kernels: sums of squares", "[step_kernels]") {
         kernels::set_isa(isa);
         set_thread_count(threads);
         double sum = -1;
-        kernels::optimizer_cpu.square_sum({n, g.data(), DType::f32, &sum});
+        const kernels::SquareSumArgs args{n, g.data(), DType::f32, &sum};
+        kernels::optimizer_cpu.square_sums({&args, 1});
         if (first < 0) first = sum;
         CHECK(sum == first);
         CHECK(std::fabs(sum - exact) <= 1e-12 * exact);

@@ -13,6 +13,7 @@
 #include <thimble/core/launch_graph.h>
 #include <thimble/core/random.h>
 #include <thimble/optim/adam8.h>
+#include <thimble/optim/clip.h>
 
 #include "catch.h"
 #include "operator_table.h"
@@ -156,4 +157,49 @@ TEST_CASE("update list: a launch has 56 parameters that are alike", "[cuda][opti
     for (std::size_t i = 0; i < list.size(); ++i) adam.step_one(i);  // as backward does that updates as it goes
     CHECK(launches() - before == c.launches + list.size());
   }
+}
+
+TEST_CASE("update list: norms and clipping of many gradients have the bits of one after the other", "[cuda][optim]") {
+  if (!has_cuda()) return;
+  std::vector<Shape> shapes = sizes();
+  shapes.push_back({40'000});  // several parts of a sum
+  while (shapes.size() < 120) shapes.push_back({5});
+  const std::vector<optim::Named> list = parameters(cuda(), shapes, {DType::f32, DType::bf16, DType::f32, DType::f64});
+  give_gradients(list, 1);
+  const std::vector<double> all = to_host<double>(optim::gradient_square_sums(list));
+  std::vector<double> single, unclipped;
+  for (const optim::Named& p : list) {
+    const Tensor sums = optim::gradient_square_sums({p});
+    if (!sums.defined()) continue;
+    single.push_back(item(sums));
+    double expected = 0;
+    for (const double g : to_host<double>(p.tensor.grad())) expected += g * g, unclipped.push_back(g);
+    CHECK(single.back() == Approx(expected));
+  }
+  REQUIRE(all.size() > 56);
+  CHECK(all == single);
+
+  const double norm = optim::norm_of(optim::clip_grad_norm(list, 2.5)), factor = 2.5 / (norm + 1e-6);
+  CHECK(norm > 100);
+  std::size_t at = 0;
+  for (const optim::Named& p : list) {
+    if (!p.tensor.grad().defined()) continue;
+    const double tolerance = p.tensor.dtype() == DType::bf16 ? 4e-3 : 1e-6;
+    for (const double g : to_host<double>(p.tensor.grad())) {
+      CHECK(g == Approx(unclipped[at++] * factor).epsilon(tolerance));
+    }
+  }
+  CHECK(at == unclipped.size());
+  CHECK(optim::norm_of(optim::clip_grad_norm(list, 1e9)) == Approx(2.5).epsilon(1e-3));  // below it nothing changes
+}
+
+TEST_CASE("update list: norms and clipping take a few launches", "[cuda][optim]") {
+  if (!has_cuda()) return;
+  const std::vector<optim::Named> list = parameters(cuda(), std::vector<Shape>(148, Shape{9}), {DType::f32});
+  for (const optim::Named& p : list) p.tensor.grad() = to_device(noise({9}, DType::f32, 3), cuda());
+  const std::uint64_t before = launches();
+  optim::gradient_square_sums(list);
+  CHECK(launches() - before == 3 * 2);  // the parts, and what they come to
+  optim::clip_grad_norm(list, 1);
+  CHECK(launches() - before == 2 * 3 * 2 + 3 * 2);  // the factor, and the gradients
 }

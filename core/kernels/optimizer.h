@@ -63,23 +63,29 @@ struct SquareSumArgs {
   double* sum = nullptr;
 };
 
-/// gradient *= min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum of sums[0 .. count)).
-struct ClipArgs {
-  std::int64_t n = 0;
-  void* gradient = nullptr;
-  DType dtype = DType::f32;
+/// What all gradients are multiplied by: min(1, max_norm / (norm + 1e-6)) with norm = sqrt(sum of sums[0 .. count)).
+struct ClipNorm {
   const double* sums = nullptr;
   std::int64_t count = 0;
   double max_norm = 1;
 };
+struct ClipArgs {
+  std::int64_t n = 0;
+  void* gradient = nullptr;
+  DType dtype = DType::f32;
+};
+
+/// How many tensors a launch on a GPU takes at most.
+inline constexpr std::size_t most_listed = 56;
 
 struct OptimizerKernels {
   /// Updates of many parameters, with the bits of one after the other. On a GPU those that are alike in dtypes and
   /// numbers share a launch.
   void (*sgd)(std::span<const SgdArgs>) = nullptr;
   void (*adam)(std::span<const AdamArgs>) = nullptr;
-  void (*square_sum)(const SquareSumArgs&) = nullptr;
-  void (*clip)(const ClipArgs&) = nullptr;
+  /// Of many gradients, likewise.
+  void (*square_sums)(std::span<const SquareSumArgs>) = nullptr;
+  void (*clip)(const ClipNorm&, std::span<const ClipArgs>) = nullptr;
 };
 
 extern const OptimizerKernels optimizer_cpu;

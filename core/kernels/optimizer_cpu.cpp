@@ -188,28 +188,30 @@ void square_sum(const SquareSumArgs& a) {
   *a.sum = total;
 }
 
-void clip(const ClipArgs& a) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < a.count; ++i) sum += a.sums[i];
-  const double factor = std::min(1.0, a.max_norm / (std::sqrt(sum) + 1e-6));
+void square_sums(std::span<const SquareSumArgs> list) {
+  for (const SquareSumArgs& a : list) square_sum(a);
+}
+
+template <class T>
+void scale(const ClipArgs& a, T factor) {
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
-    if (a.dtype == DType::f64) {
-      Run<double> g(a.gradient, a.dtype, at, n);
-      for (std::int64_t i = 0; i < n; ++i) g.values()[i] *= factor;
-      g.store();
-    } else {
-      Run<float> g(a.gradient, a.dtype, at, n);
-      const auto f = static_cast<float>(factor);
-      for (std::int64_t i = 0; i < n; ++i) g.values()[i] *= f;
-      g.store();
-    }
+    Run<T> g(a.gradient, a.dtype, at, n);
+    for (std::int64_t i = 0; i < n; ++i) g.values()[i] *= factor;
+    g.store();
   });
+}
+
+void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < norm.count; ++i) sum += norm.sums[i];
+  const double factor = std::min(1.0, norm.max_norm / (std::sqrt(sum) + 1e-6));
+  for (const ClipArgs& a : list) a.dtype == DType::f64 ? scale(a, factor) : scale(a, static_cast<float>(factor));
 }
 
 }  // namespace optimizer_detail
 
 const OptimizerKernels optimizer_cpu{optimizer_detail::sgd_all, optimizer_detail::adam_all,
-                                     optimizer_detail::square_sum, optimizer_detail::clip};
+                                     optimizer_detail::square_sums, optimizer_detail::clip};
 
 const OptimizerKernels& optimizer_kernels(Device device) {
   if (device.is_cpu()) return optimizer_cpu;
