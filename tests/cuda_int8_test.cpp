@@ -238,7 +238,7 @@ TEST_CASE("cuda int8: what cuBLASLt may be asked for, and its workspace", "[cuda
   CHECK(cuda_quant_conv_bytes(s, 1) <= static_cast<std::size_t>(max_quant_workspace_bytes));
   CHECK(quant_window_rows(s) % 16 == 0);
   for (const auto member : {&ConvShape::pad_top, &ConvShape::pad_right, &ConvShape::stride_w, &ConvShape::kernel_h,
-                             &ConvShape::channels, &ConvShape::filters}) {
+                            &ConvShape::channels, &ConvShape::filters}) {
     ConvShape other = s;
     ++(other.*member);
     CHECK_FALSE(is_library_quant_conv(other));
