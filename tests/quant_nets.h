@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <thimble/core/copy.h>
+#include <thimble/core/random.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/quant/calibrate.h>
 
@@ -56,6 +57,8 @@ struct Net {
                std::int64_t samples = 3) {
     options.image = options.image > 0 ? options.image : 16;
     options.channels = 3;
+    Generator generator(1);  // whatever ran before, the same net
+    const GeneratorScope scope(generator);
     model = models::make_model(name, options, {cpu, dtype});
     model->eval();
     stir(*model);
