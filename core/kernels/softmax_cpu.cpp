@@ -36,14 +36,12 @@ inline void store_zeros(const RowResult& result, std::int64_t base, std::int64_t
   }
 }
 
-// z = scale x of n elements; their largest, `largest` included.
+// z = scale x of n elements.
 template <class T>
-inline T load_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* __restrict z,
-                     T largest) {
-  const T* __restrict const x = read_elements(args.x, base + at * args.x.step, n, z);
+inline void load_scaled(const SoftmaxArgs& args, std::int64_t base, std::int64_t at, std::int64_t n, T* z) {
+  const T* const x = read_elements(args.x, base + at * args.x.step, n, z);
   const T scale = static_cast<T>(args.scale);
   for (std::int64_t i = 0; i < n; ++i) z[i] = x[i] * scale;
-  return row_max(z, n, largest);
 }
 
 template <class T, bool is_fused>
@@ -53,12 +51,14 @@ inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64
   const bool is_one_chunk = count <= row_chunk, is_stored_directly = args.y.step == 1 && args.y.dtype == dtype_of<T>;
   T largest = -std::numeric_limits<T>::infinity();
   for (std::int64_t at = 0; at < count; at += row_chunk) {
-    largest = load_scaled(args, x_base, at, std::min(row_chunk, count - at), z, largest);
+    const std::int64_t n = std::min(row_chunk, count - at);
+    load_scaled(args, x_base, at, n, z);
+    largest = row_max(z, n, largest);
   }
   double total = 0;
   for (std::int64_t at = 0; at < count; at += row_chunk) {
     const std::int64_t n = std::min(row_chunk, count - at);
-    if (!is_one_chunk) load_scaled(args, x_base, at, n, z, largest);
+    if (!is_one_chunk) load_scaled(args, x_base, at, n, z);
     for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
     total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
   }
@@ -67,7 +67,7 @@ inline void forward_row(const SoftmaxArgs& args, std::int64_t x_base, std::int64
     const std::int64_t n = std::min(row_chunk, count - at);
     T* const y = is_stored_directly ? static_cast<T*>(args.y.data) + y_base + at : z;
     if (!is_one_chunk) {
-      load_scaled(args, x_base, at, n, z, largest);
+      load_scaled(args, x_base, at, n, z);
       if (!args.is_log) {
         for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(z[i] - largest);
       }
