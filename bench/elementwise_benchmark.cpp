@@ -8,12 +8,10 @@
 // the rate over that of the triad (bench/ceiling.h) in the same run, on arrays of as many elements.
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -16,7 +16,6 @@ namespace dot_detail {
 using namespace gemm_detail;
 
 inline constexpr std::int64_t group_of_panels_bytes = 1024 * 1024;  // stays in the second-level cache
-inline constexpr int block_columns = 16;
 
 /// Products that pay for another thread. `vdpbf16ps` makes few in the time that the other units make many.
 std::int64_t worthwhile_work(DotUnit unit, DType dtype) noexcept {

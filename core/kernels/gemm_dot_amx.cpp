@@ -19,9 +19,6 @@ namespace dot_amx_detail {
 
 #define THIMBLE_TARGET_AMX __attribute__((target("amx-tile,amx-int8,amx-bf16")))
 
-inline constexpr int groups = 16;         // of a step
-inline constexpr int block_columns = 16;  // of a half of a panel
-
 // Tiles 0 to 3 are the four sums (upper left, upper right, lower left, lower right), 4 and 5 the rows of a, 6 and 7 the
 // columns of b.
 THIMBLE_TARGET_AMX void begin_amx(int rows) {
@@ -32,7 +29,7 @@ THIMBLE_TARGET_AMX void begin_amx(int rows) {
     std::uint8_t rows[16] = {};
   } config;
   const int upper = std::min(rows, 16), lower = std::max(rows - 16, 1);
-  const int tile_rows[8] = {upper, upper, lower, lower, upper, lower, groups, groups};
+  const int tile_rows[8] = {upper, upper, lower, lower, upper, lower, step_groups, step_groups};
   for (int i = 0; i < 8; ++i) {
     config.row_bytes[i] = static_cast<std::uint16_t>(step_bytes);
     config.rows[i] = static_cast<std::uint8_t>(tile_rows[i]);

@@ -14,8 +14,6 @@ namespace thimble::kernels::gemm_detail {
 namespace dot_kernel_detail {
 
 inline constexpr int group_bytes = 4;
-inline constexpr int groups = 16;         // of a step
-inline constexpr int block_columns = 16;  // of a half of a panel
 
 void nothing() {}
 void nothing_for(int) {}
@@ -33,8 +31,8 @@ void compute_generic(const DotTile& tile) {
     for (std::int64_t s = 0; s < tile.steps(); ++s) {
       const std::uint8_t* const a = row_of(tile, s, r);
       const std::uint8_t* const b = tile.b + s * step_block_bytes;
-      for (int i = 0; i < groups * dot_columns * group_bytes; ++i) {
-        const int block = i / (step_block_bytes / 2), group = i / (block_columns * group_bytes) % groups;
+      for (int i = 0; i < step_groups * dot_columns * group_bytes; ++i) {
+        const int block = i / (step_block_bytes / 2), group = i / (block_columns * group_bytes) % step_groups;
         const int column = i / group_bytes % block_columns, byte = i % group_bytes;
         const int product = static_cast<A>(a[group * group_bytes + byte]) * static_cast<std::int8_t>(b[i]);
         sums[block * block_columns + column] += static_cast<std::uint32_t>(product);
@@ -66,7 +64,7 @@ THIMBLE_TARGET_AVX2 void rows_avx2(const DotTile& tile, int first_row, int colum
     const std::uint8_t* a[rows];
     for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
     const std::uint8_t* b = b0 + s * step_block_bytes;
-    for (int g = 0; g < groups; ++g, b += block_columns * group_bytes) {
+    for (int g = 0; g < step_groups; ++g, b += block_columns * group_bytes) {
       const __m256i left = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b)));
       const __m256i right = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(b + 16)));
 #pragma GCC unroll 4
@@ -218,7 +216,7 @@ THIMBLE_TARGET_BF16 void rows_bf16(const DotTile& tile, int first_row) {
     const std::uint8_t* a[rows];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
-    for (int g = 0; g < groups; ++g) {
+    for (int g = 0; g < step_groups; ++g) {
       const auto left = (__m512bh)_mm512_load_si512(b + g * 64);
       const auto right = (__m512bh)_mm512_load_si512(b + g * 64 + step_block_bytes / 2);
 #pragma GCC unroll 8

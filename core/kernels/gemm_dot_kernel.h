@@ -8,8 +8,10 @@
 namespace thimble::kernels::gemm_detail {
 
 inline constexpr std::int64_t step_bytes = 64;
-inline constexpr int dot_rows = 32;     // of a microtile
-inline constexpr int dot_columns = 32;  // of a microtile and a panel
+inline constexpr int dot_rows = 32;       // of a microtile
+inline constexpr int dot_columns = 32;    // of a microtile and a panel
+inline constexpr int block_columns = 16;  // of a half of a panel
+inline constexpr int step_groups = 16;    // of a step, four bytes each
 inline constexpr std::int64_t step_block_bytes = step_bytes * dot_columns;
 
 /// out (rows, 32) = a (rows, k) b (k, 32), rows <= 32. The bytes of k that do not fill a step lie in a_tail, zeros
