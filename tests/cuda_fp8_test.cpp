@@ -2,7 +2,6 @@
 // products are near, and a dry run knows their bytes.
 
 #include <array>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -28,6 +27,7 @@
 using namespace thimble;
 using namespace thimble::fp8_test;
 using kernels::Activation;
+using thimble::testing::check_near;
 using thimble::testing::has_cuda;
 
 namespace cuda_fp8_test {
@@ -86,16 +86,6 @@ Passed pass(Device device, const Fp8Format& format, const Fp8State& state, const
   p.dx = in[0].grad(), p.dweight = in[1].grad();
   if (in[2].defined()) p.dbias = in[2].grad();
   return p;
-}
-
-void check_near(const Tensor& there, const Tensor& here, double tolerance) {
-  REQUIRE(there.shape() == here.shape());
-  REQUIRE(there.dtype() == here.dtype());
-  const std::vector<double> got = to_host<double>(there), expected = to_host<double>(here);
-  double most = 0, worst = 0;
-  for (const double v : expected) most = std::max(most, std::fabs(v));
-  for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::fabs(got[i] - expected[i]));
-  CHECK(worst <= tolerance * most);
 }
 
 }  // namespace cuda_fp8_test

@@ -1,8 +1,6 @@
 // Products that a GPU's library makes, and what is done behind them: on the emulated device with plain loops in its
 // place.
 
-#include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -18,22 +16,8 @@
 using namespace thimble;
 using fp8_test::spread;
 using kernels::Activation;
+using thimble::testing::check_near;
 using thimble::testing::has_cuda;
-
-namespace cuda_library_test {
-
-void check_near(const Tensor& there, const Tensor& here, double tolerance) {
-  const std::vector<double> got = to_host<double>(there), expected = to_host<double>(here);
-  REQUIRE(got.size() == expected.size());
-  double most = 0, worst = 0;
-  for (const double v : expected) most = std::max(most, std::fabs(v));
-  for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::fabs(got[i] - expected[i]));
-  CHECK(worst <= tolerance * most);
-}
-
-}  // namespace cuda_library_test
-
-using namespace cuda_library_test;
 
 TEST_CASE("cuda library: linear layers near the CPU's, the same bits whether anything is kept or not", "[cuda]") {
   if (!has_cuda()) return;

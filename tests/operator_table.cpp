@@ -256,6 +256,16 @@ bool has_cuda() {
 Operand integers(const Shape& shape, double low, double high) { return {shape, low, high, true, false, false, {}}; }
 Operand constant(const Shape& shape, double low, double high) { return {shape, low, high, false, false, false, {}}; }
 
+void check_near(const Tensor& there, const Tensor& here, double tolerance) {
+  REQUIRE(there.shape() == here.shape());
+  REQUIRE(there.dtype() == here.dtype());
+  const std::vector<double> got = to_host<double>(there), expected = to_host<double>(here);
+  double most = 0, worst = 0;
+  for (const double v : expected) most = std::max(most, std::fabs(v));
+  for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::fabs(got[i] - expected[i]));
+  CHECK(worst <= tolerance * most);
+}
+
 void check_operator(const OperatorCase& row) {
   INFO("operator row: " << row.name);
   Generator generator(1234);

@@ -62,6 +62,10 @@ struct OperatorCase {
 /// host.
 bool has_cuda();
 
+/// Shapes and dtypes are equal, and no value of `there` is further from that of `here` than `tolerance` times the
+/// largest magnitude of `here`.
+void check_near(const Tensor& there, const Tensor& here, double tolerance);
+
 /// Runs all checks as Catch2 assertions. Called once per row inside of a TEST_CASE.
 void check_operator(const OperatorCase& row);
 
