@@ -73,6 +73,20 @@ THIMBLE_DEVICE inline T dot_rows(const T* a, const T* b, std::int64_t width) {
   return sum;
 }
 
+/// Element e of q's gradient from the workspace, (B, H, T, D) of `dtype`, to its place, by way of T.
+template <class T>
+struct PlaceQueryGradient {
+  Problem p;
+  const void* from;
+  DType dtype;
+  AttentionResult dq;
+  THIMBLE_DEVICE void operator()(std::int64_t e) const {
+    const std::int64_t d = e % p.width, t = e / p.width % p.queries, h = e / p.width / p.queries % p.heads;
+    const std::int64_t b = e / p.width / p.queries / p.heads;
+    store<T>(dq.data, p.dtype, b * dq.batch + t * dq.row + h * dq.head + d, load<T>(from, dtype, e));
+  }
+};
+
 /// Rows of a tile such that `rows` arrays of them fit into what every kernel may have of shared memory.
 inline int tile_rows(std::int64_t width, std::size_t element_bytes, int arrays) {
   int rows = 16;

@@ -161,18 +161,6 @@ struct KeyGradients {
   }
 };
 
-template <class T>
-struct PlaceQueryGradient {
-  Problem p;
-  const T* from;
-  AttentionResult dq;
-  THIMBLE_DEVICE void operator()(std::int64_t e) const {
-    const std::int64_t d = e % p.width, t = e / p.width % p.queries, h = e / p.width / p.queries % p.heads;
-    const std::int64_t b = e / p.width / p.queries / p.heads;
-    store<T>(dq.data, p.dtype, b * dq.batch + t * dq.row + h * dq.head + d, from[e]);
-  }
-};
-
 }  // namespace attention_cuda_detail
 
 void attention_backward(const kernels::AttentionGradArgs& args, void* workspace, int) {
@@ -191,7 +179,7 @@ void attention_backward(const kernels::AttentionGradArgs& args, void* workspace,
       for_each_team(heads * key_tiles, KeyGradients<T>{all, key_tiles, args.dk, args.dv}, all.shared_bytes());
     }
     if (args.dq.data) {
-      for_each_item(heads * args.queries * args.width, PlaceQueryGradient<T>{all.p, dq, args.dq});
+      for_each_item(heads * args.queries * args.width, PlaceQueryGradient<T>{all.p, dq, dtype_of<T>, args.dq});
     }
   });
 }

@@ -229,18 +229,6 @@ struct QueryGradient {
   }
 };
 
-/// Element e of q's gradient from the workspace, (B, H, T, D), to its place.
-struct PlaceQueryGradient {
-  Problem p;
-  const Bits* from;
-  AttentionResult dq;
-  THIMBLE_DEVICE void operator()(std::int64_t e) const {
-    const std::int64_t d = e % p.width, t = e / p.width % p.queries, h = e / p.width / p.queries % p.heads;
-    const std::int64_t b = e / p.width / p.queries / p.heads;
-    static_cast<Bits*>(dq.data)[b * dq.batch + t * dq.row + h * dq.head + d] = from[e];
-  }
-};
-
 }  // namespace attention_mma_detail
 
 void attention_mma_query_gradient(const AttentionMmaGrad& call) {
@@ -287,7 +275,9 @@ void attention_mma_backward(const kernels::AttentionGradArgs& args, void* worksp
     attention_mma_query_gradient(call);
   }
   if (args.dk.data || args.dv.data) attention_mma_key_gradients(call);
-  if (args.dq.data && is_in_place) for_each_item(rows * args.width, PlaceQueryGradient{call.problem, held, args.dq});
+  if (args.dq.data && is_in_place)
+    for_each_item(rows * args.width,
+                  attention_cuda_detail::PlaceQueryGradient<float>{call.problem, held, args.dtype, args.dq});
 }
 
 }  // namespace thimble::cuda_kernels
