@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+
+#include <thimble/core/kernels/gemm_bf16.h>
 
 #include "catch.h"
 #include "gemm_calls.h"
@@ -115,4 +118,41 @@ TEST_CASE("gemm: AVX2 and AVX-512 agree bitwise", "[gemm]") {
     compute(g);
     CHECK(narrow.bytes == wide.bytes);
   }
+}
+
+TEST_CASE("gemm: in a narrow dtype it is that of the same numbers in f32, rounded once", "[gemm]") {
+  Settings settings;
+  set_gemm_bf16_unit(DotUnit::generic);  // not on a unit that sums in another order
+  for (const Isa set : supported()) {
+    set_isa(set);
+    for (const DType dtype : {DType::f16, DType::bf16, DType::f8e5m2}) {
+      for (const Layout layout :
+           {Layout::plain, Layout::a_turned, Layout::b_turned, Layout::both_turned, Layout::c_turned, Layout::spread}) {
+        for (const bool accumulate : {false, true}) {
+          constexpr std::int64_t m = 61, n = 131, k = 300, room = 2 * std::max({m * k, k * n, m * n}) + 512;
+          INFO(to_string(set) << " " << to_string(dtype) << " " << name(layout) << " accumulate " << accumulate);
+          const Data a(dtype, room, 1), b(dtype, room, 2), bias(dtype, n, 3);
+          const Data wide_a = a.converted(DType::f32), wide_b = b.converted(DType::f32);
+          const Data wide_bias = bias.converted(DType::f32);
+          Data c(dtype, room, 4), before(dtype, room, 5);
+          Data wide_c = c.converted(DType::f32), wide_before = before.converted(DType::f32);
+          GemmArgs g = plain(m, n, k, dtype);
+          set_layout(g, layout);
+          g.a = a.bytes.data(), g.b = b.bytes.data(), g.bias = bias.bytes.data();
+          g.c = c.bytes.data(), g.pre_activation = before.bytes.data();
+          g.activation = Activation::gelu_tanh;
+          g.accumulate = accumulate;
+          GemmArgs wide = g;
+          wide.dtype = wide.c_dtype = DType::f32;
+          wide.a = wide_a.bytes.data(), wide.b = wide_b.bytes.data(), wide.bias = wide_bias.bytes.data();
+          wide.c = wide_c.bytes.data(), wide.pre_activation = wide_before.bytes.data();
+          compute(g);
+          compute(wide);
+          CHECK(c.bytes == wide_c.converted(dtype).bytes);
+          CHECK(before.bytes == wide_before.converted(dtype).bytes);
+        }
+      }
+    }
+  }
+  set_gemm_bf16_unit(std::nullopt);
 }

@@ -45,10 +45,9 @@ Rows<T> load_rows(const AttentionProblem& p, const BackwardTiles<T>& tiles, cons
     run_panel<CopyRows, T>(queries, p.width, tiles.padded, static_cast<const T*>(x.data) + at, x.row, rows,
                            tiles.padded);
   } else {
+    kernels::load_rows(x.data, p.dtype, at, x.row, queries, p.width, rows, tiles.padded);
     for (std::int64_t w = 0; w < queries; ++w) {
-      T* const row = rows + w * tiles.padded;
-      load_elements(x.data, p.dtype, at + w * x.row, 1, row, p.width);
-      std::fill(row + p.width, row + tiles.padded, T(0));
+      std::fill(rows + w * tiles.padded + p.width, rows + (w + 1) * tiles.padded, T(0));
     }
   }
   return {rows, tiles.padded};
@@ -120,8 +119,8 @@ void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::i
   for (std::int64_t s = 0; s < args.keys; ++s) {
     T* const row = rows + s * padded;
     for (std::int64_t d = 0; d < args.width; ++d) row[d] *= factor;
-    store_elements(row, to.data, args.dtype, b * to.batch + s * to.row + h * to.head, 1, args.width);
   }
+  store_rows(rows, padded, to.data, args.dtype, b * to.batch + h * to.head, to.row, args.keys, args.width);
 }
 
 template <class T>

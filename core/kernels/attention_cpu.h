@@ -62,9 +62,7 @@ Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int
                   std::int64_t first, std::int64_t count, T* buffer) {
   const std::int64_t at = b * x.batch + first * x.row + h * x.head;
   if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
-  for (std::int64_t i = 0; i < count; ++i) {
-    load_elements(x.data, p.dtype, at + i * x.row, 1, buffer + i * p.width, p.width);
-  }
+  load_rows(x.data, p.dtype, at, x.row, count, p.width, buffer, p.width);
   return {buffer, p.width};
 }
 
@@ -79,9 +77,7 @@ void store_transposed(const AttentionProblem& p, const AttentionResult& x, std::
     return;
   }
   run_panel<Transpose, T>(p.width, queries, factor, tile, panel, buffer, p.width);
-  for (std::int64_t w = 0; w < queries; ++w) {
-    store_elements(buffer + w * p.width, x.data, p.dtype, at + w * x.row, 1, p.width);
-  }
+  store_rows(buffer, p.width, x.data, p.dtype, at, x.row, queries, p.width);
 }
 
 /// tile (D, panel) = factor x the transpose of rows (queries, D); zeros in the columns of queries that are not there.

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include <thimble/core/convert.h>
+#include <thimble/core/kernels/narrow_float.h>
 
 namespace thimble::kernels {
 
@@ -55,6 +56,42 @@ void store_elements(const T* from, void* data, DType dtype, std::int64_t element
 template <class T>
 void store_elements(const T* from, void* data, DType dtype, std::int64_t element, std::int64_t n) {
   store_elements(from, data, dtype, element, 1, n);
+}
+
+/// Rows of n elements: to[r to_stride + i] = data[element + r row_stride + i], converted to T.
+template <class T>
+void load_rows(const void* data, DType dtype, std::int64_t element, std::int64_t row_stride, std::int64_t rows,
+               std::int64_t n, T* to, std::int64_t to_stride) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (is_narrow(dtype)) {  // which loop it is, is asked once: rows may be short
+      const NarrowFloatLoops::Load load = narrow_float_loops(isa()).load(dtype);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        load(element_at(data, dtype, element + r * row_stride), to + r * to_stride, n);
+      }
+      return;
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r)
+    load_elements(data, dtype, element + r * row_stride, 1, to + r * to_stride, n);
+}
+
+/// data[element + r row_stride + i] = from[r from_stride + i], converted to the dtype.
+template <class T>
+void store_rows(const T* from, std::int64_t from_stride, void* data, DType dtype, std::int64_t element,
+                std::int64_t row_stride, std::int64_t rows, std::int64_t n) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (is_narrow(dtype)) {
+      const NarrowFloatLoops::Store store = narrow_float_loops(isa()).store(dtype);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        std::byte* const to = element_at(data, dtype, element + r * row_stride);
+        store(from + r * from_stride, to, n, Fp8Overflow::nonfinite);
+      }
+      return;
+    }
+  }
+  for (std::int64_t r = 0; r < rows; ++r) {
+    store_elements(from + r * from_stride, data, dtype, element + r * row_stride, n);
+  }
 }
 
 }  // namespace thimble::kernels

@@ -5,6 +5,7 @@
 
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/conv_execute.h>
+#include <thimble/core/kernels/variants.h>
 
 namespace thimble::kernels {
 namespace conv_detail {
@@ -66,27 +67,62 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
 namespace conv_cpu_detail {
 
 inline constexpr std::int64_t columns_at_once = 16;  // of a column sum; a cache line of floats
+inline constexpr std::int64_t max_columns_together = 8 * columns_at_once;
+
+/// sums[j] += element j of `count` in each of the rows, which lie `stride` elements apart.
+template <class T, class From>
+struct AddRows {
+  static constexpr std::int64_t rows_ahead = 8;  // whose lines are asked for: from row to row is a jump
+
+  static void run(const From* rows, std::int64_t stride, std::int64_t row_count, std::int64_t count,
+                  T* __restrict sums) noexcept {
+    for (std::int64_t i = 0; i < row_count; ++i) {
+      const From* __restrict const row = rows + i * stride;
+      const From* const later = row + rows_ahead * stride;
+      for (std::int64_t j = 0; j < count; j += 64 / static_cast<std::int64_t>(sizeof(From))) {
+        __builtin_prefetch(later + j);
+      }
+      for (std::int64_t j = 0; j < count; ++j) sums[j] += static_cast<T>(row[j]);
+    }
+  }
+};
+
+/// The same of elements of any dtype that computes in T, the first of them element `first` of `data`.
+template <class T>
+void add_rows(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t row_count,
+              std::int64_t count, T* sums) noexcept {
+  const auto add = [&](auto zero) {
+    using From = decltype(zero);
+    run_variant<AddRows<T, From>>(static_cast<const From*>(data) + first, stride, row_count, count, sums);
+  };
+  if (dtype == dtype_of<T>) return add(T{});
+  if constexpr (std::is_same_v<T, float>) {
+    if (dtype == DType::bf16) return add(bf16{});
+  }
+  T row[max_columns_together];
+  for (std::int64_t i = 0; i < row_count; ++i) {
+    load_elements(data, dtype, first + i * stride, 1, row, count);
+    for (std::int64_t j = 0; j < count; ++j) sums[j] += row[j];
+  }
+}
 
 /// Sums of columns [begin, end), in the order of accumulation of a matmul.
 template <class T>
 void sum_columns(const ColumnSumArgs& args, std::int64_t begin, std::int64_t end) noexcept {
-  constexpr std::int64_t chunk = 8 * columns_at_once;
-  T total[chunk], block[chunk], row[chunk];
+  constexpr std::int64_t chunk = max_columns_together;
+  T total[chunk], block[chunk];
   for (std::int64_t column = begin; column < end; column += chunk) {
     const std::int64_t count = std::min(chunk, end - column);
     for (std::int64_t start = 0; start < args.rows; start += gemm_detail::block_depth) {
       const std::int64_t stop = std::min(start + gemm_detail::block_depth, args.rows);
       std::fill(block, block + count, T{0});
-      for (std::int64_t i = start; i < stop; ++i) {
-        load_elements(args.in, args.dtype, i * args.columns + column, 1, row, count);
-        for (std::int64_t j = 0; j < count; ++j) block[j] += row[j];
-      }
+      add_rows(args.in, args.dtype, start * args.columns + column, args.columns, stop - start, count, block);
       for (std::int64_t j = 0; j < count; ++j) total[j] = start == 0 ? block[j] : total[j] + block[j];
     }
     if (args.rows == 0) std::fill(total, total + count, T{0});
     if (args.accumulate) {
-      load_elements(args.out, args.out_dtype, column, 1, row, count);
-      for (std::int64_t j = 0; j < count; ++j) total[j] += row[j];
+      load_elements(args.out, args.out_dtype, column, 1, block, count);
+      for (std::int64_t j = 0; j < count; ++j) total[j] += block[j];
     }
     store_elements(total, args.out, args.out_dtype, column, count);
   }

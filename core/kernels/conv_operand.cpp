@@ -329,19 +329,12 @@ void RightTurnedTaps<T>::pack(std::int64_t offset, std::int64_t column, std::int
     const std::int64_t x = taps_.first_w - tap % taps_.taps_w * taps_.step_w;
     return offset + filter * taps_.filter_stride + y * taps_.line_stride + x * taps_.tap_stride + column;
   };
-  if (taps_.dtype == dtype_of<T>) {
-    for (std::int64_t p = 0, count; p < depth; p += count) {
-      const std::int64_t tap = (k + p) / taps_.filters, filter = (k + p) % taps_.filters;
-      count = std::min(taps_.filters - filter, depth - p);
-      const T* const rows = static_cast<const T*>(taps_.weight) + element(tap, filter);
-      gemm_detail::copy_to_panels(rows, taps_.filter_stride, count, p, columns, panels);
-    }
-    return;
+  for (std::int64_t p = 0, count; p < depth; p += count) {
+    const std::int64_t tap = (k + p) / taps_.filters, filter = (k + p) % taps_.filters;
+    count = std::min(taps_.filters - filter, depth - p);
+    gemm_detail::copy_to_panels(taps_.weight, taps_.dtype, element(tap, filter), taps_.filter_stride, count, p, columns,
+                                panels);
   }
-  gemm_detail::pack_rows(columns, depth, panels, [&](std::int64_t p, std::int64_t j, std::int64_t count, T* row) {
-    const std::int64_t first = element((k + p) / taps_.filters, (k + p) % taps_.filters);
-    gemm_detail::read_row(taps_.weight, taps_.dtype, first + j, 1, count, row);
-  });
 }
 
 template class WindowReader<float>;

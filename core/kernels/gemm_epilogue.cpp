@@ -6,6 +6,7 @@
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
 #include <thimble/core/kernels/gemm_pack.h>
+#include <thimble/core/kernels/narrow_float.h>
 #include <thimble/core/ops/unary.h>
 
 namespace thimble::kernels::gemm_detail {
@@ -30,6 +31,15 @@ THIMBLE_ALWAYS_INLINE T plus(T a, T b) noexcept {
     return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
   } else {
     return a + b;
+  }
+}
+
+template <class To, class T>
+THIMBLE_ALWAYS_INLINE To narrowed(T value) noexcept {
+  if constexpr (std::is_same_v<To, bf16>) {
+    return bf16::from_bits(bf16_code(value));
+  } else {
+    return convert_value<To>(value);
   }
 }
 
@@ -85,7 +95,7 @@ template <class T, int width>
 class Finisher {
  public:
   THIMBLE_ALWAYS_INLINE Finisher(const Output<T>& output, const OutputTile& tile, T* values, int stride) noexcept
-      : output_(output), tile_(tile), values_(values), stride_(stride), is_typed_(output.dtype == dtype_of<T>) {
+      : output_(output), tile_(tile), values_(values), stride_(stride) {
     RowCursor cursor(output.rows, tile.row);
     for (int r = 0; r < tile.rows; ++r, cursor.advance()) {
       offsets_[r] = tile.c_offset + cursor.offset() + tile.column * output.column_stride;
@@ -96,15 +106,11 @@ class Finisher {
   }
 
   THIMBLE_ALWAYS_INLINE void run() noexcept {
-    if (is_typed_ && output_.column_stride == 1) {
-      for (int r = 0; r < tile_.rows; ++r) {
-        scale(row(r), r);
-        if (output_.pre_activation != nullptr) put(row(r), output_.pre_activation, r);
-        activate(output_.activation, row(r), columns());
-        if (output_.accumulate) add_there(row(r), r);
-        put(row(r), output_.c, r);
+    if (output_.column_stride == 1) {
+      if (output_.dtype == dtype_of<T>) return run_rows<T>();
+      if constexpr (std::is_same_v<T, float>) {
+        if (output_.dtype == DType::bf16) return run_rows<bf16>();
       }
-      return;
     }
     for (int r = 0; r < tile_.rows; ++r) scale(row(r), r);
     if (output_.pre_activation != nullptr) store(output_.pre_activation);
@@ -119,9 +125,25 @@ class Finisher {
   THIMBLE_ALWAYS_INLINE int columns() const noexcept { return width != 0 ? width : tile_.columns; }
   THIMBLE_ALWAYS_INLINE T* row(int r) const noexcept { return values_ + r * stride_; }
 
-  /// A row of T to where rows of T lie.
-  THIMBLE_ALWAYS_INLINE void put(const T* values, void* base, int r) const noexcept {
-    std::memcpy(static_cast<T*>(base) + offsets_[r], values, static_cast<std::size_t>(columns()) * sizeof(T));
+  /// Row by row, where rows of `To` lie.
+  template <class To>
+  THIMBLE_ALWAYS_INLINE void run_rows() noexcept {
+    for (int r = 0; r < tile_.rows; ++r) {
+      T* __restrict const values = row(r);
+      To* __restrict const there = static_cast<To*>(output_.c) + offsets_[r];
+      scale(values, r);
+      if (output_.pre_activation != nullptr) put(values, static_cast<To*>(output_.pre_activation) + offsets_[r]);
+      activate(output_.activation, values, columns());
+      if (output_.accumulate) {
+        for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], static_cast<T>(there[i]));
+      }
+      put(values, there);
+    }
+  }
+
+  template <class To>
+  THIMBLE_ALWAYS_INLINE void put(const T* __restrict values, To* __restrict there) const noexcept {
+    for (int i = 0; i < columns(); ++i) there[i] = narrowed<To>(values[i]);
   }
 
   THIMBLE_ALWAYS_INLINE void scale(T* __restrict values, int r) const noexcept {
@@ -137,11 +159,6 @@ class Finisher {
   }
 
   THIMBLE_ALWAYS_INLINE void add_there(T* __restrict values, int r) const noexcept {
-    if (is_typed_ && output_.column_stride == 1) {
-      const T* __restrict there = static_cast<const T*>(output_.c) + offsets_[r];
-      for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], there[i]);
-      return;
-    }
     T there[max_columns];
     load_elements(output_.c, output_.dtype, offsets_[r], output_.column_stride, there, columns());
     for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], there[i]);
@@ -181,7 +198,6 @@ class Finisher {
   const OutputTile& tile_;
   T* values_;
   int stride_;
-  bool is_typed_;
   std::int64_t offsets_[max_columns];
   alignas(64) T bias_[max_columns];
 };
@@ -216,11 +232,13 @@ void finish_generic(const Output<T>& output, const OutputTile& tile, T* accumula
 }
 #if defined(__x86_64__)
 template <class T>
-THIMBLE_TARGET_AVX2 void finish_avx2(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
+THIMBLE_TARGET_AVX2 __attribute__((flatten)) void finish_avx2(const Output<T>& output, const OutputTile& tile,
+                                                              T* accumulators, int stride) {
   finish_body<T, 64 / sizeof(T)>(output, tile, accumulators, stride);
 }
 template <class T>
-THIMBLE_TARGET_AVX512 void finish_avx512(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
+THIMBLE_TARGET_AVX512 __attribute__((flatten)) void finish_avx512(const Output<T>& output, const OutputTile& tile,
+                                                                  T* accumulators, int stride) {
   finish_body<T, (std::is_integral_v<T> ? 128 : 192) / sizeof(T)>(output, tile, accumulators, stride);
 }
 #endif

@@ -1,6 +1,9 @@
 #include <thimble/core/kernels/gemm_operand.h>
 
 #include <algorithm>
+#include <type_traits>
+
+#include <thimble/core/kernels/compute.h>
 
 namespace thimble::kernels::gemm_detail {
 
@@ -21,18 +24,16 @@ LeftBlock<T> LeftMatrix<T>::open(std::int64_t offset, std::int64_t row, std::int
   }
   if (has_rows_together()) {
     const Panels<T> panels{scratch, panel_rows, panel_stride(depth, panel_rows, line_elements<T>)};
-    if (view_.dtype == dtype_of<T>) {
-      copy_to_panels(static_cast<const T*>(view_.data) + first, view_.column_stride, depth, 0, rows, panels);
-    } else {
-      pack_rows(rows, depth, panels, [&](std::int64_t p, std::int64_t r, std::int64_t count, T* out) {
-        read_row(view_.data, view_.dtype, first + p * view_.column_stride + r, 1, count, out);
-      });
-    }
+    copy_to_panels(view_.data, view_.dtype, first, view_.column_stride, depth, 0, rows, panels);
     return plain_block<T>(scratch, panels.stride, 1, panel_rows, depth);
   }
   constexpr std::int64_t stride = scratch_row_stride<T>;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    read_row(view_.data, view_.dtype, first + r * view_.row_stride, view_.column_stride, depth, scratch + r * stride);
+  if (view_.column_stride == 1) {
+    load_rows(view_.data, view_.dtype, first, view_.row_stride, rows, depth, scratch, stride);
+  } else {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      read_row(view_.data, view_.dtype, first + r * view_.row_stride, view_.column_stride, depth, scratch + r * stride);
+    }
   }
   return plain_block<T>(scratch, panel_rows * stride, stride, 1, depth);
 }
@@ -40,12 +41,11 @@ LeftBlock<T> LeftMatrix<T>::open(std::int64_t offset, std::int64_t row, std::int
 template <class T>
 Lines LeftMatrix<T>::lines(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
                            std::int64_t depth) const noexcept {
-  if (view_.dtype != dtype_of<T> || (view_.column_stride != 1 && view_.row_stride != 1)) return {};
-  const auto lines_of = [](std::int64_t elements) { return (elements + line_elements<T> - 1) / line_elements<T>; };
-  constexpr std::int64_t bytes = sizeof(T);
-  const T* const first = static_cast<const T*>(view_.data) + offset + row * view_.row_stride + k * view_.column_stride;
-  const auto* const at = reinterpret_cast<const std::byte*>(first);
-  if (is_in_place()) return {{at, view_.row_stride * bytes, rows}, lines_of(depth)};
+  if (view_.column_stride != 1 && view_.row_stride != 1) return {};
+  const auto bytes = static_cast<std::int64_t>(size_of(view_.dtype));
+  const auto lines_of = [bytes](std::int64_t elements) { return (elements * bytes + 63) / 64; };
+  const auto* const at = element_at(view_.data, view_.dtype, offset + row * view_.row_stride + k * view_.column_stride);
+  if (view_.column_stride == 1) return {{at, view_.row_stride * bytes, rows}, lines_of(depth)};
   return {{at, view_.column_stride * bytes, depth}, lines_of(rows)};
 }
 
@@ -61,8 +61,8 @@ void RightMatrix<T>::pack(std::int64_t offset, std::int64_t column, std::int64_t
   const std::int64_t first = offset + k * view_.row_stride + column * view_.column_stride;
   if (view_.column_stride != 1 && (view_.row_stride == 1 || depth == 1)) {
     pack_columns(first, columns, depth, panels);
-  } else if (view_.column_stride == 1 && view_.dtype == dtype_of<T>) {
-    copy_to_panels(static_cast<const T*>(view_.data) + first, view_.row_stride, depth, 0, columns, panels);
+  } else if (view_.column_stride == 1) {
+    copy_to_panels(view_.data, view_.dtype, first, view_.row_stride, depth, 0, columns, panels);
   } else {
     pack_rows(columns, depth, panels, [&](std::int64_t p, std::int64_t j, std::int64_t count, T* row) {
       read_row(view_.data, view_.dtype, first + p * view_.row_stride + j * view_.column_stride, view_.column_stride,
@@ -89,11 +89,16 @@ void RightMatrix<T>::pack_columns(std::int64_t first, std::int64_t columns, std:
                    out + c, width);
         continue;
       }
+      if constexpr (std::is_same_v<T, float>) {
+        if (view_.dtype == DType::bf16) {
+          transpose_bf16_(static_cast<const bf16*>(view_.data) + start, view_.column_stride, piece_count,
+                          static_cast<int>(depth), out + c, width);
+          continue;
+        }
+      }
       for (std::int64_t p = 0; p < depth; p += piece_depth) {
         const std::int64_t length = std::min<std::int64_t>(piece_depth, depth - p);
-        for (int i = 0; i < piece_count; ++i) {
-          read_row(view_.data, view_.dtype, start + i * view_.column_stride + p, 1, length, piece + i * piece_depth);
-        }
+        load_rows(view_.data, view_.dtype, start + p, view_.column_stride, piece_count, length, piece, piece_depth);
         transpose_(piece, piece_depth, piece_count, static_cast<int>(length), out + p * width + c, width);
       }
     }

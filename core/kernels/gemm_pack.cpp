@@ -14,21 +14,29 @@
 namespace thimble::kernels::gemm_detail {
 namespace pack_detail {
 
-template <class T>
-void transpose_plain(const T* in, std::int64_t in_stride, int rows, int depth, T* out, std::int64_t out_stride) {
+template <class T, class From>
+void transpose_plain(const From* in, std::int64_t in_stride, int rows, int depth, T* out, std::int64_t out_stride) {
   for (int p = 0; p < depth; ++p) {
-    for (int r = 0; r < rows; ++r) out[p * out_stride + r] = in[r * in_stride + p];
+    for (int r = 0; r < rows; ++r) out[p * out_stride + r] = static_cast<T>(in[r * in_stride + p]);
   }
 }
 
 #if defined(__x86_64__)
 
-/// 8 x 8 floats in registers: pairs, then quadruples, then halves are exchanged.
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void transpose_8x8(const float* in, std::int64_t in_stride, float* out,
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load_8(const float* from) { return _mm256_loadu_ps(from); }
+
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load_8(const bf16* from) {
+  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
+}
+
+/// 8 x 8 elements in registers: pairs, then quadruples, then halves are exchanged.
+template <class From>
+THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std::int64_t in_stride, float* out,
                                                              std::int64_t out_stride) {
   __m256 row[8], pair[8], quad[8];
 #pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) row[i] = _mm256_loadu_ps(in + i * in_stride);
+  for (int i = 0; i < 8; ++i) row[i] = load_8(in + i * in_stride);
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
     pair[i] = _mm256_unpacklo_ps(row[i], row[i + 1]);
@@ -48,7 +56,8 @@ THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void transpose_8x8(const float* in, st
   }
 }
 
-THIMBLE_TARGET_AVX2 void transpose_avx2(const float* in, std::int64_t in_stride, int rows, int depth, float* out,
+template <class From>
+THIMBLE_TARGET_AVX2 void transpose_avx2(const From* in, std::int64_t in_stride, int rows, int depth, float* out,
                                         std::int64_t out_stride) {
   const int whole_rows = rows / 8 * 8;
   const int whole_depth = depth / 8 * 8;
@@ -64,29 +73,33 @@ THIMBLE_TARGET_AVX2 void transpose_avx2(const float* in, std::int64_t in_stride,
 
 #endif
 
-/// Whole panels are copied with constant sizes, which become a few vector moves each.
-template <class T>
+/// Whole panels are copied with constant sizes, which become a few vector moves each, and are converted on the way.
+template <class T, class From>
 struct CopyToPanels {
   static constexpr std::int64_t rows_ahead = 4;  // whose lines are asked for: rows are too short for the machine to see
 
   template <int width>
-  static THIMBLE_ALWAYS_INLINE void copy(const T* rows, std::int64_t row_stride, std::int64_t row_count,
+  static THIMBLE_ALWAYS_INLINE void copy(const From* rows, std::int64_t row_stride, std::int64_t row_count,
                                          std::int64_t columns, T* out, std::int64_t panel_stride) noexcept {
     for (std::int64_t i = 0; i < row_count; ++i) {
-      const T* row = rows + i * row_stride;
-      T* to = out + i * width;
-      const T* const later = row + rows_ahead * row_stride;
+      const From* row = rows + i * row_stride;
+      T* __restrict to = out + i * width;
+      const From* const later = row + rows_ahead * row_stride;
       std::int64_t j = 0;
       for (; j + width <= columns; j += width, to += panel_stride) {
-        for (int c = 0; c < width; c += line_elements<T>) __builtin_prefetch(later + j + c);
-        std::memcpy(to, row + j, width * sizeof(T));
+        for (int c = 0; c < width; c += line_elements<From>) __builtin_prefetch(later + j + c);
+        if constexpr (std::is_same_v<T, From>) {
+          std::memcpy(to, row + j, width * sizeof(T));
+        } else {
+          for (int c = 0; c < width; ++c) to[c] = static_cast<T>(row[j + c]);
+        }
       }
       if (j == columns) continue;
-      for (int c = 0; c < width; ++c) to[c] = j + c < columns ? row[j + c] : T{0};
+      for (int c = 0; c < width; ++c) to[c] = j + c < columns ? static_cast<T>(row[j + c]) : T{0};
     }
   }
 
-  static void run(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t columns, int width,
+  static void run(const From* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t columns, int width,
                   T* out, std::int64_t panel_stride) noexcept {
     switch (width) {  // rows and columns of all microtiles
       case 4:
@@ -109,6 +122,13 @@ struct CopyToPanels {
   }
 };
 
+template <class T, class From>
+void copy_from(const From* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p, std::int64_t columns,
+               const Panels<T>& panels) noexcept {
+  run_variant<CopyToPanels<T, From>>(rows, row_stride, row_count, columns, panels.width, panels.data + p * panels.width,
+                                     panels.stride);
+}
+
 }  // namespace pack_detail
 
 template <class T>
@@ -121,34 +141,58 @@ void read_row(const void* data, DType dtype, std::int64_t first, std::int64_t st
   }
 }
 
-template <class T>
-Transpose<T> transpose([[maybe_unused]] Isa isa) noexcept {
+template <class T, class From>
+Transpose<T, From> transpose([[maybe_unused]] Isa isa) noexcept {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, float>) {
-    if (isa != Isa::generic) return pack_detail::transpose_avx2;
+    if (isa != Isa::generic) return pack_detail::transpose_avx2<From>;
   }
 #endif
-  return pack_detail::transpose_plain<T>;
+  return pack_detail::transpose_plain<T, From>;
 }
 
 template <class T>
 void copy_to_panels(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p,
                     std::int64_t columns, const Panels<T>& panels) noexcept {
-  run_variant<pack_detail::CopyToPanels<T>>(rows, row_stride, row_count, columns, panels.width,
-                                            panels.data + p * panels.width, panels.stride);
+  pack_detail::copy_from(rows, row_stride, row_count, p, columns, panels);
 }
 
+template <class T>
+void copy_to_panels(const void* data, DType dtype, std::int64_t first, std::int64_t row_stride, std::int64_t row_count,
+                    std::int64_t p, std::int64_t columns, const Panels<T>& panels) noexcept {
+  const auto copy = [&](auto zero) {
+    const auto* const rows = static_cast<const decltype(zero)*>(data) + first;
+    pack_detail::copy_from(rows, row_stride, row_count, p, columns, panels);
+  };
+  if (dtype == dtype_of<T>) return copy(T{});
+  if constexpr (std::is_same_v<T, float>) {
+    if (dtype == DType::bf16) return copy(bf16{});
+    if (dtype == DType::f16) return copy(f16{});
+  }
+  const Panels<T> below{panels.data + p * panels.width, panels.width, panels.stride};
+  pack_rows(columns, row_count, below, [&](std::int64_t i, std::int64_t j, std::int64_t count, T* row) {
+    read_row(data, dtype, first + i * row_stride + j, 1, count, row);
+  });
+}
+
+template Transpose<float, bf16> transpose<float, bf16>(Isa) noexcept;
 template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, float*) noexcept;
 template Transpose<float> transpose<float>(Isa) noexcept;
 template void copy_to_panels(const float*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             const Panels<float>&) noexcept;
+template void copy_to_panels(const void*, DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                              const Panels<float>&) noexcept;
 template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, double*) noexcept;
 template Transpose<double> transpose<double>(Isa) noexcept;
 template void copy_to_panels(const double*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                              const Panels<double>&) noexcept;
+template void copy_to_panels(const void*, DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             const Panels<double>&) noexcept;
 template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t*) noexcept;
 template Transpose<std::int64_t> transpose<std::int64_t>(Isa) noexcept;
 template void copy_to_panels(const std::int64_t*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
+                             const Panels<std::int64_t>&) noexcept;
+template void copy_to_panels(const void*, DType, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t,
                              const Panels<std::int64_t>&) noexcept;
 
 }  // namespace thimble::kernels::gemm_detail

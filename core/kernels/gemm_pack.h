@@ -28,11 +28,12 @@ template <class T>
 void read_row(const void* data, DType dtype, std::int64_t first, std::int64_t stride, std::int64_t count,
               T* out) noexcept;
 
-/// Transposes rows of `depth` elements: out[p * out_stride + r] = in[r * in_stride + p].
-template <class T>
-using Transpose = void (*)(const T* in, std::int64_t in_stride, int rows, int depth, T* out, std::int64_t out_stride);
-template <class T>
-Transpose<T> transpose(Isa isa) noexcept;
+/// Transposes rows of `depth` elements: out[p * out_stride + r] = in[r * in_stride + p], converted to T.
+template <class T, class From = T>
+using Transpose = void (*)(const From* in, std::int64_t in_stride, int rows, int depth, T* out,
+                           std::int64_t out_stride);
+template <class T, class From = T>
+Transpose<T, From> transpose(Isa isa) noexcept;
 
 /// Where a block goes: into panels of `width` columns, the last of which is filled up with zeros.
 template <class T>
@@ -46,6 +47,11 @@ struct Panels {
 template <class T>
 void copy_to_panels(const T* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p,
                     std::int64_t columns, const Panels<T>& panels) noexcept;
+
+/// The same of elements of any dtype that computes in T, row p + i from element first + i * row_stride of `data`.
+template <class T>
+void copy_to_panels(const void* data, DType dtype, std::int64_t first, std::int64_t row_stride, std::int64_t row_count,
+                    std::int64_t p, std::int64_t columns, const Panels<T>& panels) noexcept;
 
 /// Packs a block of rows that fill(p, column, count, out) makes, p < depth.
 template <class T, class Fill>

@@ -12,9 +12,9 @@ inline constexpr std::int64_t right_block_bytes = 400 * 1024;
 inline constexpr std::int64_t right_kept_bytes = 1024 * 1024;
 inline constexpr std::int64_t scratch_bytes = 512 * 1024;
 
-// Rows of a left operand that are copied at a time: whole microtiles of every instruction set, whole cache lines of
-// rows that lie together, and little enough for the first-level cache.
-inline constexpr std::int64_t copied_rows = 48;
+// Rows of a left operand that are copied at a time: whole microtiles of every instruction set, and little enough for
+// half of the first-level cache, which the right operand's panels pass through too.
+inline constexpr std::int64_t copied_rows = 24;
 
 // Up to this m, reading the right operand's rows where they lie beats packing them: measured on 16 shapes.
 inline constexpr std::int64_t most_rows_in_place = 512;
