@@ -99,10 +99,12 @@ void add_rows(const void* data, DType dtype, std::int64_t first, std::int64_t st
   if constexpr (std::is_same_v<T, float>) {
     if (dtype == DType::bf16) return add(bf16{});
   }
-  T row[max_columns_together];
-  for (std::int64_t i = 0; i < row_count; ++i) {
-    load_elements(data, dtype, first + i * stride, 1, row, count);
-    for (std::int64_t j = 0; j < count; ++j) sums[j] += row[j];
+  constexpr std::int64_t most = 8;
+  T rows[most * max_columns_together];
+  for (std::int64_t i = 0; i < row_count; i += most) {
+    const std::int64_t some = std::min(most, row_count - i);
+    load_rows(data, dtype, first + i * stride, stride, some, count, rows, count);
+    run_variant<AddRows<T, T>>(static_cast<const T*>(rows), count, some, count, sums);
   }
 }
 

@@ -110,6 +110,7 @@ class Finisher {
       if (output_.dtype == dtype_of<T>) return run_rows<T>();
       if constexpr (std::is_same_v<T, float>) {
         if (output_.dtype == DType::bf16) return run_rows<bf16>();
+        if (is_narrow(output_.dtype)) return run_narrow_rows();
       }
     }
     for (int r = 0; r < tile_.rows; ++r) scale(row(r), r);
@@ -141,6 +142,29 @@ class Finisher {
     }
   }
 
+  /// The same for rows that a loop of the narrow formats stores.
+  THIMBLE_ALWAYS_INLINE void run_narrow_rows() noexcept {
+    const NarrowFloatLoops& loops = narrow_float_loops(isa());
+    const auto load = loops.load(output_.dtype);
+    const auto store = loops.store(output_.dtype);
+    T there[max_columns];
+    for (int r = 0; r < tile_.rows; ++r) {
+      T* const values = row(r);
+      scale(values, r);
+      if (output_.pre_activation != nullptr) {
+        store(values, element_at(output_.pre_activation, output_.dtype, offsets_[r]), columns(),
+              Fp8Overflow::nonfinite);
+      }
+      activate(output_.activation, values, columns());
+      std::byte* const to = element_at(output_.c, output_.dtype, offsets_[r]);
+      if (output_.accumulate) {
+        load(to, there, columns());
+        for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], there[i]);
+      }
+      store(values, to, columns(), Fp8Overflow::nonfinite);
+    }
+  }
+
   template <class To>
   THIMBLE_ALWAYS_INLINE void put(const T* __restrict values, To* __restrict there) const noexcept {
     for (int i = 0; i < columns(); ++i) there[i] = narrowed<To>(values[i]);
@@ -164,33 +188,9 @@ class Finisher {
     for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], there[i]);
   }
 
-  /// Converted as a whole where rows are contiguous: the loops that convert like to be long.
   void store(void* base) const noexcept {
-    if (output_.column_stride != 1) {
-      for (int r = 0; r < tile_.rows; ++r) store_strided(row(r), base, offsets_[r]);
-      return;
-    }
-    const std::size_t row_bytes = static_cast<std::size_t>(columns()) * size_of(output_.dtype);
-    alignas(64) T compact[max_columns * max_tile_rows];
-    alignas(64) std::byte converted[sizeof(compact) / sizeof(T) * sizeof(double)];
     for (int r = 0; r < tile_.rows; ++r) {
-      std::memcpy(compact + r * columns(), row(r), static_cast<std::size_t>(columns()) * sizeof(T));
-    }
-    store_elements(compact, converted, output_.dtype, 0, tile_.rows * columns());
-    for (int r = 0; r < tile_.rows; ++r) {
-      std::memcpy(element_at(base, output_.dtype, offsets_[r]), converted + static_cast<std::size_t>(r) * row_bytes,
-                  row_bytes);
-    }
-  }
-
-  void store_strided(const T* values, void* base, std::int64_t first) const noexcept {
-    std::byte* const to = element_at(base, output_.dtype, first);
-    if constexpr (std::is_same_v<T, float>) {
-      store_f32(values, to, output_.dtype, output_.column_stride, columns());
-    } else if constexpr (std::is_same_v<T, double>) {
-      store_f64(values, to, output_.dtype, output_.column_stride, columns());
-    } else {
-      store_i64(values, to, output_.dtype, output_.column_stride, columns());
+      store_elements(row(r), base, output_.dtype, offsets_[r], output_.column_stride, columns());
     }
   }
 

@@ -73,8 +73,35 @@ THIMBLE_TARGET_AVX2 void transpose_avx2(const From* in, std::int64_t in_stride, 
 
 #endif
 
-/// Whole panels are copied with constant sizes, which become a few vector moves each, and are converted on the way.
+/// `width` elements of a row, converted.
 template <class T, class From>
+struct Convert {
+  template <int width>
+  static THIMBLE_ALWAYS_INLINE void run(const From* __restrict row, T* __restrict to) noexcept {
+    if constexpr (std::is_same_v<T, From>) {
+      std::memcpy(to, row, width * sizeof(T));
+    } else {
+      for (int c = 0; c < width; ++c) to[c] = static_cast<T>(row[c]);
+    }
+  }
+};
+
+#if defined(__x86_64__)
+/// f16 by the processor's own conversion, which keeps every value and the payload of a NaN as the codec does.
+struct ConvertF16 {
+  template <int width>
+  THIMBLE_TARGET_AVX512 static void run(const f16* row, float* to) noexcept {
+    if constexpr (width % 8 != 0) return Convert<float, f16>::run<width>(row, to);
+    for (int c = 0; c < width; c += 8) {
+      const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + c));
+      _mm256_storeu_ps(to + c, _mm256_maskz_cvtph_ps(0xFF, codes));
+    }
+  }
+};
+#endif
+
+/// Whole panels are copied with constant sizes, which become a few vector moves each, and are converted on the way.
+template <class T, class From, class Move = Convert<T, From>>
 struct CopyToPanels {
   static constexpr std::int64_t rows_ahead = 4;  // whose lines are asked for: rows are too short for the machine to see
 
@@ -88,11 +115,7 @@ struct CopyToPanels {
       std::int64_t j = 0;
       for (; j + width <= columns; j += width, to += panel_stride) {
         for (int c = 0; c < width; c += line_elements<From>) __builtin_prefetch(later + j + c);
-        if constexpr (std::is_same_v<T, From>) {
-          std::memcpy(to, row + j, width * sizeof(T));
-        } else {
-          for (int c = 0; c < width; ++c) to[c] = static_cast<T>(row[j + c]);
-        }
+        Move::template run<width>(row + j, to);
       }
       if (j == columns) continue;
       for (int c = 0; c < width; ++c) to[c] = j + c < columns ? static_cast<T>(row[j + c]) : T{0};
@@ -125,6 +148,14 @@ struct CopyToPanels {
 template <class T, class From>
 void copy_from(const From* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p, std::int64_t columns,
                const Panels<T>& panels) noexcept {
+#if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<From, f16>) {
+    if (isa() == Isa::avx512) {
+      return variants_detail::run_avx512<CopyToPanels<T, From, ConvertF16>>(
+          rows, row_stride, row_count, columns, panels.width, panels.data + p * panels.width, panels.stride);
+    }
+  }
+#endif
   run_variant<CopyToPanels<T, From>>(rows, row_stride, row_count, columns, panels.width, panels.data + p * panels.width,
                                      panels.stride);
 }
