@@ -24,12 +24,19 @@ struct StretchMoments {
   double* moments;
 
   THIMBLE_DEVICE Moments block(std::int64_t first, std::int64_t rows) const {
+    Moments moments_of;
+    visit_met<T>(dtype, [&]<class S>() { moments_of = block_of(static_cast<const S*>(x) + first, rows); });
+    return moments_of;
+  }
+
+  template <class S>
+  THIMBLE_DEVICE Moments block_of(const S* first, std::int64_t rows) const {
     T shift = 0;
-    for (std::int64_t r = 0; r < rows; ++r) shift += load<T>(x, dtype, first + r * grid.channels);
+    for (std::int64_t r = 0; r < rows; ++r) shift += convert_value<T>(first[r * grid.channels]);
     shift /= static_cast<T>(rows);
     T sum = 0, squares = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
-      const T d = load<T>(x, dtype, first + r * grid.channels) - shift;
+      const T d = convert_value<T>(first[r * grid.channels]) - shift;
       sum += d;
       squares += d * d;
     }
@@ -125,10 +132,9 @@ struct Normalize {
 
   THIMBLE_DEVICE T value(std::int64_t at) const {
     const std::int64_t row = at / channels;
-    T n = all.normalize(row / rows * channels + at % channels, load<T>(x, dtype, at));
-    if (tail == NormTail::add_relu) n = rounded(dtype, n) + load<T>(residual, dtype, at);
-    n = rounded(dtype, n);
-    return tail != NormTail::none && n < T(0) ? T(0) : n;
+    const T n = all.normalize(row / rows * channels + at % channels, load<T>(x, dtype, at));
+    const T other = tail == NormTail::add_relu ? load<T>(residual, dtype, at) : T(0);
+    return with_tail(tail, n, other, [&](T v) { return rounded(dtype, v); });
   }
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     unsigned bits = 0;
@@ -139,6 +145,37 @@ struct Normalize {
       store<T>(y, dtype, at, n);
       bits |= (n > T(0) ? 1u : 0u) << bit;
     }
+    if (mask) mask[i] = static_cast<std::uint8_t>(bits);
+  }
+};
+
+// The same for rows in eights.
+template <class S>
+struct NormalizeEights {
+  EightGrid grid;
+  NormTail tail;
+  Coefficients<float> all;
+  const S* x;
+  const S* residual;
+  S* y;
+  std::uint8_t* mask;
+
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t at = grid.coefficient(i);
+    const Eight<float> centre = eight_at(all.more(0), at), scale = eight_at(all.more(1), at),
+                       offset = eight_at(all.more(2), at);
+    const Eight<S> from = eight_at(x, 8 * i);
+    Eight<S> other{}, to;
+    if (tail == NormTail::add_relu) other = eight_at(residual, 8 * i);
+    unsigned bits = 0;
+    for (int e = 0; e < 8; ++e) {
+      const float n = (convert_value<float>(from.values[e]) - centre.values[e]) * scale.values[e] + offset.values[e];
+      const float kept = with_tail(tail, n, convert_value<float>(other.values[e]),
+                                   [](float v) { return convert_value<float>(convert_value<S>(v)); });
+      to.values[e] = convert_value<S>(kept);
+      bits |= (kept > 0 ? 1u : 0u) << e;
+    }
+    *reinterpret_cast<Eight<S>*>(y + 8 * i) = to;
     if (mask) mask[i] = static_cast<std::uint8_t>(bits);
   }
 };
@@ -155,6 +192,13 @@ void forward(const ChannelNormArgs& args) {
                            static_cast<T*>(args.rstd), args.running_mean, args.running_var, args.running_dtype});
   }
   const Coefficients<T> all = fill_coefficients<T>(args);
+  const bool is_done =
+      in_eights<T>(args, {args.x, args.residual, args.y, args.coefficients}, [&]<class S>(EightGrid grid, auto eights) {
+        for_each_item(eights, NormalizeEights<S>{grid, args.tail, Coefficients<float>(args.coefficients, all.count),
+                                                 static_cast<const S*>(args.x), static_cast<const S*>(args.residual),
+                                                 static_cast<S*>(args.y), args.mask});
+      });
+  if (is_done) return;
   const std::int64_t elements = args.instances * args.rows * args.channels;
   for_each_item((elements + 7) / 8, Normalize<T>{args.rows, args.channels, elements, args.dtype, args.tail, all, args.x,
                                                  args.residual, args.y, args.mask});

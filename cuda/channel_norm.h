@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <type_traits>
 
 #include <thimble/core/kernels/norm.h>
 #include <thimble/cuda/element.h>
@@ -49,6 +51,21 @@ struct Coefficients {
   THIMBLE_DEVICE T* more(int array) const { return centre + array * count; }
 };
 
+/// What follows n = (x - centre) scale + offset; `round` gives a value as the dtype can hold it.
+template <class T, class Round>
+THIMBLE_DEVICE inline T with_tail(NormTail tail, T n, T residual, Round&& round) {
+  if (tail == NormTail::add_relu) n = round(n) + residual;
+  n = round(n);
+  return tail != NormTail::none && n < T(0) ? T(0) : n;
+}
+
+/// dx of an element whose gradient before the tail is g and whose distance to the centre is d; `part` and `product` are
+/// what goes through the statistics.
+template <class T>
+THIMBLE_DEVICE inline T input_gradient(T g, T scale, T d, T part, T product) {
+  return scale * g - (part + d * product);
+}
+
 template <class T>
 struct FillCoefficients {
   Coefficients<T> all;
@@ -73,6 +90,47 @@ Coefficients<T> fill_coefficients(const Args& args) {
                                            static_cast<const T*>(args.rstd), static_cast<const T*>(args.weight),
                                            static_cast<const T*>(args.bias)});
   return all;
+}
+
+/// Eight neighbouring elements in words of 16 bytes.
+template <class S>
+struct alignas(16) Eight {
+  S values[8];
+};
+template <class S>
+THIMBLE_DEVICE inline Eight<S> eight_at(const S* from, std::int64_t at) {
+  return *reinterpret_cast<const Eight<S>*>(from + at);
+}
+
+/// Elements in eights: rows are a whole number of them, and there are few enough for cheap divisions.
+struct EightGrid {
+  std::uint32_t instances, rows, parts;  // eights of a row
+
+  /// The first of an eight's coefficients.
+  THIMBLE_DEVICE std::int64_t coefficient(std::int64_t i) const {
+    const std::uint32_t at = static_cast<std::uint32_t>(i), row = at / parts;
+    const std::uint32_t instance = instances == 1 ? 0 : row / rows;
+    return std::int64_t{8} * (std::int64_t{instance} * parts + (at - row * parts));
+  }
+};
+
+/// f.template operator()<S>(grid, eights) where a kernel can take elements of S in eights: T is float, S f32, f16 or
+/// bf16, rows are a multiple of 8 channels, and every operand (null: none) is aligned to 16 bytes. False: it cannot.
+template <class T, class Args, class F>
+bool in_eights([[maybe_unused]] const Args& args, [[maybe_unused]] std::initializer_list<const void*> operands,
+               [[maybe_unused]] F&& f) {
+  if constexpr (std::is_same_v<T, float>) {
+    const std::int64_t eights = args.instances * args.rows * args.channels / 8;
+    std::uintptr_t addresses = 0;
+    for (const void* const operand : operands) addresses |= reinterpret_cast<std::uintptr_t>(operand);
+    if (args.channels % 8 != 0 || addresses % 16 != 0 || eights > std::int64_t{UINT32_MAX}) return false;
+    const EightGrid grid{static_cast<std::uint32_t>(args.instances), static_cast<std::uint32_t>(args.rows),
+                         static_cast<std::uint32_t>(args.channels / 8)};
+    if (args.dtype == DType::f32) return f.template operator()<float>(grid, eights), true;
+    if (args.dtype == DType::bf16) return f.template operator()<bf16>(grid, eights), true;
+    if (args.dtype == DType::f16) return f.template operator()<f16>(grid, eights), true;
+  }
+  return false;
 }
 
 /// A value as the dtype can hold it.

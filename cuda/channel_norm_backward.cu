@@ -17,11 +17,13 @@ struct BeforeTail {
   const void* x;
   const void* dy;
   const std::uint8_t* mask;
-  THIMBLE_DEVICE T operator()(std::int64_t at, std::int64_t coefficient) const {
-    const T g = load<T>(dy, dtype, at);
+  template <class S>
+  THIMBLE_DEVICE T of(std::int64_t at, std::int64_t coefficient) const {
+    const T g = convert_value<T>(static_cast<const S*>(dy)[at]);
     if (tail == NormTail::none) return g;
     if (tail == NormTail::add_relu) return (mask[at / 8] >> (at % 8)) & 1u ? g : T(0);
-    return rounded(dtype, all.normalize(coefficient, load<T>(x, dtype, at))) > T(0) ? g : T(0);
+    const T n = all.normalize(coefficient, convert_value<T>(static_cast<const S*>(x)[at]));
+    return convert_value<T>(convert_value<S>(n)) > T(0) ? g : T(0);
   }
 };
 
@@ -53,12 +55,15 @@ struct StretchSums {
         if (is_there && begin < place.end) {
           const std::int64_t end = begin + channel_norm_block < place.end ? begin + channel_norm_block : place.end;
           T sum = 0, product = 0;
-          for (std::int64_t r = begin; r < end; ++r) {
-            const std::int64_t at = (place.instance * grid.rows + r) * grid.channels + channel;
-            const T g = gradient(at, coefficient);
-            sum += g;
-            if (gradient.x) product += g * (load<T>(gradient.x, gradient.dtype, at) - gradient.all.centre[coefficient]);
-          }
+          visit_met<T>(gradient.dtype, [&]<class S>() {
+            const S* const x = static_cast<const S*>(gradient.x);
+            for (std::int64_t r = begin; r < end; ++r) {
+              const std::int64_t at = (place.instance * grid.rows + r) * grid.channels + channel;
+              const T g = gradient.template of<S>(at, coefficient);
+              sum += g;
+              if (x) product += g * (convert_value<T>(x[at]) - gradient.all.centre[coefficient]);
+            }
+          });
           shared[lane * columns + column] = {static_cast<double>(sum), static_cast<double>(product)};
         }
         team.sync();
@@ -146,19 +151,65 @@ struct InputGradients {
   void* dx;
   void* dresidual;
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
+    visit_met<T>(gradient.dtype, [&]<class S>() { run<S>(at); });
+  }
+
+ private:
+  template <class S>
+  THIMBLE_DEVICE void run(std::int64_t at) const {
     const std::int64_t coefficient = at / channels / rows * channels + at % channels;
     const Coefficients<T>& all = gradient.all;
-    const T g = gradient(at, coefficient);
+    const T g = gradient.template of<S>(at, coefficient);
     T result = 0;
     if (dx) {
       result = all.scale(coefficient) * g;
       if (!has_fixed_statistics) {
-        const T d = load<T>(gradient.x, gradient.dtype, at) - all.centre[coefficient];
-        result = result - (all.more(3)[coefficient] + d * all.more(4)[coefficient]);
+        const T d = convert_value<T>(static_cast<const S*>(gradient.x)[at]) - all.centre[coefficient];
+        result = input_gradient(g, all.scale(coefficient), d, all.more(3)[coefficient], all.more(4)[coefficient]);
       }
     }
-    if (dresidual) store<T>(dresidual, gradient.dtype, at, g);
-    if (dx) store<T>(dx, gradient.dtype, at, result);
+    if (dresidual) static_cast<S*>(dresidual)[at] = convert_value<S>(g);
+    if (dx) static_cast<S*>(dx)[at] = convert_value<S>(result);
+  }
+};
+
+// The same for rows in eights: everything is read before anything is written, because buffers may be one.
+template <class S>
+struct InputGradientsEights {
+  EightGrid grid;
+  NormTail tail;
+  bool reads_x, has_fixed_statistics;
+  Coefficients<float> all;
+  const S* x;
+  const S* dy;
+  const std::uint8_t* mask;
+  S* dx;
+  S* dresidual;
+
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t at = grid.coefficient(i);
+    const Eight<S> gradient = eight_at(dy, 8 * i);
+    Eight<S> from{}, to, before;
+    Eight<float> centre{}, scale{}, offset{}, part{}, product{};
+    if (reads_x) from = eight_at(x, 8 * i), centre = eight_at(all.more(0), at);
+    if (dx || tail == NormTail::relu) scale = eight_at(all.more(1), at);
+    if (tail == NormTail::relu) offset = eight_at(all.more(2), at);
+    if (dx && !has_fixed_statistics) part = eight_at(all.more(3), at), product = eight_at(all.more(4), at);
+    const unsigned bits = tail == NormTail::add_relu ? mask[i] : 0xFFu;
+    for (int e = 0; e < 8; ++e) {
+      const float d = convert_value<float>(from.values[e]) - centre.values[e];
+      bool passes = (bits >> e) & 1u;
+      if (tail == NormTail::relu) {
+        passes = convert_value<float>(convert_value<S>(d * scale.values[e] + offset.values[e])) > 0;
+      }
+      const float g = passes ? convert_value<float>(gradient.values[e]) : 0.0f;
+      before.values[e] = convert_value<S>(g);
+      to.values[e] = convert_value<S>(has_fixed_statistics
+                                          ? scale.values[e] * g
+                                          : input_gradient(g, scale.values[e], d, part.values[e], product.values[e]));
+    }
+    if (dresidual) *reinterpret_cast<Eight<S>*>(dresidual + 8 * i) = before;
+    if (dx) *reinterpret_cast<Eight<S>*>(dx + 8 * i) = to;
   }
 };
 
@@ -193,6 +244,17 @@ void backward(const ChannelNormGradArgs& args) {
     }
   }
   if (!args.dx && !args.dresidual) return;
+  const bool reads_x = args.tail == NormTail::relu || (args.dx && !args.has_fixed_statistics);
+  const bool is_done = in_eights<T>(
+      args, {args.x, args.dy, args.dx, args.dresidual, args.coefficients},
+      [&]<class S>(EightGrid eight_grid, auto eights) {
+        for_each_item(eights,
+                      InputGradientsEights<S>{eight_grid, args.tail, reads_x, args.has_fixed_statistics,
+                                              Coefficients<float>(args.coefficients, all.count),
+                                              static_cast<const S*>(args.x), static_cast<const S*>(args.dy), args.mask,
+                                              static_cast<S*>(args.dx), static_cast<S*>(args.dresidual)});
+      });
+  if (is_done) return;
   for_each_item(
       args.instances * args.rows * args.channels,
       InputGradients<T>{args.rows, args.channels, args.has_fixed_statistics, gradient, args.dx, args.dresidual});
