@@ -114,6 +114,13 @@ struct TakePlaces {
   }
 };
 
+// Rows with more places than this are for teams.
+constexpr std::int64_t most_places = embedding_block;
+
+THIMBLE_DEVICE inline std::int64_t places_of(const std::int64_t* starts, std::int64_t row) {
+  return starts[row + 1] - starts[row];
+}
+
 // The places of one row in ascending order, whatever order they were taken in: a heap sort.
 struct SortPlaces {
   const std::int64_t* starts;
@@ -130,7 +137,8 @@ struct SortPlaces {
   }
   THIMBLE_DEVICE void operator()(std::int64_t r) const {
     std::int64_t* const heap = sorted + starts[r];
-    const std::int64_t n = starts[r + 1] - starts[r];
+    const std::int64_t n = places_of(starts, r);
+    if (n > most_places) return;
     for (std::int64_t at = n / 2; at-- > 0;) sift(heap, at, n);
     for (std::int64_t last = n - 1; last > 0; --last) {
       const std::int64_t largest = heap[0];
@@ -141,6 +149,42 @@ struct SortPlaces {
   }
 };
 
+// The places of a row with many of them: the team walks over all positions once, and keeps the row's in order.
+struct FindPlaces {
+  static constexpr int threads = 256;
+  static constexpr std::int64_t together = 16;  // positions of a thread, side by side
+  std::int64_t positions;
+  const void* ids;
+  DType ids_dtype;
+  const std::int64_t* starts;
+  std::int64_t* sorted;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
+    if (places_of(starts, row) <= most_places) return;
+    std::int64_t* const counts = team.template shared<std::int64_t>();
+    std::int64_t to = starts[row];
+    for (std::int64_t round = 0; round < positions; round += Team::size * together) {
+      const std::int64_t left = positions - round;
+      const std::int64_t begin = team.rank() * together < left ? team.rank() * together : left;
+      const std::int64_t end = begin + together < left ? begin + together : left;
+      std::int64_t own = 0, before = 0, all = 0;
+      for (std::int64_t p = begin; p < end; ++p) own += load_index(ids, ids_dtype, round + p) == row;
+      counts[team.rank()] = own;
+      team.sync();
+      for (int t = 0; t < Team::size; ++t) {
+        if (t == team.rank()) before = all;
+        all += counts[t];
+      }
+      for (std::int64_t p = begin, at = to + before; p < end; ++p) {
+        if (load_index(ids, ids_dtype, round + p) == row) sorted[at++] = round + p;
+      }
+      to += all;
+      team.sync();
+    }
+  }
+};
+
+// Elements of a row's gradient, block after block of its places.
 template <class T>
 struct SumRow {
   std::int64_t columns;
@@ -150,15 +194,49 @@ struct SumRow {
   const std::int64_t* starts;
   const std::int64_t* sorted;
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
-    const std::int64_t row = i / columns, column = i % columns, end = starts[row + 1];
+    const std::int64_t row = i / columns, column = i % columns;
+    if (places_of(starts, row) > most_places) return;
     double total = 0;
-    for (std::int64_t at = starts[row]; at < end; at += embedding_block) {
-      const std::int64_t stop = at + embedding_block < end ? at + embedding_block : end;
-      T sum = 0;
-      for (std::int64_t k = at; k < stop; ++k) sum += load<T>(dy, dtype, sorted[k] * columns + column);
-      total += static_cast<double>(sum);
-    }
+    for (std::int64_t at = starts[row]; at < starts[row + 1]; at += embedding_block) total += block(row, at, column);
     store_total(dtable, dtype, i, total);
+  }
+
+  THIMBLE_DEVICE double block(std::int64_t row, std::int64_t at, std::int64_t column) const {
+    const std::int64_t end = starts[row + 1], stop = at + embedding_block < end ? at + embedding_block : end;
+    T sum = 0;
+    for (std::int64_t k = at; k < stop; ++k) sum += load<T>(dy, dtype, sorted[k] * columns + column);
+    return static_cast<double>(sum);
+  }
+};
+
+// The same of a row with many places: lanes take its blocks, the first one adds them up in order.
+template <class T>
+struct SumLongRow {
+  static constexpr int threads = 256;
+  SumRow<T> sums;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
+    if (places_of(sums.starts, row) <= most_places) return;
+    constexpr int columns = Team::size < 32 ? Team::size : 32, lanes = Team::size / columns;
+    double* const shared = team.template shared<double>();  // (lanes, columns)
+    const int column = team.rank() % columns, lane = team.rank() / columns;
+    const std::int64_t end = sums.starts[row + 1];
+    for (std::int64_t group = 0; group < sums.columns; group += columns) {
+      const bool is_there = group + column < sums.columns;
+      double total = 0;
+      for (std::int64_t round = sums.starts[row]; round < end; round += lanes * embedding_block) {
+        const std::int64_t at = round + lane * embedding_block;
+        if (is_there && at < end) shared[lane * columns + column] = sums.block(row, at, group + column);
+        team.sync();
+        for (int l = 0; lane == 0 && is_there && l < lanes && round + l * embedding_block < end; ++l) {
+          total += shared[l * columns + column];
+        }
+        team.sync();
+      }
+      if (lane == 0 && is_there) {
+        store_total(sums.dtable, sums.dtype, row * sums.columns + group + column, total);
+      }
+    }
   }
 };
 
@@ -170,8 +248,15 @@ void embedding_backward(const EmbeddingGradArgs& args) {
   for_each_team(1, SumCounts{args.rows, starts}, SumCounts::threads * sizeof(std::int64_t));
   for_each_item(args.positions, TakePlaces{args.rows, args.ids, args.ids_dtype, starts, sorted});
   for_each_item(args.rows, SortPlaces{starts, sorted});
+  const bool may_be_long = args.positions > most_places;
+  if (may_be_long) {
+    for_each_team(args.rows, FindPlaces{args.positions, args.ids, args.ids_dtype, starts, sorted},
+                  FindPlaces::threads * sizeof(std::int64_t));
+  }
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_item(args.rows * args.columns, SumRow<T>{args.columns, args.dtype, args.dy, args.dtable, starts, sorted});
+    const SumRow<T> sums{args.columns, args.dtype, args.dy, args.dtable, starts, sorted};
+    for_each_item(args.rows * args.columns, sums);
+    if (may_be_long) for_each_team(args.rows, SumLongRow<T>{sums}, SumLongRow<T>::threads * sizeof(double));
   });
 }
 
