@@ -24,6 +24,9 @@ class Dataset {
 
   /// The batch of a step on `device`, booked as input, images in `dtype`. On a dry device it has the same bytes.
   virtual models::Batch batch(std::int64_t step, Device device, DType dtype) const = 0;
+  /// Does the host's work for a step's batch ahead, while a device computes; batch() for that step and dtype then only
+  /// copies it there. Makes no tensor and changes no batch; not to be called beside batch().
+  virtual void prepare([[maybe_unused]] std::int64_t step, [[maybe_unused]] DType dtype) {}
   /// Batches of the validation part in order; the last may have fewer samples.
   virtual std::int64_t validation_batches() const = 0;
   virtual models::Batch validation_batch(std::int64_t index, Device device, DType dtype) const = 0;

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include <thimble/bench/dataset.h>
+#include <thimble/core/convert.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/data/cifar.h>
@@ -73,11 +74,13 @@ class ImageSet final : public Dataset {
   }
 
   models::Batch batch(std::int64_t step, Device device, DType dtype) const override {
-    std::vector<std::int64_t> labels(static_cast<std::size_t>(samples_));
-    std::vector<float> pixels(labels.size() * static_cast<std::size_t>(images_.image_elements()));
-    train_source_->batch(step, std::span(pixels), std::span(labels));
-    return to_batch(pixels, labels, device, dtype);
+    if (prepared_ && prepared_->step == step && prepared_->images.dtype == dtype) {
+      return to_batch(prepared_->images, device);
+    }
+    return to_batch(make(step, dtype), device);
   }
+
+  void prepare(std::int64_t step, DType dtype) override { prepared_ = {step, make(step, dtype)}; }
 
   std::int64_t validation_batches() const override { return (images_.count - train_ + samples_ - 1) / samples_; }
 
@@ -86,35 +89,59 @@ class ImageSet final : public Dataset {
     std::vector<std::int64_t> labels(static_cast<std::size_t>(count));
     std::vector<float> pixels(labels.size() * static_cast<std::size_t>(images_.image_elements()));
     validation_source_->sequential(first, std::span(pixels), std::span(labels));
-    return to_batch(pixels, labels, device, dtype);
+    return to_batch(converted(pixels, std::move(labels), dtype), device);
   }
 
   std::int64_t items_per_sample() const override { return 1; }
   std::string decode(const std::vector<std::int64_t>&) const override { return {}; }
 
  private:
-  // Converts on the host, so that the device holds one copy.
-  models::Batch to_batch(const std::vector<float>& pixels, const std::vector<std::int64_t>& labels, Device device,
-                         DType dtype) const {
-    const auto count = static_cast<std::int64_t>(labels.size());
+  // What the host makes of a batch: pixels in the dtype that they are needed in, so that the device holds one copy.
+  struct HostBatch {
+    DType dtype;
+    std::vector<std::byte> pixels;
+    std::vector<std::int64_t> labels;
+  };
+  struct Prepared {
+    std::int64_t step;
+    HostBatch images;
+  };
+
+  HostBatch make(std::int64_t step, DType dtype) const {
+    std::vector<std::int64_t> labels(static_cast<std::size_t>(samples_));
+    std::vector<float> pixels(labels.size() * static_cast<std::size_t>(images_.image_elements()));
+    train_source_->batch(step, std::span(pixels), std::span(labels));
+    return converted(pixels, std::move(labels), dtype);
+  }
+
+  static HostBatch converted(const std::vector<float>& pixels, std::vector<std::int64_t> labels, DType dtype) {
+    if (!is_floating(dtype)) {
+      throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
+    }
+    HostBatch batch{dtype, std::vector<std::byte>(pixels.size() * size_of(dtype)), std::move(labels)};
+    convert(pixels.data(), DType::f32, batch.pixels.data(), dtype, static_cast<std::int64_t>(pixels.size()));
+    return batch;
+  }
+
+  models::Batch to_batch(const HostBatch& images, Device device) const {
+    const auto count = static_cast<std::int64_t>(images.labels.size());
     const Shape shape{count, images_.height, images_.width, images_.channels};
-    const Tensor input = visit(dtype, [&]<class T>() -> Tensor {
+    const Tensor input = visit(images.dtype, [&]<class T>() -> Tensor {
       if constexpr (is_floating(dtype_of<T>)) {
-        std::vector<T> values;
-        values.reserve(pixels.size());
-        for (const float x : pixels) values.push_back(static_cast<T>(x));
+        const std::span values(reinterpret_cast<const T*>(images.pixels.data()), images.pixels.size() / sizeof(T));
         return from_host(values, shape, device, Category::input);
       } else {
-        throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
+        return {};  // converted() makes none
       }
     });
-    return {input, from_host(labels, {count}, device, Category::input)};
+    return {input, from_host(images.labels, {count}, device, Category::input)};
   }
 
   data::Images images_;
   std::int64_t train_;
   std::int64_t samples_ = 0;
   std::optional<data::ImageSource> train_source_, validation_source_;
+  std::optional<Prepared> prepared_;
 };
 
 // `folder`/`name`, plain or with .gz, where there is one.

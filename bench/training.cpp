@@ -49,7 +49,7 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
 }
 
-Training::Training(const TrainOptions& options, const Dataset& data, Device device, const nn::Plan& plan)
+Training::Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan)
     : options_(options),
       data_(data),
       device_(device),
@@ -89,7 +89,9 @@ double Training::recorded_step(std::int64_t step) {
     return 0;
   }
   if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *optimizer_, loss_of, step_options_);
-  return training_detail::read<double>(recorded_->run())[0];
+  const Tensor loss = recorded_->run();
+  prepare_next(step);
+  return training_detail::read<double>(loss)[0];
 }
 
 double Training::step(std::int64_t step) {
@@ -99,7 +101,12 @@ double Training::step(std::int64_t step) {
   const Tensor loss = nn::training_step(
       *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
       step_options_);
+  prepare_next(step);
   return training_detail::read<double>(loss)[0];
+}
+
+void Training::prepare_next(std::int64_t step) {
+  if (device_.is_cuda() && !device_.is_dry && step + 1 < options_.steps) data_.prepare(step + 1, options_.setup.dtype);
 }
 
 double Training::evaluate_images(const models::Batch& batch, std::int64_t& correct) {

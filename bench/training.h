@@ -55,7 +55,7 @@ struct Evaluation {
 class Training {
  public:
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
-  Training(const TrainOptions& options, const Dataset& data, Device device, const nn::Plan& plan = {});
+  Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan = {});
 
   /// Before the first step, where steps are recorded: makes the batch that every step reads. The data must be open.
   /// Nothing elsewhere.
@@ -87,9 +87,11 @@ class Training {
  private:
   double evaluate_images(const models::Batch& batch, std::int64_t& correct);
   double recorded_step(std::int64_t step);
+  /// The host's part of the next batch, while the device still computes: called before its loss is waited for.
+  void prepare_next(std::int64_t step);
 
   const TrainOptions& options_;
-  const Dataset& data_;
+  Dataset& data_;
   Device device_;
   Generator generator_;
   GeneratorScope scope_;
