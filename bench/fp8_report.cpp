@@ -9,8 +9,8 @@
 
 namespace thimble::bench {
 
-std::optional<nn::Fp8Layers> fp8_report(const Setup& setup) {
-  const nn::Placement on = placement(setup, dry(cpu));
+std::optional<nn::Fp8Layers> fp8_report(const Setup& setup, Device device) {
+  const nn::Placement on = placement(setup, dry(device));
   if (!on.fp8) return std::nullopt;
   return nn::fp8_layers(*models::make_model(setup.model, setup.sizes, on));
 }
@@ -18,6 +18,7 @@ std::optional<nn::Fp8Layers> fp8_report(const Setup& setup) {
 std::string to_lines(const nn::Fp8Layers& layers) {
   const auto or_none = [](const std::string& text) { return text.empty() ? std::string("nothing") : text; };
   std::string lines = "  in FP8           " + or_none(nn::fp8_paths_text(layers.layers)) + "\n";
+  if (!layers.products.empty()) lines += "  its products     " + layers.products + "\n";
   std::vector<std::pair<std::string, std::vector<std::string>>> by_reason;
   for (const nn::Fp8Fallback& fallback : layers.fallbacks) {
     std::size_t i = 0;
@@ -34,8 +35,10 @@ std::string to_lines(const nn::Fp8Layers& layers) {
 std::string to_json_text(const nn::Fp8Layers& layers) {
   nlohmann::ordered_json fallbacks = nlohmann::ordered_json::array();
   for (const nn::Fp8Fallback& f : layers.fallbacks) fallbacks.push_back({{"layer", f.path}, {"reason", f.reason}});
-  const nlohmann::ordered_json json{
-      {"layers", layers.layers}, {"fallbacks", fallbacks}, {"higher_precision", layers.higher}};
+  const nlohmann::ordered_json json{{"layers", layers.layers},
+                                    {"fallbacks", fallbacks},
+                                    {"higher_precision", layers.higher},
+                                    {"products", layers.products}};
   return json.dump();
 }
 

@@ -9,14 +9,15 @@
 
 namespace thimble::bench {
 
-/// Of the setup's model, made on a dry device; none where its policy has no FP8. Throws what make_model throws, with
-/// fp8_strict a ValueError at the first layer that falls back.
-std::optional<nn::Fp8Layers> fp8_report(const Setup& setup);
+/// Of the setup's model, made on the dry twin of the device; none where its policy has no FP8. Throws what make_model
+/// throws, with fp8_strict a ValueError at the first layer that falls back.
+std::optional<nn::Fp8Layers> fp8_report(const Setup& setup, Device device);
 
-/// As lines: what runs in FP8, what falls back and why, what stays in a higher precision.
+/// As lines: what runs in FP8, of what its products are, what falls back and why, what stays in a higher precision.
 std::string to_lines(const nn::Fp8Layers& layers);
 
-/// As JSON: {"layers": [path], "fallbacks": [{"layer", "reason"}], "higher_precision": [path]}.
+/// As JSON: {"layers": [path], "fallbacks": [{"layer", "reason"}], "higher_precision": [path],
+/// "products": text}.
 std::string to_json_text(const nn::Fp8Layers& layers);
 
 }  // namespace thimble::bench

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/fp8_matmul.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/fp8_code.h>
 #include <thimble/core/kernels/quantize.h>
@@ -78,11 +80,11 @@ void cast(const Tensor& matrix, DType code_dtype, const Tensor& scale, const Ten
   });
 }
 
-Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype) {
+Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype, Category category) {
   const std::int64_t rows = matrix.size(0), columns = matrix.size(1), block_rows = rows_of_block(role);
-  const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
+  const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device(), category);
   const Tensor scale =
-      Tensor::empty({blocks(rows, block_rows), blocks(columns, fp8_block)}, DType::u8, matrix.device());
+      Tensor::empty({blocks(rows, block_rows), blocks(columns, fp8_block)}, DType::u8, matrix.device(), category);
   if (matrix.elements() == 0) return {codes, scale};
   launch(matrix.device(), [&](const Addresses& at) {
     kernels::QuantizeArgs args;
@@ -99,6 +101,22 @@ Fp8Operand encode_blocks(const Tensor& matrix, Fp8Role role, DType dtype) {
     kernels::quantize_kernels(matrix.device()).quantize(args);
   });
   return {codes, scale};
+}
+
+Fp8Sides sides_of_blocks(const Tensor& matrix, Fp8Role role, DType dtype, bool plain, bool turned) {
+  if (turned && role != Fp8Role::weight) {
+    throw ValueError("fp8: " + describe(matrix) + " turned in blocks; blocks of weights alone are square");
+  }
+  Fp8Operand codes = encode_blocks(matrix, role, dtype, Category::workspace);
+  Fp8Sides sides;
+  sides.scale = codes.scale;
+  if (turned) {
+    sides.turned = Tensor::empty({matrix.size(1), blocks(matrix.size(0), fp8_multiple) * fp8_multiple}, dtype,
+                                 matrix.device(), Category::workspace);
+    fp8_turn_into(sides.turned, codes.values, 0, matrix.size(1));
+  }
+  if (plain) sides.plain = codes.values;
+  return sides;
 }
 
 // The matrix itself where it may be overwritten, else a new tensor.
@@ -124,7 +142,9 @@ Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, con
   namespace detail = fp8_tensor_detail;
   detail::check(matrix, use, role);
   const DType dtype = use.dtype(role);
-  if (use.format.scaling == Fp8Scaling::block) return detail::encode_blocks(matrix, role, dtype);
+  if (use.format.scaling == Fp8Scaling::block) {
+    return detail::encode_blocks(matrix, role, dtype, Category::temporary);
+  }
   const Tensor scale = detail::scale_of_tensor(matrix, role, use, known);
   const Tensor codes = Tensor::empty(matrix.shape(), dtype, matrix.device());
   detail::cast(matrix, dtype, scale, codes, Tensor());
@@ -135,9 +155,7 @@ Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tenso
   namespace detail = fp8_tensor_detail;
   if (use.format.scaling == Fp8Scaling::block) {
     const Fp8Operand codes = fp8_encode(matrix, role, use, known);
-    const Tensor decoded = detail::place_of_decoded(matrix);
-    fp8_decode_into(decoded, codes, 0, 0);
-    return {decoded, Tensor()};
+    return {fp8_decode(std::move(matrix), codes), Tensor()};
   }
   detail::check(matrix, use, role);
   const Tensor scale = detail::scale_of_tensor(matrix, role, use, known);
@@ -145,6 +163,12 @@ Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tenso
   detail::cast(matrix, use.dtype(role), scale, Tensor(), decoded);
   if (decoded.storage()) decoded.storage()->bump_version();
   return {decoded, scale};
+}
+
+Tensor fp8_decode(Tensor matrix, const Fp8Operand& codes) {
+  const Tensor decoded = fp8_tensor_detail::place_of_decoded(matrix);
+  fp8_decode_into(decoded, codes, 0, 0);
+  return decoded;
 }
 
 Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known, bool plain,
@@ -158,6 +182,7 @@ Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use,
   const std::int64_t rows = matrix.size(0), columns = matrix.size(1);
   const DType dtype = use.dtype(role);
   Fp8Sides sides;
+  if (use.format.scaling == Fp8Scaling::block) return detail::sides_of_blocks(matrix, role, dtype, plain, turned);
   sides.scale = detail::scale_of_tensor(matrix, role, use, known);
   if (plain) sides.plain = Tensor::empty({rows, columns}, dtype, device, Category::workspace);
   if (!turned) {

@@ -92,15 +92,20 @@ Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, con
 /// holds it.
 Fp8Operand fp8_round(Tensor matrix, Fp8Role role, const Fp8Use& use, const Tensor& known);
 
+/// What codes of blocks stand for, in the place of the matrix that they are of, as fp8_round gives it.
+Tensor fp8_decode(Tensor matrix, const Fp8Operand& codes);
+
 /// The codes of a matrix (R, C) for FP8 units, which read both operands of a product along the sum.
 struct Fp8Sides {
   Tensor plain;   ///< (R, C), for sums over its columns
   Tensor turned;  ///< (C, R rounded up to a multiple of fp8_multiple), for sums over its rows; zeros beyond R
-  Tensor scale;   ///< f32 (1)
+  Tensor scale;   ///< f32 (1), or of blocks u8
 };
 
-/// fp8_encode with a scale for the tensor, for the sides that are asked for: the matrix is read once more for both than
-/// for its amax. Codes are workspace. Throws as fp8_encode does, DeviceError on the CPU, whose products read bf16.
+/// fp8_encode for the sides that are asked for. With a scale for the tensor the matrix is read once more for both than
+/// for its amax; in blocks codes are turned once they are made, of a weight alone, whose blocks are square (the scale
+/// is that of the plain side). Codes are workspace. Throws as fp8_encode does, ValueError for another matrix turned in
+/// blocks, DeviceError on the CPU, whose products read bf16.
 Fp8Sides fp8_encode_sides(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known, bool plain,
                           bool turned);
 

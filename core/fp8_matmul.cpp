@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <string>
 
+#include <thimble/core/compute_capability.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/launch.h>
 
@@ -11,6 +13,12 @@ namespace thimble {
 namespace fp8_matmul_detail {
 
 bool is_fp8(const Tensor& t) { return t.dtype() == DType::f8e4m3 || t.dtype() == DType::f8e5m2; }
+
+static_assert(fp8_block == kernels::fp8_block_side);
+
+std::int64_t blocks(std::int64_t size) { return kernels::fp8_sum_blocks(size); }
+
+bool in_blocks(const Fp8Operand& operand) { return operand.scale.dtype() == DType::u8; }
 
 bool has_dense_rows(const Tensor& t) { return t.rank() == 2 && (t.strides()[1] == 1 || t.size(1) <= 1); }
 
@@ -28,19 +36,58 @@ void check(const Fp8MatmulCall& call) {
   const DType dtype = c.dtype();
   if (!is_fp8(a) || !is_fp8(b) || (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) ||
       (call.bias.defined() && call.bias.dtype() != dtype) ||
-      (call.pre_activation.defined() && call.pre_activation.dtype() != dtype) || call.a.scale.dtype() != DType::f32 ||
-      call.b.scale.dtype() != DType::f32) {
-    throw DTypeError(what + "; f8e4m3 or f8e5m2 with scales in f32 to f32, f16 or bf16 are allowed");
+      (call.pre_activation.defined() && call.pre_activation.dtype() != dtype) ||
+      (call.a.scale.dtype() != DType::f32 && !in_blocks(call.a)) || call.b.scale.dtype() != call.a.scale.dtype()) {
+    throw DTypeError(what +
+                     "; f8e4m3 or f8e5m2 with scales in f32, or of blocks in u8, to f32, f16 or bf16 are allowed");
+  }
+  const std::int64_t across = blocks(std::min(a.size(1), b.size(1)));
+  if (in_blocks(call.a) &&
+      (call.a.scale.shape() != Shape{c.size(0), across} || call.b.scale.shape() != Shape{blocks(c.size(1)), across})) {
+    throw ShapeError(what + ", scales " + describe(call.a.scale) + " and " + describe(call.b.scale) +
+                     "; those of blocks of 1 x 128 and 128 x 128 are needed");
   }
   if (!a.device().is_cuda() || b.device() != a.device() || c.device() != a.device()) {
     throw DeviceError(what + "; one CUDA device is needed");
   }
 }
 
+// Where scales of blocks lie, and where they are to lie, but for the addresses.
+kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8GemmArgs& args) {
+  const Tensor &a = call.a.scale, &b = call.b.scale;
+  const std::int64_t across = blocks(args.k);
+  kernels::Fp8ScalesArgs grids;
+  grids.a = {nullptr, across, args.m, a.strides()[1], a.strides()[0], nullptr, args.m};
+  grids.b = {nullptr, b.size(0), across, b.strides()[0], b.strides()[1], nullptr, kernels::fp8_square_stride(args.k)};
+  return grids;
+}
+
 }  // namespace fp8_matmul_detail
 
+bool fp8_blocks_on_units(Device device, const Fp8BlockProduct& product) {
+  kernels::Fp8GemmArgs args;
+  args.in_blocks = true;
+  args.m = product.m, args.n = product.n, args.k = product.k;
+  args.a_row_stride = args.b_row_stride = product.k, args.c_row_stride = product.n;
+  args.a_dtype = product.a_dtype, args.b_dtype = product.b_dtype, args.c_dtype = product.c_dtype;
+  return why_no_fp8_blocks(device).empty() && kernels::is_library_fp8_gemm(args);
+}
+
+std::string why_no_fp8_blocks(Device device) {
+  constexpr int needed = 90;
+  if (!device.is_cuda()) return "a CPU multiplies bf16";
+  if (kernels::fp8_cuda != nullptr && !kernels::fp8_cuda->library_has_blocks()) {
+    return "this build's cuBLAS has no scales of blocks, 12.9 has";
+  }
+  const int capability = compute_capability(device);
+  if (capability == needed) return {};
+  return "compute capability " + capability_text(capability) + ", and " + capability_text(needed) +
+         " has units for them";
+}
+
 void fp8_matmul_into(const Fp8MatmulCall& call) {
-  fp8_matmul_detail::check(call);
+  namespace detail = fp8_matmul_detail;
+  detail::check(call);
   if (call.c.elements() == 0) return;
   const Tensor &a = call.a.values, &b = call.b.values;
   const Device device = call.c.device();
@@ -56,16 +103,29 @@ void fp8_matmul_into(const Fp8MatmulCall& call) {
   args.c_row_stride = call.c.strides()[0];
   args.c_dtype = call.c.dtype();
   args.activation = call.activation;
+  args.in_blocks = detail::in_blocks(call.a);
   args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
   args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
   const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args));
   Tensor workspace;
   if (bytes > 0) workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
+  kernels::Fp8ScalesArgs grids;
+  Tensor a_scale = call.a.scale, b_scale = call.b.scale;
+  if (args.in_blocks) {
+    grids = detail::grids_of(call, args);
+    a_scale = Tensor::empty({grids.a.outer, grids.a.to_stride}, DType::f32, device, Category::workspace);
+    b_scale = Tensor::empty({grids.b.outer, grids.b.to_stride}, DType::f32, device, Category::workspace);
+  }
   launch(device, [&](const Addresses& at) {
     args.a = at.as<std::uint8_t>(a);
     args.b = at.as<std::uint8_t>(b);
-    args.a_scale = at.as<float>(call.a.scale);
-    args.b_scale = at.as<float>(call.b.scale);
+    args.a_scale = at.as<float>(a_scale);
+    args.b_scale = at.as<float>(b_scale);
+    if (args.in_blocks) {
+      grids.a.scales = at.as<std::uint8_t>(call.a.scale), grids.a.to = at.as<float>(a_scale);
+      grids.b.scales = at.as<std::uint8_t>(call.b.scale), grids.b.to = at.as<float>(b_scale);
+      kernels.place_scales(grids);
+    }
     args.c = at(call.c);
     args.bias = at(call.bias);
     args.pre_activation = at(call.pre_activation);

@@ -55,6 +55,7 @@ inline std::string describe(const kernels::Fp8GemmArgs& a) {
   std::ostringstream text;
   text << "product (" << a.m << ", " << a.k << ") of " << to_string(a.a_dtype) << " x (" << a.k << ", " << a.n
        << ") of " << to_string(a.b_dtype) << " to " << to_string(a.c_dtype);
+  if (a.in_blocks) text << ", scales of blocks";
   if (a.bias != nullptr) text << ", with bias";
   return text.str();
 }

@@ -4,6 +4,7 @@
 //   scale   parts of the tensor side by side, then a team for their maximum and the record; no word of it to the host
 //   cast    eight numbers a thread
 //   turn    tiles of 64 x 64 through shared memory, written along the rows both ways
+//   scales  of blocks as products read them, both operands' at once
 
 #include <algorithm>
 
@@ -12,6 +13,7 @@
 #include <thimble/core/kernels/fp8_code.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/fp8_product.h>
+#include <thimble/cuda/library.h>
 #include <thimble/cuda/live.h>
 
 namespace thimble::kernels {
@@ -293,7 +295,19 @@ void decode(const Fp8DecodeArgs& a) {
   });
 }
 
-constexpr Fp8Kernels table{scale, cast, decode, turn, cuda_fp8_gemm_workspace_bytes, fp8_gemm};
+// A byte read and four written for each block: its order matters little.
+struct PlaceScales {
+  PlaceFp8Scales scales;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const { scales(i); }
+};
+
+void place_scales(const Fp8ScalesArgs& a) {
+  const PlaceFp8Scales scales{a};
+  for_each_item(scales.elements(), PlaceScales{scales});
+}
+
+constexpr Fp8Kernels table{
+    scale, cast, decode, turn, place_scales, cuda_fp8_gemm_workspace_bytes, fp8_gemm, gpu::library_has_fp8_blocks};
 
 }  // namespace fp8_cuda_detail
 

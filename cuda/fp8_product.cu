@@ -24,6 +24,21 @@ struct Codes {
   }
 };
 
+// Likewise in blocks: what codes stand for, exact in f32.
+template <class F, bool is_right>
+struct BlockCodes {
+  const F* codes;
+  std::int64_t row_stride;
+  const float* scales;
+  std::int64_t scale_stride;
+  template <class T>
+  THIMBLE_DEVICE T at(std::int64_t, std::int64_t i, std::int64_t j) const {
+    constexpr std::int64_t side = kernels::fp8_block_side;
+    return is_right ? convert_value<T>(codes[j * row_stride + i]) * scales[j / side * scale_stride + i / side]
+                    : convert_value<T>(codes[i * row_stride + j]) * scales[j / side * scale_stride + i];
+  }
+};
+
 // v becomes act(v), and is kept where that is asked for.
 struct Finish {
   void* c;
@@ -42,10 +57,11 @@ struct Finish {
 
 struct Result {
   Finish finish;
-  const float* a_scale;
+  const float* a_scale;  // null: in blocks, multiplied in already
   const float* b_scale;
   THIMBLE_DEVICE void store(std::int64_t, std::int64_t i, std::int64_t j, float sum) const {
-    finish.store(i, j, static_cast<float>(static_cast<double>(*a_scale) * static_cast<double>(*b_scale)) * sum);
+    if (a_scale) sum *= static_cast<float>(static_cast<double>(*a_scale) * static_cast<double>(*b_scale));
+    finish.store(i, j, sum);
   }
 };
 
@@ -78,10 +94,15 @@ bool by_library(const Fp8GemmArgs& args, const Finish& all, void* workspace) {
 
 template <class A, class B>
 void by_tiles(const Fp8GemmArgs& args, const Finish& finish) {
-  multiply<float>(1, args.m, args.n, args.k,
-                  Codes<A, false>{static_cast<const A*>(static_cast<const void*>(args.a)), args.a_row_stride},
-                  Codes<B, true>{static_cast<const B*>(static_cast<const void*>(args.b)), args.b_row_stride},
-                  Result{finish, args.a_scale, args.b_scale});
+  const auto* const a = static_cast<const A*>(static_cast<const void*>(args.a));
+  const auto* const b = static_cast<const B*>(static_cast<const void*>(args.b));
+  if (args.in_blocks) {
+    return multiply<float>(1, args.m, args.n, args.k, BlockCodes<A, false>{a, args.a_row_stride, args.a_scale, args.m},
+                           BlockCodes<B, true>{b, args.b_row_stride, args.b_scale, kernels::fp8_square_stride(args.k)},
+                           Result{finish, nullptr, nullptr});
+  }
+  multiply<float>(1, args.m, args.n, args.k, Codes<A, false>{a, args.a_row_stride},
+                  Codes<B, true>{b, args.b_row_stride}, Result{finish, args.a_scale, args.b_scale});
 }
 
 }  // namespace fp8_product_detail

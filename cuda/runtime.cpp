@@ -222,6 +222,23 @@ kernels::DeviceMemory device_memory(Device device) {
 
 std::uint64_t launch_count() { return launches.load(std::memory_order_relaxed); }
 
+int ask_capability(int index) {
+  int major = 0, minor = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, index) == cudaSuccess &&
+      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, index) == cudaSuccess) {
+    return 10 * major + minor;
+  }
+  cudaGetLastError();  // that there is none is no failure
+  return 0;
+}
+
+int capability(int index) {
+  static std::array<std::atomic<int>, 256> known{};  // plus 1
+  std::atomic<int>& own = known[static_cast<std::size_t>(index)];
+  if (own.load(std::memory_order_relaxed) == 0) own.store(1 + ask_capability(index), std::memory_order_relaxed);
+  return own.load(std::memory_order_relaxed) - 1;
+}
+
 constexpr kernels::DeviceRuntime table{upload,
                                        download,
                                        synchronize,
@@ -237,7 +254,8 @@ constexpr kernels::DeviceRuntime table{upload,
                                        recorded_launches,
                                        forget,
                                        device_memory,
-                                       launch_count};
+                                       launch_count,
+                                       capability};
 
 }  // namespace runtime_detail
 

@@ -7,6 +7,7 @@
 
 #include <thimble/autograd/functions/fp8.h>
 #include <thimble/core/error.h>
+#include <thimble/core/fp8_matmul.h>
 
 namespace thimble::nn {
 namespace fp8_layer_detail {
@@ -40,13 +41,25 @@ std::string why_not_fp8(std::int64_t in, std::int64_t out) {
          std::to_string(fp8_multiple);
 }
 
+std::string fp8_products_text(Device device, const Fp8Format& format) {
+  if (!device.is_cuda()) return "of bf16 values, in which FP8 ones are exact";
+  if (format.scaling != Fp8Scaling::block) return "of codes: y, dx, dW";
+  const std::string why = why_no_fp8_blocks(device);
+  if (!why.empty()) return "of bf16 values: " + why;
+  if (!fp8_blocks_on_units(device, {8, 16, 16, format.forward, format.forward, DType::bf16})) {
+    return "of bf16 values: E5M2 codes are not multiplied with each other";
+  }
+  return "of codes: y and dx, of rows in multiples of 8; of bf16 values: dW, whose sum is over rows with their own "
+         "scales";
+}
+
 void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why) {
   if (!recipe || !recipe->strict || why.empty()) return;
   throw ValueError("fp8: " + std::string(path_name(context().path)) + " would fall back to a higher precision: " + why +
                    "; a recipe that is not strict allows it");
 }
 
-Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) {
+Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) : device_(on.device) {
   if (!on.fp8) return;
   fp8_layer_detail::check(*on.fp8);
   why_ = why_not_fp8(in, out);
@@ -54,6 +67,10 @@ Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) {
   runs_ = why_.empty();
   format_ = on.fp8->format();
   if (runs_ && on.fp8->kind == Fp8Scaling::delayed) state_ = make_fp8_state(on.fp8->history, on.device);
+}
+
+Fp8Status Fp8Product::status() const {
+  return {runs_, why_, runs_ ? fp8_products_text(device_, format_) : std::string()};
 }
 
 Tensor Fp8Product::operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,
@@ -71,6 +88,7 @@ Fp8Layers fp8_layers(Module& model) {
     paths.insert(path);
     if (status.runs) {
       result.layers.push_back(path);
+      result.products = status.products;
     } else {
       result.fallbacks.push_back({path, status.fallback});
     }

@@ -16,6 +16,10 @@ namespace thimble::nn {
 /// every device, so that plans agree: FP8 units multiply in steps of 16.
 std::string why_not_fp8(std::int64_t in, std::int64_t out);
 
+/// What the products of layers that run are of on a device: codes, or bf16 values, and which, and why. Neither is a
+/// fallback: operands and scales are the same.
+std::string fp8_products_text(Device device, const Fp8Format& format);
+
 /// Of a recipe that is strict: throws ValueError, naming the current path and `why`, unless that is empty.
 void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why);
 
@@ -27,7 +31,7 @@ class Fp8Product {
   Fp8Product(const Placement& on, std::int64_t in, std::int64_t out);
 
   bool runs() const noexcept { return runs_; }
-  Fp8Status status() const { return {runs_, why_}; }
+  Fp8Status status() const;
   /// The state of delayed scaling, to be registered as buffers by the module: "fp8_amax", "fp8_scale", "fp8_steps".
   const Fp8State& state() const noexcept { return state_; }
   /// act(x W^T + bias); records amax when `is_training`.
@@ -37,6 +41,7 @@ class Fp8Product {
  private:
   bool runs_ = false;
   std::string why_;
+  Device device_;
   Fp8Format format_;
   Fp8State state_;
 };
@@ -51,6 +56,7 @@ struct Fp8Layers {
   std::vector<std::string> layers;     ///< paths of those that run in FP8
   std::vector<Fp8Fallback> fallbacks;  ///< and of those that do not, though they multiply
   std::vector<std::string> higher;     ///< paths of all other modules with parameters: they stay by design
+  std::string products;                ///< fp8_products_text, where a layer runs in FP8
 };
 Fp8Layers fp8_layers(Module& model);
 

@@ -1,6 +1,7 @@
 // `thimble plan` and `train` under precision policies: what they train in, resume and refuse.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -106,6 +107,16 @@ TEST_CASE("program: FP8 says what runs in it and what does not", "[precision][pr
   CHECK(fp8.at("layers").size() == 8);
   CHECK(fp8.at("fallbacks").empty());
   CHECK(fp8.at("higher_precision").front() == "gpt.wte");
+  CHECK(fp8.at("products") == "of bf16 values, in which FP8 ones are exact");
+  // Scales of blocks have units on some machines.
+  const std::string block =
+      "plan char-gpt --layers 1 --width 32 --heads 2 --seq 8 --precision fp8-block --device cuda ";
+  for (const auto& [machine, products] : {std::pair("h200-141gb", "of codes: y and dx"),
+                                          std::pair("a100-40gb", "of bf16 values: compute capability 8.0")}) {
+    const auto planned = program_test::run(folder, block + "--hardware " + machine);
+    CHECK(planned->status == 0);
+    CHECK(contains(planned->out, std::string("  its products     ") + products));
+  }
   const auto told = program_test::run(folder, "plan resnet18 --image 32 --batch 1 --precision fp8-block");
   CHECK(told->status == 0);
   CHECK(contains(told->out, "  in FP8           nothing\n"));

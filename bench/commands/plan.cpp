@@ -16,6 +16,7 @@
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
+#include <thimble/core/compute_capability.h>
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
 
@@ -64,7 +65,8 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
                               {"peak_by_category", by_category},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
-  if (const auto fp8 = fp8_report(options.setup)) json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
+  if (const auto fp8 = fp8_report(options.setup, options.device))
+    json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (report.budget_bytes > 0) {
     json["budget_bytes"] = report.budget_bytes;
     json["feasible"] = report.is_feasible;
@@ -117,7 +119,7 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
   if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
-  if (const auto fp8 = fp8_report(setup)) std::printf("%s", to_lines(*fp8).c_str());
+  if (const auto fp8 = fp8_report(setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
   if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
   print_line("peak (committed)", report.plan.peak_bytes);
@@ -235,7 +237,10 @@ void add_plan(CLI::App& program) {
     if (options->is_int8 && !options->is_inference) {
       throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");
     }
-    if (options->device.is_cuda() && command->count("--hardware") == 0) options->costs.hardware = "h100-80gb";
+    const bool is_named = command->count("--hardware") > 0;
+    if (options->device.is_cuda() && !is_named) options->costs.hardware = "h100-80gb";
+    // What is planned for another machine than this one has that one's units.
+    const AssumedCapability units(is_named ? nn::hardware(options->costs.hardware).capability : 0);
     const PlanReport report = make_plan(*options);
     if (!files->asked().empty()) files->write(see_plan(*options, report));
     *is_json ? plan_detail::print_json(*options, report) : plan_detail::print_table(*options, report);

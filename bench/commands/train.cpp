@@ -101,7 +101,8 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"ms_per_step", r.ms_per_step},
                               {"items_per_s", r.items_per_s}};
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
-  if (const auto fp8 = fp8_report(options.setup)) json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
+  if (const auto fp8 = fp8_report(options.setup, options.device))
+    json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
   for (const auto& [key, bytes] : device_figures(r)) json[key] = bytes;
   if (options.records_steps) json["recorded_launches"] = r.recorded_launches;
@@ -118,7 +119,7 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
               static_cast<long long>(r.steps));
-  if (const auto fp8 = fp8_report(options.setup)) std::printf("%s", to_lines(*fp8).c_str());
+  if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
   std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
@@ -232,7 +233,7 @@ void add_train(CLI::App& program) {
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     // What is not as asked is said before the first step.
-    if (const auto fp8 = fp8_report(prepared.options.setup); fp8 && !fp8->fallbacks.empty()) {
+    if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
       std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
     }
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);

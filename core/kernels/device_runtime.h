@@ -66,6 +66,8 @@ struct DeviceRuntime {
   DeviceMemory (*memory)(Device device) = nullptr;
   /// How many kernels of the library's own the host has launched, in this process; a replay launches none.
   std::uint64_t (*launch_count)() = nullptr;
+  /// Compute capability of GPU `index`, 10 major + minor; 0 where there is no such GPU. It makes no context.
+  int (*capability)(int index) = nullptr;
 };
 
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA

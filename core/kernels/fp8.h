@@ -63,6 +63,26 @@ struct Fp8TurnArgs {
   std::int64_t turned_stride = 0;
 };
 
+/// Scales of blocks (UE8M0) as a product of codes reads them: to[o * to_stride + i] = scales[o * outer_stride + i *
+/// inner_stride] as f32, and 0 for i from `inner` on.
+struct Fp8ScaleGrid {
+  const std::uint8_t* scales = nullptr;
+  std::int64_t outer = 0, inner = 0, outer_stride = 0, inner_stride = 0;
+  float* to = nullptr;
+  std::int64_t to_stride = 0;
+};
+/// Both operands' in one launch.
+struct Fp8ScalesArgs {
+  Fp8ScaleGrid a, b;
+};
+
+/// Values that share a scale of a block, along each side.
+inline constexpr std::int64_t fp8_block_side = 128;
+/// cuBLASLt's orders of scales of blocks: those of 1 x 128 lie side by side for the rows of the operand, a row of them
+/// for each 128 of the sum; those of 128 x 128 along the sum, rows of them rounded up to a multiple of 4.
+constexpr std::int64_t fp8_sum_blocks(std::int64_t k) noexcept { return (k + fp8_block_side - 1) / fp8_block_side; }
+constexpr std::int64_t fp8_square_stride(std::int64_t k) noexcept { return (fp8_sum_blocks(k) + 3) / 4 * 4; }
+
 /// c[i, j] = act(v[i, j]), v[i, j] = a_scale b_scale sum over p of a[i, p] b[j, p] + bias[j]; pre_activation[i, j] =
 /// v[i, j] where it is asked for. Both operands are read along the sum, in rows.
 struct Fp8GemmArgs {
@@ -73,9 +93,10 @@ struct Fp8GemmArgs {
   const std::uint8_t* b = nullptr;  ///< (n, k)
   std::int64_t b_row_stride = 0;
   DType b_dtype = DType::f8e4m3;
-  const float* a_scale = nullptr;
-  const float* b_scale = nullptr;
-  void* c = nullptr;  ///< (m, n)
+  bool in_blocks = false;          ///< a has scales of 1 x 128, b of 128 x 128; else each has one
+  const float* a_scale = nullptr;  ///< (fp8_sum_blocks(k), m) in blocks
+  const float* b_scale = nullptr;  ///< (blocks of n, fp8_square_stride(k)) in blocks
+  void* c = nullptr;               ///< (m, n)
   std::int64_t c_row_stride = 0;
   DType c_dtype = DType::bf16;  ///< f32, f16, bf16; of bias and pre_activation as well
   const void* bias = nullptr;   ///< null, or n
@@ -89,8 +110,11 @@ struct Fp8Kernels {
   void (*decode)(const Fp8DecodeArgs&) = nullptr;
   /// Null on the CPU, which multiplies bf16 values.
   void (*turn)(const Fp8TurnArgs&) = nullptr;
+  void (*place_scales)(const Fp8ScalesArgs&) = nullptr;
   std::size_t (*gemm_workspace_bytes)(const Fp8GemmArgs&) noexcept = nullptr;
   void (*gemm)(const Fp8GemmArgs&, void* workspace) = nullptr;
+  /// Whether the library that this build is made with knows scales of blocks.
+  bool (*library_has_blocks)() noexcept = nullptr;
 };
 
 extern const Fp8Kernels fp8_cpu;

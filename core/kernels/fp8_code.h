@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include <thimble/core/dtype.h>
+#include <thimble/core/kernels/fp8.h>
 #include <thimble/core/quant_code.h>
 
 namespace thimble::kernels {
@@ -37,6 +38,25 @@ template <class Code>
 THIMBLE_HD inline std::uint16_t fp8_value_bits(std::uint8_t code) noexcept {
   return static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(code)) >> 16);
 }
+
+/// Element by element of Fp8ScalesArgs.
+struct PlaceFp8Scales {
+  Fp8ScalesArgs args;
+
+  THIMBLE_HD static std::int64_t elements(const Fp8ScaleGrid& grid) noexcept { return grid.outer * grid.to_stride; }
+  THIMBLE_HD std::int64_t elements() const noexcept { return elements(args.a) + elements(args.b); }
+
+  THIMBLE_HD static void place(const Fp8ScaleGrid& grid, std::int64_t at) noexcept {
+    const std::int64_t outer = at / grid.to_stride, inner = at - outer * grid.to_stride;
+    grid.to[at] = inner < grid.inner
+                      ? quant::load_scale(grid.scales, DType::u8, outer * grid.outer_stride + inner * grid.inner_stride)
+                      : 0.0f;
+  }
+  THIMBLE_HD void operator()(std::int64_t i) const noexcept {
+    const std::int64_t first = elements(args.a);
+    i < first ? place(args.a, i) : place(args.b, i - first);
+  }
+};
 
 THIMBLE_HD inline bool fp8_is_finite(float amax) noexcept {
   return (bit_cast<std::uint32_t>(amax) & 0x7FFFFFFFu) < quant::infinity_bits;

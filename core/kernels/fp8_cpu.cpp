@@ -146,7 +146,8 @@ void decode(const Fp8DecodeArgs& a) {
 
 }  // namespace fp8_detail
 
-const Fp8Kernels fp8_cpu{fp8_detail::scale, fp8_detail::cast, fp8_detail::decode, nullptr, nullptr, nullptr};
+const Fp8Kernels fp8_cpu{fp8_detail::scale, fp8_detail::cast, fp8_detail::decode, nullptr, nullptr, nullptr,
+                         nullptr,           nullptr};
 
 const Fp8Kernels& fp8_kernels(Device device) {
   if (device.is_cpu()) return fp8_cpu;

@@ -112,16 +112,27 @@ void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Opera
   }
 }
 
-// A device whose products read codes: where values have a scale for the tensor. In blocks, the scales of which are
-// powers of two, bf16 values are multiplied everywhere.
-bool has_units(Device device, const Fp8Use& use) { return device.is_cuda() && use.format.scaling != Fp8Scaling::block; }
+bool is_block(const Fp8Use& use) { return use.format.scaling == Fp8Scaling::block; }
+
+// Whether the product of a's codes (rows, from) with the weight's reads codes: where a tensor has one scale on every
+// CUDA device, in blocks where units have them.
+bool reads_codes(Device device, const Fp8Use& use, Fp8Role a, std::int64_t rows, std::int64_t from, std::int64_t to,
+                 DType dtype) {
+  if (!is_block(use)) return device.is_cuda();
+  return fp8_blocks_on_units(device, {rows, to, from, use.dtype(a), use.dtype(Fp8Role::weight), dtype});
+}
+
+// dW = dy^T x is a sum over rows, and scales of blocks are those of one row each: units would need others, so bf16
+// values are multiplied, which codes with such scales are.
+bool weight_grad_reads_codes(Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
 
 // The same three products of codes. A weight (out, in) is read as it lies forward and turned backward; (in, out) the
 // other way round.
 void multiply_codes(const MatmulCall& whole, const Fp8Operand& x, const Fp8Sides& w) {
+  const bool lies = w.plain.defined();
   fp8_matmul_into({whole.operation,
                    x,
-                   {w.plain.defined() ? w.plain : w.turned, w.scale},
+                   {lies ? w.plain : w.turned, lies || w.scale.rank() < 2 ? w.scale : view::transpose(w.scale)},
                    whole.c,
                    whole.bias,
                    whole.pre_activation,
@@ -151,7 +162,8 @@ Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& b
   detail::check(x, weight, bias, scales, weight_is_in_out);
   const std::int64_t out = weight.size(weight_is_in_out ? 1 : 0);
   const Fp8Operand codes = fp8_encode(detail::as_rows(x), Fp8Role::x, use, scales);  // (R, I)
-  const bool on_units = detail::has_units(x.device(), use);
+  const bool on_units =
+      detail::reads_codes(x.device(), use, Fp8Role::x, codes.values.size(0), codes.values.size(1), out, x.dtype());
   Fp8Sides sides;
   Fp8Operand w;
   if (on_units) {
@@ -192,38 +204,43 @@ Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
   if (!needs[0] && !needs[1]) return {dx, dweight, dbias};
   Fp8Use again = use;  // forward has recorded the weight
   again.records = false;
-  if (detail::has_units(rows.device(), use)) {
-    const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
-    Fp8Sides d = fp8_encode_sides(rows, Fp8Role::gradient, use, saved.scales, needs[0], needs[1]);
-    const Device device = rows.device();
-    rows = Tensor();
-    if (needs[0]) {
-      const Fp8Sides w = fp8_encode_sides(contiguous(saved.weight), Fp8Role::weight, again, saved.scales,
-                                          weight_is_in_out, !weight_is_in_out);
-      dx = Tensor::empty({count, in}, dtype, device);
-      detail::multiply_codes({name, {}, {}, dx, {}, {}}, {std::exchange(d.plain, Tensor()), d.scale}, w);
-      dx = view::reshape(dx, saved.x_shape);
-    }
-    if (needs[1]) {
-      dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, device);
-      detail::multiply_codes_transposed(name, dweight, {saved.x, saved.x_scale}, {d.turned, d.scale}, weight_is_in_out);
-    }
-    return {dx, dweight, dbias};
+  const Device device = rows.device();
+  const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
+  const bool dx_of_codes = needs[0] && detail::reads_codes(device, use, Fp8Role::gradient, count, out, in, dtype);
+  const bool dweight_of_codes = needs[1] && detail::weight_grad_reads_codes(device, use);
+  Fp8Sides sides;
+  Fp8Operand d;  // (R, O) of bf16 values
+  if (dx_of_codes || dweight_of_codes) {
+    sides = fp8_encode_sides(rows, Fp8Role::gradient, use, saved.scales, needs[0], dweight_of_codes);
+    if (dweight_of_codes || !needs[1]) rows = Tensor();
+  } else {
+    d = fp8_round(std::move(rows), Fp8Role::gradient, use, saved.scales);
   }
-  const Fp8Operand d = fp8_round(std::move(rows), Fp8Role::gradient, use, saved.scales);  // (R, O)
-  if (needs[0]) {
+  const bool decodes_later = dx_of_codes && needs[1] && !dweight_of_codes;
+  if (dx_of_codes) {
+    const Fp8Sides w = fp8_encode_sides(contiguous(saved.weight), Fp8Role::weight, again, saved.scales,
+                                        weight_is_in_out, !weight_is_in_out);
+    dx = Tensor::empty({count, in}, dtype, device);
+    const Tensor codes = decodes_later ? sides.plain : std::exchange(sides.plain, Tensor());
+    detail::multiply_codes({name, {}, {}, dx, {}, {}}, {codes, sides.scale}, w);
+  } else if (needs[0]) {
     Fp8Operand w = fp8_round(contiguous(saved.weight), Fp8Role::weight, again, saved.scales);
     if (weight_is_in_out) w.values = view::transpose(w.values);  // (O, I)
-    dx = Tensor::empty({d.values.size(0), w.values.size(1)}, dtype, w.values.device());
+    dx = Tensor::empty({count, in}, dtype, device);
     MatmulCall call{name, d.values, w.values, dx, {}, {}};
     call.a_scale = d.scale, call.b_scale = w.scale;
     matmul_into(call);
-    dx = view::reshape(dx, saved.x_shape);
   }
+  if (needs[0]) dx = view::reshape(dx, saved.x_shape);
   if (needs[1]) {
-    const std::int64_t in = saved.x.size(1), out = d.values.size(1);
-    dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, d.values.device());
-    detail::multiply_transposed(name, dweight, {saved.x, saved.x_scale}, d, weight_is_in_out);
+    if (decodes_later) d.values = fp8_decode(std::move(rows), {std::exchange(sides.plain, Tensor()), sides.scale});
+    dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, device);
+    const Fp8Operand x{saved.x, saved.x_scale};
+    if (dweight_of_codes) {
+      detail::multiply_codes_transposed(name, dweight, x, {sides.turned, sides.scale}, weight_is_in_out);
+    } else {
+      detail::multiply_transposed(name, dweight, x, d, weight_is_in_out);
+    }
   }
   return {dx, dweight, dbias};
 }

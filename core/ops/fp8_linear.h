@@ -19,13 +19,14 @@ namespace thimble::ops {
 ///
 /// Every FP8 value is exact in bf16, so products are those of bf16 operands with sums in f32 (core/kernels/gemm.h); the
 /// scales are multiplied in when a sum is complete. On a CUDA device the codes themselves are multiplied
-/// (core/fp8_matmul.h) where they have a scale for the tensor.
+/// (core/fp8_matmul.h) where they have a scale for the tensor; in blocks those of y and dx are where the device has
+/// units for such scales (fp8_blocks_on_units), those of dW, a sum over rows that each have their own, are not.
 ///
 /// Keeps x's codes, 1 byte a value, with their scale (4 bytes, or in blocks a byte for 128), the weight, and for the
 /// activation what Linear keeps. Decoded operands are workspace: W whole, of x at most about 4 MiB at a time (64 rows
 /// or 128 columns at least; 32 MiB on a CUDA device); dy is rounded where it lies. Where codes are multiplied, those of
 /// W and dy are workspace, 1 byte a value, turned where the sum is over their other side, dy's both ways; of x's at
-/// most about 32 MiB are turned at a time.
+/// most about 32 MiB are turned at a time. In blocks dy's codes are there beside it until dx is made.
 ///
 /// Throws ShapeError, DTypeError, DeviceError.
 struct Fp8Linear {

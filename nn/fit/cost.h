@@ -22,6 +22,7 @@ struct Hardware {
   double bytes_per_s = 0;          ///< read and written together, beyond the caches
   double call_s = 0;               ///< of one operator, however small
   double tier_bytes_per_s = 1e9;   ///< written to, or read from, where tensors are offloaded to
+  int capability = 0;              ///< of a GPU (core/compute_capability.h)
 };
 
 /// Known machines, the present kind of CPU first. Throws ValueError, listing all names, for another one.

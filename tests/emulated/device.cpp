@@ -50,6 +50,7 @@ void synchronize(Device) {
 }
 std::uint64_t synchronization_count() { return waits.load(std::memory_order_relaxed); }
 std::uint64_t launch_count() { return cuda_kernels::launches.load(std::memory_order_relaxed); }
+int capability(int) { return emulated::capability; }
 void* allocate_pinned(std::size_t bytes) { return ::operator new(bytes); }
 void free_pinned(void* memory) noexcept { ::operator delete(memory); }
 
@@ -87,6 +88,8 @@ void forget(Device, void* recording) noexcept {
 std::vector<kernels::GpuFacts> devices() {
   kernels::GpuFacts facts;
   facts.name = "emulated on the host";
+  facts.capability_major = emulated::capability / 10;
+  facts.capability_minor = emulated::capability % 10;
   return {facts};
 }
 
@@ -105,7 +108,8 @@ const kernels::DeviceRuntime runtime{upload,
                                      recorded_launches,
                                      forget,
                                      emulated::memory,
-                                     launch_count};
+                                     launch_count,
+                                     capability};
 
 }  // namespace emulated_detail
 
@@ -152,23 +156,34 @@ bool library_gemm(const kernels::GemmArgs& a, void*, std::size_t bytes) {
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& a, void*, std::size_t bytes) {
   if (!emulated::has_library || a.pre_activation || a.activation != kernels::Activation::none) return false;
   if (!kernels::is_library_fp8_gemm(a) || bytes == 0 || (a.bias && a.c_dtype == DType::f32)) return false;
+  if (a.in_blocks && emulated::capability != 90) return false;
+  emulated::block_products += a.in_blocks;
   const auto value = [](std::uint8_t code, DType dtype) {
     return dtype == DType::f8e4m3 ? static_cast<float>(bit_cast<f8e4m3>(code))
                                   : static_cast<float>(bit_cast<f8e5m2>(code));
   };
   for (std::int64_t i = 0; i < a.m; ++i) {
     for (std::int64_t j = 0; j < a.n; ++j) {
+      // In blocks the sum of each is multiplied with its two scales.
+      const std::int64_t part = a.in_blocks ? 128 : a.k, stride = (a.k + 511) / 512 * 4;
       float sum = 0;
-      for (std::int64_t p = 0; p < a.k; ++p) {
-        sum += value(a.a[i * a.a_row_stride + p], a.a_dtype) * value(a.b[j * a.b_row_stride + p], a.b_dtype);
+      for (std::int64_t first = 0; first < a.k; first += part) {
+        float own = 0;
+        for (std::int64_t p = first; p < first + part && p < a.k; ++p) {
+          own += value(a.a[i * a.a_row_stride + p], a.a_dtype) * value(a.b[j * a.b_row_stride + p], a.b_dtype);
+        }
+        const float* const a_scale = a.in_blocks ? a.a_scale + first / 128 * a.m + i : a.a_scale;
+        const float* const b_scale = a.in_blocks ? a.b_scale + j / 128 * stride + first / 128 : a.b_scale;
+        sum += own * (*a_scale * *b_scale);
       }
-      sum *= *a.a_scale * *a.b_scale;
       if (a.bias) sum += load_any<float>(a.bias, a.c_dtype, j);
       store_any<float>(a.c, a.c_dtype, i * a.c_row_stride + j, sum);
     }
   }
   return true;
 }
+
+bool library_has_fp8_blocks() noexcept { return true; }
 
 bool library_int8_gemm(const Int8Gemm& a) {
   if (!emulated::has_library || a.k % 16 != 0 || a.n % 16 != 0) return false;
