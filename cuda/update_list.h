@@ -30,23 +30,36 @@ struct UpdateEntry {
   std::uint32_t site;        ///< of its random bits
 };
 
+/// The same of Adafactor, whose parameters are matrices.
+struct FactoredEntry {
+  std::int64_t n, columns;  ///< elements; 0 of them: no rows
+  void* p;
+  const void* g;
+  float *row_moment, *column_moment, *momentum;
+  std::uint32_t begin;
+};
+
 /// Those of one launch. With what else there is they are at most the 4 KiB that arguments of a kernel may have.
-struct UpdateTable {
+template <class Entry>
+struct ListTable {
   static constexpr int most = static_cast<int>(kernels::most_listed);
   int count = 0;
   std::uint32_t teams = 0;
-  UpdateEntry entries[most];
+  Entry entries[most];
 
-  /// The entry of a team.
-  THIMBLE_DEVICE UpdateEntry of(std::int64_t team) const {
+  /// The place of a team's entry.
+  THIMBLE_DEVICE int index_of(std::int64_t team) const {
     int low = 0, high = count;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
       (static_cast<std::int64_t>(entries[middle].begin) <= team ? low : high) = middle;
     }
-    return entries[low];
+    return low;
   }
+  THIMBLE_DEVICE Entry of(std::int64_t team) const { return entries[index_of(team)]; }
 };
+using UpdateTable = ListTable<UpdateEntry>;
+using FactoredTable = ListTable<FactoredEntry>;
 inline constexpr std::size_t most_argument_bytes = 4096 - sizeof(std::int64_t);
 
 inline bool are_alike(const kernels::NarrowArgs& a, const kernels::NarrowArgs& b) {
@@ -72,6 +85,13 @@ inline bool are_alike(const kernels::Momentum8Args& a, const kernels::Momentum8A
   return are_alike(a.update, b.update);
 }
 
+inline bool are_alike(const kernels::AdafactorArgs& a, const kernels::AdafactorArgs& b) {
+  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.rate == b.rate && a.beta1 == b.beta1 &&
+         a.decay == b.decay && a.epsilon1 == b.epsilon1 && a.epsilon2 == b.epsilon2 && a.clip == b.clip &&
+         a.weight_decay == b.weight_decay && a.scales_by_parameter == b.scales_by_parameter &&
+         a.has_relative_step == b.has_relative_step && a.gradient_factor == b.gradient_factor && a.step == b.step;
+}
+
 inline bool are_alike(const kernels::SquareSumArgs& a, const kernels::SquareSumArgs& b) { return a.dtype == b.dtype; }
 inline bool are_alike(const kernels::ClipArgs& a, const kernels::ClipArgs& b) { return a.dtype == b.dtype; }
 
@@ -94,6 +114,10 @@ inline UpdateEntry entry_of(const kernels::Momentum8Args& a) {
   return entry;
 }
 
+inline FactoredEntry entry_of(const kernels::AdafactorArgs& a) {
+  return {a.rows * a.columns, a.columns, a.parameter, a.gradient, a.row_moment, a.column_moment, a.momentum, 0};
+}
+
 /// `p` is the place of the sum.
 inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) {
   return {a.n, a.sum, a.gradient, nullptr, nullptr, nullptr, nullptr, 0, 0};
@@ -107,16 +131,18 @@ inline UpdateEntry entry_of(const kernels::ClipArgs& a) {
 template <class Args, class TeamsOf, class Run>
 void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run) {
   constexpr std::int64_t most_teams = std::int64_t{1} << 31;
-  UpdateTable table;
+  using Entry = decltype(entry_of(list[0]));
+  using Table = ListTable<Entry>;
+  Table table;
   for (std::size_t first = 0; first < list.size(); ++first) {
     std::size_t before = 0;
     while (before < first && !are_alike(list[before], list[first])) ++before;
     if (before < first) continue;  // it went with that one
     for (std::size_t i = first; i < list.size(); ++i) {
-      UpdateEntry entry = entry_of(list[i]);
+      Entry entry = entry_of(list[i]);
       if (!are_alike(list[first], list[i])) continue;
       const std::int64_t teams = teams_of(entry.n);
-      if (table.count == UpdateTable::most || table.teams + teams > most_teams) {
+      if (table.count == Table::most || table.teams + teams > most_teams) {
         run(list[first], table);
         table.count = 0, table.teams = 0;
       }

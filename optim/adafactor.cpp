@@ -41,6 +41,7 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
     throw DTypeError("adafactor: " + p.name + " is " + describe(p.tensor) + "; allowed are dtypes up to f32");
   }
   set_tier(options.tier);
+  list_.reserve(this->parameters().size());
   for (const Named& p : this->parameters()) {
     const factored_detail::Matrix matrix = factored_detail::matrix_of(p.tensor);
     const PathScope path(p.tensor.storage() ? p.tensor.storage()->path() : PathId{0});
@@ -74,41 +75,47 @@ std::vector<Tensor*> Adafactor::state_of(std::size_t index) {
 }
 
 void Adafactor::update(std::span<const std::size_t> indices) {
-  for (const std::size_t index : indices) update_one(index);
+  const Device device = parameters()[indices.front()].tensor.device();
+  list_.clear();
+  launch(device, [&](const Addresses& at) {
+    for (const std::size_t index : indices) list_.push_back(arguments(index, at));
+    kernels::optimizer8_kernels(device).adafactor(list_);
+  });
+  for (const std::size_t index : indices) {
+    const Moments& m = moments_[index];
+    for (const Tensor* t : {&m.rows, &m.columns, &m.first}) {
+      if (t->storage()) t->storage()->bump_version();
+    }
+  }
 }
 
-void Adafactor::update_one(std::size_t index) {
+kernels::AdafactorArgs Adafactor::arguments(std::size_t index, const Addresses& at) const {
   const Tensor& parameter = parameters()[index].tensor;
   const Tensor& gradient = parameter.grad();
   const Moments& m = moments_[index];
   const factored_detail::Matrix matrix = factored_detail::matrix_of(parameter);
-  launch(parameter.device(), [&](const Addresses& at) {
-    kernels::AdafactorArgs args;
-    args.rows = matrix.rows;
-    args.columns = matrix.columns;
-    args.parameter = at(parameter);
-    args.dtype = parameter.dtype();
-    args.gradient = at(gradient);
-    args.gradient_dtype = gradient.dtype();
-    args.row_moment = at.as<float>(m.rows);
-    args.column_moment = at.as<float>(m.columns);
-    args.momentum = at.as<float>(m.first);
-    args.rate = rate();
-    args.has_relative_step = options_.has_relative_step;
-    args.beta1 = options_.beta1;
-    args.decay = options_.decay;
-    args.epsilon1 = options_.epsilon1;
-    args.epsilon2 = options_.epsilon2;
-    args.clip = options_.clip;
-    args.weight_decay = parameter.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
-    args.scales_by_parameter = options_.scales_by_parameter;
-    args.gradient_factor = gradient_factor();
-    args.step = step_count();
-    kernels::optimizer8_kernels(parameter.device()).adafactor(args);
-  });
-  for (const Tensor& t : {m.rows, m.columns, m.first}) {
-    if (t.storage()) t.storage()->bump_version();
-  }
+  kernels::AdafactorArgs args;
+  args.rows = matrix.rows;
+  args.columns = matrix.columns;
+  args.parameter = at(parameter);
+  args.dtype = parameter.dtype();
+  args.gradient = at(gradient);
+  args.gradient_dtype = gradient.dtype();
+  args.row_moment = at.as<float>(m.rows);
+  args.column_moment = at.as<float>(m.columns);
+  args.momentum = at.as<float>(m.first);
+  args.rate = rate();
+  args.has_relative_step = options_.has_relative_step;
+  args.beta1 = options_.beta1;
+  args.decay = options_.decay;
+  args.epsilon1 = options_.epsilon1;
+  args.epsilon2 = options_.epsilon2;
+  args.clip = options_.clip;
+  args.weight_decay = parameter.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
+  args.scales_by_parameter = options_.scales_by_parameter;
+  args.gradient_factor = gradient_factor();
+  args.step = step_count();
+  return args;
 }
 
 }  // namespace thimble::optim

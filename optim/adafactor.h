@@ -2,6 +2,7 @@
 // Adafactor (Shazeer & Stern 2018, arXiv:1804.04235): the second moment of a matrix by the means of its rows and
 // columns.
 
+#include <thimble/core/kernels/optimizer8.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
@@ -37,10 +38,11 @@ class Adafactor final : public Optimizer {
   };
   std::vector<Tensor*> state_of(std::size_t index) override;
   void update(std::span<const std::size_t> indices) override;
-  void update_one(std::size_t index);
+  kernels::AdafactorArgs arguments(std::size_t index, const Addresses& at) const;
 
   AdafactorOptions options_;
   std::vector<Moments> moments_;
+  std::vector<kernels::AdafactorArgs> list_;  // of the update under way; it has room for all
 };
 
 }  // namespace thimble::optim

@@ -12,6 +12,7 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch_graph.h>
 #include <thimble/core/random.h>
+#include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam8.h>
 #include <thimble/optim/clip.h>
 
@@ -89,6 +90,12 @@ Make sgd(optim::SgdOptions options) {
   return [options](std::vector<optim::Named> list) { return std::make_unique<optim::Sgd>(std::move(list), options); };
 }
 
+Make adafactor(optim::AdafactorOptions options) {
+  return [options](std::vector<optim::Named> list) {
+    return std::make_unique<optim::Adafactor>(std::move(list), options);
+  };
+}
+
 }  // namespace update_list_test
 
 using namespace update_list_test;
@@ -121,6 +128,10 @@ TEST_CASE("update list: many parameters at once have the bits of the CPU's one a
        [](std::vector<optim::Named> list) {
          return std::make_unique<optim::Momentum8>(std::move(list), optim::SgdOptions{.momentum = 0.9});
        }},
+      {"adafactor", eight, adafactor({.rate = 0.05})},
+      {"adafactor, vectors not decayed", eight,
+       adafactor({.beta1 = 0.5, .weight_decay = 0.1, .smallest_decayed_rank = 2})},
+      {"adafactor with its own rate", eight, adafactor({.has_relative_step = true, .scales_by_parameter = false})},
   };
   for (const Case& c : cases) {
     INFO(c.name);
@@ -156,6 +167,35 @@ TEST_CASE("update list: a launch has 56 parameters that are alike", "[cuda][opti
     adam.begin_step();
     for (std::size_t i = 0; i < list.size(); ++i) adam.step_one(i);  // as backward does that updates as it goes
     CHECK(launches() - before == c.launches + list.size());
+  }
+}
+
+TEST_CASE("update list: Adafactor takes a launch for each phase of 56 parameters that are alike", "[cuda][optim]") {
+  if (!has_cuda()) return;
+  struct Case {
+    std::size_t vectors, matrices;
+    optim::AdafactorOptions options;
+    std::uint64_t launches;
+  };
+  // Matrices: parameters' squares, rows, columns, the rows' mean, updates' squares, the length, the update. Vectors
+  // have one phase for their moments, and share all others.
+  const optim::AdafactorOptions plain{}, unscaled{.scales_by_parameter = false},
+      apart{.weight_decay = 0.1, .smallest_decayed_rank = 2};
+  for (const Case& c :
+       {Case{0, 1, plain, 7}, Case{0, 56, plain, 7}, Case{1, 0, plain, 5}, Case{28, 28, plain, 8},
+        Case{0, 57, plain, 14}, Case{30, 56, plain, 16}, Case{28, 28, unscaled, 7}, Case{28, 28, apart, 5 + 7}}) {
+    INFO(c.vectors << " vectors, " << c.matrices << " matrices");
+    std::vector<Shape> shapes;
+    for (std::size_t i = 0; i < std::max(c.vectors, c.matrices); ++i) {
+      if (i < c.vectors) shapes.push_back({9});
+      if (i < c.matrices) shapes.push_back({3, 4});
+    }
+    const std::vector<optim::Named> list = parameters(cuda(), shapes, {DType::f32});
+    for (const optim::Named& p : list) p.tensor.grad() = to_device(noise(p.tensor.shape(), DType::f32, 3), cuda());
+    optim::Adafactor adafactor(list, c.options);
+    const std::uint64_t before = launches();
+    adafactor.step();
+    CHECK(launches() - before == c.launches);
   }
 }
 

@@ -58,7 +58,8 @@ struct Optimizer8Kernels {
   /// Of many parameters, as in OptimizerKernels.
   void (*adam8)(std::span<const Adam8Args>) = nullptr;
   void (*momentum8)(std::span<const Momentum8Args>) = nullptr;
-  void (*adafactor)(const AdafactorArgs&) = nullptr;
+  /// Likewise, with one launch for each phase of all that are alike, matrices and vectors together.
+  void (*adafactor)(std::span<const AdafactorArgs>) = nullptr;
 };
 
 extern const Optimizer8Kernels optimizer8_cpu;

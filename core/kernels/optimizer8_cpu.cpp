@@ -131,10 +131,14 @@ void momentum8_all(std::span<const Momentum8Args> list) {
   for (const Momentum8Args& args : list) momentum8(args);
 }
 
+void adafactor_all(std::span<const AdafactorArgs> list) {
+  for (const AdafactorArgs& args : list) adafactor_on_cpu(args);
+}
+
 }  // namespace optimizer8_detail
 
 const Optimizer8Kernels optimizer8_cpu{optimizer8_detail::adam8_all, optimizer8_detail::momentum8_all,
-                                       adafactor_on_cpu};
+                                       optimizer8_detail::adafactor_all};
 
 const Optimizer8Kernels& optimizer8_kernels(Device device) {
   if (device.is_cpu()) return optimizer8_cpu;
