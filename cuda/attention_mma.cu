@@ -7,6 +7,7 @@
 //   for the product with v, as largest <= 1 ones that are divided by their sum at the end.
 // - Exponentials are powers of two: the scale takes log2(e).
 
+#include <algorithm>
 #include <cmath>
 
 #include <thimble/cuda/attention_mma.h>
@@ -19,27 +20,29 @@ struct Forward {
   static constexpr int threads = team_threads;
   static constexpr int blocks = W <= 64 ? 2 : 1;  ///< of 16 queries, for each warp
   static constexpr int tile_queries = 64 * blocks;
-  static constexpr int tile_keys = W <= 128 ? 64 : 32;
+  static constexpr int tile_keys = W <= 128 && sizeof(T) == 2 ? 64 : 32;
   static constexpr bool holds_queries = W <= 128;  ///< in registers; else in shared memory
-  using Tile = SharedTile<W>;
+  using Tile = SharedTile<T, W>;
   static constexpr int stage_rows = 2 * tile_keys;  ///< keys, then values
-  static_assert(!holds_queries || tile_queries <= stage_rows);
 
   Problem p;
-  Rows q, k, v;
-  ResultRows out;
+  Rows<T> q, k, v;
+  ResultRows<T> out;
   float* lse;
   float scale;  ///< with log2(e)
   std::int64_t query_tiles;
 
-  /// Two stages. Queries that go to registers come through the second one, before it is used.
+  /// Two stages. Queries that go to registers come through the second one, before it is used, and through the rows
+  /// behind it.
   static constexpr std::size_t shared_bytes() {
-    return static_cast<std::size_t>(2 * stage_rows + (holds_queries ? 0 : tile_queries)) * Tile::row_bytes;
+    constexpr int rows =
+        holds_queries ? stage_rows + std::max(stage_rows, tile_queries) : 2 * stage_rows + tile_queries;
+    return static_cast<std::size_t>(rows) * Tile::row_bytes;
   }
 
   /// What a warp has of 16 queries.
   struct Block {
-    Left q[holds_queries ? W / 16 : 1];
+    Left<T> q[holds_queries ? W / 16 : 1];
     Sums out[W / 8];
     float largest[2][own_lanes], total[2][own_lanes];  ///< of two rows; `total` of the lane's own columns
   };
@@ -50,7 +53,7 @@ struct Forward {
     const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;  // those that see most come first
     const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
     const SharedAddress memory = shared_address(team.template shared<std::byte>());
-    const Stages<W> stages{{memory}, stage_rows};
+    const Stages<T, W> stages{{memory}, stage_rows};
     const Tile queries{Tile{memory}.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
     const int own_row = 16 * blocks * warp.rank;
     const std::int64_t end = seen_end(p, t0 + tile_queries - 1);
@@ -101,7 +104,7 @@ struct Forward {
     for (int r = 0; r < blocks; ++r) clear(scores[r]);
     THIMBLE_UNROLL
     for (int c = 0; c < W / 16; ++c) {
-      Left left[blocks];
+      Left<T> left[blocks];
       THIMBLE_UNROLL
       for (int r = 0; r < blocks; ++r) {
         if constexpr (holds_queries) {
@@ -112,7 +115,7 @@ struct Forward {
       }
       THIMBLE_UNROLL
       for (int n = 0; n < tile_keys / 8; n += 2) {
-        const Right right = load_right(warp, stage, 8 * n, 16 * c);
+        const auto right = load_right(warp, stage, 8 * n, 16 * c);
         THIMBLE_UNROLL
         for (int r = 0; r < blocks; ++r) multiply<T>(scores[r][n], scores[r][n + 1], left[r], right);
       }
@@ -125,12 +128,12 @@ struct Forward {
     }
     THIMBLE_UNROLL
     for (int n = 0; n < tile_keys / 8; n += 2) {
-      Left left[blocks];
+      Left<T, Order::paired> left[blocks];
       THIMBLE_UNROLL
       for (int r = 0; r < blocks; ++r) left[r] = rounded<T>(scores[r][n], scores[r][n + 1]);
       THIMBLE_UNROLL
       for (int d = 0; d < W / 8; d += 2) {
-        const Right right = load_right_transposed(warp, stage, tile_keys + 8 * n, 8 * d);
+        const auto right = load_right_transposed(warp, stage, tile_keys + 8 * n, 8 * d);
         THIMBLE_UNROLL
         for (int r = 0; r < blocks; ++r) multiply<T>(own[r].out[d], own[r].out[d + 1], left[r], right);
       }
@@ -227,7 +230,7 @@ struct Forward {
         }
       }
     }
-    if (out.to.data) out.store<T>(warp, b, h, t0, p.queries, 0, p.width, factor, own.out);
+    if (out.to.data) out.store(warp, b, h, t0, p.queries, 0, p.width, factor, own.out);
   }
 };
 
@@ -239,10 +242,10 @@ void attention_mma_forward(const kernels::AttentionArgs& args) {
     using Body = Forward<T, W>;
     const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
     const Body body{Problem(args),
-                    Rows(args.q),
-                    Rows(args.k),
-                    Rows(args.v),
-                    ResultRows(args.out),
+                    Rows<T>(args.q),
+                    Rows<T>(args.k),
+                    Rows<T>(args.v),
+                    ResultRows<T>(args.out),
                     static_cast<float*>(args.lse),
                     static_cast<float>(args.scale * 1.4426950408889634),
                     tiles};

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/random_bits.h>
 #include <thimble/cuda/attention.h>
 #include <thimble/cuda/tensor_core.h>
@@ -34,40 +35,51 @@ namespace attention_mma_detail {
 using attention_cuda_detail::Problem;
 using kernels::AttentionOperand;
 using kernels::AttentionResult;
-using Bits = std::uint16_t;  ///< of an f16 or bf16
+/// Of an f16 or bf16, or of an f32.
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+template <class T>
+inline constexpr int chunk_elements = 16 / sizeof(T);
+template <class T, int W>
+inline constexpr int row_bytes = W* static_cast<int>(sizeof(T));
 
 inline constexpr int team_threads = 128;
 inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;
 
-/// f.template operator()<T, W>(): the type of the elements, and the width of tiles that rows are padded to.
+/// f.template operator()<T>(): the type of the elements.
+template <class F>
+void with_element(DType dtype, F&& f) {
+  if (dtype == DType::bf16) return f.template operator()<bf16>();
+  if (dtype == DType::f16) return f.template operator()<f16>();
+  f.template operator()<float>();
+}
+
+/// f.template operator()<T, W>(): also the width of tiles that rows are padded to.
 template <class F>
 void with_tile(DType dtype, std::int64_t width, F&& f) {
-  const auto with_width = [&]<class T>() {
+  with_element(dtype, [&]<class T>() {
     if (width <= 32) return f.template operator()<T, 32>();
     if (width <= 64) return f.template operator()<T, 64>();
     if (width <= 96) return f.template operator()<T, 96>();
     if (width <= 128) return f.template operator()<T, 128>();
-    f.template operator()<T, 256>();
-  };
-  if (dtype == DType::bf16) {
-    with_width.template operator()<bf16>();
-  } else {
-    with_width.template operator()<f16>();
-  }
+    if constexpr (kernels::widest_tensor_core_attention(dtype_of<T>) > 128) f.template operator()<T, 256>();
+  });
 }
 
 /// An operand, and whether its rows can be read by chunks.
+template <class T>
 struct Rows {
-  const Bits* data;
+  const Bits<T>* data;
   std::int64_t batch, row, head;
   bool has_chunks;
   explicit Rows(const AttentionOperand& x)
-      : data(static_cast<const Bits*>(x.data)),
+      : data(static_cast<const Bits<T>*>(x.data)),
         batch(x.batch),
         row(x.row),
         head(x.head),
-        has_chunks(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && (x.batch | x.row | x.head) % 8 == 0) {}
-  THIMBLE_DEVICE const Bits* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
+        has_chunks(reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 &&
+                   (x.batch | x.row | x.head) % chunk_elements<T> == 0) {}
+  THIMBLE_DEVICE const Bits<T>* at(std::int64_t b, std::int64_t h) const { return data + b * batch + h * head; }
 };
 
 /// Which chunks of a tile's rows a thread of a team of `size` brings: in rows first_row, first_row + rows_at_once, ...
@@ -84,38 +96,40 @@ struct ChunkMap {
 
 /// Brings rows first .. first + count - 1 of one head, `from`, to the first rows of a tile; 0 from row `end` and from
 /// column `width` on.
-template <int count, int W, class Team>
-THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const Rows& x, const Bits* from,
+template <int count, class T, int W, class Team>
+THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const Rows<T>& x, const Bits<T>* from,
                                      std::int64_t first, std::int64_t end, std::int64_t width,
-                                     const SharedTile<W>& tile) {
-  using Map = ChunkMap<Team::size, SharedTile<W>::chunks>;
+                                     const SharedTile<T, W>& tile) {
+  using Map = ChunkMap<Team::size, SharedTile<T, W>::chunks>;
   static_assert(count % Map::rows_at_once == 0);
   const Map map(team.rank());
   if (!map.is_busy) return;
   const int rows = static_cast<int>(end - first < count ? end - first : count);
-  const Bits* const start = from + first * x.row;
-  for (int chunk = map.first; chunk < SharedTile<W>::chunks; chunk += Map::at_once) {
-    const bool is_column = 8 * chunk < width;
-    const Bits* source = start + map.first_row * x.row + 8 * chunk;
+  const Bits<T>* const start = from + first * x.row;
+  for (int chunk = map.first; chunk < SharedTile<T, W>::chunks; chunk += Map::at_once) {
+    const int column = chunk_elements<T> * chunk;
+    const bool is_column = column < width;
+    const Bits<T>* source = start + map.first_row * x.row + column;
     if (x.has_chunks) {
       THIMBLE_UNROLL
       for (int n = 0; n < count / Map::rows_at_once; ++n) {
         const int row = map.first_row + n * Map::rows_at_once;
         const bool is_there = is_column && row < rows;
-        loads.template load<16>(tile.at(row, 8 * chunk), is_there ? source : from, is_there);
+        loads.template load<16>(tile.at(row, column), is_there ? source : from, is_there);
         source += Map::rows_at_once * x.row;
       }
       continue;
     }
     THIMBLE_ROLLED
     for (int row = map.first_row; row < count; row += Map::rows_at_once) {
+      constexpr int in_word = chunk_elements<T> / 4;
       std::uint32_t words[4] = {};
       THIMBLE_UNROLL
-      for (int e = 0; e < 8; ++e) {
-        const Bits bits = is_column && row < rows ? source[e] : Bits{0};
-        words[e / 2] |= static_cast<std::uint32_t>(bits) << (16 * (e % 2));
+      for (int e = 0; e < chunk_elements<T>; ++e) {
+        const Bits<T> bits = is_column && row < rows ? source[e] : Bits<T>{0};
+        words[e / in_word] |= static_cast<std::uint32_t>(bits) << (16 * (e % in_word));
       }
-      store_shared(tile.at(row, 8 * chunk), words);
+      store_shared(tile.at(row, column), words);
       source += Map::rows_at_once * x.row;
     }
   }
@@ -145,11 +159,11 @@ THIMBLE_DEVICE inline RandomSite site_of(const Problem& p) {
 }
 
 /// Two tiles' rows, which take turns.
-template <int W>
+template <class T, int W>
 struct Stages {
-  SharedTile<W> first;
+  SharedTile<T, W> first;
   int rows;
-  THIMBLE_DEVICE SharedTile<W> get(int stage) const { return {first.at(stage * rows, 0)}; }
+  THIMBLE_DEVICE SharedTile<T, W> get(int stage) const { return {first.at(stage * rows, 0)}; }
 };
 
 /// The random words of a block of 16 queries from t0 and 8 keys from s0 on, by elements of D; with `is_turned` D's rows
@@ -225,15 +239,18 @@ THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const 
 }
 
 /// Where a result goes.
+template <class T>
 struct ResultRows {
   AttentionResult to;
   bool has_pairs;  ///< two neighbours can be written at once
   explicit ResultRows(const AttentionResult& x)
-      : to(x), has_pairs(reinterpret_cast<std::uintptr_t>(x.data) % 4 == 0 && (x.batch | x.row | x.head) % 2 == 0) {}
+      : to(x),
+        has_pairs(reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(T)) == 0 &&
+                  (x.batch | x.row | x.head) % 2 == 0) {}
 
   /// Rows first .. of one head = factor[half][lane] sums, as far as they are before `end` and `width`; the sums'
   /// columns begin at `column`.
-  template <class T, int N>
+  template <int N>
   THIMBLE_DEVICE void store(const Warp& warp, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
                             int column, std::int64_t width, const float (&factor)[2][own_lanes],
                             const Sums (&sums)[N]) const {
@@ -242,20 +259,31 @@ struct ResultRows {
       for (int half = 0; half < 2; ++half) {
         const Place at = lane_map::sums(warp.lane(i), 2 * half);
         if (first + at.row >= end) continue;
-        Bits* const row = static_cast<Bits*>(to.data) + b * to.batch + (first + at.row) * to.row + h * to.head;
+        Bits<T>* const row = static_cast<Bits<T>*>(to.data) + b * to.batch + (first + at.row) * to.row + h * to.head;
         THIMBLE_UNROLL
         for (int n = 0; n < N; ++n) {
           const int d = column + 8 * n + at.column;
           if (d >= width) continue;
           const float* const pair = sums[n].value[i] + 2 * half;
-          const std::uint32_t word = packed<T>(factor[half][i] * pair[0], factor[half][i] * pair[1]);
-          if (has_pairs) {
-            *reinterpret_cast<std::uint32_t*>(row + d) = word;
-          } else {
-            row[d] = static_cast<Bits>(word), row[d + 1] = static_cast<Bits>(word >> 16);
-          }
+          store_pair(row + d, factor[half][i] * pair[0], factor[half][i] * pair[1]);
         }
       }
+    }
+  }
+
+ private:
+  THIMBLE_DEVICE void store_pair(Bits<T>* place, float first, float second) const {
+    using Pair = std::conditional_t<sizeof(T) == 2, std::uint32_t, std::uint64_t>;
+    Pair both;
+    if constexpr (sizeof(T) == 2) {
+      both = packed<T>(first, second);
+    } else {
+      both = bit_cast<std::uint32_t>(first) | static_cast<Pair>(bit_cast<std::uint32_t>(second)) << 32;
+    }
+    if (has_pairs) {
+      *reinterpret_cast<Pair*>(place) = both;
+    } else {
+      place[0] = static_cast<Bits<T>>(both), place[1] = static_cast<Bits<T>>(both >> (8 * sizeof(T)));
     }
   }
 };

@@ -19,17 +19,17 @@ template <class T, int W>
 struct KeyGradients {
   static constexpr int threads = team_threads;
   static constexpr int tile_keys = 64;
-  static constexpr int tile_queries = W <= 64 ? 64 : W <= 128 ? 32 : 16;
-  static constexpr int queries_at_once = W <= 128 ? 32 : 16;
-  static constexpr int columns = W <= 128 ? W : W / 2;  ///< of a walk
-  static constexpr bool holds_keys = W <= 64;           ///< k and v in registers; else in shared memory
-  using Tile = SharedTile<W>;
+  static constexpr int tile_queries = row_bytes<T, W> <= 128 ? 64 : row_bytes<T, W> <= 256 ? 32 : 16;
+  static constexpr int queries_at_once = row_bytes<T, W> <= 256 ? 32 : 16;
+  static constexpr int columns = W <= 128 ? W : W / 2;        ///< of a walk
+  static constexpr bool holds_keys = row_bytes<T, W> <= 128;  ///< k and v in registers; else in shared memory
+  using Tile = SharedTile<T, W>;
   static constexpr int stage_rows = 2 * tile_queries;  ///< q, then dout
   static_assert(!holds_keys || 2 * tile_keys <= stage_rows);
 
   Problem p;
-  Rows q, k, v, dout;
-  ResultRows dk, dv;
+  Rows<T> q, k, v, dout;
+  ResultRows<T> dk, dv;
   const float *lse, *delta;
   float exponent_scale;  ///< with log2(e)
   std::int64_t key_tiles;
@@ -43,7 +43,7 @@ struct KeyGradients {
   struct Own {
     Tile keys, values;  // of all warps
     int row;
-    Left k[holds_keys ? W / 16 : 1], v[holds_keys ? W / 16 : 1];
+    Left<T> k[holds_keys ? W / 16 : 1], v[holds_keys ? W / 16 : 1];
     Sums dk[columns / 8], dv[columns / 8];
   };
 
@@ -52,7 +52,7 @@ struct KeyGradients {
     const Warp warp(team);
     const std::int64_t s0 = job % key_tiles * tile_keys;  // those that most see come first
     const std::int64_t h = job / key_tiles % p.heads, b = job / key_tiles / p.heads;
-    const Stages<W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
+    const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
     Own own;
     own.keys = Tile{stages.first.at(holds_keys ? stage_rows : 2 * stage_rows, 0)};
     own.values = Tile{own.keys.at(tile_keys, 0)};
@@ -123,7 +123,7 @@ struct KeyGradients {
     clear(gradient);
     THIMBLE_UNROLL
     for (int c = 0; c < W / 16; ++c) {
-      Left key, value;
+      Left<T> key, value;
       if constexpr (holds_keys) {
         key = own.k[c], value = own.v[c];
       } else {
@@ -164,8 +164,8 @@ struct KeyGradients {
     if (p.is_causal && first_query(s0 + 15) > t0) hide(warp, scores, gradient, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; n += 2) {
-      const Left probability = rounded<T>(scores[n], scores[n + 1]);
-      const Left left = rounded<T>(gradient[n], gradient[n + 1]);
+      const auto probability = rounded<T>(scores[n], scores[n + 1]);
+      const auto left = rounded<T>(gradient[n], gradient[n + 1]);
       THIMBLE_UNROLL
       for (int d = 0; d < columns / 8; d += 2) {
         multiply<T>(own.dv[d], own.dv[d + 1], probability,
@@ -203,8 +203,8 @@ struct KeyGradients {
       of_keys[0][i] = of_keys[1][i] = static_cast<float>(p.scale);
       of_values[0][i] = of_values[1][i] = p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f;
     }
-    if (dk.to.data) dk.store<T>(warp, b, h, s0, p.keys, column, p.width, of_keys, own.dk);
-    if (dv.to.data) dv.store<T>(warp, b, h, s0, p.keys, column, p.width, of_values, own.dv);
+    if (dk.to.data) dk.store(warp, b, h, s0, p.keys, column, p.width, of_keys, own.dk);
+    if (dv.to.data) dv.store(warp, b, h, s0, p.keys, column, p.width, of_values, own.dv);
   }
 };
 
@@ -217,12 +217,12 @@ void attention_mma_key_gradients(const AttentionMmaGrad& call) {
     using Body = KeyGradients<T, W>;
     const std::int64_t tiles = (args.keys + Body::tile_keys - 1) / Body::tile_keys;
     const Body body{call.problem,
-                    Rows(args.q),
-                    Rows(args.k),
-                    Rows(args.v),
-                    Rows(args.dout),
-                    ResultRows(args.dk),
-                    ResultRows(args.dv),
+                    Rows<T>(args.q),
+                    Rows<T>(args.k),
+                    Rows<T>(args.v),
+                    Rows<T>(args.dout),
+                    ResultRows<T>(args.dk),
+                    ResultRows<T>(args.dv),
                     static_cast<const float*>(args.lse),
                     call.delta,
                     static_cast<float>(args.scale * 1.4426950408889634),

@@ -21,8 +21,9 @@ template <class T>
 struct Delta {
   static constexpr int threads = team_threads;
   static constexpr int rows_of_team = 16;
+  static constexpr int n = chunk_elements<T>;
   Problem p;
-  Rows out, dout;
+  Rows<T> out, dout;
   float* delta;
   std::int64_t rows;
 
@@ -46,27 +47,27 @@ struct Delta {
 
   THIMBLE_DEVICE float sum_chunks(std::int64_t row, int chunk) const {
     const std::int64_t t = row % p.queries, h = row / p.queries % p.heads, b = row / p.queries / p.heads;
-    const Bits *const x = out.at(b, h) + t * out.row, *const y = dout.at(b, h) + t * dout.row;
+    const Bits<T>*const x = out.at(b, h) + t * out.row, *const y = dout.at(b, h) + t * dout.row;
     float sum = 0;
-    for (int d = 8 * chunk; d < p.width; d += 64) {
-      Bits left[8], right[8];
+    for (int d = n * chunk; d < p.width; d += 8 * n) {
+      Bits<T> left[n], right[n];
       read_chunk(out, x + d, left);
       read_chunk(dout, y + d, right);
-      for (int e = 0; e < 8; ++e) {
-        sum += static_cast<float>(T::from_bits(left[e])) * static_cast<float>(T::from_bits(right[e]));
+      for (int e = 0; e < n; ++e) {
+        sum += static_cast<float>(bit_cast<T>(left[e])) * static_cast<float>(bit_cast<T>(right[e]));
       }
     }
     return sum;
   }
-  THIMBLE_DEVICE static void read_chunk(const Rows& x, const Bits* from, Bits (&to)[8]) {
+  THIMBLE_DEVICE static void read_chunk(const Rows<T>& x, const Bits<T>* from, Bits<T> (&to)[n]) {
     if (x.has_chunks) {
       struct alignas(16) Chunk {
-        Bits bits[8];
+        Bits<T> bits[n];
       };
       const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
-      for (int e = 0; e < 8; ++e) to[e] = chunk.bits[e];
+      for (int e = 0; e < n; ++e) to[e] = chunk.bits[e];
     } else {
-      for (int e = 0; e < 8; ++e) to[e] = from[e];
+      for (int e = 0; e < n; ++e) to[e] = from[e];
     }
   }
 };
@@ -75,16 +76,16 @@ template <class T, int W>
 struct QueryGradient {
   static constexpr int threads = team_threads;
   static constexpr int tile_queries = 64;
-  static constexpr int tile_keys = W <= 128 ? 64 : 16;
-  static constexpr int keys_at_once = W <= 128 ? 32 : 16;
-  static constexpr bool holds_queries = W <= 128;  ///< q and dout in registers; else in shared memory
-  using Tile = SharedTile<W>;
+  static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : 16;
+  static constexpr int keys_at_once = row_bytes<T, W> <= 256 ? 32 : 16;
+  static constexpr bool holds_queries = row_bytes<T, W> <= 256;  ///< q and dout in registers; else in shared memory
+  using Tile = SharedTile<T, W>;
   static constexpr int stage_rows = 2 * tile_keys;
   static_assert(!holds_queries || 2 * tile_queries <= stage_rows);
 
   Problem p;
-  Rows q, k, v, dout;
-  ResultRows dq;
+  Rows<T> q, k, v, dout;
+  ResultRows<T> dq;
   const float *lse, *delta;
   float exponent_scale;  ///< with log2(e)
   std::int64_t query_tiles;
@@ -98,7 +99,7 @@ struct QueryGradient {
   struct Own {
     Tile queries, douts;  // of all warps
     int row;
-    Left q[holds_queries ? W / 16 : 1], dout[holds_queries ? W / 16 : 1];
+    Left<T> q[holds_queries ? W / 16 : 1], dout[holds_queries ? W / 16 : 1];
     float log_sum[2][own_lanes], delta[2][own_lanes];  ///< of two rows; log_sum with log2(e)
     Sums dq[W / 8];
   };
@@ -108,7 +109,7 @@ struct QueryGradient {
     const Warp warp(team);
     const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;
     const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
-    const Stages<W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
+    const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
     Own own;
     own.queries = Tile{stages.first.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
     own.douts = Tile{own.queries.at(tile_queries, 0)};
@@ -146,7 +147,7 @@ struct QueryGradient {
     if (!has_queries) return;
     float factor[2][own_lanes];
     for (int i = 0; i < own_lanes; ++i) factor[0][i] = factor[1][i] = static_cast<float>(p.scale);
-    dq.store<T>(warp, b, h, t0 + own.row, p.queries, 0, p.width, factor, own.dq);
+    dq.store(warp, b, h, t0 + own.row, p.queries, 0, p.width, factor, own.dq);
   }
 
   THIMBLE_DEVICE void read_rows(const Warp& warp, Own& own, std::int64_t b, std::int64_t h, std::int64_t t0) const {
@@ -176,7 +177,7 @@ struct QueryGradient {
     clear(gradient);
     THIMBLE_UNROLL
     for (int c = 0; c < W / 16; ++c) {
-      Left query, dout_left;
+      Left<T> query, dout_left;
       if constexpr (holds_queries) {
         query = own.q[c], dout_left = own.dout[c];
       } else {
@@ -220,7 +221,7 @@ struct QueryGradient {
     }
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; n += 2) {
-      const Left left = rounded<T>(gradient[n], gradient[n + 1]);
+      const auto left = rounded<T>(gradient[n], gradient[n + 1]);
       THIMBLE_UNROLL
       for (int d = 0; d < W / 8; d += 2) {
         multiply<T>(own.dq[d], own.dq[d + 1], left, load_right_transposed(warp, stage, j + 8 * n, 8 * d));
@@ -238,11 +239,11 @@ void attention_mma_query_gradient(const AttentionMmaGrad& call) {
     using Body = QueryGradient<T, W>;
     const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
     const Body body{call.problem,
-                    Rows(args.q),
-                    Rows(args.k),
-                    Rows(args.v),
-                    Rows(args.dout),
-                    ResultRows(args.dq),
+                    Rows<T>(args.q),
+                    Rows<T>(args.k),
+                    Rows<T>(args.v),
+                    Rows<T>(args.dout),
+                    ResultRows<T>(args.dq),
                     static_cast<const float*>(args.lse),
                     call.delta,
                     static_cast<float>(args.scale * 1.4426950408889634),
@@ -255,17 +256,11 @@ void attention_mma_backward(const kernels::AttentionGradArgs& args, void* worksp
   using namespace attention_mma_detail;
   const std::int64_t rows = args.batch * args.heads * args.queries;
   AttentionMmaGrad call{args, Problem(args), static_cast<float*>(workspace)};
-  const auto delta_of = [&]<class T>() {
-    const Delta<T> body{call.problem, Rows(args.out), Rows(args.dout), call.delta, rows};
+  with_element(args.dtype, [&]<class T>() {
+    const Delta<T> body{call.problem, Rows<T>(args.out), Rows<T>(args.dout), call.delta, rows};
     for_each_team((rows + Delta<T>::rows_of_team - 1) / Delta<T>::rows_of_team, body);
-  };
-  if (args.dtype == DType::bf16) {
-    delta_of.template operator()<bf16>();
-  } else {
-    delta_of.template operator()<f16>();
-  }
-  auto* const held =
-      reinterpret_cast<Bits*>(static_cast<std::byte*>(workspace) + kernels::tensor_core_attention_delta_bytes(args));
+  });
+  void* const held = static_cast<std::byte*>(workspace) + kernels::tensor_core_attention_delta_bytes(args);
   const bool is_in_place = args.dq.data == args.q.data;
   if (args.dq.data) {
     if (is_in_place) {

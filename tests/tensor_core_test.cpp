@@ -1,45 +1,39 @@
 // What the products of warps on tensor cores are made of, lane by lane on the host: the shares of a warp's lanes
-// against the tables of the PTX ISA (written here once more), places in shared memory, loads, and the random words of a
-// block.
+// against the tables of the PTX ISA, places in shared memory, loads, and the random words of a block.
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <set>
 #include <vector>
 
 #include <thimble/cuda/attention_mma.h>
 
 #include "catch.h"
+#include "tensor_core_isa.h"
 
 using namespace thimble;
 using namespace thimble::cuda_kernels;
 using namespace thimble::cuda_kernels::attention_mma_detail;
+using namespace thimble::testing;
 
 namespace {
 
-// PTX ISA 8.x, "Matrix Fragments for mma.m16n8k16 with floating point type", .f16 and .bf16: groupID = lane >> 2,
-// threadID_in_group = lane % 4.
-Place isa_a(int lane, int i) {
-  const int group = lane >> 2, thread = lane % 4;
-  const int row = (0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8;
-  const int column = i < 4 ? thread * 2 + (i & 1) : thread * 2 + (i & 1) + 8;
-  return {row, column};
-}
-Place isa_b(int lane, int i) {
-  const int group = lane >> 2, thread = lane % 4;
-  return {i < 2 ? thread * 2 + (i & 1) : thread * 2 + (i & 1) + 8, group};
-}
-Place isa_c(int lane, int i) {
-  const int group = lane >> 2, thread = lane % 4;
-  return {i < 2 ? group : group + 8, thread * 2 + (i & 1)};
+// Element e of a share, as lane_map counts them.
+template <class T, std::size_t N>
+float element(const std::uint32_t (&words)[N], int e) {
+  if constexpr (sizeof(T) == 4) {
+    return bit_cast<float>(words[e]);
+  } else {
+    return static_cast<float>(T::from_bits(static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)))));
+  }
 }
 
-bool same(const Place& a, const Place& b) { return a.row == b.row && a.column == b.column; }
-
+// What a value becomes on its way into a product.
 template <class T>
-float element(const std::uint32_t (&words)[4], int e) {
-  return static_cast<float>(T::from_bits(static_cast<std::uint16_t>(words[e / 2] >> (16 * (e % 2)))));
+float operand(float value) {
+  return sizeof(T) == 4 ? to_tf32(value) : static_cast<float>(T(value));
 }
 
 Warp any_warp() {
@@ -47,23 +41,23 @@ Warp any_warp() {
   return Warp(Team<128>(state, 0));
 }
 
-// A tile of 32 rows with a small whole number everywhere.
+// A tile of 32 rows with a small whole number everywhere: exact in any type, in sums too.
 template <class T, int W>
 struct Filled {
   static constexpr int rows = 32;
-  alignas(16) std::byte bytes[rows * SharedTile<W>::row_bytes];
+  alignas(16) std::byte bytes[rows * SharedTile<T, W>::row_bytes];
   float values[rows][W];
   Filled() {
     std::memset(bytes, 0xFF, sizeof bytes);
     for (int row = 0; row < rows; ++row) {
       for (int column = 0; column < W; ++column) {
         values[row][column] = static_cast<float>((row * 37 + column * 11) % 61 - 30);
-        const std::uint16_t bits = T(values[row][column]).bits;
-        std::memcpy(tile().at(row, column), &bits, 2);
+        const T value(values[row][column]);
+        std::memcpy(tile().at(row, column), &value, sizeof value);
       }
     }
   }
-  SharedTile<W> tile() { return {shared_address(bytes)}; }
+  SharedTile<T, W> tile() { return {shared_address(bytes)}; }
 };
 
 }  // namespace
@@ -114,21 +108,38 @@ TEST_CASE("tensor core: ldmatrix as it is defined", "[cuda]") {
   }
 }
 
-TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their product is the product", "[cuda]", bf16,
-                   f16) {
+TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their product is the product", "[cuda]", bf16, f16,
+                   float) {
   using T = TestType;
   const Warp warp = any_warp();
   Filled<T, 48> x;
   const auto tile = x.tile();
-  const Left a = load_left(warp, tile, 16, 32);
-  const Right b = load_right(warp, tile, 8, 16), c = load_right_transposed(warp, tile, 16, 24);
+  const auto a = load_left(warp, tile, 16, 32);
+  const auto b = load_right(warp, tile, 8, 16);
+  const auto c = load_right_transposed(warp, tile, 16, 24);
+  // The left operand of c: in TF32 it is that of a product's results.
+  Left<T, Order::paired> results;
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 8; ++e) {
-      const Place of_a = isa_a(lane, e), of_b = isa_b(lane, e % 4);
+      Place of_a = isa_a(lane, e), of_b = isa_b(lane, e % 4);
+      CHECK(element<T>(c.word[lane], e) == x.values[16 + of_b.row][24 + of_b.column + 8 * (e / 4)]);
+      if (sizeof(T) == 4) {  // two of the instruction's blocks along the sum
+        of_a = isa_tf32_a(lane, e % 4 / 2 + 2 * (e % 2)), of_a.column += 8 * (e / 4);
+        of_b = isa_tf32_b(lane, e % 2), of_b.row += 8 * (e / 2 % 2);
+      }
       const int column = of_b.column + 8 * (e / 4);
       CHECK(element<T>(a.word[lane], e) == x.values[16 + of_a.row][32 + of_a.column]);
       CHECK(element<T>(b.word[lane], e) == x.values[8 + column][16 + of_b.row]);
-      CHECK(element<T>(c.word[lane], e) == x.values[16 + of_b.row][24 + column]);
+    }
+    for (std::uint32_t& word : results.word[lane]) word = 0;
+    for (int e = 0; e < 8; ++e) {
+      const Place at = isa_a(lane, e);
+      const float value = x.values[16 + at.row][32 + at.column];
+      if constexpr (sizeof(T) == 4) {
+        results.word[lane][e] = bit_cast<std::uint32_t>(value);
+      } else {
+        results.word[lane][e / 2] |= static_cast<std::uint32_t>(T(value).bits) << (16 * (e % 2));
+      }
     }
   }
   Sums sums[4];
@@ -137,7 +148,7 @@ TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their produc
     for (auto& values : part.value) values[1] = 0.5f;  // what is there is added to
   }
   multiply<T>(sums[0], sums[1], a, b);
-  multiply<T>(sums[2], sums[3], a, c);
+  multiply<T>(sums[2], sums[3], results, c);
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 4; ++e) {
       const Place at = isa_c(lane, e);
@@ -158,14 +169,14 @@ TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their produc
       for (float& value : values) value = value / 7 + 0.001f;
     }
   }
-  const Left next = rounded<T>(sums[0], sums[1]);
+  const auto next = rounded<T>(sums[0], sums[1]);
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 8; ++e) {
       const Place at = isa_a(lane, e);
       for (int other = 0; other < 32; ++other) {
         for (int i = 0; i < 4; ++i) {
           if (same(isa_c(other, i), {at.row, at.column % 8})) {
-            CHECK(element<T>(next.word[lane], e) == static_cast<float>(T(sums[at.column / 8].value[other][i])));
+            CHECK(element<T>(next.word[lane], e) == operand<T>(sums[at.column / 8].value[other][i]));
           }
         }
       }
@@ -197,23 +208,41 @@ bool in_all_banks(const std::vector<std::ptrdiff_t>& chunks) {
   return chunks.size() == 8 && banks.size() == 32;
 }
 
-template <int W>
+template <class T, int W>
 void check_tile() {
-  INFO("width " << W);
-  static std::byte memory[64 * SharedTile<W>::row_bytes];
-  const SharedTile<W> tile{shared_address(memory)};
+  INFO("width " << W << " of " << sizeof(T) << " bytes");
+  constexpr int in_chunk = chunk_elements<T>, chunks = SharedTile<T, W>::chunks;
+  static std::byte memory[64 * SharedTile<T, W>::row_bytes];
+  const SharedTile<T, W> tile{shared_address(memory)};
   const auto offset = [&](int row, int column) { return tile.at(row, column) - shared_address(memory); };
   std::set<std::ptrdiff_t> places;
   for (int row = 0; row < 64; ++row) {
-    for (int column = 0; column <= W; column += 8) {  // with the chunk behind the row
+    for (int column = 0; column <= W; column += in_chunk) {  // with the chunk behind the row
       CHECK(offset(row, column) % 16 == 0);
       places.insert(offset(row, column));
     }
   }
-  CHECK(places.size() == 64 * (W / 8 + 1));
+  CHECK(places.size() == 64 * (chunks + 1));
   CHECK(*places.rbegin() + 16 == static_cast<std::ptrdiff_t>(sizeof memory));
   for (int column = 0; column + 16 <= W; column += 16) {
-    for (const auto source : {lane_map::left_source, lane_map::right_source, lane_map::transposed_source}) {
+    std::vector<std::function<Place(int)>> sources{lane_map::left_source, lane_map::right_source,
+                                                   lane_map::transposed_source};
+    if (sizeof(T) == 4) {
+      sources.clear();
+      for (const int half : {0, 1}) {
+        sources.push_back([half](int lane) { return lane_map::tf32_left_source(lane, half); });
+        sources.push_back([half](int lane) { return lane_map::tf32_right_source(lane, half); });
+      }
+      for (int e = 0; e < 8; ++e) {  // what ldmatrix cannot transpose: a word for each lane
+        std::set<std::ptrdiff_t> banks;
+        for (int lane = 0; lane < 32; ++lane) {
+          const Place at = lane_map::right(lane, e);
+          banks.insert(offset(16 + at.row, column + at.column) / 4 % 32);
+        }
+        CHECK(banks.size() == 32);
+      }
+    }
+    for (const auto& source : sources) {
       for (int matrix = 0; matrix < 4; ++matrix) {
         std::vector<std::ptrdiff_t> chunks;
         for (int lane = 8 * matrix; lane < 8 * matrix + 8; ++lane) {
@@ -225,33 +254,37 @@ void check_tile() {
   }
   // Loads: every chunk once, by the threads of a GPU and by the contexts of the host.
   const auto covers = [](auto map_of, int size, int at_once, int rows_at_once) {
-    std::multiset<int> chunks;
+    std::multiset<int> brought;
     for (int thread = 0; thread < size; ++thread) {
       const auto map = map_of(thread);
       for (int row = map.first_row; map.is_busy && row < 64; row += rows_at_once) {
-        for (int chunk = map.first; chunk < W / 8; chunk += at_once) chunks.insert(row * (W / 8) + chunk);
+        for (int chunk = map.first; chunk < chunks; chunk += at_once) brought.insert(row * chunks + chunk);
       }
     }
-    return chunks.size() == 64 * (W / 8) && std::set<int>(chunks.begin(), chunks.end()).size() == chunks.size();
+    return brought.size() == 64 * chunks && std::set<int>(brought.begin(), brought.end()).size() == brought.size();
   };
-  using Gpu = ChunkMap<128, W / 8>;
-  using Host = ChunkMap<4, W / 8>;
+  using Gpu = ChunkMap<128, chunks>;
+  using Host = ChunkMap<4, chunks>;
   CHECK(covers([](int thread) { return Gpu(thread); }, 128, Gpu::at_once, Gpu::rows_at_once));
   CHECK(covers([](int thread) { return Host(thread); }, 4, Host::at_once, Host::rows_at_once));
-  CHECK(Gpu::at_once == W / 8);
+  CHECK(Gpu::at_once == chunks);
   CHECK(Gpu::rows_at_once * Gpu::at_once > 64);  // more than half of the threads have something to bring
 }
 
 }  // namespace
 
 TEST_CASE("tensor core: rows of a tile lie apart, and in different banks", "[cuda]") {
-  check_tile<32>();
-  check_tile<48>();
-  check_tile<64>();
-  check_tile<80>();
-  check_tile<96>();
-  check_tile<128>();
-  check_tile<256>();
+  check_tile<f16, 32>();
+  check_tile<f16, 48>();
+  check_tile<f16, 64>();
+  check_tile<f16, 80>();
+  check_tile<f16, 96>();
+  check_tile<f16, 128>();
+  check_tile<f16, 256>();
+  check_tile<float, 32>();
+  check_tile<float, 64>();
+  check_tile<float, 96>();
+  check_tile<float, 128>();
 }
 
 TEST_CASE("tensor core: loads are there when they have been waited for", "[cuda]") {

@@ -10,8 +10,10 @@
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/attention.h>
 #include <thimble/core/random.h>
 #include <thimble/core/tf32.h>
+#include <thimble/memory/stack.h>
 
 #include "catch.h"
 #include "files.h"
@@ -20,6 +22,18 @@
 using namespace thimble;
 using files_test::TemporaryFolder;
 using thimble::testing::has_cuda;
+
+namespace {
+
+double relative_error(const std::vector<double>& got, const std::vector<double>& exact) {
+  double sum = 0, size = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    sum += (got[i] - exact[i]) * (got[i] - exact[i]), size += exact[i] * exact[i];
+  }
+  return std::sqrt(sum / size);
+}
+
+}  // namespace
 
 TEST_CASE("tf32: off, unless a scope of the thread allows it", "[tf32]") {
   CHECK_FALSE(allows_tf32());
@@ -53,15 +67,62 @@ TEST_CASE("tf32: products stay within its rounding, other dtypes and the CPU do 
   const std::vector<double> exact = product(DType::f64, cpu, false);
   const std::vector<double> full = product(DType::f32, cuda(), false), fast = product(DType::f32, cuda(), true);
   CHECK(fast == product(DType::f32, cuda(), true));
-  const auto error = [&](const std::vector<double>& got) {
-    double sum = 0, size = 0;
-    for (std::size_t i = 0; i < got.size(); ++i) {
-      sum += (got[i] - exact[i]) * (got[i] - exact[i]), size += exact[i] * exact[i];
-    }
-    return std::sqrt(sum / size);
+  CHECK(relative_error(full, exact) < 0x1p-21);
+  CHECK(relative_error(fast, exact) < 0x1p-10);
+}
+
+namespace {
+
+struct AttentionRun {
+  std::vector<std::vector<double>> values;  ///< result, gradients of q, k and v; none of a dry run
+  std::size_t peak_bytes;
+};
+
+AttentionRun run_attention(DType dtype, Device device, std::int64_t width, bool is_allowed) {
+  const Tf32Scope scope(is_allowed);
+  const memory::Stack stack = memory::make_resource(device);
+  const ResourceScope resource(stack.top);
+  const auto noise = [&](unsigned number) {
+    const Shape shape{2, 70, 2, width};
+    if (device.is_dry) return Tensor::empty(shape, dtype, device);
+    return to_device(to_dtype(normal(shape, 0, 1, DType::f32, cpu, {7, 0, 0, number}), dtype), device);
   };
-  CHECK(error(full) < 0x1p-21);
-  CHECK(error(fast) < 0x1p-10);
+  AttentionRun run;
+  const Tensor q = noise(1), k = noise(2), v = noise(3), dy = noise(4);
+  const ops::ScaledDotProductAttention op{true, {}, 0.1, {11, 3, 5, 0x5eed5eedu}};
+  ops::ScaledDotProductAttention::Saved saved;
+  const Tensor y = op.forward(q, k, v, Needs(7), saved);
+  Gradients gradients = op.backward(std::move(saved), dy, Needs(7));
+  run.peak_bytes = stack.arena->statistics().peak_height_bytes;
+  if (device.is_dry) return run;
+  run.values = {to_host<double>(y)};
+  for (int i = 0; i < 3; ++i) run.values.push_back(to_host<double>(gradients[i]));
+  return run;
+}
+
+}  // namespace
+
+TEST_CASE("tf32: attention stays within its rounding, where it has kernels in it", "[tf32][attention][cuda]") {
+  const auto same = [](DType dtype, Device device, std::int64_t width) {
+    return run_attention(dtype, device, width, true).values == run_attention(dtype, device, width, false).values;
+  };
+  CHECK(same(DType::f32, cpu, 64));
+  const std::size_t bytes = run_attention(DType::f32, dry(cuda()), 64, false).peak_bytes;
+  CHECK(run_attention(DType::f32, dry(cuda()), 64, true).peak_bytes == bytes);
+  if (!has_cuda()) return;
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f64}) CHECK(same(dtype, cuda(), 64));
+  for (const std::int64_t width : {8, 20, 144}) CHECK(same(DType::f32, cuda(), width));
+  const AttentionRun full = run_attention(DType::f32, cuda(), 64, false);
+  const AttentionRun fast = run_attention(DType::f32, cuda(), 64, true);
+  const AttentionRun exact = run_attention(DType::f64, cpu, 64, false);
+  CHECK(full.peak_bytes == bytes);
+  CHECK(fast.peak_bytes == bytes);
+  for (std::size_t i = 0; i < 4; ++i) {
+    INFO("result " << i);
+    CHECK(relative_error(full.values[i], exact.values[i]) < 0x1p-20);
+    CHECK(relative_error(fast.values[i], exact.values[i]) < 0x1p-10);
+    CHECK(relative_error(fast.values[i], exact.values[i]) > 0x1p-14);  // it is TF32
+  }
 }
 
 TEST_CASE("tf32: training states it, and goes on as it began", "[tf32][cuda]") {

@@ -34,6 +34,7 @@ struct AttentionProblem {
   std::uint32_t threshold = 0;
   double keep_scale = 1;
   RandomSite site;
+  bool allows_tf32 = false;  ///< f32 may be rounded to TF32 before products (core/tf32.h); CPU kernels never do it
   AttentionOperand q, k, v;
 };
 

@@ -25,6 +25,10 @@ std::size_t conv_bytes(const ConvShape& s, DType dtype, DType out_dtype) {
   return capped(4 * (x + y + weight) + 255, max_conv_workspace_bytes);
 }
 
+bool has_tensor_core_kernels(const AttentionProblem& p) {
+  return p.width % 16 == 0 && p.width >= 16 && p.width <= widest_tensor_core_attention(p.dtype);
+}
+
 }  // namespace cuda_workspace_detail
 
 bool is_library_gemm(const GemmArgs& args) noexcept {
@@ -86,7 +90,7 @@ std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int) noe
 }
 
 bool is_tensor_core_attention(const AttentionProblem& p) noexcept {
-  return (p.dtype == DType::f16 || p.dtype == DType::bf16) && p.width % 16 == 0 && p.width >= 16 && p.width <= 256;
+  return cuda_workspace_detail::has_tensor_core_kernels(p) && (p.dtype != DType::f32 || p.allows_tf32);
 }
 
 std::size_t tensor_core_attention_delta_bytes(const AttentionProblem& p) noexcept {
@@ -97,7 +101,9 @@ std::size_t cuda_attention_forward_bytes(const AttentionProblem&, int) noexcept 
 
 std::size_t cuda_attention_backward_bytes(const AttentionProblem& p, int) noexcept {
   const auto elements = static_cast<std::size_t>(p.batch * p.queries * p.heads * p.width);
-  if (is_tensor_core_attention(p)) return tensor_core_attention_delta_bytes(p) + elements * size_of(p.dtype);
+  if (cuda_workspace_detail::has_tensor_core_kernels(p)) {
+    return tensor_core_attention_delta_bytes(p) + elements * size_of(p.dtype);
+  }
   return elements * (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
 }
 

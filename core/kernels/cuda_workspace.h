@@ -45,14 +45,21 @@ std::size_t cuda_conv_forward_bytes(const ConvForwardArgs& args, int threads) no
 std::size_t cuda_conv_input_grad_bytes(const ConvInputGradArgs& args, int threads) noexcept;
 std::size_t cuda_conv_weight_grad_bytes(const ConvWeightGradArgs& args, int threads) noexcept;
 
-/// Whether attention runs on tensor cores: f16 and bf16 in widths of 16, 32, ..., 256. Other widths and dtypes have a
-/// kernel that computes in f32, or f64 for f64. Nothing but dtype and width decides: layouts and lengths do not.
+/// The widest heads whose attention has kernels on tensor cores; 0: the dtype has none. Of f32 the tiles of wider heads
+/// would need more shared memory than all devices have.
+constexpr std::int64_t widest_tensor_core_attention(DType dtype) noexcept {
+  return dtype == DType::f16 || dtype == DType::bf16 ? 256 : dtype == DType::f32 ? 128 : 0;
+}
+/// Whether attention runs on tensor cores: f16 and bf16, and f32 where TF32 is allowed, in widths of 16, 32, ... up to
+/// the widest. All else has a kernel that computes in f32, or f64 for f64. Nothing but dtype, width and that permission
+/// decides: layouts and lengths do not.
 bool is_tensor_core_attention(const AttentionProblem& problem) noexcept;
 /// What its backward begins its workspace with: sum_d out dout of each query, in f32.
 std::size_t tensor_core_attention_delta_bytes(const AttentionProblem& problem) noexcept;
 
 /// Forward: none. Backward: q's gradient, because it may lie where q does, in the type computed in; on tensor cores in
-/// the operands' type, behind those sums.
+/// the operands' type, behind those sums. f32 has room for the sums whether TF32 is allowed or not, so that a plan
+/// holds for both.
 std::size_t cuda_attention_forward_bytes(const AttentionProblem& problem, int threads) noexcept;
 std::size_t cuda_attention_backward_bytes(const AttentionProblem& problem, int threads) noexcept;
 

@@ -10,6 +10,7 @@
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/random.h>
+#include <thimble/core/tf32.h>
 #include <thimble/core/view.h>
 
 namespace thimble::ops {
@@ -61,6 +62,7 @@ AttentionProblem problem(const Form& form, const Operands& in) {
   p.threshold = static_cast<std::uint32_t>(std::floor(form.p * 0x1p32));
   p.keep_scale = 1 / (1 - form.p);
   p.site = form.site;
+  p.allows_tf32 = allows_tf32();
   return p;
 }
 
