@@ -35,8 +35,7 @@ struct Forward {
   /// Two stages. Queries that go to registers come through the second one, before it is used, and through the rows
   /// behind it.
   static constexpr std::size_t shared_bytes() {
-    constexpr int rows =
-        holds_queries ? stage_rows + std::max(stage_rows, tile_queries) : 2 * stage_rows + tile_queries;
+    constexpr int rows = stage_rows + (holds_queries ? std::max(stage_rows, tile_queries) : stage_rows + tile_queries);
     return static_cast<std::size_t>(rows) * Tile::row_bytes;
   }
 

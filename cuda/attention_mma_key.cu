@@ -8,6 +8,7 @@
 // - Where rows are wider than 128 a team walks twice, for half of the columns each time: its sums would not fit into
 //   registers. Its keys and values stay in shared memory, for their gradients may lie where they do.
 
+#include <algorithm>
 #include <cmath>
 
 #include <thimble/cuda/attention_mma.h>
@@ -20,12 +21,11 @@ struct KeyGradients {
   static constexpr int threads = team_threads;
   static constexpr int tile_keys = 64;
   static constexpr int tile_queries = row_bytes<T, W> <= 128 ? 64 : row_bytes<T, W> <= 256 ? 32 : 16;
-  static constexpr int queries_at_once = row_bytes<T, W> <= 256 ? 32 : 16;
-  static constexpr int columns = W <= 128 ? W : W / 2;        ///< of a walk
-  static constexpr bool holds_keys = row_bytes<T, W> <= 128;  ///< k and v in registers; else in shared memory
+  static constexpr int queries_at_once = W <= 128 && sizeof(T) == 2 ? 32 : 16;
+  static constexpr int columns = W <= 128 ? W : W / 2;  ///< of a walk
+  static constexpr bool holds_keys = W <= 64;           ///< k and v in registers; else in shared memory
   using Tile = SharedTile<T, W>;
   static constexpr int stage_rows = 2 * tile_queries;  ///< q, then dout
-  static_assert(!holds_keys || 2 * tile_keys <= stage_rows);
 
   Problem p;
   Rows<T> q, k, v, dout;
@@ -34,9 +34,12 @@ struct KeyGradients {
   float exponent_scale;  ///< with log2(e)
   std::int64_t key_tiles;
 
-  /// Two stages. What goes to registers comes through the second one, before it is used.
+  /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
+  /// it.
   static constexpr std::size_t shared_bytes() {
-    return static_cast<std::size_t>(2 * stage_rows + (holds_keys ? 0 : 2 * tile_keys)) * Tile::row_bytes;
+    constexpr int own_rows = 2 * tile_keys;
+    constexpr int rows = stage_rows + (holds_keys ? std::max(stage_rows, own_rows) : stage_rows + own_rows);
+    return static_cast<std::size_t>(rows) * Tile::row_bytes;
   }
 
   /// What a warp has of its 16 keys.

@@ -8,6 +8,7 @@
 // - q's gradient is computed before those of k and v, which may lie where k and v do; it goes to the workspace, in the
 //   operands' type, where it may lie on q, which the other kernel still reads.
 
+#include <algorithm>
 #include <cmath>
 
 #include <thimble/core/kernels/cuda_workspace.h>
@@ -76,12 +77,11 @@ template <class T, int W>
 struct QueryGradient {
   static constexpr int threads = team_threads;
   static constexpr int tile_queries = 64;
-  static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : 16;
+  static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : row_bytes<T, W> <= 384 ? 32 : 16;
   static constexpr int keys_at_once = row_bytes<T, W> <= 256 ? 32 : 16;
-  static constexpr bool holds_queries = row_bytes<T, W> <= 256;  ///< q and dout in registers; else in shared memory
+  static constexpr bool holds_queries = row_bytes<T, W> <= 384;  ///< q and dout in registers; else in shared memory
   using Tile = SharedTile<T, W>;
   static constexpr int stage_rows = 2 * tile_keys;
-  static_assert(!holds_queries || 2 * tile_queries <= stage_rows);
 
   Problem p;
   Rows<T> q, k, v, dout;
@@ -90,9 +90,12 @@ struct QueryGradient {
   float exponent_scale;  ///< with log2(e)
   std::int64_t query_tiles;
 
-  /// Two stages. What goes to registers comes through the second one, before it is used.
+  /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
+  /// it.
   static constexpr std::size_t shared_bytes() {
-    return static_cast<std::size_t>(2 * stage_rows + (holds_queries ? 0 : 2 * tile_queries)) * Tile::row_bytes;
+    constexpr int own_rows = 2 * tile_queries;
+    constexpr int rows = stage_rows + (holds_queries ? std::max(stage_rows, own_rows) : stage_rows + own_rows);
+    return static_cast<std::size_t>(rows) * Tile::row_bytes;
   }
 
   /// What a warp has of its 16 queries.
