@@ -26,6 +26,7 @@
 #include <thimble/core/ops/attention.h>
 #include <thimble/core/quantize.h>
 #include <thimble/core/random.h>
+#include <thimble/core/tf32.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/recorded_step.h>
@@ -94,6 +95,13 @@ void run(Device device, std::int64_t scale) {
     report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
            "Gop/s");
     saved = {};
+    if (dtype == DType::f32) {
+      const Tf32Scope fast(true);
+      report("attention_tf32", dtype, seconds_of(device, forward), 2 * product, "Gop/s");
+      report("attention_tf32_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }),
+             5 * product, "Gop/s");
+      saved = {};
+    }
 
     const std::int64_t image = std::max<std::int64_t>(8, 56 / scale);
     const Tensor pixels = values({32, image, image, 64}), filters = values({64, 3, 3, 64});

@@ -1,10 +1,10 @@
-// Attention on tensor cores, forward, in f16 and bf16 (Dao 2023, arXiv:2307.08691, algorithm 1). A team takes 128
+// Attention on tensor cores, forward, in f16, bf16 and TF32 (Dao 2023, arXiv:2307.08691, algorithm 1). A team takes 128
 // queries of one head, 64 where they are wide, and walks over the keys in tiles; the next tile is on its way while one
 // is computed with.
 //
 // Policy
-// - Scores, their running largest and sum, and the result are in f32; probabilities are rounded to the operands' type
-//   for the product with v, as largest <= 1 ones that are divided by their sum at the end.
+// - Scores, their running largest and sum, and the result are in f32; probabilities are rounded to the operands' type,
+//   or TF32, for the product with v, as largest <= 1 ones that are divided by their sum at the end.
 // - Exponentials are powers of two: the scale takes log2(e).
 
 #include <algorithm>

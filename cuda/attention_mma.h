@@ -4,7 +4,10 @@
 //
 // A team is four warps, and each has 16 rows of the result (or twice as many) to itself, whose scores it never shares:
 // S = q k^T comes out of one product in the shares that the next one takes its left operand from. So of a sum nothing
-// depends on anything but the walk over the other side's tiles, whose size depends on the width alone.
+// depends on anything but the walk over the other side's tiles, whose size depends on the type and the width alone.
+//
+// T is bf16, f16, or float for f32 tensors whose products are made in TF32. A row of f32 takes twice the bytes, so
+// tiles have half as many; what of a kernel's rows registers can hold depends on bytes, too.
 
 #include <bit>
 #include <cstdint>

@@ -187,7 +187,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
           "cpu or cuda (cpu)")
       ->type_name("DEVICE");
   command.add_flag("--tf32", o.allows_tf32,
-                   "On a CUDA device: f32 products and convolutions in TF32 (they are in f32)");
+                   "On a CUDA device: f32 products, convolutions and attention in TF32 (they are in f32)");
   command.add_flag("--graph", o.records_steps,
                    "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
