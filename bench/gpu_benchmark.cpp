@@ -95,7 +95,7 @@ void run(Device device, std::int64_t scale) {
     report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
            "Gop/s");
     saved = {};
-    if (dtype == DType::f32) {
+    if (dtype == DType::f32 && device.is_cuda()) {
       const Tf32Scope fast(true);
       report("attention_tf32", dtype, seconds_of(device, forward), 2 * product, "Gop/s");
       report("attention_tf32_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }),

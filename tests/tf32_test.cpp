@@ -147,3 +147,26 @@ TEST_CASE("tf32: training states it, and goes on as it began", "[tf32][cuda]") {
   options.allows_tf32 = false;
   CHECK_THROWS_AS(bench::prepare_training(options), ValueError);
 }
+
+TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[tf32][cuda]") {
+  if (!has_cuda()) return;
+  bench::TrainOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.batch = 2;
+  options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;  // heads of 16
+  options.setup.sizes.sequence = 24, options.setup.sizes.dropout = 0.1;
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 1;
+  options.device = cuda();
+  const auto report = [&](bool is_allowed) {
+    options.allows_tf32 = is_allowed;
+    const bench::TrainReport got = bench::train(bench::prepare_training(options));
+    CHECK(got.measured_peak_bytes == got.predicted_peak_bytes);
+    return got;
+  };
+  const bench::TrainReport full = report(false), fast = report(true);
+  CHECK(fast.predicted_peak_bytes == full.predicted_peak_bytes);
+  CHECK(fast.loss_last != full.loss_last);
+  CHECK(fast.loss_last == Approx(full.loss_last).epsilon(1e-3));
+}
