@@ -104,9 +104,7 @@ class CudaBacking final : public Backing {
     if (distance == 0) return;
     if (distance >= bytes) return copy(base_ + to, base_ + from, bytes);
     const bool is_direct = distance >= granule_bytes;
-    if (!is_direct && bounce_ == 0 &&
-        (map(base_ + range_bytes_, bounce_) != CUDA_SUCCESS ||
-         allow(base_ + range_bytes_, granule_bytes) != CUDA_SUCCESS)) {
+    if (!is_direct && !has_bounce()) {
       // Without a granule to spare: pieces that do not overlap, as short as the distance.
       return move_in_pieces(from, to, bytes, distance, false);
     }
@@ -137,6 +135,15 @@ class CudaBacking final : public Backing {
   }
 
  private:
+  /// Whether the bounce is there with access, which it gets at the first such move; a later one tries again.
+  bool has_bounce() noexcept {
+    if (bounce_ != 0) return true;
+    const CUdeviceptr at = base_ + range_bytes_;
+    if (map(at, bounce_) != CUDA_SUCCESS) return false;
+    if (allow(at, granule_bytes) == CUDA_SUCCESS) return true;
+    unmap(at, bounce_);
+    return false;
+  }
   // Downwards in ascending order, upwards in descending order: what is overwritten has been moved.
   void move_in_pieces(std::size_t from, std::size_t to, std::size_t bytes, std::size_t piece, bool bounces) noexcept {
     const std::size_t pieces = (bytes + piece - 1) / piece;
