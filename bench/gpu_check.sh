@@ -31,6 +31,7 @@ train       thimble train: predicted == measured, losses, graphs
 memory      copies, pages, and sliding blocks together by copies and by pages
 operations  operators: times, share of the copy bandwidth, beside PyTorch
 steps       small models: graph against eager, launches and waits in a step
+libraries   training steps: what cuBLASLt and cuDNN made, what they refused within their workspaces
 gpt2        GPT-2 124M, bf16, T 1024, batch 16, beside PyTorch (fused attention), eager and compiled
 resnet50    ResNet-50, bf16, batch 256, beside PyTorch (channels last), eager and compiled
 fit         ResNet-50, batch 184, f32 with TF32, within 10.01 GiB and 4.99 GiB'
@@ -98,6 +99,27 @@ has_torch() {
   return 1
 }
 
+# asked NAME FILE: what libraries made and refused, of a run's JSON. What they refuse our kernels compute, slower.
+asked() {
+  local library text='' what=counted
+  [ -n "$(figure "$2" cublaslt_calls)" ] || return 0
+  for library in cublaslt cudnn; do
+    text+="${text:+; }$library made $(figure "$2" "${library}_calls") calls and refused $(figure "$2" "${library}_refusals")"
+    if [ "$(figure "$2" "${library}_refusals")" != 0 ]; then
+      what=REFUSED
+      text+=", the first: $(sed -n "s/^ *\"${library}_first_refused\": \"\(.*\)\",*$/\1/p" "$2")"
+    fi
+  done
+  note "$1-libraries" "$what" "$text"
+}
+# asked_lines FILE: the same of gpu_benchmark's lines.
+asked_lines() {
+  local line
+  grep '_libraries ' "$1" | while read -r line; do
+    if grep -q '_refusals [1-9]' <<<"$line"; then note libraries REFUSED "$line"; else note libraries counted "$line"; fi
+  done
+}
+
 # same NAME FILE: predicted and measured bytes of a run's JSON, and that its steps did not wait.
 same() {
   local predicted measured waits
@@ -114,6 +136,7 @@ same() {
     note "$1-waits" FAILED "the host waited $waits times in a step"
     failed=1
   fi
+  asked "$1" "$2"
 }
 
 build() {
@@ -217,6 +240,7 @@ operations() {
                        $3, $5, $5 / copy }
                        $6 == "Gop/s" { printf "%s %s %.4f ms, %.1f Top/s\n", $1, $2, $3, $5 / 1000 }' \
     "$out/operations.log" | while read -r line; do note operation measured "$line"; done
+  asked_lines "$out/operations.log"
   has_torch || return
   run operations-torch "$python" bench/gpu_torch.py operators --device "$device" --scale "$scale" || return
   awk 'NR == FNR { torch[$1 " " $2] = $3; next }
@@ -229,11 +253,17 @@ steps() {
   local line
   [ "$device" = cuda ] || { note steps "left out" "graphs are of a GPU" && return; }
   run steps "$build/bin/gpu_benchmark" "$device" 1 steps || return
-  while read -r line; do note step measured "$line"; done <"$out/steps.log"
+  grep -v '_libraries ' "$out/steps.log" | while read -r line; do note step measured "$line"; done
+  asked_lines "$out/steps.log"
   if grep -q ' waits_per_step [1-9]' "$out/steps.log"; then
     note steps-waits FAILED "the host waits for the device inside of a step"
     failed=1
   fi
+}
+
+libraries() {
+  [ "$device" = cuda ] || { note libraries "left out" "they are of a GPU" && return; }
+  run libraries "$build/bin/gpu_benchmark" "$device" 1 libraries && asked_lines "$out/libraries.log"
 }
 
 # ours NAME MODEL FLAGS...: gpu_step_benchmark.

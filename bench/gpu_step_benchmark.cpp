@@ -4,7 +4,9 @@
 //
 // `best_ms` is the best of three runs of N steps, divided by N; the host waits once, behind the last step. Predicted
 // bytes are those of a dry run. `waits_per_step` counts how often the host waited for the device inside of a step, and
-// `launches_per_step` the library's own kernels in it. bench/gpu_torch.py trains the same models in PyTorch.
+// `launches_per_step` the library's own kernels in it; `cublaslt_refusals` and `cudnn_refusals` how often, in all
+// steps, an own kernel had to do what the rules leave to a library. bench/gpu_torch.py trains the same models in
+// PyTorch.
 
 #include <algorithm>
 #include <chrono>
@@ -51,6 +53,16 @@ struct Counts {
     return {runtime.synchronization_count(), runtime.launch_count()};
   }
 };
+
+void put_libraries(nlohmann::ordered_json& json, const kernels::LibraryUse& use) {
+  const auto put = [&](const std::string& name, const kernels::LibraryCounts& counts) {
+    json[name + "_calls"] = counts.calls;
+    json[name + "_refusals"] = counts.refusals;
+    if (!counts.first_refused.empty()) json[name + "_first_refused"] = counts.first_refused;
+  };
+  put("cublaslt", use.cublaslt);
+  put("cudnn", use.cudnn);
+}
 
 void wait(Device device) {
   if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
@@ -117,6 +129,7 @@ void measure(const Options& options) {
     json["device_used_bytes"] = use.used_bytes;
     json["outside_bytes"] = use.outside_bytes;
     json["context_bytes"] = use.context_bytes;
+    put_libraries(json, kernels::device_runtime(device).library_use());
   }
   std::cout << json.dump(2) << "\n";
 }

@@ -19,6 +19,7 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch.h>
+#include <thimble/cuda/library_use.h>
 
 namespace thimble {
 namespace gpu {
@@ -237,7 +238,8 @@ constexpr kernels::DeviceRuntime table{upload,
                                        recorded_launches,
                                        forget,
                                        device_memory,
-                                       launch_count};
+                                       launch_count,
+                                       library_use};
 
 }  // namespace runtime_detail
 

@@ -44,12 +44,22 @@ std::string to_string(const DeviceUse& use) {
          human_bytes(use.outside_bytes) + ", before the first page " + human_bytes(use.context_bytes);
 }
 
+std::string to_string(const kernels::LibraryUse& use) {
+  const auto text = [](const char* name, const kernels::LibraryCounts& counts) {
+    return std::string(name) + " made " + std::to_string(counts.calls) + " calls and refused " +
+           std::to_string(counts.refusals) +
+           (counts.first_refused.empty() ? "" : ", the first: " + counts.first_refused);
+  };
+  return text("cuBLASLt", use.cublaslt) + "; " + text("cuDNN", use.cudnn);
+}
+
 std::string summary(Device device) {
   const Stack& stack = default_stack(device);
   const Arena::Statistics statistics = stack.arena->statistics();
   const std::string text = stack.ledger->summary() + to_string(statistics);
   if (!device.is_cuda() || device.is_dry) return text;
-  return text + "  device: " + to_string(device_use(device, statistics.committed_bytes)) + "\n";
+  return text + "  device: " + to_string(device_use(device, statistics.committed_bytes)) +
+         "\n  libraries: " + to_string(kernels::device_runtime(device).library_use()) + "\n";
 }
 
 std::size_t max_allocated(Device device) { return default_stack(device).ledger->max_allocated(); }

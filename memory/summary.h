@@ -10,12 +10,13 @@
 #include <cstddef>
 #include <string>
 
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/arena.h>
 
 namespace thimble::memory {
 
 /// The ledger's table (bytes by category and by path, now and at the peak), then what the arena committed for it; of a
-/// GPU also what the device says.
+/// GPU also what the device says, and what its libraries did and refused.
 std::string summary(Device device = cpu);
 
 /// Largest sum of live requested bytes since the start or reset_peak().
@@ -45,6 +46,9 @@ DeviceUse device_use(Device device, std::size_t arena_bytes);
 
 /// "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB".
 std::string to_string(const DeviceUse& use);
+
+/// "cuBLASLt made 12 calls and refused 0; cuDNN made 3 calls and refused 1, the first: convolution of ...".
+std::string to_string(const kernels::LibraryUse& use);
 
 /// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms"; where pages were remapped, with the bytes that moved
 /// with their pages and those that were copied.

@@ -134,11 +134,17 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   CHECK(report.device_use->used_bytes > report.device_use->context_bytes);
   CHECK(report.device_use->outside_bytes >= report.device_use->context_bytes);
   const auto figures = bench::device_figures(report);
-  REQUIRE(figures.size() == 4);
+  REQUIRE(figures.size() == 8);
   CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
   CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
   CHECK(figures[2] == std::pair<std::string, std::size_t>("outside_bytes", report.device_use->outside_bytes));
   CHECK(figures[3] == std::pair<std::string, std::size_t>("context_bytes", report.device_use->context_bytes));
+  REQUIRE(report.libraries.has_value());
+  CHECK(figures[4] == std::pair<std::string, std::size_t>("cublaslt_calls", report.libraries->cublaslt.calls));
+  CHECK(figures[5] == std::pair<std::string, std::size_t>("cublaslt_refusals", report.libraries->cublaslt.refusals));
+  CHECK(figures[6] == std::pair<std::string, std::size_t>("cudnn_calls", report.libraries->cudnn.calls));
+  CHECK(figures[7] == std::pair<std::string, std::size_t>("cudnn_refusals", report.libraries->cudnn.refusals));
+  CHECK(figures[4].second + figures[5].second > 0);  // products
   options.device = cpu;
   CHECK(bench::device_figures(trained_test::run(options).report).empty());
 }

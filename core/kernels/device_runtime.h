@@ -30,6 +30,19 @@ struct DeviceMemory {
   std::size_t used_bytes() const noexcept { return total_bytes - free_bytes; }
 };
 
+/// What kernels asked of a library where the rules (core/kernels/cuda_workspace.h) leave an operation to it.
+struct LibraryCounts {
+  std::uint64_t calls = 0;     ///< that it made
+  std::uint64_t refusals = 0;  ///< what the own kernels computed instead: it has no algorithm for these arguments
+                               ///< within the declared workspace, or this build is without it
+  std::string first_refused;  ///< the operation with its sizes and dtype; empty: none was
+};
+
+/// Of this process, on all devices; a replay of a recorded step calls none.
+struct LibraryUse {
+  LibraryCounts cublaslt, cudnn;
+};
+
 /// Copies are made on the device of the launch that they are called in (core/launch.h), in the order of its kernels.
 /// All throw DeviceError with the CUDA call that failed.
 struct DeviceRuntime {
@@ -66,6 +79,8 @@ struct DeviceRuntime {
   DeviceMemory (*memory)(Device device) = nullptr;
   /// How many kernels of the library's own the host has launched, in this process; a replay launches none.
   std::uint64_t (*launch_count)() = nullptr;
+  /// What the libraries did, and what they refused, so far.
+  LibraryUse (*library_use)() = nullptr;
 };
 
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA

@@ -15,7 +15,7 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/kernel.h>
-#include <thimble/cuda/library.h>
+#include <thimble/cuda/library_use.h>
 #include <thimble/memory/backing.h>
 
 #include "backing.h"
@@ -105,7 +105,8 @@ const kernels::DeviceRuntime runtime{upload,
                                      recorded_launches,
                                      forget,
                                      emulated::memory,
-                                     launch_count};
+                                     launch_count,
+                                     gpu::library_use};
 
 }  // namespace emulated_detail
 
