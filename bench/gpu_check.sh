@@ -86,6 +86,7 @@ figure() { sed -n "s/^ *\"$2\": \([^,]*\),*$/\1/p" "$1"; }
 short() { awk -v number="$(figure "$1" "$2")" 'BEGIN { printf "%.2f", number }'; }
 # ratio A B: to two digits.
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf "%.2f", a / b; else printf "-" }'; }
+mib() { awk -v bytes="$1" 'BEGIN { printf "%.2f MiB", bytes / 2^20 }'; }
 gib() { awk -v bytes="$1" 'BEGIN { printf "%.2f GiB", bytes / 2^30 }'; }
 if [ "$sizes" = tiny ]; then is_tiny=1; else is_tiny=; fi
 # tiny FLAGS...: these, in a run that only shows that commands run.
@@ -202,7 +203,8 @@ train_one() { # NAME MODEL FLAGS...
   note "train-$name-loss" measured "$(short "$file" loss_first) -> $(short "$file" loss_last)"
   [ -n "$(figure "$file" device_used_bytes)" ] &&
     note "train-$name-device" measured "used $(gib "$(figure "$file" device_used_bytes)"), outside of arenas \
-$(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)")"
+$(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)"), handles of \
+libraries $(mib "$(figure "$file" handle_bytes)")"
 }
 train() {
   local gpt small
@@ -274,6 +276,10 @@ ours() {
   run "$name" bash -c '"$@" >"$0"' "$out/$name.json" "$build/bin/gpu_step_benchmark" "$@" --device "$device" || return
   same "$name" "$out/$name.json"
   note "$name" measured "$(short "$out/$name.json" best_ms) ms, $(short "$out/$name.json" items_per_s) items/s"
+  [ -n "$(figure "$out/$name.json" unbooked_bytes)" ] &&
+    note "$name-unbooked" measured "behind the books $(mib "$(figure "$out/$name.json" unbooked_bytes)"), handles of \
+libraries $(mib "$(figure "$out/$name.json" handle_bytes)"), before the first page \
+$(gib "$(figure "$out/$name.json" context_bytes)")"
 }
 # theirs NAME OURS MODEL FLAGS...: gpu_torch.py, and the ratios.
 theirs() {

@@ -321,6 +321,7 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
           {"device_used_bytes", use.used_bytes},
           {"outside_bytes", use.outside_bytes},
           {"context_bytes", use.context_bytes},
+          {"handle_bytes", use.handle_bytes},
           {"cublaslt_calls", libraries.cublaslt.calls},
           {"cublaslt_refusals", libraries.cublaslt.refusals},
           {"cudnn_calls", libraries.cudnn.calls},

@@ -36,6 +36,7 @@ struct DeviceState {
   int next_half = 0;
   std::mutex upload_mutex;
   std::size_t context_bytes = 0;  // of the device in use when all of the above was made
+  std::atomic<std::size_t> handle_bytes{0};
 };
 
 std::atomic<std::uint64_t> waits{0}, launches{0};
@@ -215,9 +216,10 @@ std::vector<kernels::GpuFacts> devices() {
 }
 
 kernels::DeviceMemory device_memory(Device device) {
-  const std::size_t context_bytes = state_of(device).context_bytes;
+  const DeviceState& state = state_of(device);
   kernels::DeviceMemory now = ask_memory(device);
-  now.context_bytes = context_bytes;
+  now.context_bytes = state.context_bytes;
+  now.handle_bytes = state.handle_bytes.load(std::memory_order_relaxed);
   return now;
 }
 
@@ -267,6 +269,13 @@ void synchronize(Device device) {
   runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
   check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy", device);
   check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute", device);
+}
+
+std::size_t used_bytes(Device device) { return runtime_detail::device_memory(device).used_bytes(); }
+
+void book_handle(Device device, std::size_t used_bytes_before) {
+  const std::size_t now = used_bytes(device);  // other processes may have given back in between
+  if (now > used_bytes_before) runtime_detail::state_of(device).handle_bytes += now - used_bytes_before;
 }
 
 std::uint64_t synchronization_count() { return runtime_detail::waits.load(std::memory_order_relaxed); }

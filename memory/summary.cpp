@@ -36,7 +36,14 @@ std::string to_string(const Arena::Statistics& statistics) {
 DeviceUse device_use(Device device, std::size_t arena_bytes) {
   const kernels::DeviceMemory memory = kernels::device_runtime(device).memory(device);
   const std::size_t used = memory.used_bytes();
-  return {memory.total_bytes, used, memory.context_bytes, used > arena_bytes ? used - arena_bytes : 0};
+  const std::size_t outside = used > arena_bytes ? used - arena_bytes : 0;
+  return {memory.total_bytes, used, memory.context_bytes, outside, memory.handle_bytes};
+}
+
+std::int64_t unbooked_bytes(const DeviceUse& before, const DeviceUse& after, std::size_t arena_bytes) {
+  const auto of = [](std::size_t bytes) { return static_cast<std::int64_t>(bytes); };
+  const std::int64_t risen = of(after.used_bytes) - of(before.used_bytes);
+  return risen - (of(after.handle_bytes) - of(before.handle_bytes)) - of(arena_bytes);
 }
 
 std::string to_string(const DeviceUse& use) {
@@ -58,7 +65,8 @@ std::string summary(Device device) {
   const Arena::Statistics statistics = stack.arena->statistics();
   const std::string text = stack.ledger->summary() + to_string(statistics);
   if (!device.is_cuda() || device.is_dry) return text;
-  return text + "  device: " + to_string(device_use(device, statistics.committed_bytes)) +
+  const DeviceUse use = device_use(device, statistics.committed_bytes);
+  return text + "  device: " + to_string(use) + "\n  handles of libraries: " + human_bytes(use.handle_bytes) +
          "\n  libraries: " + to_string(kernels::device_runtime(device).library_use()) + "\n";
 }
 

@@ -1,6 +1,7 @@
 // A training step on a GPU does not wait for it: the host is done when everything is launched. On a GPU where there is
 // one, else on tests/emulated, which counts every call that would wait.
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -115,8 +116,15 @@ TEST_CASE("cuda: what the device says of its memory stands beside the arena's bo
   CHECK(now.outside_bytes == now.used_bytes - committed);
   CHECK(now.context_bytes > 0);
   CHECK(now.context_bytes == before.context_bytes);
+  CHECK(now.handle_bytes + now.context_bytes <= now.outside_bytes);
+  CHECK(std::abs(memory::unbooked_bytes(before, now, committed)) <= static_cast<std::int64_t>(4 * mib));
+  CHECK(memory::unbooked_bytes({.used_bytes = 10 * mib, .handle_bytes = mib},
+                               {.used_bytes = 100 * mib, .handle_bytes = 31 * mib}, 55 * mib) == 5 * mib);
+  CHECK(memory::unbooked_bytes({.used_bytes = 100 * mib}, {.used_bytes = 90 * mib}, 0) ==
+        -10 * static_cast<std::int64_t>(mib));
   CHECK(memory::device_use(cuda(), now.total_bytes).outside_bytes == 0);  // others have given back in between
   CHECK(memory::summary(cuda()).find("\n  device: used ") != std::string::npos);
+  CHECK(memory::summary(cuda()).find("\n  handles of libraries: ") != std::string::npos);
   CHECK(memory::summary(cpu).find("device:") == std::string::npos);
   CHECK(memory::to_string(memory::DeviceUse{8192 * mib, 1024 * mib, 256 * mib, 320 * mib}) ==
         "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB");
@@ -134,17 +142,18 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   CHECK(report.device_use->used_bytes > report.device_use->context_bytes);
   CHECK(report.device_use->outside_bytes >= report.device_use->context_bytes);
   const auto figures = bench::device_figures(report);
-  REQUIRE(figures.size() == 8);
+  REQUIRE(figures.size() == 9);
   CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
   CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
   CHECK(figures[2] == std::pair<std::string, std::size_t>("outside_bytes", report.device_use->outside_bytes));
   CHECK(figures[3] == std::pair<std::string, std::size_t>("context_bytes", report.device_use->context_bytes));
+  CHECK(figures[4] == std::pair<std::string, std::size_t>("handle_bytes", report.device_use->handle_bytes));
   REQUIRE(report.libraries.has_value());
-  CHECK(figures[4] == std::pair<std::string, std::size_t>("cublaslt_calls", report.libraries->cublaslt.calls));
-  CHECK(figures[5] == std::pair<std::string, std::size_t>("cublaslt_refusals", report.libraries->cublaslt.refusals));
-  CHECK(figures[6] == std::pair<std::string, std::size_t>("cudnn_calls", report.libraries->cudnn.calls));
-  CHECK(figures[7] == std::pair<std::string, std::size_t>("cudnn_refusals", report.libraries->cudnn.refusals));
-  CHECK(figures[4].second + figures[5].second > 0);  // products
+  CHECK(figures[5] == std::pair<std::string, std::size_t>("cublaslt_calls", report.libraries->cublaslt.calls));
+  CHECK(figures[6] == std::pair<std::string, std::size_t>("cublaslt_refusals", report.libraries->cublaslt.refusals));
+  CHECK(figures[7] == std::pair<std::string, std::size_t>("cudnn_calls", report.libraries->cudnn.calls));
+  CHECK(figures[8] == std::pair<std::string, std::size_t>("cudnn_refusals", report.libraries->cudnn.refusals));
+  CHECK(figures[5].second + figures[6].second > 0);  // products
   options.device = cpu;
   CHECK(bench::device_figures(trained_test::run(options).report).empty());
 }

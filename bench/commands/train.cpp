@@ -156,6 +156,9 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.packed_bytes > 0) std::printf("  packed           %s per step\n", bytes_text(r.packed_bytes).c_str());
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
+  if (r.device_use) {
+    std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
+  }
   if (r.libraries) std::printf("  libraries        %s\n", memory::to_string(*r.libraries).c_str());
   std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);

@@ -26,6 +26,7 @@ struct DeviceMemory {
   std::size_t total_bytes = 0;
   std::size_t free_bytes = 0;
   std::size_t context_bytes = 0;  ///< in use when this process had its context and streams there and nothing else
+  std::size_t handle_bytes = 0;   ///< by which the bytes in use rose when handles of libraries were made
 
   std::size_t used_bytes() const noexcept { return total_bytes - free_bytes; }
 };

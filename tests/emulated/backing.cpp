@@ -136,7 +136,7 @@ std::unique_ptr<Backing> make_backing(Device device) { return std::make_unique<b
 
 kernels::DeviceMemory memory(Device) {
   constexpr std::size_t mib = std::size_t{1} << 20, total = 8192 * mib, context = 256 * mib, libraries = 64 * mib;
-  return {total, total - context - libraries - backing_detail::committed_bytes.load(), context};
+  return {total, total - context - libraries - backing_detail::committed_bytes.load(), context, libraries};
 }
 
 }  // namespace thimble::emulated
