@@ -94,6 +94,7 @@ void upload(void* to, const void* from, std::size_t bytes) {
     const std::size_t count = std::min(half_bytes, bytes - done);
     std::byte* const staged = state.staging + half * half_bytes;
     if (cudaEventQuery(state.uploaded[half]) == cudaErrorNotReady) {
+      cudaGetLastError();  // which is no error; the next launch would report it
       waits.fetch_add(1, std::memory_order_relaxed);
       check(cudaEventSynchronize(state.uploaded[half]), "cudaEventSynchronize", "uploaded", device);
     }

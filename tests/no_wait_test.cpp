@@ -11,12 +11,14 @@
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
 #include <thimble/nn/recorded_step.h>
 
 #include "catch.h"
 #include "operator_table.h"
+#include "tensor_bytes.h"
 #include "trained.h"
 
 using namespace thimble;
@@ -82,8 +84,10 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     const auto loss_of = [&](std::int64_t i) {
       return model->loss(bench::micro_batch(batch, i, options.micro_batches));
     };
+    const testing::Bytes input = testing::bytes_of(batch.input);  // a wait, behind which the staging is free
     const std::uint64_t before = waits();
     for (int step = 0; step < 2; ++step) {
+      testing::put_bytes(batch.input, input.data());  // an upload fits half of the staging, and there are two
       const Placed::Step placed(*stack.placed);
       nn::training_step(*optimizer, loss_of, options);
     }
@@ -91,6 +95,8 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
     for (int step = 0; step < 3; ++step) recorded.run();  // the third one is recorded
     REQUIRE(recorded.is_recorded());
+    // A replay uploads the numbers of its step, so that the host is two of them ahead of the device, and no more.
+    kernels::device_runtime(cuda()).synchronize(cuda());
     const std::uint64_t ready = waits();
     recorded.run();
     const Tensor loss = recorded.run();
@@ -98,6 +104,37 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     item(loss);
     CHECK(waits() == ready + 1);  // a value is worth waiting for, and the count counts
   }
+}
+
+TEST_CASE("cuda: uploads wait where their staging is full, and nowhere else", "[cuda]") {
+  if (!has_cuda()) return;
+  // Two halves of 4 MiB in turn (cuda/runtime.cpp): a third part waits until the first is on the device. How often the
+  // device is not that far is its own matter, but the emulated one never is before somebody waits for it.
+  constexpr std::size_t half = std::size_t{4} << 20;
+  const kernels::DeviceRuntime& runtime = kernels::device_runtime(cuda());
+  const bool is_emulated = runtime.devices().front().name.find("emulated") != std::string::npos;
+  const Tensor there = Tensor::empty({5 * static_cast<std::int64_t>(half)}, DType::u8, cuda());
+  testing::Bytes here(there.bytes());
+  for (std::size_t i = 0; i < here.size(); ++i) here[i] = static_cast<std::byte>(i * 7 + i / 1000);
+  struct Case {
+    std::vector<std::size_t> uploads;
+    std::uint64_t allowed;
+  };
+  const Case cases[] = {{{1000}, 0},           {{1000, half}, 0},    {{2 * half}, 0},  // the staging is 8 MiB
+                        {{2 * half + 1}, 1},   {{5 * half}, 3},      {{1000, 1000, 1000}, 1},
+                        {{half + 1, half}, 1}, {{1000, 3 * half}, 2}};
+  for (const Case& c : cases) {
+    runtime.synchronize(cuda());
+    const std::uint64_t before = waits();
+    launch(cuda(), [&](const Addresses& at) {
+      for (const std::size_t bytes : c.uploads) runtime.upload(at(there), here.data(), bytes);
+    });
+    INFO(c.uploads.size() << " uploads, the first of " << c.uploads.front() << " bytes");
+    CHECK(waits() - before <= c.allowed);
+    if (is_emulated) CHECK(waits() - before == c.allowed);
+  }
+  testing::put_bytes(there, here.data());
+  CHECK((testing::bytes_of(there) == here));
 }
 
 TEST_CASE("cuda: what the device says of its memory stands beside the arena's books", "[cuda]") {
