@@ -28,7 +28,7 @@ bytes       predicted == measured: 104 configurations of models, batches, optimi
 techniques  predicted == measured under every technique: 518 configurations
 precision   predicted == measured under every precision policy and 8-bit state
 train       thimble train: predicted == measured, losses, graphs
-memory      copies, pages, and sliding blocks together by copies and by pages
+memory      copies, pages, and sliding blocks together by copies and by pages: laid out, in a trace, in training
 operations  operators: times, share of the copy bandwidth, beside PyTorch
 steps       small models: graph against eager, launches and waits in a step
 libraries   training steps: what cuBLASLt and cuDNN made, what they refused within their workspaces

@@ -9,8 +9,15 @@
 namespace thimble::memory {
 
 std::string compaction_to_string(const Arena::Statistics& statistics) {
-  char ms[32];
-  std::snprintf(ms, sizeof ms, "%.2f ms", statistics.compaction_time.ms);
+  char ms[128];
+  const MoveTime& device = statistics.device_time;
+  if (device.ms == 0 && device.unknown_moves == 0) {
+    std::snprintf(ms, sizeof ms, "%.2f ms", statistics.compaction_time.ms);
+  } else {
+    std::snprintf(ms, sizeof ms, "%.2f ms of the host, copies in %.2f ms of the device%s",
+                  statistics.compaction_time.ms, device.ms,
+                  device.unknown_moves > 0 ? " so far, which is not known to be done" : "");
+  }
   return std::to_string(statistics.compaction_count) + " compactions moved " + std::to_string(statistics.moved_blocks) +
          " blocks, " + exact_bytes(statistics.moved_bytes) +
          (statistics.remapped_bytes > 0

@@ -58,7 +58,8 @@ std::int64_t unbooked_bytes(const DeviceUse& before, const DeviceUse& after, std
 std::string to_string(const kernels::LibraryUse& use);
 
 /// "2 compactions moved 3 blocks, 1.00 KiB (1024 B), in 0.01 ms"; where pages were remapped, with the bytes that moved
-/// with their pages and those that were copied.
+/// with their pages and those that were copied; of a GPU "in 0.01 ms of the host, copies in 0.20 ms of the device", and
+/// "so far, which is not known to be done" where some may be under way.
 std::string compaction_to_string(const Arena::Statistics& statistics);
 
 /// The arena's lines of a summary.
