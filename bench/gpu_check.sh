@@ -181,12 +181,15 @@ racecheck() { sanitizer racecheck; }
 initcheck() { sanitizer initcheck; }
 synccheck() { sanitizer synccheck; }
 
-# reproduce NAME...: these experiments on the device; the line with the counts goes to the table.
+# reproduce NAME...: these experiments on the device; the lines with the counts go to the table.
 reproduce() {
-  local flags=()
+  local flags=() line
   [ -n "$is_tiny" ] && flags=(--quick)
   run "reproduce-$1" "$program" reproduce "$@" --device "$device" --out "$out/report-$1" "${flags[@]}"
   note "$1-rows" counted "$(grep -o '[0-9]* rows; predicted == measured in [0-9]* of [0-9]*' "$out/reproduce-$1.log")"
+  grep '^libraries: ' "$out/reproduce-$1.log" | cut -d' ' -f2- | while read -r line; do
+    if grep -q 'refused [1-9]' <<<"$line"; then note "$1-libraries" REFUSED "$line"; else note "$1-libraries" counted "$line"; fi
+  done
 }
 bytes() { reproduce prediction; }
 techniques() { reproduce techniques; }
