@@ -162,7 +162,8 @@ struct TrainReport {
 };
 
 /// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes, outside_bytes,
-/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; nothing of a run on the cpu.
+/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; nothing of a run on the
+/// cpu.
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name. Throws

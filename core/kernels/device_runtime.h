@@ -36,7 +36,7 @@ struct LibraryCounts {
   std::uint64_t calls = 0;     ///< that it made
   std::uint64_t refusals = 0;  ///< what the own kernels computed instead: it has no algorithm for these arguments
                                ///< within the declared workspace, or this build is without it
-  std::string first_refused;  ///< the operation with its sizes and dtype; empty: none was
+  std::string first_refused;   ///< the operation with its sizes and dtype; empty: none was
 };
 
 /// Of this process, on all devices; a replay of a recorded step calls none.
