@@ -14,9 +14,8 @@
 //   launch reports it.
 // - A move over a distance shorter than a granule goes through one granule of the backing's own, which is committed at
 //   the first such move and is not among the arena's bytes.
-// - The device's time of moves is taken by pairs of events around them, which are read when somebody asks and the
-// device
-//   has passed them: no wait for it. A remap is not in it, because it keeps the host and not the device.
+// - The device's time of moves is taken by pairs of events around them, read when somebody asks and the device has
+//   passed them: no wait for it. A remap is not in it, because it keeps the host and not the device.
 
 #include <deque>
 #include <vector>
