@@ -1,11 +1,13 @@
 // Operators on a device: times, and what they reach of its arithmetic and its memory.
 //
-//   gpu_benchmark [DEVICE [SCALE [PARTS]]]        (cuda, 1, all: operators,optimizers,steps)
+//   gpu_benchmark [DEVICE [SCALE [PARTS]]]        (cuda, 1, all: operators,optimizers,steps,libraries)
 //
 // One line for each operator: "name dtype ms figure unit", the best of several runs of many launches. SCALE divides the
 // sizes (a smoke run on the cpu takes 64). bench/gpu_torch.py prints the same lines for PyTorch. `steps` are those of
 // small models, one launch after the other and as a graph, with how many kernels of the library's own the host launches
-// and how often it waits for the device.
+// and how often it waits for the device. `libraries` says of training steps how many products and convolutions cuBLASLt
+// and cuDNN made, and how many they refused within the workspaces that are declared for them, so that own kernels
+// computed them; such a line follows every other part, too.
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +20,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/bench/random_run.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
@@ -242,6 +245,38 @@ void run_all_steps(Device device) {
   }
 }
 
+/// What the libraries did and refused since `before`.
+void report_libraries(const std::string& name, const std::string& dtype, Device device,
+                      const kernels::LibraryUse& before) {
+  const kernels::LibraryUse now = kernels::device_runtime(device).library_use();
+  const auto since = [](std::uint64_t later, std::uint64_t earlier) {
+    return static_cast<unsigned long long>(later - earlier);
+  };
+  std::printf("%-22s %-6s cublaslt_calls %llu cublaslt_refusals %llu cudnn_calls %llu cudnn_refusals %llu\n",
+              name.c_str(), dtype.c_str(), since(now.cublaslt.calls, before.cublaslt.calls),
+              since(now.cublaslt.refusals, before.cublaslt.refusals), since(now.cudnn.calls, before.cudnn.calls),
+              since(now.cudnn.refusals, before.cudnn.refusals));
+}
+
+/// One training step of each model.
+void run_libraries(Device device, std::int64_t scale) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const char* const name : {"resnet50", "googlenet", "vit-b16", "gpt2"}) {
+      bench::Setup setup;
+      setup.model = name;
+      setup.dtype = dtype;
+      setup.batch = std::max<std::int64_t>(2, 32 / scale);
+      if (setup.model == "gpt2") setup.batch = 2, setup.sizes.sequence = std::max<std::int64_t>(16, 1024 / scale);
+      const memory::Stack stack = memory::make_resource(device);
+      const ResourceScope scope(stack.top);
+      const kernels::LibraryUse before = kernels::device_runtime(device).library_use();
+      bench::random_run(setup)(device)->step();
+      wait(device);
+      report_libraries(setup.model + "_libraries", std::string(to_string(dtype)), device, before);
+    }
+  }
+}
+
 }  // namespace gpu_benchmark_detail
 }  // namespace thimble
 
@@ -252,10 +287,12 @@ int main(int count, char** arguments) {
     const std::int64_t scale = count > 2 ? std::atoll(arguments[2]) : 1;
     if (scale < 1) throw ValueError("SCALE: " + std::string(arguments[2]) + "; at least 1 is allowed");
     const std::string parts = count > 3          ? arguments[3]
-                              : device.is_cuda() ? "operators,optimizers,steps"
+                              : device.is_cuda() ? "operators,optimizers,steps,libraries"
                                                  : "operators,optimizers";
     std::istringstream list(parts);
     for (std::string part; std::getline(list, part, ',');) {
+      const kernels::LibraryUse before =
+          device.is_cuda() ? kernels::device_runtime(device).library_use() : kernels::LibraryUse{};
       if (part == "operators") {
         gpu_benchmark_detail::run(device, scale);
         gpu_benchmark_detail::run_linear_layers(device, scale);
@@ -264,8 +301,13 @@ int main(int count, char** arguments) {
         gpu_benchmark_detail::run_small_updates(device);
       } else if (part == "steps") {
         gpu_benchmark_detail::run_all_steps(device);
+      } else if (part == "libraries") {
+        gpu_benchmark_detail::run_libraries(device, scale);
       } else {
-        throw ValueError("PARTS: '" + part + "' is not one of operators, optimizers, steps");
+        throw ValueError("PARTS: '" + part + "' is not one of operators, optimizers, steps, libraries");
+      }
+      if (device.is_cuda() && part != "libraries") {
+        gpu_benchmark_detail::report_libraries(part + "_libraries", "all", device, before);
       }
     }
     return 0;

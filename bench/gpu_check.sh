@@ -28,9 +28,10 @@ bytes       predicted == measured: 104 configurations of models, batches, optimi
 techniques  predicted == measured under every technique: 518 configurations
 precision   predicted == measured under every precision policy and 8-bit state
 train       thimble train: predicted == measured, losses, graphs
-memory      copies, pages, and sliding blocks together by copies and by pages
+memory      copies, pages, and sliding blocks together by copies and by pages: laid out, in a trace, in training
 operations  operators: times, share of the copy bandwidth, beside PyTorch
 steps       small models: graph against eager, launches and waits in a step
+libraries   training steps: what cuBLASLt and cuDNN made, what they refused within their workspaces
 gpt2        GPT-2 124M, bf16, T 1024, batch 16, beside PyTorch (fused attention), eager and compiled
 resnet50    ResNet-50, bf16, batch 256, beside PyTorch (channels last), eager and compiled
 fit         ResNet-50, batch 184, f32 with TF32, within 10.01 GiB and 4.99 GiB'
@@ -85,6 +86,7 @@ figure() { sed -n "s/^ *\"$2\": \([^,]*\),*$/\1/p" "$1"; }
 short() { awk -v number="$(figure "$1" "$2")" 'BEGIN { printf "%.2f", number }'; }
 # ratio A B: to two digits.
 ratio() { awk -v a="$1" -v b="$2" 'BEGIN { if (b > 0) printf "%.2f", a / b; else printf "-" }'; }
+mib() { awk -v bytes="$1" 'BEGIN { printf "%.2f MiB", bytes / 2^20 }'; }
 gib() { awk -v bytes="$1" 'BEGIN { printf "%.2f GiB", bytes / 2^30 }'; }
 if [ "$sizes" = tiny ]; then is_tiny=1; else is_tiny=; fi
 # tiny FLAGS...: these, in a run that only shows that commands run.
@@ -96,6 +98,27 @@ has_torch() {
   "$python" -c "$ask" 2>/dev/null && return
   note torch "left out" "$python has no PyTorch for $device"
   return 1
+}
+
+# asked NAME FILE: what libraries made and refused, of a run's JSON. What they refuse our kernels compute, slower.
+asked() {
+  local library text='' what=counted
+  [ -n "$(figure "$2" cublaslt_calls)" ] || return 0
+  for library in cublaslt cudnn; do
+    text+="${text:+; }$library made $(figure "$2" "${library}_calls") calls and refused $(figure "$2" "${library}_refusals")"
+    if [ "$(figure "$2" "${library}_refusals")" != 0 ]; then
+      what=REFUSED
+      text+=", the first: $(sed -n "s/^ *\"${library}_first_refused\": \"\(.*\)\",*$/\1/p" "$2")"
+    fi
+  done
+  note "$1-libraries" "$what" "$text"
+}
+# asked_lines FILE: the same of gpu_benchmark's lines.
+asked_lines() {
+  local line
+  grep '_libraries ' "$1" | while read -r line; do
+    if grep -q '_refusals [1-9]' <<<"$line"; then note libraries REFUSED "$line"; else note libraries counted "$line"; fi
+  done
 }
 
 # same NAME FILE: predicted and measured bytes of a run's JSON, and that its steps did not wait.
@@ -114,6 +137,7 @@ same() {
     note "$1-waits" FAILED "the host waited $waits times in a step"
     failed=1
   fi
+  asked "$1" "$2"
 }
 
 build() {
@@ -157,12 +181,15 @@ racecheck() { sanitizer racecheck; }
 initcheck() { sanitizer initcheck; }
 synccheck() { sanitizer synccheck; }
 
-# reproduce NAME...: these experiments on the device; the line with the counts goes to the table.
+# reproduce NAME...: these experiments on the device; the lines with the counts go to the table.
 reproduce() {
-  local flags=()
+  local flags=() line
   [ -n "$is_tiny" ] && flags=(--quick)
   run "reproduce-$1" "$program" reproduce "$@" --device "$device" --out "$out/report-$1" "${flags[@]}"
   note "$1-rows" counted "$(grep -o '[0-9]* rows; predicted == measured in [0-9]* of [0-9]*' "$out/reproduce-$1.log")"
+  grep '^libraries: ' "$out/reproduce-$1.log" | cut -d' ' -f2- | while read -r line; do
+    if grep -q 'refused [1-9]' <<<"$line"; then note "$1-libraries" REFUSED "$line"; else note "$1-libraries" counted "$line"; fi
+  done
 }
 bytes() { reproduce prediction; }
 techniques() { reproduce techniques; }
@@ -179,7 +206,8 @@ train_one() { # NAME MODEL FLAGS...
   note "train-$name-loss" measured "$(short "$file" loss_first) -> $(short "$file" loss_last)"
   [ -n "$(figure "$file" device_used_bytes)" ] &&
     note "train-$name-device" measured "used $(gib "$(figure "$file" device_used_bytes)"), outside of arenas \
-$(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)")"
+$(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)"), handles of \
+libraries $(mib "$(figure "$file" handle_bytes)")"
 }
 train() {
   local gpt small
@@ -217,6 +245,7 @@ operations() {
                        $3, $5, $5 / copy }
                        $6 == "Gop/s" { printf "%s %s %.4f ms, %.1f Top/s\n", $1, $2, $3, $5 / 1000 }' \
     "$out/operations.log" | while read -r line; do note operation measured "$line"; done
+  asked_lines "$out/operations.log"
   has_torch || return
   run operations-torch "$python" bench/gpu_torch.py operators --device "$device" --scale "$scale" || return
   awk 'NR == FNR { torch[$1 " " $2] = $3; next }
@@ -229,11 +258,17 @@ steps() {
   local line
   [ "$device" = cuda ] || { note steps "left out" "graphs are of a GPU" && return; }
   run steps "$build/bin/gpu_benchmark" "$device" 1 steps || return
-  while read -r line; do note step measured "$line"; done <"$out/steps.log"
+  grep -v '_libraries ' "$out/steps.log" | while read -r line; do note step measured "$line"; done
+  asked_lines "$out/steps.log"
   if grep -q ' waits_per_step [1-9]' "$out/steps.log"; then
     note steps-waits FAILED "the host waits for the device inside of a step"
     failed=1
   fi
+}
+
+libraries() {
+  [ "$device" = cuda ] || { note libraries "left out" "they are of a GPU" && return; }
+  run libraries "$build/bin/gpu_benchmark" "$device" 1 libraries && asked_lines "$out/libraries.log"
 }
 
 # ours NAME MODEL FLAGS...: gpu_step_benchmark.
@@ -244,6 +279,10 @@ ours() {
   run "$name" bash -c '"$@" >"$0"' "$out/$name.json" "$build/bin/gpu_step_benchmark" "$@" --device "$device" || return
   same "$name" "$out/$name.json"
   note "$name" measured "$(short "$out/$name.json" best_ms) ms, $(short "$out/$name.json" items_per_s) items/s"
+  [ -n "$(figure "$out/$name.json" unbooked_bytes)" ] &&
+    note "$name-unbooked" measured "behind the books $(mib "$(figure "$out/$name.json" unbooked_bytes)"), handles of \
+libraries $(mib "$(figure "$out/$name.json" handle_bytes)"), before the first page \
+$(gib "$(figure "$out/$name.json" context_bytes)")"
 }
 # theirs NAME OURS MODEL FLAGS...: gpu_torch.py, and the ratios.
 theirs() {

@@ -4,7 +4,11 @@
 //
 // `best_ms` is the best of three runs of N steps, divided by N; the host waits once, behind the last step. Predicted
 // bytes are those of a dry run. `waits_per_step` counts how often the host waited for the device inside of a step, and
-// `launches_per_step` the library's own kernels in it. bench/gpu_torch.py trains the same models in PyTorch.
+// `launches_per_step` the library's own kernels in it; `cublaslt_refusals` and `cudnn_refusals` how often, in all
+// steps, an own kernel had to do what the rules leave to a library. `unbooked_bytes` are those that the device's memory
+// in use rose by from before the arena to the end of the steps, less what the arena had committed and the handles of
+// libraries took: what libraries and the driver (code loaded at its first launch) allocate behind the books.
+// bench/gpu_torch.py trains the same models in PyTorch.
 
 #include <algorithm>
 #include <chrono>
@@ -52,6 +56,16 @@ struct Counts {
   }
 };
 
+void put_libraries(nlohmann::ordered_json& json, const kernels::LibraryUse& use) {
+  const auto put = [&](const std::string& name, const kernels::LibraryCounts& counts) {
+    json[name + "_calls"] = counts.calls;
+    json[name + "_refusals"] = counts.refusals;
+    if (!counts.first_refused.empty()) json[name + "_first_refused"] = counts.first_refused;
+  };
+  put("cublaslt", use.cublaslt);
+  put("cudnn", use.cudnn);
+}
+
 void wait(Device device) {
   if (device.is_cuda()) kernels::device_runtime(device).synchronize(device);
 }
@@ -70,6 +84,8 @@ void measure(const Options& options) {
   memory::Options stack_options;
   stack_options.plans = plan.placement;
   stack_options.arena.capacity_bytes = options.budget_bytes;
+  std::optional<memory::DeviceUse> before_arena;
+  if (device.is_cuda()) before_arena = memory::device_use(device, 0);
   const memory::Stack stack = memory::make_resource(device, std::move(stack_options));
   const ResourceScope scope(stack.top);
   const Tf32Scope products(options.allows_tf32);
@@ -117,6 +133,9 @@ void measure(const Options& options) {
     json["device_used_bytes"] = use.used_bytes;
     json["outside_bytes"] = use.outside_bytes;
     json["context_bytes"] = use.context_bytes;
+    json["handle_bytes"] = use.handle_bytes;
+    json["unbooked_bytes"] = memory::unbooked_bytes(*before_arena, use, arena.committed_bytes);
+    put_libraries(json, kernels::device_runtime(device).library_use());
   }
   std::cout << json.dump(2) << "\n";
 }

@@ -148,20 +148,22 @@ struct TrainReport {
   std::vector<std::string> full_state;           ///< parameters whose state is f32 though the others' is narrow
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
-  std::size_t offloaded_bytes = 0;              ///< of saved tensors, per step
-  std::size_t packed_bytes = 0;                 ///< the same, before they are packed
-  double time_overhead = 0;                     ///< of the plan, by the cost model
-  std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
-  std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
-  std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
-  std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
-  double ms_per_step = 0, items_per_s = 0;      ///< over all steps but the first, where there are several
-  std::size_t recorded_launches = 0;            ///< kernels and copies of a replay; 0: there was none
+  std::size_t offloaded_bytes = 0;               ///< of saved tensors, per step
+  std::size_t packed_bytes = 0;                  ///< the same, before they are packed
+  double time_overhead = 0;                      ///< of the plan, by the cost model
+  std::size_t measured_peak_bytes = 0;           ///< committed by the arena at most
+  std::size_t rss_peak_bytes = 0;                ///< of the process, so far (VmHWM)
+  std::size_t arena_rss_bytes = 0;               ///< of the arena's mapping at the end; 0 where the host has none of it
+  std::optional<memory::DeviceUse> device_use;   ///< at the end, of a GPU
+  std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
+  double ms_per_step = 0, items_per_s = 0;       ///< over all steps but the first, where there are several
+  std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
   std::string sample;
 };
 
-/// What JSON says of device_use, by its keys: device_total_bytes, device_used_bytes, outside_bytes, context_bytes;
-/// nothing of a run on the cpu.
+/// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes, outside_bytes,
+/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; nothing of a run on the
+/// cpu.
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name. Throws

@@ -316,10 +316,16 @@ PreparedTraining prepare_training(TrainOptions options) {
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report) {
   if (!report.device_use) return {};
   const memory::DeviceUse& use = *report.device_use;
+  const kernels::LibraryUse& libraries = *report.libraries;
   return {{"device_total_bytes", use.total_bytes},
           {"device_used_bytes", use.used_bytes},
           {"outside_bytes", use.outside_bytes},
-          {"context_bytes", use.context_bytes}};
+          {"context_bytes", use.context_bytes},
+          {"handle_bytes", use.handle_bytes},
+          {"cublaslt_calls", libraries.cublaslt.calls},
+          {"cublaslt_refusals", libraries.cublaslt.refusals},
+          {"cudnn_calls", libraries.cudnn.calls},
+          {"cudnn_refusals", libraries.cudnn.refusals}};
 }
 
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher) {
@@ -357,6 +363,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   if (options.device.is_cuda()) {
     const std::size_t others = memory::statistics(options.device).committed_bytes;  // outside of the run
     report.device_use = memory::device_use(options.device, stack.arena->statistics().committed_bytes + others);
+    report.libraries = kernels::device_runtime(options.device).library_use();
   }
   if (options.device == cpu) {
     report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());

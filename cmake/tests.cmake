@@ -61,11 +61,17 @@ if(NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
     list(APPEND thimble_emulated_sources ${wrapper})
   endforeach()
   set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS -O1)
-  list(APPEND thimble_emulated_sources tests/emulated/backing.cpp tests/emulated/device.cpp)
+  list(APPEND thimble_emulated_sources tests/emulated/backing.cpp tests/emulated/device.cpp tests/emulated/driver.cpp)
+  # cuda/backing.cpp is compiled over a driver made of the host, whose headers stand in for CUDA's.
+  set_source_files_properties(tests/emulated/driver.cpp PROPERTIES
+                              COMPILE_OPTIONS -I${PROJECT_SOURCE_DIR}/tests/emulated/driver)
 endif()
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
+if(NOT thimble_emulated_sources)
+  list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/driver_backing_test")
+endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
        "/tests/(budget|choices|experiments|experiments_precision|program|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")

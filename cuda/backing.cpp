@@ -14,7 +14,10 @@
 //   launch reports it.
 // - A move over a distance shorter than a granule goes through one granule of the backing's own, which is committed at
 //   the first such move and is not among the arena's bytes.
+// - The device's time of moves is taken by pairs of events around them, read when somebody asks and the device has
+//   passed them: no wait for it. A remap is not in it, because it keeps the host and not the device.
 
+#include <deque>
 #include <vector>
 
 #include <thimble/cuda/driver.h>
@@ -50,6 +53,9 @@ class CudaBacking final : public Backing {
     if (base_ == 0) return;
     decommit(0, granules_.size() * granule_bytes);
     if (bounce_ != 0) unmap(base_ + range_bytes_, bounce_);
+    for (const std::deque<Stretch>* list : {&under_way_, &spare_}) {
+      for (const Stretch& stretch : *list) destroy(stretch);
+    }
     driver_.free(base_, range_bytes_ + granule_bytes);
   }
 
@@ -102,20 +108,45 @@ class CudaBacking final : public Backing {
   void move(std::size_t from, std::size_t to, std::size_t bytes, Stream) noexcept override {
     const std::size_t distance = from > to ? from - to : to - from;
     if (distance == 0) return;
+    begin_stretch();
     if (distance >= bytes) return copy(base_ + to, base_ + from, bytes);
     const bool is_direct = distance >= granule_bytes;
-    if (!is_direct && bounce_ == 0 &&
-        (map(base_ + range_bytes_, bounce_) != CUDA_SUCCESS ||
-         allow(base_ + range_bytes_, granule_bytes) != CUDA_SUCCESS)) {
+    if (!is_direct && !has_bounce()) {
       // Without a granule to spare: pieces that do not overlap, as short as the distance.
       return move_in_pieces(from, to, bytes, distance, false);
     }
     move_in_pieces(from, to, bytes, is_direct ? distance : granule_bytes, !is_direct);
   }
 
+  void begin_moves() noexcept override { is_timed_ = true; }
+  void end_moves() noexcept override {
+    end_stretch();
+    is_timed_ = false;
+  }
+  MoveTime move_time() noexcept override {
+    if (under_way_.empty()) return {moved_ms_, 0};
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a question does not break a recording off
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    while (!under_way_.empty()) {
+      const Stretch& first = under_way_.front();
+      const cudaError_t answer = cudaEventQuery(first.end);
+      if (answer == cudaErrorNotReady) {
+        cudaGetLastError();  // which is no error
+        break;
+      }
+      float ms = 0;
+      if (answer == cudaSuccess && cudaEventElapsedTime(&ms, first.begin, first.end) == cudaSuccess) moved_ms_ += ms;
+      reuse(first);
+      under_way_.pop_front();
+    }
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    return {moved_ms_, under_way_.size()};
+  }
+
   bool can_remap() const noexcept override { return true; }
 
   bool remap(std::size_t from, std::size_t to, std::size_t bytes) noexcept override {
+    end_stretch();
     try {
       gpu::synchronize(device_);
     } catch (const DeviceError&) {
@@ -137,6 +168,57 @@ class CudaBacking final : public Backing {
   }
 
  private:
+  /// Moves one after the other, between two events.
+  struct Stretch {
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+  // Where an event is refused the moves are not timed; they are made all the same.
+  void begin_stretch() noexcept {
+    if (!is_timed_ || open_.begin != nullptr) return;
+    const cudaStream_t moves = stream();  // on its device events are made
+    move_time();                          // gives some back
+    if (!spare_.empty()) {
+      open_ = spare_.front();
+      spare_.pop_front();
+    } else if (cudaEventCreate(&open_.begin) != cudaSuccess || cudaEventCreate(&open_.end) != cudaSuccess) {
+      cudaGetLastError();
+      destroy(open_);
+      open_ = {};
+      return;
+    }
+    cudaEventRecord(open_.begin, moves);
+  }
+  void end_stretch() noexcept {
+    if (open_.begin == nullptr) return;
+    cudaEventRecord(open_.end, stream());
+    try {
+      under_way_.push_back(open_);
+    } catch (const std::bad_alloc&) {
+      destroy(open_);
+    }
+    open_ = {};
+  }
+  void reuse(const Stretch& stretch) noexcept {
+    try {
+      spare_.push_back(stretch);
+    } catch (const std::bad_alloc&) {
+      destroy(stretch);
+    }
+  }
+  static void destroy(const Stretch& stretch) noexcept {
+    if (stretch.begin != nullptr) cudaEventDestroy(stretch.begin);
+    if (stretch.end != nullptr) cudaEventDestroy(stretch.end);
+  }
+
+  /// Whether the bounce is there with access, which it gets at the first such move; a later one tries again.
+  bool has_bounce() noexcept {
+    if (bounce_ != 0) return true;
+    const CUdeviceptr at = base_ + range_bytes_;
+    if (map(at, bounce_) != CUDA_SUCCESS) return false;
+    if (allow(at, granule_bytes) == CUDA_SUCCESS) return true;
+    unmap(at, bounce_);
+    return false;
+  }
   // Downwards in ascending order, upwards in descending order: what is overwritten has been moved.
   void move_in_pieces(std::size_t from, std::size_t to, std::size_t bytes, std::size_t piece, bool bounces) noexcept {
     const std::size_t pieces = (bytes + piece - 1) / piece;
@@ -215,6 +297,11 @@ class CudaBacking final : public Backing {
   std::size_t range_bytes_ = 0;
   std::vector<CUmemGenericAllocationHandle> granules_;  // 0: no pages
   CUmemGenericAllocationHandle bounce_ = 0;
+  bool is_timed_ = false;
+  Stretch open_;                   // begun and not ended
+  std::deque<Stretch> under_way_;  // in the order of the stream
+  std::deque<Stretch> spare_;
+  double moved_ms_ = 0;
   const char* refused_ = nullptr;  // the last call that was, its bytes and its answer
   std::size_t refused_bytes_ = 0;
   CUresult refusal_ = CUDA_SUCCESS;

@@ -6,6 +6,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/cuda/call_text.h>
+#include <thimble/cuda/runtime.h>
 
 namespace thimble::gpu {
 
@@ -19,7 +20,7 @@ cublasLtHandle_t blas_handle(Device device) {
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
   cublasLtHandle_t& handle = handles[device.index];
-  if (!handle) check_blas(cublasLtCreate(&handle), "cublasLtCreate");
+  if (!handle) make_handle(device, [&] { check_blas(cublasLtCreate(&handle), "cublasLtCreate"); });
   return handle;
 }
 

@@ -3,7 +3,7 @@
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/conv.h>
-#include <thimble/cuda/library.h>
+#include <thimble/cuda/library_use.h>
 #include <thimble/cuda/product.h>
 
 namespace thimble::cuda_kernels {
@@ -158,7 +158,8 @@ struct Sums {
 void conv_forward(const kernels::ConvForwardArgs& args, void* workspace, int threads) {
   using namespace conv_cuda_detail;
   if (is_library_conv(args.shape, args.dtype, args.out_dtype) &&
-      gpu::library_conv_forward(args, workspace, cuda_conv_forward_bytes(args, threads))) {
+      gpu::booked(&kernels::LibraryUse::cudnn, args,
+                  gpu::library_conv_forward(args, workspace, cuda_conv_forward_bytes(args, threads)))) {
     return;
   }
   const Sizes s(args.shape);
@@ -172,7 +173,8 @@ void conv_forward(const kernels::ConvForwardArgs& args, void* workspace, int thr
 void conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, int threads) {
   using namespace conv_cuda_detail;
   if (is_library_conv(args.shape, args.dtype, args.out_dtype) &&
-      gpu::library_conv_input_grad(args, workspace, cuda_conv_input_grad_bytes(args, threads))) {
+      gpu::booked(&kernels::LibraryUse::cudnn, args,
+                  gpu::library_conv_input_grad(args, workspace, cuda_conv_input_grad_bytes(args, threads)))) {
     return;
   }
   const Sizes s(args.shape);
@@ -186,7 +188,8 @@ void conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, in
 void conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, int threads) {
   using namespace conv_cuda_detail;
   if (is_library_conv(args.shape, args.dtype, args.out_dtype) &&
-      gpu::library_conv_weight_grad(args, workspace, cuda_conv_weight_grad_bytes(args, threads))) {
+      gpu::booked(&kernels::LibraryUse::cudnn, args,
+                  gpu::library_conv_weight_grad(args, workspace, cuda_conv_weight_grad_bytes(args, threads)))) {
     return;
   }
   const Sizes s(args.shape);

@@ -41,7 +41,7 @@ cudnnHandle_t handle_of(Device device, cudaStream_t stream) {
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
   cudnnHandle_t& handle = handles[device.index];
-  if (!handle) check_dnn(cudnnCreate(&handle), "cudnnCreate");
+  if (!handle) make_handle(device, [&] { check_dnn(cudnnCreate(&handle), "cudnnCreate"); });
   check_dnn(cudnnSetStream(handle, stream), "cudnnSetStream");
   return handle;
 }

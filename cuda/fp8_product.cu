@@ -4,7 +4,7 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/quant_code.h>
 #include <thimble/cuda/fp8_product.h>
-#include <thimble/cuda/library.h>
+#include <thimble/cuda/library_use.h>
 #include <thimble/cuda/product.h>
 
 namespace thimble::cuda_kernels {
@@ -83,7 +83,8 @@ bool by_library(const Fp8GemmArgs& args, const Finish& all, void* workspace) {
   plain.pre_activation = nullptr;
   if (args.pre_activation) plain.c = args.pre_activation;
   if (args.c_dtype == DType::f32) plain.bias = nullptr;
-  if (!gpu::library_fp8_gemm(plain, workspace, kernels::cuda_fp8_gemm_workspace_bytes(args))) return false;
+  const std::size_t bytes = kernels::cuda_fp8_gemm_workspace_bytes(args);
+  if (!gpu::booked(&kernels::LibraryUse::cublaslt, args, gpu::library_fp8_gemm(plain, workspace, bytes))) return false;
   Finish rest = all;
   if (plain.bias) rest.bias = nullptr;
   if (rest.bias || args.pre_activation || args.activation != Activation::none) {

@@ -4,7 +4,7 @@
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/cuda/conv.h>
-#include <thimble/cuda/library.h>
+#include <thimble/cuda/library_use.h>
 #include <thimble/cuda/product.h>
 
 namespace thimble::kernels {
@@ -119,13 +119,13 @@ bool by_library(const GemmArgs& args, void* workspace, int threads) {
   if (!is_library_gemm(args)) return false;
   const std::size_t bytes = cuda_gemm_workspace_bytes(args, threads);
   if (args.activation == Activation::none || args.activation == Activation::relu) {
-    return gpu::library_gemm(args, workspace, bytes);
+    return gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(args, workspace, bytes));
   }
   GemmArgs plain = args;
   plain.activation = Activation::none;
   plain.pre_activation = nullptr;
   if (args.pre_activation) plain.c = args.pre_activation;
-  if (!gpu::library_gemm(plain, workspace, bytes)) return false;
+  if (!gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(plain, workspace, bytes))) return false;
   const Batch batch(args);
   for_each_item(batch.matrices() * args.m * args.n,
                 Gelu{batch, args.m, args.n, args.c_row_stride, plain.c, args.c, args.c_dtype, args.activation});

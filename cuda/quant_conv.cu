@@ -7,7 +7,7 @@
 #include <thimble/core/kernels/quant_code_math.h>
 #include <thimble/core/kernels/quant_rows.h>
 #include <thimble/cuda/kernel.h>
-#include <thimble/cuda/library.h>
+#include <thimble/cuda/library_use.h>
 
 namespace thimble::kernels {
 namespace quant_conv_cuda_detail {
@@ -148,7 +148,8 @@ bool by_library(const QuantConvArgs& a, void* workspace) {
     const std::int64_t rows = pixels - first < most ? pixels - first : most;
     for_each_item(rows * s.channels / 4, Shift{reinterpret_cast<const std::uint32_t*>(a.x + first * s.channels),
                                                reinterpret_cast<std::uint32_t*>(shifted)});
-    if (!gpu::library_int8_gemm({rows, s.filters, s.channels, shifted, weights, sums})) return false;
+    const gpu::Int8Gemm product{rows, s.filters, s.channels, shifted, weights, sums};
+    if (!gpu::booked(&LibraryUse::cublaslt, product, gpu::library_int8_gemm(product))) return false;
     for_each_item(rows * s.filters,
                   Epilogue{a, first, sums, reinterpret_cast<const std::int32_t*>(weights + s.filters * s.channels)});
   }

@@ -19,6 +19,7 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch.h>
+#include <thimble/cuda/library_use.h>
 
 namespace thimble {
 namespace gpu {
@@ -35,6 +36,7 @@ struct DeviceState {
   int next_half = 0;
   std::mutex upload_mutex;
   std::size_t context_bytes = 0;  // of the device in use when all of the above was made
+  std::atomic<std::size_t> handle_bytes{0};
 };
 
 std::atomic<std::uint64_t> waits{0}, launches{0};
@@ -92,6 +94,7 @@ void upload(void* to, const void* from, std::size_t bytes) {
     const std::size_t count = std::min(half_bytes, bytes - done);
     std::byte* const staged = state.staging + half * half_bytes;
     if (cudaEventQuery(state.uploaded[half]) == cudaErrorNotReady) {
+      cudaGetLastError();  // which is no error; the next launch would report it
       waits.fetch_add(1, std::memory_order_relaxed);
       check(cudaEventSynchronize(state.uploaded[half]), "cudaEventSynchronize", "uploaded", device);
     }
@@ -214,9 +217,10 @@ std::vector<kernels::GpuFacts> devices() {
 }
 
 kernels::DeviceMemory device_memory(Device device) {
-  const std::size_t context_bytes = state_of(device).context_bytes;
+  const DeviceState& state = state_of(device);
   kernels::DeviceMemory now = ask_memory(device);
-  now.context_bytes = context_bytes;
+  now.context_bytes = state.context_bytes;
+  now.handle_bytes = state.handle_bytes.load(std::memory_order_relaxed);
   return now;
 }
 
@@ -255,7 +259,8 @@ constexpr kernels::DeviceRuntime table{upload,
                                        forget,
                                        device_memory,
                                        launch_count,
-                                       capability};
+                                       capability,
+                                       library_use};
 
 }  // namespace runtime_detail
 
@@ -283,6 +288,13 @@ void synchronize(Device device) {
   runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
   check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy", device);
   check(cudaStreamSynchronize(state.compute), "cudaStreamSynchronize", "compute", device);
+}
+
+std::size_t used_bytes(Device device) { return runtime_detail::device_memory(device).used_bytes(); }
+
+void book_handle(Device device, std::size_t used_bytes_before) {
+  const std::size_t now = used_bytes(device);  // other processes may have given back in between
+  if (now > used_bytes_before) runtime_detail::state_of(device).handle_bytes += now - used_bytes_before;
 }
 
 std::uint64_t synchronization_count() { return runtime_detail::waits.load(std::memory_order_relaxed); }

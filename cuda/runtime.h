@@ -29,4 +29,14 @@ void synchronize(Device device);
 /// How often the host has waited for a device, in this process.
 std::uint64_t synchronization_count();
 
+/// Makes a library's handle for a device. What the device's bytes in use rise by meanwhile are its bytes.
+std::size_t used_bytes(Device device);
+void book_handle(Device device, std::size_t used_bytes_before);
+template <class Make>
+void make_handle(Device device, const Make& make) {
+  const std::size_t before = used_bytes(device);
+  make();
+  book_handle(device, before);
+}
+
 }  // namespace thimble::gpu

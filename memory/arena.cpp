@@ -203,6 +203,7 @@ std::size_t Arena::trim() {
 Arena::Statistics Arena::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = now_;
+  all.device_time = backing_->move_time();
   all.height_bytes = spans_->height();
   all.largest_free_bytes = largest_free_bytes();
   all.fragmentation = fragmentation();

@@ -86,7 +86,8 @@ class Arena final : public LockedResource {
     std::uint64_t moved_blocks = 0;
     std::uint64_t moved_bytes = 0;     ///< requested bytes of moved blocks
     std::uint64_t remapped_bytes = 0;  ///< of these, what moved with its pages; the rest was copied
-    Elapsed compaction_time;           ///< waiting for launches and remaps included
+    Elapsed compaction_time;           ///< of the host: waiting for launches and remaps included, copies of a GPU not
+    MoveTime device_time;              ///< of a GPU: what the copies took there, as far as they are known to be over
     double fragmentation = 0;          ///< 1 - allocated / height: the share of the height that is holes
     double peak_fragmentation = 0;     ///< 1 - peak allocated / peak committed
 

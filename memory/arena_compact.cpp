@@ -27,9 +27,12 @@ class Arena::Moving {
       : arena_(arena),
         start_(std::chrono::steady_clock::now()),
         blocks_before_(arena.now_.moved_blocks),
-        no_launches_(arena.device()) {}
+        no_launches_(arena.device()) {
+    arena_.backing_->begin_moves();
+  }
 
   ~Moving() {
+    arena_.backing_->end_moves();
     if (arena_.now_.moved_blocks == blocks_before_) return;
     ++arena_.now_.compaction_count;
     const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start_;
@@ -180,7 +183,9 @@ std::string Arena::compaction_text() const {
     ++pinned_blocks;
     pinned_bytes += span->bytes;
   }
-  std::string text = memory::compaction_to_string(now_);
+  Statistics figures = now_;
+  figures.device_time = backing_->move_time();
+  std::string text = memory::compaction_to_string(figures);
   if (compaction_ == Compaction::never) text += ", switched off for requests";
   if (stills_ > 0) text += ", held back by a recorded step";
   if (pinned_blocks > 0) {

@@ -26,6 +26,14 @@
 
 namespace thimble {
 
+/// Time that a device takes for moves, beside the host's. It is reported, and equal to any other: figures are compared
+/// without it.
+struct MoveTime {
+  double ms = 0;                  ///< of the moves that are known to be over
+  std::size_t unknown_moves = 0;  ///< stretches of moves that the device may still be at
+  friend bool operator==(const MoveTime&, const MoveTime&) { return true; }
+};
+
 class Backing {
  public:
   virtual ~Backing() = default;
@@ -55,6 +63,12 @@ class Backing {
   /// Copies `bytes` committed bytes from offset `from` to offset `to` (in stream order where there are streams); the
   /// two may overlap. Nothing on a dry device.
   virtual void move(std::size_t from, std::size_t to, std::size_t bytes, Stream stream) noexcept = 0;
+
+  /// Around moves whose time on the device is to be known: copies in stream order, which the host only enqueues.
+  virtual void begin_moves() noexcept {}
+  virtual void end_moves() noexcept {}
+  /// That time so far; none where the host makes the moves itself. It asks the device and does not wait for it.
+  virtual MoveTime move_time() noexcept { return {}; }
 
   /// Whether `remap` is there. A dry device says what the device says that it stands for.
   virtual bool can_remap() const noexcept { return false; }

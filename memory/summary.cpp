@@ -9,8 +9,15 @@
 namespace thimble::memory {
 
 std::string compaction_to_string(const Arena::Statistics& statistics) {
-  char ms[32];
-  std::snprintf(ms, sizeof ms, "%.2f ms", statistics.compaction_time.ms);
+  char ms[128];
+  const MoveTime& device = statistics.device_time;
+  if (device.ms == 0 && device.unknown_moves == 0) {
+    std::snprintf(ms, sizeof ms, "%.2f ms", statistics.compaction_time.ms);
+  } else {
+    std::snprintf(ms, sizeof ms, "%.2f ms of the host, copies in %.2f ms of the device%s",
+                  statistics.compaction_time.ms, device.ms,
+                  device.unknown_moves > 0 ? " so far, which is not known to be done" : "");
+  }
   return std::to_string(statistics.compaction_count) + " compactions moved " + std::to_string(statistics.moved_blocks) +
          " blocks, " + exact_bytes(statistics.moved_bytes) +
          (statistics.remapped_bytes > 0
@@ -36,7 +43,14 @@ std::string to_string(const Arena::Statistics& statistics) {
 DeviceUse device_use(Device device, std::size_t arena_bytes) {
   const kernels::DeviceMemory memory = kernels::device_runtime(device).memory(device);
   const std::size_t used = memory.used_bytes();
-  return {memory.total_bytes, used, memory.context_bytes, used > arena_bytes ? used - arena_bytes : 0};
+  const std::size_t outside = used > arena_bytes ? used - arena_bytes : 0;
+  return {memory.total_bytes, used, memory.context_bytes, outside, memory.handle_bytes};
+}
+
+std::int64_t unbooked_bytes(const DeviceUse& before, const DeviceUse& after, std::size_t arena_bytes) {
+  const auto of = [](std::size_t bytes) { return static_cast<std::int64_t>(bytes); };
+  const std::int64_t risen = of(after.used_bytes) - of(before.used_bytes);
+  return risen - (of(after.handle_bytes) - of(before.handle_bytes)) - of(arena_bytes);
 }
 
 std::string to_string(const DeviceUse& use) {
@@ -44,12 +58,23 @@ std::string to_string(const DeviceUse& use) {
          human_bytes(use.outside_bytes) + ", before the first page " + human_bytes(use.context_bytes);
 }
 
+std::string to_string(const kernels::LibraryUse& use) {
+  const auto text = [](const char* name, const kernels::LibraryCounts& counts) {
+    return std::string(name) + " made " + std::to_string(counts.calls) + " calls and refused " +
+           std::to_string(counts.refusals) +
+           (counts.first_refused.empty() ? "" : ", the first: " + counts.first_refused);
+  };
+  return text("cuBLASLt", use.cublaslt) + "; " + text("cuDNN", use.cudnn);
+}
+
 std::string summary(Device device) {
   const Stack& stack = default_stack(device);
   const Arena::Statistics statistics = stack.arena->statistics();
   const std::string text = stack.ledger->summary() + to_string(statistics);
   if (!device.is_cuda() || device.is_dry) return text;
-  return text + "  device: " + to_string(device_use(device, statistics.committed_bytes)) + "\n";
+  const DeviceUse use = device_use(device, statistics.committed_bytes);
+  return text + "  device: " + to_string(use) + "\n  handles of libraries: " + human_bytes(use.handle_bytes) +
+         "\n  libraries: " + to_string(kernels::device_runtime(device).library_use()) + "\n";
 }
 
 std::size_t max_allocated(Device device) { return default_stack(device).ledger->max_allocated(); }

@@ -89,9 +89,7 @@ class Run final : public nn::TrainingRun {
   void restore(const Trajectory& state) {
     const auto list = tensors();
     for (std::size_t i = 0; i < list.size(); ++i) {
-      if (!state[i].bytes.empty()) {
-        std::memcpy(Pin(std::get<2>(list[i])).data(), state[i].bytes.data(), state[i].bytes.size());
-      }
+      testing::put_bytes(std::get<2>(list[i]), state[i].bytes.data());
     }
     optimizer_->set_step_count(read<std::int64_t>(state[list.size()].bytes));
     if (scaler_) scaler_->set_state(read<optim::GradScalerState>(state[list.size() + 1].bytes));
@@ -138,7 +136,7 @@ class Run final : public nn::TrainingRun {
       memory::Offloaded away = memory::offload(clone(tensor), tier_);
       away.complete();
       const Tensor back = away.fetch();
-      if (!tensor.device().is_dry) std::memset(Pin(tensor).data(), 0xFF, tensor.bytes());
+      testing::put_bytes(tensor, Bytes(tensor.bytes(), std::byte{0xFF}).data());
       copy_into(tensor, back);
     }
   }
@@ -155,9 +153,9 @@ class Run final : public nn::TrainingRun {
   Bytes loss_, calls_;
 };
 
-std::vector<StepPlan> placement_of(const MakeNet& make, const Technique& technique) {
+std::vector<StepPlan> placement_of(const MakeNet& make, const Technique& technique, Device device) {
   if (!technique.is_placed || !technique.placement.empty()) return technique.placement;
-  return nn::plan_steps(cpu, make_runs(make, technique));
+  return nn::plan_steps(device, make_runs(make, technique));
 }
 
 memory::Options memory_options(const Technique& technique) {
@@ -236,14 +234,14 @@ nn::MakeRun make_runs(const MakeNet& make, const Technique& technique) {
   return [=](Device device) { return std::make_unique<Run>(make, technique, device); };
 }
 
-Training train(const MakeNet& make, const Technique& technique, int steps) {
+Training train(const MakeNet& make, const Technique& technique, int steps, Device device) {
   memory::Options options = memory_options(technique);
-  options.plans = placement_of(make, technique);
-  const memory::Stack stack = memory::make_resource(cpu, std::move(options));
+  options.plans = placement_of(make, technique, device);
+  const memory::Stack stack = memory::make_resource(device, std::move(options));
   Training training;
   {
     const ResourceScope scope(stack.top);
-    Run run(make, technique, cpu);
+    Run run(make, technique, device);
     for (int i = 0; i < steps; ++i) {
       if (stack.placed) stack.placed->begin_step();
       run.step();
@@ -290,19 +288,19 @@ Certificate Certifier::certify(const Technique& technique) {
     Technique without;
     without.micro_batches = technique.micro_batches;
     without.clip_norm = technique.clip_norm;
-    plain = train(make_, without);
+    plain = train(make_, without, certified_steps, device_);
   }
-  const Training other = train(make_, technique);
+  const Training other = train(make_, technique, certified_steps, device_);
   return {compare(plain.trajectory, other.trajectory), plain.figures, other.figures};
 }
 
 std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, const Technique& technique,
-                                                          std::size_t count, std::uint64_t seed) {
+                                                          std::size_t count, std::uint64_t seed, Device device) {
   TapeGraph graph;
   {
-    const memory::Stack stack = memory::make_resource(dry(cpu), nn::profile_options(dry(cpu)));
+    const memory::Stack stack = memory::make_resource(dry(device), nn::profile_options(dry(device)));
     const ResourceScope scope(stack.top);
-    Run run(make, technique, dry(cpu));
+    Run run(make, technique, dry(device));
     run.options().recording.graph = &graph;
     run.step();
   }
@@ -314,16 +312,16 @@ std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, c
   return plans;
 }
 
-FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place) {
+FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place, Device device) {
   memory::Options options = memory_options(technique);
   const bool is_below = place == FailPlace::below_placed;
-  std::vector<StepPlan> plans = placement_of(make, technique);
+  std::vector<StepPlan> plans = placement_of(make, technique, device);
   if (!is_below) options.plans = plans;
-  memory::Stack stack = memory::make_resource(cpu, std::move(options));
+  memory::Stack stack = memory::make_resource(device, std::move(options));
   const auto fail = std::make_shared<FailAt>(stack.top, 0);
   if (is_below) stack.placed = std::make_shared<Placed>(fail, std::move(plans));
   const ResourceScope scope(is_below ? std::shared_ptr<Resource>(stack.placed) : fail);
-  Run run(make, technique, cpu);
+  Run run(make, technique, device);
 
   // Step 0, or step 1 with the k-th request failing. The region of a placed arena is taken anew each time.
   const auto step = [&](std::size_t index, std::uint64_t k) {

@@ -105,7 +105,7 @@ constexpr int certified_steps = 3;
 
 /// Trains a net under a technique, in an arena of its own that is filled with NaN, on thread_count() threads. Throws
 /// what the steps throw.
-Training train(const MakeNet& make, const Technique& technique, int steps = certified_steps);
+Training train(const MakeNet& make, const Technique& technique, int steps = certified_steps, Device device = cpu);
 
 /// Makes runs of a net under a technique on any device, for nn::Planner and nn::plan_steps.
 nn::MakeRun make_runs(const MakeNet& make, const Technique& technique);
@@ -132,21 +132,22 @@ std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other
 /// Gives certificates for a net.
 class Certifier {
  public:
-  explicit Certifier(MakeNet make) : make_(std::move(make)) {}
+  explicit Certifier(MakeNet make, Device device = cpu) : make_(std::move(make)), device_(device) {}
   const MakeNet& net() const noexcept { return make_; }
 
-  /// Holds a technique on thread_count() threads against the plain run on one, with the same micro-batches and
-  /// clipping.
+  /// Holds a technique on thread_count() threads against the plain run on one, on the same device, with the same
+  /// micro-batches and clipping.
   Certificate certify(const Technique& technique);
 
  private:
   MakeNet make_;
+  Device device_;
   std::map<std::pair<std::int64_t, double>, Training> plain_;  // by micro-batches and clipping
 };
 
 /// `count` plans of the step under `technique`, with nested segments and fates drawn at random.
 std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, const Technique& technique,
-                                                          std::size_t count, std::uint64_t seed);
+                                                          std::size_t count, std::uint64_t seed, Device device = cpu);
 
 /// Which requests for memory fail: those of tensors, or those that a placed arena makes of the arena below it.
 enum class FailPlace : std::uint8_t { tensors, below_placed };
@@ -165,7 +166,8 @@ struct FailureWalk {
 };
 
 /// Fails every request of a net's second step in turn, once each, and tries the step again every time.
-FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors);
+FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors,
+                          Device device = cpu);
 
 /// A number of kernel threads for a scope.
 class ThreadScope {

@@ -86,11 +86,12 @@ Tensor images(const Shape& shape, int micro_batch, DType dtype, Device device) {
 }
 
 Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, Device device) {
-  const Tensor t = Tensor::empty(shape, DType::i64, device, Category::input);
-  if (device.is_dry) return t;
-  const Pin pin(t);
-  for (std::int64_t i = 0; i < t.elements(); ++i) pin.as<std::int64_t>()[i] = (i * i * 7 + i + micro_batch * 5) % count;
-  return t;
+  std::vector<std::int64_t> values(static_cast<std::size_t>(shape.elements()));
+  for (std::size_t n = 0; n < values.size(); ++n) {
+    const auto i = static_cast<std::int64_t>(n);
+    values[n] = (i * i * 7 + i + micro_batch * 5) % count;
+  }
+  return from_host(values, shape, device, Category::input);
 }
 
 nn::Placement placement_of(const NetOptions& options, Device device) {

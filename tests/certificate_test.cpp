@@ -6,7 +6,7 @@
 #include <thimble/nn/fit/fit.h>
 
 #include "catch.h"
-#include "certificate.h"
+#include "certificate_check.h"
 #include "certificate_nets.h"
 #include "offload_data.h"
 
@@ -27,33 +27,6 @@ void for_each_net(F&& body) {
   };
   run("convolutions", Certifier(conv_net()));
   run("transformer", Certifier(transformer()));
-}
-
-/// Holds the technique against the plain run, and checks that it was in force.
-Certificate check_certificate(Certifier& certifier, const Technique& technique) {
-  INFO("technique: " << technique.name);
-  const Certificate certificate = certifier.certify(technique);
-  INFO(certificate.text());
-  CHECK(certificate.holds());
-  const Figures& figures = certificate.figures;
-  CHECK(figures.leaked_bytes == 0);
-  CHECK((figures.moved_blocks > 0) == technique.moves_blocks);
-  CHECK((figures.tier_writes > 0) == (technique.offloads || technique.sends_state || technique.offloads_gradients));
-  CHECK(figures.placed.steps == (technique.is_placed ? certified_steps : 0));
-  CHECK(figures.placed.deviations == 0);
-  CHECK(figures.placed.dynamic_steps == 0);
-  const bool has_few_gradients = technique.fuses != nn::FusedUpdate::off || technique.offloads_gradients;
-  CHECK((figures.gradient_peak_bytes < certificate.plain.gradient_peak_bytes) == has_few_gradients);
-  CHECK(certificate.plain.reruns == 0);
-  return certificate;
-}
-
-/// The same of techniques that run something again in order to keep less.
-void check_segments(Certifier& certifier, const Technique& technique) {
-  const Certificate certificate = check_certificate(certifier, technique);
-  INFO("technique: " << technique.name);
-  CHECK(certificate.figures.reruns > 0);
-  CHECK(certificate.figures.activation_peak_bytes < certificate.plain.activation_peak_bytes);
 }
 
 bool has_disk() { return !offload_test::disk_folder().empty(); }

@@ -8,12 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/core/launch.h>
 #include <thimble/optim/optimizer.h>
+
+#include "tensor_bytes.h"
 
 namespace thimble::certificate {
 
-using Bytes = std::vector<std::byte>;
+using testing::Bytes;
+using testing::bytes_of;
 
 inline Bytes bytes_of(const void* from, std::size_t count) {
   const auto* const first = static_cast<const std::byte*>(from);
@@ -25,7 +27,6 @@ T read(const Bytes& bytes) {
   std::memcpy(&value, bytes.data(), sizeof value);
   return value;
 }
-inline Bytes bytes_of(const Tensor& t) { return t.elements() == 0 ? Bytes() : bytes_of(Pin(t).data(), t.bytes()); }
 
 /// Hands every update to the optimizer proper and notes the gradient that it gets.
 class Watched final : public optim::Optimizer {

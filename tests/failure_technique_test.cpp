@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "catch.h"
-#include "certificate.h"
+#include "certificate_check.h"
 #include "certificate_nets.h"
 #include "offload_data.h"
 
@@ -16,26 +15,6 @@ namespace {
 
 MakeNet tiny_conv_net() { return conv_net({.is_tiny = true}); }
 MakeNet tiny_transformer() { return transformer({.is_tiny = true}); }
-
-FailureWalk check_walk(const MakeNet& make, const Technique& technique, FailPlace place = FailPlace::tensors) {
-  INFO("technique: " << technique.name);
-  const FailureWalk walk = walk_failures(make, technique, place);
-  INFO(walk.requests << " requests");
-  CHECK(walk.requests > (place == FailPlace::tensors ? 100 : 0));
-  const bool may_be_partial = technique.fuses == nn::FusedUpdate::unsecured || technique.offloads_gradients;
-  CHECK((walk.partial > 0) == may_be_partial);
-  CHECK(walk.clean > 0);
-  CHECK(walk.clean + walk.partial == walk.requests);
-  CHECK(walk.untyped == 0);
-  CHECK(walk.changed == 0);
-  CHECK(walk.leaked == 0);
-  CHECK(walk.leftovers == 0);
-  CHECK(walk.different == 0);
-  CHECK(walk.figures.placed.dynamic_steps == 0);
-  CHECK((walk.figures.moved_blocks > 0) == technique.moves_blocks);
-  CHECK((walk.figures.tier_writes > 0) == (technique.offloads || technique.offloads_gradients));
-  return walk;
-}
 
 /// The same for both nets.
 void check_walks(const Technique& technique, FailPlace place = FailPlace::tensors) {

@@ -11,57 +11,15 @@
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
-#include "training_state.h"
+#include "training_failure.h"
 
 namespace {
 
 using thimble::FailAt;
 using thimble::OutOfMemory;
+using training_failure::check_step;
+using training_failure::is_clean;
 namespace memory = thimble::memory;
-
-/// What was wrong with the steps in which one allocation failed.
-struct FailureWalk {
-  std::uint64_t requests = 0;  // of one step
-  std::size_t failures = 0, untyped = 0, changed = 0, leaks = 0, leftovers = 0, different = 0;
-};
-
-bool is_clean(const thimble::Context& now) {
-  return now.tape == nullptr && now.transaction == nullptr && !now.is_recomputing && now.path == 0;
-}
-
-/// Fails each request of the next step in turn. Every time the state is compared, the step is tried again, and the run
-/// is put back to where it was; at last the step is done.
-FailureWalk walk_step(SmallTraining& run, FailAt& fail, const memory::Stack& stack) {
-  FailureWalk walk;
-  const TrainingState before = run.state();
-  const std::size_t bytes_before = stack.ledger->bytes();
-  fail.arm(0);
-  double loss = 0;
-  {
-    const thimble::Tensor result = run.step();
-    walk.requests = fail.request_count();
-    loss = thimble::item(result);
-  }
-  const TrainingState after = run.state();
-  for (std::uint64_t k = 1; k <= walk.requests; ++k) {
-    run.restore(before);
-    fail.arm(k);
-    try {
-      run.step();
-    } catch (const OutOfMemory& error) {
-      ++walk.failures;
-      if (error.facts().requested_bytes == 0) ++walk.untyped;
-    } catch (...) {
-      ++walk.untyped;
-    }
-    if (stack.ledger->bytes() != bytes_before) ++walk.leaks;
-    if (run.state() != before) ++walk.changed;
-    if (run.has_gradient() || !is_clean(thimble::context())) ++walk.leftovers;
-    const double again = thimble::item(run.step());
-    if (std::memcmp(&again, &loss, sizeof loss) != 0 || run.state() != after) ++walk.different;
-  }
-  return walk;
-}
 
 }  // namespace
 
@@ -108,15 +66,7 @@ TEST_CASE("failure: a training step leaves no trace", "[failure]") {
         if (!is_first && &row != rows) continue;
         INFO(row.model << ", " << row.optimizer << (row.recomputes ? ", recomputed, " : ", ") << row.micro_batches
                        << " micro-batches, " << (is_first ? "first step" : "second step"));
-        const FailureWalk walk = walk_step(run, *fail, stack);
-        INFO(walk.requests << " requests");
-        CHECK(walk.requests > 50);
-        CHECK(walk.failures == walk.requests);
-        CHECK(walk.untyped == 0);
-        CHECK(walk.changed == 0);
-        CHECK(walk.leaks == 0);
-        CHECK(walk.leftovers == 0);
-        CHECK(walk.different == 0);
+        check_step(run, *fail, stack);
       }
     }
     CHECK(stack.ledger->bytes() == 0);

@@ -1,6 +1,7 @@
 // A training step on a GPU does not wait for it: the host is done when everything is launched. On a GPU where there is
 // one, else on tests/emulated, which counts every call that would wait.
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,12 +11,14 @@
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
 #include <thimble/nn/recorded_step.h>
 
 #include "catch.h"
 #include "operator_table.h"
+#include "tensor_bytes.h"
 #include "trained.h"
 
 using namespace thimble;
@@ -81,8 +84,10 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     const auto loss_of = [&](std::int64_t i) {
       return model->loss(bench::micro_batch(batch, i, options.micro_batches));
     };
+    const testing::Bytes input = testing::bytes_of(batch.input);  // a wait, behind which the staging is free
     const std::uint64_t before = waits();
     for (int step = 0; step < 2; ++step) {
+      testing::put_bytes(batch.input, input.data());  // an upload fits half of the staging, and there are two
       const Placed::Step placed(*stack.placed);
       nn::training_step(*optimizer, loss_of, options);
     }
@@ -90,6 +95,8 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
     for (int step = 0; step < 3; ++step) recorded.run();  // the third one is recorded
     REQUIRE(recorded.is_recorded());
+    // A replay uploads the numbers of its step, so that the host is two of them ahead of the device, and no more.
+    kernels::device_runtime(cuda()).synchronize(cuda());
     const std::uint64_t ready = waits();
     recorded.run();
     const Tensor loss = recorded.run();
@@ -97,6 +104,37 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     item(loss);
     CHECK(waits() == ready + 1);  // a value is worth waiting for, and the count counts
   }
+}
+
+TEST_CASE("cuda: uploads wait where their staging is full, and nowhere else", "[cuda]") {
+  if (!has_cuda()) return;
+  // Two halves of 4 MiB in turn (cuda/runtime.cpp): a third part waits until the first is on the device. How often the
+  // device is not that far is its own matter, but the emulated one never is before somebody waits for it.
+  constexpr std::size_t half = std::size_t{4} << 20;
+  const kernels::DeviceRuntime& runtime = kernels::device_runtime(cuda());
+  const bool is_emulated = runtime.devices().front().name.find("emulated") != std::string::npos;
+  const Tensor there = Tensor::empty({5 * static_cast<std::int64_t>(half)}, DType::u8, cuda());
+  testing::Bytes here(there.bytes());
+  for (std::size_t i = 0; i < here.size(); ++i) here[i] = static_cast<std::byte>(i * 7 + i / 1000);
+  struct Case {
+    std::vector<std::size_t> uploads;
+    std::uint64_t allowed;
+  };
+  const Case cases[] = {{{1000}, 0},           {{1000, half}, 0},    {{2 * half}, 0},  // the staging is 8 MiB
+                        {{2 * half + 1}, 1},   {{5 * half}, 3},      {{1000, 1000, 1000}, 1},
+                        {{half + 1, half}, 1}, {{1000, 3 * half}, 2}};
+  for (const Case& c : cases) {
+    runtime.synchronize(cuda());
+    const std::uint64_t before = waits();
+    launch(cuda(), [&](const Addresses& at) {
+      for (const std::size_t bytes : c.uploads) runtime.upload(at(there), here.data(), bytes);
+    });
+    INFO(c.uploads.size() << " uploads, the first of " << c.uploads.front() << " bytes");
+    CHECK(waits() - before <= c.allowed);
+    if (is_emulated) CHECK(waits() - before == c.allowed);
+  }
+  testing::put_bytes(there, here.data());
+  CHECK((testing::bytes_of(there) == here));
 }
 
 TEST_CASE("cuda: what the device says of its memory stands beside the arena's books", "[cuda]") {
@@ -115,8 +153,16 @@ TEST_CASE("cuda: what the device says of its memory stands beside the arena's bo
   CHECK(now.outside_bytes == now.used_bytes - committed);
   CHECK(now.context_bytes > 0);
   CHECK(now.context_bytes == before.context_bytes);
+  CHECK(now.handle_bytes + now.context_bytes <= now.outside_bytes);
+  CHECK(std::abs(memory::unbooked_bytes(before, now, committed)) <=
+        static_cast<std::int64_t>(32 * mib));  // page tables
+  CHECK(memory::unbooked_bytes({.used_bytes = 10 * mib, .handle_bytes = mib},
+                               {.used_bytes = 100 * mib, .handle_bytes = 31 * mib}, 55 * mib) == 5 * mib);
+  CHECK(memory::unbooked_bytes({.used_bytes = 100 * mib}, {.used_bytes = 90 * mib}, 0) ==
+        -10 * static_cast<std::int64_t>(mib));
   CHECK(memory::device_use(cuda(), now.total_bytes).outside_bytes == 0);  // others have given back in between
   CHECK(memory::summary(cuda()).find("\n  device: used ") != std::string::npos);
+  CHECK(memory::summary(cuda()).find("\n  handles of libraries: ") != std::string::npos);
   CHECK(memory::summary(cpu).find("device:") == std::string::npos);
   CHECK(memory::to_string(memory::DeviceUse{8192 * mib, 1024 * mib, 256 * mib, 320 * mib}) ==
         "used 1.00 GiB of 8.00 GiB, outside of arenas 320.00 MiB, before the first page 256.00 MiB");
@@ -134,11 +180,18 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   CHECK(report.device_use->used_bytes > report.device_use->context_bytes);
   CHECK(report.device_use->outside_bytes >= report.device_use->context_bytes);
   const auto figures = bench::device_figures(report);
-  REQUIRE(figures.size() == 4);
+  REQUIRE(figures.size() == 9);
   CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
   CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
   CHECK(figures[2] == std::pair<std::string, std::size_t>("outside_bytes", report.device_use->outside_bytes));
   CHECK(figures[3] == std::pair<std::string, std::size_t>("context_bytes", report.device_use->context_bytes));
+  CHECK(figures[4] == std::pair<std::string, std::size_t>("handle_bytes", report.device_use->handle_bytes));
+  REQUIRE(report.libraries.has_value());
+  CHECK(figures[5] == std::pair<std::string, std::size_t>("cublaslt_calls", report.libraries->cublaslt.calls));
+  CHECK(figures[6] == std::pair<std::string, std::size_t>("cublaslt_refusals", report.libraries->cublaslt.refusals));
+  CHECK(figures[7] == std::pair<std::string, std::size_t>("cudnn_calls", report.libraries->cudnn.calls));
+  CHECK(figures[8] == std::pair<std::string, std::size_t>("cudnn_refusals", report.libraries->cudnn.refusals));
+  CHECK(figures[5].second + figures[6].second > 0);  // products
   options.device = cpu;
   CHECK(bench::device_figures(trained_test::run(options).report).empty());
 }

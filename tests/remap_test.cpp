@@ -211,6 +211,7 @@ TEST_CASE("remap: a request copies, a threshold is a threshold, a cpu has no pag
   blocks.allocate(granule, 512, 1);
   blocks.allocate(6 * granule, 512, 2);
   blocks.free(0);
+  runtime().synchronize(cuda());  // what was uploaded is there, so that the upload into the block does not wait for it
   const std::uint64_t waits = runtime().synchronization_count();
   CHECK(blocks.allocate(2 * granule, 512, 3));
   CHECK(blocks.arena.statistics().moved_bytes == 6 * granule);
@@ -262,6 +263,35 @@ TEST_CASE("remap: a random trace has the places, contents and figures of copies"
   CHECK(figures.remapped_bytes > 20 * granule);
   CHECK(figures.moved_bytes > figures.remapped_bytes);
   CHECK(figures.moved_bytes == copying.arena.statistics().moved_bytes);
+}
+
+TEST_CASE("remap: the time of copies is the device's, and nobody waits for it", "[remap][cuda]") {
+  const auto slide = [](Device device) {
+    Blocks blocks(device, options(0));
+    blocks.allocate(granule + 512, 512, 1);
+    blocks.allocate(4 * granule, 512, 2);
+    blocks.free(0);
+    const std::uint64_t waits = has_cuda() ? runtime().synchronization_count() : 0;
+    blocks.arena.compact();
+    const std::string before = memory::compaction_to_string(blocks.arena.statistics());
+    if (has_cuda()) CHECK(runtime().synchronization_count() == waits);
+    if (device == cuda()) {
+      const bool is_known = blocks.arena.statistics().device_time.unknown_moves == 0;
+      CHECK(before.find(" ms of the host, copies in ") != std::string::npos);
+      if (!is_known) CHECK(before.find(" so far, which is not known to be done") != std::string::npos);
+      runtime().synchronize(device);
+    }
+    const Arena::Statistics figures = blocks.arena.statistics();
+    CHECK(figures.device_time.unknown_moves == 0);
+    CHECK((memory::compaction_to_string(figures).find("of the device") != std::string::npos) == (device == cuda()));
+    CHECK(figures.moved_bytes == 4 * granule);
+    return figures;
+  };
+  CHECK(slide(dry(cuda())).device_time.ms == 0);
+  if (!has_cuda()) return;
+  const Arena::Statistics copied = slide(cuda());
+  CHECK(copied.device_time.ms > 0);
+  CHECK(copied == slide(dry(cuda())));
 }
 
 namespace remap_test {

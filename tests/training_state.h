@@ -1,7 +1,6 @@
 #pragma once
 // A small training run of a test's own, whose whole state can be copied out, compared bytewise and put back.
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +12,8 @@
 #include <thimble/models/gpt.h>
 #include <thimble/nn/step.h>
 #include <thimble/optim/accumulate.h>
+
+#include "tensor_bytes.h"
 
 /// What a step may change: bytes of parameters, buffers and optimizer state, and two counters.
 struct TrainingState {
@@ -64,11 +65,7 @@ class SmallTraining {
     const thimble::Transaction dropped;  // takes the gradients with it
     thimble::optim::accumulate_gradients(options_.micro_batches, options_.samples,
                                          [this](std::int64_t i) { return loss_of(i); });
-    for (const auto& p : model_->trainable()) {
-      const thimble::Pin pin(p.tensor.grad());
-      const auto* const first = static_cast<const std::byte*>(pin.data());
-      list.emplace_back(first, first + p.tensor.grad().bytes());
-    }
+    for (const auto& p : model_->trainable()) list.push_back(thimble::testing::bytes_of(p.tensor.grad()));
     optimizer_->zero_grad();
     return list;
   }
@@ -85,11 +82,7 @@ class SmallTraining {
 
   TrainingState state() const {
     TrainingState state;
-    for (const thimble::Tensor& t : tensors()) {
-      const thimble::Pin pin(t);
-      const auto* const first = static_cast<const std::byte*>(pin.data());
-      state.tensors.emplace_back(first, first + t.bytes());
-    }
+    for (const thimble::Tensor& t : tensors()) state.tensors.push_back(thimble::testing::bytes_of(t));
     state.updates = optimizer_->step_count();
     state.generator_step = generator_.step();
     return state;
@@ -98,8 +91,7 @@ class SmallTraining {
   void restore(const TrainingState& state) {
     const std::vector<thimble::Tensor> list = tensors();
     for (std::size_t i = 0; i < list.size(); ++i) {
-      const thimble::Pin pin(list[i]);
-      std::memcpy(pin.data(), state.tensors[i].data(), state.tensors[i].size());
+      thimble::testing::put_bytes(list[i], state.tensors[i].data());
     }
     optimizer_->set_step_count(state.updates);
     generator_.set_step(state.generator_step);
@@ -133,20 +125,22 @@ class SmallTraining {
   /// Values that differ from sample to sample; no random numbers are drawn.
   void fill_batch(const thimble::models::Batch& batch, std::int64_t index) {
     const auto fill_ids = [&](const thimble::Tensor& t, std::int64_t kinds) {
-      const thimble::Pin pin(t);
+      std::vector<std::int64_t> values(static_cast<std::size_t>(t.elements()));
       for (std::int64_t i = 0; i < t.elements(); ++i) {
-        pin.as<std::int64_t>()[i] = (i * i * 7 + i + index * 5) % kinds;
+        values[static_cast<std::size_t>(i)] = (i * i * 7 + i + index * 5) % kinds;
       }
+      thimble::testing::put_bytes(t, values.data());
     };
     if (is_gpt()) {
       fill_ids(batch.input, 11);
       fill_ids(batch.target, 11);
       return;
     }
-    const thimble::Pin pin(batch.input);
+    std::vector<float> pixels(static_cast<std::size_t>(batch.input.elements()));
     for (std::int64_t i = 0; i < batch.input.elements(); ++i) {
-      pin.as<float>()[i] = static_cast<float>((i * 37 + index * 11) % 101) / 50 - 1;
+      pixels[static_cast<std::size_t>(i)] = static_cast<float>((i * 37 + index * 11) % 101) / 50 - 1;
     }
+    thimble::testing::put_bytes(batch.input, pixels.data());
     fill_ids(batch.target, 10);
   }
 

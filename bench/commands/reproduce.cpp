@@ -12,6 +12,7 @@
 #include <thimble/bench/report/writers.h>
 #include <thimble/core/kernels/isa.h>
 #include <thimble/core/parallel.h>
+#include <thimble/memory/summary.h>
 #include <thimble/version.h>
 
 namespace thimble::bench {
@@ -62,6 +63,9 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
             << " measured ones; every byte of the theory named in " << tally.named << " of " << tally.with_theory
             << "\n"
             << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
+  if (options.device.is_cuda() && !options.device.is_dry) {
+    std::cout << "libraries: " << memory::to_string(kernels::device_runtime(options.device).library_use()) << "\n";
+  }
   if (!report::holds(tally)) throw CLI::RuntimeError(not_met);
 }
 

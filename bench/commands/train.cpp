@@ -104,7 +104,11 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
   if (const auto fp8 = fp8_report(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
-  for (const auto& [key, bytes] : device_figures(r)) json[key] = bytes;
+  for (const auto& [key, figure] : device_figures(r)) json[key] = figure;
+  if (r.libraries && r.libraries->cublaslt.refusals > 0) {
+    json["cublaslt_first_refused"] = r.libraries->cublaslt.first_refused;
+  }
+  if (r.libraries && r.libraries->cudnn.refusals > 0) json["cudnn_first_refused"] = r.libraries->cudnn.first_refused;
   if (options.records_steps) json["recorded_launches"] = r.recorded_launches;
   if (r.scaler) {
     json["loss_scale"] = r.scaler->scale;
@@ -153,6 +157,10 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.packed_bytes > 0) std::printf("  packed           %s per step\n", bytes_text(r.packed_bytes).c_str());
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
+  if (r.device_use) {
+    std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
+  }
+  if (r.libraries) std::printf("  libraries        %s\n", memory::to_string(*r.libraries).c_str());
   std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
   if (options.sample > 0) std::printf("\n%s\n", r.sample.c_str());

@@ -26,8 +26,22 @@ struct DeviceMemory {
   std::size_t total_bytes = 0;
   std::size_t free_bytes = 0;
   std::size_t context_bytes = 0;  ///< in use when this process had its context and streams there and nothing else
+  std::size_t handle_bytes = 0;   ///< by which the bytes in use rose when handles of libraries were made
 
   std::size_t used_bytes() const noexcept { return total_bytes - free_bytes; }
+};
+
+/// What kernels asked of a library where the rules (core/kernels/cuda_workspace.h) leave an operation to it.
+struct LibraryCounts {
+  std::uint64_t calls = 0;     ///< that it made
+  std::uint64_t refusals = 0;  ///< what the own kernels computed instead: it has no algorithm for these arguments
+                               ///< within the declared workspace, or this build is without it
+  std::string first_refused;   ///< the operation with its sizes and dtype; empty: none was
+};
+
+/// Of this process, on all devices; a replay of a recorded step calls none.
+struct LibraryUse {
+  LibraryCounts cublaslt, cudnn;
 };
 
 /// Copies are made on the device of the launch that they are called in (core/launch.h), in the order of its kernels.
@@ -68,6 +82,8 @@ struct DeviceRuntime {
   std::uint64_t (*launch_count)() = nullptr;
   /// Compute capability of GPU `index`, 10 major + minor; 0 where there is no such GPU. It makes no context.
   int (*capability)(int index) = nullptr;
+  /// What the libraries did, and what they refused, so far.
+  LibraryUse (*library_use)() = nullptr;
 };
 
 extern const DeviceRuntime* const device_runtime_cuda;  ///< null in a build without CUDA

@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <thimble/memory/granules.h>
@@ -79,7 +81,20 @@ class FileBacking final : public Backing {
   }
 
   void move(std::size_t from, std::size_t to, std::size_t bytes, Stream) noexcept override {
+    const auto start = std::chrono::steady_clock::now();
     std::memmove(base_ + to, base_ + from, bytes);
+    if (!is_timed_) return;
+    const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
+    waits_at_move_ = count_of_waits();
+    unknown_ms_ += elapsed.count();
+  }
+
+  // What the device did is known when somebody has waited for it.
+  void begin_moves() noexcept override { is_timed_ = true; }
+  void end_moves() noexcept override { is_timed_ = false; }
+  MoveTime move_time() noexcept override {
+    if (count_of_waits() > waits_at_move_) known_ms_ += std::exchange(unknown_ms_, 0);
+    return {known_ms_, unknown_ms_ > 0 ? std::size_t{1} : 0};
   }
 
   bool can_remap() const noexcept override { return true; }
@@ -128,6 +143,9 @@ class FileBacking final : public Backing {
   std::vector<std::size_t> places_;  // of each granule in the file; no_pages: none
   std::vector<std::size_t> free_;    // stretches of the file that no granule has
   std::size_t file_granules_ = 0;
+  bool is_timed_ = false;
+  std::uint64_t waits_at_move_ = 0;
+  double known_ms_ = 0, unknown_ms_ = 0;
 };
 
 }  // namespace backing_detail
@@ -136,7 +154,7 @@ std::unique_ptr<Backing> make_backing(Device device) { return std::make_unique<b
 
 kernels::DeviceMemory memory(Device) {
   constexpr std::size_t mib = std::size_t{1} << 20, total = 8192 * mib, context = 256 * mib, libraries = 64 * mib;
-  return {total, total - context - libraries - backing_detail::committed_bytes.load(), context};
+  return {total, total - context - libraries - backing_detail::committed_bytes.load(), context, libraries};
 }
 
 }  // namespace thimble::emulated

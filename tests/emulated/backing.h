@@ -2,6 +2,7 @@
 // Pages of the emulated device, and what it says of its memory.
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include <thimble/core/kernels/device_runtime.h>
@@ -16,7 +17,8 @@ std::unique_ptr<Backing> make_backing(Device device);
 /// 8 GiB in all, 256 MiB for a context, 64 MiB for libraries, and every page that lives.
 kernels::DeviceMemory memory(Device device);
 
-/// A wait of the host for the device, which has nothing to wait for: counted.
+/// A wait of the host for the device, which has nothing to wait for: counted. What was uploaded is there then.
 void count_wait() noexcept;
+std::uint64_t count_of_waits() noexcept;
 
 }  // namespace thimble::emulated

@@ -2,10 +2,12 @@
 // is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can be one).
 // In place of cuda/none.cpp in the tests' program.
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,7 +17,7 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/kernel.h>
-#include <thimble/cuda/library.h>
+#include <thimble/cuda/library_use.h>
 #include <thimble/memory/backing.h>
 
 #include "backing.h"
@@ -35,8 +37,21 @@ void refuse_recording(const char* what) {
   }
 }
 
+// As on a GPU (cuda/runtime.cpp) bytes go through the halves of 4 MiB of a staging memory, in turn, and the host waits
+// for a half that is still being read. This device reads none before somebody waits for it: a GPU waits at most as
+// often.
+constexpr std::size_t half_bytes = std::size_t{4} << 20;
+std::mutex staging_mutex;
+std::array<bool, 2> is_half_full{};
+std::size_t next_half = 0;
+
 void upload(void* to, const void* from, std::size_t bytes) {
   refuse_recording("upload");
+  const std::lock_guard guard(staging_mutex);
+  for (std::size_t done = 0; done < bytes; done += half_bytes) {
+    const std::size_t half = std::exchange(next_half, 1 - next_half);
+    if (std::exchange(is_half_full[half], true)) waits.fetch_add(1, std::memory_order_relaxed);
+  }
   std::memcpy(to, from, bytes);
 }
 void download(void* to, const void* from, std::size_t bytes) {
@@ -109,11 +124,19 @@ const kernels::DeviceRuntime runtime{upload,
                                      forget,
                                      emulated::memory,
                                      launch_count,
-                                     capability};
+                                     capability,
+                                     gpu::library_use};
 
 }  // namespace emulated_detail
 
-void emulated::count_wait() noexcept { emulated_detail::waits.fetch_add(1, std::memory_order_relaxed); }
+void emulated::count_wait() noexcept {
+  using namespace emulated_detail;
+  waits.fetch_add(1, std::memory_order_relaxed);
+  const std::lock_guard guard(staging_mutex);
+  is_half_full = {};
+}
+
+std::uint64_t emulated::count_of_waits() noexcept { return emulated_detail::synchronization_count(); }
 
 const kernels::DeviceRuntime* const kernels::device_runtime_cuda = &emulated_detail::runtime;
 
