@@ -44,7 +44,7 @@ using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
 template <class T>
 inline constexpr int chunk_elements = 16 / sizeof(T);
 template <class T, int W>
-inline constexpr int row_bytes = W* static_cast<int>(sizeof(T));
+inline constexpr int row_bytes = static_cast<int>(sizeof(T)) * W;
 
 inline constexpr int team_threads = 128;
 inline constexpr float log2_e = 1.4426950408889634f, ln_2 = 0.6931471805599453f;

@@ -48,7 +48,8 @@ struct Delta {
 
   THIMBLE_DEVICE float sum_chunks(std::int64_t row, int chunk) const {
     const std::int64_t t = row % p.queries, h = row / p.queries % p.heads, b = row / p.queries / p.heads;
-    const Bits<T>*const x = out.at(b, h) + t * out.row, *const y = dout.at(b, h) + t * dout.row;
+    const Bits<T>* const x = out.at(b, h) + t * out.row;
+    const Bits<T>* const y = dout.at(b, h) + t * dout.row;
     float sum = 0;
     for (int d = n * chunk; d < p.width; d += 8 * n) {
       Bits<T> left[n], right[n];

@@ -89,8 +89,8 @@ THIMBLE_DEVICE inline void multiply_half(Sums& d, const Left<T, order>& left, co
   THIMBLE_UNROLL
   for (int step = 0; step < share_words<T> / 4; ++step) {
     for (int i = 0; i < own_lanes; ++i) {
-      const std::uint32_t *const l = left.word[i] + 4 * step, *const r =
-                                                                  right.word[i] + share_words<T> / 2 * half + 2 * step;
+      const std::uint32_t* const l = left.word[i] + 4 * step;
+      const std::uint32_t* const r = right.word[i] + share_words<T> / 2 * half + 2 * step;
       a[i][0] = l[0], a[i][3] = l[3], b[i][0] = r[0], b[i][1] = r[1];
       a[i][1] = sizeof(T) == 2 ? l[1] : l[2];  // in TF32 first the rows, then the places along the sum
       a[i][2] = sizeof(T) == 2 ? l[2] : l[1];
