@@ -6,9 +6,8 @@
 //   const Tf32Scope fast(true);
 //
 // Policy
-// - It is about f32 operands of products and convolutions by cuBLASLt and cuDNN, and of attention, whose own kernels
-// run
-//   on tensor cores in heads of 16, 32, ..., 128 (core/kernels/cuda_workspace.h); forward and backward. Other own
+// - It is about f32 operands: of products and convolutions by cuBLASLt and cuDNN, and of attention, whose own kernels
+//   run on tensor cores in heads of 16, 32, ..., 128 (core/kernels/cuda_workspace.h); forward and backward. Other own
 //   kernels, other dtypes and the CPU do not look at it.
 // - A run is deterministic with it as without, and predicted bytes are the same. Results differ from those without: a
 //   run that is compared, resumed or recomputed has it on throughout or off throughout.
