@@ -129,9 +129,12 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
   CHECK(contains(message_of([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "no folder is allowed"));
 }
 
-TEST_CASE("cuda offload: every flag keeps the losses' bits, in the bytes that were predicted", "[cuda][offload]") {
+TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload]") {
   if (!has_cuda()) return;
-  const Run free = run(gpt(cuda()));
+  const files_test::TemporaryFolder folder;
+  bench::TrainOptions here = gpt(cuda());
+  here.save = folder / "here";
+  const Run free = run(here);
   check_predicted(free.report);
   CHECK(free.report.measured_tier_bytes == 0);
   const std::size_t budget = free.report.measured_peak_bytes - 2 * mib;
@@ -148,6 +151,7 @@ TEST_CASE("cuda offload: every flag keeps the losses' bits, in the bytes that we
     options.setup.offloads_optimizer = row.optimizer;
     options.setup.offloads_gradients = row.gradients;
     options.budget_bytes = row.budget_bytes;
+    options.save = folder / row.name;
     const Run away = run(options);
     check_predicted(away.report);
     CHECK(away.report.measured_tier_bytes > 0);
@@ -157,6 +161,7 @@ TEST_CASE("cuda offload: every flag keeps the losses' bits, in the bytes that we
     if (row.budget_bytes > 0) CHECK(away.report.measured_peak_bytes <= row.budget_bytes);
     CHECK(away.losses == free.losses);
     CHECK(away.report.validation.loss == free.report.validation.loss);
+    CHECK(files_test::read_text_file(options.save) == files_test::read_text_file(here.save));
   }
 }
 
