@@ -22,7 +22,8 @@ bool has_batch_norm(const Setup& setup) {
 }
 
 std::shared_ptr<nn::Planner> planner_of(const ChoiceOptions& options, const Setup& setup) {
-  return std::make_shared<nn::Planner>(options.run_of(setup), options.device, options.costs, planner_options(setup));
+  return std::make_shared<nn::Planner>(options.run_of(setup), options.device, options.costs,
+                                       planner_options(setup, options.device));
 }
 
 /// A setup with something more switched on.
@@ -57,14 +58,16 @@ Variant with_parts(Variant v, std::int64_t count, bool normalises_batches) {
 std::vector<Variant> variants_of(const Setup& setup) {
   const bool text = is_text(setup);
   const bool normalises_batches = has_batch_norm(setup);
-  const bool can_fuse = !setup.fuses_optimizer && setup.micro_batches == 1 && make_scaler(setup) == nullptr;
+  // Else a gradient is gone once it is complete.
+  const bool is_one = !setup.fuses_optimizer && !setup.offloads_gradients;
+  const bool can_fuse = is_one && setup.micro_batches == 1 && make_scaler(setup) == nullptr;
   const bool can_chunk = text && may_chunk_head(setup) && setup.sizes.head == models::Head::full;
   std::int64_t most = 1;
   const Variant plain{"", setup, ""};
   std::vector<Variant> list{plain};
   if (can_fuse) list.push_back(with_fused(plain, text));
   if (can_chunk) list.push_back(with_chunks(plain));
-  for (std::int64_t count = 2; count <= most_priced && !setup.fuses_optimizer; count *= 2) {
+  for (std::int64_t count = 2; count <= most_priced && is_one; count *= 2) {
     if (count <= setup.micro_batches || setup.batch % count != 0) continue;
     list.push_back(with_parts(plain, count, normalises_batches));
     most = count;

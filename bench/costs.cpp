@@ -37,12 +37,18 @@ Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_b
 
 }  // namespace costs_detail
 
-nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes) {
-  const nn::Hardware& machine = nn::hardware(options.hardware);
+const nn::Hardware& hardware_for(const CostOptions& options, Device device) {
+  if (!options.hardware.empty()) return nn::hardware(options.hardware);
+  return nn::hardware(device.is_cuda() ? "h100-80gb" : "cpu");
+}
+
+nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes, Device device) {
+  const nn::Hardware& machine = hardware_for(options, device);
   if (!options.measures) return options.times.empty() ? nn::CostModel(machine) : nn::read_cost_model(options.times);
   if (machine.name != nn::hardware_list().front().name) {
-    throw ValueError("--measure: " + machine.name + " is not this machine; --hardware " +
-                     nn::hardware_list().front().name + " is allowed");
+    throw ValueError("--measure: operators are timed on the cpu, and the times of " + machine.name +
+                     " are asked for; for a run on the cpu, with the hardware " + nn::hardware_list().front().name +
+                     ", it is allowed");
   }
   if (setup.micro_batches == auto_micro_batches) {
     throw ValueError("--measure: not with --micro-batches auto, which compares several programs; a number is allowed");

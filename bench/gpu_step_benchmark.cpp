@@ -76,7 +76,8 @@ void measure(const Options& options) {
   const nn::MakeRun make = random_run(setup);
   nn::Plan plan;
   if (options.budget_bytes > 0) {
-    nn::Planner planner(make, device, plan_costs(setup, options.costs, options.budget_bytes), planner_options(setup));
+    nn::Planner planner(make, device, plan_costs(setup, options.costs, options.budget_bytes, device),
+                        planner_options(setup, device));
     plan = planner.fit(options.budget_bytes);
   } else {
     plan.peak_bytes = nn::profile_training(dry(device), make).peak_bytes;

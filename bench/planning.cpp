@@ -68,7 +68,8 @@ void plan_training(const PlanOptions& options, const nn::CostModel& costs, PlanR
     setup.micro_batches = choice.count;
     report.planner = choice.planner;
   } else {
-    report.planner = std::make_shared<nn::Planner>(training_run(setup), options.device, costs, planner_options(setup));
+    report.planner = std::make_shared<nn::Planner>(training_run(setup), options.device, costs,
+                                                   planner_options(setup, options.device));
   }
   report.micro_batches = setup.micro_batches;
   nn::Planner& planner = *report.planner;
@@ -184,8 +185,8 @@ LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_byt
   std::map<std::int64_t, double> overheads;
   const auto planner = [&](std::int64_t batch) {
     options.setup.batch = whole_batch(given.setup, batch);
-    return nn::Planner(training_run(options.setup), options.device, nn::hardware(options.costs.hardware),
-                       planner_options(options.setup));
+    return nn::Planner(training_run(options.setup), options.device, hardware_for(options.costs, options.device),
+                       planner_options(options.setup, options.device));
   };
   if (search == BatchSearch::in_a_third && !options.is_inference) {
     return planning_detail::search_in_a_third(planner, budget_bytes);
@@ -214,7 +215,7 @@ std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes)
 PlanReport make_plan(const PlanOptions& given) {
   auto start = std::chrono::steady_clock::now();
   PlanOptions options = given;
-  const nn::Hardware& machine = nn::hardware(options.costs.hardware);
+  const nn::Hardware& machine = hardware_for(options.costs, options.device);
   PlanReport report;
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
   if (options.finds_batch) {
@@ -242,7 +243,7 @@ PlanReport make_plan(const PlanOptions& given) {
                                               report.budget_bytes, report.plan.peak_bytes);
     }
   } else {
-    const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes);
+    const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes, options.device);
     start = std::chrono::steady_clock::now();
     report.cost_model = costs.source;
     planning_detail::plan_training(options, costs, report);

@@ -1,6 +1,7 @@
 #include <thimble/bench/quantizing.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <tuple>
 
@@ -11,6 +12,7 @@
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/quantized_model.h>
@@ -51,7 +53,7 @@ class Int8Run final : public nn::TrainingRun {
 
 /// Of the net that was calibrated, on a real batch.
 nn::MemoryProfile measured_profile(const FoldedNet& net, const Scales& scales, const Tensor& batch) {
-  return nn::profile_training(cpu, [&](Device) {
+  return nn::profile_training(batch.device(), [&](Device) {
     const Tensor own = clone(batch, Category::input);
     return std::make_unique<Int8Run>(net, scales, own);
   });
@@ -64,14 +66,14 @@ struct Evaluation {
 
 /// Mean loss over the validation part; for images the share of those read right, too.
 template <class Forward>
-Evaluation evaluate(const Dataset& data, std::int64_t most_batches, bool is_text, models::Model& model,
+Evaluation evaluate(const QuantizeOptions& options, const Dataset& data, bool is_text, models::Model& model,
                     Forward&& forward) {
   const NoGrad off;
   const std::int64_t all = data.validation_batches();
-  const std::int64_t count = most_batches > 0 ? std::min(most_batches, all) : all;
+  const std::int64_t count = options.eval_batches > 0 ? std::min(options.eval_batches, all) : all;
   double loss = 0, right = 0, samples = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const models::Batch batch = data.validation_batch(i, cpu, DType::f32);
+    const models::Batch batch = data.validation_batch(i, options.device, DType::f32);
     const auto n = static_cast<double>(batch.input.size(0));
     samples += n;
     if (is_text) {
@@ -100,17 +102,24 @@ std::size_t bytes_of(const nn::Module& model) {
   return bytes;
 }
 
-/// The quicker of the runs of each, in turn, on the processor's clock.
+/// The processor's clock; for a GPU the wall's, once the device has done what it was given.
+double now_ms(Device device) {
+  if (!device.is_cuda()) return processor_ms();
+  kernels::device_runtime(device).synchronize(device);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The quicker of the runs of each, in turn.
 template <class F, class G>
-std::pair<double, double> alternate(F&& f, G&& g) {
+std::pair<double, double> alternate(Device device, F&& f, G&& g) {
   const NoGrad off;
   double of_f = 0, of_g = 0;
   for (int i = 0; i < timed_runs; ++i) {
-    const double start = processor_ms();
+    const double start = now_ms(device);
     f();
-    const double middle = processor_ms();
+    const double middle = now_ms(device);
     g();
-    const double end = processor_ms();
+    const double end = now_ms(device);
     of_f = i == 0 ? middle - start : std::min(of_f, middle - start);
     of_g = i == 0 ? end - middle : std::min(of_g, end - middle);
   }
@@ -120,14 +129,13 @@ std::pair<double, double> alternate(F&& f, G&& g) {
 void quantize_images(const QuantizeOptions& options, models::Model& model, const Dataset& data,
                      QuantizeReport& report) {
   report.scheme = "int8";
-  const std::unique_ptr<FoldedNet> folded = fold(model, cpu);
+  const std::unique_ptr<FoldedNet> folded = fold(model, options.device);
   FoldedNet& net = *folded;
-  const auto batch = [&](std::int64_t i) { return data.batch(i, cpu, DType::f32).input; };
+  const auto batch = [&](std::int64_t i) { return data.batch(i, options.device, DType::f32).input; };
   const Scales scales = calibrate(net, options.calibration_batches, batch, options.calibration);
   QuantizedModel quantized(net, scales);
-  const auto exact =
-      evaluate(data, options.eval_batches, false, model, [&](const Tensor& x) { return model.forward(x); });
-  const auto coarse = evaluate(data, options.eval_batches, false, model, [&](const Tensor& x) { return quantized(x); });
+  const auto exact = evaluate(options, data, false, model, [&](const Tensor& x) { return model.forward(x); });
+  const auto coarse = evaluate(options, data, false, model, [&](const Tensor& x) { return quantized(x); });
   report.loss_f32 = exact.loss;
   report.loss_int8 = coarse.loss;
   report.accuracy_f32 = exact.accuracy;
@@ -135,23 +143,25 @@ void quantize_images(const QuantizeOptions& options, models::Model& model, const
   report.int8_weight_bytes = quantized.weight_bytes();
   const Tensor first = batch(0);
   report.layers = compare(net, quantized, first);
-  report.predicted_peak_bytes = nn::profile_training(dry(cpu), int8_inference_run(options.setup)).peak_bytes;
+  report.predicted_peak_bytes = nn::profile_training(dry(options.device), int8_inference_run(options.setup)).peak_bytes;
   report.measured_peak_bytes = measured_profile(net, scales, first).peak_bytes;
-  std::tie(report.ms_f32, report.ms_int8) = alternate([&] { model.forward(first); }, [&] { quantized(first); });
+  std::tie(report.ms_f32, report.ms_int8) = alternate(
+      options.device, [&] { model.forward(first); }, [&] { quantized(first); });
   if (!options.save.empty()) quantized.save(options.save, {{"model", options.setup.model}});
 }
 
 void quantize_text(const QuantizeOptions& options, models::Model& model, const Dataset& data, QuantizeReport& report) {
   report.scheme = "q8_0";
-  const Tensor first = data.batch(0, cpu, DType::f32).input;
+  const Tensor first = data.batch(0, options.device, DType::f32).input;
   const auto whole = [](const Tensor&) { return Tensor(); };
-  report.loss_f32 = evaluate(data, options.eval_batches, true, model, whole).loss;
-  const auto plain = models::make_model(options.setup.model, options.setup.sizes);
+  report.loss_f32 = evaluate(options, data, true, model, whole).loss;
+  const auto plain = models::make_model(options.setup.model, options.setup.sizes, {options.device});
   plain->eval();
   quantize_linear_weights(model);
-  report.loss_int8 = evaluate(data, options.eval_batches, true, model, whole).loss;
+  report.loss_int8 = evaluate(options, data, true, model, whole).loss;
   report.int8_weight_bytes = bytes_of(model);
-  std::tie(report.ms_f32, report.ms_int8) = alternate([&] { plain->forward(first); }, [&] { model.forward(first); });
+  std::tie(report.ms_f32, report.ms_int8) = alternate(
+      options.device, [&] { plain->forward(first); }, [&] { model.forward(first); });
   if (!options.save.empty())
     nn::save_weights(model, options.save, {{"model", options.setup.model}, {"format", "thimble-q8_0-1"}});
 }
@@ -186,7 +196,7 @@ QuantizeReport quantize(const QuantizeOptions& options) {
   const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed);
   data->fit(o.setup.sizes);
   data->open(o.setup.sizes, o.setup.batch, o.setup.seed);
-  const auto model = models::make_model(o.setup.model, o.setup.sizes);
+  const auto model = models::make_model(o.setup.model, o.setup.sizes, {o.device});
   nn::load_weights(*model, o.weights);
   model->eval();
   QuantizeReport report;

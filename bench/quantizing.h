@@ -15,6 +15,7 @@ namespace thimble::bench {
 
 struct QuantizeOptions {
   Setup setup;          ///< model, sizes, batch, seed
+  Device device = cpu;  ///< where the nets run
   std::string weights;  ///< safetensors file of the trained model
   std::string data;     ///< see open_dataset
   nn::quant::CalibrationOptions calibration;
@@ -32,8 +33,9 @@ struct QuantizeReport {
   double loss_f32 = 0, loss_int8 = 0;                       ///< mean over the validation part
   std::optional<double> accuracy_f32, accuracy_int8;        ///< of images
   std::size_t predicted_peak_bytes = 0,
-              measured_peak_bytes = 0;       ///< of inference in int8, images: dry run and real run
-  double ms_f32 = 0, ms_int8 = 0;            ///< of the processor for a batch, the best of several, alternating
+              measured_peak_bytes = 0;  ///< of inference in int8, images: dry run and real run
+  /// For a batch, the best of several, alternating: of the processor; on a GPU until the device is done.
+  double ms_f32 = 0, ms_int8 = 0;
   std::vector<nn::quant::StepError> layers;  ///< on the first calibration batch; images
 };
 

@@ -6,8 +6,8 @@
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/view.h>
+#include <thimble/memory/device_tier.h>
 #include <thimble/memory/direct_file.h>
-#include <thimble/memory/file_tier.h>
 #include <thimble/memory/placed.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam8.h>
@@ -35,6 +35,7 @@ class Run final : public nn::TrainingRun {
   }
   nn::StepOptions& options() override { return options_; }
   std::int64_t parameters() const override { return model_->parameter_count(); }
+  std::size_t tier_bytes() const override { return nn::tier_bytes(*optimizer_, options_); }
 
  private:
   Generator generator_;
@@ -66,10 +67,29 @@ class Inference final : public nn::TrainingRun {
   nn::StepOptions options_;
 };
 
-std::shared_ptr<Tier> make_tier(const std::string& folder, Device device) {
-  FileTier::Options options;
-  options.folder = folder;
-  return std::make_shared<FileTier>(device, options);
+constexpr const char* host = "host";
+
+// Whether tensors of the device can wait where the setup says.
+void check_place(const Setup& setup, Device device) {
+  if (device.is_cuda() && setup.offload != host) {
+    throw ValueError("--offload: '" + setup.offload + "' for " + to_string(device) +
+                     ", whose tensors wait in the host's pinned memory; host is allowed");
+  }
+  if (!device.is_cuda() && setup.offload == host) {
+    throw ValueError("--offload: host is for --device cuda; a folder on a disk is allowed");
+  }
+}
+
+void require_place(const Setup& setup, const char* flag) {
+  if (!setup.offload.empty()) return;
+  throw ValueError(std::string(flag) + ": no folder; with --offload FOLDER, on a GPU --offload host, it is allowed");
+}
+
+std::shared_ptr<Tier> make_tier(const Setup& setup, Device device) {
+  check_place(setup, device);
+  memory::TierOptions options;
+  if (!device.is_cuda()) options.folder = setup.offload;
+  return memory::make_tier(device, options);
 }
 
 }  // namespace setup_detail
@@ -179,8 +199,8 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   }
   std::shared_ptr<Tier> tier;
   if (setup.offloads_optimizer) {
-    if (setup.offload.empty()) throw ValueError("--offload-optimizer: no folder; with --offload FOLDER it is allowed");
-    tier = setup_detail::make_tier(setup.offload, model.trainable().front().tensor.device());
+    setup_detail::require_place(setup, "--offload-optimizer");
+    tier = setup_detail::make_tier(setup, model.trainable().front().tensor.device());
   }
   if (name == "adafactor") return setup_detail::make_adafactor(setup, model, tier);
   if (!name.starts_with("adam")) return setup_detail::make_sgd(setup, model, name, tier, narrow_state, narrow);
@@ -221,7 +241,7 @@ void check_techniques(const Setup& setup, bool is_text) {
                      ", because gradients are complete after the last one; --micro-batches 1 is allowed");
   }
   if (setup.offloads_gradients) {
-    if (setup.offload.empty()) throw ValueError("--offload-gradients: no folder; with --offload FOLDER it is allowed");
+    setup_detail::require_place(setup, "--offload-gradients");
     if (setup.fuses_optimizer) {
       throw ValueError(
           "--offload-gradients: not with --fuse-optimizer, whose gradients never wait; one of them is allowed");
@@ -271,7 +291,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   options.clip_norm = clip_norm(setup, is_text);
   options.micro_batches = setup.micro_batches;
   options.micro_samples = setup.batch / setup.micro_batches;
-  if (setup.offloads_gradients) options.gradient_tier = setup_detail::make_tier(setup.offload, device);
+  if (setup.offloads_gradients) options.gradient_tier = setup_detail::make_tier(setup, device);
   if (setup.fuses_optimizer) {
     const bool is_placed = Placed::find(*current_resource(device)) != nullptr;
     options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;
@@ -285,14 +305,15 @@ models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::i
   return {view::slice(batch.input, 0, begin, begin + samples), view::slice(batch.target, 0, begin, begin + samples)};
 }
 
-nn::PlannerOptions planner_options(const Setup& setup) {
+nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   nn::PlannerOptions options;
   options.storing.packs = setup.allows_lossy;
   options.storing.packed = setup.lossy;
   if (setup.offload.empty()) return options;
-  const DirectFile probe(setup.offload);
+  setup_detail::check_place(setup, device);
+  if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?
   options.storing.offloads = true;
-  options.make_tier = [folder = setup.offload](Device device) { return setup_detail::make_tier(folder, device); };
+  options.make_tier = [setup](Device on) { return setup_detail::make_tier(setup, on); };
   return options;
 }
 

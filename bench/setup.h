@@ -32,9 +32,10 @@ struct Setup {
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
-  std::string offload;              ///< folder on a disk where plans may put saved tensors; empty: they do not
-  bool offloads_optimizer = false;  ///< its state waits in that folder between updates
-  bool offloads_gradients = false;  ///< they wait in that folder for the update of their parameter
+  /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
+  std::string offload;
+  bool offloads_optimizer = false;  ///< its state waits there between updates
+  bool offloads_gradients = false;  ///< they wait there for the update of their parameter
   bool allows_lossy = false;        ///< plans may pack saved tensors to fewer digits
   DType lossy = DType::bf16;        ///< which: bf16, f16, f8e4m3, f8e5m2, i8
   bool fuses_optimizer = false;     ///< parameters are updated during backward (nn/step.h); not with clipping
@@ -83,14 +84,15 @@ std::string optimizer_name(const Setup& setup, bool is_text);
 DType optimizer_state(const Setup& setup, bool is_text);
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
-/// folder; FileError as a tier does.
+/// place for that, or not on its device; FileError as a tier does.
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model);
 
 /// The gradient norm that steps are clipped to; 0: none. With a fused optimizer there is none unless it is asked for.
 double clip_norm(const Setup& setup, bool is_text);
 
-/// What plans of the setup may do. Throws FileError where its folder cannot take a tier (memory/direct_file.h).
-nn::PlannerOptions planner_options(const Setup& setup);
+/// What plans of the setup for `device` may do. Throws ValueError where its tensors cannot wait in such a place,
+/// FileError where the folder cannot take a tier (memory/direct_file.h).
+nn::PlannerOptions planner_options(const Setup& setup, Device device);
 
 /// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
 nn::MakeRun training_run(const Setup& setup);

@@ -66,7 +66,7 @@ nn::Plan plan_of(const Options& options, std::int64_t parameters) {
   CostOptions costs;
   costs.measures = true;
   nn::Planner planner(random_run(options.setup), cpu, plan_costs(options.setup, costs, 0),
-                      planner_options(options.setup));
+                      planner_options(options.setup, cpu));
   return planner.fit(budget);
 }
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include <thimble/memory/bytes.h>
-#include <thimble/memory/file_tier.h>
+#include <thimble/memory/device_tier.h>
 
 namespace thimble::bench {
 
@@ -19,11 +19,11 @@ std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& se
   nn::PlannerOptions options;
   if (setup.offload.empty()) {
     options.storing.offloads = true;
-    options.make_tier = [](Device on) { return std::make_shared<FileTier>(on); };  // dry: it has no folder
-    add("--offload FOLDER", options);
+    options.make_tier = [](Device on) { return memory::make_tier(on); };  // dry: it has no folder
+    add(device.is_cuda() ? "--offload host" : "--offload FOLDER", options);
   }
   if (!setup.allows_lossy) {
-    options = planner_options(setup);
+    options = planner_options(setup, device);
     options.storing.packs = true;
     add("--allow-lossy", options);
   }

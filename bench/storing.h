@@ -11,7 +11,7 @@ namespace thimble::bench {
 
 /// The smallest plan of a step under flags that the setup leaves off.
 struct StoringPrice {
-  std::string flags;  ///< "--offload FOLDER", "--allow-lossy"
+  std::string flags;  ///< "--offload FOLDER" ("--offload host" for a GPU), "--allow-lossy"
   std::size_t minimum_bytes = 0;
   double time_overhead = 0;  ///< over keeping everything
 };

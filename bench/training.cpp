@@ -183,6 +183,7 @@ class Program final : public nn::TrainingRun {
   nn::StepOptions& options() override { return training_.step_options(); }
   bool begins_placed_steps() const override { return prepared_.options.records_steps; }
   std::int64_t parameters() const override { return training_.model().parameter_count(); }
+  std::size_t tier_bytes() const override { return training_.tier_bytes(); }
 
  private:
   const PreparedTraining& prepared_;

@@ -81,6 +81,8 @@ class Training {
   nn::StepOptions& step_options() noexcept { return step_options_; }
   /// Null where steps are not recorded, and before the first.
   const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }
+  /// What the run's tiers occupy.
+  std::size_t tier_bytes() const { return nn::tier_bytes(*optimizer_, step_options_); }
   /// Of the loss; null: it is not scaled.
   optim::GradScaler* scaler() noexcept { return scaler_.get(); }
 
@@ -148,8 +150,10 @@ struct TrainReport {
   std::vector<std::string> full_state;           ///< parameters whose state is f32 though the others' is narrow
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
-  std::size_t offloaded_bytes = 0;               ///< of saved tensors, per step
-  std::size_t packed_bytes = 0;                  ///< the same, before they are packed
+  std::size_t offloaded_bytes = 0;  ///< of saved tensors, per step
+  std::size_t packed_bytes = 0;     ///< the same, before they are packed
+  /// Occupied by the run's tiers: files, or the host's pinned memory.
+  std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
   double time_overhead = 0;                      ///< of the plan, by the cost model
   std::size_t measured_peak_bytes = 0;           ///< committed by the arena at most
   std::size_t rss_peak_bytes = 0;                ///< of the process, so far (VmHWM)

@@ -11,6 +11,7 @@
 #include <thimble/bench/storing.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tf32.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
@@ -236,7 +237,7 @@ void plan_in_budget(PreparedTraining& prepared) {
       return training_program(prepared)(device);
     };
   };
-  const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget);
+  const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
   const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
   Setup chosen = setup;
   std::shared_ptr<nn::Planner> planner;
@@ -245,7 +246,8 @@ void plan_in_budget(PreparedTraining& prepared) {
     chosen.micro_batches = choice.count;
     planner = choice.planner;
   } else {
-    planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs, planner_options(chosen));
+    planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs,
+                                            planner_options(chosen, prepared.options.device));
   }
   setup = chosen;
   nn::Plan plan;
@@ -276,6 +278,10 @@ PreparedTraining prepare_training(TrainOptions options) {
   const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
   optimizer_name(options.setup, is_text);
   memory::make_resource(options.device);  // is the device there?
+  if (options.device.is_cuda() && options.costs.hardware.empty()) {
+    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
+    options.costs.hardware = nn::hardware_of_gpu(gpus.at(options.device.index).name).name;
+  }
   detail::check_file("--save", options.save);
   detail::check_file("--save-weights", options.save_weights);
   detail::check_folder("--log", options.log);
@@ -308,7 +314,9 @@ PreparedTraining prepare_training(TrainOptions options) {
   } else if (prepared.options.records_steps) {
     place_recorded(prepared);
   } else {
-    prepared.plan.peak_bytes = nn::profile_training(on, training_program(prepared)).peak_bytes;
+    const nn::MemoryProfile profile = nn::profile_training(on, training_program(prepared));
+    prepared.plan.peak_bytes = profile.peak_bytes;
+    prepared.plan.tier_bytes = profile.tier_bytes;
   }
   return prepared;
 }
@@ -336,6 +344,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.time_overhead = prepared.plan.time_overhead;
   report.offloaded_bytes = prepared.plan.offloaded_bytes;
   report.packed_bytes = prepared.plan.packed_bytes;
+  report.predicted_tier_bytes = prepared.plan.tier_bytes;
   report.first_step = prepared.first_step;
   report.clip_norm = clip_norm(options.setup, prepared.is_text);
   report.steps = options.steps;
@@ -359,6 +368,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   training.rest();
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  report.measured_tier_bytes = training.tier_bytes();
   report.rss_peak_bytes = process::peak_rss_bytes();
   if (options.device.is_cuda()) {
     const std::size_t others = memory::statistics(options.device).committed_bytes;  // outside of the run

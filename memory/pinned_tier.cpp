@@ -1,27 +1,55 @@
 #include <thimble/memory/pinned_tier.h>
 
+#include <algorithm>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch.h>
+#include <thimble/memory/pinned_memory.h>
 
 namespace thimble {
 namespace pinned_tier_detail {
 
 constexpr std::size_t slot_alignment = 512;
+constexpr std::size_t smallest_slab = std::size_t{2} << 20, largest_slab = std::size_t{64} << 20;
+
+std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+std::size_t slot_bytes(std::size_t bytes) { return rounded_up(bytes, slot_alignment); }
+
+/// Of the next slab: for a slot, beside so many bytes of slabs, with so many left to the capacity.
+std::size_t next_slab_bytes(std::size_t slot, std::size_t committed, std::size_t left) {
+  const std::size_t grown = std::max(slot, std::clamp(committed, smallest_slab, largest_slab));
+  return std::min(rounded_up(grown, smallest_slab), left);
+}
+
+/// One block of pinned memory, with slots up to `used`.
+struct Slab {
+  Tensor memory;
+  std::unique_ptr<Pin> pin;  // null on a dry device
+  std::size_t bytes = 0, used = 0;
+
+  std::byte* at(std::size_t offset) const { return pin ? static_cast<std::byte*>(pin->data()) + offset : nullptr; }
+};
 
 /// What a ticket names, and its transfer while there is one.
 struct Entry {
-  std::size_t offset = 0;
+  std::byte* slot = nullptr;  // null on a dry device
   std::size_t bytes = 0;
   void* transfer = nullptr;
 };
 
-std::size_t rounded_up(std::size_t bytes) { return (bytes + slot_alignment - 1) / slot_alignment * slot_alignment; }
+/// Slots of one size.
+struct Slots {
+  std::vector<std::byte*> free;
+  std::size_t count = 0;
+};
 
 }  // namespace pinned_tier_detail
 
@@ -30,21 +58,19 @@ class PinnedTier::State {
 
  public:
   State(Device device, std::size_t capacity_bytes)
-      : device_(device), capacity_(pinned_tier_detail::rounded_up(capacity_bytes)) {
+      : device_(device),
+        capacity_(capacity_bytes == 0 ? std::numeric_limits<std::size_t>::max()
+                                      : pinned_tier_detail::slot_bytes(capacity_bytes)) {
     if (device.is_cpu()) throw DeviceError("pinned tier: " + to_string(device) + "; allowed: a CUDA device");
-    if (capacity_bytes == 0) throw ValueError("pinned tier: a capacity of 0 bytes; at least 1 is allowed");
-    if (device.is_dry) return;
-    runtime_ = &kernels::device_runtime(device);
-    memory_ = static_cast<std::byte*>(runtime_->allocate_pinned(capacity_));
+    if (!device.is_dry) runtime_ = &kernels::device_runtime(device);
   }
   ~State() {
-    if (!memory_) return;
+    if (runtime_ == nullptr) return;
     for (auto& [ticket, entry] : entries_) finish(entry);
     try {
       runtime_->synchronize(device_);  // nothing reads or writes the memory any more
     } catch (const DeviceError&) {     // the next launch reports it
     }
-    runtime_->free_pinned(memory_);
   }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -54,26 +80,31 @@ class PinnedTier::State {
   Ticket write(const void* from, std::size_t bytes) {
     if (bytes == 0) throw ValueError("pinned tier: a write of 0 bytes");
     const std::lock_guard lock(mutex_);
-    Entry entry{slot_for(bytes), bytes, nullptr};
+    const Ticket ticket = last_ticket_ + 1;
+    const auto at = entries_.try_emplace(ticket).first;
+    Entry& entry = at->second;
     try {
-      if (memory_) entry.transfer = runtime_->begin_transfer(device_, memory_ + entry.offset, from, bytes);
-      entries_.emplace(last_ticket_ + 1, entry);
+      entry.slot = take_slot(pinned_tier_detail::slot_bytes(bytes));
+      entry.bytes = bytes;
+      if (runtime_) entry.transfer = runtime_->begin_transfer(device_, entry.slot, from, bytes);
     } catch (...) {
-      free_[pinned_tier_detail::rounded_up(bytes)].push_back(entry.offset);
+      if (entry.bytes != 0) give_slot(entry);
+      entries_.erase(at);
       throw;
     }
+    last_ticket_ = ticket;
     ++statistics_.writes;
     statistics_.bytes_written += bytes;
     statistics_.live_bytes += bytes;
-    return ++last_ticket_;
+    return ticket;
   }
 
   void read(Ticket ticket, void* to) {
     const std::lock_guard lock(mutex_);
     Entry& entry = find(ticket);
-    if (memory_) {
+    if (runtime_) {
       if (entry.transfer) runtime_->end_transfer(device_, std::exchange(entry.transfer, nullptr));
-      entry.transfer = runtime_->begin_transfer(device_, to, memory_ + entry.offset, entry.bytes);
+      entry.transfer = runtime_->begin_transfer(device_, to, entry.slot, entry.bytes);
     }
     ++statistics_.reads;
     statistics_.bytes_read += entry.bytes;
@@ -91,7 +122,7 @@ class PinnedTier::State {
     if (at == entries_.end()) return;
     finish(at->second);
     statistics_.live_bytes -= at->second.bytes;
-    free_[pinned_tier_detail::rounded_up(at->second.bytes)].push_back(at->second.offset);
+    give_slot(at->second);
     entries_.erase(at);
   }
 
@@ -101,22 +132,47 @@ class PinnedTier::State {
   }
 
  private:
-  std::size_t slot_for(std::size_t bytes) {
-    const std::size_t size = pinned_tier_detail::rounded_up(bytes);
-    std::vector<std::size_t>& free = free_[size];
-    if (!free.empty()) {
-      const std::size_t offset = free.back();
-      free.pop_back();
-      return offset;
+  std::byte* take_slot(std::size_t bytes) {
+    pinned_tier_detail::Slots& slots = slots_[bytes];
+    if (!slots.free.empty()) {
+      std::byte* const slot = slots.free.back();
+      slots.free.pop_back();
+      return slot;
     }
-    if (size > capacity_ || statistics_.committed_bytes > capacity_ - size) {
-      throw FileError(
-          "pinned memory of " + to_string(device_), statistics_.committed_bytes,
-          "no room for " + std::to_string(bytes) + " bytes within the capacity of " + std::to_string(capacity_));
+    slots.free.reserve(slots.count + 1);  // so that drop() needs no memory
+    pinned_tier_detail::Slab& slab = slab_for(bytes);
+    std::byte* const slot = slab.at(slab.used);
+    slab.used += bytes;
+    ++slots.count;
+    return slot;
+  }
+
+  void give_slot(const Entry& entry) noexcept {  // take_slot() made room in the list
+    slots_[pinned_tier_detail::slot_bytes(entry.bytes)].free.push_back(entry.slot);
+  }
+
+  pinned_tier_detail::Slab& slab_for(std::size_t bytes) {
+    for (pinned_tier_detail::Slab& slab : slabs_) {
+      if (slab.bytes - slab.used >= bytes) return slab;
     }
-    const std::size_t offset = statistics_.committed_bytes;
-    statistics_.committed_bytes += size;
-    return offset;
+    const std::size_t committed = statistics_.committed_bytes;
+    if (bytes > capacity_ - committed) {
+      throw FileError("pinned memory of " + to_string(device_), committed,
+                      "no room for " + std::to_string(bytes) + " bytes within the capacity of " +
+                          std::to_string(capacity_) + ", " + std::to_string(committed) + " of them are taken");
+    }
+    pinned_tier_detail::Slab slab;
+    slab.bytes = pinned_tier_detail::next_slab_bytes(bytes, committed, capacity_ - committed);
+    {
+      const ResourceScope pinned(pinned_ledger(device_));
+      const PathScope path(join_path(0, "offload"));  // whoever writes
+      slab.memory = Tensor::empty({static_cast<std::int64_t>(slab.bytes)}, DType::u8, device_.is_dry ? dry(cpu) : cpu,
+                                  Category::workspace);
+    }
+    if (runtime_) slab.pin = std::make_unique<Pin>(slab.memory);
+    slabs_.push_back(std::move(slab));
+    statistics_.committed_bytes += slabs_.back().bytes;
+    return slabs_.back();
   }
 
   Entry& find(Ticket ticket) {
@@ -133,13 +189,13 @@ class PinnedTier::State {
     }
   }
 
-  Device device_;
-  std::size_t capacity_;
-  const kernels::DeviceRuntime* runtime_ = nullptr;
-  std::byte* memory_ = nullptr;  // null on a dry device
-  mutable std::mutex mutex_;
+  const Device device_;
+  const std::size_t capacity_;
+  const kernels::DeviceRuntime* runtime_ = nullptr;  // null on a dry device
+  mutable std::mutex mutex_;                         // of all below
+  std::vector<pinned_tier_detail::Slab> slabs_;
   std::map<Ticket, Entry> entries_;
-  std::map<std::size_t, std::vector<std::size_t>> free_;  // offsets of slots, by size
+  std::map<std::size_t, pinned_tier_detail::Slots> slots_;  // by size
   Ticket last_ticket_ = 0;
   TierStatistics statistics_;
 };

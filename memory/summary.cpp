@@ -4,6 +4,7 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/pinned_memory.h>
 #include <thimble/memory/stack.h>
 
 namespace thimble::memory {
@@ -70,8 +71,12 @@ std::string to_string(const kernels::LibraryUse& use) {
 std::string summary(Device device) {
   const Stack& stack = default_stack(device);
   const Arena::Statistics statistics = stack.arena->statistics();
-  const std::string text = stack.ledger->summary() + to_string(statistics);
-  if (!device.is_cuda() || device.is_dry) return text;
+  std::string text = stack.ledger->summary() + to_string(statistics);
+  if (!device.is_cuda()) return text;
+  const Ledger& pinned = *pinned_ledger(device);
+  text += "  offloaded to the host's pinned memory: " + exact_bytes(pinned.bytes()) + ", at the peak " +
+          exact_bytes(pinned.max_allocated()) + "\n";
+  if (device.is_dry) return text;
   const DeviceUse use = device_use(device, statistics.committed_bytes);
   return text + "  device: " + to_string(use) + "\n  handles of libraries: " + human_bytes(use.handle_bytes) +
          "\n  libraries: " + to_string(kernels::device_runtime(device).library_use()) + "\n";
@@ -84,6 +89,7 @@ void reset_peak(Device device) {
   stack.arena->trim();
   stack.arena->reset_peak();
   stack.ledger->reset_peak();
+  if (device.is_cuda()) pinned_ledger(device)->reset_peak();
 }
 
 std::size_t safe_point(Device device) { return default_stack(device).arena->safe_point(); }

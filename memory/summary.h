@@ -17,7 +17,7 @@
 namespace thimble::memory {
 
 /// The ledger's table (bytes by category and by path, now and at the peak), then what the arena committed for it; of a
-/// GPU also what the device says, and what its libraries did and refused.
+/// GPU also what tiers have of the host's pinned memory, what the device says, and what its libraries did and refused.
 std::string summary(Device device = cpu);
 
 /// Largest sum of live requested bytes since the start or reset_peak().

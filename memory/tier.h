@@ -7,7 +7,8 @@
 //   transfer   one write or read under way
 //
 // Policy
-// - A tier never allocates or frees the caller's memory: what it needs for itself it takes when it is made.
+// - A tier never allocates or frees the caller's memory: what it needs of the device's for itself it takes when it is
+//   made.
 // - Transfers run beside the program; a program sees their end only in wait(). So nothing that a program allocates or
 //   frees depends on how fast they are, and a dry run makes the very same requests.
 // - The memory of a transfer must stay where it is: its block is pinned from write() or read() to wait() or drop().
@@ -27,7 +28,7 @@ struct TierStatistics {
   std::uint64_t writes = 0, reads = 0;
   std::uint64_t bytes_written = 0, bytes_read = 0;  ///< of the callers; not rounded
   std::uint64_t live_bytes = 0;                     ///< of tickets that are not dropped; not rounded
-  std::uint64_t committed_bytes = 0;                ///< what the tier occupies: the file's length
+  std::uint64_t committed_bytes = 0;                ///< what the tier occupies: the file's length, or pinned memory
   double transfer_ms = 0;                           ///< time spent in transfers, summed over those that ran at once
   double wait_ms = 0;                               ///< time that callers were held up in wait() and drop()
 };
@@ -41,7 +42,8 @@ class Tier {
   virtual Device device() const noexcept = 0;
 
   /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when there is
-  /// no room for them; nothing has changed then. On a dry device `from` is not looked at.
+  /// no room for them, OutOfMemory when the host's memory has none; nothing has changed then. On a dry device `from` is
+  /// not looked at.
   virtual Ticket write(const void* from, std::size_t bytes, Stream stream = nullptr) = 0;
   /// Begins to copy what was written to `to`, all bytes of it; waits for the write first. A read early enough is what
   /// hides the tier's latency. May be repeated. Throws FileError when the write has failed.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -15,6 +16,13 @@ memory::Options profile_options(Device device) {
   memory::Options options;
   if (device.is_dry) options.arena.reserve_bytes = dry_addresses;
   return options;
+}
+
+std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options) {
+  const std::set<const Tier*> tiers{optimizer.tier().get(), options.gradient_tier.get(), options.recording.tier.get()};
+  std::size_t bytes = 0;
+  for (const Tier* tier : tiers) bytes += tier == nullptr ? 0 : tier->statistics().committed_bytes;
+  return bytes;
 }
 
 TapeGraph record_step(Device device, const MakeRun& make, const std::function<void(TrainingRun&)>& look) {
@@ -61,6 +69,7 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
       step();
       release_region();
     });
+    profile.tier_bytes = run->tier_bytes();
     if (device == cpu) {
       profile.rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
     }

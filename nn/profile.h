@@ -26,7 +26,12 @@ class TrainingRun {
   virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
   /// Elements of all parameters.
   virtual std::int64_t parameters() const = 0;
+  /// What the tiers of the run occupy, beside the device's memory.
+  virtual std::size_t tier_bytes() const { return 0; }
 };
+
+/// The tiers of a run's optimizer and steps: what they occupy.
+std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
 
 /// Makes a run whose tensors live on `device`.
 using MakeRun = std::function<std::unique_ptr<TrainingRun>(Device device)>;
@@ -39,6 +44,8 @@ struct MemoryProfile {
   std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less. With plans
                                       ///< it counts the region as one block
   CategoryBytes peak_by_category{};   ///< of peak_live_bytes, at its moment
+  std::size_t tier_bytes = 0;  ///< that the run's tiers occupied, beside the device's memory: a file's length, or
+                               ///< the host's pinned memory. Tiers only grow
   std::size_t steps = 0;
   double ms_per_step = 0;              ///< of the last step; 0 for a dry run
   std::size_t rss_bytes = 0;           ///< of the arena's mapping as the kernel counts it; 0 for a dry run

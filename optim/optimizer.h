@@ -65,6 +65,8 @@ class Optimizer {
   /// Bytes of all state tensors, wherever they are.
   std::size_t state_bytes() const;
   bool offloads_state() const noexcept { return tier_ != nullptr; }
+  /// Where it waits; null: it stays.
+  const std::shared_ptr<Tier>& tier() const noexcept { return tier_; }
   /// Fetches all state that is away; it stays until put_state_away(). Throws FileError, OutOfMemory.
   void fetch_state();
   /// The reverse. Does nothing without a tier. Throws FileError.

@@ -230,8 +230,11 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
 }
 
 void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
-  command.add_option("--offload", setup->offload, "Plans may put saved tensors into a file of this folder, on a disk")
-      ->type_name("FOLDER");
+  command
+      .add_option("--offload", setup->offload,
+                  "Plans may put saved tensors into a file of this folder, on a disk; on a GPU 'host': into pinned "
+                  "memory")
+      ->type_name("FOLDER|host");
   command.add_flag("--offload-optimizer", setup->offloads_optimizer,
                    "The optimizer's state waits there as well, between updates");
   command.add_flag("--offload-gradients", setup->offloads_gradients,

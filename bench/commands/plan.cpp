@@ -75,6 +75,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
   json["keep_everything_bytes"] = report.keep_everything_bytes;
   json["offloaded_bytes"] = report.plan.offloaded_bytes;
   json["packed_bytes"] = report.plan.packed_bytes;
+  json["tier_bytes"] = report.plan.tier_bytes;
   json["time_overhead"] = report.plan.time_overhead;
   json["step_seconds"] = report.plan.step_s;
   json["cost_model"] = report.cost_model;
@@ -144,6 +145,9 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   }
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
   if (report.plan.packed_bytes > 0) print_line("packed per step", report.plan.packed_bytes);
+  if (report.plan.tier_bytes > 0) {
+    print_line(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
+  }
   if (!report.techniques.empty()) print_techniques(report);
   std::printf("time: %s over keeping everything, by the cost model '%s'\n", percent(report.plan.time_overhead).c_str(),
               report.cost_model.c_str());
@@ -229,7 +233,7 @@ void add_plan(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
-  command->callback([options, is_json, files, command] {
+  command->callback([options, is_json, files] {
     files->check();
     if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: --inference plans no times; without them is allowed");
@@ -237,9 +241,8 @@ void add_plan(CLI::App& program) {
     if (options->is_int8 && !options->is_inference) {
       throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");
     }
-    const bool is_named = command->count("--hardware") > 0;
-    if (options->device.is_cuda() && !is_named) options->costs.hardware = "h100-80gb";
     // What is planned for another machine than this one has that one's units.
+    const bool is_named = !options->costs.hardware.empty();
     const AssumedCapability units(is_named ? nn::hardware(options->costs.hardware).capability : 0);
     const PlanReport report = make_plan(*options);
     if (!files->asked().empty()) files->write(see_plan(*options, report));

@@ -29,7 +29,10 @@ nlohmann::ordered_json layers_of(const QuantizeReport& r) {
 }
 
 void print_json(const QuantizeOptions& options, const QuantizeReport& r) {
-  nlohmann::ordered_json json{{"model", options.setup.model}, {"scheme", r.scheme}, {"parameters", r.parameters}};
+  nlohmann::ordered_json json{{"model", options.setup.model},
+                              {"device", to_string(options.device)},
+                              {"scheme", r.scheme},
+                              {"parameters", r.parameters}};
   const auto& c = options.calibration;
   if (r.scheme == "int8") {
     json["calibrator"] = nn::quant::to_string(c.calibrator);
@@ -71,8 +74,9 @@ void print_table(const QuantizeOptions& options, const QuantizeReport& r) {
   if (r.accuracy_f32 && r.accuracy_int8) {
     std::printf("  accuracy         %.4f -> %.4f\n", *r.accuracy_f32, *r.accuracy_int8);
   }
-  std::printf("  time             %.2f -> %.2f ms of the processor for %lld samples, %.2f times as fast\n", r.ms_f32,
-              r.ms_int8, static_cast<long long>(options.setup.batch), r.ms_int8 > 0 ? r.ms_f32 / r.ms_int8 : 0);
+  std::printf("  time             %.2f -> %.2f ms %sfor %lld samples, %.2f times as fast\n", r.ms_f32, r.ms_int8,
+              options.device.is_cuda() ? "" : "of the processor ", static_cast<long long>(options.setup.batch),
+              r.ms_int8 > 0 ? r.ms_f32 / r.ms_int8 : 0);
   if (r.layers.empty()) return;
   std::printf("  predicted peak   %s\n  measured peak    %s\n", grouped(r.predicted_peak_bytes).c_str(),
               grouped(r.measured_peak_bytes).c_str());
@@ -107,6 +111,11 @@ void add_quantize(CLI::App& program) {
               "Batches to calibrate on (4)");
   add_integer(*command, "--eval-batches", o.eval_batches, 0, quantize_detail::most_batches,
               "Batches of the comparison; 0: all (0)");
+  command
+      ->add_option_function<std::string>(
+          "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
+          "Where it is calibrated and compared: cpu or cuda (cpu)")
+      ->type_name("DEVICE");
   command->add_option("--save", o.save, "File to write");
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");

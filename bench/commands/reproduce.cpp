@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/writers.h>
 #include <thimble/core/kernels/isa.h>
@@ -41,7 +42,7 @@ std::string now() {
 void run(const std::vector<std::string>& names, bool is_quick, const std::string& device, const std::string& folder) {
   const std::vector<NamedExperiment> chosen = select_experiments(names);
   ExperimentOptions options;
-  options.device = parse_device(device);
+  options.device = parse_device_flag("--device", device);
   options.is_quick = is_quick;
   const auto start = std::chrono::steady_clock::now();
   options.progress = [start](const std::string& what) {

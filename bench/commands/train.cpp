@@ -96,6 +96,8 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"time_overhead", r.time_overhead},
                               {"offloaded_bytes", r.offloaded_bytes},
                               {"packed_bytes", r.packed_bytes},
+                              {"predicted_tier_bytes", r.predicted_tier_bytes},
+                              {"measured_tier_bytes", r.measured_tier_bytes},
                               {"rss_peak_bytes", r.rss_peak_bytes},
                               {"arena_rss_bytes", r.arena_rss_bytes},
                               {"ms_per_step", r.ms_per_step},
@@ -155,6 +157,11 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
     std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
   }
   if (r.packed_bytes > 0) std::printf("  packed           %s per step\n", bytes_text(r.packed_bytes).c_str());
+  if (r.predicted_tier_bytes > 0) {
+    std::printf("  %s %s predicted, %s measured\n", options.device.is_cuda() ? "pinned on host  " : "in files        ",
+                format_grouped(static_cast<std::int64_t>(r.predicted_tier_bytes)).c_str(),
+                format_grouped(static_cast<std::int64_t>(r.measured_tier_bytes)).c_str());
+  }
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
   if (r.device_use) {

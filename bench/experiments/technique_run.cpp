@@ -9,7 +9,7 @@
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/transaction.h>
-#include <thimble/memory/file_tier.h>
+#include <thimble/memory/device_tier.h>
 #include <thimble/memory/offload.h>
 #include <thimble/models/bert.h>
 #include <thimble/models/gpt.h>
@@ -33,9 +33,11 @@ bool recompute_blocks(models::Model& model) {
 class WeightAverage {
  public:
   WeightAverage(const models::Model& model, Device device, bool is_offloaded) : model_(model) {
-    if (is_offloaded) tier_ = std::make_shared<FileTier>(device);
+    if (is_offloaded) tier_ = memory::make_tier(device);
     for (const nn::NamedTensor& p : model.parameters()) averages_.push_back(clone(p.tensor.detach()));
   }
+
+  std::size_t tier_bytes() const { return tier_ ? tier_->statistics().committed_bytes : 0; }
 
   void begin_step() {
     if (!tier_) return;
@@ -57,7 +59,7 @@ class WeightAverage {
 
  private:
   const models::Model& model_;
-  std::shared_ptr<FileTier> tier_;
+  std::shared_ptr<Tier> tier_;
   std::vector<Tensor> averages_;
   std::vector<memory::Offloaded> away_;
 };
@@ -109,6 +111,9 @@ class Run final : public nn::TrainingRun {
   }
   nn::StepOptions& options() override { return options_; }
   std::int64_t parameters() const override { return model_->parameter_count(); }
+  std::size_t tier_bytes() const override {
+    return (optimizer_ ? nn::tier_bytes(*optimizer_, options_) : 0) + (average_ ? average_->tier_bytes() : 0);
+  }
 
   PassBytes pass(const memory::Stack& stack, const std::string& layers) {
     const std::size_t first_event = stack.trace->event_count();
@@ -222,7 +227,8 @@ bool Comparison::is_equal() const noexcept {
   const bool is_resident = measured.rss_bytes == 0 || measured.rss_bytes == measured.peak_bytes;
   return predicted.peak_bytes == measured.peak_bytes && predicted.peak_height_bytes == measured.peak_height_bytes &&
          predicted.peak_live_bytes == measured.peak_live_bytes &&
-         predicted.lower_bound_bytes == measured.lower_bound_bytes && is_resident;
+         predicted.lower_bound_bytes == measured.lower_bound_bytes && predicted.tier_bytes == measured.tier_bytes &&
+         is_resident;
 }
 
 Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlan>& placement) {

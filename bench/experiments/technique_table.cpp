@@ -277,9 +277,11 @@ report::Experiment techniques_experiment(const ExperimentOptions& options) {
   experiment.question = "Does the dry run tell the peak to the byte whatever is done to need less?";
   experiment.theory =
       "predicted: a dry run of two steps; measured: the real run. Compared as integers are the bytes that the arena "
-      "committed, its height, the live bytes, the load, and the kernel's count of resident bytes. A budget is given as "
+      "committed, its height, the live bytes, the load, what is offloaded, and the kernel's count of resident bytes. A "
+      "budget is given as "
       "a share of the way from the smallest plan to keeping everything; every technique is what it is called in the "
-      "library, and <i>average</i> a moving average of the weights that is kept, or waits in a file during the step.";
+      "library, and <i>average</i> a moving average of the weights that is kept, or waits during the step in a file, "
+      "on a GPU in the host's pinned memory.";
   using report::Unit;
   experiment.columns = {{"height", "height, predicted", Unit::bytes},
                         {"height_measured", "height, measured", Unit::bytes},

@@ -28,7 +28,7 @@ enum class Checkpoint : std::uint8_t {
 enum class Average : std::uint8_t {
   none,
   kept,      ///< it stays where it is
-  offloaded  ///< it waits in a file from the step's begin to its end (memory/offload.h)
+  offloaded  ///< it waits in the device's tier (memory/device_tier.h) from the step's begin to its end
 };
 
 /// How a step is made. The batch and everything else stands in the Setup.
@@ -43,7 +43,7 @@ struct Technique {
 };
 
 /// Makes runs of `setup` by `technique` on a batch of zeros. The runs throw ValueError when the micro-batches do not
-/// divide the batch; FileError where an average is to be offloaded and no file can be.
+/// divide the batch; FileError where an average is to be offloaded and no file can be (on the cpu).
 nn::MakeRun technique_run(const Setup& setup, const Technique& technique);
 
 /// What a schedule over a chain means for a recording: stage i is the nodes [cuts[i], cuts[i + 1]), which keep
@@ -71,8 +71,8 @@ PassBytes pass_bytes(Device device, const Setup& setup, const Technique& techniq
 struct Comparison {
   nn::MemoryProfile predicted, measured;
 
-  /// Committed bytes, height, live bytes and load are the same integers, and the kernel counts as many resident bytes
-  /// as were committed (where it counts: on the cpu, at the end of the run).
+  /// Committed bytes, height, live bytes, load and the tiers' bytes are the same integers, and the kernel counts as
+  /// many resident bytes as were committed (where it counts: on the cpu, at the end of the run).
   bool is_equal() const noexcept;
 };
 

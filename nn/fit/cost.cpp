@@ -11,20 +11,24 @@ namespace cost_detail {
 
 constexpr double giga = 1e9;
 
+// What copies of pinned memory reach of a bus of 16 lanes, of 31.5 and 63 GB/s each way.
+constexpr double pcie4 = 25 * giga, pcie5 = 50 * giga;
+
 const std::array<Hardware, 8>& table() {
   static const std::array<Hardware, 8> all{{
       {"cpu", "2 threads of an AVX-512 server core, f32, as measured with this library", 0, 130 * giga, 30 * giga,
        4e-6},
-      {"rtx-3060-12gb", "NVIDIA GeForce RTX 3060, 12 GiB", std::size_t{12} << 30, 5500 * giga, 330 * giga, 5e-6, 1e9,
+      {"rtx-3060-12gb", "NVIDIA GeForce RTX 3060, 12 GiB", std::size_t{12} << 30, 5500 * giga, 330 * giga, 5e-6, pcie4,
        86},
-      {"rtx-3090-24gb", "NVIDIA GeForce RTX 3090, 24 GiB", std::size_t{24} << 30, 14000 * giga, 840 * giga, 5e-6, 1e9,
+      {"rtx-3090-24gb", "NVIDIA GeForce RTX 3090, 24 GiB", std::size_t{24} << 30, 14000 * giga, 840 * giga, 5e-6, pcie4,
        86},
-      {"rtx-4090-24gb", "NVIDIA GeForce RTX 4090, 24 GiB", std::size_t{24} << 30, 33000 * giga, 900 * giga, 5e-6, 1e9,
+      {"rtx-4090-24gb", "NVIDIA GeForce RTX 4090, 24 GiB", std::size_t{24} << 30, 33000 * giga, 900 * giga, 5e-6, pcie4,
        89},
-      {"a100-40gb", "NVIDIA A100, 40 GiB, TF32", std::size_t{40} << 30, 50000 * giga, 1350 * giga, 5e-6, 1e9, 80},
-      {"a6000-48gb", "NVIDIA RTX A6000, 48 GiB, TF32", std::size_t{48} << 30, 25000 * giga, 690 * giga, 5e-6, 1e9, 86},
-      {"h100-80gb", "NVIDIA H100, 80 GiB, TF32", std::size_t{80} << 30, 150000 * giga, 2900 * giga, 5e-6, 1e9, 90},
-      {"h200-141gb", "NVIDIA H200, 141 GB, TF32", std::size_t{141'000'000'000}, 150000 * giga, 4150 * giga, 5e-6, 1e9,
+      {"a100-40gb", "NVIDIA A100, 40 GiB, TF32", std::size_t{40} << 30, 50000 * giga, 1350 * giga, 5e-6, pcie4, 80},
+      {"a6000-48gb", "NVIDIA RTX A6000, 48 GiB, TF32", std::size_t{48} << 30, 25000 * giga, 690 * giga, 5e-6, pcie4,
+       86},
+      {"h100-80gb", "NVIDIA H100, 80 GiB, TF32", std::size_t{80} << 30, 150000 * giga, 2900 * giga, 5e-6, pcie5, 90},
+      {"h200-141gb", "NVIDIA H200, 141 GB, TF32", std::size_t{141'000'000'000}, 150000 * giga, 4150 * giga, 5e-6, pcie5,
        90},
   }};
   return all;
@@ -47,6 +51,13 @@ const Hardware& hardware(std::string_view name) {
     names += (names.empty() ? "" : ", ") + h.name;
   }
   throw ValueError("hardware: '" + std::string(name) + "' is not one of " + names);
+}
+
+const Hardware& hardware_of_gpu(std::string_view driver_name) {
+  for (const Hardware& h : hardware_list()) {
+    if (driver_name.starts_with(h.description.substr(0, h.description.find(',')))) return h;
+  }
+  return hardware("h100-80gb");
 }
 
 namespace cost_detail {

@@ -21,13 +21,18 @@ struct Hardware {
   double multiply_adds_per_s = 0;  ///< that large products reach, in f32 (in f16 and bf16 where it has units for them)
   double bytes_per_s = 0;          ///< read and written together, beyond the caches
   double call_s = 0;               ///< of one operator, however small
-  double tier_bytes_per_s = 1e9;   ///< written to, or read from, where tensors are offloaded to
-  int capability = 0;              ///< of a GPU (core/compute_capability.h)
+  /// Written to, or read from, where tensors are offloaded to: a disk, or over a GPU's bus.
+  double tier_bytes_per_s = 1e9;
+  int capability = 0;  ///< of a GPU (core/compute_capability.h)
 };
 
 /// Known machines, the present kind of CPU first. Throws ValueError, listing all names, for another one.
 std::span<const Hardware> hardware_list();
 const Hardware& hardware(std::string_view name);
+
+/// The entry of a GPU by the name that its driver gives ("NVIDIA H100 80GB HBM3"); that of h100-80gb where none is
+/// like it.
+const Hardware& hardware_of_gpu(std::string_view driver_name);
 
 /// Seconds of one node of a graph.
 struct NodeTimes {

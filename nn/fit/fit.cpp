@@ -205,6 +205,7 @@ Planner::Candidate Planner::run_dry(std::shared_ptr<const TapePlan> tape) const 
   candidate.plan.peak_bytes = profile.peak_bytes;
   candidate.plan.lower_bound_bytes = profile.lower_bound_bytes;
   candidate.plan.peak_by_category = profile.peak_by_category;
+  candidate.plan.tier_bytes = profile.tier_bytes;
   candidate.events = std::move(profile.events);
   candidate.step_ends = std::move(profile.step_ends);
   candidate.setup_end = profile.setup_end;

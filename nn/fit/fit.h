@@ -57,6 +57,7 @@ struct Plan {
   MakeTier make_tier;               ///< null where the plan does not offload
   std::size_t offloaded_bytes = 0;  ///< of saved tensors, per recording
   std::size_t packed_bytes = 0;     ///< the same, before they are packed
+  std::size_t tier_bytes = 0;       ///< that the run's tiers occupy, exactly (MemoryProfile)
 };
 
 /// No plan fits the budget.

@@ -22,6 +22,7 @@
 
 #include "backing.h"
 #include "emulated/library.h"
+#include "emulated/pinned.h"
 
 namespace thimble {
 namespace emulated_detail {
@@ -66,7 +67,11 @@ void synchronize(Device) {
 std::uint64_t synchronization_count() { return waits.load(std::memory_order_relaxed); }
 std::uint64_t launch_count() { return cuda_kernels::launches.load(std::memory_order_relaxed); }
 int capability(int) { return emulated::capability; }
-void* allocate_pinned(std::size_t bytes) { return ::operator new(bytes); }
+void* allocate_pinned(std::size_t bytes) {
+  if (bytes <= emulated::largest_pinned_block) return ::operator new(bytes);
+  throw OutOfMemory("emulated host: " + std::to_string(bytes) + " bytes of pinned memory are more than it was told",
+                    {.requested_bytes = bytes});
+}
 void free_pinned(void* memory) noexcept { ::operator delete(memory); }
 
 // A transfer is made when it is waited for: a program that does not wait finds nothing.
