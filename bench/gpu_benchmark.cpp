@@ -64,6 +64,19 @@ void report(const char* name, DType dtype, double seconds, double amount, const 
               amount / seconds * 1e-9, unit);
 }
 
+/// Forward and backward of one operand.
+void pass(Tensor x, const std::function<Tensor(const Tensor&)>& call) {
+  x = x.detach();
+  x.require_grad();
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = call(x);
+  }
+  tape.backward(y, y.detach());
+}
+
 void run(Device device, std::int64_t scale) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const auto values = [&](const Shape& shape) { return normal(shape, 0, 1, dtype, device, next_random_site()); };
@@ -110,6 +123,27 @@ void run(Device device, std::int64_t scale) {
     const Tensor pixels = values({32, image, image, 64}), filters = values({64, 3, 3, 64});
     const double work = 2.0 * static_cast<double>(pixels.elements()) * 9 * 64;
     report("conv3x3", dtype, seconds_of(device, [&] { conv2d(pixels, filters, {}, {.padding = 1}); }), work, "Gop/s");
+
+    const Tensor maps = values({32, image, image, 256});
+    const Tensor gain = full({256}, 1, dtype, device), shift = full({256}, 0, dtype, device);
+    const double map_bytes = static_cast<double>(maps.elements()) * size;
+    report("batch_norm_relu", dtype, seconds_of(device, [&] { batch_norm_relu(maps, gain, shift, {}, {}); }),
+           3 * map_bytes, "GB/s");
+    report("batch_norm_relu_pass", dtype,
+           seconds_of(device,
+                      [&] { pass(maps, [&](const Tensor& t) { return batch_norm_relu(t, gain, shift, {}, {}); }); }),
+           8 * map_bytes, "GB/s");
+    report("dropout", dtype, seconds_of(device, [&] { dropout(x, 0.1); }), 2 * bytes, "GB/s");
+    const std::int64_t words = std::max<std::int64_t>(16, 50304 / scale);
+    const Tensor logits = values({rows / 4, words}), table = values({words, 768});
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < rows / 4; ++i) ids.push_back(i % 8 == 0 ? 1 : i * 7919 % words);  // one is frequent
+    const Tensor targets = from_host(ids, {rows / 4}, device);
+    report("cross_entropy", dtype, seconds_of(device, [&] { cross_entropy(logits, targets); }),
+           static_cast<double>(logits.elements()) * size, "GB/s");
+    report("embedding_pass", dtype,
+           seconds_of(device, [&] { pass(table, [&](const Tensor& t) { return embedding(t, targets); }); }),
+           (3 * static_cast<double>(rows / 4) * 768 + static_cast<double>(table.elements())) * size, "GB/s");
 
     const Quantization how{DType::i8, ScaleBlocks::flat(256), DType::f32}, tensor{DType::i8, {}, DType::f32};
     const Tensor codes = quantize(x, how);

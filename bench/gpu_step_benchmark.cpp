@@ -74,6 +74,7 @@ void measure(const Options& options) {
   const Setup& setup = options.setup;
   const Device device = parse_device_flag("--device", options.device);
   const nn::MakeRun make = random_run(setup);
+  const Tf32Scope products(options.allows_tf32);
   nn::Plan plan;
   if (options.budget_bytes > 0) {
     nn::Planner planner(make, device, plan_costs(setup, options.costs, options.budget_bytes, device),
@@ -89,7 +90,6 @@ void measure(const Options& options) {
   if (device.is_cuda()) before_arena = memory::device_use(device, 0);
   const memory::Stack stack = memory::make_resource(device, std::move(stack_options));
   const ResourceScope scope(stack.top);
-  const Tf32Scope products(options.allows_tf32);
   const auto run = make(device);
   plan.apply(run->options(), device);
   const auto step = [&] {

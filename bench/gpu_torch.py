@@ -78,6 +78,27 @@ def operators(device, scale):
         report("conv3x3", name, seconds_of(lambda: F.conv2d(pixels, filters, padding=1)),
                2.0 * pixels.numel() * 9 * 64, "Gop/s")
 
+        def one_pass(operand, call):
+            operand = operand.detach().requires_grad_()
+            with torch.enable_grad():
+                out = call(operand)
+            return torch.autograd.grad(out, operand, out.detach())
+
+        maps = values(32, 256, image, image).to(memory_format=torch.channels_last)
+        gain, shift = torch.ones(256, device=device), torch.zeros(256, device=device)
+        norm = lambda t: F.relu(F.batch_norm(t, None, None, gain, shift, training=True))
+        size_of_maps = maps.numel() * maps.element_size()
+        report("batch_norm_relu", name, seconds_of(lambda: norm(maps)), 3 * size_of_maps, "GB/s")
+        report("batch_norm_relu_pass", name, seconds_of(lambda: one_pass(maps, norm)), 8 * size_of_maps, "GB/s")
+        report("dropout", name, seconds_of(lambda: F.dropout(x, 0.1)), 2 * size, "GB/s")
+        words = small(50304, 16)
+        logits, table = values(rows // 4, words), values(words, 768)
+        targets = torch.tensor([1 if i % 8 == 0 else i * 7919 % words for i in range(rows // 4)], device=device)
+        report("cross_entropy", name, seconds_of(lambda: F.cross_entropy(logits, targets)),
+               logits.numel() * logits.element_size(), "GB/s")
+        report("embedding_pass", name, seconds_of(lambda: one_pass(table, lambda t: F.embedding(targets, t))),
+               (3 * (rows // 4) * 768 + table.numel()) * table.element_size(), "GB/s")
+
     linear_layers(device, scale, seconds_of, report)
 
 

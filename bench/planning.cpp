@@ -10,6 +10,7 @@
 #include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tf32.h>
 
 namespace thimble::bench {
 namespace planning_detail {
@@ -181,6 +182,7 @@ LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& 
 }
 
 LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search) {
+  const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
   std::map<std::int64_t, double> overheads;
   const auto planner = [&](std::int64_t batch) {
@@ -214,6 +216,11 @@ std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes)
 
 PlanReport make_plan(const PlanOptions& given) {
   auto start = std::chrono::steady_clock::now();
+  if (given.allows_tf32 && !given.device.is_cuda()) {
+    throw ValueError("--tf32: products on the " + to_string(given.device) +
+                     " are computed in the dtype of their operands; --device cuda is allowed");
+  }
+  const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
   const nn::Hardware& machine = hardware_for(options.costs, options.device);
   PlanReport report;

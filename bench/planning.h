@@ -23,6 +23,7 @@ struct PlanOptions {
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
   bool is_inference = false;       ///< a forward without a tape
   bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (bench/quantizing.h)
+  bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/tf32.h)
   bool prices_techniques = false;  ///< even where the budget is feasible; where it is not, they are priced anyway
 };
 

@@ -274,6 +274,7 @@ PreparedTraining prepare_training(TrainOptions options) {
                      " are computed in the dtype of their operands; --device cuda is allowed");
   }
   check_recording(options);
+  const Tf32Scope products(options.allows_tf32);  // plans count with its rate
   const Device on = dry(options.device);
   const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
   optimizer_name(options.setup, is_text);

@@ -10,6 +10,7 @@
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random.h>
+#include <thimble/core/tf32.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/optim/sgd.h>
 
@@ -157,10 +158,27 @@ TEST_CASE("fit: options that span stages", "[fit]") {
 }
 
 TEST_CASE("fit: hardware by name", "[fit]") {
-  CHECK(nn::hardware("a100-40gb").memory_bytes == std::size_t{40} << 30);
+  for (const auto& [name, bytes] : std::vector<std::pair<const char*, std::size_t>>{{"rtx-3090-24gb", 24ull << 30},
+                                                                                    {"rtx-4090-24gb", 24ull << 30},
+                                                                                    {"a100-40gb", 40ull << 30},
+                                                                                    {"a6000-48gb", 48ull << 30},
+                                                                                    {"h100-80gb", 80ull << 30},
+                                                                                    {"h200-141gb", 141'000'000'000}}) {
+    CHECK(nn::hardware(name).memory_bytes == bytes);
+  }
   for (const nn::Hardware& h : nn::hardware_list()) {
-    CHECK(h.multiply_adds_per_s > 0);
     CHECK(h.bytes_per_s > 0);
+    CHECK(h.multiply_adds_per_s(DType::f32) > 0);
+    CHECK(h.multiply_adds_per_s(DType::bf16) >= h.multiply_adds_per_s(DType::f32));
+  }
+  const nn::Hardware& h100 = nn::hardware("h100-80gb");
+  CHECK(h100.multiply_adds_per_s(DType::f32) == h100.f32_per_s);
+  CHECK(h100.multiply_adds_per_s(DType::f16) == h100.narrow_per_s);
+  {
+    const Tf32Scope allowed(true);
+    CHECK(h100.multiply_adds_per_s(DType::f32) == h100.tf32_per_s);
+    CHECK(h100.multiply_adds_per_s(DType::f64) == h100.f32_per_s);
+    CHECK(nn::hardware("cpu").multiply_adds_per_s(DType::f32) == nn::hardware("cpu").f32_per_s);
   }
   CHECK_THROWS_AS(nn::hardware("abacus"), ValueError);
 }

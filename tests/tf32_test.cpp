@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/bench/planning.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
@@ -169,4 +170,28 @@ TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[
   CHECK(fast.predicted_peak_bytes == full.predicted_peak_bytes);
   CHECK(fast.loss_last != full.loss_last);
   CHECK(fast.loss_last == Approx(full.loss_last).epsilon(1e-3));
+}
+
+TEST_CASE("tf32: plans for a GPU count with its rate where it is allowed", "[tf32]") {
+  bench::PlanOptions options;
+  options.setup.model = "gpt2";
+  options.setup.batch = 2;
+  options.setup.sizes.layers = 2;
+  options.costs.hardware = "a100-40gb";
+  options.device = cuda();
+  const bench::PlanReport plain = bench::make_plan(options);
+  options.allows_tf32 = true;
+  const bench::PlanReport fast = bench::make_plan(options);
+  CHECK(fast.plan.step_s < 0.5 * plain.plan.step_s);
+  CHECK(fast.plan.peak_bytes == plain.plan.peak_bytes);
+  options.setup.dtype = DType::bf16;
+  const double narrow = bench::make_plan(options).plan.step_s;
+  options.allows_tf32 = false;
+  CHECK(bench::make_plan(options).plan.step_s == narrow);
+  CHECK(narrow < fast.plan.step_s);
+  options.allows_tf32 = true;
+  options.device = cpu;
+  options.costs.hardware.clear();
+  CHECK_THROWS_AS(bench::make_plan(options), ValueError);
+  CHECK_FALSE(allows_tf32());
 }

@@ -230,6 +230,7 @@ void add_plan(CLI::App& program) {
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
           "Device whose memory is planned: cpu or cuda (cpu). It need not be there")
       ->type_name("DEVICE");
+  command->add_flag("--tf32", options->allows_tf32, "With --device cuda: times of f32 products in TF32");
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
