@@ -9,7 +9,7 @@
 namespace thimble::bench {
 
 std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
-                                        Device device) {
+                                        Device device, bool is_recorded) {
   std::vector<StoringPrice> prices;
   const auto add = [&](const char* flags, const nn::PlannerOptions& options) {
     nn::Planner planner(make, device, costs, options);
@@ -17,7 +17,7 @@ std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& se
     prices.push_back({flags, least.peak_bytes, least.time_overhead});
   };
   nn::PlannerOptions options;
-  if (setup.offload.empty()) {
+  if (setup.offload.empty() && !is_recorded) {
     options.storing.offloads = true;
     options.make_tier = [](Device on) { return memory::make_tier(on); };  // dry: it has no folder
     add(device.is_cuda() ? "--offload host" : "--offload FOLDER", options);

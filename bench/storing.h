@@ -16,9 +16,10 @@ struct StoringPrice {
   double time_overhead = 0;  ///< over keeping everything
 };
 
-/// Plans `make`'s step on dry devices with each of them. Throws what the planner throws.
+/// Plans `make`'s step on dry devices with each of them; without the first for a step that is recorded, whose tensors
+/// stay on the device. Throws what the planner throws.
 std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
-                                        Device device);
+                                        Device device, bool is_recorded = false);
 
 /// `error` with the prices in its message: "...; with --offload FOLDER 123 MiB (...) at 4 % more time".
 nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<StoringPrice>& prices);

@@ -256,7 +256,8 @@ void plan_in_budget(PreparedTraining& prepared) {
   } catch (const nn::BudgetError& error) {
     const std::string others = to_line(price_techniques(choices, chosen));
     const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
-    throw with_prices(all, price_storing(run_of(chosen), chosen, costs, prepared.options.device));
+    throw with_prices(
+        all, price_storing(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
   prepared.plan = std::move(plan);
