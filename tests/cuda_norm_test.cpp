@@ -102,3 +102,27 @@ TEST_CASE("cuda_norm: eights of channels, single elements and the CPU agree bitw
     }
   }
 }
+
+TEST_CASE("cuda_norm: sums over the rows of layer norm have the CPU's order", "[cuda]") {
+  if (!has_cuda()) return;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    // The bias's gradient: it is nothing but such a sum, of more rows than one block has.
+    const auto gradient = [&](Device device) {
+      Generator generator(9);
+      const Shape shape{700, 33};
+      const Tensor x = to_device(normal(shape, 0.3, 1, dtype, cpu, generator.next_site(0)), device);
+      const Tensor dy = to_device(normal(shape, 0, 1, dtype, cpu, generator.next_site(0)), device);
+      Tensor bias = to_device(normal({33}, 0, 1, dtype, cpu, generator.next_site(0)), device);
+      bias.require_grad();
+      Tape tape;
+      Tensor y;
+      {
+        const Recording on(tape);
+        y = layer_norm(x, full({33}, 1, dtype, device), bias);
+      }
+      tape.backward(y, dy);
+      return to_device(bias.grad(), cpu);
+    };
+    CHECK(same_values(gradient(cuda()), gradient(cpu)));
+  }
+}
