@@ -162,11 +162,11 @@ struct NormalizeEights {
 
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t at = grid.coefficient(i);
-    const Eight<float> centre = eight_at(all.more(0), at), scale = eight_at(all.more(1), at),
-                       offset = eight_at(all.more(2), at);
-    const Eight<S> from = eight_at(x, 8 * i);
+    const Eight<float> centre = words_at<8>(all.more(0), at), scale = words_at<8>(all.more(1), at),
+                       offset = words_at<8>(all.more(2), at);
+    const Eight<S> from = words_at<8>(x, 8 * i);
     Eight<S> other{}, to;
-    if (tail == NormTail::add_relu) other = eight_at(residual, 8 * i);
+    if (tail == NormTail::add_relu) other = words_at<8>(residual, 8 * i);
     unsigned bits = 0;
     for (int e = 0; e < 8; ++e) {
       const float n = (convert_value<float>(from.values[e]) - centre.values[e]) * scale.values[e] + offset.values[e];
@@ -175,7 +175,7 @@ struct NormalizeEights {
       to.values[e] = convert_value<S>(kept);
       bits |= (kept > 0 ? 1u : 0u) << e;
     }
-    *reinterpret_cast<Eight<S>*>(y + 8 * i) = to;
+    put_words(y, 8 * i, to);
     if (mask) mask[i] = static_cast<std::uint8_t>(bits);
   }
 };

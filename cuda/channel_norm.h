@@ -8,6 +8,7 @@
 
 #include <thimble/core/kernels/norm.h>
 #include <thimble/cuda/element.h>
+#include <thimble/cuda/words.h>
 
 namespace thimble::cuda_kernels::channel_norm_cuda_detail {
 
@@ -92,15 +93,8 @@ Coefficients<T> fill_coefficients(const Args& args) {
   return all;
 }
 
-/// Eight neighbouring elements in words of 16 bytes.
 template <class S>
-struct alignas(16) Eight {
-  S values[8];
-};
-template <class S>
-THIMBLE_DEVICE inline Eight<S> eight_at(const S* from, std::int64_t at) {
-  return *reinterpret_cast<const Eight<S>*>(from + at);
-}
+using Eight = Words<S, 8>;
 
 /// Elements in eights: rows are a whole number of them, and there are few enough for cheap divisions.
 struct EightGrid {
@@ -121,9 +115,7 @@ bool in_eights([[maybe_unused]] const Args& args, [[maybe_unused]] std::initiali
                [[maybe_unused]] F&& f) {
   if constexpr (std::is_same_v<T, float>) {
     const std::int64_t eights = args.instances * args.rows * args.channels / 8;
-    std::uintptr_t addresses = 0;
-    for (const void* const operand : operands) addresses |= reinterpret_cast<std::uintptr_t>(operand);
-    if (args.channels % 8 != 0 || addresses % 16 != 0 || eights > std::int64_t{UINT32_MAX}) return false;
+    if (args.channels % 8 != 0 || !are_aligned(operands) || eights > std::int64_t{UINT32_MAX}) return false;
     const EightGrid grid{static_cast<std::uint32_t>(args.instances), static_cast<std::uint32_t>(args.rows),
                          static_cast<std::uint32_t>(args.channels / 8)};
     if (args.dtype == DType::f32) return f.template operator()<float>(grid, eights), true;

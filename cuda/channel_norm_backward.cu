@@ -188,13 +188,13 @@ struct InputGradientsEights {
 
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t at = grid.coefficient(i);
-    const Eight<S> gradient = eight_at(dy, 8 * i);
+    const Eight<S> gradient = words_at<8>(dy, 8 * i);
     Eight<S> from{}, to, before;
     Eight<float> centre{}, scale{}, offset{}, part{}, product{};
-    if (reads_x) from = eight_at(x, 8 * i), centre = eight_at(all.more(0), at);
-    if (dx || tail == NormTail::relu) scale = eight_at(all.more(1), at);
-    if (tail == NormTail::relu) offset = eight_at(all.more(2), at);
-    if (dx && !has_fixed_statistics) part = eight_at(all.more(3), at), product = eight_at(all.more(4), at);
+    if (reads_x) from = words_at<8>(x, 8 * i), centre = words_at<8>(all.more(0), at);
+    if (dx || tail == NormTail::relu) scale = words_at<8>(all.more(1), at);
+    if (tail == NormTail::relu) offset = words_at<8>(all.more(2), at);
+    if (dx && !has_fixed_statistics) part = words_at<8>(all.more(3), at), product = words_at<8>(all.more(4), at);
     const unsigned bits = tail == NormTail::add_relu ? mask[i] : 0xFFu;
     for (int e = 0; e < 8; ++e) {
       const float d = convert_value<float>(from.values[e]) - centre.values[e];
@@ -208,8 +208,8 @@ struct InputGradientsEights {
                                           ? scale.values[e] * g
                                           : input_gradient(g, scale.values[e], d, part.values[e], product.values[e]));
     }
-    if (dresidual) *reinterpret_cast<Eight<S>*>(dresidual + 8 * i) = before;
-    if (dx) *reinterpret_cast<Eight<S>*>(dx + 8 * i) = to;
+    if (dresidual) put_words(dresidual, 8 * i, before);
+    if (dx) put_words(dx, 8 * i, to);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/random_bits.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/live.h>
+#include <thimble/cuda/words.h>
 
 namespace thimble::kernels {
 namespace random_cuda_detail {
@@ -136,7 +137,48 @@ struct Drop {
   }
 };
 
+// The same where the four lie together in words.
+template <class S>
+struct DropWords {
+  std::int64_t sample_blocks;
+  Live<RandomSite> live_site;
+  std::uint32_t threshold;
+  float scale;
+  const S* in;
+  S* out;
+  std::uint8_t* mask;
+
+  THIMBLE_DEVICE void operator()(std::int64_t number) const {
+    const std::int64_t sample = number / sample_blocks, in_sample = number % sample_blocks;
+    const RandomSite& site = live_site.get();
+    const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(in_sample),
+                                           static_cast<std::uint32_t>(site.first_sample + sample));
+    Words<S, 4> words = words_at<4>(in, 4 * number);
+    Words<std::uint8_t, 4> kept;
+    for (int i = 0; i < 4; ++i) {
+      const bool is_dropped = block.word[i] < threshold;
+      words.values[i] = convert_value<S>(is_dropped ? 0.0f : convert_value<float>(words.values[i]) * scale);
+      kept.values[i] = is_dropped ? 0 : 1;
+    }
+    put_words(out, 4 * number, words);
+    if (mask) put_words(mask, 4 * number, kept);
+  }
+};
+
+template <class S>
+void drop_words(const DropoutArgs& args) {
+  const std::int64_t blocks = args.sample_elements / 4;
+  for_each_item(args.samples * blocks,
+                DropWords<S>{blocks, live(args.site), args.threshold, static_cast<float>(args.scale),
+                             static_cast<const S*>(args.in), static_cast<S*>(args.out), args.mask});
+}
+
 void dropout(const DropoutArgs& args) {
+  if (args.sample_elements % 4 == 0 && are_aligned({args.in, args.out, args.mask})) {
+    if (args.dtype == DType::f32) return drop_words<float>(args);
+    if (args.dtype == DType::bf16) return drop_words<bf16>(args);
+    if (args.dtype == DType::f16) return drop_words<f16>(args);
+  }
   const std::int64_t blocks = (args.sample_elements + 3) / 4;
   with_compute_type(args.dtype, [&]<class T>() {
     for_each_item(args.samples * blocks, Drop<T>{args.sample_elements, blocks, live(args.site), args.threshold,
