@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/planning.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/copy.h>
@@ -192,22 +191,6 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
   const nn::MemoryProfile measured = nn::profile_training(cuda(), planned, 3, false, plan.placement);
   CHECK(measured.peak_bytes == plan.peak_bytes);
   CHECK(measured.tier_bytes == plan.tier_bytes);
-}
-
-TEST_CASE("cuda offload: techniques' rows with an average that is away", "[cuda][offload]") {
-  bench::Setup setup = gpt(cuda()).setup;
-  setup.sizes.layers = 2, setup.sizes.vocabulary = 40;
-  using bench::Average;
-  for (const bench::Technique& technique :
-       {bench::Technique{.average = Average::offloaded},
-        bench::Technique{.checkpoint = bench::Checkpoint::blocks, .micro_batches = 2, .average = Average::offloaded}}) {
-    const nn::MakeRun make = bench::technique_run(setup, technique);
-    CHECK(nn::profile_training(dry(cuda()), make).tier_bytes == 2 * mib);
-    if (!has_cuda()) continue;
-    const bench::Comparison compared = bench::compare(cuda(), make);
-    CHECK(compared.is_equal());
-    CHECK(compared.measured.tier_bytes == 2 * mib);
-  }
 }
 
 TEST_CASE("cuda offload: a host without so much pinned memory is told of, and the step can be tried again",

@@ -110,6 +110,11 @@ std::vector<kernels::GpuFacts> devices() {
   facts.name = "emulated on the host";
   facts.capability_major = emulated::capability / 10;
   facts.capability_minor = emulated::capability % 10;
+  facts.multiprocessors = 1;
+  const kernels::DeviceMemory memory = emulated::memory(cuda());
+  facts.memory_bytes = memory.total_bytes;
+  facts.free_bytes = memory.free_bytes;
+  facts.driver_version = 13'010, facts.runtime_version = 12'000;
   return {facts};
 }
 
