@@ -4,6 +4,7 @@
 #include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/fp8.h>
+#include <thimble/core/kernels/fp8_avx512.h>
 #include <thimble/core/kernels/fp8_code.h>
 #include <thimble/core/kernels/quant_loops.h>
 #include <thimble/core/kernels/variants.h>
@@ -22,28 +23,39 @@ void with_code(DType dtype, F&& f) {
   dtype == DType::f8e4m3 ? f(quant::Float8Code<f8e4m3>{}) : f(quant::Float8Code<f8e5m2>{});
 }
 
-// Loops over n <= tile values.
+// Loops over n <= tile values, f32 and codes. Those of AVX-512 are written out, and have the same bits.
 template <class Code>
-struct Encode {
+struct EncodeLoop {
   THIMBLE_ALWAYS_INLINE static void run(const float* values, float inverse, std::uint8_t* __restrict codes,
                                         std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) codes[i] = fp8_code<Code>(values[i], inverse);
   }
 };
+void encode(DType dtype, const float* values, float inverse, std::uint8_t* codes, std::int64_t n) {
+#if defined(__x86_64__)
+  if (isa() == Isa::avx512) return fp8_encode_avx512(dtype, values, inverse, codes, n);
+#endif
+  with_code(dtype, [&]<class Code>(const Code&) { run_variant<EncodeLoop<Code>>(values, inverse, codes, n); });
+}
 
+// Values as bits of bf16, times a factor each where there are factors.
 template <class Code>
-struct Decode {
+struct DecodeLoop {
+  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, std::uint16_t* __restrict to, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i]);
+  }
   THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, const float* factor, std::uint16_t* __restrict to,
                                         std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i], factor[i]);
   }
 };
-template <class Code>
-struct DecodePlain {
-  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, std::uint16_t* __restrict to, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i]);
-  }
-};
+template <class... Factor>
+void decode(DType dtype, const std::uint8_t* codes, std::uint16_t* to, std::int64_t n, const Factor*... factor) {
+#if defined(__x86_64__)
+  if (isa() == Isa::avx512) return fp8_decode_avx512(dtype, codes, factor..., to, n);
+#endif
+  with_code(dtype, [&]<class Code>(const Code&) { run_variant<DecodeLoop<Code>>(codes, factor..., to, n); });
+}
 
 struct Largest {
   THIMBLE_ALWAYS_INLINE static void run(const float* values, std::uint32_t* most, std::int64_t n) {
@@ -106,41 +118,35 @@ void scale(const Fp8ScaleArgs& a) {
 
 void cast(const Fp8CastArgs& a) {
   const float inverse = 1.0f / *a.scale;
-  with_code(a.code_dtype, [&]<class Code>(const Code&) {
-    for_tiles(a.values, a.dtype, a.count, [&](std::int64_t first, const float* values, std::int64_t n) {
-      alignas(64) std::uint8_t buffer[tile];
-      std::uint8_t* const codes = a.codes != nullptr ? a.codes + first : buffer;
-      run_variant<Encode<Code>>(values, inverse, codes, n);
-      if (a.decoded == nullptr) return;
-      auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + first);
-      run_variant<DecodePlain<Code>>(static_cast<const std::uint8_t*>(codes), to, n);
-    });
+  for_tiles(a.values, a.dtype, a.count, [&](std::int64_t first, const float* values, std::int64_t n) {
+    alignas(64) std::uint8_t buffer[tile];
+    std::uint8_t* const codes = a.codes != nullptr ? a.codes + first : buffer;
+    encode(a.code_dtype, values, inverse, codes, n);
+    if (a.decoded != nullptr) decode(a.code_dtype, codes, reinterpret_cast<std::uint16_t*>(a.decoded + first), n);
   });
 }
 
 void decode(const Fp8DecodeArgs& a) {
   const std::int64_t across = (a.columns + tile - 1) / tile;
-  with_code(a.code_dtype, [&]<class Code>(const Code&) {
-    parallel_for(a.rows * across, grain / tile, [&](std::int64_t begin, std::int64_t end) {
-      alignas(64) float factor[tile];
-      for (std::int64_t part = begin; part < end; ++part) {
-        const std::int64_t r = part / across, c = part % across * tile, n = std::min(tile, a.columns - c);
-        const std::uint8_t* const codes = a.codes + (a.row + r) * a.row_stride + a.column + c;
-        auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + r * a.columns + c);
-        if (a.scales == nullptr) {
-          run_variant<DecodePlain<Code>>(codes, to, n);
-          continue;
-        }
-        const std::int64_t first = (a.row + r) / a.block_rows * a.blocks_across;
-        for (std::int64_t i = 0; i < n;) {
-          const std::int64_t block = (a.column + c + i) / a.block_columns;
-          const std::int64_t stop = std::min(n, (block + 1) * a.block_columns - a.column - c);
-          std::fill(factor + i, factor + stop, quant::load_scale(a.scales, DType::u8, first + block));
-          i = stop;
-        }
-        run_variant<Decode<Code>>(codes, static_cast<const float*>(factor), to, n);
+  parallel_for(a.rows * across, grain / tile, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float factor[tile];
+    for (std::int64_t part = begin; part < end; ++part) {
+      const std::int64_t r = part / across, c = part % across * tile, n = std::min(tile, a.columns - c);
+      const std::uint8_t* const codes = a.codes + (a.row + r) * a.row_stride + a.column + c;
+      auto* const to = reinterpret_cast<std::uint16_t*>(a.decoded + r * a.columns + c);
+      if (a.scales == nullptr) {
+        decode(a.code_dtype, codes, to, n);
+        continue;
       }
-    });
+      const std::int64_t first = (a.row + r) / a.block_rows * a.blocks_across;
+      for (std::int64_t i = 0; i < n;) {
+        const std::int64_t block = (a.column + c + i) / a.block_columns;
+        const std::int64_t stop = std::min(n, (block + 1) * a.block_columns - a.column - c);
+        std::fill(factor + i, factor + stop, quant::load_scale(a.scales, DType::u8, first + block));
+        i = stop;
+      }
+      decode(a.code_dtype, codes, to, n, factor);
+    }
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include <thimble/core/convert.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/fp8_avx512.h>
 #include <thimble/core/kernels/quant_loops.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/variants.h>
@@ -54,6 +55,17 @@ struct Encode {
     encode_loop(code, values, factor, static_cast<typename Code::Bits*>(codes), n);
   }
 };
+
+// Those of FP8 in AVX-512 are written out, and have the same bits.
+template <class Code>
+void encode(DType dtype, const Code& code, const float* values, const float* inverse, std::uint8_t* codes,
+            std::int64_t n) {
+#if defined(__x86_64__)
+  const bool is_fp8 = dtype == DType::f8e4m3 || dtype == DType::f8e5m2;
+  if (is_fp8 && isa() == Isa::avx512) return fp8_encode_avx512(dtype, values, inverse, codes, n);
+#endif
+  run_variant<Encode<Code>>(code, values, inverse, static_cast<void*>(codes), n);
+}
 
 template <class Code>
 struct Decode {
@@ -110,8 +122,7 @@ void encode_part(const QuantizeArgs& a, const Code& code, const Part& p, const C
   const std::int64_t n = p.column_end - p.column;
   for (std::int64_t r = p.row; r < p.row_end; ++r) {
     auto* const to = static_cast<std::uint8_t*>(a.codes) + r * a.columns + p.column;
-    run_variant<Encode<Code>>(code, part.load(r, p.column, n), static_cast<const float*>(columns.factor),
-                              static_cast<void*>(to), n);
+    encode(a.code_dtype, code, part.load(r, p.column, n), columns.factor, to, n);
     if (!columns.any_bad) continue;
     for (std::int64_t i = 0; i < n; ++i) {
       if (columns.is_bad[i]) to[i] = 0;
