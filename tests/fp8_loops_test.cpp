@@ -118,12 +118,10 @@ TEST_CASE("fp8 loops: values of AVX-512 are those of the codec", "[fp8][formats]
     CHECK(wrong == 0);
     for (const float scale : {1.0f, 0x1p-60f, 0x1p100f, 0x1p-126f, 0.0f}) {
       INFO(to_string(dtype) << " times " << scale);
-      std::vector<float> factor(256);
-      for (std::size_t i = 0; i < 256; ++i) factor[i] = scale * (i % 3 == 0 ? 2.0f : 1.0f);
-      kernels::fp8_decode_avx512(dtype, codes.data(), factor.data(), values.data(), 256);
+      kernels::fp8_decode_avx512(dtype, codes.data(), scale, values.data(), 256);
       std::size_t scaled_wrong = 0;
       for (std::size_t i = 0; i < 256; ++i) {
-        scaled_wrong += values[i] != kernels::fp8_value_bits<Code>(codes[i], factor[i]);
+        scaled_wrong += values[i] != kernels::fp8_value_bits<Code>(codes[i], scale);
       }
       CHECK(scaled_wrong == 0);
     }
@@ -144,7 +142,7 @@ TEST_CASE("fp8 loops: lengths that fill no vector", "[fp8][formats]") {
       std::vector<std::uint16_t> plain(length + 1, 0xABCD), scaled(length + 1, 0xABCD);
       const std::vector<std::uint8_t> read(codes.begin(), codes.begin() + n);
       kernels::fp8_decode_avx512(dtype, read.data(), plain.data(), n);
-      kernels::fp8_decode_avx512(dtype, read.data(), factor.data(), scaled.data(), n);
+      kernels::fp8_decode_avx512(dtype, read.data(), 0.5f, scaled.data(), n);
       std::size_t wrong = 0;
       for (std::size_t i = 0; i < length; ++i) {
         wrong += codes[i] != kernels::fp8_code<Code>(values[i], 0.5f) || numbers[i] != codes[i];

@@ -153,19 +153,20 @@ THIMBLE_TARGET_AVX512 void decode(const std::uint8_t* codes, std::uint16_t* bf16
 
 // A bf16 is the upper half of a float, and so is the product, which is exact in bf16.
 template <class F>
-THIMBLE_TARGET_AVX512 void decode_scaled(const std::uint8_t* codes, const float* factor, std::uint16_t* bf16,
-                                         std::int64_t n) {
+THIMBLE_TARGET_AVX512 void decode_scaled(const std::uint8_t* codes, float factor, std::uint16_t* bf16, std::int64_t n) {
   const LookUp look_up(Values<F>::all().bits);
-  const auto times = [&](__m256i values, std::int64_t i, __mmask16 on) THIMBLE_TARGET_AVX512 {
-    const __m512i wide = _mm512_maskz_slli_epi32(all_lanes, _mm512_maskz_cvtepu16_epi32(all_lanes, values), 16);
-    const __m512 product = _mm512_mul_ps(_mm512_castsi512_ps(wide), _mm512_maskz_loadu_ps(on, factor + i));
-    const __m512i upper = _mm512_maskz_srli_epi32(all_lanes, _mm512_castps_si512(product), 16);
-    _mm512_mask_cvtepi32_storeu_epi16(bf16 + i, on, upper);
-  };
+  const __m512 scale = _mm512_set1_ps(factor);
+  const __m512i upper_half = constant(0xFFFF0000u);
   for (std::int64_t i = 0; i < n; i += 32) {
-    const __m512i values = look_up(_mm256_maskz_loadu_epi8(lanes_of_32(n - i), codes + i));
-    times(_mm512_maskz_extracti64x4_epi64(0xF, values, 0), i, lanes(n - i));
-    if (n - i > 16) times(_mm512_maskz_extracti64x4_epi64(0xF, values, 1), i + 16, lanes(n - i - 16));
+    const __mmask32 on = lanes_of_32(n - i);
+    const __m512i values = look_up(_mm256_maskz_loadu_epi8(on, codes + i));
+    // as floats: those at odd places where they lie, those at even ones moved up
+    const __m512i odd = _mm512_and_si512(values, upper_half), even = _mm512_maskz_slli_epi32(all_lanes, values, 16);
+    const __m512i of_odd = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(odd), scale));
+    const __m512i of_even = _mm512_castps_si512(_mm512_mul_ps(_mm512_castsi512_ps(even), scale));
+    const __m512i both =
+        _mm512_or_si512(_mm512_and_si512(of_odd, upper_half), _mm512_maskz_srli_epi32(all_lanes, of_even, 16));
+    _mm512_mask_storeu_epi16(bf16 + i, on, both);
   }
 }
 
@@ -189,7 +190,7 @@ void fp8_decode_avx512(DType code, const std::uint8_t* codes, std::uint16_t* bf1
   code == DType::f8e4m3 ? decode<f8e4m3>(codes, bf16, n) : decode<f8e5m2>(codes, bf16, n);
 }
 
-void fp8_decode_avx512(DType code, const std::uint8_t* codes, const float* factor, std::uint16_t* bf16,
+void fp8_decode_avx512(DType code, const std::uint8_t* codes, float factor, std::uint16_t* bf16,
                        std::int64_t n) noexcept {
   using namespace fp8_avx512_detail;
   code == DType::f8e4m3 ? decode_scaled<f8e4m3>(codes, factor, bf16, n) : decode_scaled<f8e5m2>(codes, factor, bf16, n);

@@ -21,8 +21,8 @@ void fp8_encode_avx512(DType code, const float* values, const float* inverse, st
 /// bf16[i] = fp8_value_bits(codes[i]) of core/kernels/fp8_code.h.
 void fp8_decode_avx512(DType code, const std::uint8_t* codes, std::uint16_t* bf16, std::int64_t n) noexcept;
 
-/// bf16[i] = fp8_value_bits(codes[i], factor[i]).
-void fp8_decode_avx512(DType code, const std::uint8_t* codes, const float* factor, std::uint16_t* bf16,
+/// bf16[i] = fp8_value_bits(codes[i], factor).
+void fp8_decode_avx512(DType code, const std::uint8_t* codes, float factor, std::uint16_t* bf16,
                        std::int64_t n) noexcept;
 
 }  // namespace thimble::kernels

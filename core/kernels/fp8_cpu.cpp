@@ -38,19 +38,19 @@ void encode(DType dtype, const float* values, float inverse, std::uint8_t* codes
   with_code(dtype, [&]<class Code>(const Code&) { run_variant<EncodeLoop<Code>>(values, inverse, codes, n); });
 }
 
-// Values as bits of bf16, times a factor each where there are factors.
+// Values as bits of bf16, times a factor.
 template <class Code>
 struct DecodeLoop {
   THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, std::uint16_t* __restrict to, std::int64_t n) {
     for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i]);
   }
-  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, const float* factor, std::uint16_t* __restrict to,
+  THIMBLE_ALWAYS_INLINE static void run(const std::uint8_t* codes, float factor, std::uint16_t* __restrict to,
                                         std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i], factor[i]);
+    for (std::int64_t i = 0; i < n; ++i) to[i] = fp8_value_bits<Code>(codes[i], factor);
   }
 };
 template <class... Factor>
-void decode(DType dtype, const std::uint8_t* codes, std::uint16_t* to, std::int64_t n, const Factor*... factor) {
+void decode(DType dtype, const std::uint8_t* codes, std::uint16_t* to, std::int64_t n, Factor... factor) {
 #if defined(__x86_64__)
   if (isa() == Isa::avx512) return fp8_decode_avx512(dtype, codes, factor..., to, n);
 #endif
@@ -129,7 +129,6 @@ void cast(const Fp8CastArgs& a) {
 void decode(const Fp8DecodeArgs& a) {
   const std::int64_t across = (a.columns + tile - 1) / tile;
   parallel_for(a.rows * across, grain / tile, [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) float factor[tile];
     for (std::int64_t part = begin; part < end; ++part) {
       const std::int64_t r = part / across, c = part % across * tile, n = std::min(tile, a.columns - c);
       const std::uint8_t* const codes = a.codes + (a.row + r) * a.row_stride + a.column + c;
@@ -142,10 +141,9 @@ void decode(const Fp8DecodeArgs& a) {
       for (std::int64_t i = 0; i < n;) {
         const std::int64_t block = (a.column + c + i) / a.block_columns;
         const std::int64_t stop = std::min(n, (block + 1) * a.block_columns - a.column - c);
-        std::fill(factor + i, factor + stop, quant::load_scale(a.scales, DType::u8, first + block));
+        decode(a.code_dtype, codes + i, to + i, stop - i, quant::load_scale(a.scales, DType::u8, first + block));
         i = stop;
       }
-      decode(a.code_dtype, codes, to, n, factor);
     }
   });
 }

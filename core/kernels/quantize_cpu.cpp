@@ -101,13 +101,15 @@ class RowPart {
   const float* load(std::int64_t row, std::int64_t column, std::int64_t n) {
     const auto* const from = static_cast<const std::byte*>(a_.values) + (row * a_.columns + column) * size_;
     if (a_.dtype == DType::f32) return reinterpret_cast<const float*>(from);
-    load_f32(from, a_.dtype, 1, buffer_, n);
+    if (from != held_) load_f32(from, a_.dtype, 1, buffer_, n);
+    held_ = from;
     return buffer_;
   }
 
  private:
   const QuantizeArgs& a_;
   std::int64_t size_;
+  const std::byte* held_ = nullptr;  // of which the buffer holds the values; a part has one width
   alignas(64) float buffer_[tile];
 };
 
