@@ -3,14 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/precision.h>
 #include <thimble/bench/processor_time.h>
+#include <thimble/bench/quantizing.h>
 #include <thimble/core/error.h>
 #include <thimble/models/theory/bert.h>
 #include <thimble/models/theory/narrow_state.h>
+#include <thimble/models/theory/resnet.h>
 #include <thimble/optim/adam8.h>
 
 #include "catch.h"
@@ -139,7 +142,7 @@ TEST_CASE("theory: 8-bit and bf16 state against the optimizer", "[theory]") {
 TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][precision]") {
   models::ModelOptions sizes;
   sizes.layers = 2, sizes.heads = 2, sizes.width = 16, sizes.sequence = 8, sizes.vocabulary = 19;
-  for (const char* name : {"O0", "O1", "O2", "bf16", "bf16-kahan"}) {
+  for (const char* name : {"O0", "O1", "O2", "bf16", "bf16-kahan", "fp8", "fp8-block"}) {
     INFO(name);
     bench::Setup setup;
     setup.model = "bert-base", setup.sizes = sizes, setup.batch = 2;
@@ -221,9 +224,9 @@ TEST_CASE("experiments: where an encoder saves 40 %", "[experiments][precision]"
   CHECK(bench::saving_verdict("O1", 0.4, Sizes{{"a", 0.5, 0.1}}) ==
         "O1 saves 40 % at 0 of 1 sizes; with 50 % of them (a) it saves 10.0 %");
   const report::Experiment experiment = quick(bench::precision_encoder_experiment);
-  REQUIRE(experiment.rows.size() == 4 * 6);
+  REQUIRE(experiment.rows.size() == 5 * 6);
   const report::Tally tally = report::tally(experiment);
-  CHECK(tally.equal == 4 * 2);
+  CHECK(tally.equal == 5 * 2);
   for (const report::Row& row : experiment.rows) {
     const std::string policy = text_of(row, "precision");
     INFO(text_of(row, "model") << ", " << policy);
@@ -232,6 +235,8 @@ TEST_CASE("experiments: where an encoder saves 40 %", "[experiments][precision]"
       CHECK(std::fabs(report::find_number(row, "validation_change").value_or(0)) < 0.05);
     } else if (policy == "O2") {
       // Temporaries, which the formula leaves out, are halved as well.
+      CHECK(std::fabs(number(row, "saving") - number(row, "saving_theory")) < 0.05);
+    } else if (policy == "fp8") {
       CHECK(std::fabs(number(row, "saving") - number(row, "saving_theory")) < 0.05);
     }
   }
@@ -250,4 +255,28 @@ TEST_CASE("experiments: a net in 8 bits keeps its accuracy", "[experiments][quan
     CHECK(number(row, "file_ratio") < 4);
     CHECK(number(row, "live") < number(experiment.rows.front(), "live") / 3);
   }
+}
+
+TEST_CASE("theory: a ResNet's parameters in 8 bits against the ledger", "[theory][quant]") {
+  for (const char* name : {"resnet18", "resnet50", "resnet101"}) {
+    for (const auto& [width, image, classes] :
+         {std::tuple{64, 224, 1000}, std::tuple{8, 32, 10}, std::tuple{6, 64, 5}, std::tuple{20, 32, 67}}) {
+      INFO(name << ", width " << width << ", image " << image);
+      bench::Setup setup;
+      setup.model = name, setup.batch = 1;
+      setup.sizes.width = width, setup.sizes.image = image, setup.sizes.classes = classes;
+      const bench::StepBytes bytes = bench::step_bytes(dry(cpu), bench::int8_inference_run(setup));
+      CHECK(models::theory::resnet_int8_bytes(name, setup.sizes) ==
+            bytes.most[static_cast<std::size_t>(Category::parameter)]);
+    }
+  }
+}
+
+TEST_CASE("experiments: inference in 8 bits, category by category", "[experiments][quant]") {
+  const report::Experiment experiment = quick(bench::precision_int8_bytes_experiment);
+  REQUIRE(experiment.rows.size() == 2 * 2 * category_count);
+  const report::Tally tally = report::tally(experiment);
+  CHECK(tally.equal == experiment.rows.size());
+  CHECK(tally.with_theory == 2 * 2 * 3);
+  CHECK(tally.named == tally.with_theory);
 }

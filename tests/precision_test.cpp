@@ -6,6 +6,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/error.h>
+#include <thimble/models/theory/bert.h>
 #include <thimble/models/theory/precision.h>
 #include <thimble/nn/layers.h>
 #include <thimble/nn/precision.h>
@@ -114,6 +115,19 @@ TEST_CASE("precision: bytes of models against the ledger, as integers", "[precis
         const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
         check_bytes(precision, "char-gpt", gpt, models::theory::gpt_state("char-gpt", gpt, 2, precision),
                     kept(Category::activation) + (is_delayed ? 4 * gpt.layers * 12 : 0), kept(Category::input));
+      }
+    }
+    for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
+      for (const double dropout : {0.0, 0.1}) {
+        if (precision.compute) continue;  // casts have no formula for BERT
+        INFO(precision.name << ", bert, dropout " << dropout);
+        const models::ModelOptions bert = small_gpt(build, dropout);
+        const auto kept = [&](Category category) {
+          return models::theory::bert_kept_bytes("bert-base", bert, precision, category, samples);
+        };
+        const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
+        check_bytes(precision, "bert-base", bert, models::theory::bert_state("bert-base", bert, 2, precision),
+                    kept(Category::activation) + (is_delayed ? 6 * bert.layers * 12 : 0), kept(Category::input));
       }
     }
     for (const std::int64_t image : {16, 72}) {

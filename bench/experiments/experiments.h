@@ -75,10 +75,12 @@ report::Experiment precision_experiment(const ExperimentOptions& options);
 report::Experiment precision_bytes_experiment(const ExperimentOptions& options);
 /// What a parameter costs under every policy, and master copies among it.
 report::Experiment precision_state_experiment(const ExperimentOptions& options);
-/// BERT under O0, O1, O2 and bf16: when 40 % are saved, and how fast it is.
+/// BERT under O0, O1, O2, bf16 and fp8: when 40 % are saved, and how fast it is.
 report::Experiment precision_encoder_experiment(const ExperimentOptions& options);
 /// A net in 8 bits: file, accuracy, bytes and time of inference. On the cpu, wherever the others are.
 report::Experiment precision_int8_experiment(const ExperimentOptions& options);
+/// Inference in f32 and in 8 bits, category by category: theory, predicted, measured; likewise.
+report::Experiment precision_int8_bytes_experiment(const ExperimentOptions& options);
 
 struct NamedExperiment {
   std::string name;

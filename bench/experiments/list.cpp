@@ -29,7 +29,8 @@ const std::vector<NamedExperiment>& all_experiments() {
                                                  {"precision-bytes", precision_bytes_experiment},
                                                  {"precision-state", precision_state_experiment},
                                                  {"precision-encoder", precision_encoder_experiment},
-                                                 {"precision-int8", precision_int8_experiment}};
+                                                 {"precision-int8", precision_int8_experiment},
+                                                 {"precision-int8-bytes", precision_int8_bytes_experiment}};
   return list;
 }
 

@@ -1,5 +1,8 @@
 #include <thimble/models/theory/bert.h>
 
+#include <string>
+
+#include <thimble/core/error.h>
 #include <thimble/models/bert.h>
 #include <thimble/models/theory/precision.h>
 
@@ -37,6 +40,25 @@ std::int64_t bert_kept_bytes(std::string_view name, const ModelOptions& options,
          bytes_of(bert_outside_kept(name, sizes, dtype), category, batch);
 }
 
+std::int64_t bert_kept_bytes(std::string_view name, const ModelOptions& options, const nn::Precision& precision,
+                             Category category, std::int64_t batch) {
+  if (precision.compute) {
+    throw ValueError(
+        "bert_kept_bytes: precision " + std::string(precision.name) +
+        ", whose products cast their operands; a formula is there for those that store what they multiply");
+  }
+  const ModelOptions sizes = bert_options(name, options);
+  if (!has_fp8_layers(precision, sizes)) return bert_kept_bytes(name, sizes, precision.parameters, category, batch);
+  const std::vector<Term> layer = with_fp8_codes(bert_layer_kept(name, sizes, precision.parameters),
+                                                 {"norm 1 output", "gelu output", "layer output"}, precision, sizes, 3);
+  // A layer's result is kept as the next one's codes, that of the embedding as the first one's; the last is whole.
+  std::vector<Term> outside = bert_outside_kept(name, sizes, precision.parameters);
+  for (Term& term : outside) {
+    if (term.name == "embedding output") term.name = "encoder output";
+  }
+  return sizes.layers * bytes_of(layer, category, batch) + bytes_of(outside, category, batch);
+}
+
 ModelState bert_state(std::string_view name, const ModelOptions& options, std::int64_t moments, DType dtype) {
   const ModelOptions sizes = bert_options(name, options);
   const std::int64_t h = sizes.width, v = sizes.vocabulary;
@@ -48,7 +70,9 @@ ModelState bert_state(std::string_view name, const ModelOptions& options, std::i
                       const nn::Precision& precision) {
   const ModelOptions sizes = bert_options(name, options);
   const std::int64_t of_norms = (4 * sizes.layers + 4) * sizes.width;
-  return state_under(precision, bert_state(name, sizes).parameter_elements - of_norms, of_norms, moments);
+  ModelState state = state_under(precision, bert_state(name, sizes).parameter_elements - of_norms, of_norms, moments);
+  if (has_fp8_layers(precision, sizes)) state.buffers += 6 * sizes.layers * fp8_state_bytes(*precision.fp8);
+  return state;
 }
 
 }  // namespace thimble::models::theory

@@ -29,13 +29,20 @@ std::vector<Term> bert_outside_kept(std::string_view name, const ModelOptions& o
 std::int64_t bert_kept_bytes(std::string_view name, const ModelOptions& options, DType dtype, Category category,
                              std::int64_t batch, bool is_recomputed = false);
 
+/// The same under a policy, every layer kept. Under FP8 each layer keeps the inputs of its four products as codes
+/// (those of the result of what stands before it as "layer output"), attention's result in bf16 besides, and "encoder
+/// output" is kept whole in place of "embedding output". Throws ValueError where products cast what they multiply (O1).
+std::int64_t bert_kept_bytes(std::string_view name, const ModelOptions& options, const nn::Precision& precision,
+                             Category category, std::int64_t batch);
+
 /// Parameters (V + s + 2) h + 2 h + L (12 h^2 + 13 h) + h^2 + 3 h + V: tables and their norm, layers, the head's
 /// transform with its norm, and its bias (its matrix is the table of words). Their gradients, and `moments` numbers of
 /// optimizer state for each: 2 for Adam. Throws ValueError as bert_options does, and for negative moments.
 ModelState bert_state(std::string_view name, const ModelOptions& options = {}, std::int64_t moments = 2,
                       DType dtype = DType::f32);
 
-/// The same under a policy, whose norms (4 h a layer, 4 h outside) may be of another dtype than the rest.
+/// The same under a policy, whose norms (4 h a layer, 4 h outside) may be of another dtype than the rest; the state of
+/// FP8 layers is in buffers.
 ModelState bert_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
                       const nn::Precision& precision);
 

@@ -27,30 +27,7 @@ std::vector<Term> with_dtype(std::vector<Term> terms, std::initializer_list<cons
   return terms;
 }
 
-// Whether the linear layers of a GPT's blocks run in FP8.
-bool has_fp8(const nn::Precision& precision, const ModelOptions& sizes) {
-  return precision.fp8 && sizes.width % fp8_multiple == 0;
-}
-
 std::int64_t blocks_of(std::int64_t numbers) { return (numbers + fp8_block - 1) / fp8_block; }
-
-// A layer's terms with the inputs of its products as codes.
-std::vector<Term> with_codes(std::vector<Term> terms, const nn::Precision& precision, const ModelOptions& sizes) {
-  const DType code = precision.fp8->format().forward;
-  terms = with_dtype(std::move(terms), {"norm 1 output", "norm 2 output", "gelu output"}, code);
-  if (sizes.build == Build::fused) {
-    terms.push_back({"attention output codes", Category::activation, code, sizes.sequence * sizes.width, 0});
-  } else {
-    terms = with_dtype(std::move(terms), {"attention output"}, code);
-  }
-  if (precision.fp8->kind == Fp8Scaling::block) {
-    const std::int64_t of_row = 3 * blocks_of(sizes.width) + blocks_of(4 * sizes.width);
-    terms.push_back({"scales of codes", Category::activation, DType::u8, sizes.sequence * of_row, 0});
-  } else {
-    terms.push_back({"scales of codes", Category::activation, DType::f32, 0, 4});
-  }
-  return terms;
-}
 
 std::int64_t gpt_norm_elements(const ModelOptions& sizes) { return (4 * sizes.layers + 2) * sizes.width; }
 
@@ -88,13 +65,40 @@ std::int64_t fp8_state_bytes(const nn::Fp8Recipe& recipe) {
   return (3 * recipe.history + 3) * detail::size(DType::f32) + 3 * 2 * detail::size(DType::i64);
 }
 
+bool has_fp8_layers(const nn::Precision& precision, const ModelOptions& sizes) {
+  return precision.fp8 && sizes.width % fp8_multiple == 0;
+}
+
+std::vector<Term> with_fp8_codes(std::vector<Term> terms, std::initializer_list<const char*> inputs,
+                                 const nn::Precision& precision, const ModelOptions& sizes, std::int64_t readers) {
+  namespace detail = precision_theory_detail;
+  const DType code = precision.fp8->format().forward;
+  terms = detail::with_dtype(std::move(terms), inputs, code);
+  if (sizes.build == Build::fused) {
+    terms.push_back({"attention output codes", Category::activation, code, sizes.sequence * sizes.width, 0});
+  } else {
+    terms = detail::with_dtype(std::move(terms), {"attention output"}, code);
+  }
+  if (readers > 1) {
+    const std::int64_t others = (readers - 1) * sizes.sequence * sizes.width;
+    terms.push_back({"codes of other readers", Category::activation, code, others, 0});
+  }
+  if (precision.fp8->kind == Fp8Scaling::block) {
+    const std::int64_t of_row = (readers + 2) * detail::blocks_of(sizes.width) + detail::blocks_of(4 * sizes.width);
+    terms.push_back({"scales of codes", Category::activation, DType::u8, sizes.sequence * of_row, 0});
+  } else {
+    terms.push_back({"scales of codes", Category::activation, DType::f32, 0, readers + 3});
+  }
+  return terms;
+}
+
 ModelState gpt_state(std::string_view name, const ModelOptions& options, std::int64_t moments,
                      const nn::Precision& precision) {
   const ModelOptions sizes = gpt_options(name, options);
   const std::int64_t all = gpt_state(name, sizes, moments, DType::f32).parameter_elements;
   const std::int64_t of_norms = precision_theory_detail::gpt_norm_elements(sizes);
   ModelState state = state_under(precision, all - of_norms, of_norms, moments);
-  if (precision_theory_detail::has_fp8(precision, sizes)) {
+  if (has_fp8_layers(precision, sizes)) {
     state.buffers += 4 * sizes.layers * fp8_state_bytes(*precision.fp8);
   }
   return state;
@@ -104,8 +108,8 @@ std::vector<Term> gpt_layer_kept(std::string_view name, const ModelOptions& opti
   const ModelOptions sizes = gpt_options(name, options);
   if (!precision.compute) {
     std::vector<Term> terms = gpt_layer_kept(name, sizes, precision.parameters);
-    if (!precision_theory_detail::has_fp8(precision, sizes)) return terms;
-    return precision_theory_detail::with_codes(std::move(terms), precision, sizes);
+    if (!has_fp8_layers(precision, sizes)) return terms;
+    return with_fp8_codes(std::move(terms), {"norm 1 output", "norm 2 output", "gelu output"}, precision, sizes);
   }
   const std::int64_t h = sizes.width;
   std::vector<Term> terms = precision_theory_detail::with_dtype(gpt_layer_kept(name, sizes, *precision.compute),

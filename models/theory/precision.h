@@ -4,6 +4,7 @@
 // compute in the parameters' dtype; under O1 products keep casts, of activations and of weights.
 
 #include <cstdint>
+#include <initializer_list>
 #include <string_view>
 #include <vector>
 
@@ -38,6 +39,15 @@ ModelState state_under(const nn::Precision& precision, std::int64_t elements, st
 /// The state of one linear layer in FP8, in its buffers: with delayed scaling an amax for each of 3 operands and each
 /// step of the history, 3 scales (f32), and 2 counts for each operand (i64); else 0.
 std::int64_t fp8_state_bytes(const nn::Fp8Recipe& recipe);
+
+/// Whether the linear layers of a transformer's blocks run in FP8: 16 divides the width.
+bool has_fp8_layers(const nn::Precision& precision, const ModelOptions& sizes);
+
+/// A transformer layer's terms with the inputs of its products, `inputs` and the result of attention, as codes of one
+/// byte; and "scales of codes". `readers` products read the layer's input, and each keeps codes of its own: 1 where
+/// query, key and value are one product.
+std::vector<Term> with_fp8_codes(std::vector<Term> terms, std::initializer_list<const char*> inputs,
+                                 const nn::Precision& precision, const ModelOptions& sizes, std::int64_t readers = 1);
 
 /// gpt_state, gpt_layer_kept, gpt_outside_kept and gpt_kept_bytes under a policy. Where products compute in a dtype of
 /// their own, a layer keeps the terms of that dtype but for "residual" and "layer output", which are of the

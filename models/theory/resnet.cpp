@@ -14,7 +14,22 @@ struct Totals {
   std::int64_t weights = 0;   // elements of the convolutions' weights
   std::int64_t norms = 0;     // how many batch norms
   std::int64_t channels = 0;  // of all batch norms together
+  std::int64_t in_codes = 0;  // bytes of the convolutions in 8 bits
 };
+
+std::int64_t round_up(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+/// Bytes of `filters` filters in 8 bits, each of so many lines: codes in panels of 64, 32 or 16 filters (8 where there
+/// are no more), in which a line takes whole groups of 4 numbers (8); a scale for each; and for each place in a panel
+/// of at least 16 the bias (i32) and the factor from sums to results (f32).
+std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t line_elements) {
+  constexpr std::int64_t narrow = 8;
+  std::int64_t places = 0;
+  while (places < filters) places += filters - places > 48 ? 64 : filters - places > 16 ? 32 : 16;
+  const std::int64_t codes =
+      filters <= narrow ? narrow * lines * round_up(line_elements, 8) : places * lines * round_up(line_elements, 4);
+  return codes + 4 * filters + (4 + 4) * places;
+}
 
 /// The image as it passes: size and channels, and what was met on the way.
 class Walk {
@@ -27,6 +42,7 @@ class Walk {
   }
   void conv(std::int64_t out, std::int64_t kernel, std::int64_t stride) {
     totals.weights += out * kernel * kernel * channels_;
+    totals.in_codes += code_bytes(out, kernel, kernel * channels_);
     image_ = output_size(image_, kernel, stride);
     channels_ = out;
     totals.conv_outputs += elements();
@@ -54,6 +70,7 @@ class Walk {
       shortcut.conv(out, 1, stride);
       totals.conv_outputs += shortcut.totals.conv_outputs;
       totals.weights += shortcut.totals.weights;
+      totals.in_codes += shortcut.totals.in_codes;
       totals.norms += shortcut.totals.norms;
       totals.channels += shortcut.totals.channels;
     }
@@ -113,6 +130,13 @@ ModelState resnet_state(std::string_view name, const ModelOptions& options, std:
   const std::int64_t elements =
       totals.weights + 2 * totals.channels + totals.features * sizes.classes + sizes.classes;  // fc: weight and bias
   return state_of("resnet_state", elements, moments, dtype, totals.channels, totals.norms);
+}
+
+std::int64_t resnet_int8_bytes(std::string_view name, const ModelOptions& options) {
+  namespace detail = resnet_theory_detail;
+  const ModelOptions sizes = resnet_options(name, options);
+  const detail::Totals totals = detail::walk(name, sizes);
+  return totals.in_codes + detail::code_bytes(sizes.classes, 1, totals.features);
 }
 
 }  // namespace thimble::models::theory

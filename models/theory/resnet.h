@@ -31,4 +31,8 @@ std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options
 ModelState resnet_state(std::string_view name, const ModelOptions& options = {}, std::int64_t moments = 1,
                         DType dtype = DType::f32);
 
+/// Parameters of the net in 8 bits (nn/quant/quantized_model.h) as inference on the CPU holds them, batch norms folded:
+/// of each filter its codes, padded to what the kernels read (core/kernels/quant_conv.h), a scale, a bias and a factor.
+std::int64_t resnet_int8_bytes(std::string_view name, const ModelOptions& options = {});
+
 }  // namespace thimble::models::theory
