@@ -93,6 +93,32 @@ TEST_CASE("gemm_bf16: the AVX-512 unit, bit for bit its scalar twin", "[gemm][pr
   }
 }
 
+TEST_CASE("gemm_bf16: subnormal operands and results count as zero on a unit", "[gemm][precision]") {
+  const Settings settings;
+  for (const DotUnit unit : units()) {
+    struct Row {
+      float a, b, on_unit, converted;
+    };
+    for (const Row& row : {Row{0x1p-130F, 0x1p100F, 0, 0x1p-30F}, Row{0x1p100F, -0x1p-127F, 0, -0x1p-27F},
+                           Row{0x1p-100F, 0x1p-30F, 0, 0x1p-130F}, Row{0x1p-126F, 0x1p100F, 0x1p-26F, 0x1p-26F}}) {
+      INFO(static_cast<int>(unit) << ": " << row.a << " " << row.b);
+      const bf16 a(row.a), b(row.b);
+      float c = 7;
+      GemmArgs g = plain(1, 1, 1, DType::bf16);
+      g.c_dtype = DType::f32;
+      g.a = &a, g.b = &b, g.c = &c;
+      {
+        const Unit forced(unit);
+        compute(g);
+        CHECK(c == row.on_unit);
+      }
+      const Unit converts(DotUnit::generic);
+      compute(g);
+      CHECK(c == row.converted);
+    }
+  }
+}
+
 TEST_CASE("gemm_bf16: every unit, epilogue and layout against the conversion to f32", "[gemm][precision]") {
   const Settings settings;
   constexpr std::int64_t m = 45, n = 67, k = 75;

@@ -1,10 +1,13 @@
 #include <thimble/core/kernels/conv.h>
 
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include <thimble/core/kernels/compute.h>
+#include <thimble/core/kernels/conv_bf16.h>
 #include <thimble/core/kernels/conv_execute.h>
+#include <thimble/core/kernels/gemm_bf16.h>
 #include <thimble/core/kernels/variants.h>
 
 namespace thimble::kernels {
@@ -154,8 +157,15 @@ void with_compute_type(DType dtype, F&& f) noexcept {
   }
 }
 
+/// What computes it, where that is a bf16 unit.
+template <class Args>
+std::optional<DotUnit> unit_of(const Args& args) noexcept {
+  return conv_detail::is_for_bf16_unit(args) ? gemm_bf16_unit() : std::nullopt;
+}
+
 template <class Args>
 std::size_t bytes_of(const Args& args, int threads) noexcept {
+  if (unit_of(args)) return conv_detail::bf16_workspace_bytes(args, threads);
   std::size_t bytes = 0;
   with_compute_type(args.dtype, [&]<class T> {
     conv_detail::Executor<T> execute(threads);
@@ -167,6 +177,9 @@ std::size_t bytes_of(const Args& args, int threads) noexcept {
 
 template <class Args>
 void compute(const Args& args, void* workspace, int threads) noexcept {
+  if (const std::optional<DotUnit> unit = unit_of(args)) {
+    return conv_detail::compute_bf16(args, workspace, threads, *unit);
+  }
   with_compute_type(args.dtype, [&]<class T> {
     conv_detail::Executor<T> execute(threads, workspace);
     multiply(args, execute);
