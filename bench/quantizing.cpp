@@ -156,8 +156,10 @@ void quantize_text(const QuantizeOptions& options, models::Model& model, const D
   const auto whole = [](const Tensor&) { return Tensor(); };
   report.loss_f32 = evaluate(options, data, true, model, whole).loss;
   const auto plain = models::make_model(options.setup.model, options.setup.sizes, {options.device});
+  nn::load_weights(*plain, options.weights);
   plain->eval();
   quantize_linear_weights(model);
+  report.layers = compare_weights(*plain, model);
   report.loss_int8 = evaluate(options, data, true, model, whole).loss;
   report.int8_weight_bytes = bytes_of(model);
   std::tie(report.ms_f32, report.ms_int8) = alternate(

@@ -36,7 +36,7 @@ struct QuantizeReport {
               measured_peak_bytes = 0;  ///< of inference in int8, images: dry run and real run
   /// For a batch, the best of several, alternating: of the processor; on a GPU until the device is done.
   double ms_f32 = 0, ms_int8 = 0;
-  std::vector<nn::quant::StepError> layers;  ///< on the first calibration batch; images
+  std::vector<nn::quant::StepError> layers;  ///< on the first calibration batch; of text, of the weights
 };
 
 /// Loads, calibrates, quantizes, compares and writes. Models over images become nets of 8-bit codes

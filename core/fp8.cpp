@@ -17,6 +17,8 @@
 namespace thimble {
 namespace fp8_tensor_detail {
 
+constexpr std::int64_t most_history = 1024;
+
 void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
   const std::string begin = "fp8: " + describe(matrix);
   if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin + "; a dense matrix is needed");
@@ -38,7 +40,14 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   const auto row = static_cast<std::int64_t>(role);
   const bool records = use.records && use.state.defined() && !context().is_recomputing;
   Fp8State state;
+  if (known.defined() && (known.dtype() != DType::f32 || known.shape() != Shape{3} || !known.is_contiguous())) {
+    throw DTypeError("fp8: known scales are " + describe(known) + "; f32 (3) is needed");
+  }
+  if (known.defined() && known.device() != device) {
+    throw DeviceError("fp8: known scales are " + describe(known) + "; " + to_string(device) + " is needed");
+  }
   if (records) {
+    check_fp8_state("fp8", use.state, device);
     state = {writable_state(use.state.amax), writable_state(use.state.scale), writable_state(use.state.steps)};
   }
   const Tensor scale = Tensor::empty({1}, DType::f32, device);
@@ -128,10 +137,25 @@ Tensor place_of_decoded(const Tensor& matrix) {
 }  // namespace fp8_tensor_detail
 
 Fp8State make_fp8_state(std::int64_t history, Device device) {
-  if (history < 1 || history > 1024) {
+  if (history < 1 || history > fp8_tensor_detail::most_history) {
     throw ValueError("fp8: a history of " + std::to_string(history) + " steps; allowed are 1 to 1024");
   }
   return {zeros({3, history}, DType::f32, device), zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)};
+}
+
+void check_fp8_state(const char* operation, const Fp8State& state, Device device) {
+  const auto check = [&](const Tensor& t, const char* what, DType dtype, bool fits, const char* shape) {
+    const std::string begin = std::string(operation) + ": the state's " + what + " is " + describe(t);
+    if (!t.defined() || !fits || !t.is_contiguous()) throw ShapeError(begin + "; dense " + shape + " is needed");
+    if (t.dtype() != dtype) throw DTypeError(begin + "; " + std::string(to_string(dtype)) + " is needed");
+    if (t.device() != device) throw DeviceError(begin + "; " + to_string(device) + " is needed");
+  };
+  const Tensor &amax = state.amax, &scale = state.scale, &steps = state.steps;
+  const bool is_ring = amax.defined() && amax.rank() == 2 && amax.size(0) == 3 && amax.size(1) >= 1 &&
+                       amax.size(1) <= fp8_tensor_detail::most_history;
+  check(amax, "amax", DType::f32, is_ring, "(3, 1 to 1024)");
+  check(scale, "scale", DType::f32, scale.defined() && scale.shape() == Shape{3}, "(3)");
+  check(steps, "steps", DType::i64, steps.defined() && steps.shape() == Shape{3, 2}, "(3, 2)");
 }
 
 float fp8_scale_of(float amax, DType dtype, int margin) noexcept {

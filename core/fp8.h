@@ -61,6 +61,10 @@ struct Fp8State {
 /// The state before the first step. Throws ValueError unless 1 <= history <= 1024.
 Fp8State make_fp8_state(std::int64_t history, Device device);
 
+/// Throws ShapeError, DTypeError or DeviceError, naming the operation and the tensor, unless the state has the tensors
+/// that make_fp8_state makes on this device.
+void check_fp8_state(const char* operation, const Fp8State& state, Device device);
+
 /// Whose operand is encoded: a row of the state.
 enum class Fp8Role : std::uint8_t { x, weight, gradient };
 
@@ -84,7 +88,7 @@ float fp8_scale_of(float amax, DType dtype, int margin) noexcept;
 
 /// Codes of a dense matrix. `known` are the committed scales of delayed scaling, f32 (3), or undefined. Records amax
 /// where `use` says so, outside of a recompute. Throws ShapeError for what is no dense matrix, DeviceError where this
-/// build has no kernels, DTypeError for another dtype than f32, f16, bf16.
+/// build has no kernels, DTypeError for another dtype than f32, f16, bf16; as check_fp8_state.
 Fp8Operand fp8_encode(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known);
 
 /// What fp8_encode's codes stand for: per tensor the codes' own values (the scale is to be multiplied in later), of

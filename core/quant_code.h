@@ -102,6 +102,7 @@ struct BlockScale {
 };
 
 inline constexpr std::uint32_t infinity_bits = 0x7F800000u;
+inline constexpr float largest_f32 = 0x1.FFFFFEp127f;
 inline constexpr float smallest_scale = 0x1p-126f;  // the inverse of a smaller one could overflow
 
 /// `amax_bits`: of the largest magnitude. Zero gives scale 0, and inverse 0.
@@ -111,9 +112,10 @@ THIMBLE_HD inline BlockScale block_scale(std::uint32_t amax_bits, float largest,
   float scale = bit_cast<float>(amax_bits) / largest;
   scale = scale > smallest_scale ? scale : smallest_scale;
   if (scale_dtype == DType::f16) scale = scale < 65504.0f ? scale : 65504.0f;
-  if (scale_dtype == DType::u8) {  // the next power of two
+  if (scale_dtype == DType::u8) {  // the next power of two, unless largest times it is beyond f32
     const std::uint32_t bits = bit_cast<std::uint32_t>(scale);
-    const std::uint32_t up = (bits & 0x007FFFFFu) != 0 ? 1u : 0u;
+    const std::uint32_t most = bit_cast<std::uint32_t>(largest_f32 / largest) >> 23;
+    const std::uint32_t up = (bits & 0x007FFFFFu) != 0 && (bits >> 23) < most ? 1u : 0u;
     scale = bit_cast<float>(((bits >> 23) + up) << 23);
   }
   return {scale, 1.0f / scale, true};

@@ -26,12 +26,16 @@
 // - scales in f16 are those of f32 rounded; codes are still made with the inverse of the f32 scale. With i8 and
 //   flat(32) this is Q8_0 of ggml: 34 bytes for 32 values. Scales beyond 65504 are that; below 2^-25 they are 0, and so
 //   is what comes back.
-// - scales in u8 are powers of two, amax / largest rounded up (UE8M0 of the OCP microscaling formats, 1.0, 5.4).
+// - scales in u8 are powers of two, amax / largest rounded up (UE8M0 of the OCP microscaling formats, 1.0, 5.4), but at
+//   most the one for which largest x scale is finite: 2^121 for i8, 2^119 f8e4m3, 2^112 f8e5m2, 2^127 (exponent 254)
+//   for dynamic codes. Values beyond saturate: at 127 x 2^121, 1.75 x 2^127 and 2^127, so that all of them stay finite.
 // - A block with a NaN or an infinity gets scale NaN: all of it comes back as NaN, so that nothing that overflowed is
 //   taken for a number. f64 values beyond f32 are infinite, and so is what code x scale rounds to beyond it.
 //
-// The error of a value that is not NaN: at most amax / 254 for i8 (2^-12 of the value more with f16 scales), 2^-4 of
-// the value for f8e4m3 (2^-3 f8e5m2) where it is normal in it.
+// The error of a value that is finite, with f32 scales: for i8 at most half a scale, so amax / 254, or 2^-127 where
+// amax is below 127 x 2^-126 (what is no larger than 2^-127 becomes 0), and 2^-14 of that for f32's own rounding; with
+// f16 scales 2^-11 of the value and 2^-18 more, with u8 ones up to twice as much, saturation aside. For f8e4m3 2^-4 of
+// the value (2^-3 f8e5m2) where it is normal in it.
 
 #include <cstddef>
 #include <cstdint>

@@ -106,13 +106,9 @@ struct MakeScale {
     if (given == 0 && team.rank() == 0) *scale = fp8_scale_from(amax, code_dtype, margin);
     if (!history || !fp8_is_finite(amax)) return;
     if (team.rank() == 0) {
-      const bool is_new = steps[1] != step.get() + 1;
-      if (is_new) {
-        ++steps[0];
-        steps[1] = step.get() + 1;
-      }
-      float& place = history[(steps[0] - 1) % length];
-      place = is_new ? amax : larger_of(place, amax);
+      const Fp8Place place = fp8_place(steps, step.get(), length);
+      float& kept = history[place.index];
+      kept = place.is_new ? amax : larger_of(kept, amax);
     }
     team.sync();
     float most = 0;

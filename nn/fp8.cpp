@@ -53,6 +53,24 @@ std::string fp8_products_text(Device device, const Fp8Format& format) {
          "scales";
 }
 
+std::string fp8_recipe_text(const Fp8Format& format) {
+  const char* const kind = format.scaling == Fp8Scaling::delayed   ? "delayed"
+                           : format.scaling == Fp8Scaling::current ? "current"
+                                                                   : "block";
+  return std::string(kind) + ", " + std::string(to_string(format.forward)) + " forward, " +
+         std::string(to_string(format.gradient)) + " gradients, margin " + std::to_string(format.margin);
+}
+
+std::string fp8_recipe_text(const Module& model) {
+  std::set<std::string> seen;
+  std::string text;
+  model.for_each_module([&](const Module& module) {
+    const std::string recipe = module.fp8_status().recipe;
+    if (!recipe.empty() && seen.insert(recipe).second) text += (text.empty() ? "" : "; ") + recipe;
+  });
+  return text.empty() ? "none" : text;
+}
+
 void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why) {
   if (!recipe || !recipe->strict || why.empty()) return;
   throw ValueError("fp8: " + std::string(path_name(context().path)) + " would fall back to a higher precision: " + why +
@@ -70,7 +88,8 @@ Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) :
 }
 
 Fp8Status Fp8Product::status() const {
-  return {runs_, why_, runs_ ? fp8_products_text(device_, format_) : std::string()};
+  if (!runs_) return {false, why_};
+  return {true, why_, fp8_recipe_text(format_), fp8_products_text(device_, format_)};
 }
 
 Tensor Fp8Product::operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,

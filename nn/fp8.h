@@ -23,6 +23,12 @@ std::string fp8_products_text(Device device, const Fp8Format& format);
 /// Of a recipe that is strict: throws ValueError, naming the current path and `why`, unless that is empty.
 void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why);
 
+/// "delayed, f8e4m3 forward, f8e5m2 gradients, margin 0": what a checkpoint says of a recipe, so that training does not
+/// go on with another.
+std::string fp8_recipe_text(const Fp8Format& format);
+/// That of a model; several are joined by "; " in their order. "none": no layer runs in FP8.
+std::string fp8_recipe_text(const Module& model);
+
 /// One product of a module in FP8, with its state.
 class Fp8Product {
  public:

@@ -22,6 +22,7 @@ struct Fp8Recipe {
 struct Fp8Status {
   bool runs = false;          ///< they run in FP8
   std::string fallback = {};  ///< why they do not though a recipe is for them; empty: they do, or none is
+  std::string recipe = {};    ///< where they run: fp8_recipe_text of its format
   std::string products = {};  ///< where they run: of codes or of decoded values, and why
 };
 

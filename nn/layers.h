@@ -34,6 +34,7 @@ class Linear final : public Layer {
   void quantize_weight();
   /// I; before that.
   std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
+  bool weight_is_in_out() const noexcept { return options_.weight_is_in_out; }
   bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
   Tensor weight_q8;
   Fp8Status fp8_status() const override { return fp8_.status(); }

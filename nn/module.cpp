@@ -1,5 +1,7 @@
 #include <thimble/nn/module.h>
 
+#include <utility>
+
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
@@ -48,6 +50,11 @@ void Module::train(bool is_training) {
 void Module::for_each_module(const std::function<void(Module&)>& f) {
   f(*this);
   for (const Child& c : children_) c.module->for_each_module(f);
+}
+
+void Module::for_each_module(const std::function<void(const Module&)>& f) const {
+  f(*this);
+  for (const Child& c : children_) std::as_const(*c.module).for_each_module(f);
 }
 
 void Module::remove_parameter(std::string_view name) {

@@ -73,6 +73,7 @@ class Module {
 
   /// Calls f for this module, then for all below it, in the order of construction.
   void for_each_module(const std::function<void(Module&)>& f);
+  void for_each_module(const std::function<void(const Module&)>& f) const;
 
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }

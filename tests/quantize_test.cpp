@@ -282,6 +282,48 @@ TEST_CASE("quantize: what is not finite makes its block NaN, zeros stay zeros", 
   CHECK(to_host<float>(dequantize(quantize(full({4}, 1e9), half), half))[0] == 127.0f * 65504.0f);
 }
 
+TEST_CASE("quantize: powers of two as scales keep finite numbers finite", "[quantize]") {
+  constexpr float most = std::numeric_limits<float>::max();
+  for (Quantization how : all_codes(DType::u8)) {
+    how.blocks = ScaleBlocks::flat(8);
+    // Up to largest x the largest scale as the definition says; beyond it, saturated.
+    const double largest = largest_of(how.dtype);
+    const auto end =
+        static_cast<float>(largest * std::exp2(std::floor(std::log2(static_cast<double>(most) / largest))));
+    for (const float amax :
+         {most, std::nextafter(most, 0.0f), std::nextafter(end, most), end, 0x1p127f, 3e38f, 1e30f}) {
+      const std::vector<float> values = {amax, -amax, amax / 2, 0, 1, -amax / 16, amax * 0.75f, -0.0f};
+      const Tensor q = quantize(from_host(values, {8}), how);
+      const std::vector<float> back = to_host<float>(dequantize(q, how));
+      const double scale = stored(q).scales[0];
+      INFO(to_string(how.dtype) << " signed " << how.is_signed << " amax " << amax << " scale " << scale);
+      CHECK(scale <= static_cast<double>(end) / largest);
+      if (amax > end / 2) CHECK(scale == static_cast<double>(end) / largest);
+      for (const float v : back) CHECK(std::isfinite(v));
+      CHECK(back[0] == Approx(std::min(amax, end)).epsilon(0.07));
+      CHECK(back[2] == Approx(amax / 2).epsilon(0.13));
+      if (how.dtype != DType::u8) CHECK(back[1] == -back[0]);
+      CHECK(back[3] == 0);
+    }
+  }
+}
+
+TEST_CASE("quantize: the error of i8 at magnitudes whose scale is the least one", "[quantize]") {
+  // Half a scale, and of it 2^-14 for the rounding of f32.
+  const Quantization how{DType::i8, ScaleBlocks::flat(16)};
+  for (const float amax : {1e-45f, 1e-40f, 0x1p-127f, 0x1p-126f, 1e-37f, 127 * 0x1p-126f, 1e-35f, 1e-30f}) {
+    std::vector<float> values;
+    for (int i = 0; i < 16; ++i) values.push_back(amax * static_cast<float>(15 - 2 * i) / 15);
+    const std::vector<float> back = to_host<float>(dequantize(quantize(from_host(values, {16}), how), how));
+    const double scale = std::max(static_cast<double>(amax) / 127, 0x1p-126);
+    for (std::size_t i = 0; i < 16; ++i) {
+      INFO(values[i] << " of " << amax);
+      CHECK(std::fabs(static_cast<double>(back[i]) - values[i]) <= scale / 2 * (1 + 0x1p-14));
+    }
+    if (amax < 0x1p-127f) CHECK(back == std::vector<float>(16, 0));
+  }
+}
+
 TEST_CASE("quantize: dynamic codes", "[quantize]") {
   for (const bool is_signed : {true, false}) {
     const quant::DynamicTable& table = quant::dynamic_table(is_signed);

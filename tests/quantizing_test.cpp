@@ -74,7 +74,13 @@ TEST_CASE("quantize: a model over text gets blocks for its linear layers", "[qua
   options.save = folder / "q8";
   const bench::QuantizeReport report = bench::quantize(options);
   CHECK(report.scheme == "q8_0");
-  CHECK(report.layers.empty());
+  REQUIRE(report.layers.size() == 2 * 4);
+  CHECK(report.layers[0].name == "gpt.h.0.attn.c_attn");
+  for (const auto& layer : report.layers) {
+    CHECK(layer.signal_to_noise_db > 40);
+    CHECK(layer.signal_to_noise_db < 55);
+    CHECK(layer.cosine > 0.9999);
+  }
   CHECK(report.loss_int8 == Approx(report.loss_f32).epsilon(0.01));
   // 12 x 64^2 numbers a layer, 34 bytes for 32 of them in place of 128.
   CHECK(report.int8_weight_bytes == report.f32_weight_bytes - 2 * 12 * 64 * 64 / 32 * 94);

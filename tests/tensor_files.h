@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
@@ -45,6 +46,20 @@ inline void write_zeros(const std::string& path, const std::vector<thimble::Safe
     file.append(entry.name, std::vector<std::byte>(static_cast<std::size_t>(entry.bytes())));
   }
   file.commit();
+}
+
+/// The file `from` as `to`, with element `at` of one tensor changed.
+template <class T>
+void rewrite_element(const std::string& from, const std::string& to, const std::string& name, std::size_t at, T value) {
+  const thimble::SafetensorsReader file(from);
+  thimble::SafetensorsWriter out(to, file.header().tensors, file.header().metadata);
+  for (const thimble::SafetensorsEntry& entry : file.header().tensors) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(entry.bytes()));
+    file.read(entry, bytes);
+    if (entry.name == name) std::memcpy(bytes.data() + at * sizeof value, &value, sizeof value);
+    out.append(entry.name, bytes);
+  }
+  out.commit();
 }
 
 }  // namespace files_test

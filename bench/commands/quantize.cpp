@@ -52,8 +52,8 @@ void print_json(const QuantizeOptions& options, const QuantizeReport& r) {
   if (r.scheme == "int8") {
     json["predicted_peak_bytes"] = r.predicted_peak_bytes;
     json["measured_peak_bytes"] = r.measured_peak_bytes;
-    json["layers"] = layers_of(r);
   }
+  json["layers"] = layers_of(r);
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
@@ -77,10 +77,12 @@ void print_table(const QuantizeOptions& options, const QuantizeReport& r) {
   std::printf("  time             %.2f -> %.2f ms %sfor %lld samples, %.2f times as fast\n", r.ms_f32, r.ms_int8,
               options.device.is_cuda() ? "" : "of the processor ", static_cast<long long>(options.setup.batch),
               r.ms_int8 > 0 ? r.ms_f32 / r.ms_int8 : 0);
-  if (r.layers.empty()) return;
-  std::printf("  predicted peak   %s\n  measured peak    %s\n", grouped(r.predicted_peak_bytes).c_str(),
-              grouped(r.measured_peak_bytes).c_str());
-  std::printf("error up to each step         signal to noise     cosine\n");
+  const bool is_net = r.scheme == "int8";
+  if (is_net) {
+    std::printf("  predicted peak   %s\n  measured peak    %s\n", grouped(r.predicted_peak_bytes).c_str(),
+                grouped(r.measured_peak_bytes).c_str());
+  }
+  std::printf("%-28s  signal to noise     cosine\n", is_net ? "error up to each step" : "error of each weight");
   for (const nn::quant::StepError& e : r.layers) {
     std::printf("  %-28s %9.1f dB    %.6f\n", e.name.c_str(), e.signal_to_noise_db, e.cosine);
   }

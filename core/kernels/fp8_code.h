@@ -62,6 +62,25 @@ THIMBLE_HD inline bool fp8_is_finite(float amax) noexcept {
   return (bit_cast<std::uint32_t>(amax) & 0x7FFFFFFFu) < quant::infinity_bits;
 }
 
+/// Where the ring has an amax of a step.
+struct Fp8Place {
+  bool is_new;  ///< nothing of this step is there yet
+  std::int64_t index;
+};
+
+/// The place of generator step `step` in a ring of `length`, counted in `steps` (Fp8ScaleArgs) where it is new. Counts
+/// are unsigned here: whatever they are, the place is inside of the ring.
+THIMBLE_HD inline Fp8Place fp8_place(std::int64_t* steps, std::int64_t step, std::int64_t length) noexcept {
+  const std::uint64_t number = static_cast<std::uint64_t>(step) + 1;
+  auto recorded = static_cast<std::uint64_t>(steps[0]);
+  const bool is_new = static_cast<std::uint64_t>(steps[1]) != number;
+  if (is_new) {
+    steps[0] = static_cast<std::int64_t>(++recorded);
+    steps[1] = static_cast<std::int64_t>(number);
+  }
+  return {is_new, static_cast<std::int64_t>((recorded - 1) % static_cast<std::uint64_t>(length))};
+}
+
 /// The scale of an amax >= 0.
 THIMBLE_HD inline float fp8_scale_from(float amax, DType dtype, int margin) noexcept {
   if (!fp8_is_finite(amax)) return bit_cast<float>(0x7FC00000u);

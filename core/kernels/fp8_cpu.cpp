@@ -96,13 +96,9 @@ std::uint32_t amax_bits(const void* values, DType dtype, std::int64_t count) {
 
 void record(const Fp8ScaleArgs& a, float amax) {
   if (!fp8_is_finite(amax)) return;
-  const bool is_new = a.steps[1] != a.step + 1;
-  if (is_new) {
-    ++a.steps[0];
-    a.steps[1] = a.step + 1;
-  }
-  float& place = a.history[(a.steps[0] - 1) % a.length];
-  place = is_new ? amax : std::max(place, amax);
+  const Fp8Place place = fp8_place(a.steps, a.step, a.length);
+  float& kept = a.history[place.index];
+  kept = place.is_new ? amax : std::max(kept, amax);
   const float most = *std::max_element(a.history, a.history + a.length);
   *a.next_scale = most > 0 ? fp8_scale_from(most, a.code_dtype, a.margin) : 0.0f;
 }

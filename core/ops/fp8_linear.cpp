@@ -35,7 +35,8 @@ Shape with_last(Shape shape, std::int64_t size) {
   return shape;
 }
 
-void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, bool weight_is_in_out) {
+void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, const Fp8State& state,
+           bool weight_is_in_out) {
   if (x.rank() < 1 || weight.rank() != 2 || x.size(-1) != weight.size(weight_is_in_out ? 0 : 1)) {
     throw ShapeError("fp8_linear: input " + to_string(x.shape()) + " does not fit weight " + to_string(weight.shape()) +
                      (weight_is_in_out ? " (in, out)" : " (out, in)"));
@@ -54,6 +55,10 @@ void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tens
   if (x.device() != weight.device()) {
     throw DeviceError("fp8_linear: input " + describe(x) + ", weight " + describe(weight));
   }
+  if (scales.defined() && scales.device() != x.device()) {
+    throw DeviceError("fp8_linear: input " + describe(x) + ", scales " + describe(scales));
+  }
+  if (state.defined()) check_fp8_state("fp8_linear", state, x.device());
 }
 
 // dy through the activation's gradient.
@@ -159,7 +164,7 @@ void multiply_codes_transposed(const char* name, const Tensor& dweight, const Fp
 Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, Needs needs,
                           Saved& saved) const {
   namespace detail = fp8_linear_detail;
-  detail::check(x, weight, bias, scales, weight_is_in_out);
+  detail::check(x, weight, bias, scales, use.state, weight_is_in_out);
   const std::int64_t out = weight.size(weight_is_in_out ? 1 : 0);
   const Fp8Operand codes = fp8_encode(detail::as_rows(x), Fp8Role::x, use, scales);  // (R, I)
   const bool on_units =

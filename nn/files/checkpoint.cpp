@@ -5,6 +5,8 @@
 
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/nn/files/state_numbers.h>
+#include <thimble/nn/fp8.h>
 
 namespace thimble::nn {
 namespace checkpoint_detail {
@@ -31,11 +33,21 @@ void check(const SafetensorsReader& file, const CheckpointInfo& info, const std:
     if (!entry) throw ValueError(operation + ": the file lacks " + quote(target.name));
     check_file_tensor(operation, *entry, target, Conversion::none);
   }
+  for (const NamedTensor& target : targets) {
+    check_state_numbers(operation, file, file.entry(target.name), target);
+  }
   for (const SafetensorsEntry& entry : file.header().tensors) {
     if (by_name.count(entry.name) == 0) {
       throw ValueError(operation + ": neither model nor optimizer has " + quote(entry.name));
     }
   }
+}
+
+void check_fp8(const std::string& path, const CheckpointInfo& info, const Module& module) {
+  const std::string own = fp8_recipe_text(module);
+  if (info.fp8.empty() || info.fp8 == own) return;
+  throw ValueError("load_checkpoint: " + path + ": the recipe for FP8 is " + quote(info.fp8) +
+                   " in the file; the model's is " + quote(own));
 }
 
 void check_scaler(const std::string& path, const CheckpointInfo& info, const optim::GradScaler* scaler) {
@@ -57,8 +69,8 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
     if (!s.tensor.defined())
       throw ValueError("save_checkpoint: " + s.name + " is away; after fetch_state() it is here");
   }
-  CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(), generator.seed(),
-                      generator.step(), std::nullopt,           metadata};
+  CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
+                      generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
   write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info));
 }
@@ -70,6 +82,7 @@ Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimiz
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
   const std::vector<NamedTensor> targets = checkpoint_detail::all_tensors(module, optimizer);
   checkpoint_detail::check(file, info, targets, optimizer);
+  checkpoint_detail::check_fp8(path, info, module);
   checkpoint_detail::check_scaler(path, info, scaler);
   for (const NamedTensor& target : targets) read_file_tensor(file, file.entry(target.name), target);
   if (scaler != nullptr) scaler->set_state(*info.scaler);

@@ -21,9 +21,10 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
 
 /// Puts everything back and returns the caller's metadata. All of it is checked before the first value changes. Throws
 /// FileError (unreadable, no checkpoint), ValueError (of another optimizer; with a scaler and without one, or a scale
-/// that it does not allow; a tensor is missing or unknown),
-/// ShapeError, DTypeError (naming the tensor and both sides; nothing is converted). A disk that fails while values are
-/// read leaves some of them loaded. On a dry device tensors are only checked.
+/// that it does not allow; a tensor is missing or unknown; state has a number that it cannot have, see
+/// state_numbers.h; of a model with another recipe for FP8, where the file names one), ShapeError, DTypeError (naming
+/// the tensor and both sides; nothing is converted). A disk that fails while values are read leaves some of them
+/// loaded. On a dry device tensors are only checked.
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler = nullptr);
 

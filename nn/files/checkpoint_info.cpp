@@ -20,6 +20,7 @@ constexpr const char* step_count_key = "thimble.step_count";
 constexpr const char* rate_key = "thimble.rate";
 constexpr const char* seed_key = "thimble.generator.seed";
 constexpr const char* generator_step_key = "thimble.generator.step";
+constexpr const char* fp8_key = "thimble.fp8";             // absent in older files
 constexpr const char* scale_key = "thimble.scaler.scale";  // with the two below, or none of them
 constexpr const char* good_steps_key = "thimble.scaler.good_steps";
 constexpr const char* skipped_steps_key = "thimble.scaler.skipped_steps";
@@ -79,6 +80,10 @@ CheckpointInfo parse_checkpoint_info(const SafetensorsHeader& header, const std:
   if (!std::isfinite(info.rate) || info.rate < 0) texts.fail(detail::rate_key, "is no finite number >= 0");
   info.seed = texts.number(detail::seed_key, 10, 1, all);
   info.generator_step = texts.number(detail::generator_step_key, 10, 1, all);
+  if (texts.has(detail::fp8_key)) {
+    info.fp8 = texts.at(detail::fp8_key);
+    if (info.fp8.empty()) texts.fail(detail::fp8_key, "is empty");
+  }
   if (texts.has(detail::scale_key) || texts.has(detail::good_steps_key) || texts.has(detail::skipped_steps_key)) {
     optim::GradScalerState scaler;
     scaler.scale = std::bit_cast<double>(texts.number(detail::scale_key, 16, 16, all));
@@ -114,6 +119,7 @@ std::map<std::string, std::string> format_checkpoint_info(const CheckpointInfo& 
   texts[detail::rate_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.rate), 16, 16);
   texts[detail::seed_key] = number(info.seed);
   texts[detail::generator_step_key] = number(info.generator_step);
+  if (!info.fp8.empty()) texts[detail::fp8_key] = info.fp8;
   if (info.scaler) {
     texts[detail::scale_key] = detail::Texts::to_text(std::bit_cast<std::uint64_t>(info.scaler->scale), 16, 16);
     texts[detail::good_steps_key] = number(static_cast<std::uint64_t>(info.scaler->good_steps));

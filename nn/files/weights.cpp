@@ -7,6 +7,7 @@
 
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/nn/files/state_numbers.h>
 
 namespace thimble::nn {
 namespace weights_detail {
@@ -80,6 +81,9 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   if (options.is_strict) weights_detail::require_all(match, path);
   for (const auto& [entry, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *entry, target, Conversion::floating);
+  }
+  for (const auto& [entry, target] : match.pairs) {
+    check_state_numbers("load_weights: " + path, file, *entry, target);
   }
   for (const auto& [entry, target] : match.pairs) read_file_tensor(file, *entry, target);
   return {file.header().metadata, std::move(match.missing), std::move(match.unused)};

@@ -30,8 +30,9 @@ struct LoadedWeights {
 /// Reads what save_weights or another program wrote. Names may begin with `transformer.`; floating types are converted;
 /// a file of ours that is loaded and saved again (with its metadata) has the same bytes. Everything is checked before
 /// the first value changes. Throws FileError (unreadable, not safetensors), ValueError (names that do not match, all of
-/// them listed up to eight), ShapeError, DTypeError (naming the tensor and both sides). A disk that fails while values
-/// are read leaves some of them loaded. On a dry device the file is only checked.
+/// them listed up to eight; state of FP8 with a number that it cannot have, see state_numbers.h), ShapeError,
+/// DTypeError (naming the tensor and both sides). A disk that fails while values are read leaves some of them loaded.
+/// On a dry device the file is only checked.
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options = {});
 
 }  // namespace thimble::nn

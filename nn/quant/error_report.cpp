@@ -2,12 +2,32 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 
 namespace thimble::nn::quant {
+
+StepError step_error(std::string name, std::span<const float> exact, std::span<const float> there) {
+  if (exact.size() != there.size()) {
+    throw ShapeError("compare: " + name + " has " + std::to_string(exact.size()) + " numbers in one and " +
+                     std::to_string(there.size()) + " in the other");
+  }
+  double signal = 0, noise = 0, product = 0, power = 0;
+  for (std::size_t i = 0; i < there.size(); ++i) {
+    const double a = exact[i], b = there[i];
+    signal += a * a;
+    power += b * b;
+    product += a * b;
+    noise += (a - b) * (a - b);
+  }
+  return {std::move(name), noise > 0 ? 10 * std::log10(signal / noise) : std::numeric_limits<double>::infinity(),
+          signal > 0 && power > 0 ? product / std::sqrt(signal * power)
+          : signal == power       ? 1.0
+                                  : 0.0};
+}
 
 std::vector<StepError> compare(FoldedNet& net, QuantizedModel& quantized, const Tensor& x) {
   if (!(net.program() == quantized.program())) throw ValueError("compare: the two are not the same net");
@@ -18,19 +38,7 @@ std::vector<StepError> compare(FoldedNet& net, QuantizedModel& quantized, const 
   std::vector<StepError> errors(exact.size());
   quantized.run(x, [&](int value, const Tensor& t) {
     const auto v = static_cast<std::size_t>(value);
-    const std::vector<float> there = to_host<float>(t);
-    double signal = 0, noise = 0, product = 0, power = 0;
-    for (std::size_t i = 0; i < there.size(); ++i) {
-      const double a = exact[v].at(i), b = there[i];
-      signal += a * a;
-      power += b * b;
-      product += a * b;
-      noise += (a - b) * (a - b);
-    }
-    StepError& e = errors[v];
-    e.name = v == 0 ? "input" : net.program().steps[v - 1].name;
-    e.signal_to_noise_db = noise > 0 ? 10 * std::log10(signal / noise) : std::numeric_limits<double>::infinity();
-    e.cosine = signal > 0 && power > 0 ? product / std::sqrt(signal * power) : signal == power ? 1 : 0;
+    errors[v] = step_error(v == 0 ? "input" : net.program().steps[v - 1].name, exact[v], to_host<float>(t));
     exact[v] = {};
   });
   return errors;

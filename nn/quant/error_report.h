@@ -1,6 +1,7 @@
 #pragma once
 // How far a quantized net is from the one it was made from, value by value.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ struct StepError {
   double signal_to_noise_db = 0;  ///< 10 log10(sum of x^2 / sum of (x - y)^2); infinite where they are equal
   double cosine = 0;              ///< of the angle between x and y; 1 where both are 0
 };
+
+/// The error of `there` beside `exact`, which has as many numbers.
+StepError step_error(std::string name, std::span<const float> exact, std::span<const float> there);
 
 /// Runs both nets on a batch. Throws ValueError when they are not the same net; DeviceError on a dry device.
 std::vector<StepError> compare(FoldedNet& net, QuantizedModel& quantized, const Tensor& x);

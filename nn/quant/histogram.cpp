@@ -48,7 +48,7 @@ double divergence(const std::vector<std::int64_t>& bins, int count) {
 void Histogram::widen(std::span<const float> x, std::string_view what) {
   for (const float v : x) {
     if (!std::isfinite(v)) {
-      throw ValueError("calibrate: " + std::string(what) + " has the value " + std::to_string(v) +
+      throw ValueError("calibrate: " + std::string(what) + " has the value " + number_text(v) +
                        "; finite numbers are allowed");
     }
     const auto d = static_cast<double>(v);
@@ -73,14 +73,15 @@ void Histogram::count(std::span<const float> x) {
 
 Histogram::Range Histogram::range(Calibrator calibrator, Activations activations, double percent) const {
   if (calibrator == Calibrator::max || bins_.empty() || (low_ == 0 && high_ == 0)) return seen();
-  if (calibrator == Calibrator::percentile) return percentile(percent);
-  if (calibrator == Calibrator::entropy) return entropy();
-  return least_error(activations);
+  if (calibrator == Calibrator::mse) return least_error(activations);
+  const Range clipped = calibrator == Calibrator::percentile ? percentile(percent) : entropy();
+  // Of numbers that are nearly the same an end may be clipped beyond the other.
+  return {std::min(clipped.low, std::max(clipped.high, 0.0)), std::max(clipped.high, std::min(clipped.low, 0.0))};
 }
 
 Histogram::Range Histogram::percentile(double percent) const {
   if (!(percent > 0 && percent <= 100)) {
-    throw ValueError("calibrate: percentile " + std::to_string(percent) + " is not in (0, 100]");
+    throw ValueError("calibrate: percentile " + number_text(percent) + " is not in (0, 100]");
   }
   double total = 0;
   for (const std::int64_t n : bins_) total += static_cast<double>(n);
@@ -142,9 +143,12 @@ double Histogram::error(Range range, Activations activations) const {
 
 Histogram::Range Histogram::least_error(Activations activations) const {
   const Range all = seen();
+  // Where there is no scale for all of it, that is an error of whoever asks for one, and knows of which layer.
+  if (!has_code_scale(all.low, all.high, activations)) return all;
   Range best = all;
   double least = error(all, activations);
   const auto attempt = [&](Range range) {
+    if (!has_code_scale(range.low, range.high, activations)) return;
     const double e = error(range, activations);
     if (e >= least) return;
     least = e;

@@ -101,6 +101,38 @@ PackedWeights allocate(const Shape& shape, const Step& step, Device device) {
   return packed;
 }
 
+/// Throws unless the joint scales are finite.
+void check_scales(const char* operation, const Step& step, const PackedWeights& packed, const CodeScale& in,
+                  const CodeScale* out) {
+  if (packed.scale.device().is_dry) return;
+  const std::vector<float> joint = to_host<float>(packed.scale), own = to_host<float>(packed.weight_scale);
+  for (std::size_t o = 0; o < own.size(); ++o) {
+    if (std::isfinite(joint[o])) continue;
+    throw ValueError(std::string(operation) + ": step " + step.name +
+                     ": its scales are too far apart for f32: filter " + std::to_string(o) + " has " +
+                     number_text(own[o]) + ", the input " + number_text(in.scale) +
+                     (out != nullptr ? ", the result " + number_text(out->scale) : std::string()) +
+                     "; input x filter / result must be finite");
+  }
+}
+
+/// Throws unless every sum stays within 32 bits. Codes are 0 to 255, whatever the zero point, which the bias has taken
+/// off already; so the products of filter o lie in [255 N, 255 P], with P and N the sums of its positive and negative
+/// weights, and so does every part of them. With at most 65793 of them that is within [-255 x 128 x 65793, 255 x 127 x
+/// 65793], inside of 32 bits; with the bias b it is where -2^31 - 255 N <= b <= 2^31 - 1 - 255 P.
+void check_bias(const Step& step, const std::vector<std::int8_t>& codes, const std::vector<std::int32_t>& bias) {
+  const std::size_t elements = codes.size() / bias.size();
+  for (std::size_t o = 0; o < bias.size(); ++o) {
+    std::int64_t positive = 0, negative = 0;
+    for (std::size_t i = o * elements; i < (o + 1) * elements; ++i) (codes[i] > 0 ? positive : negative) += codes[i];
+    const std::int64_t least = INT32_MIN - 255 * negative, most = INT32_MAX - 255 * positive;
+    if (bias[o] >= least && bias[o] <= most) continue;
+    throw ValueError("quantized net: step " + step.name + ": bias " + std::to_string(o) + " is " +
+                     std::to_string(bias[o]) + ", and with it sums of products leave 32 bits; " +
+                     std::to_string(least) + " to " + std::to_string(most) + " are allowed");
+  }
+}
+
 /// From the units of sums to those of the result.
 void set_scales(const float* weight_scale, std::int64_t filters, std::int64_t padded, const CodeScale& in,
                 const CodeScale* out, float* scale) noexcept {
@@ -130,7 +162,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
   for (std::size_t o = 0; o < numbers.size(); ++o) {
     if (!std::isfinite(numbers[o])) {
       throw ValueError("quantize: step " + step.name + ": bias " + std::to_string(o) + " is " +
-                       std::to_string(numbers[o]));
+                       number_text(numbers[o]) + "; finite numbers are allowed");
     }
     least[o] = static_cast<float>(std::fabs(numbers[o]) / (static_cast<double>(in.scale) * most_bias));
   }
@@ -159,9 +191,7 @@ PackedWeights pack_weights(const Tensor& weight, const Tensor& bias, const Step&
     kernels::pack_quant_weight(kernel_of(packed.shape, step.window), q, at(packed.codes));
   });
   if (!is_finite) throw ValueError("quantize: step " + step.name + ": a weight is not finite");
-  for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(packed.scale)) {
-    if (!std::isfinite(s)) throw ValueError("quantize: step " + step.name + ": its scales are too far apart for f32");
-  }
+  check_scales("quantize", step, packed, in, out);
   return packed;
 }
 
@@ -182,14 +212,15 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
     return moved(pack_codes(at_host(codes), at_host(weight_scale), at_host(bias), step, in, out), device);
   }
   PackedWeights packed = allocate(codes.shape(), step, device);
-  for (const float s : device.is_dry ? std::vector<float>() : to_host<float>(weight_scale)) {
-    if (!(std::isfinite(s) && s > 0)) {
-      throw ValueError("quantized net: step " + step.name + ": a weight scale is " + std::to_string(s) +
-                       "; finite numbers above 0 are allowed");
-    }
+  const std::vector<float> scales = device.is_dry ? std::vector<float>() : to_host<float>(weight_scale);
+  for (std::size_t o = 0; o < scales.size(); ++o) {
+    if (std::isfinite(scales[o]) && scales[o] > 0) continue;
+    throw ValueError("quantized net: step " + step.name + ": weight scale " + std::to_string(o) + " is " +
+                     number_text(scales[o]) + "; finite numbers above 0 are allowed");
   }
   const std::int64_t filters = codes.size(0), padded = packed.bias.elements();
   const Tensor dense = contiguous(codes), dense_scale = contiguous(weight_scale), dense_bias = contiguous(bias);
+  if (!device.is_dry) check_bias(step, to_host<std::int8_t>(dense), to_host<std::int32_t>(dense_bias));
   launch(device, [&](const Addresses& at) {
     std::memcpy(at(packed.weight_scale), at(dense_scale), static_cast<std::size_t>(filters) * 4);
     auto* const to = at.as<std::int32_t>(packed.bias);
@@ -198,6 +229,7 @@ PackedWeights pack_codes(const Tensor& codes, const Tensor& weight_scale, const 
     set_scales(at.as<float>(packed.weight_scale), filters, padded, in, out, at.as<float>(packed.scale));
     kernels::pack_quant_weight(kernel_of(packed.shape, step.window), at.as<std::int8_t>(dense), at(packed.codes));
   });
+  check_scales("quantized net", step, packed, in, out);
   return packed;
 }
 

@@ -1,6 +1,7 @@
 // Files of QuantizedModel.
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -72,9 +73,9 @@ Scales read_scales(const SafetensorsReader& file, const Program& program) {
   const auto zeros = to_host<std::uint8_t>(read(file, "zero_points", shape, DType::u8, FileLayout::same, cpu));
   const bool is_symmetric = scales.activations == Activations::symmetric;
   for (std::size_t v = 0; v < numbers.size(); ++v) {
-    if (!(std::isfinite(numbers[v]) && numbers[v] > 0)) {
-      refuse(file.path(), "activation scale " + std::to_string(v) + " is " + std::to_string(numbers[v]) +
-                              "; finite numbers above 0 are allowed");
+    if (!(std::isfinite(numbers[v]) && numbers[v] >= std::numeric_limits<float>::min())) {
+      refuse(file.path(), "activation scale " + std::to_string(v) + " is " + number_text(numbers[v]) +
+                              "; finite numbers from 2^-126 on are allowed");
     }
     if (is_symmetric && zeros[v] != 128) {
       refuse(file.path(), "zero point " + std::to_string(v) + " of a symmetric net is " + std::to_string(zeros[v]) +
@@ -178,6 +179,7 @@ std::unique_ptr<QuantizedModel> QuantizedModel::load(const std::string& path, De
                                          in, model->result_scale(i)));
     at = end;
   }
+  model->check_scales();
   return model;
 }
 

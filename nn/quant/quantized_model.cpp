@@ -1,6 +1,7 @@
 #include <thimble/nn/quant/quantized_model.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
@@ -21,6 +22,24 @@ QuantizedModel::QuantizedModel(const FoldedNet& net, const Scales& scales) : pro
     weights_.push_back(step.has_weight()
                            ? pack_weights(net.weight(i), net.bias(i), step, in, result_scale(i), scales.weights)
                            : PackedWeights{});
+  }
+  check_scales();
+}
+
+void QuantizedModel::check_scales() const {
+  for (std::size_t i = 0; i < program_.steps.size(); ++i) {
+    const Step& step = program_.steps[i];
+    const CodeScale* const out = result_scale(i);
+    std::vector<int> read;
+    if (step.kind == StepKind::add || step.kind == StepKind::average) read = step.inputs;
+    if (step.residual >= 0) read.push_back(step.residual);
+    for (const int value : read) {
+      const float scale = scales_.values[static_cast<std::size_t>(value)].scale;
+      if (std::isfinite(255 * (scale / out->scale))) continue;
+      throw ValueError("quantized net: step " + step.name + ": its scales are too far apart for f32: value " +
+                       std::to_string(value) + " has " + number_text(scale) + ", the result " +
+                       number_text(out->scale) + "; 255 x value / result must be finite");
+    }
   }
 }
 

@@ -21,8 +21,8 @@ namespace thimble::nn::quant {
 class QuantizedModel final : public Layer {
  public:
   /// The net in the given scales, as calibrate() chose them or a training with fake_quantize() kept them. On a dry
-  /// device its bytes alone. Throws ValueError (the number of scales; what pack_weights() refuses), ShapeError,
-  /// DTypeError, DeviceError.
+  /// device its bytes alone. Throws ValueError (the number of scales; scales too far apart for f32; what pack_weights()
+  /// refuses), ShapeError, DTypeError, DeviceError.
   QuantizedModel(const FoldedNet& net, const Scales& scales);
 
   /// Writes a file; it appears whole or not at all. `metadata` is added to the net's own. Throws ValueError when it has
@@ -55,6 +55,8 @@ class QuantizedModel final : public Layer {
   Codes compute(std::size_t step, const std::vector<Codes>& values) const;
   /// The scale of what a step makes; null where that is f32: the result of a last linear layer or convolution.
   const CodeScale* result_scale(std::size_t step) const;
+  /// Throws ValueError where what a step adds, in units of its result, is beyond f32.
+  void check_scales() const;
 
   Program program_;
   Scales scales_;

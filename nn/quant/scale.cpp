@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 #include <string>
 
@@ -9,23 +10,45 @@
 
 namespace thimble::nn::quant {
 
+namespace scale_detail {
+
+/// The scale of a range that is finite and the right way round.
+float scale_of(double low, double high, Activations activations) noexcept {
+  low = std::min(low, 0.0);
+  high = std::max(high, 0.0);
+  return static_cast<float>(activations == Activations::symmetric ? std::max(-low, high) / 127 : (high - low) / 255);
+}
+bool is_wide_enough(float scale) noexcept { return scale >= std::numeric_limits<float>::min(); }
+
+}  // namespace scale_detail
+
+bool has_code_scale(double low, double high, Activations activations) noexcept {
+  if (!std::isfinite(low) || !std::isfinite(high) || low > high) return false;
+  const float scale = scale_detail::scale_of(low, high, activations);
+  return scale_detail::is_wide_enough(scale) && std::isfinite(scale);
+}
+
+std::string number_text(double x) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%g", x);
+  return buffer;
+}
+
 CodeScale code_scale(double low, double high, Activations activations, std::string_view what) {
   const auto refuse = [&](const char* why) {
-    throw ValueError("quantize: the range of " + std::string(what) + " is " + std::to_string(low) + " to " +
-                     std::to_string(high) + ": " + why);
+    throw ValueError("quantize: the range of " + std::string(what) + " is " + number_text(low) + " to " +
+                     number_text(high) + ": " + why);
   };
   if (!std::isfinite(low) || !std::isfinite(high)) refuse("it must be finite");
   if (low > high) refuse("its ends are the wrong way round");
-  low = std::min(low, 0.0);
-  high = std::max(high, 0.0);
-  const bool is_symmetric = activations == Activations::symmetric;
-  const double width = is_symmetric ? std::max(-low, high) / 127 : (high - low) / 255;
   CodeScale s;
-  s.scale = static_cast<float>(width);
-  if (!(s.scale >= std::numeric_limits<float>::min())) refuse("it is empty, so there is no scale; all numbers are 0");
+  s.scale = scale_detail::scale_of(low, high, activations);
+  if (low == 0 && high == 0) refuse("it is empty, so there is no scale; all numbers are 0");
+  if (!scale_detail::is_wide_enough(s.scale)) refuse("it is too narrow: its scale would be less than 2^-126");
   if (!std::isfinite(s.scale)) refuse("it is too wide");
-  if (is_symmetric) return {s.scale, 128, 1, 255};
-  s.zero = static_cast<int>(std::clamp(std::nearbyint(-low / static_cast<double>(s.scale)), 0.0, 255.0));
+  if (activations == Activations::symmetric) return {s.scale, 128, 1, 255};
+  const double zero = std::nearbyint(-std::min(low, 0.0) / static_cast<double>(s.scale));
+  s.zero = static_cast<int>(std::clamp(zero, 0.0, 255.0));
   return s;
 }
 

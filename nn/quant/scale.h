@@ -1,6 +1,7 @@
 #pragma once
 // How the values of a net become codes.
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,8 +25,15 @@ struct Scales {
 };
 
 /// The scale for numbers within [low, high], which is made to hold 0: that always has a code of its own. Throws
-/// ValueError, naming `what`, when a bound is not finite or the range is empty (both are 0, or its scale would be 0).
+/// ValueError, naming `what`, when a bound is not finite or the range is empty (both are 0, or its scale would be less
+/// than 2^-126).
 CodeScale code_scale(double low, double high, Activations activations, std::string_view what);
+
+/// Whether code_scale() has one for the range.
+bool has_code_scale(double low, double high, Activations activations) noexcept;
+
+/// A number as messages have it: %g.
+std::string number_text(double x);
 
 /// "asymmetric", "symmetric"; "per_channel", "per_tensor".
 std::string_view to_string(Activations activations) noexcept;

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "catch.h"
 #include "sources.h"
@@ -25,6 +29,38 @@ std::string machine_path(const std::string& text) {
     }
   }
   return {};
+}
+
+/// The lines of a text without the blanks around them.
+std::vector<std::string> trimmed_lines(const std::string& text) {
+  std::vector<std::string> list;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    const std::size_t first = line.find_first_not_of(" \t"), last = line.find_last_not_of(" \t");
+    list.push_back(first == std::string::npos ? "" : line.substr(first, last - first + 1));
+  }
+  return list;
+}
+
+/// What is wrong with the code of a document that names the file where it stands: `<!-- code of PATH -->`, then a
+/// block. Each must be there, line by line.
+std::vector<std::string> copied_code(const house::Source& document, const std::vector<house::Source>& files) {
+  const std::string mark = "<!-- code of ";
+  std::vector<std::string> problems;
+  const std::vector<std::string> text = trimmed_lines(document.text);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (!text[i].starts_with(mark)) continue;
+    const std::string path = text[i].substr(mark.size(), text[i].rfind(" -->") - mark.size());
+    std::vector<std::string> code;
+    for (std::size_t k = i + 2; k < text.size() && text[k] != "```"; ++k) code.push_back(text[k]);
+    const auto file = std::find_if(files.begin(), files.end(), [&](const house::Source& f) { return f.path == path; });
+    const std::vector<std::string> lines = file == files.end() ? code : trimmed_lines(file->text);
+    const bool is_there = file != files.end() && !code.empty() &&
+                          std::search(lines.begin(), lines.end(), code.begin(), code.end()) != lines.end();
+    if (!is_there)
+      problems.push_back(document.path + ": the code after line " + std::to_string(i + 1) + " is not in " + path);
+  }
+  return problems;
 }
 
 bool is_text(const std::string& text) { return text.find('\0') == std::string::npos; }
@@ -53,8 +89,27 @@ TEST_CASE("text: no file names a path of one machine", "[house]") {
   CHECK(problems.empty());
 }
 
+TEST_CASE("text: code of documents that a test runs is that test's", "[house]") {
+  const std::vector<house::Source> files = house::all_files();
+  std::vector<std::string> problems;
+  for (const house::Source& file : files) {
+    if (!file.path.ends_with(".md")) continue;
+    for (std::string& problem : copied_code(file, files)) problems.push_back(std::move(problem));
+  }
+  INFO(house::lines(problems));
+  CHECK(problems.empty());
+}
+
 TEST_CASE("text: the checks find what they are for", "[house]") {
   CHECK(line_count(std::string(421, '\n')) > max_lines);
+  const auto wrong = [](const std::string& code) {
+    return copied_code({"a.md", "<!-- code of a.cpp -->\n```cpp\n" + code + "```\n"},
+                       {{"a.cpp", "{\n  x();\n  y();\n}\n"}});
+  };
+  CHECK(wrong("x();\ny();\n").empty());
+  CHECK(wrong("y();\nx();\n").size() == 1);
+  CHECK(wrong("").size() == 1);
+  CHECK(copied_code({"a.md", "<!-- code of b.cpp -->\n```cpp\nx();\n```\n"}, {}).size() == 1);
   CHECK(machine_path("see /home/ann/data.txt") == "/home/ann/data.txt");
   CHECK(machine_path("\"/root/x\"") == "/root/x");
   CHECK(machine_path("cd /work/main") == "/work/main");

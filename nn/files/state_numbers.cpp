@@ -1,0 +1,72 @@
+#include <thimble/nn/files/state_numbers.h>
+
+#include <cmath>
+#include <cstdio>
+#include <string_view>
+
+#include <thimble/core/bytes.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/error.h>
+
+namespace thimble::nn {
+namespace state_numbers_detail {
+
+bool is_magnitude(double x) { return std::isfinite(x) && x >= 0; }
+bool is_scale(double x) { return x == 0 || (x >= 0x1p-60 && x <= 0x1p100); }
+
+struct Rule {
+  std::string_view name;
+  DType dtype;
+  bool (*allows)(double);
+  const char* allowed;
+};
+constexpr const char* magnitudes = "finite numbers >= 0";
+constexpr Rule rules[] = {{"fp8_amax", DType::f32, is_magnitude, magnitudes},
+                          {"fp8_scale", DType::f32, is_scale, "0 and 2^-60 to 2^100"},
+                          {"fp8_steps", DType::i64, is_magnitude, "counts >= 0"},
+                          {"first_moment_scale", DType::f32, is_magnitude, magnitudes},
+                          {"second_moment_scale", DType::f32, is_magnitude, magnitudes},
+                          {"momentum_scale", DType::f32, is_magnitude, magnitudes}};
+
+const Rule* rule_of(const NamedTensor& target) {
+  const std::string_view name = std::string_view(target.name).substr(target.name.rfind('.') + 1);
+  for (const Rule& rule : rules) {
+    if (rule.name == name && rule.dtype == target.tensor.dtype()) return &rule;
+  }
+  return nullptr;
+}
+
+std::string text(double x) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%g", x);
+  return buffer;
+}
+
+// "(1, 0)".
+std::string place(const Shape& shape, std::int64_t i) {
+  std::string list;
+  for (int axis = shape.rank() - 1; axis >= 0; i /= shape[axis--]) {
+    list = std::to_string(i % shape[axis]) + (list.empty() ? "" : ", ") + list;
+  }
+  return "(" + list + ")";
+}
+
+}  // namespace state_numbers_detail
+
+void check_state_numbers(const std::string& operation, const SafetensorsReader& file, const SafetensorsEntry& entry,
+                         const NamedTensor& target) {
+  namespace detail = state_numbers_detail;
+  const detail::Rule* const rule = detail::rule_of(target);
+  if (rule == nullptr || target.tensor.device().is_dry || target.tensor.elements() == 0) return;
+  const Shape& shape = target.tensor.shape();
+  const NamedTensor there{target.name, Tensor::empty(shape, target.tensor.dtype(), cpu), target.layout};
+  read_file_tensor(file, entry, there);
+  const std::vector<double> values = to_host<double>(there.tensor);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (rule->allows(values[i])) continue;
+    throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(values[i]) + " at " +
+                     detail::place(shape, static_cast<std::int64_t>(i)) + "; allowed are " + rule->allowed);
+  }
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,25 @@
+#pragma once
+// Numbers that state of a training cannot have, though shape and dtype are right: a file with them is refused before
+// the first value changes.
+//
+//   tensor                                                         dtype   allowed
+//   fp8_amax                                                       f32     finite, >= 0
+//   fp8_scale                                                      f32     0 (none yet), 2^-60 to 2^100 (core/fp8.h)
+//   fp8_steps                                                      i64     >= 0
+//   first_moment_scale, second_moment_scale, momentum_scale        f32     finite, >= 0
+//
+// The name is the last dotted part. Tensors of another dtype are not meant.
+
+#include <string>
+
+#include <thimble/nn/files/tensor_io.h>
+
+namespace thimble::nn {
+
+/// Reads the values where there is a rule for `target`, which check_file_tensor() has passed, as they would be in its
+/// dtype. Throws ValueError, naming the tensor, the index, its value and what is allowed. Targets on a dry device get
+/// no values and are passed over.
+void check_state_numbers(const std::string& operation, const SafetensorsReader& file, const SafetensorsEntry& entry,
+                         const NamedTensor& target);
+
+}  // namespace thimble::nn
