@@ -13,6 +13,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/fp8_report.h>
+#include <thimble/bench/packing_report.h>
 #include <thimble/bench/planning.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
@@ -76,6 +77,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
   json["keep_everything_bytes"] = report.keep_everything_bytes;
   json["offloaded_bytes"] = report.plan.offloaded_bytes;
   json["packed_bytes"] = report.plan.packed_bytes;
+  json["packed"] = nlohmann::ordered_json::parse(to_json_text(report.plan.packed));
   json["tier_bytes"] = report.plan.tier_bytes;
   json["time_overhead"] = report.plan.time_overhead;
   json["step_seconds"] = report.plan.step_s;
@@ -146,6 +148,9 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   }
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
   if (report.plan.packed_bytes > 0) print_line("packed per step", report.plan.packed_bytes);
+  for (const nn::PackedResults& p : report.plan.packed) {
+    print_line("  " + p.name + " to " + std::string(to_string(p.dtype)), p.bytes);
+  }
   if (report.plan.tier_bytes > 0) {
     print_line(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
   }
