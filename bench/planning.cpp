@@ -6,6 +6,7 @@
 #include <map>
 
 #include <thimble/autograd/node.h>
+#include <thimble/bench/planned_run.h>
 #include <thimble/bench/quantizing.h>
 #include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
@@ -61,17 +62,21 @@ nn::Plan inference_plan(const PlanOptions& options, std::int64_t& parameters) {
 }
 
 /// The plan of a training step, for a report that has its budget.
-void plan_training(const PlanOptions& options, const nn::CostModel& costs, PlanReport& report) {
+void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
+                   PlanReport& report) {
   Setup setup = options.setup;
-  const ChoiceOptions choices{training_run, options.device, costs, report.budget_bytes};
+  const RunOfSetup run_of = [&runs](const Setup& other) { return runs.of(other); };
+  const ChoiceOptions choices{run_of, options.device, costs, report.budget_bytes};
   if (setup.micro_batches == auto_micro_batches) {
     const MicroBatchChoice choice = choose_micro_batches(choices, setup);
     setup.micro_batches = choice.count;
     report.planner = choice.planner;
   } else {
-    report.planner = std::make_shared<nn::Planner>(training_run(setup), options.device, costs,
-                                                   planner_options(setup, options.device));
+    report.planner =
+        std::make_shared<nn::Planner>(run_of(setup), options.device, costs, planner_options(setup, options.device));
   }
+  report.setup = setup;
+  report.run = run_of(setup);
   report.micro_batches = setup.micro_batches;
   nn::Planner& planner = *report.planner;
   report.parameters = planner.parameters();
@@ -84,7 +89,7 @@ void plan_training(const PlanOptions& options, const nn::CostModel& costs, PlanR
     try {
       report.plan = planner.fit(report.budget_bytes);
     } catch (const nn::BudgetError& error) {
-      report.why_infeasible = with_prices(error, price_storing(training_run(setup), setup, costs, options.device));
+      report.why_infeasible = with_prices(error, price_storing(report.run, setup, costs, options.device));
       report.is_feasible = false;
       report.plan = planner.smallest();
     }
@@ -184,10 +189,11 @@ LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& 
 LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search) {
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
+  const PlannedRuns runs(options.setup, options.device, options.data);
   std::map<std::int64_t, double> overheads;
   const auto planner = [&](std::int64_t batch) {
     options.setup.batch = whole_batch(given.setup, batch);
-    return nn::Planner(training_run(options.setup), options.device, hardware_for(options.costs, options.device),
+    return nn::Planner(runs.of(options.setup), options.device, hardware_for(options.costs, options.device),
                        planner_options(options.setup, options.device));
   };
   if (search == BatchSearch::in_a_third && !options.is_inference) {
@@ -198,7 +204,7 @@ LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_byt
     std::int64_t parameters = 0;
     if (options.is_inference) return planning_detail::inference_plan(options, parameters).peak_bytes;
     if (search == BatchSearch::plain) {
-      return nn::profile_training(dry(options.device), training_run(options.setup)).peak_bytes;
+      return nn::profile_training(dry(options.device), runs.of(options.setup)).peak_bytes;
     }
     nn::Planner plans = planner(batch);
     const nn::Plan& plan = plans.smallest();
@@ -233,6 +239,8 @@ PlanReport make_plan(const PlanOptions& given) {
     }
     options.setup.batch = largest_batch(options, report.budget_bytes);
   }
+  const PlannedRuns runs(options.setup, options.device, options.data);
+  report.setup = options.setup;
   report.batch = options.setup.batch;
   report.micro_batches = options.setup.micro_batches;
   report.cost_model = nn::CostModel(machine).source;
@@ -253,7 +261,7 @@ PlanReport make_plan(const PlanOptions& given) {
     const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes, options.device);
     start = std::chrono::steady_clock::now();
     report.cost_model = costs.source;
-    planning_detail::plan_training(options, costs, report);
+    planning_detail::plan_training(options, runs, costs, report);
   }
   report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return report;

@@ -17,6 +17,7 @@ namespace thimble::bench {
 
 struct PlanOptions {
   Setup setup;
+  std::string data;              ///< a path as `train` takes it: sizes follow from it (PlannedRuns); empty: the model's
   Device device = cpu;           ///< to plan for; it need not be there, because its dry twin is what runs
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
   CostOptions costs;
@@ -38,6 +39,8 @@ struct PlannedSegment {
 
 struct PlanReport {
   nn::Plan plan;
+  Setup setup;      ///< that was planned: sizes of data, the batch and the number of micro-batches are filled in
+  nn::MakeRun run;  ///< its runs (PlannedRuns); empty with --inference
   std::int64_t parameters = 0;
   std::int64_t batch = 0;
   std::int64_t micro_batches = 1;
@@ -55,7 +58,8 @@ struct PlanReport {
   std::shared_ptr<nn::Planner> planner;    ///< that found the plan; null with --inference
 };
 
-/// Plans, all on dry devices: nothing is trained, and no memory beyond the planner's own is used. The plan's
+/// Plans the program of a training run (PlannedRuns), as prepare_training does, all on dry devices: nothing is trained,
+/// and no memory beyond the planner's own is used. The plan's
 /// time_overhead is over a step with no technique switched on that keeps everything (plain_step_seconds). Throws
 /// ValueError (names, sizes, techniques that do not go together; --max-batch and `auto` micro-batches without a budget,
 /// or both at once), BudgetError when --max-batch finds that not even one sample fits.

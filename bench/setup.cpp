@@ -305,6 +305,8 @@ nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   nn::PlannerOptions options;
   options.storing.packs = setup.allows_lossy;
   options.storing.packed = setup.lossy;
+  options.storing.rules = setup.lossy_rules;
+  options.storing.packs_rest = setup.packs_rest;
   if (setup.offload.empty()) return options;
   setup_detail::check_place(setup, device);
   if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?

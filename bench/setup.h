@@ -34,12 +34,14 @@ struct Setup {
   std::uint64_t seed = 1;
   /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
   std::string offload;
-  bool offloads_optimizer = false;  ///< its state waits there between updates
-  bool offloads_gradients = false;  ///< they wait there for the update of their parameter
-  bool allows_lossy = false;        ///< plans may pack saved tensors to fewer digits
-  DType lossy = DType::bf16;        ///< which: bf16, f16, f8e4m3, f8e5m2, i8
-  bool fuses_optimizer = false;     ///< parameters are updated during backward (nn/step.h); not with clipping
-  std::int64_t micro_batches = 1;   ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
+  bool offloads_optimizer = false;             ///< its state waits there between updates
+  bool offloads_gradients = false;             ///< they wait there for the update of their parameter
+  bool allows_lossy = false;                   ///< plans may pack saved tensors to fewer digits
+  DType lossy = DType::bf16;                   ///< which: bf16, f16, f8e4m3, f8e5m2, i8
+  std::vector<nn::PackRule> lossy_rules = {};  ///< of operators by name, which come before that
+  bool packs_rest = true;                      ///< false: what no rule names is not packed
+  bool fuses_optimizer = false;    ///< parameters are updated during backward (nn/step.h); not with clipping
+  std::int64_t micro_batches = 1;  ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
 };
 
 /// The number of micro-batches is to be chosen for a budget (bench/choices.h). No run can be made before that.

@@ -39,7 +39,12 @@ class Replayer {
         // The first step begins with the setup's end, every other one where the one before it ends.
         const std::size_t begin = step == 0 ? profile.setup_end : profile.step_ends[step - 1];
         if (time == begin) {
-          step < profile.step_ends.size() ? stack_.placed->begin_step() : stack_.placed->end_step();
+          if (step < profile.step_ends.size()) {
+            stack_.placed->begin_step();
+          } else {
+            stack_.placed->end_step();
+            stack_.placed->release_region();  // as profile_training does before what comes after the steps
+          }
           ++step;
         }
       }

@@ -74,7 +74,7 @@ if(NOT thimble_emulated_sources)
 endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
-       "/tests/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
+       "/tests/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|lossy_flags|plan_and_run|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/main.cpp tests/operator_table.cpp tests/certificate.cpp

@@ -194,8 +194,10 @@ TEST_CASE("experiments: fewer bits leave gradients and losses near those of f32"
     if (optimizer != "adafactor") CHECK(std::fabs(*report::find_number(row, "validation_change")) < 0.01);
     if (saved == "f32") continue;
     ++packed;
-    // E5M2 has two bits behind the point, so that its errors are four times those of i8.
-    CHECK(*report::find_number(row, "least_cosine") > (saved == "f8e5m2" ? 0.98 : 0.99));
+    // One bit less behind the point doubles errors and takes four times as much from the cosine: 0.99913 with E4M3's
+    // three, 0.9929 with E5M2's two. The last is as near to what is asked of 8 bits as it comes.
+    const double least = saved == "f8e5m2" ? 0.99 : saved == "f8e4m3" ? 0.998 : 0.9999;
+    CHECK(*report::find_number(row, "least_cosine") > least);
     CHECK(*report::find_number(row, "least_cosine") < 1);
     CHECK(*report::find_number(row, "packed_bytes") > 0);
   }

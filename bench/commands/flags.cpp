@@ -3,9 +3,11 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/costs.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -62,8 +64,42 @@ DType parse_one_of(const std::string& flag, const std::string& text, const std::
 }
 
 DType parse_state(const std::string& text) { return parse_one_of("--state", text, "f32, bf16, u8"); }
-DType parse_packed(const std::string& text) {
-  return parse_one_of("--allow-lossy", text, "bf16, f16, f8e4m3, f8e5m2, i8");
+
+// "i8", or "i8:gelu,f8e4m3:linear,bf16": to what results of operators are packed, by name or all others.
+void parse_packed(const std::string& text, Setup& setup) {
+  constexpr const char* flag = "--allow-lossy";
+  constexpr const char* dtypes = "bf16, f16, f8e4m3, f8e5m2, i8";
+  setup.allows_lossy = true;
+  setup.lossy_rules.clear();
+  setup.packs_rest = false;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const std::string entry = text.substr(begin, end - begin);
+    begin = end + 1;
+    const std::size_t colon = entry.find(':');
+    if (colon == std::string::npos) {
+      setup.lossy = parse_one_of(flag, entry, dtypes);
+      if (setup.packs_rest) {
+        throw ValueError(std::string(flag) + ": " + quote(text) +
+                         " has two dtypes for what has no name; one is allowed");
+      }
+      setup.packs_rest = true;
+      continue;
+    }
+    const std::string to = entry.substr(0, colon);
+    nn::PackRule rule{entry.substr(colon + 1), std::nullopt};
+    if (to != "none") rule.dtype = parse_one_of(flag, to, std::string(dtypes) + ", none");
+    if (rule.name.empty()) {
+      throw ValueError(std::string(flag) + ": " + quote(entry) +
+                       " names no operator; a name is allowed, as in i8:gelu");
+    }
+    for (const nn::PackRule& other : setup.lossy_rules) {
+      if (other.name != rule.name) continue;
+      throw ValueError(std::string(flag) + ": " + quote(text) + " names " + quote(rule.name) +
+                       " twice; once is allowed");
+    }
+    setup.lossy_rules.push_back(std::move(rule));
+  }
 }
 
 }  // namespace flags_detail
@@ -242,11 +278,9 @@ void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
   // A flag: it takes a value after "=" alone, so that a model's name after it stays one.
   command.add_flag("--allow-lossy{bf16}")
       ->description(
-          "Plans may pack saved tensors, so gradients are rounded; --allow-lossy=D: to f16, f8e4m3, f8e5m2, i8 (bf16)")
-      ->each([setup](const std::string& text) {
-        setup->allows_lossy = true;
-        setup->lossy = flags_detail::parse_packed(text);
-      });
+          "Plans may pack saved tensors, so gradients are rounded; --allow-lossy=D: to f16, f8e4m3, f8e5m2, i8 (bf16); "
+          "=D:OPERATOR,...: to D where an operator of that name made them (none:OPERATOR: not at all)")
+      ->each([setup](const std::string& text) { flags_detail::parse_packed(text, *setup); });
 }
 
 void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs) {

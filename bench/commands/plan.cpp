@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/fp8_report.h>
+#include <thimble/bench/packing_report.h>
 #include <thimble/bench/planning.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
@@ -75,6 +77,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
   json["keep_everything_bytes"] = report.keep_everything_bytes;
   json["offloaded_bytes"] = report.plan.offloaded_bytes;
   json["packed_bytes"] = report.plan.packed_bytes;
+  json["packed"] = nlohmann::ordered_json::parse(to_json_text(report.plan.packed));
   json["tier_bytes"] = report.plan.tier_bytes;
   json["time_overhead"] = report.plan.time_overhead;
   json["step_seconds"] = report.plan.step_s;
@@ -115,7 +118,7 @@ void print_techniques(const PlanReport& report) {
 }
 
 void print_table(const PlanOptions& options, const PlanReport& report) {
-  const Setup& setup = options.setup;
+  const Setup& setup = report.setup;
   std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
@@ -145,6 +148,9 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   }
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
   if (report.plan.packed_bytes > 0) print_line("packed per step", report.plan.packed_bytes);
+  for (const nn::PackedResults& p : report.plan.packed) {
+    print_line("  " + p.name + " to " + std::string(to_string(p.dtype)), p.bytes);
+  }
   if (report.plan.tier_bytes > 0) {
     print_line(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
   }
@@ -213,6 +219,14 @@ void add_plan(CLI::App& program) {
   const auto options = std::make_shared<PlanOptions>();
   const auto is_json = std::make_shared<bool>(false);
   add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  command
+      ->add_option(
+          "--data", options->data,
+          "What 'thimble train' would learn from: vocabulary or images are those of the data (the model's own)")
+      ->type_name("PATH");
+  add_number(*command, "--clip", options->setup.clip_norm, 0, std::numeric_limits<double>::max(),
+             "Largest norm of the gradient; 0: none (1 for text)");
+  add_number(*command, "--dropout", options->setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
   add_size(*command, "--budget", options->budget_bytes, "Bytes that training may need (the hardware's, or no limit)");
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
   command->add_flag("--techniques", options->prices_techniques,

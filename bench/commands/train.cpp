@@ -15,6 +15,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/fp8_report.h>
 #include <thimble/bench/live.h>
+#include <thimble/bench/packing_report.h>
 #include <thimble/bench/training.h>
 #include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
@@ -76,7 +77,13 @@ class ProgressLine {
   std::optional<LiveView> live_;
 };
 
-void print_json(const TrainOptions& options, const TrainReport& r) {
+/// What is printed besides the run's own report.
+struct Packing {
+  std::vector<nn::PackedResults> packed;
+  std::optional<nn::GradientReport> gradients;  ///< where asked for
+};
+
+void print_json(const TrainOptions& options, const Packing& packing, const TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"parameters", r.parameters},
                               {"first_step", r.first_step},
@@ -102,6 +109,8 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"arena_rss_bytes", r.arena_rss_bytes},
                               {"ms_per_step", r.ms_per_step},
                               {"items_per_s", r.items_per_s}};
+  json["packed"] = nlohmann::ordered_json::parse(to_json_text(packing.packed));
+  if (packing.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*packing.gradients));
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
   if (const auto fp8 = fp8_report(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
@@ -231,7 +240,10 @@ void add_train(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   const auto is_live = std::make_shared<bool>(false);
   command->add_flag("--live", *is_live, "Show a picture of the memory under the progress line; on a terminal alone");
-  command->callback([options, is_json, is_live] {
+  const auto wants_gradients = std::make_shared<bool>(false);
+  command->add_flag("--gradient-report", *wants_gradients,
+                    "With --allow-lossy: how far packing turns the gradients of the first batch, by parameter");
+  command->callback([options, is_json, is_live, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError(
           "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
@@ -245,12 +257,17 @@ void add_train(CLI::App& program) {
     if (options->budget_bytes == 0 && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
+    if (*wants_gradients && !setup.allows_lossy) {
+      throw ValueError("--gradient-report: nothing is packed; with --budget and --allow-lossy it is allowed");
+    }
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     // What is not as asked is said before the first step.
     if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
       std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
     }
+    train_detail::Packing packing{prepared.plan.packed, std::nullopt};
+    if (*wants_gradients) packing.gradients = packing_gradients(prepared);
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     const TrainReport report = train(
         prepared, [&line](const TrainProgress& progress) { line.show(progress); },
@@ -258,7 +275,9 @@ void add_train(CLI::App& program) {
           if (*is_live) line.watch(stack, prepared.options.budget_bytes);
         });
     line.end_watch();
-    *is_json ? train_detail::print_json(prepared.options, report) : train_detail::print_table(prepared.options, report);
+    if (*is_json) return train_detail::print_json(prepared.options, packing, report);
+    train_detail::print_table(prepared.options, report);
+    if (packing.gradients) std::printf("%s", to_lines(*packing.gradients).c_str());
   });
 }
 

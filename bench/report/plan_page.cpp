@@ -262,15 +262,13 @@ std::optional<std::int64_t> theory_bytes(const Setup& setup) {
 }  // namespace plan_page_detail
 
 PlanView see_plan(const PlanOptions& options, const PlanReport& report) {
-  PlanView view{options.setup, report, {}, {}, {}};
-  view.setup.batch = report.batch;
-  view.setup.micro_batches = report.micro_batches;
+  PlanView view{report.setup, report, {}, {}, {}};
   if (options.is_inference) {
     view.steps.push_back(trace_step("forward", options.device,
                                     options.is_int8 ? int8_inference_run(view.setup) : inference_run(view.setup)));
     return view;
   }
-  const nn::MakeRun make = training_run(view.setup);
+  const nn::MakeRun& make = report.run;
   view.plans = report.planner->plans();
   for (nn::Plan& plan : view.plans) plan.time_overhead = plan.step_s / report.plain_step_s - 1;
   view.theory_bytes = plan_page_detail::theory_bytes(view.setup);

@@ -13,7 +13,7 @@ namespace thimble::bench {
 
 /// A plan with the steps it is about.
 struct PlanView {
-  Setup setup;  ///< with the planned batch
+  Setup setup;  ///< of the report
   PlanReport report;
   std::vector<StepTrace> steps;  ///< the step that keeps everything, then the planned one where it is another
 

@@ -128,6 +128,7 @@ Planner::Planner(MakeRun make, Device device, const CostModel& costs, PlannerOpt
     passes_ = run.options().micro_batches;
     fuses = run.options().fuses_optimizer != FusedUpdate::off;
   });
+  if (storing.packs) check_rules(graph_, storing);
   const std::vector<NodeTimes> times = node_times(graph_, costs);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
   const StoredOptions stored(graph_, times, costs.hardware, storing);
@@ -194,6 +195,7 @@ Plan Planner::plan_of(std::shared_ptr<const TapePlan> tape) const {
     }
     const bool is_offloaded = store.form == TapePlan::Store::Form::offload;
     (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph_.bytes_of(value);
+    if (!is_offloaded) add_packed(plan.packed, node.type->name, store.dtype, graph_.bytes_of(value));
   }
   return plan;
 }

@@ -40,6 +40,16 @@ struct PlannerOptions {
   MakeTier make_tier;  ///< needed where they are offloaded
 };
 
+/// Results of operators of one name that a plan packs to one dtype.
+struct PackedResults {
+  std::string name;
+  DType dtype;
+  std::size_t tensors = 0, bytes = 0;  ///< per recording, before they are packed
+  friend bool operator==(const PackedResults&, const PackedResults&) = default;
+};
+/// Counts one more.
+void add_packed(std::vector<PackedResults>& list, std::string_view name, DType dtype, std::size_t bytes);
+
 /// A way of running the step, with what it needs.
 struct Plan {
   /// Has the steps of a run follow it. Makes the tier where it offloads: to be called once model and optimizer are
@@ -54,10 +64,11 @@ struct Plan {
   double step_s = 0;                     ///< by the cost model
   double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
   CategoryBytes peak_by_category{};
-  MakeTier make_tier;               ///< null where the plan does not offload
-  std::size_t offloaded_bytes = 0;  ///< of saved tensors, per recording
-  std::size_t packed_bytes = 0;     ///< the same, before they are packed
-  std::size_t tier_bytes = 0;       ///< that the run's tiers occupy, exactly (MemoryProfile)
+  MakeTier make_tier;                      ///< null where the plan does not offload
+  std::size_t offloaded_bytes = 0;         ///< of saved tensors, per recording
+  std::size_t packed_bytes = 0;            ///< the same, before they are packed
+  std::vector<PackedResults> packed = {};  ///< what these are
+  std::size_t tier_bytes = 0;              ///< that the run's tiers occupy, exactly (MemoryProfile)
 };
 
 /// No plan fits the budget.

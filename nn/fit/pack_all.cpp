@@ -8,6 +8,7 @@
 namespace thimble::nn {
 
 TapePlan pack_all(const TapeGraph& graph, const Storing& storing) {
+  check_rules(graph, storing);
   TapePlan plan;
   for (const TapeGraph::Node& node : graph.nodes) plan.types.push_back(node.type);
   plan.fates.assign(plan.types.size(), Fate::keep);
@@ -17,8 +18,7 @@ TapePlan pack_all(const TapeGraph& graph, const Storing& storing) {
     if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result) continue;
     const std::uint32_t after = std::max(use.until, use.node);
     if (after + 1 >= graph.nodes.size() || graph.storages[s].bytes < storing.smallest) continue;
-    const std::optional<DType> to =
-        storing.policy != nullptr ? storing.policy(*plan.types[use.node]) : std::optional(storing.packed);
+    const std::optional<DType> to = storing.packed_as(*plan.types[use.node]);
     if (!to || !can_pack(use.dtype, *to)) continue;
     plan.stores.push_back({use.node, TapePlan::Store::result, TapePlan::Store::Form::pack, *to, after, after, after});
   }
@@ -32,7 +32,9 @@ Plan packed_plan(const MakeRun& make, Device device, const Storing& storing) {
   plan.tape = std::make_shared<TapePlan>(pack_all(graph, storing));
   plan.description = "everything that can be is packed to " + std::string(to_string(storing.packed));
   for (const TapePlan::Store& store : plan.tape->stores) {
-    plan.packed_bytes += graph.bytes_of(graph.nodes[store.node].output);
+    const TapeGraph::Node& node = graph.nodes[store.node];
+    plan.packed_bytes += graph.bytes_of(node.output);
+    add_packed(plan.packed, node.type->name, store.dtype, graph.bytes_of(node.output));
   }
   const MemoryProfile profile = profile_training(on, [&](Device target) {
     std::unique_ptr<TrainingRun> run = make(target);

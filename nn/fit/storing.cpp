@@ -30,12 +30,8 @@ bool StoredOptions::is_storable(std::uint32_t storage, const Stage& stage, TapeP
   if (use.is_held || use.node == TapeGraph::none || use.until >= stage.end || use.bytes < storing_.smallest)
     return false;
   if (form == TapePlan::Store::Form::offload) return true;
-  const std::optional<DType> to = packed_as(use);
+  const std::optional<DType> to = storing_.packed_as(*graph_.nodes[use.node].type);
   return use.which == TapePlan::Store::result && to && can_pack(use.dtype, *to);
-}
-
-std::optional<DType> StoredOptions::packed_as(const Storable& use) const {
-  return storing_.policy != nullptr ? storing_.policy(*graph_.nodes[use.node].type) : storing_.packed;
 }
 
 // The last node of the stage whose backward, or running again, may read a storage.
@@ -110,7 +106,7 @@ StoredOption StoredOptions::packed(const remat::Option& option, const Stage& sta
   for (const std::uint32_t storage : storages) {
     const Storable& use = uses_[storage];
     const std::uint32_t after = std::max(use.until, stage.first);
-    const DType to = *packed_as(use);
+    const DType to = *storing_.packed_as(*graph_.nodes[use.node].type);
     result.stores.push_back({use.node, use.which, TapePlan::Store::Form::pack, to, after, after, stage.end - 1});
     bytes += static_cast<remat::Bytes>(use.bytes);
     small += static_cast<remat::Bytes>(packed_bytes(static_cast<std::int64_t>(use.bytes / size_of(use.dtype)), to));

@@ -12,6 +12,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <thimble/autograd/graph.h>
@@ -25,14 +27,36 @@ namespace thimble::nn {
 /// To what the results of an operator may be packed; nullopt: they are not.
 using PackPolicy = std::optional<DType> (*)(const OpType& type);
 
+/// To what the results of operators of one name may be packed: "linear", or the beginning of names up to an underscore,
+/// "gelu" for gelu_tanh and gelu_erf. nullopt: they are not.
+struct PackRule {
+  std::string name;
+  std::optional<DType> dtype;
+  bool names(std::string_view op) const noexcept;
+  friend bool operator==(const PackRule&, const PackRule&) = default;
+};
+
 /// What plans may do with tensors besides keeping and dropping them.
 struct Storing {
   bool offloads = false;
   bool packs = false;           ///< lossy
   DType packed = DType::bf16;   ///< to what: f16, bf16, f8e4m3, f8e5m2 or i8
-  PackPolicy policy = nullptr;  ///< for each operator; null: `packed` for all
+  PackPolicy policy = nullptr;  ///< for each operator; null: by `rules`
+  /// For operators by name, of which the longest that fits counts; those that none names are packed to `packed`.
+  std::vector<PackRule> rules = {};
+  bool packs_rest = true;       ///< false: what no rule names is not packed
   std::size_t smallest = 4096;  ///< bytes of a tensor for which it is worth the trouble
+
+  /// What becomes of the results of an operator.
+  std::optional<DType> packed_as(const OpType& type) const;
 };
+
+/// The names of a recording's operators of which some result waits for backward and can be packed to `dtype`, sorted.
+std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype);
+
+/// Throws ValueError for a rule that names no operator whose results can be packed so; the message lists those that
+/// there are.
+void check_rules(const TapeGraph& graph, const Storing& storing);
 
 /// A way of recording a stage, and what it stores.
 struct StoredOption {
@@ -57,7 +81,6 @@ class StoredOptions {
   std::vector<StoredOption> of(const remat::Option& option, const Stage& stage) const;
 
  private:
-  std::optional<DType> packed_as(const Storable& use) const;
   bool is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const;
   std::uint32_t last_reader(std::uint32_t storage, const Stage& stage) const;
   StoredOption offloaded(const remat::Option& option, const Stage& stage, std::vector<std::uint32_t> storages,

@@ -1,0 +1,60 @@
+// Which operators' results are packed, and to what: rules by name, and what plans made of them.
+
+#include <algorithm>
+
+#include <thimble/autograd/node.h>
+#include <thimble/core/error.h>
+#include <thimble/core/pack.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/storable.h>
+#include <thimble/nn/fit/storing.h>
+
+namespace thimble::nn {
+
+bool PackRule::names(std::string_view op) const noexcept {
+  return op.starts_with(name) && (op.size() == name.size() || op[name.size()] == '_');
+}
+
+std::optional<DType> Storing::packed_as(const OpType& type) const {
+  if (policy != nullptr) return policy(type);
+  const PackRule* best = nullptr;
+  for (const PackRule& rule : rules) {
+    if (rule.names(type.name) && (best == nullptr || rule.name.size() > best->name.size())) best = &rule;
+  }
+  if (best != nullptr) return best->dtype;
+  return packs_rest ? std::optional(packed) : std::nullopt;
+}
+
+std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype) {
+  std::vector<std::string> names;
+  for (const Storable& use : storables(graph)) {
+    if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result) continue;
+    if (can_pack(use.dtype, dtype)) names.emplace_back(graph.nodes[use.node].type->name);
+  }
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
+  return names;
+}
+
+void check_rules(const TapeGraph& graph, const Storing& storing) {
+  for (const PackRule& rule : storing.rules) {
+    // What is not to be packed is what otherwise could be, at the widest choice of dtypes.
+    const std::vector<std::string> allowed = packable_operators(graph, rule.dtype.value_or(DType::i8));
+    if (std::any_of(allowed.begin(), allowed.end(), [&](const std::string& op) { return rule.names(op); })) continue;
+    std::string list;
+    for (const std::string& op : allowed) list += (list.empty() ? "" : ", ") + op;
+    const std::string to = rule.dtype ? " to " + std::string(to_string(*rule.dtype)) : "";
+    throw ValueError("packing: '" + rule.name + "' names no operator of this step whose results can be packed" + to +
+                     "; allowed: " + (list.empty() ? "none" : list));
+  }
+}
+
+void add_packed(std::vector<PackedResults>& list, std::string_view name, DType dtype, std::size_t bytes) {
+  auto found = std::find_if(list.begin(), list.end(),
+                            [&](const PackedResults& p) { return p.name == name && p.dtype == dtype; });
+  if (found == list.end()) found = list.insert(list.end(), {std::string(name), dtype});
+  ++found->tensors;
+  found->bytes += bytes;
+}
+
+}  // namespace thimble::nn
