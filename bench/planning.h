@@ -11,6 +11,7 @@
 #include <thimble/bench/choices.h>
 #include <thimble/bench/costs.h>
 #include <thimble/bench/setup.h>
+#include <thimble/bench/storing.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
@@ -38,6 +39,7 @@ struct PlannedSegment {
 
 struct PlanReport {
   nn::Plan plan;
+  Packing packing;  ///< of the plan
   std::int64_t parameters = 0;
   std::int64_t batch = 0;
   std::int64_t micro_batches = 1;

@@ -37,9 +37,9 @@ void wrote(const Moment& moment) {
 
 Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow)
     : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(std::move(narrow)) {
-  check_options("adam8", options);
-  adam8_detail::check_update("adam8", options.narrow);
-  check_narrow_state("adam8", narrow_, this->parameters());
+  check_options(name(), options);
+  adam8_detail::check_update(name(), options.narrow);
+  check_narrow_state(name(), narrow_, this->parameters());
   set_tier(options.tier);
   for (const Named& p : this->parameters()) {
     first_.push_back(make_moment(p, narrow_, true));

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -76,6 +77,12 @@ class ProgressLine {
   std::optional<LiveView> live_;
 };
 
+std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(to_string(dtype));
+  return names;
+}
+
 void print_json(const TrainOptions& options, const TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"parameters", r.parameters},
@@ -83,6 +90,7 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"steps", r.steps},
                               {"loss_first", r.loss_first},
                               {"loss_last", r.loss_last},
+                              {"is_finite", r.is_finite()},
                               {"validation_loss", r.validation.loss},
                               {"optimizer", r.optimizer},
                               {"optimizer_state_bytes", r.state_bytes},
@@ -95,7 +103,9 @@ void print_json(const TrainOptions& options, const TrainReport& r) {
                               {"clip_norm", r.clip_norm},
                               {"time_overhead", r.time_overhead},
                               {"offloaded_bytes", r.offloaded_bytes},
-                              {"packed_bytes", r.packed_bytes},
+                              {"packed_bytes", r.packing.bytes},
+                              {"packed_to_bytes", r.packing.packed_bytes},
+                              {"packed_dtypes", names_of(r.packing.dtypes)},
                               {"predicted_tier_bytes", r.predicted_tier_bytes},
                               {"measured_tier_bytes", r.measured_tier_bytes},
                               {"rss_peak_bytes", r.rss_peak_bytes},
@@ -125,8 +135,19 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
               static_cast<long long>(r.steps));
+  if (const std::string precision = precision_text(options.setup); !precision.empty()) {
+    std::printf("  precision        %s\n", precision.c_str());
+  }
   if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
+  if (!r.is_finite()) std::printf("                   the last loss is not finite\n");
+  if (r.scaler) {
+    std::printf("  loss scale       %.9g at the end", r.scaler->scale);
+    if (r.scaler->skipped_steps > 0) {
+      std::printf(", %lld steps skipped", static_cast<long long>(r.scaler->skipped_steps));
+    }
+    std::printf("\n");
+  }
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
   std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
               format_grouped(static_cast<std::int64_t>(r.state_bytes)).c_str());
@@ -156,7 +177,11 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.offloaded_bytes > 0) {
     std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
   }
-  if (r.packed_bytes > 0) std::printf("  packed           %s per step\n", bytes_text(r.packed_bytes).c_str());
+  if (r.packing.bytes > 0) {
+    std::printf("  packed           %s to %s of %s per %s\n", bytes_text(r.packing.bytes).c_str(),
+                bytes_text(r.packing.packed_bytes).c_str(), to_string(r.packing.dtypes).c_str(),
+                options.setup.micro_batches > 1 ? "micro-batch" : "step");
+  }
   if (r.predicted_tier_bytes > 0) {
     std::printf("  %s %s predicted, %s measured\n", options.device.is_cuda() ? "pinned on host  " : "in files        ",
                 format_grouped(static_cast<std::int64_t>(r.predicted_tier_bytes)).c_str(),
@@ -248,6 +273,9 @@ void add_train(CLI::App& program) {
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     // What is not as asked is said before the first step.
+    if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
+      std::fprintf(stderr, "thimble: %s\n", warning.c_str());
+    }
     if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
       std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
     }
@@ -259,6 +287,13 @@ void add_train(CLI::App& program) {
         });
     line.end_watch();
     *is_json ? train_detail::print_json(prepared.options, report) : train_detail::print_table(prepared.options, report);
+    if (!report.is_finite()) {
+      std::fflush(stdout);
+      std::fprintf(stderr,
+                   "thimble: the last loss is not finite (training %g, validation %g); what was asked for is written\n",
+                   report.loss_last, report.validation.loss);
+      throw CLI::RuntimeError(not_finite_status);
+    }
   });
 }
 
