@@ -97,6 +97,32 @@ TEST_CASE("program: a recorded run with skipped steps goes on where it stopped",
   check_resumes(options, 8);
 }
 
+TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or not", "[precision][cuda][graph]") {
+  std::vector<double> losses;  // without any of these
+  for (const Device device : {cpu, cuda()}) {
+    if (device.is_cuda() && !thimble::testing::has_cuda()) continue;
+    losses.clear();
+    for (const bool fuses : {false, true}) {
+      for (const bool records : {false, true}) {
+        if (records && !device.is_cuda()) continue;
+        INFO(to_string(device) << (fuses ? " fused" : "") << (records ? " recorded" : ""));
+        bench::TrainOptions options = tiny("O2");
+        options.device = device;
+        options.steps = 5;
+        options.setup.clip_norm = 0;
+        options.setup.loss_scale = {.scale = 4096, .is_dynamic = false};
+        options.setup.fuses_optimizer = fuses;
+        options.records_steps = records;
+        const Run one = run(options);
+        CHECK(one.report.predicted_peak_bytes == one.report.measured_peak_bytes);
+        CHECK(one.report.scaler == optim::GradScalerState{4096, 0, 0});
+        if (losses.empty()) losses = one.losses;
+        CHECK(one.losses == losses);
+      }
+    }
+  }
+}
+
 TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[precision][program]") {
   struct Row {
     const char *precision, *message;
