@@ -144,7 +144,8 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.scaler) {
     std::printf("  loss scale       %.9g at the end", r.scaler->scale);
     if (r.scaler->skipped_steps > 0) {
-      std::printf(", %lld steps skipped", static_cast<long long>(r.scaler->skipped_steps));
+      std::printf(", %lld step%s skipped", static_cast<long long>(r.scaler->skipped_steps),
+                  r.scaler->skipped_steps == 1 ? "" : "s");
     }
     std::printf("\n");
   }
