@@ -60,7 +60,9 @@ std::vector<Variant> variants_of(const Setup& setup) {
   const bool normalises_batches = has_batch_norm(setup);
   // Else a gradient is gone once it is complete.
   const bool is_one = !setup.fuses_optimizer && !setup.offloads_gradients;
-  const bool can_fuse = is_one && setup.micro_batches == 1 && make_scaler(setup) == nullptr;
+  const auto scaling = loss_scaling(setup);
+  const bool is_judged = scaling && scaling->is_dynamic;  // when all gradients are there
+  const bool can_fuse = is_one && setup.micro_batches == 1 && !is_judged;
   const bool can_chunk = text && may_chunk_head(setup) && setup.sizes.head == models::Head::full;
   std::int64_t most = 1;
   const Variant plain{"", setup, ""};

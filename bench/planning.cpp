@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include <thimble/autograd/node.h>
 #include <thimble/bench/planned_run.h>
@@ -61,6 +62,35 @@ nn::Plan inference_plan(const PlanOptions& options, std::int64_t& parameters) {
   return plan;
 }
 
+/// Throws ValueError for what a forward has no use for.
+void check_inference(const PlanOptions& options) {
+  const Setup& s = options.setup;
+  placement(s, dry(options.device));
+  const std::pair<bool, std::string> training[] = {
+      {!s.optimizer.empty(), "--optimizer " + s.optimizer},
+      {s.state != DType::f32, "--state " + std::string(to_string(s.state))},
+      {!s.full_state.empty(), "--full-state"},
+      {s.sizes.head == models::Head::chunked, "--head chunked"},
+      {s.loss_scale.has_value(), s.loss_scale ? loss_scale_flag(s) : ""},
+      {s.loss_scale_interval.has_value(), "--loss-scale-interval"},
+      {!s.offload.empty(), "--offload " + s.offload},
+      {s.offloads_optimizer, "--offload-optimizer"},
+      {s.offloads_gradients, "--offload-gradients"},
+      {s.allows_lossy, "--allow-lossy=" + std::string(to_string(s.lossy))}};
+  for (const auto& [is_asked, flag] : training) {
+    if (is_asked) throw ValueError("--inference: not with " + flag + ", which is about training steps");
+  }
+  if (!options.is_int8) return;
+  if (!s.precision.empty() && s.precision != "O0") {
+    throw ValueError("--int8: not with --precision " + s.precision +
+                     ", because the codes are made of a net in f32; O0, or no --precision, is allowed");
+  }
+  if (s.dtype != DType::f32) {
+    throw ValueError("--int8: not with --dtype " + std::string(to_string(s.dtype)) +
+                     ", because the codes are made of a net in f32; f32 is allowed");
+  }
+}
+
 /// The plan of a training step, for a report that has its budget.
 void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
                    PlanReport& report) {
@@ -79,6 +109,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.run = run_of(setup);
   report.micro_batches = setup.micro_batches;
   nn::Planner& planner = *report.planner;
+  check_lossy(setup, options.device, planner.graph());
   report.parameters = planner.parameters();
   report.clip_norm = clip_norm(setup, models::make_model(setup.model, setup.sizes, {dry(cpu)})->is_text());
   report.minimum_bytes = planner.smallest().peak_bytes;
@@ -95,6 +126,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
     }
   }
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
+  report.packing = packing_of(report.plan, planner.graph());
   report.segments = segments_of(report.plan, planner.graph());
   if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
 }
@@ -249,6 +281,7 @@ PlanReport make_plan(const PlanOptions& given) {
       throw ValueError(
           "--inference: not with --fuse-optimizer, --micro-batches or --techniques, which are about training steps");
     }
+    planning_detail::check_inference(options);
     report.plan = planning_detail::inference_plan(options, report.parameters);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {

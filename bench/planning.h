@@ -11,6 +11,7 @@
 #include <thimble/bench/choices.h>
 #include <thimble/bench/costs.h>
 #include <thimble/bench/setup.h>
+#include <thimble/bench/storing.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
@@ -41,6 +42,7 @@ struct PlanReport {
   nn::Plan plan;
   Setup setup;      ///< that was planned: sizes of data, the batch and the number of micro-batches are filled in
   nn::MakeRun run;  ///< its runs (PlannedRuns); empty with --inference
+  Packing packing;  ///< of the plan
   std::int64_t parameters = 0;
   std::int64_t batch = 0;
   std::int64_t micro_batches = 1;

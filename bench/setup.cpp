@@ -94,40 +94,6 @@ std::shared_ptr<Tier> make_tier(const Setup& setup, Device device) {
 
 }  // namespace setup_detail
 
-void set_precision(Setup& setup, const std::string& name) {
-  setup.dtype = nn::precision(name).parameters;
-  setup.precision = name;
-}
-
-nn::Placement placement(const Setup& setup, Device device) {
-  const bool has_fp8 = !setup.precision.empty() && nn::precision(setup.precision).fp8;
-  if (setup.fp8_strict && !has_fp8) {
-    throw ValueError("--fp8-strict: there is no FP8 " +
-                     (setup.precision.empty() ? "without --precision" : "under --precision " + setup.precision) +
-                     "; allowed with fp8, fp8-current, fp8-block");
-  }
-  if (setup.precision.empty()) return {device, setup.dtype};
-  const nn::Precision& policy = nn::precision(setup.precision);
-  if (policy.parameters != setup.dtype) {
-    throw ValueError("--dtype: " + std::string(to_string(setup.dtype)) + " contradicts --precision " + setup.precision +
-                     ", whose parameters are " + std::string(to_string(policy.parameters)) +
-                     "; without --dtype, or with that one, it is allowed");
-  }
-  nn::Placement on = policy.on(device);
-  if (on.fp8) on.fp8->strict = setup.fp8_strict;
-  return on;
-}
-
-bool may_chunk_head(const Setup& setup) {
-  const nn::Placement on = placement(setup, cpu);
-  return setup.precision.empty() || on.compute.value_or(on.dtype) != DType::f16;
-}
-
-std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup) {
-  const bool scales = !setup.precision.empty() && nn::precision(setup.precision).scales_loss;
-  return scales ? std::make_unique<optim::GradScaler>() : nullptr;
-}
-
 std::string optimizer_name(const Setup& setup, bool is_text) {
   if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
   for (const char* name : {"sgd", "momentum", "adam", "adamw", "adafactor", "momentum8", "adam8", "adamw8"}) {
@@ -246,20 +212,20 @@ void check_techniques(const Setup& setup, bool is_text) {
       throw ValueError("--offload-gradients: not with --micro-batches " + parts +
                        ", which all add to every gradient; --micro-batches 1 is allowed");
     }
-    if (make_scaler(setup) != nullptr) {
-      throw ValueError("--offload-gradients: not with --precision " + setup.precision +
-                       ", whose loss scale judges gradients that are here; a policy that does not scale the loss is "
+    if (loss_scaling(setup)) {
+      throw ValueError("--offload-gradients: not with " + loss_scale_flag(setup) +
+                       ", whose loss scale judges gradients that are here; training that does not scale the loss is "
                        "allowed");
     }
   }
-  if (setup.fuses_optimizer && make_scaler(setup) != nullptr) {
-    throw ValueError(
-        "--fuse-optimizer: not with --precision " + setup.precision +
-        ", because whether a step is skipped is known when all gradients are there; a policy that does not "
-        "scale the loss is allowed");
+  if (setup.fuses_optimizer && loss_scaling(setup) && loss_scaling(setup)->is_dynamic) {
+    throw ValueError("--fuse-optimizer: not with " + loss_scale_flag(setup) +
+                     ", because whether a step is skipped is known when all gradients are there; a static "
+                     "--loss-scale, or none, is allowed");
   }
   if (setup.sizes.head == models::Head::chunked && !may_chunk_head(setup)) {
-    throw ValueError("--head: chunked is not for --precision " + setup.precision +
+    throw ValueError("--head: chunked is not for " +
+                     (setup.precision.empty() ? loss_scale_flag(setup) : "--precision " + setup.precision) +
                      ": it makes gradients in f16 before the loss scale; full is allowed");
   }
   if (setup.micro_batches < 0) throw ValueError("--micro-batches: " + parts + "; at least 1, or auto, is allowed");

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/precision.h>
 #include <thimble/nn/profile.h>
+#include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::bench {
@@ -27,8 +29,13 @@ struct Setup {
   DType dtype = DType::f32;                  ///< of parameters and activations
   std::string precision;    ///< a policy (nn/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
   bool fp8_strict = false;  ///< a layer that the policy's FP8 cannot take is an error
-  double rate = -1;         ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
-  double clip_norm = -1;    ///< negative: 1 for text, none for images
+  /// Of the policy's FP8 recipe (nn/fp8_recipe.h); none: as the policy has it.
+  std::optional<std::int64_t> fp8_history, fp8_margin;
+  std::optional<bool> fp8_hybrid;
+  std::optional<optim::GradScalerOptions> loss_scale;  ///< none: as the policy has it
+  std::optional<std::int64_t> loss_scale_interval;     ///< good steps before a dynamic one grows; none: as it comes
+  double rate = -1;       ///< negative: 0.1 for sgd and momentum, 1e-3 or by width for adam and adamw, 0.03 adafactor
+  double clip_norm = -1;  ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
@@ -51,15 +58,36 @@ inline constexpr std::int64_t auto_micro_batches = 0;
 void set_precision(Setup& setup, const std::string& name);
 
 /// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`,
-/// and for fp8_strict without FP8.
+/// for what is about FP8 without it, and for a part of a recipe that has no effect on its scales.
 nn::Placement placement(const Setup& setup, Device device);
 
-/// Whether the setup may have a chunked head: not with products in f16 under a policy, whose gradients are made before
-/// a loss scale could keep them from vanishing.
+/// Whether the setup may have a chunked head: not with products in f16 under a policy or with a loss scale, whose
+/// gradients are made before the scale could keep them from vanishing.
 bool may_chunk_head(const Setup& setup);
 
-/// The loss scaler of the setup's policy; null: the loss is not scaled.
+/// How the loss is scaled; none: it is not. Throws ValueError for an interval without a dynamic scale.
+std::optional<optim::GradScalerOptions> loss_scaling(const Setup& setup);
+
+/// What scales the loss, as a flag: "--precision O2", "--loss-scale dynamic", "--loss-scale 1024".
+std::string loss_scale_flag(const Setup& setup);
+
+/// A scaler as loss_scaling has it; null: the loss is not scaled. Throws ValueError as GradScaler does.
 std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
+
+/// What a report says of the policy and the loss scale: "O2, dynamic loss scale from 65536", "loss scale 1024"; empty:
+/// there is neither.
+std::string precision_text(const Setup& setup);
+
+/// What to know before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: nothing.
+std::string precision_warning(const Setup& setup);
+
+/// A part of the setup's recipe in low precision. Empty: there is no such thing.
+struct RecipeText {
+  std::string key, flag;     ///< in a checkpoint, and on the command line
+  std::string value, usual;  ///< the setup's, and that of its policy
+};
+/// Loss scale and FP8, as a checkpoint keeps them.
+std::vector<RecipeText> recipe_texts(const Setup& setup);
 
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
 /// micro-batches or a scaled loss, offloads_gradients with any of these or without a folder, micro-batches that do not

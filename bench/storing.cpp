@@ -1,17 +1,80 @@
 #include <thimble/bench/storing.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
+#include <thimble/autograd/graph.h>
+#include <thimble/autograd/plan.h>
+#include <thimble/core/error.h>
+#include <thimble/core/pack.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/device_tier.h>
+#include <thimble/nn/fit/storable.h>
 
 namespace thimble::bench {
+namespace storing_detail {
+
+/// Whether a result that backward reads can be packed so.
+bool packs(const TapeGraph& graph, const nn::Storing& storing) {
+  const std::vector<nn::Storable> uses = nn::storables(graph);
+  return std::any_of(uses.begin(), uses.end(), [&](const nn::Storable& use) {
+    if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result)
+      return false;
+    const auto to = storing.policy != nullptr ? storing.policy(*graph.nodes[use.node].type) : storing.packed;
+    return to && can_pack(use.dtype, *to);
+  });
+}
+
+std::vector<DType> narrower(const TapeGraph& graph) {
+  std::vector<DType> list;
+  for (const DType dtype : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {
+    nn::Storing storing;
+    storing.packed = dtype;
+    if (packs(graph, storing)) list.push_back(dtype);
+  }
+  return list;
+}
+
+}  // namespace storing_detail
+
+Packing packing_of(const nn::Plan& plan, const TapeGraph& graph) {
+  Packing packing;
+  if (!plan.tape) return packing;
+  for (const TapePlan::Store& store : plan.tape->stores) {
+    if (store.form != TapePlan::Store::Form::pack) continue;
+    const std::uint32_t value = graph.nodes[store.node].output;
+    const std::size_t bytes = graph.bytes_of(value);
+    packing.bytes += bytes;
+    packing.packed_bytes +=
+        packed_bytes(static_cast<std::int64_t>(bytes / size_of(graph.values[value].dtype)), store.dtype);
+    if (std::find(packing.dtypes.begin(), packing.dtypes.end(), store.dtype) == packing.dtypes.end()) {
+      packing.dtypes.push_back(store.dtype);
+    }
+  }
+  return packing;
+}
+
+std::string to_string(const std::vector<DType>& dtypes) {
+  std::string text;
+  for (const DType dtype : dtypes) text += (text.empty() ? "" : ", ") + std::string(to_string(dtype));
+  return text;
+}
+
+void check_lossy(const Setup& setup, Device device, const TapeGraph& graph) {
+  if (!setup.allows_lossy || storing_detail::packs(graph, planner_options(setup, device).storing)) return;
+  const std::string others = to_string(storing_detail::narrower(graph));
+  throw ValueError(
+      "--allow-lossy: " + std::string(to_string(setup.lossy)) + " is no narrower than what backward keeps of " +
+      setup.model + " " +
+      (setup.precision.empty() ? "--dtype " + std::string(to_string(setup.dtype)) : "--precision " + setup.precision) +
+      ", so that it would save nothing; " + (others.empty() ? "nothing narrower" : others) + " is allowed");
+}
 
 std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
                                         Device device, bool is_recorded) {
   std::vector<StoringPrice> prices;
-  const auto add = [&](const char* flags, const nn::PlannerOptions& options) {
+  const auto add = [&](const std::string& flags, const nn::PlannerOptions& options) {
     nn::Planner planner(make, device, costs, options);
     const nn::Plan& least = planner.smallest();
     prices.push_back({flags, least.peak_bytes, least.time_overhead});
@@ -25,7 +88,11 @@ std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& se
   if (!setup.allows_lossy) {
     options = planner_options(setup, device);
     options.storing.packs = true;
-    add("--allow-lossy", options);
+    const std::vector<DType> narrower = storing_detail::narrower(nn::record_step(device, make));
+    if (narrower.empty()) return prices;
+    options.storing.packed = narrower.front() == setup.lossy ? setup.lossy : narrower.back();
+    add(narrower.front() == setup.lossy ? "--allow-lossy" : "--allow-lossy=" + std::string(to_string(narrower.back())),
+        options);
   }
   return prices;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What offloading and packing would allow, for those who did not ask for them.
+// What plans pack, and what offloading and packing would allow those who did not ask for them.
 
 #include <cstddef>
 #include <string>
@@ -9,9 +9,25 @@
 
 namespace thimble::bench {
 
+/// What a plan packs in one recording: a step, or one of its micro-batches.
+struct Packing {
+  std::size_t bytes = 0;         ///< of saved tensors, before
+  std::size_t packed_bytes = 0;  ///< and after, scales included
+  std::vector<DType> dtypes;     ///< to which, each once
+};
+Packing packing_of(const nn::Plan& plan, const TapeGraph& graph);
+
+/// "bf16, i8".
+std::string to_string(const std::vector<DType>& dtypes);
+
+/// Throws ValueError where the setup allows packing, and no tensor that could be packed is wider than what it names:
+/// for tensors in 16 bits bf16 and f16 save nothing. `graph` is of the setup's step.
+void check_lossy(const Setup& setup, Device device, const TapeGraph& graph);
+
 /// The smallest plan of a step under flags that the setup leaves off.
 struct StoringPrice {
-  std::string flags;  ///< "--offload FOLDER" ("--offload host" for a GPU), "--allow-lossy"
+  /// "--offload FOLDER" ("--offload host" for a GPU), "--allow-lossy" ("--allow-lossy=i8" where bf16 is no narrower)
+  std::string flags;
   std::size_t minimum_bytes = 0;
   double time_overhead = 0;  ///< over keeping everything
 };

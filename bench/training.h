@@ -13,6 +13,7 @@
 #include <thimble/bench/costs.h>
 #include <thimble/bench/dataset.h>
 #include <thimble/bench/setup.h>
+#include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
@@ -114,6 +115,7 @@ struct PreparedTraining {
   bool is_text = false;
   std::int64_t first_step = 0;  ///< > 0 when resumed
   nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
+  Packing packing;              ///< of the plan
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
@@ -151,7 +153,7 @@ struct TrainReport {
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
   std::size_t offloaded_bytes = 0;  ///< of saved tensors, per step
-  std::size_t packed_bytes = 0;     ///< the same, before they are packed
+  Packing packing;                  ///< of the plan
   /// Occupied by the run's tiers: files, or the host's pinned memory.
   std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
   double time_overhead = 0;                      ///< of the plan, by the cost model
@@ -163,6 +165,9 @@ struct TrainReport {
   double ms_per_step = 0, items_per_s = 0;       ///< over all steps but the first, where there are several
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
   std::string sample;
+
+  /// Whether the last loss and that of the validation are numbers. A run whose are not has failed.
+  bool is_finite() const noexcept;
 };
 
 /// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes, outside_bytes,

@@ -1,11 +1,13 @@
 // The whole run: checks, prediction, training, files.
 
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <system_error>
 
 #include <unistd.h>
 
+#include <thimble/bench/checkpoints.h>
 #include <thimble/bench/choices.h>
 #include <thimble/bench/recording.h>
 #include <thimble/bench/storing.h>
@@ -15,8 +17,6 @@
 #include <thimble/core/tf32.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/files/checkpoint.h>
-#include <thimble/nn/files/weights.h>
 #include <thimble/nn/log/tensorboard.h>
 #include <thimble/optim/adam8.h>
 
@@ -58,71 +58,6 @@ void check_folder(const char* flag, const std::string& path) {
   fs::path existing = fs::absolute(path);
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
   require_writable(flag, path, existing);
-}
-
-nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
-  nn::Metadata metadata{{"model", options.setup.model}};
-  if (!options.setup.precision.empty()) metadata["precision"] = options.setup.precision;
-  if (options.allows_tf32) metadata["tf32"] = "allowed";
-  std::string hexadecimal;  // characters may be any bytes; metadata are text
-  for (const char c : data.symbols()) {
-    constexpr char digits[] = "0123456789abcdef";
-    hexadecimal += {digits[static_cast<unsigned char>(c) >> 4], digits[static_cast<unsigned char>(c) & 15]};
-  }
-  if (!hexadecimal.empty()) metadata["characters"] = hexadecimal;
-  return metadata;
-}
-
-// Files pass through tensors of the process's default resource, not through the arena that is measured.
-void restore(Training& training, const std::string& path) {
-  const ResourceScope scope(default_resource(cpu));
-  nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
-}
-
-void save(Training& training, const PreparedTraining& prepared) {
-  if (prepared.options.save.empty()) return;
-  const ResourceScope scope(default_resource(cpu));
-  training.optimizer().fetch_state();
-  nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
-                      metadata_of(prepared.options, *prepared.data), training.scaler());
-  training.optimizer().put_state_away();
-}
-
-void save_weights(Training& training, const PreparedTraining& prepared) {
-  if (prepared.options.save_weights.empty()) return;
-  const ResourceScope scope(default_resource(cpu));
-  nn::save_weights(training.model(), prepared.options.save_weights, metadata_of(prepared.options, *prepared.data));
-}
-
-// Holds the checkpoint against the run on a dry device; nothing is loaded. Returns the step it stands at.
-std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training) {
-  const std::string start = "--resume: '" + options.resume + "' ";
-  const nn::Metadata metadata = nn::load_checkpoint(options.resume, training.model(), training.optimizer(),
-                                                    training.generator(), training.scaler());
-  for (const auto& [key, value] : metadata_of(options, data)) {
-    const auto found = metadata.find(key);
-    if (found == metadata.end() || found->second != value) {
-      throw ValueError(start + "has " + key + " '" + (found == metadata.end() ? "" : found->second) +
-                       "'; this run has '" + value + "', and that alone is allowed");
-    }
-  }
-  if (options.setup.precision.empty() && metadata.count("precision") != 0) {
-    throw ValueError(start + "was trained with --precision " + metadata.at("precision") +
-                     ", and that alone is allowed");
-  }
-  if (!options.allows_tf32 && metadata.count("tf32") != 0) {
-    throw ValueError(start + "was trained with --tf32, and that alone is allowed");
-  }
-  if (training.generator().seed() != options.setup.seed) {
-    throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
-                     "; the same is allowed, not " + std::to_string(options.setup.seed));
-  }
-  const std::int64_t done = training.optimizer().step_count();
-  if (done >= options.steps) {
-    throw ValueError(start + "has done " + std::to_string(done) + " steps; --steps " + std::to_string(options.steps) +
-                     " must be more (it counts from the start)");
-  }
-  return done;
 }
 
 /// Curves for TensorBoard.
@@ -178,7 +113,8 @@ class Loop {
         training_.rest();
         progress.evaluation = report_.validation = training_.evaluate();
       }
-      if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0)) save(training_, prepared_);
+      if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0))
+        save_checkpoint(training_, prepared_);
       log_.end_step(progress);
       if (observer) observer(progress);
     }
@@ -250,6 +186,7 @@ void plan_in_budget(PreparedTraining& prepared) {
                                             planner_options(chosen, prepared.options.device));
   }
   setup = chosen;
+  check_lossy(setup, prepared.options.device, planner->graph());
   nn::Plan plan;
   try {
     plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : planner->fit(budget);
@@ -260,6 +197,7 @@ void plan_in_budget(PreparedTraining& prepared) {
         all, price_storing(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
+  prepared.packing = packing_of(plan, planner->graph());
   prepared.plan = std::move(plan);
   setup = chosen;
 }
@@ -309,7 +247,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   if (options.sample > 0 && !training.can_sample()) {
     throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
   }
-  if (!options.resume.empty()) prepared.first_step = detail::check_resume(options, *prepared.data, training);
+  if (!options.resume.empty()) prepared.first_step = check_resume(options, *prepared.data, training);
   prepared.options = std::move(options);
   if (prepared.options.budget_bytes > 0) {
     detail::plan_in_budget(prepared);
@@ -338,6 +276,8 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
           {"cudnn_refusals", libraries.cudnn.refusals}};
 }
 
+bool TrainReport::is_finite() const noexcept { return std::isfinite(loss_last) && std::isfinite(validation.loss); }
+
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher) {
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
@@ -345,7 +285,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
   report.time_overhead = prepared.plan.time_overhead;
   report.offloaded_bytes = prepared.plan.offloaded_bytes;
-  report.packed_bytes = prepared.plan.packed_bytes;
+  report.packing = prepared.packing;
   report.predicted_tier_bytes = prepared.plan.tier_bytes;
   report.first_step = prepared.first_step;
   report.clip_norm = clip_norm(options.setup, prepared.is_text);
@@ -358,7 +298,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   const ResourceScope scope(stack.top);
   const Tf32Scope products(options.allows_tf32);
   Training training(options, *prepared.data, options.device, prepared.plan);
-  if (!options.resume.empty()) detail::restore(training, options.resume);
+  if (!options.resume.empty()) restore(training, options.resume);
   training.prepare_steps();
   report.parameters = training.model().parameter_count();
   report.optimizer = training.optimizer().name();
@@ -366,7 +306,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.full_state = optim::names_kept_full(training.optimizer());
   detail::Loop(prepared, stack, training, report).run(observer);
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
-  detail::save_weights(training, prepared);
+  save_weights(training, prepared);
   training.rest();
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;

@@ -33,8 +33,8 @@ Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState nar
       options_(options),
       narrow_(std::move(narrow)),
       update_(options.narrow) {
-  check_options("adam8", options);
-  check_narrow_state("adam8", narrow_, this->parameters());
+  check_options(name(), options);
+  check_narrow_state(name(), narrow_, this->parameters());
   set_tier(options.tier);
   for (const Named& p : this->parameters()) {
     first_.push_back(make_moment(p, narrow_, true));

@@ -76,7 +76,8 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     without.setup.precision.clear();
     without.setup.dtype = precision->parameters;
     without.resume = first.save;
-    CHECK_FALSE(refusal(without).empty());
+    // One dtype for everything is the same by either name.
+    CHECK(refusal(without).empty() == (name == "O0" || name == "O3"));
   }
 }
 

@@ -28,32 +28,12 @@ std::string number_text(double value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
-std::string precision_names() {
-  std::string names;
-  for (const nn::Precision& p : nn::precisions()) names += (names.empty() ? "" : ", ") + std::string(p.name);
-  return names;
-}
-
 std::int64_t parse_parts(const std::string& text) {
   try {
     return parse_integer("--micro-batches", text, 1, largest_size);
   } catch (const ValueError& error) {
     throw ValueError(std::string(error.what()) + ", or auto");
   }
-}
-
-DType parse_floating(const std::string& text) {
-  const char* const allowed = "--dtype: ";
-  DType dtype{};
-  try {
-    dtype = parse_dtype(text);
-  } catch (const Error&) {
-    throw ValueError(allowed + quote(text) + " is not one of f64, f32, f16, bf16, f8e4m3, f8e5m2");
-  }
-  if (!is_floating(dtype)) {
-    throw ValueError(allowed + quote(text) + " is not floating; allowed: f64, f32, f16, bf16, f8e4m3, f8e5m2");
-  }
-  return dtype;
 }
 
 // One of the dtypes of `allowed`, a list with commas.
@@ -171,7 +151,7 @@ CLI::Option* add_number(CLI::App& command, const std::string& flag, double& targ
   return command.add_option_function<std::string>(flag, read, help)->type_name("X");
 }
 
-void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+void add_model_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
   using flags_detail::largest_size;
   Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
   command
@@ -195,6 +175,19 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->type_name("S");
   command
       .add_option_function<std::string>(
+          "--seed",
+          [setup](const std::string& text) {
+            setup->seed =
+                static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
+          },
+          "Of initial values, batches and dropout (1)")
+      ->type_name("N");
+}
+
+void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+  add_model_flags(command, setup);
+  command
+      .add_option_function<std::string>(
           "--head",
           [setup](const std::string& text) {
             if (text != "full" && text != "chunked") {
@@ -204,7 +197,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           },
           "Text models: full makes all logits, chunked those of some rows at a time (full)")
       ->type_name("H");
-  command.add_flag("--fuse-optimizer", s.fuses_optimizer,
+  command.add_flag("--fuse-optimizer", setup->fuses_optimizer,
                    "Update each parameter during backward and free its gradient; no clipping, no micro-batches");
   command
       .add_option_function<std::string>(
@@ -214,25 +207,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           },
           "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
       ->type_name("N|auto");
-  const CLI::Option* const dtype =
-      command
-          .add_option_function<std::string>(
-              "--dtype", [setup](const std::string& text) { setup->dtype = flags_detail::parse_floating(text); },
-              "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
-          ->type_name("D");
-  command  // after --dtype: callbacks run in this order
-      .add_option_function<std::string>(
-          "--precision",
-          [setup, dtype](const std::string& text) {
-            const DType asked = setup->dtype;
-            set_precision(*setup, text);
-            if (dtype->count() > 0) setup->dtype = asked;
-            placement(*setup, cpu);
-          },
-          "Mixed precision: " + flags_detail::precision_names() + " (none: all is of --dtype)")
-      ->type_name("P");
-  command.add_flag("--fp8-strict", s.fp8_strict,
-                   "Under an FP8 policy a layer that falls back to a higher precision is an error");
+  add_precision_flags(command, setup);
   command
       .add_option_function<std::string>(
           "--optimizer",
@@ -250,19 +225,10 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
           "Moments of momentum, adam, adamw: f32, bf16, u8 (f32)")
       ->type_name("D");
   command
-      .add_option("--full-state", s.full_state,
+      .add_option("--full-state", setup->full_state,
                   "Parameters whose bf16 or u8 state is f32 all the same, by name or the beginning of names")
       ->type_name("NAME")
       ->delimiter(',');
-  command
-      .add_option_function<std::string>(
-          "--seed",
-          [setup](const std::string& text) {
-            setup->seed =
-                static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
-          },
-          "Of initial values, batches and dropout (1)")
-      ->type_name("N");
 }
 
 void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {

@@ -67,6 +67,10 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
                               {"peak_by_category", by_category},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (const auto scaling = loss_scaling(options.setup); scaling && !options.is_inference) {
+    json["loss_scale"] = scaling->scale;
+    json["loss_scale_is_dynamic"] = scaling->is_dynamic;
+  }
   if (const auto fp8 = fp8_report(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (report.budget_bytes > 0) {
@@ -76,7 +80,10 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
   json["minimum_feasible_bytes"] = report.minimum_bytes;
   json["keep_everything_bytes"] = report.keep_everything_bytes;
   json["offloaded_bytes"] = report.plan.offloaded_bytes;
-  json["packed_bytes"] = report.plan.packed_bytes;
+  json["packed_bytes"] = report.packing.bytes;
+  json["packed_to_bytes"] = report.packing.packed_bytes;
+  json["packed_dtypes"] = nlohmann::ordered_json::array();
+  for (const DType dtype : report.packing.dtypes) json["packed_dtypes"].push_back(to_string(dtype));
   json["packed"] = nlohmann::ordered_json::parse(to_json_text(report.plan.packed));
   json["tier_bytes"] = report.plan.tier_bytes;
   json["time_overhead"] = report.plan.time_overhead;
@@ -122,6 +129,10 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
+  if (const std::string precision = precision_text(setup); !precision.empty()) {
+    std::printf("  precision: %s\n", precision.c_str());
+  }
+  if (const std::string warning = precision_warning(setup); !warning.empty()) std::printf("  %s\n", warning.c_str());
   if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
   if (const auto fp8 = fp8_report(setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
@@ -147,7 +158,10 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
     }
   }
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
-  if (report.plan.packed_bytes > 0) print_line("packed per step", report.plan.packed_bytes);
+  if (report.packing.bytes > 0) {
+    print_line(report.micro_batches > 1 ? "packed per micro-batch" : "packed per step", report.packing.bytes);
+    print_line("  to " + to_string(report.packing.dtypes), report.packing.packed_bytes);
+  }
   for (const nn::PackedResults& p : report.plan.packed) {
     print_line("  " + p.name + " to " + std::string(to_string(p.dtype)), p.bytes);
   }

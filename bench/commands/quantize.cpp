@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <string>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -11,6 +13,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/quantizing.h>
 #include <thimble/bench/units.h>
+#include <thimble/core/error.h>
 
 namespace thimble::bench {
 namespace quantize_detail {
@@ -88,6 +91,14 @@ void print_table(const QuantizeOptions& options, const QuantizeReport& r) {
   }
 }
 
+[[noreturn]] void refuse_for_text(const CLI::Option& option, const std::string& model) {
+  const std::string value = option.get_type_size() == 0 ? "it" : option.as<std::string>();
+  throw ValueError(option.get_name() + ": " + value + " is for models over images, whose values get codes; of " +
+                   model +
+                   ", a model over text, the weights alone become blocks, without calibration; allowed without " +
+                   option.get_name());
+}
+
 }  // namespace quantize_detail
 
 void add_quantize(CLI::App& program) {
@@ -95,7 +106,7 @@ void add_quantize(CLI::App& program) {
   using nn::quant::WeightScales;
   CLI::App* const command = program.add_subcommand("quantize", "Put a trained model in 8 bits");
   const auto options = std::make_shared<QuantizeOptions>();
-  add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  add_model_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   QuantizeOptions& o = *options;
   command->add_option("--weights", o.weights, "safetensors file of the trained parameters")->required();
   command->add_option("--data", o.data, "As for 'train': calibrated on its part to train on")->required();
@@ -105,7 +116,8 @@ void add_quantize(CLI::App& program) {
           [options](const std::string& text) { options->calibration.calibrator = nn::quant::parse_calibrator(text); },
           "max, percentile, entropy or mse (mse)")
       ->type_name("NAME");
-  add_number(*command, "--percent", o.calibration.percent, 1, 100, "Numbers that percentile keeps in range (99.99)");
+  const CLI::Option* const percent = add_number(*command, "--percent", o.calibration.percent, 1, 100,
+                                                "With --calibrator percentile: numbers that it keeps in range (99.99)");
   const auto is_symmetric = std::make_shared<bool>(false), is_per_tensor = std::make_shared<bool>(false);
   command->add_flag("--symmetric", *is_symmetric, "Codes -127 to 127 for values (0 to 255 with a zero point)");
   command->add_flag("--per-tensor", *is_per_tensor, "One scale for a layer's weights (one for each filter)");
@@ -121,7 +133,23 @@ void add_quantize(CLI::App& program) {
   command->add_option("--save", o.save, "File to write");
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
-  command->callback([options, is_symmetric, is_per_tensor, is_json] {
+  // A calibrated net is one over images.
+  std::vector<const CLI::Option*> for_images;
+  for (const char* flag : {"--calibrator", "--percent", "--symmetric", "--per-tensor", "--calibration-batches"}) {
+    for_images.push_back(command->get_option(flag));
+  }
+  command->callback([options, is_symmetric, is_per_tensor, is_json, percent, for_images] {
+    using nn::quant::Calibrator;
+    if (models::make_model(options->setup.model, {}, {dry(cpu)})->is_text()) {
+      for (const CLI::Option* option : for_images) {
+        if (option->count() > 0) quantize_detail::refuse_for_text(*option, options->setup.model);
+      }
+    }
+    if (percent->count() > 0 && options->calibration.calibrator != Calibrator::percentile) {
+      throw ValueError("--percent: " + percent->as<std::string>() + " is not for --calibrator " +
+                       std::string(nn::quant::to_string(options->calibration.calibrator)) +
+                       "; --calibrator percentile is allowed");
+    }
     if (*is_symmetric) options->calibration.activations = Activations::symmetric;
     if (*is_per_tensor) options->calibration.weights = WeightScales::per_tensor;
     const QuantizeReport report = quantize(*options);

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -78,18 +79,25 @@ class ProgressLine {
 };
 
 /// What is printed besides the run's own report.
-struct Packing {
+struct Extra {
   std::vector<nn::PackedResults> packed;
   std::optional<nn::GradientReport> gradients;  ///< where asked for
 };
 
-void print_json(const TrainOptions& options, const Packing& packing, const TrainReport& r) {
+std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(to_string(dtype));
+  return names;
+}
+
+void print_json(const TrainOptions& options, const Extra& extra, const TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"parameters", r.parameters},
                               {"first_step", r.first_step},
                               {"steps", r.steps},
                               {"loss_first", r.loss_first},
                               {"loss_last", r.loss_last},
+                              {"is_finite", r.is_finite()},
                               {"validation_loss", r.validation.loss},
                               {"optimizer", r.optimizer},
                               {"optimizer_state_bytes", r.state_bytes},
@@ -102,15 +110,17 @@ void print_json(const TrainOptions& options, const Packing& packing, const Train
                               {"clip_norm", r.clip_norm},
                               {"time_overhead", r.time_overhead},
                               {"offloaded_bytes", r.offloaded_bytes},
-                              {"packed_bytes", r.packed_bytes},
+                              {"packed_bytes", r.packing.bytes},
+                              {"packed_to_bytes", r.packing.packed_bytes},
+                              {"packed_dtypes", names_of(r.packing.dtypes)},
                               {"predicted_tier_bytes", r.predicted_tier_bytes},
                               {"measured_tier_bytes", r.measured_tier_bytes},
                               {"rss_peak_bytes", r.rss_peak_bytes},
                               {"arena_rss_bytes", r.arena_rss_bytes},
                               {"ms_per_step", r.ms_per_step},
                               {"items_per_s", r.items_per_s}};
-  json["packed"] = nlohmann::ordered_json::parse(to_json_text(packing.packed));
-  if (packing.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*packing.gradients));
+  json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
+  if (extra.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*extra.gradients));
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
   if (const auto fp8 = fp8_report(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
@@ -134,8 +144,20 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
               static_cast<long long>(r.steps));
+  if (const std::string precision = precision_text(options.setup); !precision.empty()) {
+    std::printf("  precision        %s\n", precision.c_str());
+  }
   if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
+  if (!r.is_finite()) std::printf("                   the last loss is not finite\n");
+  if (r.scaler) {
+    std::printf("  loss scale       %.9g at the end", r.scaler->scale);
+    if (r.scaler->skipped_steps > 0) {
+      std::printf(", %lld step%s skipped", static_cast<long long>(r.scaler->skipped_steps),
+                  r.scaler->skipped_steps == 1 ? "" : "s");
+    }
+    std::printf("\n");
+  }
   if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
   std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
               format_grouped(static_cast<std::int64_t>(r.state_bytes)).c_str());
@@ -165,7 +187,11 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.offloaded_bytes > 0) {
     std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
   }
-  if (r.packed_bytes > 0) std::printf("  packed           %s per step\n", bytes_text(r.packed_bytes).c_str());
+  if (r.packing.bytes > 0) {
+    std::printf("  packed           %s to %s of %s per %s\n", bytes_text(r.packing.bytes).c_str(),
+                bytes_text(r.packing.packed_bytes).c_str(), to_string(r.packing.dtypes).c_str(),
+                options.setup.micro_batches > 1 ? "micro-batch" : "step");
+  }
   if (r.predicted_tier_bytes > 0) {
     std::printf("  %s %s predicted, %s measured\n", options.device.is_cuda() ? "pinned on host  " : "in files        ",
                 format_grouped(static_cast<std::int64_t>(r.predicted_tier_bytes)).c_str(),
@@ -263,11 +289,14 @@ void add_train(CLI::App& program) {
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     // What is not as asked is said before the first step.
+    if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
+      std::fprintf(stderr, "thimble: %s\n", warning.c_str());
+    }
     if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
       std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
     }
-    train_detail::Packing packing{prepared.plan.packed, std::nullopt};
-    if (*wants_gradients) packing.gradients = packing_gradients(prepared);
+    train_detail::Extra extra{prepared.plan.packed, std::nullopt};
+    if (*wants_gradients) extra.gradients = packing_gradients(prepared);
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     const TrainReport report = train(
         prepared, [&line](const TrainProgress& progress) { line.show(progress); },
@@ -275,9 +304,19 @@ void add_train(CLI::App& program) {
           if (*is_live) line.watch(stack, prepared.options.budget_bytes);
         });
     line.end_watch();
-    if (*is_json) return train_detail::print_json(prepared.options, packing, report);
-    train_detail::print_table(prepared.options, report);
-    if (packing.gradients) std::printf("%s", to_lines(*packing.gradients).c_str());
+    if (*is_json) {
+      train_detail::print_json(prepared.options, extra, report);
+    } else {
+      train_detail::print_table(prepared.options, report);
+      if (extra.gradients) std::printf("%s", to_lines(*extra.gradients).c_str());
+    }
+    if (!report.is_finite()) {
+      std::fflush(stdout);
+      std::fprintf(stderr,
+                   "thimble: the last loss is not finite (training %g, validation %g); what was asked for is written\n",
+                   report.loss_last, report.validation.loss);
+      throw CLI::RuntimeError(not_finite_status);
+    }
   });
 }
 

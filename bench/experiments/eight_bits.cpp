@@ -122,7 +122,7 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
     }
     const auto optimizer = make_optimizer(train_options.setup, trained->model());
     row.numbers.emplace_back("live_bytes", live_bytes(prepared));
-    row.numbers.emplace_back("packed_bytes", static_cast<double>(result.packed_bytes));
+    row.numbers.emplace_back("packed_bytes", static_cast<double>(prepared.plan.packed_bytes));
     row.numbers.emplace_back("state_bytes", static_cast<double>(optimizer->state_bytes()));
     row.numbers.emplace_back("state_per_parameter",
                              static_cast<double>(optimizer->state_bytes()) / static_cast<double>(result.parameters));

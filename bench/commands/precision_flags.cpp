@@ -1,0 +1,103 @@
+// The flags of training in low precision: dtype, policy, and what of a policy's recipe is another way.
+
+#include <limits>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/setup.h>
+#include <thimble/core/bytes.h>
+#include <thimble/core/error.h>
+
+namespace thimble::bench {
+namespace precision_flags_detail {
+
+std::string precision_names() {
+  std::string names;
+  for (const nn::Precision& p : nn::precisions()) names += (names.empty() ? "" : ", ") + std::string(p.name);
+  return names;
+}
+
+DType parse_floating(const std::string& text) {
+  const char* const allowed = "--dtype: ";
+  DType dtype{};
+  try {
+    dtype = parse_dtype(text);
+  } catch (const Error&) {
+    throw ValueError(allowed + quote(text) + " is not one of f64, f32, f16, bf16, f8e4m3, f8e5m2");
+  }
+  if (!is_floating(dtype)) {
+    throw ValueError(allowed + quote(text) + " is not floating; allowed: f64, f32, f16, bf16, f8e4m3, f8e5m2");
+  }
+  return dtype;
+}
+
+optim::GradScalerOptions parse_loss_scale(const std::string& text) {
+  optim::GradScalerOptions options;
+  if (text == "dynamic") return options;
+  try {
+    options.scale = parse_number("--loss-scale", text, options.least, options.most);
+  } catch (const ValueError& error) {
+    throw ValueError(std::string(error.what()) + ", or dynamic");
+  }
+  options.is_dynamic = false;
+  return options;
+}
+
+void add_integer_of(CLI::App& command, const std::shared_ptr<Setup>& setup, const std::string& flag,
+                    std::optional<std::int64_t> Setup::*target, std::int64_t low, std::int64_t high,
+                    const std::string& help) {
+  const auto read = [=](const std::string& text) { (*setup).*target = parse_integer(flag, text, low, high); };
+  command.add_option_function<std::string>(flag, read, help)->type_name("N");
+}
+
+}  // namespace precision_flags_detail
+
+void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+  using namespace precision_flags_detail;
+  const CLI::Option* const dtype =
+      command
+          .add_option_function<std::string>(
+              "--dtype", [setup](const std::string& text) { setup->dtype = parse_floating(text); },
+              "Parameters and activations: f64, f32, f16, bf16, f8e4m3, f8e5m2 (f32)")
+          ->type_name("D");
+  command  // after --dtype: callbacks run in this order
+      .add_option_function<std::string>(
+          "--precision",
+          [setup, dtype](const std::string& text) {
+            const DType asked = setup->dtype;
+            set_precision(*setup, text);
+            if (dtype->count() > 0) setup->dtype = asked;
+            placement(*setup, cpu);
+          },
+          "Mixed precision: " + precision_names() + " (none: all is of --dtype)")
+      ->type_name("P");
+  command.add_flag("--fp8-strict", setup->fp8_strict,
+                   "Under an FP8 policy a layer that falls back to a higher precision is an error");
+  add_integer_of(command, setup, "--fp8-history", &Setup::fp8_history, 1, 1024,
+                 "With --precision fp8: steps whose amax a scale looks back on (16)");
+  add_integer_of(command, setup, "--fp8-margin", &Setup::fp8_margin, 0, 16,
+                 "With --precision fp8 or fp8-current: scales 2^N larger than amax asks for (0)");
+  command
+      .add_option_function<std::string>(
+          "--fp8-hybrid",
+          [setup](const std::string& text) {
+            if (text != "on" && text != "off") {
+              throw ValueError("--fp8-hybrid: " + quote(text) + " is not one of on, off");
+            }
+            setup->fp8_hybrid = text == "on";
+          },
+          "Under an FP8 policy: on for gradients in E5M2, off for E4M3 (on; fp8-block: off)")
+      ->type_name("S");
+  command
+      .add_option_function<std::string>(
+          "--loss-scale", [setup](const std::string& text) { setup->loss_scale = parse_loss_scale(text); },
+          "dynamic, or a number from 1 to 2^24 that stays (dynamic for O1 and O2, else none)")
+      ->type_name("dynamic|X");
+  add_integer_of(command, setup, "--loss-scale-interval", &Setup::loss_scale_interval, 1,
+                 std::numeric_limits<std::int32_t>::max(),
+                 "Good steps in a row after which a dynamic scale doubles (2000)");
+}
+
+}  // namespace thimble::bench
