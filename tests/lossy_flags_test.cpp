@@ -104,7 +104,7 @@ TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
   plan.setup = parsed("i8:gelo");
   const std::string unknown = refusal([&] { bench::make_plan(plan); });
   CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; allowed: "));
-  for (const std::string& name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
+  for (const char* const name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
   CHECK_FALSE(contains(unknown, "cross_entropy"));  // a loss does not wait
   // Results in f16 have no fewer bits in bf16.
   plan.setup = parsed("bf16:attention");
