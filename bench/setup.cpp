@@ -175,10 +175,11 @@ std::unique_ptr<optim::Optimizer> make_sgd(const Setup& setup, const models::Mod
 }
 
 std::unique_ptr<optim::Optimizer> make_adafactor(const Setup& setup, const models::Model& model,
-                                                 const std::shared_ptr<Tier>& tier) {
+                                                 const std::shared_ptr<Tier>& tier, optim::NarrowUpdate narrow) {
   optim::AdafactorOptions options;
   options.rate = setup.rate < 0 ? 0.03 : setup.rate;
   options.tier = tier;
+  options.narrow = narrow;
   options.smallest_decayed_rank = 2;
   if (setup.weight_decay >= 0) options.weight_decay = setup.weight_decay;
   if (setup.beta2 >= 0) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
@@ -192,17 +193,12 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   const optim::NarrowState narrow_state{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
   if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
-  if (narrow != optim::NarrowUpdate::rounded && (narrow_state.dtype != DType::f32 || name == "adafactor")) {
-    throw ValueError("--precision " + setup.precision +
-                     ": its updates are for sgd, momentum, adam, adamw with state in f32, not for " + name +
-                     " with state in " + std::string(to_string(narrow_state.dtype)));
-  }
   std::shared_ptr<Tier> tier;
   if (setup.offloads_optimizer) {
     setup_detail::require_place(setup, "--offload-optimizer");
     tier = setup_detail::make_tier(setup, model.trainable().front().tensor.device());
   }
-  if (name == "adafactor") return setup_detail::make_adafactor(setup, model, tier);
+  if (name == "adafactor") return setup_detail::make_adafactor(setup, model, tier, narrow);
   if (!name.starts_with("adam")) return setup_detail::make_sgd(setup, model, name, tier, narrow_state, narrow);
   optim::AdamOptions options;
   // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.

@@ -8,6 +8,7 @@
 #include <thimble/cuda/adafactor.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/live.h>
+#include <thimble/cuda/parameter.h>
 #include <thimble/cuda/update_list.h>
 
 namespace thimble::kernels {
@@ -31,19 +32,25 @@ struct Totals {
 };
 THIMBLE_DEVICE_GLOBAL Totals all_totals[FactoredTable::most];
 
+// What changes from step to step.
+struct Step {
+  AdafactorRule rule;
+  RandomSite site;
+};
+
 // The parameters of a launch, and what they share.
 struct List {
-  DType dtype, gradient_dtype;
+  ParameterKind kind;
+  DType gradient_dtype;
   bool scales_by_parameter;
-  Live<AdafactorRule> rule;
+  Live<Step> step;
   FactoredTable table;
 };
 
 // One of them, and what of it a team does.
 struct Problem {
   std::int64_t n, rows, columns, unit;  // unit: number of the team among its own
-  void* p;
-  DType dtype;
+  Parameter p;
   const void* g;
   DType gradient_dtype;
   float *row_moment, *column_moment, *first;
@@ -54,19 +61,18 @@ struct Problem {
       : n(list.table.entries[index].n),
         rows(n > 0 ? n / list.table.entries[index].columns : 0),
         columns(list.table.entries[index].columns),
-        unit(team - static_cast<std::int64_t>(list.table.entries[index].begin)),
-        p(list.table.entries[index].p),
-        dtype(list.dtype),
+        unit(list.table.unit_of(team, index)),
+        p(list.kind, list.table.entries[index].p, list.table.entries[index].extra, list.step.get().site),
         g(list.table.entries[index].g),
         gradient_dtype(list.gradient_dtype),
         row_moment(list.table.entries[index].row_moment),
         column_moment(list.table.entries[index].column_moment),
         first(list.table.entries[index].momentum),
-        rule(list.rule.get()),
+        rule(list.step.get().rule),
         totals(all_totals[index]) {}
   THIMBLE_DEVICE Problem(const List& list, std::int64_t team) : Problem(list, list.table.index_of(team), team) {}
 
-  THIMBLE_DEVICE float parameter(std::int64_t i) const { return load<float>(p, dtype, i); }
+  THIMBLE_DEVICE float parameter(std::int64_t i) const { return p.get<float>(i); }
   THIMBLE_DEVICE float gradient(std::int64_t i) const { return load<float>(g, gradient_dtype, i) * rule.factor; }
   /// The update before it is clipped.
   THIMBLE_DEVICE float update(std::int64_t row, std::int64_t column) const {
@@ -281,7 +287,7 @@ struct Update {
       const float u = problem.update(row, i - row * problem.columns);
       float direction = u * clipping;
       if (problem.first) problem.first[i] = direction = rule.momentum(problem.first[i], u, clipping);
-      store<float>(problem.p, problem.dtype, i, rule.updated(problem.parameter(i), step_length, direction));
+      problem.p.set<float>(i, rule.updated(problem.parameter(i), step_length, direction));
     }
   }
 };
@@ -294,8 +300,8 @@ List with_teams(const List& list, const TeamsOf& teams_of) {
   List phase = list;
   phase.table.teams = 0;
   for (int i = 0; i < phase.table.count; ++i) {
-    FactoredEntry& entry = phase.table.entries[i];
-    entry.begin = phase.table.teams;
+    const FactoredEntry& entry = phase.table.entries[i];
+    phase.table.begins[i] = phase.table.teams;
     if (entry.n > 0) phase.table.teams += static_cast<std::uint32_t>(teams_of(entry));
   }
   return phase;
@@ -310,8 +316,8 @@ void run_phase(const List& list, std::size_t shared_bytes, const TeamsOf& teams_
 }
 
 void run_phases(const AdafactorArgs& args, const FactoredTable& table) {
-  const List list{args.dtype, args.gradient_dtype, args.scales_by_parameter,
-                  live(args, [](const AdafactorArgs& now) { return AdafactorRule(now); }), table};
+  const auto make = [](const AdafactorArgs& now) { return Step{AdafactorRule(now), now.narrow.site}; };
+  const List list{ParameterKind(args), args.gradient_dtype, args.scales_by_parameter, live(args, make), table};
   const auto of_shares = [](const FactoredEntry&) { return shares; };
   const auto of_factored = [](auto&& teams_of) {
     return [teams_of](const FactoredEntry& e) { return e.row_moment ? teams_of(e) : 0; };

@@ -3,10 +3,10 @@
 #include <cmath>
 
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/optimizer_narrow.h>
 #include <thimble/core/kernels/update_rule.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/live.h>
+#include <thimble/cuda/parameter.h>
 #include <thimble/cuda/update_list.h>
 
 namespace thimble::kernels {
@@ -27,56 +27,12 @@ struct Array {
   }
 };
 
-// How the parameters of a launch are stored (NarrowArgs).
-enum class Kept : std::uint8_t { nothing, master, compensation, stochastic };
-
 // What the parameters of a launch share.
 struct Kind {
-  DType dtype, gradient_dtype, state_dtype;
-  Kept kept;
+  ParameterKind parameter;
+  DType gradient_dtype, state_dtype;
   template <class Args>
-  explicit Kind(const Args& a) : dtype(a.dtype), gradient_dtype(a.gradient_dtype), state_dtype(a.state_dtype) {
-    const NarrowArgs& n = a.narrow;
-    kept = n.is_stochastic             ? Kept::stochastic
-           : n.master != nullptr       ? Kept::master
-           : n.compensation != nullptr ? Kept::compensation
-                                       : Kept::nothing;
-  }
-};
-
-// A parameter as NarrowArgs says that it is read and stored; f64 ones are stored as they are.
-struct Parameter {
-  Array p;
-  Kept kept;
-  void* more;  // master copy or compensation
-  RandomSite site;
-  THIMBLE_DEVICE Parameter(const Kind& kind, const UpdateEntry& entry, const RandomSite& step)
-      : p{entry.p, kind.dtype}, kept(kind.kept), more(entry.more), site(step) {
-    site.site = entry.site;
-  }
-
-  template <class T>
-  THIMBLE_DEVICE T get(std::int64_t i) const {
-    if constexpr (std::is_same_v<T, float>) {
-      if (kept == Kept::master) return static_cast<const float*>(more)[i];
-      if (kept == Kept::compensation) return p.get<float>(i) + load<float>(more, p.dtype, i);
-    }
-    return p.get<T>(i);
-  }
-  template <class T>
-  THIMBLE_DEVICE void set(std::int64_t i, T value) const {
-    if constexpr (std::is_same_v<T, float>) {
-      if (kept == Kept::stochastic) {
-        static_cast<bf16*>(p.data)[i] = round_stochastically(value, rounding_bits(site, i));
-        return;
-      }
-      if (kept == Kept::master) static_cast<float*>(more)[i] = value;
-    }
-    p.set<T>(i, value);
-    if constexpr (std::is_same_v<T, float>) {
-      if (kept == Kept::compensation) store<float>(more, p.dtype, i, value - p.get<float>(i));
-    }
-  }
+  explicit Kind(const Args& a) : parameter(a), gradient_dtype(a.gradient_dtype), state_dtype(a.state_dtype) {}
 };
 
 // What changes from step to step.
@@ -124,9 +80,10 @@ struct Updates {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
     const Step<Rule>& step = live_step.get();
-    const UpdateEntry entry = table.of(index);
-    const Parameter parameter(kind, entry, step.site);
-    const std::int64_t begin = (index - static_cast<std::int64_t>(entry.begin)) * stretch;
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
+    const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
+    const std::int64_t begin = table.unit_of(index, at) * stretch;
     const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
     for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) update(step.rule, parameter, kind, entry, i);
   }
@@ -172,9 +129,10 @@ struct SumParts {
   UpdateTable table;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
-    const UpdateEntry entry = table.of(index);
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
     const std::int64_t n = entry.n, parts = parts_of(n), size = (n + parts - 1) / parts;
-    const std::int64_t begin = (index - static_cast<std::int64_t>(entry.begin)) * size;
+    const std::int64_t begin = table.unit_of(index, at) * size;
     const std::int64_t end = begin + size < n ? begin + size : n;
     double own = 0;
     for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) {
@@ -194,7 +152,8 @@ struct AddParts {
     const UpdateEntry entry = table.entries[index];
     const std::int64_t parts = parts_of(entry.n);
     double own = 0;
-    for (std::int64_t part = team.rank(); part < parts; part += Team::size) own += part_sums[entry.begin + part];
+    for (std::int64_t part = team.rank(); part < parts; part += Team::size)
+      own += part_sums[table.begins[index] + part];
     const double sum = team.sum(own);
     if (team.rank() == 0) *static_cast<double*>(entry.p) = sum;
   }
@@ -225,9 +184,10 @@ struct Scale {
   UpdateTable table;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
-    const UpdateEntry entry = table.of(index);
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
     const Array g{entry.p, dtype};
-    const std::int64_t begin = (index - static_cast<std::int64_t>(entry.begin)) * stretch;
+    const std::int64_t begin = table.unit_of(index, at) * stretch;
     const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
     const T factor = static_cast<T>(clip_factor);
     for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) g.set<T>(i, g.get<T>(i) * factor);

@@ -9,7 +9,9 @@
 #include <thimble/cuda/dynamic_code.h>
 #include <thimble/cuda/element.h>
 #include <thimble/cuda/live.h>
+#include <thimble/cuda/parameter.h>
 #include <thimble/cuda/update_list.h>
+#include <thimble/cuda/warp.h>
 
 namespace thimble::kernels {
 namespace optimizer8_cuda_detail {
@@ -24,14 +26,20 @@ constexpr int team_threads = 64;
 // Parameter and gradient.
 struct Arrays {
   std::int64_t n;
-  void* p;
-  DType dtype;
+  Parameter p;
   const void* g;
   DType gradient_dtype;
 
-  THIMBLE_DEVICE float parameter(std::int64_t i) const { return load<float>(p, dtype, i); }
+  THIMBLE_DEVICE float parameter(std::int64_t i) const { return p.get<float>(i); }
   THIMBLE_DEVICE float gradient(std::int64_t i) const { return load<float>(g, gradient_dtype, i); }
-  THIMBLE_DEVICE void set(std::int64_t i, float value) const { store<float>(p, dtype, i, value); }
+  THIMBLE_DEVICE void set(std::int64_t i, float value) const { p.set<float>(i, value); }
+};
+
+// What changes from step to step.
+template <class Rule>
+struct Step {
+  Rule rule;
+  RandomSite site;
 };
 
 // Codes of a moment, and the scales of their blocks.
@@ -60,27 +68,31 @@ THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<st
 template <class Rule>
 struct Blocks {
   static constexpr int threads = team_threads;
-  DType dtype, gradient_dtype;
-  Live<Rule> live_rule;
+  ParameterKind kind;
+  DType gradient_dtype;
+  Live<Step<Rule>> live_step;
   UpdateTable table;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
-    const UpdateEntry e = table.of(index);
-    const Rule rule = live_rule.get();
-    update(team, rule, {e.n, e.p, dtype, e.g, gradient_dtype}, e, index - static_cast<std::int64_t>(e.begin));
+    const int at = table.index_of(index);
+    const UpdateEntry e = table.entries[at];
+    const Step<Rule> step = live_step.get();
+    const Parameter parameter(kind, e.p, e.extra, step.site);
+    update(team, step.rule, {e.n, parameter, e.g, gradient_dtype}, e, table.unit_of(index, at));
   }
 
   template <class Team>
   THIMBLE_DEVICE static void update(Team& team, const AdamRule<float>& rule, const Arrays& arrays, const UpdateEntry& e,
                                     std::int64_t block) {
     constexpr int own = static_cast<int>(state_block) / Team::size;
-    const State<Signed> first{static_cast<std::uint8_t*>(e.first), static_cast<float*>(e.more)};
-    const State<Unsigned> second{static_cast<std::uint8_t*>(e.second), static_cast<float*>(e.second_more)};
+    const State<Signed> first{static_cast<std::uint8_t*>(e.first), e.first_scales};
+    const State<Unsigned> second{static_cast<std::uint8_t*>(e.second), e.second_scales};
     const std::int64_t begin = block * state_block + team.rank();
     const float first_scale = first.scales[block], second_scale = second.scales[block];
     float m[own], v[own];
     std::uint32_t most_m = 0, most_v = 0;
+    THIMBLE_UNROLL
     for (int k = 0; k < own; ++k) {
       const std::int64_t i = begin + k * Team::size;
       if (i >= arrays.n) break;
@@ -91,6 +103,7 @@ struct Blocks {
       most_m = larger_of(most_m, magnitude_bits(m[k])), most_v = larger_of(most_v, magnitude_bits(v[k]));
     }
     const quant::BlockScale of_m = first.rescale(team, block, most_m), of_v = second.rescale(team, block, most_v);
+    THIMBLE_UNROLL
     for (int k = 0; k < own; ++k) {
       const std::int64_t i = begin + k * Team::size;
       if (i >= arrays.n) break;
@@ -103,11 +116,12 @@ struct Blocks {
   THIMBLE_DEVICE static void update(Team& team, const SgdRule<float>& rule, const Arrays& arrays, const UpdateEntry& e,
                                     std::int64_t block) {
     constexpr int own = static_cast<int>(state_block) / Team::size;
-    const State<Signed> momentum{static_cast<std::uint8_t*>(e.first), static_cast<float*>(e.more)};
+    const State<Signed> momentum{static_cast<std::uint8_t*>(e.first), e.first_scales};
     const std::int64_t begin = block * state_block + team.rank();
     const float scale = momentum.scales[block];
     float m[own];
     std::uint32_t most = 0;
+    THIMBLE_UNROLL
     for (int k = 0; k < own; ++k) {
       const std::int64_t i = begin + k * Team::size;
       if (i >= arrays.n) break;
@@ -116,6 +130,7 @@ struct Blocks {
       most = larger_of(most, magnitude_bits(m[k]));
     }
     const quant::BlockScale s = momentum.rescale(team, block, most);
+    THIMBLE_UNROLL
     for (int k = 0; k < own; ++k) {
       const std::int64_t i = begin + k * Team::size;
       if (i >= arrays.n) break;
@@ -129,8 +144,8 @@ std::int64_t blocks_of(std::int64_t n) { return (n + state_block - 1) / state_bl
 template <class Rule, class Args>
 void launch_blocks(const Args& a, const UpdateTable& table) {
   static_assert(sizeof(Blocks<Rule>) <= most_argument_bytes);
-  for_each_team(table.teams,
-                Blocks<Rule>{a.dtype, a.gradient_dtype, live(a, [](const Args& now) { return Rule(now); }), table});
+  const auto make = [](const Args& now) { return Step<Rule>{Rule(now), now.narrow.site}; };
+  for_each_team(table.teams, Blocks<Rule>{ParameterKind(a), a.gradient_dtype, live(a, make), table});
 }
 
 void adam8(std::span<const Adam8Args> list) {

@@ -19,15 +19,27 @@
 
 namespace thimble::cuda_kernels {
 
+/// What belongs to a parameter by the way it is stored (NarrowForm): its master copy or compensation; or, where it is
+/// rounded stochastically, the site of its random bits.
+union NarrowExtra {
+  void* tensor;
+  std::uint32_t site;
+};
+
+inline NarrowExtra extra_of(const kernels::NarrowArgs& how) {
+  NarrowExtra extra{how.master != nullptr ? how.master : how.compensation};
+  if (how.is_stochastic) extra.site = how.site.site;
+  return extra;
+}
+
 /// One parameter of a launch.
 struct UpdateEntry {
-  std::int64_t n;            ///< elements
-  void* p;                   ///< parameter
-  const void* g;             ///< gradient
-  void *first, *second;      ///< moments
-  void *more, *second_more;  ///< scales of the moments; or `more` is the master copy, or Kahan's compensation
-  std::uint32_t begin;       ///< its first team
-  std::uint32_t site;        ///< of its random bits
+  std::int64_t n;                       ///< elements
+  void* p;                              ///< parameter
+  const void* g;                        ///< gradient
+  void *first, *second;                 ///< moments
+  float *first_scales, *second_scales;  ///< of moments in 8 bits
+  NarrowExtra extra;
 };
 
 /// The same of Adafactor, whose parameters are matrices.
@@ -36,7 +48,7 @@ struct FactoredEntry {
   void* p;
   const void* g;
   float *row_moment, *column_moment, *momentum;
-  std::uint32_t begin;
+  NarrowExtra extra;
 };
 
 /// Those of one launch. With what else there is they are at most the 4 KiB that arguments of a kernel may have.
@@ -45,6 +57,7 @@ struct ListTable {
   static constexpr int most = static_cast<int>(kernels::most_listed);
   int count = 0;
   std::uint32_t teams = 0;
+  std::uint32_t begins[most];  // the first team of each
   Entry entries[most];
 
   /// The place of a team's entry.
@@ -52,11 +65,14 @@ struct ListTable {
     int low = 0, high = count;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (static_cast<std::int64_t>(entries[middle].begin) <= team ? low : high) = middle;
+      (static_cast<std::int64_t>(begins[middle]) <= team ? low : high) = middle;
     }
     return low;
   }
-  THIMBLE_DEVICE Entry of(std::int64_t team) const { return entries[index_of(team)]; }
+  /// The number of a team among those of its entry.
+  THIMBLE_DEVICE std::int64_t unit_of(std::int64_t team, int index) const {
+    return team - static_cast<std::int64_t>(begins[index]);
+  }
 };
 using UpdateTable = ListTable<UpdateEntry>;
 using FactoredTable = ListTable<FactoredEntry>;
@@ -89,41 +105,41 @@ inline bool are_alike(const kernels::AdafactorArgs& a, const kernels::AdafactorA
   return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.rate == b.rate && a.beta1 == b.beta1 &&
          a.decay == b.decay && a.epsilon1 == b.epsilon1 && a.epsilon2 == b.epsilon2 && a.clip == b.clip &&
          a.weight_decay == b.weight_decay && a.scales_by_parameter == b.scales_by_parameter &&
-         a.has_relative_step == b.has_relative_step && a.gradient_factor == b.gradient_factor && a.step == b.step;
+         a.has_relative_step == b.has_relative_step && a.gradient_factor == b.gradient_factor && a.step == b.step &&
+         are_alike(a.narrow, b.narrow);
 }
 
 inline bool are_alike(const kernels::SquareSumArgs& a, const kernels::SquareSumArgs& b) { return a.dtype == b.dtype; }
 inline bool are_alike(const kernels::ClipArgs& a, const kernels::ClipArgs& b) { return a.dtype == b.dtype; }
 
 inline UpdateEntry entry_of(const kernels::SgdArgs& a) {
-  void* const kept = a.narrow.master != nullptr ? a.narrow.master : a.narrow.compensation;
-  return {a.n, a.parameter, a.gradient, a.momentum_buffer, nullptr, kept, nullptr, 0, a.narrow.site.site};
+  return {a.n, a.parameter, a.gradient, a.momentum_buffer, nullptr, nullptr, nullptr, extra_of(a.narrow)};
 }
 inline UpdateEntry entry_of(const kernels::AdamArgs& a) {
-  void* const kept = a.narrow.master != nullptr ? a.narrow.master : a.narrow.compensation;
-  return {a.n, a.parameter, a.gradient, a.first_moment, a.second_moment, kept, nullptr, 0, a.narrow.site.site};
+  return {a.n, a.parameter, a.gradient, a.first_moment, a.second_moment, nullptr, nullptr, extra_of(a.narrow)};
 }
 inline UpdateEntry entry_of(const kernels::Adam8Args& a) {
   UpdateEntry entry = entry_of(a.update);
-  entry.more = a.first_scales, entry.second_more = a.second_scales;
+  entry.first_scales = a.first_scales, entry.second_scales = a.second_scales;
   return entry;
 }
 inline UpdateEntry entry_of(const kernels::Momentum8Args& a) {
   UpdateEntry entry = entry_of(a.update);
-  entry.more = a.scales;
+  entry.first_scales = a.scales;
   return entry;
 }
 
 inline FactoredEntry entry_of(const kernels::AdafactorArgs& a) {
-  return {a.rows * a.columns, a.columns, a.parameter, a.gradient, a.row_moment, a.column_moment, a.momentum, 0};
+  return {a.rows * a.columns, a.columns,       a.parameter, a.gradient,
+          a.row_moment,       a.column_moment, a.momentum,  extra_of(a.narrow)};
 }
 
 /// `p` is the place of the sum.
 inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) {
-  return {a.n, a.sum, a.gradient, nullptr, nullptr, nullptr, nullptr, 0, 0};
+  return {a.n, a.sum, a.gradient, nullptr, nullptr, nullptr, nullptr, {}};
 }
 inline UpdateEntry entry_of(const kernels::ClipArgs& a) {
-  return {a.n, a.gradient, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0};
+  return {a.n, a.gradient, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
 }
 
 /// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, and a tensor of n
@@ -139,14 +155,14 @@ void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const R
     while (before < first && !are_alike(list[before], list[first])) ++before;
     if (before < first) continue;  // it went with that one
     for (std::size_t i = first; i < list.size(); ++i) {
-      Entry entry = entry_of(list[i]);
+      const Entry entry = entry_of(list[i]);
       if (!are_alike(list[first], list[i])) continue;
       const std::int64_t teams = teams_of(entry.n);
       if (table.count == Table::most || table.teams + teams > most_teams) {
         run(list[first], table);
         table.count = 0, table.teams = 0;
       }
-      entry.begin = table.teams;
+      table.begins[table.count] = table.teams;
       table.teams += static_cast<std::uint32_t>(teams);
       table.entries[table.count++] = entry;
     }

@@ -25,7 +25,7 @@ Matrix matrix_of(const Tensor& p) {
 }  // namespace factored_detail
 
 Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
-    : Optimizer(std::move(parameters), options.rate), options_(options) {
+    : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(options.narrow) {
   const auto check = [](bool is_fine, const char* what, double value) {
     if (!is_fine)
       throw ValueError(std::string("adafactor: ") + what + " " + std::to_string(value) + " is out of range");
@@ -53,6 +53,7 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
     m.columns = matrix.is_factored() ? make({matrix.columns}) : make(p.tensor.shape());
     if (options.beta1 > 0) m.first = make(p.tensor.shape());
     moments_.push_back(std::move(m));
+    narrow_.add(p);
     put_away(moments_.size() - 1);
   }
   end_step();
@@ -66,12 +67,15 @@ std::vector<Named> Adafactor::state() const {
     if (is_factored) list.push_back({p.name + ".row_moment", moments_[i].rows});
     list.push_back({p.name + (is_factored ? ".column_moment" : ".second_moment"), moments_[i].columns});
     if (options_.beta1 > 0) list.push_back({p.name + ".first_moment", moments_[i].first});
+    narrow_.list(i, p.name, list);
   }
   return list;
 }
 
 std::vector<Tensor*> Adafactor::state_of(std::size_t index) {
-  return {&moments_[index].rows, &moments_[index].columns, &moments_[index].first};
+  std::vector<Tensor*> list{&moments_[index].rows, &moments_[index].columns, &moments_[index].first};
+  if (Tensor* const extra = narrow_.state_of(index)) list.push_back(extra);
+  return list;
 }
 
 void Adafactor::update(std::span<const std::size_t> indices) {
@@ -86,11 +90,12 @@ void Adafactor::update(std::span<const std::size_t> indices) {
     for (const Tensor* t : {&m.rows, &m.columns, &m.first}) {
       if (t->storage()) t->storage()->bump_version();
     }
+    narrow_.bump_version(index);
   }
 }
 
 kernels::AdafactorArgs Adafactor::arguments(std::size_t index, const Addresses& at) const {
-  const Tensor& parameter = parameters()[index].tensor;
+  const auto& [name, parameter] = parameters()[index];
   const Tensor& gradient = parameter.grad();
   const Moments& m = moments_[index];
   const factored_detail::Matrix matrix = factored_detail::matrix_of(parameter);
@@ -115,6 +120,7 @@ kernels::AdafactorArgs Adafactor::arguments(std::size_t index, const Addresses& 
   args.scales_by_parameter = options_.scales_by_parameter;
   args.gradient_factor = gradient_factor();
   args.step = step_count();
+  args.narrow = narrow_.arguments(index, parameter, name, step_count(), at);
   return args;
 }
 

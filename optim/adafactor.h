@@ -3,6 +3,7 @@
 // columns.
 
 #include <thimble/core/kernels/optimizer8.h>
+#include <thimble/optim/narrow.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
@@ -19,15 +20,19 @@ struct AdafactorOptions {
   double weight_decay = 0;          ///< decoupled: p *= 1 - rate decay
   int smallest_decayed_rank = 0;    ///< tensors of lower rank are not decayed
   std::shared_ptr<Tier> tier = nullptr;
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
 };
 
 /// State: of a parameter seen as a matrix (elements / last axis, last axis) with more than one row and column, 4 bytes
-/// for each row and column; of any other 4 per element.
+/// for each row and column; of any other 4 per element. And what `narrow` takes. A parameter's rms is that of the
+/// numbers that are updated: the master copy's, say.
 class Adafactor final : public Optimizer {
  public:
-  /// Throws ValueError for options out of range, DTypeError for f64 parameters: arithmetic is in f32.
+  /// Throws ValueError for options out of range, DTypeError for f64 parameters, because arithmetic is in f32, and as
+  /// NarrowUpdateState::add does.
   Adafactor(std::vector<Named> parameters, AdafactorOptions options);
-  /// `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with beta1.
+  /// `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with beta1; `.master` or
+  /// `.compensation`.
   std::vector<Named> state() const override;
   const char* name() const noexcept override { return "adafactor"; }
   bool takes_gradient_factor() const noexcept override { return true; }
@@ -42,6 +47,7 @@ class Adafactor final : public Optimizer {
 
   AdafactorOptions options_;
   std::vector<Moments> moments_;
+  NarrowUpdateState narrow_;
   std::vector<kernels::AdafactorArgs> list_;  // of the update under way; it has room for all
 };
 

@@ -1,6 +1,5 @@
 #include <thimble/optim/adam8.h>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer8.h>
 #include <thimble/optim/arguments.h>
 
@@ -22,12 +21,6 @@ std::vector<std::string> names_kept_full(const std::vector<Named>& parameters, c
   return names;
 }
 
-void check_update(const char* optimizer, NarrowUpdate update) {
-  if (update == NarrowUpdate::rounded) return;
-  throw ValueError(std::string(optimizer) + ": updates of narrow parameters by '" + to_string(update) +
-                   "'; allowed with narrow state is 'rounded'");
-}
-
 void wrote(const Moment& moment) {
   moment.values.storage()->bump_version();
   if (moment.scales.storage()) moment.scales.storage()->bump_version();
@@ -36,14 +29,17 @@ void wrote(const Moment& moment) {
 }  // namespace adam8_detail
 
 Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow)
-    : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(std::move(narrow)) {
+    : Optimizer(std::move(parameters), options.rate),
+      options_(options),
+      narrow_(std::move(narrow)),
+      update_(options.narrow) {
   check_options("adam8", options);
-  adam8_detail::check_update("adam8", options.narrow);
   check_narrow_state("adam8", narrow_, this->parameters());
   set_tier(options.tier);
   for (const Named& p : this->parameters()) {
     first_.push_back(make_moment(p, narrow_, true));
     second_.push_back(make_moment(p, narrow_, false));
+    update_.add(p);
     put_away(first_.size() - 1);
   }
   list_.reserve(this->parameters().size()), full_list_.reserve(this->parameters().size());
@@ -55,6 +51,7 @@ std::vector<Named> Adam8::state() const {
   for (std::size_t i = 0; i < first_.size(); ++i) {
     adam8_detail::add_state(list, parameters()[i], narrow_, first_[i], ".first_moment");
     adam8_detail::add_state(list, parameters()[i], narrow_, second_[i], ".second_moment");
+    update_.list(i, parameters()[i].name, list);
   }
   return list;
 }
@@ -67,7 +64,10 @@ const char* Adam8::name() const noexcept {
 std::vector<std::string> Adam8::kept_full() const { return adam8_detail::names_kept_full(parameters(), narrow_); }
 
 std::vector<Tensor*> Adam8::state_of(std::size_t index) {
-  return {&first_[index].values, &first_[index].scales, &second_[index].values, &second_[index].scales};
+  std::vector<Tensor*> list{&first_[index].values, &first_[index].scales, &second_[index].values,
+                            &second_[index].scales};
+  if (Tensor* const extra = update_.state_of(index)) list.push_back(extra);
+  return list;
 }
 
 void Adam8::update(std::span<const std::size_t> indices) {
@@ -75,9 +75,10 @@ void Adam8::update(std::span<const std::size_t> indices) {
   list_.clear(), full_list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) {
-      const Tensor& p = parameters()[i].tensor;
+      const auto& [name, p] = parameters()[i];
       const Moment &first = first_[i], &second = second_[i];
-      const kernels::AdamArgs args = adam_arguments(*this, options_, p, p.grad(), first.values, second.values, at);
+      kernels::AdamArgs args = adam_arguments(*this, options_, p, p.grad(), first.values, second.values, at);
+      args.narrow = update_.arguments(i, p, name, step_count(), at);
       if (first.scales.defined()) {
         list_.push_back({args, at.as<float>(first.scales), at.as<float>(second.scales)});
       } else {
@@ -87,17 +88,23 @@ void Adam8::update(std::span<const std::size_t> indices) {
     kernels::optimizer8_kernels(device).adam8(list_);
     kernels::optimizer_kernels(device).adam(full_list_);
   });
-  for (const std::size_t i : indices) adam8_detail::wrote(first_[i]), adam8_detail::wrote(second_[i]);
+  for (const std::size_t i : indices) {
+    adam8_detail::wrote(first_[i]), adam8_detail::wrote(second_[i]);
+    update_.bump_version(i);
+  }
 }
 
 Momentum8::Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow)
-    : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(std::move(narrow)) {
+    : Optimizer(std::move(parameters), options.rate),
+      options_(options),
+      narrow_(std::move(narrow)),
+      update_(options.narrow) {
   check_options("momentum8", options, false);
-  adam8_detail::check_update("momentum8", options.narrow);
   check_narrow_state("momentum8", narrow_, this->parameters());
   set_tier(options.tier);
   for (const Named& p : this->parameters()) {
     momentum_.push_back(make_moment(p, narrow_, true));
+    update_.add(p);
     put_away(momentum_.size() - 1);
   }
   list_.reserve(this->parameters().size()), full_list_.reserve(this->parameters().size());
@@ -108,6 +115,7 @@ std::vector<Named> Momentum8::state() const {
   std::vector<Named> list;
   for (std::size_t i = 0; i < momentum_.size(); ++i) {
     adam8_detail::add_state(list, parameters()[i], narrow_, momentum_[i], ".momentum");
+    update_.list(i, parameters()[i].name, list);
   }
   return list;
 }
@@ -117,7 +125,9 @@ const char* Momentum8::name() const noexcept { return narrow_.dtype == DType::u8
 std::vector<std::string> Momentum8::kept_full() const { return adam8_detail::names_kept_full(parameters(), narrow_); }
 
 std::vector<Tensor*> Momentum8::state_of(std::size_t index) {
-  return {&momentum_[index].values, &momentum_[index].scales};
+  std::vector<Tensor*> list{&momentum_[index].values, &momentum_[index].scales};
+  if (Tensor* const extra = update_.state_of(index)) list.push_back(extra);
+  return list;
 }
 
 void Momentum8::update(std::span<const std::size_t> indices) {
@@ -125,8 +135,9 @@ void Momentum8::update(std::span<const std::size_t> indices) {
   list_.clear(), full_list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) {
-      const Tensor& p = parameters()[i].tensor;
-      const kernels::SgdArgs args = sgd_arguments(*this, options_, p, p.grad(), momentum_[i].values, at);
+      const auto& [name, p] = parameters()[i];
+      kernels::SgdArgs args = sgd_arguments(*this, options_, p, p.grad(), momentum_[i].values, at);
+      args.narrow = update_.arguments(i, p, name, step_count(), at);
       if (momentum_[i].scales.defined()) {
         list_.push_back({args, at.as<float>(momentum_[i].scales)});
       } else {
@@ -136,7 +147,10 @@ void Momentum8::update(std::span<const std::size_t> indices) {
     kernels::optimizer8_kernels(device).momentum8(list_);
     kernels::optimizer_kernels(device).sgd(full_list_);
   });
-  for (const std::size_t i : indices) adam8_detail::wrote(momentum_[i]);
+  for (const std::size_t i : indices) {
+    adam8_detail::wrote(momentum_[i]);
+    update_.bump_version(i);
+  }
 }
 
 std::vector<std::string> names_kept_full(const Optimizer& optimizer) {

@@ -9,12 +9,14 @@
 
 namespace thimble::optim {
 
-/// State: 2 + 8 / 256 bytes per parameter element (bf16: 4), 8 where it is kept in full.
+/// State: 2 + 8 / 256 bytes per parameter element (bf16: 4), 8 where it is kept in full, and what `options.narrow`
+/// takes.
 class Adam8 final : public Optimizer {
  public:
-  /// Throws ValueError for options out of range, and for updates of narrow parameters that are not rounded ones.
+  /// Throws ValueError for options out of range, DTypeError as NarrowUpdateState::add does.
   Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow = {});
-  /// `<parameter>.first_moment`, `.first_moment_scale`, `.second_moment`, `.second_moment_scale`.
+  /// `<parameter>.first_moment`, `.first_moment_scale`, `.second_moment`, `.second_moment_scale`, and `.master` or
+  /// `.compensation`.
   std::vector<Named> state() const override;
   /// "adam8", "adamw8"; "adam_bf16", "adamw_bf16".
   const char* name() const noexcept override;
@@ -29,16 +31,18 @@ class Adam8 final : public Optimizer {
   AdamOptions options_;
   NarrowState narrow_;
   std::vector<Moment> first_, second_;
+  NarrowUpdateState update_;
   std::vector<kernels::Adam8Args> list_;      // of the update under way, in 8 bits; it has room for all
   std::vector<kernels::AdamArgs> full_list_;  // and what is not
 };
 
-/// State: 1 + 4 / 256 bytes per parameter element (bf16: 2), 4 where it is kept in full.
+/// State: 1 + 4 / 256 bytes per parameter element (bf16: 2), 4 where it is kept in full, and what `options.narrow`
+/// takes.
 class Momentum8 final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, among them momentum 0, and as Adam8 does.
   Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow = {});
-  /// `<parameter>.momentum`, `.momentum_scale`.
+  /// `<parameter>.momentum`, `.momentum_scale`, and `.master` or `.compensation`.
   std::vector<Named> state() const override;
   /// "momentum8", "momentum_bf16".
   const char* name() const noexcept override;
@@ -52,6 +56,7 @@ class Momentum8 final : public Optimizer {
   SgdOptions options_;
   NarrowState narrow_;
   std::vector<Moment> momentum_;
+  NarrowUpdateState update_;
   std::vector<kernels::Momentum8Args> list_;  // of the update under way, in 8 bits; it has room for all
   std::vector<kernels::SgdArgs> full_list_;   // and what is not
 };

@@ -61,15 +61,17 @@ struct Restore {
 };
 
 inline std::unique_ptr<Optimizer> make(const std::string& name, const std::vector<Named>& list,
-                                       std::shared_ptr<Tier> tier = nullptr) {
+                                       std::shared_ptr<Tier> tier = nullptr,
+                                       NarrowUpdate update = NarrowUpdate::rounded) {
   AdamOptions adam = adam_options;
-  adam.tier = tier;
-  const SgdOptions sgd{.rate = 0.02, .momentum = 0.9, .tier = tier};
+  adam.tier = tier, adam.narrow = update;
+  const SgdOptions sgd{.rate = 0.02, .momentum = 0.9, .tier = tier, .narrow = update};
   if (name == "adamw8") return std::make_unique<Adam8>(list, adam, narrow());
   if (name == "adamw_bf16") return std::make_unique<Adam8>(list, adam, narrow(DType::bf16));
   if (name == "momentum8") return std::make_unique<Momentum8>(list, sgd, narrow());
   if (name == "momentum_bf16") return std::make_unique<Momentum8>(list, sgd, narrow(DType::bf16));
-  return std::make_unique<Adafactor>(list, AdafactorOptions{.rate = 0.02, .beta1 = 0.5, .tier = tier});
+  return std::make_unique<Adafactor>(list,
+                                     AdafactorOptions{.rate = 0.02, .beta1 = 0.5, .tier = tier, .narrow = update});
 }
 inline const char* const names[] = {"adamw8", "adamw_bf16", "momentum8", "momentum_bf16", "adafactor"};
 

@@ -128,12 +128,6 @@ TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
     CHECK_THROWS_AS(Adafactor(list, options), ValueError);
   }
   CHECK_THROWS_AS(Adafactor(make_parameters(DType::f64), {}), DTypeError);
-  AdamOptions with_masters;
-  with_masters.narrow = NarrowUpdate::master;
-  CHECK_THROWS_AS(Adam8(list, with_masters), ValueError);
-  SgdOptions compensated{0.1, 0.9};
-  compensated.narrow = NarrowUpdate::kahan;
-  CHECK_THROWS_AS(Momentum8(list, compensated), ValueError);
   CHECK(Adam8(make_parameters(DType::f64), {}, narrow()).kept_full().size() == shapes.size());
   CHECK(Adam8(list, {}, {DType::u8, 0, {"p1"}}).kept_full() == std::vector<std::string>{"p1"});
 

@@ -164,6 +164,9 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
       {"momentum", image_setup()},  // the statistics of batch norm
       {"momentum8", image_setup()},
       {"adamw", text_setup(), [](bench::Setup& s) { bench::set_precision(s, "bf16-stochastic"); }},
+      {"adamw8", text_setup(),  // matrices of 4096 elements, whose state is in 8 bits
+       [](bench::Setup& s) { bench::set_precision(s, "bf16-stochastic"), s.sizes.width = 32; }},
+      {"adafactor", text_setup(), [](bench::Setup& s) { bench::set_precision(s, "bf16-stochastic"); }},
   };
   for (const Case& c : cases) {
     bench::Setup setup = c.setup;

@@ -90,6 +90,17 @@ Make sgd(optim::SgdOptions options) {
   return [options](std::vector<optim::Named> list) { return std::make_unique<optim::Sgd>(std::move(list), options); };
 }
 
+Make adam8(optim::NarrowUpdate narrow, DType state = DType::u8) {
+  return [=](std::vector<optim::Named> list) {
+    const optim::AdamOptions options{.weight_decay = 0.1, .smallest_decayed_rank = 2, .narrow = narrow};
+    return std::make_unique<optim::Adam8>(std::move(list), options, optim::NarrowState{.dtype = state});
+  };
+}
+Make momentum8(optim::NarrowUpdate narrow) {
+  return [=](std::vector<optim::Named> list) {
+    return std::make_unique<optim::Momentum8>(std::move(list), optim::SgdOptions{.momentum = 0.9, .narrow = narrow});
+  };
+}
 Make adafactor(optim::AdafactorOptions options) {
   return [options](std::vector<optim::Named> list) {
     return std::make_unique<optim::Adafactor>(std::move(list), options);
@@ -119,16 +130,19 @@ TEST_CASE("update list: many parameters at once have the bits of the CPU's one a
       {"sgd", mixed, sgd({.weight_decay = 0.01})},
       {"momentum", mixed, sgd({.momentum = 0.9, .weight_decay = 0.01})},
       {"nesterov with masters", narrow, sgd({.momentum = 0.9, .nesterov = true, .narrow = NarrowUpdate::master})},
-      {"adamw8", eight,
-       [](std::vector<optim::Named> list) {
-         return std::make_unique<optim::Adam8>(std::move(list),
-                                               optim::AdamOptions{.weight_decay = 0.1, .smallest_decayed_rank = 2});
-       }},
-      {"momentum8", eight,
-       [](std::vector<optim::Named> list) {
-         return std::make_unique<optim::Momentum8>(std::move(list), optim::SgdOptions{.momentum = 0.9});
-       }},
+      {"adamw8", eight, adam8(NarrowUpdate::rounded)},
+      {"momentum8", eight, momentum8(NarrowUpdate::rounded)},
+      {"adamw8 with masters", eight, adam8(NarrowUpdate::master)},
+      {"adamw8, rounded stochastically", narrow, adam8(NarrowUpdate::stochastic)},
+      {"adamw8 with Kahan's sum", eight, adam8(NarrowUpdate::kahan)},
+      {"adamw in bf16 with masters", narrow, adam8(NarrowUpdate::master, DType::bf16)},
+      {"momentum8 with masters", eight, momentum8(NarrowUpdate::master)},
+      {"momentum8, rounded stochastically", narrow, momentum8(NarrowUpdate::stochastic)},
+      {"momentum8 with Kahan's sum", eight, momentum8(NarrowUpdate::kahan)},
       {"adafactor", eight, adafactor({.rate = 0.05})},
+      {"adafactor with masters", eight, adafactor({.rate = 0.05, .narrow = NarrowUpdate::master})},
+      {"adafactor, rounded stochastically", narrow, adafactor({.beta1 = 0.5, .narrow = NarrowUpdate::stochastic})},
+      {"adafactor with Kahan's sum", eight, adafactor({.weight_decay = 0.1, .narrow = NarrowUpdate::kahan})},
       {"adafactor, vectors not decayed", eight,
        adafactor({.beta1 = 0.5, .weight_decay = 0.1, .smallest_decayed_rank = 2})},
       {"adafactor with its own rate", eight, adafactor({.has_relative_step = true, .scales_by_parameter = false})},
@@ -167,6 +181,21 @@ TEST_CASE("update list: a launch has 56 parameters that are alike", "[cuda][opti
     adam.begin_step();
     for (std::size_t i = 0; i < list.size(); ++i) adam.step_one(i);  // as backward does that updates as it goes
     CHECK(launches() - before == c.launches + list.size());
+  }
+}
+
+TEST_CASE("update list: 8-bit state with masters takes no more launches", "[cuda][optim]") {
+  if (!has_cuda()) return;
+  using optim::NarrowUpdate;
+  for (const NarrowUpdate narrow :
+       {NarrowUpdate::rounded, NarrowUpdate::master, NarrowUpdate::stochastic, NarrowUpdate::kahan}) {
+    INFO(to_string(narrow));
+    const std::vector<optim::Named> list = parameters(cuda(), std::vector<Shape>(57, Shape{5000}), {DType::bf16});
+    for (const optim::Named& p : list) p.tensor.grad() = to_device(noise(p.tensor.shape(), DType::bf16, 3), cuda());
+    const auto optimizer = adam8(narrow)(list);
+    const std::uint64_t before = launches();
+    optimizer->step();
+    CHECK(launches() - before == 2);
   }
 }
 

@@ -28,6 +28,7 @@ std::vector<PrecisionCase> precision_cases() {
   std::vector<PrecisionCase> cases;
   for (const nn::Precision& precision : nn::precisions()) cases.push_back({std::string(precision.name), "adamw", ""});
   cases.push_back({"O0", "adamw8", ""});
+  cases.push_back({"bf16", "adamw8", ""});
   cases.push_back({"", "adamw8", ""});
   cases.push_back({"O0", "adamw", "i8"});
   return cases;
@@ -83,7 +84,8 @@ std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Set
       return state.gradients;
     case Category::optimizer:
       if (one.optimizer != "adamw8") return state.optimizer;
-      return theory::narrow_state_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments);
+      return theory::narrow_state_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments) +
+             theory::gpt_state(setup.model, setup.sizes, 0, precision).optimizer;  // master copies
     case Category::activation:
       if (!one.saved.empty()) return std::nullopt;
       [[fallthrough]];

@@ -41,7 +41,7 @@ report::Experiment precision_state_experiment(const ExperimentOptions& options) 
       "Parameters, gradients and the optimizer's state, which are all there while it updates. Per weight with Adam: 4 "
       "+ "
       "4 + 8 in f32; 2 + 2 + 8 and 4 for a master copy, 2 for what Kahan's sum keeps; 2 + 2 + 2 (1 + 4 / 256) with "
-      "8-bit state. Norms' parameters are f32 under policies with master copies.";
+      "8-bit state, and 4 more with master copies. Norms' parameters are f32 under policies with master copies.";
   experiment.columns = {{"per_parameter", "bytes per parameter", report::Unit::plain, 3},
                         {"parameter", "parameters", report::Unit::bytes},
                         {"gradient", "gradients", report::Unit::bytes},

@@ -7,6 +7,7 @@
 
 #include <thimble/core/convert.h>
 #include <thimble/core/kernels/adafactor_cpu.h>
+#include <thimble/core/kernels/parameter_run.h>
 #include <thimble/core/kernels/square_root.h>
 #include <thimble/core/kernels/update_rule.h>
 #include <thimble/core/kernels/variants.h>
@@ -19,6 +20,7 @@ constexpr std::int64_t tile = AdafactorArgs::tile;        // values that are wor
 constexpr std::int64_t shares = AdafactorArgs::shares;    // ranges of rows that are summed apart
 constexpr std::int64_t stretch = AdafactorArgs::stretch;  // rows of a column that are summed apart
 constexpr int lanes = AdafactorArgs::lanes;
+static_assert(tile <= run_elements);
 
 // The sum of squares plus n times `more`, in lanes.
 struct SquareSum {
@@ -85,14 +87,11 @@ class Step {
     });
     const float clip = rule_.clipping(size), length = rule_.length(parameter);
     rows([&](std::int64_t row) {
-      alignas(64) float buffer[tile];
       for_parts(row, row_mean, [&](const float* u, std::int64_t at, std::int64_t n) {
-        float* const p = const_cast<float*>(load(a_.parameter, a_.dtype, at, buffer, n));
+        ParameterRun<float> p(a_.parameter, a_.dtype, a_.narrow, at, n);
         float* const m = a_.momentum != nullptr ? a_.momentum + at : nullptr;
-        run_variant<Update>(rule_, u, m, p, clip, length, n);
-        if (p != buffer) return;
-        auto* const to = static_cast<std::byte*>(a_.parameter) + at * static_cast<std::int64_t>(size_of(a_.dtype));
-        store_f32(buffer, to, a_.dtype, 1, n);
+        run_variant<Update>(rule_, u, m, p.values(), clip, length, n);
+        p.store();
       });
     });
   }
@@ -136,11 +135,11 @@ class Step {
   }
 
   double squares_of_row(std::int64_t row) const {
-    alignas(64) float buffer[tile];
     double sum = 0;
     for (std::int64_t c = 0; c < a_.columns; c += tile) {
       const std::int64_t n = std::min(tile, a_.columns - c);
-      run_variant<SquareSum>(load(a_.parameter, a_.dtype, row * a_.columns + c, buffer, n), 0.0, &sum, n);
+      ParameterRun<float> p(a_.parameter, a_.dtype, a_.narrow, row * a_.columns + c, n);
+      run_variant<SquareSum>(static_cast<const float*>(p.values()), 0.0, &sum, n);
     }
     return sum;
   }

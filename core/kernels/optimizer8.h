@@ -1,7 +1,7 @@
 #pragma once
 // Optimizer updates whose state is 8-bit or factored: one pass over a block reads its codes, updates, and writes codes
 // again, so that the state never exists in more digits. Arithmetic in f32; parameters and gradients are f32, f16, bf16,
-// f8e4m3 or f8e5m2.
+// f8e4m3 or f8e5m2, and narrow parameters are stored as NarrowArgs says.
 
 #include <cstdint>
 
@@ -52,6 +52,7 @@ struct AdafactorArgs {
   bool has_relative_step = false;  ///< the rate is min(1e-2, 1 / sqrt(step)) instead
   double gradient_factor = 1;      ///< the gradient is multiplied by it as it is read
   std::int64_t step = 1;           ///< of this update, from 1
+  NarrowArgs narrow = {};          ///< p is what it says: the master copy, or parameter and compensation together
 };
 
 struct Optimizer8Kernels {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/adafactor_cpu.h>
 #include <thimble/core/kernels/optimizer8.h>
+#include <thimble/core/kernels/parameter_run.h>
 #include <thimble/core/kernels/quant_loops.h>
 #include <thimble/core/kernels/square_root.h>
 #include <thimble/core/kernels/update_rule.h>
@@ -22,28 +22,7 @@ using Signed = quant::DynamicCode<true>;
 using Unsigned = quant::DynamicCode<false>;
 
 constexpr std::int64_t grain = 64;  // blocks of a thread
-
-// Values of a block in f32: where they lie, or converted.
-class Values {
- public:
-  Values(const void* data, DType dtype, std::int64_t at, std::int64_t n)
-      : place_(const_cast<std::byte*>(static_cast<const std::byte*>(data)) +
-               at * static_cast<std::int64_t>(size_of(dtype))),
-        dtype_(dtype),
-        n_(n) {
-    if (dtype != DType::f32) load_f32(place_, dtype, 1, buffer_, n);
-  }
-  float* get() { return dtype_ == DType::f32 ? reinterpret_cast<float*>(place_) : buffer_; }
-  void store() {
-    if (dtype_ != DType::f32) store_f32(buffer_, place_, dtype_, 1, n_);
-  }
-
- private:
-  std::byte* place_;
-  DType dtype_;
-  std::int64_t n_;
-  alignas(64) float buffer_[state_block];
-};
+static_assert(state_block <= run_elements);
 
 // A block's codes and its scale.
 template <class Code>
@@ -104,8 +83,9 @@ void adam8(const Adam8Args& args) {
   const AdamArgs& a = args.update;
   const AdamRule<float> rule(a);
   for_blocks(a.n, [&](std::int64_t block, std::int64_t at, std::int64_t n) {
-    Values p(a.parameter, a.dtype, at, n), g(a.gradient, a.gradient_dtype, at, n);
-    run_variant<AdamBlock>(rule, p.get(), static_cast<const float*>(g.get()),
+    ParameterRun<float> p(a.parameter, a.dtype, a.narrow, at, n);
+    ElementRun<float> g(a.gradient, a.gradient_dtype, at, n);
+    run_variant<AdamBlock>(rule, p.values(), static_cast<const float*>(g.values()),
                            static_cast<std::uint8_t*>(a.first_moment) + at, args.first_scales + block,
                            static_cast<std::uint8_t*>(a.second_moment) + at, args.second_scales + block, n);
     p.store();
@@ -116,8 +96,9 @@ void momentum8(const Momentum8Args& args) {
   const SgdArgs& a = args.update;
   const SgdRule<float> rule(a);
   for_blocks(a.n, [&](std::int64_t block, std::int64_t at, std::int64_t n) {
-    Values p(a.parameter, a.dtype, at, n), g(a.gradient, a.gradient_dtype, at, n);
-    run_variant<MomentumBlock>(rule, p.get(), static_cast<const float*>(g.get()),
+    ParameterRun<float> p(a.parameter, a.dtype, a.narrow, at, n);
+    ElementRun<float> g(a.gradient, a.gradient_dtype, at, n);
+    run_variant<MomentumBlock>(rule, p.values(), static_cast<const float*>(g.values()),
                                static_cast<std::uint8_t*>(a.momentum_buffer) + at, args.scales + block, n);
     p.store();
   });

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/optimizer_narrow.h>
+#include <thimble/core/kernels/parameter_run.h>
 #include <thimble/core/kernels/square_root.h>
 #include <thimble/core/kernels/update_rule.h>
 #include <thimble/core/kernels/variants.h>
@@ -16,44 +15,10 @@
 namespace thimble::kernels {
 namespace optimizer_detail {
 
-constexpr std::int64_t chunk = 512;
+constexpr std::int64_t chunk = run_elements;
 constexpr std::int64_t grain = 16 * chunk;
 // Elements whose squares one thread adds up.
 constexpr std::int64_t square_stretch = 128 * chunk;
-
-// A run of elements in the compute type: where they lie, or a buffer filled from there. A narrow parameter is read and
-// stored by NarrowRun.
-template <class T>
-class Run {
- public:
-  Run(void* data, DType dtype, std::int64_t at, std::int64_t n) : dtype_(dtype), n_(n) {
-    place_ = data ? static_cast<std::byte*>(data) + at * static_cast<std::int64_t>(size_of(dtype)) : nullptr;
-    values_ = reinterpret_cast<T*>(place_);
-    if (!place_ || dtype == dtype_of<T>) return;
-    values_ = buffer_;
-    if constexpr (std::is_same_v<T, float>) {
-      load_f32(place_, dtype, 1, buffer_, n);
-    } else {
-      load_f64(place_, dtype, 1, buffer_, n);
-    }
-  }
-  T* values() { return values_; }
-  void store() {
-    if (values_ != buffer_) return;
-    if constexpr (std::is_same_v<T, float>) {
-      store_f32(buffer_, place_, dtype_, 1, n_);
-    } else {
-      store_f64(buffer_, place_, dtype_, 1, n_);
-    }
-  }
-
- private:
-  std::byte* place_;
-  DType dtype_;
-  std::int64_t n_;
-  T* values_;
-  alignas(64) T buffer_[chunk];
-};
 
 template <class F>
 void for_chunks(std::int64_t n, F&& f) {
@@ -93,14 +58,11 @@ struct AdamUpdate {
 };
 
 template <class T>
-using ParameterRun = std::conditional_t<std::is_same_v<T, float>, NarrowRun<Run<float>>, PlainRun<Run<double>>>;
-
-template <class T>
 void sgd(const SgdArgs& a) {
   const SgdRule<T> rule(a);
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
-    Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
+    ElementRun<T> g(a.gradient, a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
     T* const values = p.values();
     run_variant<SgdChunk<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), n);
     p.store();
@@ -113,8 +75,8 @@ void adam(const AdamArgs& a) {
   const AdamRule<T> rule(a);
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
     ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
-    Run<T> g(const_cast<void*>(a.gradient), a.gradient_dtype, at, n);
-    Run<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
+    ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
+    ElementRun<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
     alignas(64) T room[chunk];
     T* const roots = room;
     T* const values = p.values();
@@ -195,7 +157,7 @@ void square_sums(std::span<const SquareSumArgs> list) {
 template <class T>
 void scale(const ClipArgs& a, T factor) {
   for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
-    Run<T> g(a.gradient, a.dtype, at, n);
+    ElementRun<T> g(a.gradient, a.dtype, at, n);
     for (std::int64_t i = 0; i < n; ++i) g.values()[i] *= factor;
     g.store();
   });

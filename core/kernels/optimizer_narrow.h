@@ -1,8 +1,7 @@
 #pragma once
-// Parameters in the type that updates are made in: read from where they lie or from their master copy, and stored as
-// NarrowArgs (core/kernels/optimizer.h) says. Also the readable form of each way to store, element by element.
+// How a parameter narrower than f32 is stored (NarrowArgs, core/kernels/optimizer.h), as far as all devices share it.
+// Every optimizer's kernel reads and stores parameters by one class: parameter_run.h on the CPU, cuda/parameter.h.
 
-#include <cstddef>
 #include <cstdint>
 
 #include <thimble/core/convert.h>
@@ -10,6 +9,15 @@
 #include <thimble/core/kernels/random_bits.h>
 
 namespace thimble::kernels {
+
+/// Which of NarrowArgs' ways it is. With f32 and f64 parameters it is `rounded`: they are stored as they are.
+enum class NarrowForm : std::uint8_t { rounded, master, compensated, stochastic };
+
+inline NarrowForm form_of(const NarrowArgs& how) noexcept {
+  if (how.is_stochastic) return NarrowForm::stochastic;
+  if (how.master != nullptr) return NarrowForm::master;
+  return how.compensation != nullptr ? NarrowForm::compensated : NarrowForm::rounded;
+}
 
 /// `value` in bf16, up or down so that the mean over `random` (16 bits, uniform) is `value`: the bits below bf16's last
 /// one carry into it when random is added to them. Infinite and NaN stay what they are; beyond bf16's largest number it
@@ -25,86 +33,9 @@ THIMBLE_HD inline std::uint32_t rounding_bits(const RandomSite& site, std::int64
   const std::int64_t block = element / 8;
   const PhiloxBlock words =
       random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));
-  return words.word[element / 2 % 4] >> (16 * (element % 2)) & 0xFFFFu;
+  const std::uint32_t low = element % 4 < 2 ? words.word[0] : words.word[1];  // no index: registers have none
+  const std::uint32_t high = element % 4 < 2 ? words.word[2] : words.word[3];
+  return (element % 8 < 4 ? low : high) >> (16 * (element % 2)) & 0xFFFFu;
 }
 
-namespace optimizer_detail {
-
-inline constexpr std::int64_t narrow_chunk = 512;  // of an update; runs begin at its multiples
-
-/// Elements [at, at + n) of a parameter, in f32; `Run` is the update's own, for what lies in memory as it is.
-template <class Run>
-class NarrowRun {
- public:
-  NarrowRun(void* parameter, DType dtype, const NarrowArgs& how, std::int64_t at, std::int64_t n)
-      : run_(how.master != nullptr ? how.master : parameter, how.master != nullptr ? DType::f32 : dtype, at, n),
-        how_(how),
-        dtype_(dtype),
-        at_(at),
-        n_(n),
-        place_(bytes_at(parameter)),
-        compensation_(how.compensation != nullptr ? bytes_at(how.compensation) : nullptr) {
-    if (compensation_ == nullptr) return;
-    alignas(64) float lost[narrow_chunk];
-    load_f32(compensation_, dtype_, 1, lost, n_);
-    for (std::int64_t i = 0; i < n_; ++i) run_.values()[i] += lost[i];
-  }
-
-  float* values() { return run_.values(); }
-
-  void store() {
-    if (how_.is_stochastic) return store_stochastically();
-    if (compensation_ != nullptr) return store_compensated();
-    run_.store();
-    if (how_.master != nullptr) store_f32(run_.values(), place_, dtype_, 1, n_);
-  }
-
- private:
-  std::byte* bytes_at(void* data) const {
-    return static_cast<std::byte*>(data) + at_ * static_cast<std::int64_t>(size_of(dtype_));
-  }
-
-  void store_stochastically() {
-    std::uint32_t words[narrow_chunk / 2];
-    const std::int64_t block = at_ / 8;
-    sample_words(how_.site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), (n_ + 7) / 8,
-                 words);
-    auto* const to = reinterpret_cast<bf16*>(place_);
-    const float* const values = run_.values();
-    for (std::int64_t i = 0; i < n_; ++i) {
-      to[i] = round_stochastically(values[i], words[i / 2] >> (16 * (i % 2)) & 0xFFFFu);
-    }
-  }
-
-  void store_compensated() {
-    alignas(64) float lost[narrow_chunk];
-    float* const values = run_.values();
-    store_f32(values, place_, dtype_, 1, n_);
-    load_f32(place_, dtype_, 1, lost, n_);
-    for (std::int64_t i = 0; i < n_; ++i) lost[i] = values[i] - lost[i];
-    store_f32(lost, compensation_, dtype_, 1, n_);
-  }
-
-  Run run_;
-  const NarrowArgs& how_;
-  DType dtype_;
-  std::int64_t at_, n_;
-  std::byte* place_;
-  std::byte* compensation_;  // null: there is none
-};
-
-/// The same for f64, which nothing is narrower than.
-template <class Run>
-class PlainRun {
- public:
-  PlainRun(void* parameter, DType dtype, const NarrowArgs&, std::int64_t at, std::int64_t n)
-      : run_(parameter, dtype, at, n) {}
-  auto* values() { return run_.values(); }
-  void store() { run_.store(); }
-
- private:
-  Run run_;
-};
-
-}  // namespace optimizer_detail
 }  // namespace thimble::kernels

@@ -29,6 +29,7 @@ void go_to(AdafactorArgs& args, const StepNumbers&, const StepNumbers& now) noex
   args.rate = now.rate;
   args.gradient_factor = now.gradient_factor;
   args.step = now.update;
+  args.narrow.site.step = static_cast<std::uint64_t>(now.update);
 }
 
 void go_to(RandomSite& site, const StepNumbers& recorded, const StepNumbers& now) noexcept {

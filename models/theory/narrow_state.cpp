@@ -29,14 +29,34 @@ std::int64_t narrow_state_bytes(std::span<const std::int64_t> elements, std::int
   return moments * bytes;
 }
 
-std::vector<std::int64_t> gpt_parameter_elements(std::string_view name, const ModelOptions& options) {
+std::int64_t factored_state_bytes(std::span<const Shape> parameters) {
+  constexpr std::int64_t of_number = 4;
+  std::int64_t numbers = 0;
+  for (const Shape& shape : parameters) {
+    const std::int64_t n = shape.elements(), columns = shape.rank() > 1 ? shape.back() : n;
+    const std::int64_t rows = columns > 0 ? n / columns : 0;
+    numbers += rows > 1 && columns > 1 ? rows + columns : n;
+  }
+  return of_number * numbers;
+}
+
+std::vector<Shape> gpt_parameter_shapes(std::string_view name, const ModelOptions& options) {
   const ModelOptions sizes = gpt_options(name, options);
   const std::int64_t h = sizes.width;
-  std::vector<std::int64_t> elements{sizes.vocabulary * h, sizes.sequence * h};
+  std::vector<Shape> shapes{{sizes.vocabulary, h}, {sizes.sequence, h}};
   for (std::int64_t layer = 0; layer < sizes.layers; ++layer) {
-    elements.insert(elements.end(), {h, h, 3 * h * h, 3 * h, h * h, h, h, h, 4 * h * h, 4 * h, 4 * h * h, h});
+    for (const Shape& shape : {Shape{h}, Shape{h}, Shape{h, 3 * h}, Shape{3 * h}, Shape{h, h}, Shape{h}, Shape{h},
+                               Shape{h}, Shape{h, 4 * h}, Shape{4 * h}, Shape{4 * h, h}, Shape{h}}) {
+      shapes.push_back(shape);
+    }
   }
-  elements.insert(elements.end(), {h, h});
+  shapes.insert(shapes.end(), {Shape{h}, Shape{h}});
+  return shapes;
+}
+
+std::vector<std::int64_t> gpt_parameter_elements(std::string_view name, const ModelOptions& options) {
+  std::vector<std::int64_t> elements;
+  for (const Shape& shape : gpt_parameter_shapes(name, options)) elements.push_back(shape.elements());
   return elements;
 }
 

@@ -1,11 +1,14 @@
 #pragma once
-// The bytes of an optimizer's state in fewer bits (optim/narrow_state.h), from a model's sizes alone.
+// The bytes of an optimizer's moments in fewer bits (optim/narrow_state.h), or factored, from a model's sizes alone.
+// What narrow parameters take besides, masters or compensations, is parameter_bytes(...).extra
+// (models/theory/precision.h).
 
 #include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include <thimble/core/shape.h>
 #include <thimble/models/model.h>
 #include <thimble/optim/narrow_state.h>
 
@@ -16,8 +19,14 @@ namespace thimble::models::theory {
 std::int64_t narrow_state_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
                                 const optim::NarrowState& state = {});
 
-/// Elements of each of a GPT's parameters: tables V h and s h; per layer two norms of 2 x h, 3 h^2 + 3 h, h^2 + h,
+/// Bytes of Adafactor's state without a first moment: 4 (rows + columns) of a parameter that is a matrix (elements /
+/// last axis, last axis) with more than one of both, else 4 per element.
+std::int64_t factored_state_bytes(std::span<const Shape> parameters);
+
+/// Shapes of each of a GPT's parameters: tables V h and s h; per layer two norms of 2 x h, 3 h^2 + 3 h, h^2 + h,
 /// 4 h^2 + 4 h and 4 h^2 + h; the last norm. Throws ValueError as gpt_options does.
+std::vector<Shape> gpt_parameter_shapes(std::string_view name, const ModelOptions& options = {});
+/// And the elements of each.
 std::vector<std::int64_t> gpt_parameter_elements(std::string_view name, const ModelOptions& options = {});
 
 }  // namespace thimble::models::theory
