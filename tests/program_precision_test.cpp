@@ -40,15 +40,30 @@ bench::TrainOptions tiny(const std::string& precision) {
 
 TEST_CASE("program: every policy trains in the predicted bytes, and goes on from a checkpoint bit by bit",
           "[precision][program]") {
-  for (const nn::Precision& precision : nn::precisions()) {
-    INFO(precision.name);
+  struct Case {
+    const nn::Precision* precision;
+    const char* optimizer;
+  };
+  std::vector<Case> cases;
+  for (const nn::Precision& precision : nn::precisions()) cases.push_back({&precision, "adamw"});
+  for (const char* const name : {"O2", "bf16", "bf16-stochastic", "bf16-kahan"}) {
+    for (const char* const optimizer : {"adamw8", "adafactor"}) cases.push_back({&nn::precision(name), optimizer});
+  }
+  for (const auto& [precision, optimizer] : cases) {
+    INFO(precision->name << ", " << optimizer);
     const TemporaryFolder folder;
-    const std::string name(precision.name);
-    bench::TrainOptions whole = tiny(name), first = tiny(name), second = tiny(name);
+    const auto options = [&, name = std::string(precision->name), optimizer = optimizer] {
+      bench::TrainOptions made = tiny(name);
+      made.setup.optimizer = optimizer;
+      if (made.setup.optimizer == "adamw8") made.setup.sizes.width = 32;  // matrices that have state in 8 bits
+      return made;
+    };
+    const bench::TrainOptions whole = options();
+    bench::TrainOptions first = options(), second = options();
     const Run all = run(whole);
     CHECK(all.report.predicted_peak_bytes == all.report.measured_peak_bytes);
     CHECK(all.losses.back() < all.losses.front());
-    CHECK(all.report.scaler.has_value() == precision.scales_loss);
+    CHECK(all.report.scaler.has_value() == precision->scales_loss);
     first.steps = 3;
     first.save = folder / "c";
     run(first);
@@ -57,8 +72,9 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     CHECK(rest.losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
     CHECK(rest.report.validation.loss == all.report.validation.loss);
     CHECK(rest.report.scaler == all.report.scaler);
-    bench::TrainOptions without = tiny("");
-    without.setup.dtype = precision.parameters;
+    bench::TrainOptions without = options();
+    without.setup.precision.clear();
+    without.setup.dtype = precision->parameters;
     without.resume = first.save;
     CHECK_FALSE(refusal(without).empty());
   }
@@ -72,6 +88,7 @@ TEST_CASE("program: --precision and --dtype", "[precision][program]") {
   CHECK(told->status == 0);
   CHECK(nlohmann::json::parse(told->out).at("precision") == "O2");
   CHECK(program_test::run(folder, plan + "--precision O2 --dtype f16")->status == 0);
+  CHECK(program_test::run(folder, plan + "--precision bf16 --optimizer adamw8")->status == 0);
   for (const char* fp8 : {"fp8", "fp8-current", "fp8-block"}) {
     const auto on_gpu = program_test::run(folder, plan + "--device cuda --precision " + fp8);
     CHECK(on_gpu->status == 0);
