@@ -156,7 +156,7 @@ TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][pr
 
 TEST_CASE("experiments: every policy trains in the bytes that were predicted", "[experiments][precision]") {
   const report::Experiment experiment = quick(bench::precision_experiment);
-  REQUIRE(experiment.rows.size() == nn::precisions().size() + 4);
+  REQUIRE(experiment.rows.size() == nn::precisions().size() + 5);
   REQUIRE(experiment.bars.size() == 1);
   CHECK(experiment.bars[0].bars.size() == experiment.rows.size());
   for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
@@ -174,11 +174,11 @@ TEST_CASE("experiments: every policy trains in the bytes that were predicted", "
 
 TEST_CASE("experiments: every policy's bytes are those of theory, by category", "[experiments][precision]") {
   const report::Experiment experiment = quick(bench::precision_bytes_experiment);
-  REQUIRE(experiment.rows.size() == (nn::precisions().size() + 4) * category_count);
+  REQUIRE(experiment.rows.size() == (nn::precisions().size() + 5) * category_count);
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.equal == tally.rows);
   // Of each case five categories; where tensors are packed, four.
-  CHECK(tally.with_theory == (nn::precisions().size() + 4) * 5 - 1);
+  CHECK(tally.with_theory == (nn::precisions().size() + 5) * 5 - 1);
   CHECK(tally.named == tally.with_theory);
   for (const report::Row& row : experiment.rows) {
     CHECK(number(row, "at_peak") == number(row, "at_peak_measured"));
@@ -205,7 +205,7 @@ TEST_CASE("experiments: every policy's bytes are those of theory, by category", 
 
 TEST_CASE("experiments: what a parameter costs under every policy", "[experiments][precision]") {
   const report::Experiment experiment = quick(bench::precision_state_experiment);
-  REQUIRE(experiment.rows.size() == 2 * (nn::precisions().size() + 3));
+  REQUIRE(experiment.rows.size() == 2 * (nn::precisions().size() + 4));
   const report::Tally tally = report::tally(experiment);
   CHECK(tally.named == experiment.rows.size());
   CHECK(tally.equal == experiment.rows.size() / 2);

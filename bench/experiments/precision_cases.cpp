@@ -29,6 +29,7 @@ std::vector<PrecisionCase> precision_cases() {
   for (const nn::Precision& precision : nn::precisions()) cases.push_back({std::string(precision.name), "adamw", ""});
   cases.push_back({"O0", "adamw8", ""});
   cases.push_back({"bf16", "adamw8", ""});
+  cases.push_back({"bf16-stochastic", "adamw8", ""});
   cases.push_back({"", "adamw8", ""});
   cases.push_back({"O0", "adamw", "i8"});
   return cases;
