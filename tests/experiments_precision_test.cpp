@@ -77,9 +77,9 @@ TEST_CASE("experiments: a name stands for an experiment and for those that begin
   };
   using Names = std::vector<std::string>;
   CHECK(names({"checkpoint"}) == Names{"checkpoint-depth", "checkpoint-sequence", "checkpoint-batch"});
-  CHECK(names({"precision"}) ==
-        Names{"precision", "precision-bytes", "precision-state", "precision-encoder", "precision-int8"});
-  CHECK(names({"precision-int8", "training"}) == Names{"training", "precision-int8"});
+  CHECK(names({"precision"}) == Names{"precision", "precision-bytes", "precision-state", "precision-encoder",
+                                      "precision-int8", "precision-int8-bytes"});
+  CHECK(names({"precision-int8", "training"}) == Names{"training", "precision-int8", "precision-int8-bytes"});
   CHECK(names({}).size() == bench::all_experiments().size());
   CHECK(names({"sharing", "all"}).size() == bench::all_experiments().size());
   CHECK_THROWS_AS(names({"check"}), ValueError);

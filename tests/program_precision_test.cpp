@@ -77,7 +77,7 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     without.setup.dtype = precision->parameters;
     without.resume = first.save;
     // One dtype for everything is the same by either name.
-    CHECK(refusal(without).empty() == (name == "O0" || name == "O3"));
+    CHECK(refusal(without).empty() == (precision->name == "O0" || precision->name == "O3"));
   }
 }
 

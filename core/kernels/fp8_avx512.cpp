@@ -1,11 +1,11 @@
 #include <thimble/core/kernels/fp8_avx512.h>
 
+#include <thimble/core/kernels/fp8_code.h>
+#include <thimble/core/kernels/isa.h>
+
 #if defined(__x86_64__)
 
 #include <immintrin.h>
-
-#include <thimble/core/kernels/fp8_code.h>
-#include <thimble/core/kernels/isa.h>
 
 namespace thimble::kernels {
 namespace fp8_avx512_detail {
