@@ -74,8 +74,8 @@ std::string loss_scale_flag(const Setup& setup);
 /// A scaler as loss_scaling has it; null: the loss is not scaled. Throws ValueError as GradScaler does.
 std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
 
-/// What a report says of the policy and the loss scale: "O2, dynamic loss scale from 65536", "loss scale 1024"; empty:
-/// there is neither.
+/// What a report says of the policy and the loss scale: "O2, dynamic loss scale from 65536", "all f16"; empty: all
+/// is f32 and the loss is not scaled.
 std::string precision_text(const Setup& setup);
 
 /// What to know before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: nothing.

@@ -122,10 +122,10 @@ std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup) {
 std::string precision_text(const Setup& setup) {
   const auto scaling = loss_scaling(setup);
   std::string text = setup.precision;
+  if (text.empty() && (scaling || setup.dtype != DType::f32)) text = "all " + std::string(to_string(setup.dtype));
   if (!scaling) return text;
-  if (!text.empty()) text += ", ";
   const std::string scale = setup_precision_detail::number(scaling->scale);
-  return text + (scaling->is_dynamic ? "dynamic loss scale from " : "loss scale ") + scale;
+  return text + ", " + (scaling->is_dynamic ? "dynamic loss scale from " : "loss scale ") + scale;
 }
 
 std::string precision_warning(const Setup& setup) {

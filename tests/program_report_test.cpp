@@ -179,6 +179,8 @@ TEST_CASE("program: train says its precision, the loss scale at the end, and ski
   const auto o2 = program_test::run(folder, train + "--steps 2 --precision O2");
   CHECK(contains(o2->out, "  precision        O2, dynamic loss scale from 65536\n"));
   CHECK(contains(o2->out, "  loss scale       65536 at the end\n"));
+  CHECK(contains(program_test::run(folder, train + "--steps 2 --dtype f16 --loss-scale 128")->out,
+                 "  precision        all f16, loss scale 128\n"));
   // Doubled after every good step, the scale is too large soon.
   const std::string skips = train + "--steps 20 --precision O2 --loss-scale-interval 1 ";
   const auto json = nlohmann::json::parse(program_test::run(folder, skips + "--json")->out);

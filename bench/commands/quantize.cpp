@@ -92,9 +92,9 @@ void print_table(const QuantizeOptions& options, const QuantizeReport& r) {
 }
 
 [[noreturn]] void refuse_for_text(const CLI::Option& option, const std::string& model) {
-  const std::string value = option.get_type_size() == 0 ? "it" : option.as<std::string>();
-  throw ValueError(option.get_name() + ": " + value + " is for models over images, whose values get codes; of " +
-                   model +
+  const bool is_switch = option.get_expected_max() == 0;
+  throw ValueError(option.get_name() + ": " + (is_switch ? "" : option.as<std::string>() + " ") +
+                   "is for models over images, whose values get codes; of " + model +
                    ", a model over text, the weights alone become blocks, without calibration; allowed without " +
                    option.get_name());
 }
