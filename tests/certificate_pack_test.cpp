@@ -145,7 +145,9 @@ bool has_equal_loss(const Trajectory& a, const Trajectory& b) {
 }  // namespace
 
 TEST_CASE("certificate, packed: running again beside packed tensors changes no bit", "[certificate][pack]") {
-  for (const auto& [net, make] : nets()) {
+  for (const NamedNet& named : nets()) {
+    const std::string& net = named.name;
+    const MakeNet& make = named.make;
     const TapeGraph graph = graph_of(make);
     const Trajectory plain = reference(make, {});
     random_plans::Random random(11);
@@ -171,12 +173,16 @@ TEST_CASE("certificate, packed: running again beside packed tensors changes no b
 }
 
 TEST_CASE("certificate, packed: placement, moves, threads and fused updates change no bit", "[certificate][pack]") {
-  for (const auto& [net, make] : nets()) {
+  for (const NamedNet& named : nets()) {
+    const std::string& net = named.name;
+    const MakeNet& make = named.make;
     const TapeGraph graph = graph_of(make);
     const TapeGraph graph_of_two = graph_of(make, {.micro_batches = 2});
     const bool scales = make(cpu)->make_scaler() != nullptr;
     std::uint64_t seed = 31;
-    for (const auto& [form, storing] : forms()) {
+    for (const auto& entry : forms()) {
+      const std::string& form = entry.first;
+      const nn::Storing& storing = entry.second;
       INFO(net << ", " << form);
       random_plans::Random random(seed++);
       // Stores of all that can be packed, whether a run again reads it or not, and segments drawn at random.
@@ -217,7 +223,9 @@ TEST_CASE("certificate, packed: placement, moves, threads and fused updates chan
 TEST_CASE("certificate, packed: how a segment runs again from packed tensors changes no bit", "[certificate][pack]") {
   // Both drop all that a stretch makes and read the same packed tensors before it; within, one runs all at once, the
   // other in nested segments that keep some.
-  for (const auto& [net, make] : nets()) {
+  for (const NamedNet& named : nets()) {
+    const std::string& net = named.name;
+    const MakeNet& make = named.make;
     const TapeGraph graph = graph_of(make);
     const auto count = static_cast<std::uint32_t>(graph.nodes.size());
     random_plans::Random random(51);
@@ -308,7 +316,9 @@ TEST_CASE("certificate, packed: gradients of what is made again from packed tens
 }
 
 TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again from them", "[certificate][pack]") {
-  for (const auto& [net, make] : nets()) {
+  for (const NamedNet& named : nets()) {
+    const std::string& net = named.name;
+    const MakeNet& make = named.make;
     INFO(net);
     const TapeGraph graph = graph_of(make);
     TapePlan plan;

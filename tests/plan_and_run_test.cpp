@@ -11,6 +11,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "model_runs.h"
 
 using namespace thimble;
 
@@ -56,6 +57,7 @@ void check_same(const nn::Plan& plan, const nn::Plan& run) {
 }  // namespace
 
 TEST_CASE("plan and run: the same plan", "[plan]") {
+  const testing::Threads alone;  // with whose workspaces a block more or less makes another plan
   const files_test::TemporaryFolder folder;
   const std::string own = folder / "text.txt";
   files_test::write_text_file(own, text_of_65());
