@@ -182,9 +182,8 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
   CHECK(plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] <
         FileTier::workspace_bytes({}));  // nothing of the device's is the tiers'
   if (!has_cuda()) return;
-  const nn::MakeRun make = bench::training_run(options.setup);
   const nn::MakeRun planned = [&](Device device) {
-    auto run = make(device);
+    auto run = report.run(device);
     plan.apply(run->options(), device);
     return run;
   };

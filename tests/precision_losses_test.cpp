@@ -1,5 +1,5 @@
-// What the policies cost a GPT on tinyshakespeare, as docs/precision.md says it: hidden ([.precision]), minutes of one
-// core. THIMBLE_DATA names the folder of data sets.
+// What the policies cost a GPT on tinyshakespeare, as docs/precision.md says it: the long runs are hidden
+// ([.precision]), minutes of one core. THIMBLE_DATA names the folder of data sets.
 
 #include <cmath>
 #include <cstdio>
@@ -51,6 +51,26 @@ double loss_of(const bench::TrainOptions& options) {
 }
 
 }  // namespace
+
+TEST_CASE("precision: a short training on text stays near f32", "[precision]") {
+  const std::string data = text();
+  if (data.empty()) return;
+  const kernel_test::Settings settings;
+  set_thread_count(1);
+  const auto loss = [&](const char* precision, const char* optimizer) {
+    bench::TrainOptions options = training(data, precision, optimizer);
+    options.setup.sizes.layers = 2, options.setup.sizes.width = 64, options.setup.sizes.sequence = 32;
+    options.steps = 60, options.warmup = 6, options.eval_batches = 8;
+    return loss_of(options);
+  };
+  const double exact = loss("O0", "adamw");
+  CHECK(exact < 3.5);  // guessing is 4.17
+  for (const char* const precision : {"O2", "bf16", "fp8", "fp8-block"}) {
+    INFO(precision);
+    CHECK(std::fabs(loss(precision, "adamw") / exact - 1) < 0.05);
+  }
+  CHECK(std::fabs(loss("O0", "adamw8") / exact - 1) < 0.05);
+}
 
 TEST_CASE("precision: 500 steps end within a percent of f32, 8-bit AdamW within half of one", "[.precision]") {
   const std::string data = text();
