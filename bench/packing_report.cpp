@@ -41,7 +41,11 @@ std::string line(const std::string& name, std::size_t width, const nn::GradientE
 std::string to_json_text(const std::vector<nn::PackedResults>& packed) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const nn::PackedResults& p : packed) {
-    list.push_back({{"operator", p.name}, {"dtype", to_string(p.dtype)}, {"tensors", p.tensors}, {"bytes", p.bytes}});
+    list.push_back({{"operator", p.name},
+                    {"dtype", to_string(p.dtype)},
+                    {"tensors", p.tensors},
+                    {"bytes", p.bytes},
+                    {"packed_bytes", p.packed_bytes}});
   }
   return list.dump();
 }

@@ -126,7 +126,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
     }
   }
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
-  report.packing = packing_of(report.plan, planner.graph());
+  report.packing = packing_of(report.plan);
   report.segments = segments_of(report.plan, planner.graph());
   if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
 }

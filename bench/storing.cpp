@@ -21,7 +21,7 @@ bool packs(const TapeGraph& graph, const nn::Storing& storing) {
   return std::any_of(uses.begin(), uses.end(), [&](const nn::Storable& use) {
     if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result)
       return false;
-    const auto to = storing.policy != nullptr ? storing.policy(*graph.nodes[use.node].type) : storing.packed;
+    const std::optional<DType> to = storing.packed_as(*graph.nodes[use.node].type);
     return to && can_pack(use.dtype, *to);
   });
 }
@@ -29,27 +29,20 @@ bool packs(const TapeGraph& graph, const nn::Storing& storing) {
 std::vector<DType> narrower(const TapeGraph& graph) {
   std::vector<DType> list;
   for (const DType dtype : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {
-    nn::Storing storing;
-    storing.packed = dtype;
-    if (packs(graph, storing)) list.push_back(dtype);
+    if (!nn::packable_operators(graph, dtype).empty()) list.push_back(dtype);
   }
   return list;
 }
 
 }  // namespace storing_detail
 
-Packing packing_of(const nn::Plan& plan, const TapeGraph& graph) {
+Packing packing_of(const nn::Plan& plan) {
   Packing packing;
-  if (!plan.tape) return packing;
-  for (const TapePlan::Store& store : plan.tape->stores) {
-    if (store.form != TapePlan::Store::Form::pack) continue;
-    const std::uint32_t value = graph.nodes[store.node].output;
-    const std::size_t bytes = graph.bytes_of(value);
-    packing.bytes += bytes;
-    packing.packed_bytes +=
-        packed_bytes(static_cast<std::int64_t>(bytes / size_of(graph.values[value].dtype)), store.dtype);
-    if (std::find(packing.dtypes.begin(), packing.dtypes.end(), store.dtype) == packing.dtypes.end()) {
-      packing.dtypes.push_back(store.dtype);
+  for (const nn::PackedResults& results : plan.packed) {
+    packing.bytes += results.bytes;
+    packing.packed_bytes += results.packed_bytes;
+    if (std::find(packing.dtypes.begin(), packing.dtypes.end(), results.dtype) == packing.dtypes.end()) {
+      packing.dtypes.push_back(results.dtype);
     }
   }
   return packing;

@@ -15,7 +15,7 @@ struct Packing {
   std::size_t packed_bytes = 0;  ///< and after, scales included
   std::vector<DType> dtypes;     ///< to which, each once
 };
-Packing packing_of(const nn::Plan& plan, const TapeGraph& graph);
+Packing packing_of(const nn::Plan& plan);
 
 /// "bf16, i8".
 std::string to_string(const std::vector<DType>& dtypes);

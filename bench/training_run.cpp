@@ -197,7 +197,7 @@ void plan_in_budget(PreparedTraining& prepared) {
         all, price_storing(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
-  prepared.packing = packing_of(plan, planner->graph());
+  prepared.packing = packing_of(plan);
   prepared.plan = std::move(plan);
   setup = chosen;
 }

@@ -90,6 +90,23 @@ TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
   CHECK_FALSE(storing.packs_rest);
 }
 
+TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags]") {
+  bench::PlanOptions options;
+  options.setup = parsed("i8:linear");
+  bench::set_precision(options.setup, "bf16");
+  options.budget_bytes = 1;
+  options.budget_bytes = bench::make_plan(options).minimum_bytes;
+  const bench::PlanReport report = bench::make_plan(options);
+  REQUIRE(report.is_feasible);
+  REQUIRE(report.plan.packed.size() == 1);
+  const nn::PackedResults& packed = report.plan.packed[0];
+  CHECK(packed.name == "linear");
+  CHECK(packed.dtype == DType::i8);
+  CHECK(packed.packed_bytes * 32 == packed.bytes * 17);  // 1.0625 of 2 bytes: sizes are multiples of 64
+  CHECK(report.packing.bytes == packed.bytes);
+  CHECK(report.packing.packed_bytes == packed.packed_bytes);
+}
+
 TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
   CHECK(contains(refused("i7"), "'i7' is not one of bf16, f16, f8e4m3, f8e5m2, i8"));
   CHECK(contains(refused("f32:gelu"), "'f32' is not one of bf16, f16, f8e4m3, f8e5m2, i8, none"));
@@ -163,7 +180,8 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK(json[0] == nlohmann::json{{"operator", "linear"},
                                   {"dtype", "i8"},
                                   {"tensors", planned.packed[0].tensors},
-                                  {"bytes", planned.packed_bytes}});
+                                  {"bytes", planned.packed_bytes},
+                                  {"packed_bytes", planned.packed[0].packed_bytes}});
 }
 
 TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {

@@ -195,7 +195,7 @@ Plan Planner::plan_of(std::shared_ptr<const TapePlan> tape) const {
     }
     const bool is_offloaded = store.form == TapePlan::Store::Form::offload;
     (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph_.bytes_of(value);
-    if (!is_offloaded) add_packed(plan.packed, node.type->name, store.dtype, graph_.bytes_of(value));
+    if (!is_offloaded) add_packed(plan.packed, graph_, store, value);
   }
   return plan;
 }

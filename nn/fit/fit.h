@@ -45,10 +45,12 @@ struct PackedResults {
   std::string name;
   DType dtype;
   std::size_t tensors = 0, bytes = 0;  ///< per recording, before they are packed
+  std::size_t packed_bytes = 0;        ///< and after, scales included
   friend bool operator==(const PackedResults&, const PackedResults&) = default;
 };
-/// Counts one more.
-void add_packed(std::vector<PackedResults>& list, std::string_view name, DType dtype, std::size_t bytes);
+/// Counts one more tensor, the graph's `value`.
+void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const TapePlan::Store& store,
+                std::uint32_t value);
 
 /// A way of running the step, with what it needs.
 struct Plan {

@@ -34,7 +34,7 @@ Plan packed_plan(const MakeRun& make, Device device, const Storing& storing) {
   for (const TapePlan::Store& store : plan.tape->stores) {
     const TapeGraph::Node& node = graph.nodes[store.node];
     plan.packed_bytes += graph.bytes_of(node.output);
-    add_packed(plan.packed, node.type->name, store.dtype, graph.bytes_of(node.output));
+    add_packed(plan.packed, graph, store, node.output);
   }
   const MemoryProfile profile = profile_training(on, [&](Device target) {
     std::unique_ptr<TrainingRun> run = make(target);

@@ -49,12 +49,17 @@ void check_rules(const TapeGraph& graph, const Storing& storing) {
   }
 }
 
-void add_packed(std::vector<PackedResults>& list, std::string_view name, DType dtype, std::size_t bytes) {
+void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const TapePlan::Store& store,
+                std::uint32_t value) {
+  const std::string_view name = graph.nodes[store.node].type->name;
   auto found = std::find_if(list.begin(), list.end(),
-                            [&](const PackedResults& p) { return p.name == name && p.dtype == dtype; });
-  if (found == list.end()) found = list.insert(list.end(), {std::string(name), dtype});
+                            [&](const PackedResults& p) { return p.name == name && p.dtype == store.dtype; });
+  if (found == list.end()) found = list.insert(list.end(), {std::string(name), store.dtype});
+  const std::size_t bytes = graph.bytes_of(value);
   ++found->tensors;
   found->bytes += bytes;
+  found->packed_bytes +=
+      packed_bytes(static_cast<std::int64_t>(bytes / size_of(graph.values[value].dtype)), store.dtype);
 }
 
 }  // namespace thimble::nn
