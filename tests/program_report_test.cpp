@@ -168,6 +168,8 @@ TEST_CASE("program: what is packed, to what, and the bytes before and after", "[
     CHECK(contains(program_test::run(folder, run)->out, " of " + std::string(name) + " per step\n"));
     CHECK(contains(program_test::run(folder, "plan " + larger + flags)->out, "\n    to " + std::string(name) + " "));
   }
+  const std::string ample = "--data synthetic --steps 1 --eval-batches 1 --allow-lossy --budget 1GiB";
+  CHECK(contains(program_test::run(folder, "train " + larger + ample)->out, "packed           nothing: the plan"));
 }
 
 TEST_CASE("program: train says its precision, the loss scale at the end, and skipped steps", "[program][precision]") {

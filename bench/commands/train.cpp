@@ -191,6 +191,8 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
     std::printf("  packed           %s to %s of %s per %s\n", bytes_text(r.packing.bytes).c_str(),
                 bytes_text(r.packing.packed_bytes).c_str(), to_string(r.packing.dtypes).c_str(),
                 options.setup.micro_batches > 1 ? "micro-batch" : "step");
+  } else if (options.setup.allows_lossy) {
+    std::printf("  packed           nothing: the plan for this budget does without\n");
   }
   if (r.predicted_tier_bytes > 0) {
     std::printf("  %s %s predicted, %s measured\n", options.device.is_cuda() ? "pinned on host  " : "in files        ",
