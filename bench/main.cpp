@@ -1,8 +1,8 @@
 // The program `thimble`: its commands, and what an error looks like from outside.
 //
 // Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
-// keeps, or a capacity that was not met, 4 a training run whose last loss is not finite (all that was asked for is
-// written).
+// keeps, a capacity that was not met, or a reproduction that measured something else than was predicted, 4 a training
+// run whose last loss is not finite (all that was asked for is written).
 
 #include <cstdio>
 #include <exception>

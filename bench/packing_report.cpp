@@ -6,10 +6,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include <thimble/bench/checkpoints.h>
 #include <thimble/core/context.h>
 #include <thimble/core/tf32.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/files/checkpoint.h>
 
 namespace thimble::bench {
 namespace packing_report_detail {
@@ -60,11 +60,7 @@ nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
   nn::Plan plan = prepared.plan;
   plan.placement.clear();
   Training training(options, *prepared.data, options.device, plan);
-  if (!options.resume.empty()) {
-    const ResourceScope host(default_resource(cpu));
-    nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator(),
-                        training.scaler());
-  }
+  if (!options.resume.empty()) restore(training, options.resume);
   const models::Batch batch = prepared.data->batch(prepared.first_step, options.device, options.setup.dtype);
   const nn::StepOptions& step = training.step_options();
   optim::RecordingOptions exact = step.recording;
@@ -75,7 +71,8 @@ nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
     nn::GradientReport report =
         nn::compare_gradients(training.optimizer().parameters(), loss_of, exact, step.recording, step.micro_batches,
                               step.micro_samples, training.scaler() != nullptr ? std::optional(scale) : std::nullopt);
-    if (training.scaler() == nullptr || is_finite(report) || scale <= 1) return report;
+    const bool may_halve = training.scaler() != nullptr && training.scaler()->options().is_dynamic && scale > 1;
+    if (!may_halve || is_finite(report)) return report;
     scale /= 2;
   }
 }

@@ -18,7 +18,8 @@ class PlannedRuns {
   PlannedRuns(Setup& setup, Device device, const std::string& data);
 
   /// Runs of a setup with these data: two steps, of which each makes its batch and reads its loss, and an evaluation in
-  /// batches as they are. Throws ValueError where the data are too few for the setup's batch.
+  /// batches as they are. It must outlive the runs that it makes. Throws ValueError where the data are too few to be
+  /// cut into two parts.
   nn::MakeRun of(const Setup& setup) const;
 
  private:

@@ -76,7 +76,8 @@ void check_inference(const PlanOptions& options) {
       {!s.offload.empty(), "--offload " + s.offload},
       {s.offloads_optimizer, "--offload-optimizer"},
       {s.offloads_gradients, "--offload-gradients"},
-      {s.allows_lossy, "--allow-lossy=" + std::string(to_string(s.lossy))}};
+      {s.allows_lossy, "--allow-lossy"},
+      {s.clip_norm >= 0, "--clip"}};
   for (const auto& [is_asked, flag] : training) {
     if (is_asked) throw ValueError("--inference: not with " + flag + ", which is about training steps");
   }

@@ -76,7 +76,7 @@ std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
 
 /// What a report says of the policy and the loss scale: "O2, dynamic loss scale from 65536", "all f16"; empty: all
 /// is f32 and the loss is not scaled.
-std::string precision_text(const Setup& setup);
+std::string precision_text(const Setup& setup, bool is_inference = false);
 
 /// What to know before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: nothing.
 std::string precision_warning(const Setup& setup);
@@ -90,9 +90,9 @@ struct RecipeText {
 std::vector<RecipeText> recipe_texts(const Setup& setup);
 
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
-/// micro-batches or a scaled loss, offloads_gradients with any of these or without a folder, micro-batches that do not
-/// divide the batch, a chunked head on a model that is not over tokens or with products in f16 (its gradients are made
-/// before a scale could keep them from vanishing).
+/// micro-batches or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder,
+/// micro-batches that do not divide the batch, a chunked head on a model that is not over tokens or with products in
+/// f16 (its gradients are made before a scale could keep them from vanishing).
 void check_techniques(const Setup& setup, bool is_text);
 
 /// The least batch >= `batch` that the setup's micro-batches divide.

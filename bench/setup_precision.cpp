@@ -119,8 +119,8 @@ std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup) {
   return options ? std::make_unique<optim::GradScaler>(*options) : nullptr;
 }
 
-std::string precision_text(const Setup& setup) {
-  const auto scaling = loss_scaling(setup);
+std::string precision_text(const Setup& setup, bool is_inference) {
+  const auto scaling = is_inference ? std::nullopt : loss_scaling(setup);
   std::string text = setup.precision;
   if (text.empty() && (scaling || setup.dtype != DType::f32)) text = "all " + std::string(to_string(setup.dtype));
   if (!scaling) return text;

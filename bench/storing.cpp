@@ -15,21 +15,18 @@
 namespace thimble::bench {
 namespace storing_detail {
 
-/// Whether a result that backward reads can be packed so.
-bool packs(const TapeGraph& graph, const nn::Storing& storing) {
+/// Whether a result that backward reads, however small, can be packed so.
+bool packs(const TapeGraph& graph, nn::Storing storing) {
+  storing.smallest = 0;
   const std::vector<nn::Storable> uses = nn::storables(graph);
-  return std::any_of(uses.begin(), uses.end(), [&](const nn::Storable& use) {
-    if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result)
-      return false;
-    const std::optional<DType> to = storing.packed_as(*graph.nodes[use.node].type);
-    return to && can_pack(use.dtype, *to);
-  });
+  return std::any_of(uses.begin(), uses.end(),
+                     [&](const nn::Storable& use) { return storing.packed_as(graph, use).has_value(); });
 }
 
 std::vector<DType> narrower(const TapeGraph& graph) {
   std::vector<DType> list;
   for (const DType dtype : {DType::bf16, DType::f16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {
-    if (!nn::packable_operators(graph, dtype).empty()) list.push_back(dtype);
+    if (!nn::packable_operators(graph, dtype, 0).empty()) list.push_back(dtype);
   }
   return list;
 }

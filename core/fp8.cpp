@@ -145,10 +145,10 @@ Fp8State make_fp8_state(std::int64_t history, Device device) {
 
 void check_fp8_state(const char* operation, const Fp8State& state, Device device) {
   const auto check = [&](const Tensor& t, const char* what, DType dtype, bool fits, const char* shape) {
-    const std::string begin = std::string(operation) + ": the state's " + what + " is " + describe(t);
-    if (!t.defined() || !fits || !t.is_contiguous()) throw ShapeError(begin + "; dense " + shape + " is needed");
-    if (t.dtype() != dtype) throw DTypeError(begin + "; " + std::string(to_string(dtype)) + " is needed");
-    if (t.device() != device) throw DeviceError(begin + "; " + to_string(device) + " is needed");
+    const auto begin = [&] { return std::string(operation) + ": the state's " + what + " is " + describe(t); };
+    if (!t.defined() || !fits || !t.is_contiguous()) throw ShapeError(begin() + "; dense " + shape + " is needed");
+    if (t.dtype() != dtype) throw DTypeError(begin() + "; " + std::string(to_string(dtype)) + " is needed");
+    if (t.device() != device) throw DeviceError(begin() + "; " + to_string(device) + " is needed");
   };
   const Tensor &amax = state.amax, &scale = state.scale, &steps = state.steps;
   const bool is_ring = amax.defined() && amax.rank() == 2 && amax.size(0) == 3 && amax.size(1) >= 1 &&

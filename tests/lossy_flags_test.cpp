@@ -113,6 +113,7 @@ TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
   CHECK(contains(refused("i8:"), "'i8:' names no operator"));
   CHECK(contains(refused("i8,"), "'' is not one of"));
   CHECK(contains(refused("none"), "'none' is not one of"));
+  CHECK(contains(refused("none:attention"), "'none:attention' packs nothing; a dtype beside it is allowed"));
   CHECK(contains(refused("i8,bf16"), "two dtypes"));
   CHECK(contains(refused("i8:gelu,bf16:gelu"), "names 'gelu' twice"));
 

@@ -52,9 +52,8 @@ double loss_of(const bench::TrainOptions& options) {
 
 }  // namespace
 
-TEST_CASE("precision: a short training on text stays near f32", "[precision]") {
-  const std::string data = text();
-  if (data.empty()) return;
+TEST_CASE("precision: a short training stays near f32", "[precision]") {
+  const std::string data = "synthetic";
   const kernel_test::Settings settings;
   set_thread_count(1);
   const auto loss = [&](const char* precision, const char* optimizer) {
@@ -64,7 +63,7 @@ TEST_CASE("precision: a short training on text stays near f32", "[precision]") {
     return loss_of(options);
   };
   const double exact = loss("O0", "adamw");
-  CHECK(exact < 3.5);  // guessing is 4.17
+  CHECK(exact < 3.5);  // guessing is 4.01
   for (const char* const precision : {"O2", "bf16", "fp8", "fp8-block"}) {
     INFO(precision);
     CHECK(std::fabs(loss(precision, "adamw") / exact - 1) < 0.05);

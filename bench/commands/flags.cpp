@@ -80,6 +80,13 @@ void parse_packed(const std::string& text, Setup& setup) {
     }
     setup.lossy_rules.push_back(std::move(rule));
   }
+  const bool packs_any =
+      setup.packs_rest || std::any_of(setup.lossy_rules.begin(), setup.lossy_rules.end(),
+                                      [](const nn::PackRule& rule) { return rule.dtype.has_value(); });
+  if (!packs_any) {
+    throw ValueError(std::string(flag) + ": " + quote(text) +
+                     " packs nothing; a dtype beside it is allowed, as in none:attention,bf16");
+  }
 }
 
 }  // namespace flags_detail

@@ -129,7 +129,7 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
-  if (const std::string precision = precision_text(setup); !precision.empty()) {
+  if (const std::string precision = precision_text(setup, options.is_inference); !precision.empty()) {
     std::printf("  precision: %s\n", precision.c_str());
   }
   if (const std::string warning = precision_warning(setup); !warning.empty()) std::printf("  %s\n", warning.c_str());
@@ -161,6 +161,9 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   if (report.packing.bytes > 0) {
     print_line(report.micro_batches > 1 ? "packed per micro-batch" : "packed per step", report.packing.bytes);
     print_line("  to " + to_string(report.packing.dtypes), report.packing.packed_bytes);
+  }
+  if (report.packing.bytes == 0 && setup.allows_lossy) {
+    std::printf("  packed                           nothing: the plan does without\n");
   }
   for (const nn::PackedResults& p : report.plan.packed) {
     print_line("  " + p.name + " to " + std::string(to_string(p.dtype)), p.bytes);
@@ -240,7 +243,8 @@ void add_plan(CLI::App& program) {
       ->type_name("PATH");
   add_number(*command, "--clip", options->setup.clip_norm, 0, std::numeric_limits<double>::max(),
              "Largest norm of the gradient; 0: none (1 for text)");
-  add_number(*command, "--dropout", options->setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
+  const CLI::Option* const dropout = add_number(*command, "--dropout", options->setup.sizes.dropout, 0, 0.99,
+                                                "Dropout of text models (the model's own)");
   add_size(*command, "--budget", options->budget_bytes, "Bytes that training may need (the hardware's, or no limit)");
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
   command->add_flag("--techniques", options->prices_techniques,
@@ -262,8 +266,11 @@ void add_plan(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
-  command->callback([options, is_json, files] {
+  command->callback([options, is_json, files, dropout] {
     files->check();
+    if (options->is_inference && dropout->count() > 0) {
+      throw ValueError("--inference: not with --dropout, which is about training steps");
+    }
     if (options->is_inference && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: --inference plans no times; without them is allowed");
     }

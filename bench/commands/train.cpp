@@ -298,7 +298,6 @@ void add_train(CLI::App& program) {
       std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
     }
     train_detail::Extra extra{prepared.plan.packed, std::nullopt};
-    if (*wants_gradients) extra.gradients = packing_gradients(prepared);
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     const TrainReport report = train(
         prepared, [&line](const TrainProgress& progress) { line.show(progress); },
@@ -306,6 +305,7 @@ void add_train(CLI::App& program) {
           if (*is_live) line.watch(stack, prepared.options.budget_bytes);
         });
     line.end_watch();
+    if (*wants_gradients) extra.gradients = packing_gradients(prepared);  // after the run's own figures
     if (*is_json) {
       train_detail::print_json(prepared.options, extra, report);
     } else {

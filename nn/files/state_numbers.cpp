@@ -14,24 +14,31 @@ namespace state_numbers_detail {
 bool is_magnitude(double x) { return std::isfinite(x) && x >= 0; }
 bool is_scale(double x) { return x == 0 || (x >= 0x1p-60 && x <= 0x1p100); }
 
+// Parameters and buffers of others may have the same names: an optimizer's state stands under its own, FP8's has
+// shapes.
+bool is_optimizer(const NamedTensor& t) { return t.name.starts_with("optimizer."); }
+bool is_scales(const NamedTensor& t) { return t.tensor.shape() == Shape{3}; }
+bool is_matrix_of_3(const NamedTensor& t) { return t.tensor.rank() == 2 && t.tensor.size(0) == 3; }
+
 struct Rule {
   std::string_view name;
   DType dtype;
+  bool (*fits)(const NamedTensor&);
   bool (*allows)(double);
   const char* allowed;
 };
 constexpr const char* magnitudes = "finite numbers >= 0";
-constexpr Rule rules[] = {{"fp8_amax", DType::f32, is_magnitude, magnitudes},
-                          {"fp8_scale", DType::f32, is_scale, "0 and 2^-60 to 2^100"},
-                          {"fp8_steps", DType::i64, is_magnitude, "counts >= 0"},
-                          {"first_moment_scale", DType::f32, is_magnitude, magnitudes},
-                          {"second_moment_scale", DType::f32, is_magnitude, magnitudes},
-                          {"momentum_scale", DType::f32, is_magnitude, magnitudes}};
+constexpr Rule rules[] = {{"fp8_amax", DType::f32, is_matrix_of_3, is_magnitude, magnitudes},
+                          {"fp8_scale", DType::f32, is_scales, is_scale, "0 and 2^-60 to 2^100"},
+                          {"fp8_steps", DType::i64, is_matrix_of_3, is_magnitude, "counts >= 0"},
+                          {"first_moment_scale", DType::f32, is_optimizer, is_magnitude, magnitudes},
+                          {"second_moment_scale", DType::f32, is_optimizer, is_magnitude, magnitudes},
+                          {"momentum_scale", DType::f32, is_optimizer, is_magnitude, magnitudes}};
 
 const Rule* rule_of(const NamedTensor& target) {
   const std::string_view name = std::string_view(target.name).substr(target.name.rfind('.') + 1);
   for (const Rule& rule : rules) {
-    if (rule.name == name && rule.dtype == target.tensor.dtype()) return &rule;
+    if (rule.name == name && rule.dtype == target.tensor.dtype() && rule.fits(target)) return &rule;
   }
   return nullptr;
 }

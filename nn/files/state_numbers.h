@@ -8,7 +8,8 @@
 //   fp8_steps                                                      i64     >= 0
 //   first_moment_scale, second_moment_scale, momentum_scale        f32     finite, >= 0
 //
-// The name is the last dotted part. Tensors of another dtype are not meant.
+// The name is the last dotted part. Tensors of another dtype are not meant, nor are those of FP8's names whose first
+// size is not 3, or moments' that do not stand under "optimizer.".
 
 #include <string>
 

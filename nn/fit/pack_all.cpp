@@ -15,11 +15,9 @@ TapePlan pack_all(const TapeGraph& graph, const Storing& storing) {
   const std::vector<Storable> uses = storables(graph);
   for (std::size_t s = 0; s < uses.size(); ++s) {
     const Storable& use = uses[s];
-    if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result) continue;
+    const std::optional<DType> to = storing.packed_as(graph, use);
     const std::uint32_t after = std::max(use.until, use.node);
-    if (after + 1 >= graph.nodes.size() || graph.storages[s].bytes < storing.smallest) continue;
-    const std::optional<DType> to = storing.packed_as(*plan.types[use.node]);
-    if (!to || !can_pack(use.dtype, *to)) continue;
+    if (!to || after + 1 >= graph.nodes.size()) continue;
     plan.stores.push_back({use.node, TapePlan::Store::result, TapePlan::Store::Form::pack, *to, after, after, after});
   }
   return plan;
@@ -30,7 +28,9 @@ Plan packed_plan(const MakeRun& make, Device device, const Storing& storing) {
   const TapeGraph graph = record_step(on, make);
   Plan plan;
   plan.tape = std::make_shared<TapePlan>(pack_all(graph, storing));
-  plan.description = "everything that can be is packed to " + std::string(to_string(storing.packed));
+  plan.description = storing.rules.empty() && storing.policy == nullptr
+                         ? "everything that can be is packed to " + std::string(to_string(storing.packed))
+                         : "everything that can be is packed, by operator";
   for (const TapePlan::Store& store : plan.tape->stores) {
     const TapeGraph::Node& node = graph.nodes[store.node];
     plan.packed_bytes += graph.bytes_of(node.output);

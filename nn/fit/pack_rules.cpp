@@ -25,11 +25,19 @@ std::optional<DType> Storing::packed_as(const OpType& type) const {
   return packs_rest ? std::optional(packed) : std::nullopt;
 }
 
-std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype) {
+std::optional<DType> Storing::packed_as(const TapeGraph& graph, const Storable& use) const {
+  if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result) return {};
+  if (use.bytes < smallest) return {};
+  const std::optional<DType> to = packed_as(*graph.nodes[use.node].type);
+  return to && can_pack(use.dtype, *to) ? to : std::nullopt;
+}
+
+std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype, std::size_t smallest) {
+  Storing all;
+  all.packed = dtype, all.smallest = smallest;
   std::vector<std::string> names;
   for (const Storable& use : storables(graph)) {
-    if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result) continue;
-    if (can_pack(use.dtype, dtype)) names.emplace_back(graph.nodes[use.node].type->name);
+    if (all.packed_as(graph, use)) names.emplace_back(graph.nodes[use.node].type->name);
   }
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
@@ -39,7 +47,8 @@ std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype)
 void check_rules(const TapeGraph& graph, const Storing& storing) {
   for (const PackRule& rule : storing.rules) {
     // What is not to be packed is what otherwise could be, at the widest choice of dtypes.
-    const std::vector<std::string> allowed = packable_operators(graph, rule.dtype.value_or(DType::i8));
+    const std::vector<std::string> allowed =
+        packable_operators(graph, rule.dtype.value_or(DType::i8), storing.smallest);
     if (std::any_of(allowed.begin(), allowed.end(), [&](const std::string& op) { return rule.names(op); })) continue;
     std::string list;
     for (const std::string& op : allowed) list += (list.empty() ? "" : ", ") + op;

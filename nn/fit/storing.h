@@ -49,10 +49,13 @@ struct Storing {
 
   /// What becomes of the results of an operator.
   std::optional<DType> packed_as(const OpType& type) const;
+  /// To what a storage is packed: a result that waits for backward, not small, and of more bits. nullopt: it is not.
+  std::optional<DType> packed_as(const TapeGraph& graph, const Storable& use) const;
 };
 
-/// The names of a recording's operators of which some result waits for backward and can be packed to `dtype`, sorted.
-std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype);
+/// The names of a recording's operators of which some result of `smallest` bytes waits for backward and can be packed
+/// to `dtype`, sorted.
+std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype, std::size_t smallest = 4096);
 
 /// Throws ValueError for a rule that names no operator whose results can be packed so; the message lists those that
 /// there are.
