@@ -52,11 +52,12 @@ bool find_number(const char* text, const char* key, std::size_t& number) noexcep
   return false;
 }
 
-std::size_t status_bytes(const char* key) {
-  const SmallFile status("/proc/self/status");
+/// The figure after `key` in a file of /proc that counts in KiB.
+std::size_t kernel_bytes(const char* path, const char* key) {
+  const SmallFile file(path);
   std::size_t kib = 0;
-  if (!find_number(status.text, key, kib)) {
-    throw Error(std::string("process: no '") + key + "' in /proc/self/status; these figures need Linux's /proc");
+  if (!find_number(file.text, key, kib)) {
+    throw Error(std::string("process: no '") + key + "' in " + path + "; these figures need Linux's /proc");
   }
   return kib * 1024;
 }
@@ -116,9 +117,10 @@ std::size_t control_group_bytes() noexcept {
 
 }  // namespace detail
 
-std::size_t rss_bytes() { return detail::status_bytes("VmRSS:"); }
-std::size_t peak_rss_bytes() { return detail::status_bytes("VmHWM:"); }
-std::size_t data_bytes() { return detail::status_bytes("VmData:"); }
+std::size_t rss_bytes() { return detail::kernel_bytes("/proc/self/status", "VmRSS:"); }
+std::size_t anonymous_rss_bytes() { return detail::kernel_bytes("/proc/self/smaps_rollup", "Anonymous:"); }
+std::size_t peak_rss_bytes() { return detail::kernel_bytes("/proc/self/status", "VmHWM:"); }
+std::size_t data_bytes() { return detail::kernel_bytes("/proc/self/status", "VmData:"); }
 
 std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes) {
   std::FILE* smaps = std::fopen("/proc/self/smaps", "re");

@@ -19,6 +19,11 @@ std::size_t rss_bytes();
 /// Largest resident bytes so far (VmHWM).
 std::size_t peak_rss_bytes();
 
+/// Resident bytes of no file: heap, stacks, arenas (Anonymous of smaps_rollup). Exact where rss_bytes() need not be:
+/// the kernel counts VmRSS in parts, one for each processor, and takes a program's own file pages in and out as it
+/// likes.
+std::size_t anonymous_rss_bytes();
+
 /// Private writable bytes (VmData): what RLIMIT_DATA is held against.
 std::size_t data_bytes();
 
