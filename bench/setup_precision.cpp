@@ -1,21 +1,15 @@
 // Of a setup: its precision policy, and what of the policy's recipe it changes.
 
-#include <charconv>
-
+#include <thimble/bench/report/text.h>
 #include <thimble/bench/setup.h>
 #include <thimble/core/error.h>
 
 namespace thimble::bench {
 namespace setup_precision_detail {
 
-std::string number(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 std::string scale_text(const std::optional<optim::GradScalerOptions>& scaling) {
   if (!scaling) return {};
-  return scaling->is_dynamic ? "dynamic" : number(scaling->scale);
+  return scaling->is_dynamic ? "dynamic" : report::format_real(scaling->scale);
 }
 
 std::string interval_text(const std::optional<optim::GradScalerOptions>& scaling) {
@@ -45,14 +39,14 @@ nn::Fp8Recipe changed(nn::Fp8Recipe recipe, const Setup& setup) {
       throw ValueError("--fp8-history: " + std::to_string(*setup.fp8_history) + " is for delayed scaling, not for " +
                        policy + ", whose scales look back on no step; --precision fp8 is allowed");
     }
-    recipe.history = static_cast<int>(within("--fp8-history", *setup.fp8_history, 1, 1024));
+    recipe.history = static_cast<int>(within("--fp8-history", *setup.fp8_history, 1, fp8_history_max));
   }
   if (setup.fp8_margin) {
     if (recipe.kind == Fp8Scaling::block && *setup.fp8_margin != 0) {
       throw ValueError("--fp8-margin: " + std::to_string(*setup.fp8_margin) + " is not for the blocks of " + policy +
                        "; 0 is allowed, and others with fp8, fp8-current");
     }
-    recipe.margin = static_cast<int>(within("--fp8-margin", *setup.fp8_margin, 0, 16));
+    recipe.margin = static_cast<int>(within("--fp8-margin", *setup.fp8_margin, 0, fp8_margin_max));
   }
   if (setup.fp8_hybrid) recipe.hybrid = *setup.fp8_hybrid;
   recipe.strict = setup.fp8_strict;
@@ -124,7 +118,7 @@ std::string precision_text(const Setup& setup, bool is_inference) {
   std::string text = setup.precision;
   if (text.empty() && (scaling || setup.dtype != DType::f32)) text = "all " + std::string(to_string(setup.dtype));
   if (!scaling) return text;
-  const std::string scale = setup_precision_detail::number(scaling->scale);
+  const std::string scale = report::format_real(scaling->scale);
   return text + ", " + (scaling->is_dynamic ? "dynamic loss scale from " : "loss scale ") + scale;
 }
 

@@ -17,17 +17,15 @@
 namespace thimble {
 namespace fp8_tensor_detail {
 
-constexpr std::int64_t most_history = 1024;
-
 void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
-  const std::string begin = "fp8: " + describe(matrix);
-  if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin + "; a dense matrix is needed");
+  const auto begin = [&] { return "fp8: " + describe(matrix); };
+  if (matrix.rank() != 2 || !matrix.is_contiguous()) throw ShapeError(begin() + "; a dense matrix is needed");
   const DType dtype = matrix.dtype();
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
-    throw DTypeError(begin + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f32, f16, bf16");
+    throw DTypeError(begin() + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f32, f16, bf16");
   }
   if (use.dtype(role) != DType::f8e4m3 && use.dtype(role) != DType::f8e5m2) {
-    throw DTypeError(begin + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f8e4m3, f8e5m2");
+    throw DTypeError(begin() + " to " + std::string(to_string(use.dtype(role))) + "; allowed are f8e4m3, f8e5m2");
   }
 }
 
@@ -137,8 +135,9 @@ Tensor place_of_decoded(const Tensor& matrix) {
 }  // namespace fp8_tensor_detail
 
 Fp8State make_fp8_state(std::int64_t history, Device device) {
-  if (history < 1 || history > fp8_tensor_detail::most_history) {
-    throw ValueError("fp8: a history of " + std::to_string(history) + " steps; allowed are 1 to 1024");
+  if (history < 1 || history > fp8_history_max) {
+    throw ValueError("fp8: a history of " + std::to_string(history) + " steps; allowed are 1 to " +
+                     std::to_string(fp8_history_max));
   }
   return {zeros({3, history}, DType::f32, device), zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)};
 }
@@ -151,8 +150,8 @@ void check_fp8_state(const char* operation, const Fp8State& state, Device device
     if (t.device() != device) throw DeviceError(begin() + "; " + to_string(device) + " is needed");
   };
   const Tensor &amax = state.amax, &scale = state.scale, &steps = state.steps;
-  const bool is_ring = amax.defined() && amax.rank() == 2 && amax.size(0) == 3 && amax.size(1) >= 1 &&
-                       amax.size(1) <= fp8_tensor_detail::most_history;
+  const bool is_ring =
+      amax.defined() && amax.rank() == 2 && amax.size(0) == 3 && amax.size(1) >= 1 && amax.size(1) <= fp8_history_max;
   check(amax, "amax", DType::f32, is_ring, "(3, 1 to 1024)");
   check(scale, "scale", DType::f32, scale.defined() && scale.shape() == Shape{3}, "(3)");
   check(steps, "steps", DType::i64, steps.defined() && steps.shape() == Shape{3, 2}, "(3, 2)");

@@ -45,6 +45,10 @@ enum class Fp8Scaling : std::uint8_t { delayed, current, block };
 inline constexpr std::int64_t fp8_block = 128;
 /// Sizes of a layer are multiples of it where FP8 units are to multiply it.
 inline constexpr std::int64_t fp8_multiple = 16;
+/// Steps that delayed scaling can look back on.
+inline constexpr std::int64_t fp8_history_max = 1024;
+/// What a recipe may leave above amax, in powers of two.
+inline constexpr int fp8_margin_max = 16;
 
 struct Fp8Format {
   Fp8Scaling scaling = Fp8Scaling::delayed;
@@ -58,7 +62,7 @@ struct Fp8State {
   bool defined() const noexcept { return amax.defined(); }
 };
 
-/// The state before the first step. Throws ValueError unless 1 <= history <= 1024.
+/// The state before the first step. Throws ValueError unless 1 <= history <= fp8_history_max.
 Fp8State make_fp8_state(std::int64_t history, Device device);
 
 /// Throws ShapeError, DTypeError or DeviceError, naming the operation and the tensor, unless the state has the tensors

@@ -24,33 +24,40 @@ bool has_dense_rows(const Tensor& t) { return t.rank() == 2 && (t.strides()[1] =
 
 void check(const Fp8MatmulCall& call) {
   const Tensor &a = call.a.values, &b = call.b.values, &c = call.c;
-  const std::string what = std::string(call.operation) + ": codes " + describe(a) + " and " + describe(b) + " to " +
-                           describe(c) + (call.bias.defined() ? ", bias " + describe(call.bias) : "");
+  const auto what = [&] {
+    return std::string(call.operation) + ": codes " + describe(a) + " and " + describe(b) + " to " + describe(c) +
+           (call.bias.defined() ? ", bias " + describe(call.bias) : "");
+  };
   if (!has_dense_rows(a) || !has_dense_rows(b) || !has_dense_rows(c) || c.size(0) != a.size(0) ||
       c.size(1) != b.size(0) || std::max(a.size(1), b.size(1)) - std::min(a.size(1), b.size(1)) >= fp8_multiple ||
       (call.bias.defined() && (call.bias.shape() != Shape{c.size(1)} || !call.bias.is_contiguous())) ||
       (call.pre_activation.defined() &&
        (call.pre_activation.shape() != c.shape() || call.pre_activation.strides() != c.strides()))) {
-    throw ShapeError(what + "; (M, K), (N, K) and (M, N) with dense rows are needed");
+    throw ShapeError(what() + "; (M, K), (N, K) and (M, N) with dense rows are needed");
   }
   const DType dtype = c.dtype();
   if (!is_fp8(a) || !is_fp8(b) || (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) ||
       (call.bias.defined() && call.bias.dtype() != dtype) ||
       (call.pre_activation.defined() && call.pre_activation.dtype() != dtype) ||
       (call.a.scale.dtype() != DType::f32 && !in_blocks(call.a)) || call.b.scale.dtype() != call.a.scale.dtype()) {
-    throw DTypeError(what +
+    throw DTypeError(what() +
                      "; f8e4m3 or f8e5m2 with scales in f32, or of blocks in u8, to f32, f16 or bf16 are allowed");
   }
   const std::int64_t across = blocks(std::min(a.size(1), b.size(1)));
   if (in_blocks(call.a) &&
       (call.a.scale.shape() != Shape{c.size(0), across} || call.b.scale.shape() != Shape{blocks(c.size(1)), across})) {
-    throw ShapeError(what + ", scales " + describe(call.a.scale) + " and " + describe(call.b.scale) +
+    throw ShapeError(what() + ", scales " + describe(call.a.scale) + " and " + describe(call.b.scale) +
                      "; those of blocks of 1 x 128 and 128 x 128 are needed");
   }
   if (!a.device().is_cuda() || b.device() != a.device() || c.device() != a.device()) {
-    throw DeviceError(what + "; one CUDA device is needed");
+    throw DeviceError(what() + "; one CUDA device is needed");
   }
 }
+
+constexpr int capability_with_blocks = 90;
+
+/// A build without CUDA plans for one that has the library.
+bool library_has_blocks() { return kernels::fp8_cuda == nullptr || kernels::fp8_cuda->library_has_blocks(); }
 
 // Where scales of blocks lie, and where they are to lie, but for the addresses.
 kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8GemmArgs& args) {
@@ -65,24 +72,24 @@ kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8Gem
 }  // namespace fp8_matmul_detail
 
 bool fp8_blocks_on_units(Device device, const Fp8BlockProduct& product) {
+  namespace detail = fp8_matmul_detail;
   kernels::Fp8GemmArgs args;
   args.in_blocks = true;
   args.m = product.m, args.n = product.n, args.k = product.k;
   args.a_row_stride = args.b_row_stride = product.k, args.c_row_stride = product.n;
   args.a_dtype = product.a_dtype, args.b_dtype = product.b_dtype, args.c_dtype = product.c_dtype;
-  return why_no_fp8_blocks(device).empty() && kernels::is_library_fp8_gemm(args);
+  return device.is_cuda() && detail::library_has_blocks() &&
+         compute_capability(device) == detail::capability_with_blocks && kernels::is_library_fp8_gemm(args);
 }
 
 std::string why_no_fp8_blocks(Device device) {
-  constexpr int needed = 90;
+  namespace detail = fp8_matmul_detail;
   if (!device.is_cuda()) return "a CPU multiplies bf16";
-  if (kernels::fp8_cuda != nullptr && !kernels::fp8_cuda->library_has_blocks()) {
-    return "this build's cuBLAS has no scales of blocks, 12.9 has";
-  }
+  if (!detail::library_has_blocks()) return "this build's cuBLAS has no scales of blocks, 12.9 has";
   const int capability = compute_capability(device);
-  if (capability == needed) return {};
-  return "compute capability " + capability_text(capability) + ", and " + capability_text(needed) +
-         " has units for them";
+  if (capability == detail::capability_with_blocks) return {};
+  return "compute capability " + capability_text(capability) + ", and " +
+         capability_text(detail::capability_with_blocks) + " has units for them";
 }
 
 void fp8_matmul_into(const Fp8MatmulCall& call) {

@@ -49,23 +49,23 @@ void check_description(const Quantization& how) {
 
 void check_codes(const char* operation, const Tensor& codes, const Quantization& how) {
   check_description(how);
-  const std::string begin = std::string(operation) + ": " + describe(codes);
-  if (codes.dtype() != how.dtype) throw DTypeError(begin + " is not " + name(how));
-  if (!codes.scale()) throw DTypeError(begin + " has no scales");
+  const auto begin = [&] { return std::string(operation) + ": " + describe(codes); };
+  if (codes.dtype() != how.dtype) throw DTypeError(begin() + " is not " + name(how));
+  if (!codes.scale()) throw DTypeError(begin() + " has no scales");
   const Tensor& scale = *codes.scale();
   const Shape expected = scale_shape(codes.shape(), how.blocks);
   if (scale.dtype() != how.scale || scale.shape() != expected) {
-    throw ShapeError(begin + " has scales " + describe(scale) + "; " + name(how) + " have " +
+    throw ShapeError(begin() + " has scales " + describe(scale) + "; " + name(how) + " have " +
                      std::string(to_string(how.scale)) + " " + to_string(expected));
   }
-  if (!codes.is_contiguous()) throw ShapeError(begin + " is not dense: scales are those of the whole tensor");
+  if (!codes.is_contiguous()) throw ShapeError(begin() + " is not dense: scales are those of the whole tensor");
 }
 
 void check_values(const char* operation, const Tensor& t) {
-  const std::string begin = std::string(operation) + ": " + describe(t);
-  if (!t.defined()) throw ShapeError(begin);
-  if (!is_floating(t.dtype())) throw DTypeError(begin + "; allowed are floating dtypes");
-  if (t.scale()) throw DTypeError(begin + " has scales already");
+  const auto begin = [&] { return std::string(operation) + ": " + describe(t); };
+  if (!t.defined()) throw ShapeError(begin());
+  if (!is_floating(t.dtype())) throw DTypeError(begin() + "; allowed are floating dtypes");
+  if (t.scale()) throw DTypeError(begin() + " has scales already");
 }
 
 kernels::QuantizeArgs arguments(const Addresses& at, const Tensor& values, const Tensor& codes,

@@ -10,8 +10,8 @@ namespace thimble::nn {
 /// The names are Transformer Engine's, whose history is 1024.
 struct Fp8Recipe {
   Fp8Scaling kind = Fp8Scaling::delayed;
-  int history = 16;     ///< steps whose amax delayed scaling looks back on: 1 to 1024
-  int margin = 0;       ///< scales are 2^margin larger than amax asks for: 0 to 16; in blocks 0 alone
+  int history = 16;     ///< steps whose amax delayed scaling looks back on: 1 to fp8_history_max
+  int margin = 0;       ///< scales are 2^margin larger than amax asks for: 0 to fp8_margin_max; in blocks 0 alone
   bool hybrid = true;   ///< E4M3 forward, E5M2 gradients; false: E4M3 everywhere
   bool strict = false;  ///< a layer that would fall back to a higher precision is an error
 

@@ -81,7 +81,16 @@ Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm) {
 double norm_of(const Tensor& square_sums) {
   if (!square_sums.defined()) return 0;
   double sum = 0;
-  for (const double s : to_host<double>(square_sums)) sum += s;
+  const auto add = [&](std::span<const double> sums) {
+    for (const double s : sums) sum += s;
+  };
+  if (square_sums.device() == cpu) {  // where they lie: a steady step asks the heap for nothing
+    launch(cpu, [&](const Addresses& at) {
+      add({at.as<double>(square_sums), static_cast<std::size_t>(square_sums.elements())});
+    });
+  } else {
+    add(to_host<double>(square_sums));
+  }
   return std::sqrt(sum);
 }
 

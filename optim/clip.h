@@ -15,7 +15,7 @@ Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
 /// The sums of squares of all gradients that there are, one f64 each, on the device; undefined where there is none.
 Tensor gradient_square_sums(const std::vector<Named>& parameters);
 
-/// sqrt of their sum. Throws DeviceError on a dry device.
+/// sqrt of their sum, of what gradient_square_sums or clip_grad_norm gives. Throws DeviceError on a dry device.
 double norm_of(const Tensor& square_sums);
 
 }  // namespace thimble::optim

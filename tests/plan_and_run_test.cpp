@@ -112,6 +112,29 @@ TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
   check_same(report.plan, prepared.plan);
 }
 
+TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another size", "[plan]") {
+  const testing::Threads alone;
+  bench::TrainOptions train;
+  train.setup = planned_setup(DType::i8);
+  train.data = "synthetic";
+  train.budget_bytes = 24 * plan_MiB;
+  for (const double clip : {0.0, 0.5}) {
+    for (const double dropout : {0.0, 0.25}) {
+      for (const std::int64_t batches : {std::int64_t{0}, std::int64_t{3}}) {
+        INFO("clip " << clip << ", dropout " << dropout << ", " << batches << " batches of evaluation");
+        train.setup.clip_norm = clip;
+        train.setup.sizes.dropout = dropout;
+        train.eval_batches = batches;
+        bench::PlanOptions plan;
+        plan.setup = train.setup;
+        plan.data = train.data;
+        plan.budget_bytes = train.budget_bytes;
+        check_same(bench::make_plan(plan).plan, bench::prepare_training(train).plan);
+      }
+    }
+  }
+}
+
 TEST_CASE("plan and run: data that are not there, or too few", "[plan]") {
   const files_test::TemporaryFolder folder;
   bench::PlanOptions plan;

@@ -74,8 +74,18 @@ TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
     setup.sizes = sizes;
     return setup;
   };
-  for (const bench::Setup& setup : {setup_of("char-gpt", "adamw", text), setup_of("resnet18", "momentum", image)}) {
-    INFO(setup.model);
+  std::vector<bench::Setup> setups = {setup_of("char-gpt", "adamw", text), setup_of("resnet18", "momentum", image)};
+  for (const char* precision : {"O1", "O2", "bf16-stochastic", "bf16-kahan", "fp8", "fp8-current", "fp8-block"}) {
+    setups.push_back(setup_of("char-gpt", "adamw8", text));
+    setups.back().precision = precision;
+    setups.back().dtype = nn::precision(precision).parameters;
+  }
+  for (const char* optimizer : {"sgd", "momentum8", "adafactor"}) {
+    setups.push_back(setup_of("resnet18", optimizer, image));
+    setups.back().micro_batches = 2;
+  }
+  for (const bench::Setup& setup : setups) {
+    INFO(setup.model << ", " << setup.optimizer << ", " << setup.precision);
     const memory::Stack stack = memory::make_resource(cpu);
     const ResourceScope scope(stack.top);
     const auto run = bench::training_run(setup)(cpu);

@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/report/text.h>
 #include <thimble/bench/setup.h>
 #include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
@@ -22,11 +23,6 @@ namespace flags_detail {
 
 // Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
 constexpr std::int64_t largest_size = 1 << 24;
-
-std::string number_text(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
 
 std::int64_t parse_parts(const std::string& text) {
   try {
@@ -109,8 +105,8 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
   if (error != std::errc{} || stop != end || !std::isfinite(value) || value < low || value > high) {
     const bool is_bounded = high < std::numeric_limits<double>::max();
     throw ValueError(std::string(flag) + ": " + quote(text) + " is not a finite number " +
-                     (is_bounded ? "from " + flags_detail::number_text(low) + " to " + flags_detail::number_text(high)
-                                 : ">= " + flags_detail::number_text(low)));
+                     (is_bounded ? "from " + report::format_real(low) + " to " + report::format_real(high)
+                                 : ">= " + report::format_real(low)));
   }
   return value;
 }

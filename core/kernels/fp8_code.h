@@ -81,15 +81,16 @@ THIMBLE_HD inline Fp8Place fp8_place(std::int64_t* steps, std::int64_t step, std
   return {is_new, static_cast<std::int64_t>((recorded - 1) % static_cast<std::uint64_t>(length))};
 }
 
+inline constexpr double fp8_scale_min = 0x1p-60, fp8_scale_max = 0x1p100;
+
 /// The scale of an amax >= 0.
 THIMBLE_HD inline float fp8_scale_from(float amax, DType dtype, int margin) noexcept {
   if (!fp8_is_finite(amax)) return bit_cast<float>(0x7FC00000u);
   if (amax == 0) return 1;
-  constexpr double smallest = 0x1p-60, most = 0x1p100;
   margin = margin < -900 ? -900 : margin > 900 ? 900 : margin;  // beyond it the result is one of the ends either way
   const double power = bit_cast<double>(static_cast<std::uint64_t>(1023 + margin) << 52);
   const double scale = static_cast<double>(amax) / (dtype == DType::f8e4m3 ? 448.0 : 57344.0) * power;
-  return static_cast<float>(scale < smallest ? smallest : scale > most ? most : scale);
+  return static_cast<float>(scale < fp8_scale_min ? fp8_scale_min : scale > fp8_scale_max ? fp8_scale_max : scale);
 }
 
 }  // namespace thimble::kernels

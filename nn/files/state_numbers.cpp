@@ -7,12 +7,13 @@
 #include <thimble/core/bytes.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/fp8_code.h>
 
 namespace thimble::nn {
 namespace state_numbers_detail {
 
 bool is_magnitude(double x) { return std::isfinite(x) && x >= 0; }
-bool is_scale(double x) { return x == 0 || (x >= 0x1p-60 && x <= 0x1p100); }
+bool is_scale(double x) { return x == 0 || (x >= kernels::fp8_scale_min && x <= kernels::fp8_scale_max); }
 
 // Parameters and buffers of others may have the same names: an optimizer's state stands under its own, FP8's has
 // shapes.
