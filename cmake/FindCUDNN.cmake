@@ -1,6 +1,7 @@
-# Finds NVIDIA cuDNN next to the CUDA toolkit or under CUDNN_ROOT, and defines the target CUDNN::cudnn.
+# Finds NVIDIA cuDNN next to the CUDA toolkit or under CUDNN_ROOT (a Python package of it will do, which has no plain
+# libcudnn.so), and defines the target CUDNN::cudnn.
 find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
-find_library(CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
 mark_as_advanced(CUDNN_INCLUDE_DIR CUDNN_LIBRARY)
 
 set(CUDNN_VERSION "")

@@ -31,6 +31,15 @@ inline constexpr T integer_min = std::numeric_limits<T>::min();
 template <class T>
 inline constexpr T integer_max = std::numeric_limits<T>::max();
 
+/// The bits of an f64 NaN as f32, and of an f32 one as f64, as processors convert them: quiet, with the sign and what
+/// there is room for of the payload. A GPU's f32 units know one NaN alone.
+THIMBLE_HD constexpr std::uint32_t narrowed_nan(std::uint64_t bits) noexcept {
+  return static_cast<std::uint32_t>(bits >> 63 << 31 | 0x7FC00000u | (bits >> 29 & 0x3FFFFFu));
+}
+THIMBLE_HD constexpr std::uint64_t widened_nan(std::uint32_t bits) noexcept {
+  return std::uint64_t{bits >> 31} << 63 | 0x7FF8000000000000u | std::uint64_t{bits & 0x3FFFFFu} << 29;
+}
+
 /// One element, by the table above.
 template <class To, class From>
 THIMBLE_HD constexpr To convert_value(From value, Fp8Overflow overflow = Fp8Overflow::nonfinite) noexcept {
@@ -56,6 +65,13 @@ THIMBLE_HD constexpr To convert_value(From value, Fp8Overflow overflow = Fp8Over
     if (value >= upper) return largest;
     return static_cast<To>(value);
   } else {
+#if defined(__CUDA_ARCH__)
+    if constexpr (std::is_same_v<To, float> && std::is_same_v<From, double>) {
+      if (value != value) return bit_cast<float>(narrowed_nan(bit_cast<std::uint64_t>(value)));
+    } else if constexpr (std::is_same_v<To, double> && std::is_same_v<From, float>) {
+      if (value != value) return bit_cast<double>(widened_nan(bit_cast<std::uint32_t>(value)));
+    }
+#endif
     return static_cast<To>(value);
   }
 }

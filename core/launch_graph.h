@@ -11,6 +11,7 @@
 // - Arguments that change from step to step are recorded as they were: the step of Adam and of random numbers, rates,
 //   scales. A whole training step is replayed by nn::RecordedStep (nn/recorded_step.h), where they are in memory.
 // - While it is recorded nothing runs, nothing is read back (item, to_host) and nothing is uploaded: that throws.
+// - A library makes its handle for a device at its first use, which cannot be recorded: do the work once before.
 
 #include <cstddef>
 #include <memory>

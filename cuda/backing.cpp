@@ -164,7 +164,8 @@ class CudaBacking final : public Backing {
   }
 
   void fill(std::size_t offset, std::size_t bytes, std::byte value, Stream) noexcept override {
-    cudaMemsetAsync(reinterpret_cast<void*>(base_ + offset), std::to_integer<int>(value), bytes, stream());
+    gpu::report_later(
+        cudaMemsetAsync(reinterpret_cast<void*>(base_ + offset), std::to_integer<int>(value), bytes, stream()));
   }
 
  private:
@@ -234,8 +235,8 @@ class CudaBacking final : public Backing {
     }
   }
   void copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) noexcept {
-    cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes, cudaMemcpyDeviceToDevice,
-                    stream());
+    gpu::report_later(cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes,
+                                      cudaMemcpyDeviceToDevice, stream()));
   }
   // The device was there when the backing was made.
   cudaStream_t stream() noexcept { return gpu::compute_stream(device_); }

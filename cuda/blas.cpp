@@ -29,6 +29,7 @@ cublasLtEpilogue_t epilogue_of(const GemmArgs& args) {
 
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace blas_detail;
+  if (args.bias && blas_alignment(args.bias) < 16) return false;  // the choice of an algorithm takes it for granted
   const Doing doing(args, workspace_bytes);
   const Device device = launching_device();
   const cudaStream_t stream = compute_stream(device);

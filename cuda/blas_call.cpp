@@ -65,9 +65,12 @@ cublasLtMatrixLayout_t blas_layout(cudaDataType_t type, const BlasColumns& m, st
              "cublasLtMatrixLayoutCreate");
   if (matrices == 1) return made;
   const auto count = static_cast<std::int32_t>(matrices);
-  cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count);
-  cublasLtMatrixLayoutSetAttribute(made, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &batch_stride,
-                                   sizeof batch_stride);
+  const auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, const auto& value) {
+    check_blas(cublasLtMatrixLayoutSetAttribute(made, attribute, &value, sizeof value),
+               "cublasLtMatrixLayoutSetAttribute");
+  };
+  set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
+  set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, batch_stride);
   return made;
 }
 
@@ -103,6 +106,9 @@ std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, co
   if (!is_new) return at->second;
   blas_choice_detail::Preference preference;
   preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(key.workspace_bytes));
+  // Parts of a sum are added in the type of computing: not rounded to a result's 16 bits on their way.
+  preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                 static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[0]);
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[1]);
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);

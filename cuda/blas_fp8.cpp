@@ -6,7 +6,8 @@
 //   in blocks  from cuBLAS 12.9 on, on compute capability 9.0: scales along the sum, of 1 x 128 on at least one side;
 //              aligned to 16 bytes, in the orders of core/kernels/fp8.h; rows in multiples of 4, and of 8 on the right
 //              side where that has 1 x 128
-//   result     f32, f16 or bf16; sums in f32, not the faster ones with fewer bits
+//   result     f32, f16 or bf16; sums in f32, not the faster ones with fewer bits: units of compute capability 9.0 add
+//              some products with about 14 bits, and what they have is then added in f32
 //   bias       of the result's dtype; for f32 it would have to be bf16, so there is none
 
 #include <thimble/core/compute_capability.h>
@@ -45,6 +46,7 @@ bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::si
   if (blas_alignment(args.a) < aligned || blas_alignment(args.b) < aligned || blas_alignment(args.c) < aligned) {
     return false;
   }
+  if (args.bias && blas_alignment(args.bias) < aligned) return false;
   const Device device = launching_device();
   if (args.in_blocks) {
     if (!library_has_fp8_blocks() || compute_capability(device) != 90) return false;

@@ -153,6 +153,17 @@ struct Sums {
   }
 };
 
+/// Adds the bias to what the library made of the rest.
+struct AddBias {
+  std::int64_t filters;
+  void* y;
+  const void* bias;
+  DType dtype;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    store<float>(y, dtype, i, load<float>(y, dtype, i) + load<float>(bias, dtype, i % filters));
+  }
+};
+
 }  // namespace conv_cuda_detail
 
 void conv_forward(const kernels::ConvForwardArgs& args, void* workspace, int threads) {
@@ -160,6 +171,9 @@ void conv_forward(const kernels::ConvForwardArgs& args, void* workspace, int thr
   if (is_library_conv(args.shape, args.dtype, args.out_dtype) &&
       gpu::booked(&kernels::LibraryUse::cudnn, args,
                   gpu::library_conv_forward(args, workspace, cuda_conv_forward_bytes(args, threads)))) {
+    const std::int64_t outputs = args.shape.images * args.shape.out_height() * args.shape.out_width();
+    const AddBias add{args.shape.filters, args.y, args.bias, args.out_dtype};
+    if (args.bias) for_each_item(outputs * args.shape.filters, add);
     return;
   }
   const Sizes s(args.shape);

@@ -49,7 +49,7 @@ cudnnHandle_t handle_of(Device device, cudaStream_t stream) {
 /// The descriptors of one call; destroyed with it.
 struct Call {
   cudnnHandle_t handle = nullptr;
-  cudnnTensorDescriptor_t x = nullptr, y = nullptr, bias = nullptr;
+  cudnnTensorDescriptor_t x = nullptr, y = nullptr;
   cudnnFilterDescriptor_t weight = nullptr;
   cudnnConvolutionDescriptor_t conv = nullptr;
 
@@ -60,7 +60,6 @@ struct Call {
     const auto narrow = [](std::int64_t value) { return static_cast<int>(value); };
     check_dnn(cudnnCreateTensorDescriptor(&x), "cudnnCreateTensorDescriptor");
     check_dnn(cudnnCreateTensorDescriptor(&y), "cudnnCreateTensorDescriptor");
-    check_dnn(cudnnCreateTensorDescriptor(&bias), "cudnnCreateTensorDescriptor");
     check_dnn(cudnnCreateFilterDescriptor(&weight), "cudnnCreateFilterDescriptor");
     check_dnn(cudnnCreateConvolutionDescriptor(&conv), "cudnnCreateConvolutionDescriptor");
     check_dnn(cudnnSetTensor4dDescriptor(x, CUDNN_TENSOR_NHWC, type, narrow(s.images), narrow(s.channels),
@@ -69,8 +68,6 @@ struct Call {
     check_dnn(cudnnSetTensor4dDescriptor(y, CUDNN_TENSOR_NHWC, type, narrow(s.images), narrow(s.filters),
                                          narrow(s.out_height()), narrow(s.out_width())),
               "cudnnSetTensor4dDescriptor(y)");
-    check_dnn(cudnnSetTensor4dDescriptor(bias, CUDNN_TENSOR_NHWC, type, 1, narrow(s.filters), 1, 1),
-              "cudnnSetTensor4dDescriptor(bias)");
     check_dnn(cudnnSetFilter4dDescriptor(weight, type, CUDNN_TENSOR_NHWC, narrow(s.filters),
                                          narrow(s.channels / s.groups), narrow(s.kernel_h), narrow(s.kernel_w)),
               "cudnnSetFilter4dDescriptor");
@@ -88,7 +85,6 @@ struct Call {
   ~Call() {
     if (conv) cudnnDestroyConvolutionDescriptor(conv);
     if (weight) cudnnDestroyFilterDescriptor(weight);
-    if (bias) cudnnDestroyTensorDescriptor(bias);
     if (y) cudnnDestroyTensorDescriptor(y);
     if (x) cudnnDestroyTensorDescriptor(x);
   }
@@ -125,7 +121,7 @@ bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace,
   if (!is_countable(args.shape) || args.activation != Activation::none || args.pre_activation) return false;
   const Call c(args.shape, args.dtype);
   constexpr auto algorithm = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
-  const bool is_done = run_within(
+  return run_within(
       workspace_bytes, "cudnnConvolutionForward",
       [&](std::size_t* bytes) {
         return cudnnGetConvolutionForwardWorkspaceSize(c.handle, c.x, c.weight, c.conv, c.y, algorithm, bytes);
@@ -134,10 +130,6 @@ bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace,
         return cudnnConvolutionForward(c.handle, &one, c.x, args.x, c.weight, args.weight, c.conv, algorithm, workspace,
                                        bytes, &zero, c.y, args.y);
       });
-  if (is_done && args.bias) {
-    check_dnn(cudnnAddTensor(c.handle, &one, c.bias, args.bias, &one, c.y, args.y), "cudnnAddTensor");
-  }
-  return is_done;
 }
 
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes) {

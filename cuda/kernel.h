@@ -139,8 +139,8 @@ void for_each_item(std::int64_t n, const Body& body) {
 template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
   if (n <= 0) return;
-  const cudaStream_t stream = gpu::compute_stream();  // its device is the current one now
-  if (shared_bytes > gpu::plain_shared_bytes) {
+  const cudaStream_t stream = gpu::compute_stream();    // its device is the current one now
+  if (shared_bytes > gpu::plain_shared_bytes - 1024) {  // its own slots, less than that, count too
     gpu::allow_shared_bytes(reinterpret_cast<const void*>(kernel_detail::run_teams<Body>), shared_bytes);
   }
   kernel_detail::run_teams<<<kernel_detail::grid(n), Body::threads, shared_bytes, stream>>>(n, body);

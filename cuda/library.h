@@ -29,6 +29,7 @@ struct Int8Gemm {
   std::int32_t* c;
 };
 bool library_int8_gemm(const Int8Gemm& args);
+/// Without an activation; the bias is left to the caller, who adds it to y.
 bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes);
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes);

@@ -40,6 +40,7 @@ struct DeviceState {
 };
 
 std::atomic<std::uint64_t> waits{0}, launches{0};
+std::atomic<cudaError_t> reported_later{cudaSuccess};
 
 kernels::DeviceMemory ask_memory(Device device) {
   kernels::DeviceMemory memory;
@@ -194,8 +195,9 @@ void forget(Device device, void* recording) noexcept {
 }
 
 std::vector<kernels::GpuFacts> devices() {
-  int count = 0;
+  int count = 0, current = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  check(cudaGetDevice(&current), "cudaGetDevice");
   std::vector<kernels::GpuFacts> all;
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
@@ -213,6 +215,7 @@ std::vector<kernels::GpuFacts> devices() {
     check(cudaRuntimeGetVersion(&facts.runtime_version), "cudaRuntimeGetVersion");
     all.push_back(std::move(facts));
   }
+  cudaSetDevice(current);
   return all;
 }
 
@@ -299,18 +302,33 @@ void book_handle(Device device, std::size_t used_bytes_before) {
 
 std::uint64_t synchronization_count() { return runtime_detail::waits.load(std::memory_order_relaxed); }
 
+void report_later(cudaError_t error) noexcept {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // kept here, where a question to an event does not clear it
+  runtime_detail::reported_later.store(error, std::memory_order_relaxed);
+}
+
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes) {
+  using runtime_detail::reported_later;
   runtime_detail::launches.fetch_add(1, std::memory_order_relaxed);
+  if (reported_later.load(std::memory_order_relaxed) != cudaSuccess) {
+    check(reported_later.exchange(cudaSuccess), "memory moved or filled before the kernel's launch",
+          launching_device());
+  }
   check(cudaGetLastError(), "kernel launch", count, threads, shared_bytes, launching_device());
 }
 
 void allow_shared_bytes(const void* kernel, std::size_t bytes) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
+  const std::size_t whole = bytes + attributes.sharedSizeBytes;
+  if (whole <= plain_shared_bytes) return;
   int device = 0, most = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute",
         "MaxSharedMemoryPerBlockOptin", device);
-  if (bytes > static_cast<std::size_t>(most)) {
-    throw DeviceError("kernel with " + std::to_string(bytes) + " bytes of shared memory: cuda:" +
+  if (whole > static_cast<std::size_t>(most)) {
+    throw DeviceError("kernel with " + std::to_string(whole) + " bytes of shared memory: cuda:" +
                       std::to_string(device) + " allows a kernel at most " + std::to_string(most));
   }
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),

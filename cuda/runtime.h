@@ -17,6 +17,7 @@ namespace thimble::gpu {
 template <class... Arguments>
 void check(cudaError_t error, const char* call, const Arguments&... arguments) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // said here, not by the next launch once more; what cannot be cleared stays
   throw DeviceError(failure_text(call_text(call, arguments...), cudaGetErrorName(error), cudaGetErrorString(error)));
 }
 

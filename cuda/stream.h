@@ -16,11 +16,14 @@ cudaStream_t compute_stream();
 cudaStream_t compute_stream(Device device);
 cudaStream_t copy_stream(Device device);
 
-/// After a kernel's launch. Throws DeviceError with its sizes.
+/// After a kernel's launch. Throws DeviceError with its sizes, of what report_later() was told, too.
 void check_launch(std::int64_t count, int threads, std::size_t shared_bytes);
 
-/// What every kernel may have of shared memory; more has to be asked for, of the current device. Throws DeviceError
-/// where the device has less.
+/// A failure where nothing may be thrown: the next check_launch throws it.
+void report_later(cudaError_t error) noexcept;
+
+/// What every kernel may have of shared memory, its own static part included; for more `bytes` of it are asked for, of
+/// the current device. Throws DeviceError where the device has less.
 inline constexpr std::size_t plain_shared_bytes = 48 << 10;
 void allow_shared_bytes(const void* kernel, std::size_t bytes);
 

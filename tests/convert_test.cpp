@@ -1,5 +1,6 @@
 // Conversion between all pairs of dtypes: the table of core/convert.h, strides, and names of dtypes.
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -202,6 +203,23 @@ TEST_CASE("convert: corner values", "[convert]") {
   CHECK(convert_value<float>(std::int64_t{16777217}) == 16777216.0f);
   CHECK(convert_value<f16>(70000.0f, Fp8Overflow::saturate).bits == 0x7C00);
   CHECK(convert_value<f8e4m3>(std::int64_t{-500}, Fp8Overflow::saturate).bits == 0xFE);
+}
+
+TEST_CASE("convert: the bits of NaN that a GPU's conversions are given are those of processors", "[convert]") {
+  for (const std::uint64_t sign : {std::uint64_t{0}, std::uint64_t{1} << 63}) {
+    for (const std::uint64_t payload :
+         {std::uint64_t{1}, std::uint64_t{0x8000000000000}, std::uint64_t{0x8000020000000},
+          std::uint64_t{0xFFFFFFFFFFFFF}, std::uint64_t{0x123456789ABCD}, std::uint64_t{0x7FFFFE0000000}}) {
+      const std::uint64_t bits = sign | 0x7FF0000000000000u | payload;
+      volatile double wide = std::bit_cast<double>(bits);
+      volatile float narrow = static_cast<float>(wide);
+      CHECK(narrowed_nan(bits) == std::bit_cast<std::uint32_t>(float{narrow}));
+      const auto narrow_bits = static_cast<std::uint32_t>(sign >> 32 | 0x7F800000u | (payload >> 29) | 1u);
+      narrow = std::bit_cast<float>(narrow_bits);
+      wide = static_cast<double>(narrow);
+      CHECK(widened_nan(narrow_bits) == std::bit_cast<std::uint64_t>(double{wide}));
+    }
+  }
 }
 
 TEST_CASE("convert: a byte other than 0 and 1 is a true bool", "[convert]") {

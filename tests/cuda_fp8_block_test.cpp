@@ -29,6 +29,7 @@ using namespace thimble::fp8_test;
 using kernels::Activation;
 using thimble::testing::check_near;
 using thimble::testing::has_cuda;
+using thimble::testing::is_emulated;
 
 namespace fp8_block_test {
 
@@ -39,12 +40,6 @@ std::vector<std::uint8_t> bytes_of(const Tensor& t) {
   const Pin pin(here);
   const auto* const first = static_cast<const std::uint8_t*>(pin.data());
   return {first, first + here.bytes()};
-}
-
-/// True where the device is emulated: it says of itself what it is told to.
-bool is_emulated() {
-  const emulated::CapabilityScope other(12);
-  return has_cuda() && compute_capability(cuda()) == 12;
 }
 
 Tensor leaf(Tensor t) {
@@ -157,9 +152,10 @@ TEST_CASE("cuda fp8 blocks: codes give what decoded values give", "[cuda][fp8]")
         INFO(s.rows << " x " << s.in << " x " << s.out << ", in-out " << is_in_out << ", " << to_string(dtype));
         const auto run = [&](Device device) { return pass(device, s, c.format, dtype, is_in_out, c.activation); };
         const Passed here = run(cpu), there = run(cuda());
-        const double tolerance = dtype == DType::f32 ? 1e-6 : dtype == DType::f16 ? 2e-3 : 1.2e-2;
+        const double tolerance = thimble::testing::fp8_tolerance(dtype, emulates);
         // What goes through an activation of rounded values may fall on the next code.
-        const double behind = c.activation == Activation::none ? tolerance : dtype == DType::f32 ? 1e-2 : 0.1;
+        const bool is_exact = dtype == DType::f32 && emulates;
+        const double behind = c.activation == Activation::none ? tolerance : is_exact ? 1e-2 : 0.1;
         check_near(there.y, here.y, tolerance);
         check_near(there.dx, here.dx, behind);
         check_near(there.dweight, here.dweight, behind);

@@ -2,11 +2,13 @@
 // place.
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/matmul.h>
+#include <thimble/core/view.h>
 
 #include "catch.h"
 #include "emulated/library.h"
@@ -72,4 +74,49 @@ TEST_CASE("cuda library: narrow operands, a result in f32", "[cuda]") {
     };
     check_near(run(cuda()), run(cpu), 1e-6);
   }
+}
+
+TEST_CASE("cuda library: a convolution's bias is added behind it", "[cuda]") {
+  if (!has_cuda()) return;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const bool has_bias : {false, true}) {
+      INFO(to_string(dtype) << ", bias " << has_bias);
+      const auto run = [&](Device device) {
+        const Tensor x = to_device(spread({2, 9, 7, 5}, 1, dtype, 1), device);
+        const Tensor w = to_device(spread({6, 3, 3, 5}, 0.3, dtype, 2), device);
+        const Tensor b = has_bias ? to_device(spread({6}, 1, dtype, 3), device) : Tensor();
+        return conv2d(x, w, b, {.stride = 2, .padding = 1});
+      };
+      const emulated::LibraryScope library;
+      check_near(run(cuda()), run(cpu), dtype == DType::f32 ? 1e-6 : dtype == DType::f16 ? 2e-3 : 2e-2);
+    }
+  }
+}
+
+TEST_CASE("cuda library: empty convolutions, and a bias that begins anywhere", "[cuda]") {
+  if (!has_cuda()) return;
+  const emulated::LibraryScope library;
+  for (const auto& [images, channels] : {std::pair<std::int64_t, std::int64_t>{0, 4}, {2, 0}}) {
+    INFO(images << " images of " << channels << " channels");
+    Tensor x = zeros({images, 5, 5, channels}, DType::f32, cuda());
+    Tensor w = zeros({3, 3, 3, channels}, DType::f32, cuda());
+    x.require_grad();
+    w.require_grad();
+    Tape tape;
+    Tensor y;
+    {
+      const Recording on(tape);
+      y = conv2d(x, w, full({3}, 2, DType::f32, cuda()), {.padding = 1});
+    }
+    CHECK(to_host<float>(y) == std::vector<float>(static_cast<std::size_t>(images * 75), 2));
+    tape.backward(y, full({images, 5, 5, 3}, 1, DType::f32, cuda()));
+    CHECK(x.grad().shape() == x.shape());
+    CHECK(to_host<float>(w.grad()) == std::vector<float>(static_cast<std::size_t>(27 * channels)));
+  }
+  const auto run = [](Device device) {
+    const Tensor bias = to_device(spread({33}, 1, DType::f32, 3), device);
+    return linear(to_device(spread({8, 16}, 1, DType::f32, 1), device),
+                  to_device(spread({32, 16}, 1, DType::f32, 2), device), view::slice(bias, 0, 1, 33));
+  };
+  check_near(run(cuda()), run(cpu), 1e-6);
 }

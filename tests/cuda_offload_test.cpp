@@ -43,8 +43,6 @@ std::string message_of(F&& f) {
   return {};
 }
 
-bool is_emulated() { return contains(kernels::device_runtime(cuda()).devices().front().name, "emulated"); }
-
 std::vector<Device> devices() { return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())}; }
 
 bench::TrainOptions gpt(Device device) {
@@ -194,7 +192,7 @@ TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the
 
 TEST_CASE("cuda offload: a host without so much pinned memory is told of, and the step can be tried again",
           "[cuda][offload]") {
-  if (!has_cuda() || !is_emulated()) return;  // a GPU's host cannot be told what it has
+  if (!testing::is_emulated()) return;  // a GPU's host cannot be told what it has
   const memory::Stack stack = memory::make_resource(cuda());
   const ResourceScope scope(stack.top);
   bench::Setup setup = gpt(cuda()).setup;

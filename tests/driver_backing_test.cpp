@@ -66,6 +66,17 @@ TEST_CASE("driver backing: a move keeps what it moves, near and far", "[cuda][dr
   CHECK(is_empty());
 }
 
+TEST_CASE("driver backing: a move or a fill that fails is said by the next launch", "[cuda][driver]") {
+  Pages pages(2);
+  driver_books().reported_later = 0;
+  pages.backing->fill(0, granule, std::byte{1}, nullptr);
+  CHECK(driver_books().reported_later == 0);
+  pages.backing->fill(4 * granule, granule, std::byte{1}, nullptr);  // where there are no pages
+  CHECK(driver_books().reported_later == 1);
+  pages.backing->move(0, 5 * granule, granule, nullptr);
+  CHECK(driver_books().reported_later == 2);
+}
+
 TEST_CASE("driver backing: a refused bounce is given back, and asked for again", "[cuda][driver]") {
   for (const int call : {1, 2, 3}) {  // cuMemCreate, cuMemMap, cuMemSetAccess
     INFO("call " << call);

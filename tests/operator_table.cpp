@@ -9,6 +9,7 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
@@ -239,6 +240,10 @@ void check_cuda(const OperatorCase& row) {
 }
 
 }  // namespace
+
+bool is_emulated() {
+  return has_cuda() && kernels::device_runtime(cuda()).devices().front().name.find("emulated") != std::string::npos;
+}
 
 bool has_cuda() {
   static const bool has = [] {

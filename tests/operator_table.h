@@ -61,10 +61,19 @@ struct OperatorCase {
 /// True where a CUDA device can be used: a GPU, or in a build without CUDA the one that tests/emulated makes of the
 /// host.
 bool has_cuda();
+/// Whether that device is the host's own (tests/emulated): what is the hardware's affair is not looked for there.
+bool is_emulated();
 
 /// Shapes and dtypes are equal, and no value of `there` is further from that of `here` than `tolerance` times the
 /// largest magnitude of `here`.
 void check_near(const Tensor& there, const Tensor& here, double tolerance);
+
+/// How near to the CPU's products of FP8 operands those of a device are. FP8 units add some products with about 14 bits
+/// before f32 takes their sum over.
+constexpr double fp8_tolerance(DType dtype, bool is_emulated) noexcept {
+  if (dtype == DType::f32) return is_emulated ? 1e-6 : 1e-3;
+  return dtype == DType::f16 ? 2e-3 : 1.2e-2;
+}
 
 /// Runs all checks as Catch2 assertions. Called once per row inside of a TEST_CASE.
 void check_operator(const OperatorCase& row);

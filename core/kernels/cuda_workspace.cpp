@@ -74,7 +74,8 @@ std::size_t cuda_fp8_gemm_workspace_bytes(const Fp8GemmArgs& args) noexcept {
 
 bool is_library_conv(const ConvShape& shape, DType dtype, DType out_dtype) noexcept {
   return cuda_workspace_detail::is_library_dtype(dtype) && out_dtype == dtype && shape.pad_top == shape.pad_bottom &&
-         shape.pad_left == shape.pad_right;
+         shape.pad_left == shape.pad_right && shape.images > 0 && shape.channels > 0 && shape.filters > 0 &&
+         shape.out_height() > 0 && shape.out_width() > 0;
 }
 
 std::size_t cuda_conv_forward_bytes(const ConvForwardArgs& args, int) noexcept {

@@ -13,6 +13,9 @@
 namespace thimble::ops {
 namespace linear_q8_detail {
 
+/// Outputs that a tile has a multiple of: a library takes a bias that begins at 16 bytes.
+constexpr std::int64_t aligned = 4;
+
 /// Of f32 rows: what stays in a processor's cache, and on a GPU what its launches are worth.
 std::int64_t tile_bytes(Device device) { return std::int64_t{1} << (device.is_cuda() ? 25 : 20); }
 
@@ -45,8 +48,9 @@ Tensor LinearQ8::forward(const Tensor& x, const Tensor& blocks, const Tensor& bi
   const Tensor rows = view::reshape(contiguous(x), {in > 0 ? x.elements() / in : 0, in});  // (R, I)
   const Tensor weight = contiguous(blocks);
   const Tensor y = Tensor::empty({rows.size(0), out}, DType::f32, x.device());
-  const std::int64_t in_tile = std::clamp<std::int64_t>(
+  std::int64_t in_tile = std::clamp<std::int64_t>(
       linear_q8_detail::tile_bytes(x.device()) / std::max<std::int64_t>(4 * in, 1), 1, std::max<std::int64_t>(out, 1));
+  if (in_tile < out && in_tile > linear_q8_detail::aligned) in_tile -= in_tile % linear_q8_detail::aligned;
   const Tensor tile = Tensor::empty({in_tile, in}, DType::f32, x.device(), Category::workspace);
   for (std::int64_t o = 0; o < out; o += in_tile) {
     const std::int64_t count = std::min(in_tile, out - o);

@@ -160,9 +160,12 @@ namespace gpu {
 using cuda_kernels::load_any;
 using cuda_kernels::store_any;
 
+bool is_aligned(const void* bias) { return reinterpret_cast<std::uintptr_t>(bias) % 16 == 0; }
+
 // As cuBLASLt is asked: no gelu, and at most one dimension of a batch.
 bool library_gemm(const kernels::GemmArgs& a, void*, std::size_t bytes) {
   if (!emulated::has_library || a.pre_activation || !kernels::is_library_gemm(a) || bytes == 0) return false;
+  if (!is_aligned(a.bias)) return false;
   if (a.activation != kernels::Activation::none && a.activation != kernels::Activation::relu) return false;
   const kernels::GemmBatchDim batch = a.batch_rank == 1 ? a.batch[0] : kernels::GemmBatchDim{1, 0, 0, 0, 0};
   for (std::int64_t matrix = 0; matrix < batch.size; ++matrix) {
@@ -189,6 +192,7 @@ bool library_gemm(const kernels::GemmArgs& a, void*, std::size_t bytes) {
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& a, void*, std::size_t bytes) {
   if (!emulated::has_library || a.pre_activation || a.activation != kernels::Activation::none) return false;
   if (!kernels::is_library_fp8_gemm(a) || bytes == 0 || (a.bias && a.c_dtype == DType::f32)) return false;
+  if (!is_aligned(a.bias)) return false;
   if (a.in_blocks && emulated::capability != 90) return false;
   emulated::block_products += a.in_blocks;
   const auto value = [](std::uint8_t code, DType dtype) {
@@ -230,9 +234,44 @@ bool library_int8_gemm(const Int8Gemm& a) {
   return true;
 }
 
-bool library_conv_forward(const kernels::ConvForwardArgs&, void*, std::size_t) { return false; }
-bool library_conv_input_grad(const kernels::ConvInputGradArgs&, void*, std::size_t) { return false; }
-bool library_conv_weight_grad(const kernels::ConvWeightGradArgs&, void*, std::size_t) { return false; }
+// Its descriptors take no size of 0.
+void check_sizes(const kernels::ConvShape& s) {
+  if (s.images < 1 || s.channels < 1 || s.filters < 1 || s.out_height() < 1 || s.out_width() < 1) {
+    throw DeviceError("emulated cuDNN: a size is 0");
+  }
+}
+
+// As cuDNN is asked: no activation, and the bias is left to the caller. Grouped ones it refuses.
+bool library_conv_forward(const kernels::ConvForwardArgs& a, void*, std::size_t) {
+  const kernels::ConvShape& s = a.shape;
+  check_sizes(s);
+  if (!emulated::has_library || a.activation != kernels::Activation::none || a.pre_activation || s.groups != 1) {
+    return false;
+  }
+  const std::int64_t row = s.kernel_w * s.channels, out_h = s.out_height(), out_w = s.out_width();
+  for (std::int64_t at = 0; at < s.images * out_h * out_w * s.filters; ++at) {
+    const std::int64_t o = at % s.filters, w = at / s.filters % out_w, h = at / s.filters / out_w % out_h,
+                       image = at / s.filters / out_w / out_h;
+    float sum = 0;
+    for (std::int64_t p = 0; p < s.kernel_h * row; ++p) {
+      const std::int64_t ih = h * s.stride_h + p / row * s.dilation_h - s.pad_top;
+      const std::int64_t iw = w * s.stride_w + p % row / s.channels * s.dilation_w - s.pad_left;
+      if (ih < 0 || ih >= s.height || iw < 0 || iw >= s.width) continue;
+      const std::int64_t from = ((image * s.height + ih) * s.width + iw) * s.channels + p % s.channels;
+      sum += load_any<float>(a.x, a.dtype, from) * load_any<float>(a.weight, a.dtype, o * s.kernel_h * row + p);
+    }
+    store_any<float>(a.y, a.dtype, at, sum);
+  }
+  return true;
+}
+bool library_conv_input_grad(const kernels::ConvInputGradArgs& a, void*, std::size_t) {
+  check_sizes(a.shape);
+  return false;
+}
+bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& a, void*, std::size_t) {
+  check_sizes(a.shape);
+  return false;
+}
 
 }  // namespace gpu
 }  // namespace thimble

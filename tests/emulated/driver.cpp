@@ -142,6 +142,7 @@ std::string driver_failure(const std::string& call, CUresult result) {
 void make_current(Device) {}
 void synchronize(Device) { emulated::driver_books().is_behind = false; }
 cudaStream_t compute_stream(Device) { return nullptr; }
+void report_later(cudaError_t error) noexcept { emulated::driver_books().reported_later += error != cudaSuccess; }
 
 }  // namespace gpu
 

@@ -19,6 +19,7 @@ struct DriverBooks {
   std::size_t ranges = 0;          ///< reserved
   std::size_t events = 0;          ///< that live
   std::size_t bad_copies = 0;      ///< copies and fills that touched a granule without access
+  std::size_t reported_later = 0;  ///< failures that the next launch throws
   bool has_pending_error = false;  ///< what cudaGetLastError would report to the next launch
 };
 DriverBooks& driver_books();
