@@ -1,7 +1,9 @@
 // Products that a GPU's library makes, and what is done behind them: on the emulated device with plain loops in its
 // place.
 
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -119,4 +121,22 @@ TEST_CASE("cuda library: empty convolutions, and a bias that begins anywhere", "
                   to_device(spread({32, 16}, 1, DType::f32, 2), device), view::slice(bias, 0, 1, 33));
   };
   check_near(run(cuda()), run(cpu), 1e-6);
+}
+
+TEST_CASE("cuda library: NaN stays one behind relu", "[cuda]") {
+  if (!has_cuda()) return;
+  const emulated::LibraryScope library;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (const bool has_bias : {false, true}) {
+      INFO(to_string(dtype) << ", bias " << has_bias);
+      std::vector<float> values(16 * 32, 0.25f);
+      values[5 * 32 + 3] = std::numeric_limits<float>::quiet_NaN();
+      const Tensor x = to_device(to_dtype(from_host(values, {16, 32}), dtype), cuda());
+      const Tensor b = has_bias ? full({24}, -1, dtype, cuda()) : Tensor();
+      const std::vector<double> y = to_host<double>(linear(x, full({24, 32}, 0.5, dtype, cuda()), b, Activation::relu));
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < y.size(); ++i) wrong += std::isnan(y[i]) != (i / 24 == 5);
+      CHECK(wrong == 0);
+    }
+  }
 }
