@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include <thimble/bench/report/text.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/view.h>
@@ -193,7 +193,7 @@ double clip_norm(const Setup& setup, bool is_text) {
 void check_techniques(const Setup& setup, bool is_text) {
   const std::string parts = setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches);
   if (setup.fuses_optimizer && setup.clip_norm > 0) {
-    throw ValueError(std::string("--fuse-optimizer: not with --clip ") + report::format_real(setup.clip_norm) +
+    throw ValueError(std::string("--fuse-optimizer: not with --clip ") + format_real(setup.clip_norm) +
                      ", because the norm is known when all gradients are there; --clip 0 is allowed");
   }
   if (setup.fuses_optimizer && setup.micro_batches != 1) {

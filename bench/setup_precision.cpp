@@ -1,7 +1,7 @@
 // Of a setup: its precision policy, and what of the policy's recipe it changes.
 
-#include <thimble/bench/report/text.h>
 #include <thimble/bench/setup.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/error.h>
 
 namespace thimble::bench {
@@ -9,7 +9,7 @@ namespace setup_precision_detail {
 
 std::string scale_text(const std::optional<optim::GradScalerOptions>& scaling) {
   if (!scaling) return {};
-  return scaling->is_dynamic ? "dynamic" : report::format_real(scaling->scale);
+  return scaling->is_dynamic ? "dynamic" : format_real(scaling->scale);
 }
 
 std::string interval_text(const std::optional<optim::GradScalerOptions>& scaling) {
@@ -118,7 +118,7 @@ std::string precision_text(const Setup& setup, bool is_inference) {
   std::string text = setup.precision;
   if (text.empty() && (scaling || setup.dtype != DType::f32)) text = "all " + std::string(to_string(setup.dtype));
   if (!scaling) return text;
-  const std::string scale = report::format_real(scaling->scale);
+  const std::string scale = format_real(scaling->scale);
   return text + ", " + (scaling->is_dynamic ? "dynamic loss scale from " : "loss scale ") + scale;
 }
 

@@ -1,6 +1,7 @@
 #include <thimble/bench/units.h>
 
 #include <array>
+#include <charconv>
 #include <cstddef>
 #include <limits>
 
@@ -64,6 +65,12 @@ const Unit* find_unit(std::string_view name) noexcept {
 }
 
 }  // namespace units_detail
+
+std::string format_real(double value) {
+  std::array<char, 64> digits{};
+  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  return {digits.data(), result.ptr};
+}
 
 std::string format_grouped(std::int64_t value) {
   std::string digits = std::to_string(value);

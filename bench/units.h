@@ -1,5 +1,5 @@
 #pragma once
-// Bytes as people write them and read them.
+// Bytes and numbers as people write them and read them.
 
 #include <cstdint>
 #include <string>
@@ -9,6 +9,9 @@ namespace thimble {
 
 /// memory::human_bytes for differences too: "512 B", "16.00 KiB", "-4.99 GiB".
 std::string format_bytes(std::int64_t bytes);
+
+/// The shortest decimal text that reads back as the same double: "0.1", "1e+300", "nan", "inf".
+std::string format_real(double value);
 
 /// Groups of three digits: "1,234,567", "-1,024".
 std::string format_grouped(std::int64_t value);

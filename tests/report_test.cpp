@@ -16,6 +16,7 @@
 
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/error.h>
 
 #include "markup.h"
@@ -259,8 +260,8 @@ TEST_CASE("report: numbers are written the same everywhere", "[report]") {
       {format_fixed(999.999, 2), "1,000.00"},
       {format_trimmed(1500.50, 3), "1,500.5"},
       {format_trimmed(20, 3), "20"},
-      {format_real(0.1), "0.1"},
-      {format_real(1e300), "1e+300"},
+      {thimble::format_real(0.1), "0.1"},
+      {thimble::format_real(1e300), "1e+300"},
       {format_quantity(0.1195, Unit::percent, 2), "11.95 %"},
       {format_quantity(5.358e9, Unit::bytes, 0), "4.99 GiB"},
       {format_quantity(1e300, Unit::bytes, 0), "1e+300 B"},

@@ -12,7 +12,6 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/report/text.h>
 #include <thimble/bench/setup.h>
 #include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
@@ -105,8 +104,7 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
   if (error != std::errc{} || stop != end || !std::isfinite(value) || value < low || value > high) {
     const bool is_bounded = high < std::numeric_limits<double>::max();
     throw ValueError(std::string(flag) + ": " + quote(text) + " is not a finite number " +
-                     (is_bounded ? "from " + report::format_real(low) + " to " + report::format_real(high)
-                                 : ">= " + report::format_real(low)));
+                     (is_bounded ? "from " + format_real(low) + " to " + format_real(high) : ">= " + format_real(low)));
   }
   return value;
 }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <thimble/bench/report/text.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/error.h>
 
 namespace thimble::bench {
@@ -14,8 +15,8 @@ std::optional<double> growth_exponent(std::span<const report::Point> points) {
   const auto last = points.last(3);
   const double factor = last[2].x / last[1].x;
   if (!(factor > 1) || std::abs(last[1].x * factor - last[0].x * factor * factor) > 1e-9 * last[2].x) {
-    throw ValueError("growth_exponent: x of " + report::format_real(last[0].x) + ", " + report::format_real(last[1].x) +
-                     ", " + report::format_real(last[2].x) + " are not a rising geometric sequence");
+    throw ValueError("growth_exponent: x of " + format_real(last[0].x) + ", " + format_real(last[1].x) + ", " +
+                     format_real(last[2].x) + " are not a rising geometric sequence");
   }
   const double before = last[1].y - last[0].y, after = last[2].y - last[1].y;
   if (before <= 0 || after <= 0) return std::nullopt;

@@ -56,12 +56,6 @@ std::string_view paired_tag(std::string_view text, bool is_closing) noexcept {
 
 }  // namespace text_detail
 
-std::string format_real(double value) {
-  std::array<char, 64> digits{};
-  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-  return {digits.data(), result.ptr};
-}
-
 std::string format_fixed(double value, int decimals) {
   if (!std::isfinite(value)) return format_real(value);
   std::array<char, 512> digits{};

@@ -9,9 +9,6 @@
 
 namespace thimble::report {
 
-/// The shortest decimal text that reads back as the same double: "0.1", "1e+300", "nan", "inf".
-std::string format_real(double value);
-
 /// `decimals` digits after the point, digits before it in groups of three: "1,234.50".
 std::string format_fixed(double value, int decimals);
 

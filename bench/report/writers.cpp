@@ -10,6 +10,7 @@
 
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/text.h>
+#include <thimble/bench/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
 
