@@ -59,6 +59,10 @@ constexpr int capability_with_blocks = 90;
 /// A build without CUDA plans for one that has the library.
 bool library_has_blocks() { return kernels::fp8_cuda == nullptr || kernels::fp8_cuda->library_has_blocks(); }
 
+bool has_blocks(Device device) {
+  return device.is_cuda() && library_has_blocks() && compute_capability(device) == capability_with_blocks;
+}
+
 // Where scales of blocks lie, and where they are to lie, but for the addresses.
 kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8GemmArgs& args) {
   const Tensor &a = call.a.scale, &b = call.b.scale;
@@ -72,23 +76,20 @@ kernels::Fp8ScalesArgs grids_of(const Fp8MatmulCall& call, const kernels::Fp8Gem
 }  // namespace fp8_matmul_detail
 
 bool fp8_blocks_on_units(Device device, const Fp8BlockProduct& product) {
-  namespace detail = fp8_matmul_detail;
   kernels::Fp8GemmArgs args;
   args.in_blocks = true;
   args.m = product.m, args.n = product.n, args.k = product.k;
   args.a_row_stride = args.b_row_stride = product.k, args.c_row_stride = product.n;
   args.a_dtype = product.a_dtype, args.b_dtype = product.b_dtype, args.c_dtype = product.c_dtype;
-  return device.is_cuda() && detail::library_has_blocks() &&
-         compute_capability(device) == detail::capability_with_blocks && kernels::is_library_fp8_gemm(args);
+  return fp8_matmul_detail::has_blocks(device) && kernels::is_library_fp8_gemm(args);
 }
 
 std::string why_no_fp8_blocks(Device device) {
   namespace detail = fp8_matmul_detail;
+  if (detail::has_blocks(device)) return {};
   if (!device.is_cuda()) return "a CPU multiplies bf16";
   if (!detail::library_has_blocks()) return "this build's cuBLAS has no scales of blocks, 12.9 has";
-  const int capability = compute_capability(device);
-  if (capability == detail::capability_with_blocks) return {};
-  return "compute capability " + capability_text(capability) + ", and " +
+  return "compute capability " + capability_text(compute_capability(device)) + ", and " +
          capability_text(detail::capability_with_blocks) + " has units for them";
 }
 

@@ -36,8 +36,7 @@ bool is_library_fp8_gemm(const Fp8GemmArgs& args) noexcept;
 /// As for cuda_gemm_workspace_bytes.
 std::size_t cuda_fp8_gemm_workspace_bytes(const Fp8GemmArgs& args) noexcept;
 
-/// True where cuDNN can compute the convolution: nothing empty, equal padding on both sides and a dtype
-/// that it knows.
+/// True where cuDNN can compute the convolution: nothing empty, equal padding on both sides and a dtype that it knows.
 bool is_library_conv(const ConvShape& shape, DType dtype, DType out_dtype) noexcept;
 
 /// 4 bytes for every element of input, weight and output, at most max_conv_workspace_bytes; 0 where the library has no
