@@ -1,5 +1,7 @@
 # The tests: tests/*_test.cpp in one program, one ctest entry per file, and tests/house about the sources themselves.
 find_package(Catch2 REQUIRED)
+set(THIMBLE_TEST_FILES "" CACHE STRING "Only the tests of files that match, as in `tape|segment`; empty: all")
+option(THIMBLE_EMULATED_CUDA "Without CUDA, give the tests a CUDA device made of the host" ON)
 
 # The test programs' main(). It is never the code under test, and takes an optimizer half a minute.
 add_library(thimble_test_main STATIC tests/main.cpp)
@@ -52,7 +54,7 @@ endfunction()
 # cuda/none.cpp, which a static library then keeps out (every symbol of it is defined before).
 set(thimble_emulated_sources "")
 get_target_property(thimble_library_type thimble TYPE)
-if(NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
+if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
   file(GLOB thimble_emulated_kernels CONFIGURE_DEPENDS cuda/*.cu)
   foreach(source IN LISTS thimble_emulated_kernels)
     get_filename_component(name ${source} NAME_WE)
@@ -69,6 +71,9 @@ endif()
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
+if(THIMBLE_TEST_FILES)
+  list(FILTER thimble_test_sources INCLUDE REGEX "/(${THIMBLE_TEST_FILES})_test\\.cpp$")
+endif()
 if(NOT thimble_emulated_sources)
   list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/driver_backing_test")
 endif()
