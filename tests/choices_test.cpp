@@ -208,7 +208,8 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
       const bench::PlanReport planned = bench::make_plan(with);
       CHECK(planned.is_feasible);
       CHECK(planned.techniques.empty());
-      CHECK(planned.plan.time_overhead <= price.time_overhead);
+      // The plain step is recorded for one and planned for the other, which rounds each stage to nanoseconds.
+      CHECK(planned.plan.time_overhead <= price.time_overhead + 1e-4);
       CHECK(planned.minimum_bytes == price.minimum_bytes);
     }
     CHECK_FALSE(bench::to_line(refused.techniques).empty());
