@@ -5,6 +5,12 @@ program_packages="g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli1
 test_packages="$program_packages catch2"
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
+# A compiler cache is used where there is one. Paths in it are relative to this tree, so that clones share it.
+if command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
+  export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-ccache} CCACHE_BASEDIR=${CCACHE_BASEDIR-$PWD}
+fi
+
 say() { printf '%s\n' "$*"; }
 
 # as_root COMMAND...: runs it as root; fails where that takes a password and nobody is there to type it.
