@@ -39,6 +39,11 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup)
 /// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
 void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 
+/// --isa --units --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
+/// when the command line is read, before the command runs. What the machine lacks is a ValueError that lists what it
+/// has. THIMBLE_ISA, THIMBLE_UNITS and OMP_NUM_THREADS say the same for whoever gives no flag.
+void add_compute_flags(CLI::App& command);
+
 /// --measure and --times, for both as well.
 void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs);
 

@@ -6,10 +6,11 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/ceiling.h>
+#include <thimble/bench/commands.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/gemm.h>
-#include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/random.h>
 #include <thimble/core/tensor.h>
@@ -43,21 +44,19 @@ Lines normal_lines(std::int64_t elements) {
 
 int time_kernels(int argc, char** argv, const char* about, const std::function<void(const KernelTiming&)>& run) {
   KernelTiming options;
-  std::string isa(to_string(kernels::isa()));
   CLI::App app(about);
-  app.add_option("--threads", options.threads, "Threads")->check(CLI::PositiveNumber);
   app.add_option("--seconds", options.seconds, "Time for each figure")->check(CLI::NonNegativeNumber);
   app.add_option("--only", options.only, "The cases whose name contains this text");
-  app.add_option("--isa", isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
-  CLI11_PARSE(app, argc, argv);
   try {
-    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (to_string(set) == isa) kernels::set_isa(set);
-    }
     set_thread_count(options.threads);
+    kernels::set_from_environment();
+    add_compute_flags(app);
+    CLI11_PARSE(app, argc, argv);
+    options.threads = thread_count();
     const double ceiling = ceiling_gflops(kernels::isa(), options.threads, options.seconds) / 2;
     std::printf("f32, %s, threads: %d; matmul (768, 768) by (768, 768): %.1f of the ceiling's %.1f G multiply-adds/s\n",
-                isa.c_str(), options.threads, kernel_timing_detail::matmul_rate(options), ceiling);
+                std::string(to_string(kernels::isa())).c_str(), options.threads,
+                kernel_timing_detail::matmul_rate(options), ceiling);
     run(options);
   } catch (const Error& error) {
     std::fprintf(stderr, "%s: %s\n", std::filesystem::path(argv[0]).filename().c_str(), error.what());

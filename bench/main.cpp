@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 
@@ -70,6 +71,7 @@ void add_commands(CLI::App& program) {
 }
 
 int run(int argc, char** argv) {
+  thimble::kernels::set_from_environment();
   CLI::App program("Trains models in a known number of bytes.", "thimble");
   program.set_version_flag("--version", "thimble " THIMBLE_VERSION);
   add_commands(program);

@@ -1,7 +1,7 @@
 // How long a training step takes, what it needs, and where its time goes:
 //
 //   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
-//                  [--clip X] [--profile]
+//                  [--units U] [--clip X] [--profile]
 //   step_benchmark MODEL [--batch N] [--seq N ...] --dry
 //
 // The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
@@ -31,7 +31,7 @@
 #include <thimble/bench/random_run.h>
 #include <thimble/bench/step_profile.h>
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/parallel.h>
 #include <thimble/memory/process.h>
 
@@ -42,9 +42,8 @@ using namespace thimble::bench;
 
 struct Options {
   Setup setup;
-  std::int64_t threads = 0, steps = 8;
+  std::int64_t steps = 8;
   std::size_t budget_bytes = 0, growth_bytes = 0;
-  std::string isa;
   double clip = 0;
   bool profiles = false, is_dry = false;
 };
@@ -165,20 +164,16 @@ int main(int argc, char** argv) {
   const auto options = std::make_shared<Options>();
   CLI::App app("Time, memory and profile of a training step");
   add_setup_flags(app, std::shared_ptr<Setup>(options, &options->setup));
-  add_integer(app, "--threads", options->threads, 1, 1024, "Threads (all cores)");
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps that are timed, after two that are not (8)");
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
   add_size(app, "--growth", options->growth_bytes, "Bytes that it may commit beyond the parameters");
   add_number(app, "--clip", options->clip, 0, 1e30, "Largest norm of the gradient; 0: none (0)");
-  app.add_option("--isa", options->isa, "Instruction set")->check(CLI::IsMember({"generic", "avx2", "avx512"}));
   app.add_flag("--profile", options->profiles, "Print the time of every kind of operator");
   app.add_flag("--dry", options->is_dry, "Compute nothing; print what a step that keeps everything needs, in bytes");
-  CLI11_PARSE(app, argc, argv);
   try {
-    for (const kernels::Isa set : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (to_string(set) == options->isa) kernels::set_isa(set);
-    }
-    if (options->threads > 0) set_thread_count(static_cast<int>(options->threads));
+    kernels::set_from_environment();
+    add_compute_flags(app);
+    CLI11_PARSE(app, argc, argv);
     options->setup.clip_norm = options->clip;
     if (options->is_dry && (options->profiles || options->budget_bytes > 0 || options->growth_bytes > 0)) {
       throw ValueError("--dry: not with --profile, --budget or --growth; 'thimble plan' tells what a budget needs");

@@ -21,8 +21,6 @@ endif()
 function(thimble_add_test name)
   add_test(NAME ${name} ${ARGN})
   set_tests_properties(${name} PROPERTIES TIMEOUT 900)
-  # Threads that wait sleep: several tests share the cores, and a team that spins takes them from the others.
-  set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT OMP_WAIT_POLICY=passive)
   if(EXISTS ${thimble_data})
     set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT THIMBLE_DATA=${thimble_data})
   endif()
@@ -45,7 +43,9 @@ function(thimble_add_catch_tests program prefix)
       set(name ${prefix}.${CMAKE_MATCH_1})
       thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]${tags}"
                        WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-      set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "No test cases matched;No tests ran")
+      # A status of its own says that all passed but for what the machine lacks (tests/skip.h).
+      set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "No test cases matched;No tests ran"
+                                              SKIP_RETURN_CODE 77)
     endif()
   endforeach()
 endfunction()
@@ -82,7 +82,7 @@ if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
        "/tests/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|lossy_flags|plan_and_run|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(thimble_test_sources)
-  thimble_add_program(thimble_tests tests/operator_table.cpp tests/certificate.cpp
+  thimble_add_program(thimble_tests tests/machine.cpp tests/operator_table.cpp tests/certificate.cpp
                       tests/certificate_nets.cpp tests/heap_watch.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
@@ -129,8 +129,7 @@ if(NOT THIMBLE_SANITIZE)
   thimble_add_single_header_test(one_file one_file ${CMAKE_CXX_COMPILER})
   thimble_add_single_header_test(two_files two_files ${THIMBLE_SECOND_CXX} FLAGS -DTHIMBLE_WITH_FILES)
   thimble_add_single_header_test(one_file_second_compiler one_file ${THIMBLE_SECOND_CXX} CONFIGURATIONS CI)
-  thimble_add_single_header_test(two_files_first_compiler two_files ${CMAKE_CXX_COMPILER} FLAGS -fopenmp
-                                 CONFIGURATIONS CI)
+  thimble_add_single_header_test(two_files_first_compiler two_files ${CMAKE_CXX_COMPILER} CONFIGURATIONS CI)
   if(THIMBLE_INSTALL)
     thimble_add_test(consumer.installed COMMAND sh ${consumer_dir}/installed/run.sh ${CMAKE_COMMAND} ${CMAKE_GENERATOR}
                                                 ${CMAKE_CXX_COMPILER} ${PROJECT_BINARY_DIR} ${consumer_build}/installed)

@@ -10,6 +10,7 @@
 
 #include "catch.h"
 #include "kernel_data.h"
+#include "near.h"
 
 using namespace kernel_test;
 
@@ -87,15 +88,7 @@ struct AttentionRun {
   AttentionGradArgs backward;
 };
 
-double worst_error(const Data& a, const Data& b) {
-  const std::vector<double> x = a.values(), y = b.values();
-  double worst = 0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double error = std::abs(x[i] - y[i]) / (1 + std::abs(y[i]));
-    worst = error <= worst ? worst : error;  // NaN counts
-  }
-  return worst;
-}
+double worst_error(const Data& a, const Data& b) { return thimble_test::largest_error(a.values(), b.values()); }
 
 // Largest error beside 1 + |value|: a few roundings, of the sums and at the store.
 double tolerance(DType dtype) {
@@ -175,7 +168,7 @@ TEST_CASE("attention kernels: heads and panels that threads share unevenly", "[a
 }
 
 TEST_CASE("attention kernels: AVX2 and AVX-512 agree bitwise forward and in dq", "[attention]") {
-  if (!is_supported(Isa::avx512)) return;
+  if (!is_supported(Isa::avx512)) return thimble_test::skip("AVX-512 is not on this machine");
   Settings settings;
   for (const double dropout : {0.0, 0.3}) {
     const AttentionCase c{2, 2, 150, 150, 40, true, dropout};
@@ -259,8 +252,8 @@ TEST_CASE("attention kernels: the exponential of what is at most 0", "[attention
     const double exact = std::exp(static_cast<double>(x));
     const float rounded = static_cast<float>(exact);
     const double ulp = static_cast<double>(std::nextafter(rounded, 2.0f)) - static_cast<double>(rounded);
-    worst_fused = std::max(worst_fused, std::abs(static_cast<double>(exp_below<true>(x)) - exact) / ulp);
-    worst_plain = std::max(worst_plain, std::abs(static_cast<double>(exp_below<false>(x)) - exact) / ulp);
+    worst_fused = thimble_test::worse(worst_fused, std::abs(static_cast<double>(exp_below<true>(x)) - exact) / ulp);
+    worst_plain = thimble_test::worse(worst_plain, std::abs(static_cast<double>(exp_below<false>(x)) - exact) / ulp);
   }
   CHECK(worst_fused < 1);
   CHECK(worst_plain < 1);

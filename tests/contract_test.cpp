@@ -182,14 +182,12 @@ constexpr int child_passed = 42;  // no exit status of a test program that faile
   _exit(child_passed);
 }
 
-// Runs a hidden test case of this program; returns its exit status, 255 when it died. A fork alone would not do: the
-// OpenMP runtime does not survive one.
+// Runs a hidden test case of this program; returns its exit status, 255 when it died. A fork alone would not do: what
+// the process has used before would count.
 int in_new_process(const char* test_case) {
   std::fflush(stdout);
   const pid_t child = fork();
   if (child == 0) {
-    // An 8 MiB stack for each worker thread would count as data; kernels need a fraction of 1 MiB.
-    setenv("OMP_STACKSIZE", "1M", 1);
     execl("/proc/self/exe", "contract", test_case, static_cast<char*>(nullptr));
     _exit(254);
   }

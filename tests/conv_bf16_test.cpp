@@ -1,5 +1,5 @@
-// Convolutions on bf16 dot products: against the plain loops, and bit for bit the same unit's product of patches. Units
-// that this machine lacks cannot be tested on it.
+// Convolutions on bf16 dot products: against the plain loops, and bit for bit the same unit's product of patches. On
+// every machine they run on the model of vdpbf16ps, and on each unit that it has.
 
 #include <cstring>
 #include <optional>
@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <thimble/core/kernels/gemm.h>
-#include <thimble/core/kernels/gemm_bf16.h>
 
 #include "catch.h"
 #include "conv_calls.h"
@@ -15,21 +14,6 @@
 using namespace conv_test;
 
 namespace {
-
-/// What multiplies bf16, restored.
-struct Unit {
-  explicit Unit(std::optional<DotUnit> unit) { set_gemm_bf16_unit(unit); }
-  ~Unit() { set_gemm_bf16_unit(std::nullopt); }
-};
-
-std::vector<DotUnit> units() {
-  std::vector<DotUnit> list;
-  for (const DotUnit unit : {DotUnit::avx512, DotUnit::amx}) {
-    if (is_supported(unit, DType::bf16)) list.push_back(unit);
-  }
-  if (list.empty()) WARN("not run: this processor has no bf16 products");
-  return list;
-}
 
 constexpr double factor = 8;  // chains of 1024 in place of 256, and products in pairs
 
@@ -103,8 +87,8 @@ Data product_of_turned(const ConvShape& s, const Tensors& t) {
 
 TEST_CASE("conv_bf16: every unit against the plain loops", "[conv][precision]") {
   const Settings settings;
-  for (const DotUnit unit : units()) {
-    const Unit forced(unit);
+  for (const DotUnit unit : supported_units(DType::bf16)) {
+    const Bf16On forced(unit);
     for (const ConvShape& s : shapes()) {
       check_all(s, DType::bf16, false);
       check_all(s, DType::f32, true);
@@ -118,8 +102,8 @@ TEST_CASE("conv_bf16: every unit against the plain loops", "[conv][precision]") 
 
 TEST_CASE("conv_bf16: random shapes against the plain loops", "[conv][precision]") {
   const Settings settings;
-  for (const DotUnit unit : units()) {
-    const Unit forced(unit);
+  for (const DotUnit unit : supported_units(DType::bf16)) {
+    const Bf16On forced(unit);
     std::mt19937 random(11);
     const auto between = [&](std::int64_t low, std::int64_t high) {
       return low + static_cast<std::int64_t>(random() % static_cast<unsigned>(high - low + 1));
@@ -140,11 +124,11 @@ TEST_CASE("conv_bf16: random shapes against the plain loops", "[conv][precision]
 
 TEST_CASE("conv_bf16: the bits of the unit's product of patches, on any number of threads", "[conv][precision]") {
   const Settings settings;
-  for (const DotUnit unit : units()) {
-    const Unit forced(unit);
+  for (const DotUnit unit : supported_units(DType::bf16)) {
+    const Bf16On forced(unit);
     for (const ConvShape& s : {shape(2, 9, 150, 40, 3, 1, 1), shape(1, 40, 3, 9, 7, 2, 3),
                                shape(2, 21, 70, 50, 1, 1, 0), shape(3, 20, 24, 70, 3, 1, 2, 2)}) {
-      INFO(describe(s, DType::bf16) << " unit " << static_cast<int>(unit));
+      INFO(describe(s, DType::bf16) << " unit " << to_string(unit));
       const Tensors t(s, DType::bf16);
       const std::vector<std::uint16_t> rows = patches(s, t.x);
       const std::int64_t pixels = s.images * s.out_height() * s.out_width(),
@@ -186,7 +170,7 @@ TEST_CASE("conv_bf16: the bits of the unit's product of patches, on any number o
 
 TEST_CASE("conv_bf16: workspaces, and what is converted instead", "[conv][precision]") {
   const Settings settings;
-  for (const DotUnit unit : units()) {
+  for (const DotUnit unit : supported_units(DType::bf16)) {
     for (const ConvShape& s : {shape(64, 56, 64, 64, 3, 1, 1), shape(8, 7, 2048, 512, 1, 1, 0),
                                shape(8, 7, 512, 512, 3, 1, 1), shape(4, 224, 3, 64, 7, 2, 3)}) {
       ConvForwardArgs f;
@@ -195,8 +179,12 @@ TEST_CASE("conv_bf16: workspaces, and what is converted instead", "[conv][precis
       d.shape = s, d.dtype = DType::bf16, d.out_dtype = DType::bf16;
       ConvWeightGradArgs w;
       w.shape = s, w.dtype = DType::bf16, w.out_dtype = DType::bf16;
-      const std::size_t converted = conv_workspace_bytes(d, 4);
-      const Unit forced(unit);
+      std::size_t converted = 0;
+      {
+        const Bf16On none(std::nullopt);
+        converted = conv_workspace_bytes(d, 4);
+      }
+      const Bf16On forced(unit);
       constexpr std::size_t most = (std::size_t{2} << 20) + 4 * (std::size_t{64} << 10);
       CHECK(conv_workspace_bytes(f, 4) <= most);
       CHECK(conv_workspace_bytes(d, 4) <= most);

@@ -11,6 +11,7 @@
 #include "catch.h"
 #include "files.h"
 #include "gzip_file.h"
+#include "skip.h"
 
 using namespace thimble;
 using namespace thimble::data;
@@ -263,7 +264,7 @@ TEST_CASE("data: MNIST", "[files][data]") {
   const auto images = find_data("mnist/t10k-images-idx3-ubyte.gz"),
              labels = find_data("mnist/t10k-labels-idx1-ubyte.gz");
   if (!images || !labels) {
-    WARN("not run: mnist/t10k-*.gz is not there");
+    thimble_test::skip("mnist/t10k-*.gz is not there");
     return;
   }
   const Images mnist = read_idx(*images, *labels);
@@ -284,7 +285,7 @@ TEST_CASE("data: MNIST", "[files][data]") {
 TEST_CASE("data: Tiny Shakespeare", "[files][data]") {
   const auto path = find_data("tinyshakespeare/input.txt");
   if (!path) {
-    WARN("not run: tinyshakespeare/input.txt is not there");
+    thimble_test::skip("tinyshakespeare/input.txt is not there");
     return;
   }
   const TextData data = read_text(*path);

@@ -15,6 +15,7 @@
 #include <thimble/core/kernels/narrow_float.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 
 #if __has_include(<cuda_fp8.h>)
 #include <cuda_fp8.h>
@@ -256,8 +257,7 @@ TEST_CASE("formats: all loops give the bits of the plain loop", "[formats]") {
         CHECK(wrong == 0);
       }
     });
-    for (const kernels::Isa isa : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (!kernels::is_supported(isa)) continue;
+    for (const kernels::Isa isa : kernel_test::supported()) {
       const kernels::NarrowFloatLoops& loops = kernels::narrow_float_loops(isa);
       INFO(to_string(isa) << " " << to_string(dtype));
       loops.load(dtype)(all_codes.data(), decoded.data(), codes);

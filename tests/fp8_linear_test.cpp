@@ -10,10 +10,11 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/gemm_bf16.h>
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
+#include "kernel_data.h"
+#include "near.h"
 
 using namespace thimble;
 using namespace thimble::fp8_test;
@@ -62,7 +63,7 @@ void check_near(const Tensor& got, const Product& expected, double of_magnitude,
   double worst = 0;
   for (std::size_t i = 0; i < values.size(); ++i) {
     const double allowed = of_magnitude * expected.magnitudes[i] + of_value * std::fabs(expected.values[i]) + 1e-30;
-    worst = std::max(worst, std::fabs(values[i] - expected.values[i]) / allowed);
+    worst = thimble_test::worse(worst, std::fabs(values[i] - expected.values[i]) / allowed);
   }
   CHECK(worst <= 1);
 }
@@ -70,14 +71,13 @@ void check_near(const Tensor& got, const Product& expected, double of_magnitude,
 /// Calls f with bf16 products on every unit that this machine has, and with their conversion to f32.
 template <class F>
 void on_every_unit(F&& f) {
-  using kernels::DotUnit;
-  for (const DotUnit unit : {DotUnit::generic, DotUnit::avx512, DotUnit::amx}) {
-    if (unit != DotUnit::generic && !kernels::is_supported(unit, DType::bf16)) continue;
-    kernels::set_gemm_bf16_unit(unit);
-    INFO("unit " << static_cast<int>(unit));
+  std::vector<std::optional<kernels::DotUnit>> ways{std::nullopt};
+  for (const kernels::DotUnit unit : kernel_test::supported_units(DType::bf16)) ways.emplace_back(unit);
+  for (const auto& way : ways) {
+    const kernel_test::Bf16On forced(way);
+    INFO("bf16 " << (way ? to_string(*way) : "converted"));
     f();
   }
-  kernels::set_gemm_bf16_unit(std::nullopt);
 }
 
 std::vector<std::byte> bytes_of(const Tensor& t) {

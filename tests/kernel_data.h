@@ -4,35 +4,84 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <thimble/core/convert.h>
 #include <thimble/core/dtype.h>
 #include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/parallel.h>
+
+#include "skip.h"
 
 namespace kernel_test {
 
 using namespace thimble;
 using namespace thimble::kernels;
 
-/// Restores instruction set and thread count.
+/// Restores instruction set, units and thread count.
 struct Settings {
   Isa saved_isa = isa();
+  UnitChoice saved_bf16 = unit_choice(DType::bf16), saved_int8 = unit_choice(DType::i8);
   int saved_threads = thread_count();
   ~Settings() {
     set_isa(saved_isa);
+    set_unit_choice(DType::bf16, saved_bf16);
+    set_unit_choice(DType::i8, saved_int8);
     set_thread_count(saved_threads);
   }
 };
 
+/// The instruction sets of this machine; says which it lacks.
 inline std::vector<Isa> supported() {
   std::vector<Isa> list;
-  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
-    if (is_supported(isa)) list.push_back(isa);
+  for (const Isa set : isas) {
+    if (is_supported(set)) {
+      list.push_back(set);
+    } else {
+      thimble_test::skip_part(std::string(to_string(set)) + " is not on this machine");
+    }
   }
   return list;
 }
+
+/// Those with a fused multiply-add, whose kernels agree bitwise.
+inline std::vector<Isa> fused() {
+  std::vector<Isa> list = supported();
+  std::erase(list, Isa::generic);
+  return list;
+}
+
+/// The units of this machine for i8 or bf16, plain code among them (for bf16 a model of vdpbf16ps); says which it
+/// lacks.
+inline std::vector<DotUnit> supported_units(DType dtype) {
+  std::vector<DotUnit> list;
+  for (const DotUnit unit : dot_units) {
+    if (is_supported(unit, dtype)) {
+      list.push_back(unit);
+    } else if (unit != DotUnit::avx2) {
+      thimble_test::skip_part(std::string(to_string(dtype)) + " products on " + std::string(to_string(unit)) +
+                              " are not on this machine");
+    }
+  }
+  return list;
+}
+
+/// What multiplies bf16 in a scope; none: it is converted to f32.
+class Bf16On {
+ public:
+  explicit Bf16On(std::optional<DotUnit> unit) {
+    set_unit_choice(DType::bf16, unit ? UnitChoice::on(*unit) : UnitChoice::none());
+  }
+  ~Bf16On() { set_unit_choice(DType::bf16, before_); }
+  Bf16On(const Bf16On&) = delete;
+  Bf16On& operator=(const Bf16On&) = delete;
+
+ private:
+  UnitChoice before_ = unit_choice(DType::bf16);
+};
 
 /// `count` elements from a fixed sequence: floats in (-1, 1), integers small.
 struct Data {

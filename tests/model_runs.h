@@ -26,6 +26,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "near.h"
 
 namespace thimble::testing {
 
@@ -114,11 +115,7 @@ inline std::vector<NamedValues> run_pass(models::Model& model, const models::Bat
 
 /// The largest |a - b|, relative to the largest |b|.
 inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
-  double most = 0, scale = 0;
-  for (std::size_t i = 0; i < b.size(); ++i) {
-    most = std::max(most, std::abs(a[i] - b[i]));
-    scale = std::max(scale, std::abs(b[i]));
-  }
+  const double scale = thimble_test::largest_of(b), most = thimble_test::largest_difference(a, b);
   return scale > 0 ? most / scale : most;
 }
 

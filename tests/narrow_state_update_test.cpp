@@ -17,6 +17,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "kernel_data.h"
 #include "optim8.h"
 #include "store_tier.h"
 
@@ -168,8 +169,7 @@ TEST_CASE("narrow state and updates: a variant of the instruction set changes no
   for (const std::string& name : all_names) {
     for (const NarrowUpdate update : {NarrowUpdate::master, NarrowUpdate::kahan}) {
       std::vector<std::vector<float>> first;
-      for (const auto isa : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-        if (!kernels::is_supported(isa)) continue;
+      for (const kernels::Isa isa : kernel_test::supported()) {
         kernels::set_isa(isa);
         const std::vector<Named> list = make_parameters(DType::bf16);
         const auto optimizer = make_with(name, list, update);

@@ -1,4 +1,5 @@
 #include "operator_table.h"
+#include "near.h"
 
 #include <cmath>
 #include <cstring>
@@ -135,9 +136,7 @@ void check_values(const OperatorCase& row) {
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (std::isnan(expected[i]) && std::isnan(got[i])) continue;
       if (std::isinf(expected[i]) && expected[i] == got[i]) continue;
-      const double error = std::abs(got[i] - expected[i]) / (1 + std::abs(expected[i]));
-      worst = std::isnan(error) ? error : std::max(worst, error);
-      if (std::isnan(error)) break;
+      worst = thimble_test::worse(worst, std::abs(got[i] - expected[i]) / (1 + std::abs(expected[i])));
     }
     INFO("largest error relative to 1 + |value|: " << worst);
     CHECK(worst <= tolerance * row.tolerance);
@@ -198,8 +197,7 @@ double largest_difference(const Tensor& expected, const Tensor& got) {
   double worst = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;
-    const double difference = std::abs(a[i] - b[i]) / (1 + std::abs(a[i]));
-    if (!(difference <= worst)) worst = std::isnan(difference) ? INFINITY : difference;
+    worst = thimble_test::worse(worst, std::abs(a[i] - b[i]) / (1 + std::abs(a[i])));
   }
   return worst;
 }
@@ -265,10 +263,9 @@ void check_near(const Tensor& there, const Tensor& here, double tolerance) {
   REQUIRE(there.shape() == here.shape());
   REQUIRE(there.dtype() == here.dtype());
   const std::vector<double> got = to_host<double>(there), expected = to_host<double>(here);
-  double most = 0, worst = 0;
-  for (const double v : expected) most = std::max(most, std::fabs(v));
-  for (std::size_t i = 0; i < got.size(); ++i) worst = std::max(worst, std::fabs(got[i] - expected[i]));
-  CHECK(worst <= tolerance * most);
+  const double worst = thimble_test::largest_difference(got, expected);
+  CHECK(worst <= tolerance * thimble_test::largest_of(expected));
+  CHECK(std::isfinite(worst));
 }
 
 void check_operator(const OperatorCase& row) {

@@ -19,6 +19,8 @@
 #include <thimble/memory/trace.h>
 
 #include "catch.h"
+#include "kernel_data.h"
+#include "near.h"
 #include "operator_table.h"
 
 using namespace thimble;
@@ -99,13 +101,6 @@ At dense_heads(const HostArray& x, const Sizes& n) {
 double default_scale(const Sizes& n) { return 1 / std::sqrt(static_cast<double>(n.width)); }
 
 std::vector<float> host(const Tensor& t) { return to_host<float>(t); }
-
-double worst_difference(const Values& a, const Values& b) {
-  REQUIRE(a.size() == b.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]) / (1 + std::abs(b[i])));
-  return worst;
-}
 
 OperatorCase row(bool is_tiled, const Sizes& n, bool causal, double p) {
   const std::int64_t channels = n.heads * n.width, length = n.queries;
@@ -199,9 +194,9 @@ TEST_CASE("ops: attention of every size around the tiles is the definition's and
           generator.start_pass(5);
           const Values expected = reference(n, third(array, n, 0), third(array, n, 1), third(array, n, 2), causal,
                                             default_scale(n), p, next_random_site());
-          CHECK(worst_difference(to_host<double>(y), expected) < 4e-6);
-          CHECK(worst_difference(to_host<double>(y), to_host<double>(text)) < 4e-6);
-          CHECK(worst_difference(to_host<double>(dx), to_host<double>(text_dx)) < 2e-5);
+          CHECK(thimble_test::largest_error(to_host<double>(y), expected) < 4e-6);
+          CHECK(thimble_test::largest_error(to_host<double>(y), to_host<double>(text)) < 4e-6);
+          CHECK(thimble_test::largest_error(to_host<double>(dx), to_host<double>(text_dx)) < 2e-5);
         }
       }
     }
@@ -257,15 +252,14 @@ TEST_CASE("ops: attention's bits depend on a query's own keys alone") {
   };
   const Tensor last = attention(view::slice(heads_of(0), 1, 90, length), heads_of(1), heads_of(2));
   CHECK(host(last) == host(view::slice(whole, 1, 90, length)));
-  for (const kernels::Isa isa : {kernels::Isa::generic, kernels::Isa::avx2}) {
-    if (isa > kernels::best_isa()) continue;
+  const kernel_test::Settings settings;
+  for (const kernels::Isa isa : kernel_test::supported()) {
     kernels::set_isa(isa);
-    CHECK(worst_difference(to_host<double>(f(qkv)), to_host<double>(whole)) < 2e-6);
+    CHECK(thimble_test::largest_error(to_host<double>(f(qkv)), to_host<double>(whole)) < 2e-6);
     options.dropout = 0.25;
-    CHECK(worst_difference(to_host<double>(run(f, qkv, dy).second), to_host<double>(dx)) < 1e-5);
+    CHECK(thimble_test::largest_error(to_host<double>(run(f, qkv, dy).second), to_host<double>(dx)) < 1e-5);
     options.dropout = 0;
   }
-  kernels::set_isa(kernels::best_isa());
 }
 
 TEST_CASE("ops: attention takes views, and writes its gradient where qkv lay") {

@@ -14,6 +14,7 @@
 #include <thimble/models/model.h>
 
 #include "catch.h"
+#include "near.h"
 #include "operator_table.h"
 
 using namespace thimble;
@@ -79,11 +80,7 @@ Passed pass(const Operands& in, std::int64_t chunk_rows, double seed = 1, bool i
           to_host<double>(bias.grad())};
 }
 
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  double most = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
-  return most;
-}
+using thimble_test::largest_difference;
 
 }  // namespace
 

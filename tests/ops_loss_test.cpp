@@ -14,6 +14,8 @@
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
+#include "kernel_data.h"
+#include "near.h"
 #include "operator_table.h"
 
 using namespace thimble;
@@ -132,22 +134,14 @@ TEST_CASE("ops: mse_loss") {
   CHECK(std::isnan(item(mse_loss(Tensor::empty({0}), Tensor::empty({0})))));
 }
 
-double largest(const std::vector<float>& x) {
-  double most = 0;
-  for (const float v : x) most = std::max(most, std::abs(static_cast<double>(v)));
-  return most;
-}
-
-double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double most = 0;
-  REQUIRE(a.size() == b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(static_cast<double>(a[i]) - b[i]));
-  return most;
-}
+using thimble_test::largest_difference;
+using thimble_test::largest_of;
 
 TEST_CASE("ops: cross entropy of long rows in every layout, thread count and instruction set") {
+  const kernel_test::Settings settings;
   for (const std::int64_t width : {1, 16, 100, 2048, 2049, 6000}) {
     INFO("classes " << width);
+    kernels::set_isa(kernels::best_isa());
     const Tensor logits = normal({7, width}, 0, 3);
     const Tensor targets = to_dtype(uniform({7}, 0, static_cast<double>(width)), DType::i64);
     for (const double smoothing : {0.0, 0.2}) {
@@ -178,13 +172,13 @@ TEST_CASE("ops: cross entropy of long rows in every layout, thread count and ins
       }
       set_thread_count(before);
       // With a fused multiply-add the same bits in vectors of any width; without, within rounding.
-      if (kernels::best_isa() >= kernels::Isa::avx2) {
-        kernels::set_isa(kernels::Isa::avx2);
+      for (const kernels::Isa set : kernel_test::fused()) {
+        kernels::set_isa(set);
         same(logits, targets);
       }
       kernels::set_isa(kernels::Isa::generic);
       const Result plain = run(cross_entropy, logits, targets, options);
-      CHECK(largest_difference(host(plain.loss), host(fused.loss)) < 2e-6 * (1 + largest(host(fused.loss))));
+      CHECK(largest_difference(host(plain.loss), host(fused.loss)) < 2e-6 * (1 + largest_of(host(fused.loss))));
       CHECK(largest_difference(host(plain.gradient), a) < 2e-6);
       kernels::set_isa(kernels::best_isa());
     }

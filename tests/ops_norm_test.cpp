@@ -5,6 +5,7 @@
 #include <thimble/core/kernels/isa.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 #include "norm_reference.h"
 
 using namespace thimble;
@@ -154,19 +155,17 @@ TEST_CASE("ops_norm: instruction sets give the same bits") {
     tape.backward(y, spread({67, 130}, dtype, -1, 1, 0.5));
     return std::vector<Tensor>{y, x.grad(), residual.grad(), weight.grad(), bias.grad()};
   };
-  const kernels::Isa before = kernels::isa();
+  const kernel_test::Settings settings;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     kernels::set_isa(kernels::Isa::generic);
     const std::vector<Tensor> generic = run(dtype);
-    for (const kernels::Isa isa : {kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (!kernels::is_supported(isa)) continue;
+    for (const kernels::Isa isa : kernel_test::supported()) {
       INFO(kernels::to_string(isa) << " " << to_string(dtype));
       kernels::set_isa(isa);
       const std::vector<Tensor> other = run(dtype);
       for (std::size_t i = 0; i < generic.size(); ++i) CHECK(is_same(generic[i], other[i]));
     }
   }
-  kernels::set_isa(before);
 }
 
 TEST_CASE("ops_norm: an empty batch") {

@@ -10,6 +10,7 @@
 #include <thimble/core/kernels/isa.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 #include "operator_table.h"
 
 using namespace thimble;
@@ -260,18 +261,16 @@ TEST_CASE("ops_pool: both ways of keeping, and all instruction sets, give the sa
         y, to_dtype(from_host(std::vector<double>(values.begin(), values.begin() + y.elements()), y.shape()), dtype));
     return x.grad();
   };
-  const kernels::Isa before = kernels::isa();
+  const kernel_test::Settings settings;
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
     kernels::set_isa(kernels::Isa::generic);
     const Tensor expected = gradient(dtype, MaxPoolKeeps::input);
-    for (const kernels::Isa isa : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (!kernels::is_supported(isa)) continue;
+    for (const kernels::Isa isa : kernel_test::supported()) {
       kernels::set_isa(isa);
       CHECK(is_same(expected, gradient(dtype, MaxPoolKeeps::input)));
       CHECK(is_same(expected, gradient(dtype, MaxPoolKeeps::taps)));
     }
   }
-  kernels::set_isa(before);
 }
 
 TEST_CASE("ops_pool: empty batches and errors") {

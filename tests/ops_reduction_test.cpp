@@ -16,6 +16,7 @@
 #include <thimble/core/view.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 #include "operator_table.h"
 
 using namespace thimble;
@@ -177,13 +178,12 @@ TEST_CASE("ops: reductions of two stages") {
       CHECK(along == host(f(across, 0, false)));
     }
     set_thread_count(before);
-    for (const kernels::Isa isa : {kernels::Isa::generic, kernels::Isa::avx2}) {
-      if (isa > kernels::best_isa()) continue;
+    const kernel_test::Settings settings;
+    for (const kernels::Isa isa : kernel_test::supported()) {
       kernels::set_isa(isa);
       CHECK(along == host(f(x, 1, false)));
       CHECK(along == host(f(across, 0, false)));
     }
-    kernels::set_isa(kernels::best_isa());
   };
   check("sum", sum, sum_of, 2e-7);
   check("mean", mean, mean_of, 2e-7);

@@ -7,6 +7,7 @@
 #include <thimble/core/quantize.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 #include "optim8.h"
 
 using namespace optim8_test;
@@ -61,8 +62,7 @@ void plain_adamw(std::vector<float>& p, const std::vector<float>& g, PlainMoment
 TEST_CASE("optim8: ten steps are those of a plain loop, in every variant and on any number of threads", "[optim8]") {
   const Restore restore;
   for (const DType state : {DType::u8, DType::bf16}) {
-    for (const auto isa : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-      if (!kernels::is_supported(isa)) continue;
+    for (const kernels::Isa isa : kernel_test::supported()) {
       kernels::set_isa(isa);
       set_thread_count(isa == kernels::Isa::avx2 ? 3 : 1);
       const std::vector<Named> list = make_parameters(), sgd_list = make_parameters();

@@ -13,6 +13,7 @@
 #include <thimble/optim/sgd.h>
 
 #include "catch.h"
+#include "near.h"
 
 using namespace thimble;
 using namespace thimble::optim;
@@ -146,8 +147,8 @@ TEST_CASE("optim: twenty steps against plain loops in f64", "[optim]") {
         const Values got = to_host<double>(list[p].tensor);
         double worst = 0, moved = 0;
         for (std::size_t i = 0; i < got.size(); ++i) {
-          worst = std::max(worst, std::abs(got[i] - expected[p][i].p));
-          moved = std::max(moved, std::abs(got[i] - start_value(p, i)));
+          worst = thimble_test::worse(worst, std::abs(got[i] - expected[p][i].p));
+          moved = thimble_test::worse(moved, std::abs(got[i] - start_value(p, i)));
         }
         INFO("largest error " << worst << ", allowed " << tolerance << ", largest move " << moved);
         CHECK(worst <= tolerance);

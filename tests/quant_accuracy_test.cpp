@@ -24,6 +24,7 @@
 
 #include "catch.h"
 #include "kernel_data.h"
+#include "skip.h"
 
 namespace quant_accuracy_test {
 
@@ -144,7 +145,7 @@ using namespace quant_accuracy_test;
 TEST_CASE("quantization keeps what a short training has learned", "[quant]") {
   const char* const data = std::getenv("THIMBLE_DATA");
   if (data == nullptr || !std::filesystem::exists(std::string(data) + "/mnist")) {
-    WARN("not run: THIMBLE_DATA names no folder with mnist");
+    thimble_test::skip("THIMBLE_DATA names no folder with mnist");
     return;
   }
   kernel_test::Settings settings;

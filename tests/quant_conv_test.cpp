@@ -14,8 +14,6 @@ namespace quant_conv_test {
 using namespace thimble;
 using namespace thimble::kernels;
 
-inline constexpr DotUnit units[] = {DotUnit::generic, DotUnit::avx2, DotUnit::avx512, DotUnit::amx};
-
 /// A convolution with data of its own, in buffers that are as long as they must be.
 struct Convolution {
   QuantConvArgs args;
@@ -116,9 +114,8 @@ TEST_CASE("quant_conv: every unit has the bits of the reference", "[quant]") {
     for (int options = 0; options < 4; ++options) {
       Convolution c(shape, seed++, (options & 1) != 0, (options & 2) != 0 ? DType::f32 : DType::u8);
       const auto expected = c.reference();
-      for (const DotUnit unit : units) {
-        if (!is_supported(unit, DType::i8)) continue;
-        INFO("unit " << static_cast<int>(unit) << " options " << options << " filters " << shape.filters << " channels "
+      for (const DotUnit unit : kernel_test::supported_units(DType::i8)) {
+        INFO("unit " << to_string(unit) << " options " << options << " filters " << shape.filters << " channels "
                      << shape.channels << " kernel " << shape.kernel_h);
         for (const int threads : {1, 3}) CHECK((c.computed(unit, threads) == expected));
       }
@@ -150,9 +147,8 @@ TEST_CASE("quant_conv: random shapes, every unit", "[quant]") {
     s.width = draw(8, 14);
     Convolution c(s, static_cast<unsigned>(i + 100), random() % 2 != 0, random() % 2 != 0 ? DType::f32 : DType::u8);
     const auto expected = c.reference();
-    for (const DotUnit unit : units) {
-      if (!is_supported(unit, DType::i8)) continue;
-      INFO("case " << i << " unit " << static_cast<int>(unit));
+    for (const DotUnit unit : kernel_test::supported_units(DType::i8)) {
+      INFO("case " << i << " unit " << to_string(unit));
       CHECK((c.computed(unit, 1 + i % 3) == expected));
     }
   }
@@ -176,8 +172,7 @@ TEST_CASE("quant_conv: halves are rounded to even, and codes stay within their e
   kernel_test::Workspace packed(quant_packed_bytes(s));
   pack_quant_weight(s, weight, packed.get());
   args.packed = packed.get();
-  for (const DotUnit unit : units) {
-    if (!is_supported(unit, DType::i8)) continue;
+  for (const DotUnit unit : kernel_test::supported_units(DType::i8)) {
     std::uint8_t y[8] = {};
     args.y = y;
     kernel_test::Workspace workspace(quant_conv_workspace_bytes(s, 1));

@@ -20,6 +20,7 @@
 
 #include "catch.h"
 #include "kernel_data.h"
+#include "near.h"
 #include "quant_nets.h"
 
 namespace quant_net_test {
@@ -27,11 +28,7 @@ namespace quant_net_test {
 using namespace quant_nets;
 
 double largest_difference(const Tensor& a, const Tensor& b) {
-  const auto u = to_host<double>(a), v = to_host<double>(b);
-  double most = 0;
-  REQUIRE(u.size() == v.size());
-  for (std::size_t i = 0; i < u.size(); ++i) most = std::max(most, std::fabs(u[i] - v[i]) / (1 + std::fabs(u[i])));
-  return most;
+  return thimble_test::largest_error(to_host<double>(b), to_host<double>(a));
 }
 
 }  // namespace quant_net_test
@@ -209,9 +206,9 @@ TEST_CASE("quantized nets compute what training with fake quantization computes"
           const bool is_last = i + 1 == quantized.program().steps.size();
           const float code = is_last ? 0.01F : scales.values[i + 1].scale;
           std::size_t different = 0;
-          float most = 0;
+          double most = 0;
           for (std::size_t k = 0; k < ours.size(); ++k) {
-            most = std::max(most, std::fabs(ours[k] - theirs[k]));
+            most = thimble_test::worse(most, std::fabs(ours[k] - theirs[k]));
             different += std::fabs(ours[k] - theirs[k]) > 0.5F * code;
           }
           CHECK(most < 1.01F * code);

@@ -17,6 +17,7 @@
 #include <thimble/core/random.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 
 using namespace thimble;
 
@@ -124,11 +125,6 @@ Tensor sample(const Shape& shape) {
   return from_host(values, shape);
 }
 
-struct IsaScope {
-  kernels::Isa before = kernels::isa();
-  ~IsaScope() { kernels::set_isa(before); }
-};
-
 }  // namespace
 
 TEST_CASE("quantize: codes and scales are those of the definition in every variant", "[quantize]") {
@@ -151,7 +147,7 @@ TEST_CASE("quantize: codes and scales are those of the definition in every varia
       {{}, ScaleBlocks::per_tensor()},
       {{300}, ScaleBlocks::flat(64)},
   };
-  const IsaScope isa;
+  const kernel_test::Settings settings;
   for (const Row& row : rows) {
     const Tensor t = sample(row.shape);
     const std::vector<float> values = to_host<float>(t);
@@ -162,8 +158,7 @@ TEST_CASE("quantize: codes and scales are those of the definition in every varia
         INFO(to_string(row.shape) << " " << to_string(how.dtype) << " " << to_string(scale) << " blocks "
                                   << how.blocks.rows << "x" << how.blocks.columns);
         const Stored expected = reference(values, t.elements() / columns, columns, how);
-        for (const auto variant : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-          if (!kernels::is_supported(variant)) continue;
+        for (const kernels::Isa variant : kernel_test::supported()) {
           kernels::set_isa(variant);
           const Tensor q = quantize(t, how);
           REQUIRE(q.shape() == row.shape);

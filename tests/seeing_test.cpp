@@ -21,6 +21,7 @@
 #include "files.h"
 #include "markup.h"
 #include "program.h"
+#include "skip.h"
 
 namespace {
 
@@ -276,7 +277,7 @@ TEST_CASE("seeing: pickles, byte by byte", "[seeing]") {
 
 TEST_CASE("seeing: Python reads the snapshot and finds the peak", "[seeing]") {
   if (std::getenv("THIMBLE_PYTHON") == nullptr) {
-    WARN("not run: THIMBLE_PYTHON does not name a Python");
+    thimble_test::skip("THIMBLE_PYTHON does not name a Python");
     return;
   }
   const TemporaryFolder folder;
@@ -361,7 +362,7 @@ TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
   const std::string model = "plan mlp --batch 2 --image 8 --width 8 ";
   const auto help = program_test::run(folder, "plan --help");
   if (!help) {
-    WARN("not run: THIMBLE_PROGRAM does not name the program");
+    thimble_test::skip("THIMBLE_PROGRAM does not name the program");
     return;
   }
   for (const char* flag : {"--html", "--trace", "--csv", "--snapshot"}) CHECK(contains(help->out, flag));

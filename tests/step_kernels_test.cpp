@@ -12,34 +12,14 @@
 #include <thimble/core/parallel.h>
 
 #include "catch.h"
+#include "kernel_data.h"
 
 using namespace thimble;
 
 namespace step_kernels_test {
 
-/// Puts instruction set and threads back.
-class Settings {
- public:
-  Settings() : isa_(kernels::isa()), threads_(thread_count()) {}
-  ~Settings() {
-    kernels::set_isa(isa_);
-    set_thread_count(threads_);
-  }
-  Settings(const Settings&) = delete;
-  Settings& operator=(const Settings&) = delete;
-
- private:
-  kernels::Isa isa_;
-  int threads_;
-};
-
-std::vector<kernels::Isa> supported() {
-  std::vector<kernels::Isa> list;
-  for (const kernels::Isa isa : {kernels::Isa::generic, kernels::Isa::avx2, kernels::Isa::avx512}) {
-    if (kernels::is_supported(isa)) list.push_back(isa);
-  }
-  return list;
-}
+using kernel_test::Settings;
+using kernel_test::supported;
 
 std::vector<float> normal(std::int64_t n, unsigned seed) {
   std::mt19937 engine(seed);

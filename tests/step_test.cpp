@@ -18,6 +18,7 @@
 #include <thimble/optim/clip.h>
 
 #include "catch.h"
+#include "near.h"
 
 using namespace thimble;
 
@@ -304,7 +305,7 @@ TEST_CASE("step: micro-batches add up to the whole batch", "[step]") {
       const std::vector<double> parts = gradients(count);
       REQUIRE(parts.size() == whole.size());
       double worst = 0;
-      for (std::size_t i = 0; i < whole.size(); ++i) worst = std::max(worst, std::abs(parts[i] - whole[i]));
+      for (std::size_t i = 0; i < whole.size(); ++i) worst = thimble_test::worse(worst, std::abs(parts[i] - whole[i]));
       INFO(count << " micro-batches: largest difference " << worst << ", largest gradient " << largest);
       CHECK(worst <= row.tolerance * largest);
     }

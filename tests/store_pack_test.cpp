@@ -11,6 +11,7 @@
 #include <thimble/core/pack.h>
 
 #include "catch.h"
+#include "near.h"
 #include "store_chain.h"
 
 using namespace thimble;
@@ -20,14 +21,10 @@ namespace {
 using store_test::Chain;
 using Store = TapePlan::Store;
 
+// Over the largest expected value.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double most = 0, size = 0;
-  REQUIRE(a.size() == b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    most = std::max(most, std::fabs(static_cast<double>(a[i]) - b[i]));
-    size = std::max(size, std::fabs(static_cast<double>(b[i])));
-  }
-  return size > 0 ? most / size : most;
+  const double size = thimble_test::largest_of(b);
+  return thimble_test::largest_difference(a, b) / (size > 0 ? size : 1);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 #include <thimble/bench/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/parallel.h>
 #include <thimble/memory/backing.h>
 #include <thimble/memory/process.h>
@@ -79,6 +79,30 @@ nlohmann::ordered_json describe_gpus() {
   return list;
 }
 
+// The instruction sets and dot units that this machine has, and what bf16 products run on, with the reason.
+nlohmann::ordered_json describe_units() {
+  nlohmann::ordered_json sets = nlohmann::ordered_json::array(), bf16 = sets, int8 = sets, ways;
+  for (const kernels::Isa set : kernels::isas) {
+    if (kernels::is_supported(set)) sets.push_back(kernels::to_string(set));
+  }
+  for (const kernels::DotUnit unit : {kernels::DotUnit::avx512, kernels::DotUnit::amx}) {
+    if (kernels::is_supported(unit, DType::bf16)) bf16.push_back(kernels::to_string(unit));
+    if (kernels::is_supported(unit, DType::i8)) int8.push_back(kernels::to_string(unit));
+  }
+  for (const kernels::Product product : kernels::products) {
+    const auto unit = kernels::bf16_unit(product), best = kernels::best_dot_unit(DType::bf16);
+    std::string why = "no bf16 unit within " + std::string(kernels::to_string(kernels::isa()));
+    if (best) {
+      const kernels::UnitRate rate = kernels::unit_rate(kernels::this_processor(), *best, product);
+      why = (rate.is_measured ? "measured: " : "a guess: ") + std::string(rate.origin);
+    }
+    if (!kernels::unit_choice(DType::bf16).is_automatic) why = "as told";
+    ways[std::string(kernels::to_string(product))] = {
+        {"on", unit ? std::string(kernels::to_string(*unit)) : "converted"}, {"why", why}};
+  }
+  return {{"isas", sets}, {"bf16_units", bf16}, {"int8_units", int8}, {"bf16", ways}};
+}
+
 nlohmann::ordered_json describe_devices() {
   const bool is_built = kernels::device_runtime_cuda != nullptr;
   const std::string why = obstacle(cuda());
@@ -90,11 +114,20 @@ nlohmann::ordered_json describe_devices() {
             {"cores", std::thread::hardware_concurrency()},
             {"threads", thread_count()},
             {"isa", kernels::to_string(kernels::isa())},
+            {"compute", kernels::describe_compute()},
+            {"units", describe_units()},
             {"memory_bytes", memory_bytes()},
             {"available_bytes", process::available_bytes()},
             {"huge_pages", huge_pages()}}},
           {"cuda", gpu},
           {"dry", {to_string(dry(cpu)), to_string(dry(cuda()))}}};
+}
+
+// "a, b", or "none".
+std::string list_of(const nlohmann::ordered_json& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name.get<std::string>();
+  return text.empty() ? "none" : text;
 }
 
 void print_table(const nlohmann::ordered_json& json) {
@@ -103,6 +136,14 @@ void print_table(const nlohmann::ordered_json& json) {
   std::printf("cpu    %s\n", host["name"].get<std::string>().c_str());
   std::printf("       %d cores, %d threads in use, instruction set %s\n", host["cores"].get<int>(),
               host["threads"].get<int>(), host["isa"].get<std::string>().c_str());
+  const auto& units = host["units"];
+  std::printf("       has %s; bf16 units: %s; int8 units: %s\n", list_of(units["isas"]).c_str(),
+              list_of(units["bf16_units"]).c_str(), list_of(units["int8_units"]).c_str());
+  std::printf("       uses %s\n", host["compute"].get<std::string>().c_str());
+  for (const auto& [product, way] : units["bf16"].items()) {
+    std::printf("       bf16 %s: %s, %s\n", product.c_str(), way["on"].get<std::string>().c_str(),
+                way["why"].get<std::string>().c_str());
+  }
   std::printf("       memory %s, %s available, huge pages: %s\n",
               format_bytes(host["memory_bytes"].get<std::int64_t>()).c_str(),
               format_bytes(host["available_bytes"].get<std::int64_t>()).c_str(),
@@ -127,6 +168,7 @@ void add_devices(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("devices", "Show what this build can use on this machine");
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
+  add_compute_flags(*command);
   command->callback([is_json] {
     const nlohmann::ordered_json json = devices_detail::describe_devices();
     if (*is_json) {

@@ -254,6 +254,7 @@ void add_plan(CLI::App& program) {
                     "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
   add_storing_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
+  add_compute_flags(*command);
   command->add_option(
       "--hardware", options->costs.hardware,
       "Machine whose times are taken: " + plan_detail::hardware_names() + " (cpu; with --device cuda h100-80gb)");

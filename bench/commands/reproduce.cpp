@@ -11,7 +11,7 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/parallel.h>
 #include <thimble/memory/summary.h>
 #include <thimble/version.h>
@@ -52,8 +52,7 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
   static_cast<void>(default_resource(options.device));  // a device that is not there is told before anything runs
   report::Report report;
   report.environment = {THIMBLE_VERSION, to_string(options.device), cpu_name(), thread_count(), now(), {}};
-  report.environment.details = {{"instruction set", std::string(kernels::to_string(kernels::isa()))},
-                                {"sizes", is_quick ? "quick" : "full"}};
+  report.environment.details = {{"compute", kernels::describe_compute()}, {"sizes", is_quick ? "quick" : "full"}};
   for (const NamedExperiment& e : chosen) {
     report.experiments.push_back(e.run(options));
     std::cout << report::to_table(report.experiments.back(), {report::ByteStyle::readable, false}) << "\n";
@@ -85,6 +84,7 @@ void add_reproduce(CLI::App& program) {
   command->add_flag("--quick", flags->is_quick, "Small sizes");
   command->add_option("--device", flags->device, "cpu or cuda")->capture_default_str();
   command->add_option("--out", flags->folder, "Folder of the report")->capture_default_str();
+  add_compute_flags(*command);
   command->callback([flags] { reproduce_detail::run(flags->names, flags->is_quick, flags->device, flags->folder); });
 }
 

@@ -264,6 +264,7 @@ void add_train(CLI::App& program) {
   add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   train_detail::add_optimizer_flags(*command, options);
   train_detail::add_run_flags(*command, options);
+  add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);
   command->add_flag("--json", *is_json, "Print JSON");
   const auto is_live = std::make_shared<bool>(false);

@@ -20,8 +20,9 @@ void run_f32(const peers::Shape& shape, int threads) {
 }
 
 void run_packed(const char* kind, DType a_dtype, DType b_dtype, const peers::Shape& shape, int threads) {
-  const kernels::DotUnit unit = kernels::dot_unit(b_dtype);
-  if (!is_supported(unit, b_dtype)) return;
+  const std::optional<kernels::DotUnit> best = kernels::best_dot_unit(b_dtype);
+  if (!best) return;
+  const kernels::DotUnit unit = *best;
   const auto element = static_cast<std::int64_t>(size_of(b_dtype));
   const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements * element); };
   const peers::Memory a = peers::zeros(bytes(shape.m * shape.k)), b = peers::zeros(bytes(shape.k * shape.n)),

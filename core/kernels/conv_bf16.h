@@ -1,5 +1,5 @@
 #pragma once
-// Convolutions of bf16 on the processor's bf16 dot products (gemm_bf16.h says where those are used), with the same
+// Convolutions of bf16 on the processor's bf16 dot products (units.h says where those are used), with the same
 // results' dtypes and epilogue as any other: a product of patches, which are copied a band at a time.
 
 #include <cstddef>

@@ -7,7 +7,7 @@
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/conv_bf16.h>
 #include <thimble/core/kernels/conv_execute.h>
-#include <thimble/core/kernels/gemm_bf16.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/kernels/variants.h>
 
 namespace thimble::kernels {
@@ -160,7 +160,9 @@ void with_compute_type(DType dtype, F&& f) noexcept {
 /// What computes it, where that is a bf16 unit.
 template <class Args>
 std::optional<DotUnit> unit_of(const Args& args) noexcept {
-  return conv_detail::is_for_bf16_unit(args) ? gemm_bf16_unit() : std::nullopt;
+  constexpr bool is_forward = std::is_same_v<Args, ConvForwardArgs>;
+  if (!conv_detail::is_for_bf16_unit(args)) return std::nullopt;
+  return bf16_unit(is_forward ? Product::conv_forward : Product::conv_backward);
 }
 
 template <class Args>

@@ -4,22 +4,14 @@
 #include <thimble/core/kernels/gemm_bf16.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <string>
-#include <string_view>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/gemm_bf16_driver.h>
 #include <thimble/core/kernels/gemm_dot_kernel.h>
 #include <thimble/core/kernels/gemm_epilogue.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
 #include <thimble/core/kernels/isa.h>
 #include <thimble/core/kernels/variants.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 namespace thimble::kernels {
 namespace gemm_bf16_detail {
@@ -227,48 +219,7 @@ class Views final : public Bf16Operands {
   std::int64_t row_stride_, column_stride_;
 };
 
-std::atomic<int>& forced() noexcept {
-  static std::atomic<int> unit{-1};  // not set
-  return unit;
-}
-
-#if defined(__x86_64__)
-bool is_amd() noexcept {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__get_cpuid(0, &a, &b, &c, &d) == 0) return false;
-  char name[12];
-  std::memcpy(name, &b, 4);
-  std::memcpy(name + 4, &d, 4);
-  std::memcpy(name + 8, &c, 4);
-  return std::string_view(name, 12) == "AuthenticAMD";
-}
-#endif
-
 }  // namespace gemm_bf16_detail
-
-bool is_worthwhile_for_bf16([[maybe_unused]] DotUnit unit) noexcept {
-#if defined(__x86_64__)
-  static const bool has_fast_vectors = gemm_bf16_detail::is_amd();
-  return unit == DotUnit::amx || (unit == DotUnit::avx512 && has_fast_vectors);
-#else
-  return false;
-#endif
-}
-
-std::optional<DotUnit> gemm_bf16_unit() noexcept {
-  const int forced = gemm_bf16_detail::forced().load(std::memory_order_relaxed);
-  const DotUnit unit = forced < 0 ? dot_unit(DType::bf16) : static_cast<DotUnit>(forced);
-  if (!is_supported(unit, DType::bf16) || (forced < 0 && !is_worthwhile_for_bf16(unit))) return std::nullopt;
-  return unit;
-}
-
-void set_gemm_bf16_unit(std::optional<DotUnit> unit) {
-  if (unit && *unit != DotUnit::generic && !is_supported(*unit, DType::bf16)) {
-    throw ValueError("set_gemm_bf16_unit: this machine has no bf16 products on unit " +
-                     std::to_string(static_cast<int>(*unit)) + "; generic, which converts to f32, is allowed");
-  }
-  gemm_bf16_detail::forced().store(unit ? static_cast<int>(*unit) : -1, std::memory_order_relaxed);
-}
 
 namespace gemm_detail {
 

@@ -5,6 +5,7 @@
 #include <thimble/core/kernels/gemm_bf16.h>
 #include <thimble/core/kernels/gemm_direct.h>
 #include <thimble/core/kernels/gemm_driver.h>
+#include <thimble/core/kernels/units.h>
 
 namespace thimble::kernels {
 namespace gemm_cpu_detail {
@@ -156,7 +157,7 @@ void compute(const GemmArgs& args, void* workspace, int threads) noexcept {
 std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept {
   using namespace gemm_cpu_detail;
   if (is_empty(args)) return 0;
-  if (args.dtype == DType::bf16 && gemm_bf16_unit()) return bf16_workspace_bytes(args, threads);
+  if (args.dtype == DType::bf16 && bf16_unit(Product::gemm)) return bf16_workspace_bytes(args, threads);
   if (is_direct(args, isa())) return 0;
   switch (compute_type(args.dtype)) {
     case ComputeType::f32:
@@ -173,7 +174,7 @@ void gemm(const GemmArgs& args, void* workspace, int threads) noexcept {
   using namespace gemm_cpu_detail;
   if (is_empty(args)) return;
   if (args.dtype == DType::bf16) {
-    if (const auto unit = gemm_bf16_unit()) return compute_bf16(args, workspace, threads, *unit);
+    if (const auto unit = bf16_unit(Product::gemm)) return compute_bf16(args, workspace, threads, *unit);
   }
   if (is_direct(args, isa())) return direct_gemm(args, threads);
   switch (compute_type(args.dtype)) {

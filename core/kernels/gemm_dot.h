@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include <thimble/core/dtype.h>
 #include <thimble/core/parallel.h>
@@ -15,20 +17,24 @@ namespace thimble::kernels {
 
 /// What computes the dot products. All give the same int8 results; for bf16 see dot_gemm.
 enum class DotUnit : std::uint8_t {
-  generic,  ///< plain C++; int8 only
+  generic,  ///< plain C++; for bf16 a model of vdpbf16ps with its bits, the twin that tests run where there is none
   avx2,     ///< 16-bit multiply-adds; int8 only
   avx512,   ///< vpdpbusd (AVX-512 VNNI), vdpbf16ps (AVX-512 BF16)
   amx,      ///< tile registers (AMX-INT8, AMX-BF16)
 };
+inline constexpr DotUnit dot_units[] = {DotUnit::generic, DotUnit::avx2, DotUnit::avx512, DotUnit::amx};
+
+/// "generic", "avx2", "avx512", "amx".
+std::string_view to_string(DotUnit unit) noexcept;
 
 /// True when this machine (and, for AMX, the operating system) offers `unit` for products of `dtype`: i8 or bf16.
 bool is_supported(DotUnit unit, DType dtype) noexcept;
 
 /// The best unit within isa() for products of `dtype`: a function of what the processor reports, so fixed for a
 /// machine. AMX comes before AVX-512 BF16 not only as the wider one: processors that have both run vdpbf16ps at half
-/// the rate of f32 multiply-adds (measured: 85 of 176 GFLOP/s on one thread), the others at twice it. For bf16 with
-/// neither, generic, which is not supported: the conversion to f32 of gemm() is the way then.
-DotUnit dot_unit(DType dtype) noexcept;
+/// the rate of f32 multiply-adds (measured: 85 of 176 GFLOP/s on one thread). None for bf16 with neither: its model is
+/// never chosen. units.h says which one is used.
+std::optional<DotUnit> best_dot_unit(DType dtype) noexcept;
 
 /// c = a b, or c += a b with `accumulate`, for a (m, k), b (k, n), c (m, n).
 ///
@@ -66,9 +72,9 @@ std::size_t dot_gemm_workspace_bytes(const DotGemmArgs& args) noexcept;
 /// Computes `args` on up to `threads` threads. `workspace` is aligned to 64, and may be null when it needs 0 bytes.
 ///
 /// The bits of an element depend on the unit and on its row of a and column of b alone: never on m, n, strides, packing
-/// or threads. For bf16, subnormal operands and results count as zero. AVX-512 sums pairs in ascending k, the odd
-/// element of a pair first; AMX adds to the sum, every 32 elements, that of the even elements plus that of the odd
-/// ones.
+/// or threads. For bf16, subnormal operands and results count as zero. AVX-512 and its model sum pairs in ascending k,
+/// the odd element of a pair first, each product by a fused multiply-add; AMX adds to the sum, every 32 elements, that
+/// of the even elements plus that of the odd ones.
 void dot_gemm(const DotGemmArgs& args, void* workspace, int threads, DotUnit unit) noexcept;
 
 /// The oracle: plain loops, sums in 64-bit integers or double, one rounding at the store.

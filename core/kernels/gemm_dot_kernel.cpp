@@ -1,10 +1,13 @@
 #include <thimble/core/kernels/gemm_dot_kernel.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
 #include <thimble/core/kernels/isa.h>
+#include <thimble/core/kernels/variants.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -41,6 +44,40 @@ void compute_generic(const DotTile& tile) {
     std::memcpy(out + r * tile.out_stride, sums, sizeof(sums));
   }
 }
+
+/// A float whose subnormal values count as zero, as dot products of bf16 take and give them. (A result that only
+/// rounding lifts to the smallest normal number is zero on a unit and stays here.)
+inline float flushed(float x) noexcept { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
+
+/// The scalar twin of vdpbf16ps: the odd element of a pair first, each product fused with its addition.
+struct ModelBf16 {
+  static void run(const DotTile& tile) noexcept {
+    for (int r = 0; r < tile.rows; ++r) {
+      float sums[dot_columns] = {};
+      for (std::int64_t s = 0; s < tile.steps(); ++s) {
+        const std::uint8_t* const a = row_of(tile, s, r);
+        for (int g = 0; g < step_groups; ++g) add_group(a + g * group_bytes, tile.b + s * step_block_bytes, g, sums);
+      }
+      std::memcpy(static_cast<float*>(tile.out) + r * tile.out_stride, sums, sizeof(sums));
+    }
+  }
+
+  static void add_group(const std::uint8_t* a, const std::uint8_t* b, int group, float* sums) noexcept {
+    std::uint32_t pair;
+    std::memcpy(&pair, a, sizeof(pair));
+    const float odd = value(pair & 0xFFFF0000U), even = value(pair << 16);
+    for (int c = 0; c < dot_columns; ++c) {
+      std::uint32_t other;
+      const int at = c / block_columns * static_cast<int>(step_block_bytes / 2) + group * block_columns * group_bytes;
+      std::memcpy(&other, b + at + c % block_columns * group_bytes, sizeof(other));
+      const float sum = flushed(std::fma(odd, value(other & 0xFFFF0000U), sums[c]));
+      sums[c] = flushed(std::fma(even, value(other << 16), sum));
+    }
+  }
+
+  static float value(std::uint32_t bits) noexcept { return flushed(std::bit_cast<float>(bits)); }
+};
+void compute_model_bf16(const DotTile& tile) { run_variant<ModelBf16>(tile); }
 
 #if defined(__x86_64__)
 
@@ -245,6 +282,7 @@ void compute_bf16(const DotTile& tile) {
 
 template <class A>
 inline constexpr DotKernel generic{nothing_for, compute_generic<A>, nothing};
+inline constexpr DotKernel model_bf16{nothing_for, compute_model_bf16, nothing};
 #if defined(__x86_64__)
 template <class A>
 inline constexpr DotKernel avx2{nothing_for, compute_avx2<A>, nothing};
@@ -270,8 +308,10 @@ const DotKernel& int8_kernel([[maybe_unused]] DotUnit unit) noexcept {
 const DotKernel& dot_kernel(DotUnit unit, DType a_dtype) noexcept {
   using namespace dot_kernel_detail;
 #if defined(__x86_64__)
-  if (a_dtype == DType::bf16) return unit == DotUnit::amx ? amx_kernel(DType::bf16) : avx512_bf16;
+  if (a_dtype == DType::bf16 && unit == DotUnit::amx) return amx_kernel(DType::bf16);
+  if (a_dtype == DType::bf16 && unit == DotUnit::avx512) return avx512_bf16;
 #endif
+  if (a_dtype == DType::bf16) return model_bf16;
   return a_dtype == DType::u8 ? int8_kernel<std::uint8_t>(unit) : int8_kernel<std::int8_t>(unit);
 }
 
@@ -279,10 +319,15 @@ const DotKernel& dot_kernel(DotUnit unit, DType a_dtype) noexcept {
 
 namespace thimble::kernels {
 
+std::string_view to_string(DotUnit unit) noexcept {
+  constexpr std::string_view names[] = {"generic", "avx2", "avx512", "amx"};
+  return names[static_cast<int>(unit)];
+}
+
 bool is_supported(DotUnit unit, [[maybe_unused]] DType dtype) noexcept {
-  const bool is_bf16 = dtype == DType::bf16;
-  if (unit == DotUnit::generic) return !is_bf16;
+  if (unit == DotUnit::generic) return true;
 #if defined(__x86_64__)
+  const bool is_bf16 = dtype == DType::bf16;
   if (unit == DotUnit::avx2) return !is_bf16 && is_supported(Isa::avx2);
   if (!is_supported(Isa::avx512)) return false;
   if (unit == DotUnit::amx) return gemm_detail::has_amx(dtype);
@@ -292,12 +337,13 @@ bool is_supported(DotUnit unit, [[maybe_unused]] DType dtype) noexcept {
 #endif
 }
 
-DotUnit dot_unit(DType dtype) noexcept {
+std::optional<DotUnit> best_dot_unit(DType dtype) noexcept {
   if (isa() == Isa::avx512) {
     for (const DotUnit unit : {DotUnit::amx, DotUnit::avx512}) {
       if (is_supported(unit, dtype)) return unit;
     }
   }
+  if (dtype == DType::bf16) return std::nullopt;
   return isa() >= Isa::avx2 && is_supported(DotUnit::avx2, dtype) ? DotUnit::avx2 : DotUnit::generic;
 }
 

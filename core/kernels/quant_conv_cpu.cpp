@@ -7,6 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/quant_conv_kernel.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/core/parallel.h>
 
 namespace thimble::kernels {
@@ -265,7 +266,7 @@ void quant_conv(const QuantConvArgs& args, void* workspace, int threads, DotUnit
 namespace quant_conv_detail {
 
 void conv(const QuantConvArgs& args, void* workspace, int threads) {
-  quant_conv(args, workspace, threads, dot_unit(DType::i8));
+  quant_conv(args, workspace, threads, int8_unit());
 }
 
 }  // namespace quant_conv_detail

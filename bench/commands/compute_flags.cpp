@@ -1,0 +1,56 @@
+// --isa, --units, --threads: what CPU kernels run on.
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/core/kernels/units.h>
+#include <thimble/core/parallel.h>
+
+namespace thimble::bench {
+namespace compute_flags_detail {
+
+constexpr std::int64_t most_threads = 1024;
+
+struct Flags {
+  std::string isa, units;
+  std::int64_t threads = 0;  // 0: as many as there are cores
+};
+
+// The instruction set comes first: units are those within it, also where only the environment names them.
+void apply(const Flags& flags) {
+  if (!flags.isa.empty()) kernels::set_isa("--isa", flags.isa);
+  if (!flags.units.empty()) {
+    kernels::set_units("--units", flags.units);
+  } else if (const char* const units = std::getenv("THIMBLE_UNITS"); units != nullptr && *units != '\0') {
+    kernels::set_units("THIMBLE_UNITS", units);
+  }
+  if (flags.threads > 0) set_thread_count(static_cast<int>(flags.threads));
+}
+
+}  // namespace compute_flags_detail
+
+void add_compute_flags(CLI::App& command) {
+  const auto flags = std::make_shared<compute_flags_detail::Flags>();
+  command
+      .add_option_function<std::string>(
+          "--isa", [flags](const std::string& text) { flags->isa = text; },
+          "Instruction set of CPU kernels: generic, avx2, avx512 (the machine's best)")
+      ->type_name("I");
+  command
+      .add_option_function<std::string>(
+          "--units", [flags](const std::string& text) { flags->units = text; },
+          "Dot units of CPU kernels: none, bf16, int8, or both with a comma: always there; auto: bf16 where that was "
+          "measured to be faster (auto)")
+      ->type_name("U");
+  add_integer(command, "--threads", flags->threads, 1, compute_flags_detail::most_threads,
+              "Threads of CPU kernels (as many as cores)");
+  command.parse_complete_callback([flags] { compute_flags_detail::apply(*flags); });
+}
+
+}  // namespace thimble::bench
