@@ -15,17 +15,45 @@ concept Structured = requires {
   typename Op::Saved;
 };
 
-/// Runs a structured operator on a list of operands.
+namespace apply_detail {
+
+/// The origin of a result that leads to no leaf that is trained here.
+Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept;
+
+/// Throws the ShapeError, DTypeError, DeviceError or ValueError that is being handled again, with the module path.
+[[noreturn]] void rethrow_with_path();
+
+/// Forward, where nothing is recorded: what an operator calls is its own business.
+template <class Op>
+Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved) {
+  const NoGrad inside;
+  try {
+    return node_detail::forward(op, inputs, needs, saved);
+  } catch (...) {
+    rethrow_with_path();
+  }
+}
+
+}  // namespace apply_detail
+
+/// Runs a structured operator on a list of operands. Throws what Tape::needs() throws, and what the operator throws;
+/// its ShapeError, DTypeError, DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".
 template <Structured Op>
 Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
+  const OpType& type = op_type<Op>();
   Tape* const tape = context().tape;
-  Needs needs = tape ? tape->needs(inputs) : Needs();
-  if constexpr (requires { Op::differentiable; }) needs = Needs(needs.bits() & Op::differentiable.bits());
+  const Needs needs = tape ? tape->needs(type, inputs) : Needs();
   typename Op::Saved saved{};
   const bool is_recorded = tape && (needs.any() || tape->records_all());
-  const bool fills_saved = is_recorded && tape->next_keeps_saved(op_type<Op>());
-  Tensor output = node_detail::forward(op, inputs, fills_saved ? needs : Needs(), saved);
-  if (is_recorded) tape->record(op, saved, inputs, output, needs);
+  const bool fills_saved = is_recorded && tape->next_keeps_saved(type);
+  Tensor output = apply_detail::run(op, inputs, fills_saved ? needs : Needs(), saved);
+  const Origin origin =
+      needs.any() ? Origin::recorded : apply_detail::origin_of_constant(type, inputs, tape != nullptr);
+  if (is_recorded) {
+    tape->record(op, saved, inputs, output, needs, origin);
+  } else {
+    output.set_tape_ref({}, origin);
+  }
   return output;
 }
 

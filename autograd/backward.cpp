@@ -25,11 +25,7 @@ Tensor add(Tensor a, Tensor b) {
 }  // namespace backward_detail
 
 void Tape::backward(const Tensor& loss, Tensor seed, const LeafHook* on_gradient) {
-  if (!loss.leaf() && (!is_on_tape(loss) || !values_[loss.tape_ref().value].needs_grad)) {
-    throw AutogradError(
-        "backward: " + describe(loss) +
-        " is not on this tape (it depends on no leaf, was recorded elsewhere, or backward already ran)");
-  }
+  check_loss(loss);
   if (!seed.defined() && loss.elements() != 1) {
     throw ShapeError("backward: " + describe(loss) + " is not a scalar, so the gradient it starts from must be given");
   }
@@ -97,10 +93,10 @@ void Tape::forget(std::uint32_t leaf, std::int32_t inside_of) noexcept {
   for (std::int32_t s = inside_of; s != none_segment; s = segment(s).parent) {
     std::vector<Source>& sources = segment(s).sources;
     const auto of_leaf = [&](const Source& source) {
-      return values_[source.edge.value].leaf == static_cast<std::int32_t>(leaf);
+      return values_[source.value].leaf == static_cast<std::int32_t>(leaf);
     };
     for (const Source& source : sources) {
-      if (of_leaf(source)) release(source.edge.value);
+      if (of_leaf(source)) release(source.value);
     }
     sources.erase(std::remove_if(sources.begin(), sources.end(), of_leaf), sources.end());
   }
@@ -122,7 +118,7 @@ void Tape::run_node(std::uint32_t index) {
   for (std::size_t k = 0; k < saved; ++k) {
     const SavedEdge& edge = saved_[node.first_saved + k];
     if (edge.value == none) continue;
-    check_version(node, edge);
+    check_version(node, edge.value);
     kept[k] = bring_back(edge.value);
   }
   release_kept(node);  // from here on the operator holds the last reference
@@ -148,14 +144,14 @@ void Tape::release_kept(Node& node) noexcept {
   }
 }
 
-void Tape::check_version(const Node& node, const SavedEdge& edge) const {
-  const std::uint32_t now = version_of(edge.value);
-  if (now == edge.version) return;
+void Tape::check_version(const Node& node, std::uint32_t value) const {
+  const std::uint32_t noted = values_[value].version, now = version_of(value);
+  if (now == noted) return;
   const std::string path(path_name(node.path));
   throw AutogradError(std::string(node.type->name) + (path.empty() ? "" : " in " + path) + ": " +
-                      (values_[edge.value].store < 0 ? describe(held(edge.value)) : "a stored tensor") +
-                      ", kept for backward, was overwritten (version " + std::to_string(edge.version) +
-                      " was kept, now " + std::to_string(now) + ")");
+                      (values_[value].store < 0 ? describe(held(value)) : "a stored tensor") +
+                      ", kept for backward, was overwritten (version " + std::to_string(noted) + " was kept, now " +
+                      std::to_string(now) + ")");
 }
 
 void Tape::accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient) {
@@ -175,15 +171,18 @@ void Tape::accumulate(const Node& node, int operand, std::uint32_t value, Tensor
 }
 
 void Tape::accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient) {
+  if (leaf->is_frozen) return;  // since it was recorded
   if (Transaction* const step = context().transaction) step->stage_gradient(leaf);
   if (!leaf->grad.defined()) {
     leaf->grad = is_reusable(gradient) ? gradient.detach() : clone(gradient, Category::gradient);
+    leaf->grad.set_tape_ref({}, Origin::gradient);
     if (leaf->grad.storage()) leaf->grad.storage()->set_category(Category::gradient);
     return;
   }
   const Tensor& sum = leaf->grad;
   elementwise_detail::run("add", kernels::elementwise_cpu_table[ops::builtin_index<ops::Add>].forward,
                           ops::builtin_index<ops::Add>, -1, &sum, sum.shape(), {&sum, &gradient}, sum);
+  leaf->grad.set_tape_ref({}, Origin::gradient);  // also where it was given
   if (sum.storage()) sum.storage()->bump_version();
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <tuple>
 #include <type_traits>
@@ -37,6 +38,7 @@ struct Record {
 struct OpType {
   const char* name;
   Cost cost;
+  Needs differentiable;         ///< operands that may have a gradient
   std::size_t size, alignment;  ///< of Record<Op>
   int saved_tensors;
   /// Calls the operator's backward with the kept tensors (in declaration order), which it consumes.
@@ -172,6 +174,15 @@ constexpr Cost cost_of() {
   }
 }
 
+template <class Op>
+constexpr Needs differentiable_of() {
+  if constexpr (requires { Op::differentiable; }) {
+    return Op::differentiable;
+  } else {
+    return Needs(~std::uint32_t{0});
+  }
+}
+
 }  // namespace node_detail
 
 template <class Op>
@@ -179,6 +190,7 @@ const OpType& op_type() {
   using Saved = typename Op::Saved;
   static const OpType type{Op::name,
                            node_detail::cost_of<Op>(),
+                           node_detail::differentiable_of<Op>(),
                            sizeof(Record<Op>),
                            alignof(Record<Op>),
                            node_detail::saved_tensors<Op>,

@@ -46,7 +46,7 @@ void Tape::begin_rerun(std::int32_t index, Rerun& rerun) {
   rerun.is_asked.assign(rerun.modes.size(), false);
   rerun.due.clear();
   for (const Source& source : segment(index).sources) {
-    if (values_[source.edge.value].mark == mark_) check_version(nodes_[source.reader], source.edge);
+    if (values_[source.value].mark == mark_) check_version(nodes_[source.reader], source.value);
   }
   for (std::size_t at = 0; at < rerun.modes.size(); ++at) {
     if (rerun.modes[at] == Mode::skip) continue;
@@ -66,7 +66,7 @@ void Tape::begin_rerun(std::int32_t index, Rerun& rerun) {
 void Tape::hold_for_rereads(std::uint32_t value, const Tensor& t) {
   if (values_[value].is_held_for_rereads || values_[value].rereads == 0) return;
   values_[value].is_held_for_rereads = true;
-  values_[value].version = hold(value, t).version;
+  hold(value, t);
 }
 
 // Who waits for which value. What is there already is held at once.
@@ -100,9 +100,12 @@ void Tape::find_waits(std::int32_t index, Rerun& rerun) {
 void Tape::give(const Rerun::Wait& wait, const Tensor& t) {
   if (wait.segment != none_segment) {
     Segment& s = segment(wait.segment);
-    if (s.first_node <= position_ && !s.is_open) s.sources.push_back({wait.reader, hold(wait.value, t)});
+    if (s.first_node > position_ || s.is_open) return;
+    hold(wait.value, t);
+    s.sources.push_back({wait.reader, wait.value});
   } else if (wait.reader <= position_) {
-    saved_[wait.edge] = hold(wait.value, t);
+    hold(wait.value, t);
+    saved_[wait.edge] = {wait.value, true};
   }
 }
 
@@ -156,7 +159,7 @@ void Tape::rerun_node(std::uint32_t index, std::int32_t around, Rerun& rerun) {
   for (std::uint32_t i = 0; i < nodes_[index].inputs; ++i) {
     const std::uint32_t value = inputs_[nodes_[index].first_input + i];
     if (value == none) continue;
-    check_version(nodes_[index], {value, values_[value].version, true});
+    check_version(nodes_[index], value);
     in[i] = bring_back(value);
   }
   drop_rereads(index);
@@ -176,7 +179,9 @@ void Tape::rerun_node(std::uint32_t index, std::int32_t around, Rerun& rerun) {
       const SavedEdge& edge = saved_[nodes_[index].first_saved + k];
       if (edge.value == none) continue;
       is_at_hand = edge.is_held;
-      if (is_at_hand) kept[k] = bring_back(edge.value);
+      if (!is_at_hand) continue;
+      check_version(nodes_[index], edge.value);
+      kept[k] = bring_back(edge.value);
     }
     output = type.remake(nodes_[index].record, in, std::span(kept).first(is_at_hand ? saved : 0));
   }

@@ -87,7 +87,8 @@ void Tape::hold_sources(std::uint32_t node, std::int32_t closed, std::span<const
     const std::uint32_t value = inputs_[nodes_[node].first_input + i];
     if (value == none || values_[value].mark == mark_ || !is_kept_for(value, closed)) continue;
     values_[value].mark = mark_;
-    s.sources.push_back({node, hold(value, inputs[i])});
+    hold(value, inputs[i]);
+    s.sources.push_back({node, value});
   }
 }
 
@@ -105,10 +106,9 @@ void Tape::settle(std::int32_t top) {
   Segment& s = segment(top);
   ++mark_;
   for (const auto& [reader, value] : s.needed) values_[value].mark = mark_;
-  const auto unneeded = std::stable_partition(s.sources.begin(), s.sources.end(), [&](const Source& source) {
-    return values_[source.edge.value].mark == mark_;
-  });
-  for (auto source = unneeded; source != s.sources.end(); ++source) release(source->edge.value);
+  const auto unneeded = std::stable_partition(
+      s.sources.begin(), s.sources.end(), [&](const Source& source) { return values_[source.value].mark == mark_; });
+  for (auto source = unneeded; source != s.sources.end(); ++source) release(source->value);
   s.sources.erase(unneeded, s.sources.end());
   s.is_settled = true;
 }
@@ -175,7 +175,7 @@ void Tape::search(std::int32_t index, bool is_ahead, Rerun& rerun) {
 }
 
 void Tape::drop_sources(Segment& segment) noexcept {
-  for (const Source& source : segment.sources) release(source.edge.value);
+  for (const Source& source : segment.sources) release(source.value);
   segment.sources.clear();
 }
 

@@ -28,7 +28,7 @@ bool is_same_window(const Tensor& a, const Tensor& b) noexcept {
 
 }  // namespace tape_detail
 
-Tape::Tape() : id_(tape_detail::next_tape_id()) {}
+Tape::Tape() { renew_id(); }
 
 Tape::~Tape() { clear(); }
 
@@ -58,20 +58,18 @@ void Tape::clear() noexcept {
   if (plan_) {
     for (const TapePlan::Segment& s : plan_->segments) segments_.push_back({s.first, s.end, s.parent, drop_all});
   }
-  id_ = tape_detail::next_tape_id();  // refs of the old recording are now on no tape
+  renew_id();  // refs of the old recording are on no tape from now on
 }
 
-Needs Tape::needs(std::span<const Tensor> inputs) {
-  if (inputs.size() > static_cast<std::size_t>(Needs::max_operands)) {
-    throw AutogradError("tape: " + std::to_string(inputs.size()) + " operands, at most " +
-                        std::to_string(Needs::max_operands) + " can be recorded");
-  }
-  std::uint32_t bits = 0;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const Tensor& t = inputs[i];
-    if (t.leaf() || (is_on_tape(t) && values_[t.tape_ref().value].needs_grad)) bits |= 1u << i;
-  }
-  return Needs(bits);
+void Tape::renew_id() noexcept {
+  const std::uint32_t before = std::exchange(id_, tape_detail::next_tape_id());
+  if (id_ == before + 1) return;
+  earlier_id_ = before;  // other tapes had those in between
+  oldest_id_ = id_;
+}
+
+bool Tape::was_here(TapeRef ref) const noexcept {
+  return (oldest_id_ <= ref.tape && ref.tape < id_) || ref.tape == earlier_id_;
 }
 
 void* Tape::allocate_record(std::size_t size, std::size_t alignment) {
@@ -89,10 +87,10 @@ void* Tape::allocate_record(std::size_t size, std::size_t alignment) {
   return at;
 }
 
-std::uint32_t Tape::new_value(const Tensor& t, std::int32_t producer, bool needs_grad) {
+std::uint32_t Tape::new_value(const Tensor& t, std::int32_t producer) {
   Value value;
   value.producer = producer;
-  value.needs_grad = needs_grad;
+  value.version = t.storage() ? t.storage()->version() : 0;
   value.elements = t.elements();
   values_.push_back(value);
   const auto index = static_cast<std::uint32_t>(values_.size() - 1);
@@ -124,24 +122,14 @@ void Tape::observe_program() {
   in_program_.erase(std::remove_if(in_program_.begin(), in_program_.end(), is_left), in_program_.end());
 }
 
-// The value of an operand: known, a leaf seen for the first time, a constant inside a segment, or none.
-std::uint32_t Tape::input_value(const Tensor& t) {
-  if (!t.defined()) return none;
-  if (t.leaf()) {
-    if (t.leaf()->tape_ref.tape != id_) {
-      const std::uint32_t value = new_value(t, -1, true);
-      values_[value].leaf = static_cast<std::int32_t>(leaves_.size());
-      leaves_.push_back(t.leaf());
-      t.leaf()->tape_ref = {id_, value};
-    }
-    return t.leaf()->tape_ref.value;
-  }
-  if (is_on_tape(t)) return t.tape_ref().value;
-  return is_observing_ || segment_of_next() != none_segment ? new_value(t, -1, false) : none;
-}
-
 void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
-                     Tensor& output, Needs needs) {
+                     Tensor& output, Needs needs, Origin origin) {
+  try {
+    check_operands(type, inputs, needs);  // which the operator may have written itself
+  } catch (...) {
+    type.destroy(record);
+    throw;
+  }
   const auto index = static_cast<std::uint32_t>(nodes_.size());
   if (times_) {
     times_->forward.resize(index);  // those of an earlier recording go
@@ -163,7 +151,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
   const std::int32_t closed = node.segment == none_segment ? none_segment : outermost(node.segment);
   for (const Tensor& t : inputs) inputs_.push_back(input_value(t));
   saved_.resize(saved_.size() + kept.size());
-  node.output = new_value(output, static_cast<std::int32_t>(index), needs.any());
+  node.output = new_value(output, static_cast<std::int32_t>(index));
   nodes_.push_back(node);
   if (stores_) note_stored(index, kept, output);
   if (!node.is_dropped) keep(nodes_.back(), closed, inputs, kept, output);
@@ -176,7 +164,7 @@ void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> i
     if (plan_ && segment(closed).end_node == index + 1) settle(closed);
   }
   if (output.leaf()) output = output.detach();
-  output.set_tape_ref({id_, node.output});
+  output.set_tape_ref({id_, node.output}, origin);
 }
 
 // Holds what the operator saved: operands and the result by reference, anything else as a value of its own. Of a node
@@ -193,12 +181,13 @@ void Tape::keep(Node& node, std::int32_t closed, std::span<const Tensor> inputs,
       if (inputs[i].defined() && tape_detail::is_same_window(t, inputs[i])) value = inputs_[node.first_input + i];
     }
     const bool is_extra = value == none;
-    if (is_extra) value = new_value(t, producer, false);
+    if (is_extra) value = new_value(t, producer);
     SavedEdge& edge = saved_[node.first_saved + k];
     if (is_extra || closed == none_segment || is_kept_for(value, closed)) {
-      edge = hold(value, t);
+      hold(value, t);
+      edge = {value, true};
     } else {
-      edge = {value, 0, false};
+      edge = {value, false};
     }
   }
 }
@@ -221,14 +210,12 @@ Tensor Tape::free_slot(std::int32_t& slot) noexcept {
   return t;
 }
 
-Tape::SavedEdge Tape::hold(std::uint32_t value, const Tensor& t) {
+void Tape::hold(std::uint32_t value, const Tensor& t) {
   Value& v = values_[value];
-  if (v.holds++ == 0) {
-    v.slot = take_slot(t.detach());
-    if (t.storage()) t.storage()->hold_for_backward();
-  }
-  if (v.store >= 0) return {value, version_of(value), true};
-  return {value, t.storage() ? t.storage()->version() : 0, true};
+  if (v.holds++ > 0) return;
+  v.slot = take_slot(t.detach());
+  v.version = t.storage() ? t.storage()->version() : 0;  // another storage than before when it was made again
+  if (t.storage()) t.storage()->hold_for_backward();
 }
 
 void Tape::release(std::uint32_t value) noexcept {
@@ -264,7 +251,13 @@ void Tape::reset() noexcept {
   planned_segments_.clear();
   stores_.reset();
   plan_.reset();
+  trained_ = nullptr;
   times_ = nullptr;
+}
+
+void Tape::train(const LeafSet* leaves) {
+  require_empty("train");
+  trained_ = leaves;
 }
 
 void Tape::observe() {

@@ -2,6 +2,15 @@
 // The tape: a flat vector of nodes in execution order. Backward walks it once, from the end, and frees what it
 // consumes.
 //
+// Policy
+// - The tape notes the version of a storage (core/storage.h) for each value, when it is made or first seen. Who writes
+// a
+//   value that needs a gradient, through whatever view or alias, gets an error at its next recorded use, and one in
+//   backward where it was kept.
+// - A value that needs no gradient may be written: to the tape it is another one from then on. A segment that would
+// have
+//   to run again from what it was is an error; never does it read what came later.
+//
 //   Tape tape;
 //   Tensor loss;
 //   {
@@ -24,6 +33,7 @@
 
 namespace thimble {
 
+class LeafSet;
 class Tier;
 
 /// One saved tensor of a node, for reports and tests.
@@ -53,8 +63,9 @@ class Tape {
 
   /// Gradients of `loss` with respect to every leaf it depends on, added to the leaves' grad(). `seed` is the gradient
   /// of the loss itself, 1 when undefined, and then the loss must have one element. Frees saved tensors and gradients
-  /// as it goes; afterwards the tape is empty. Throws AutogradError (the loss is not on this tape, or a saved tensor
-  /// was overwritten), ShapeError (seed).
+  /// as it goes; afterwards the tape is empty. Throws AutogradError (the loss depends on no leaf that is trained, was
+  /// computed outside of a recording, on another tape or in a recording that is over, or is made of a gradient; it or a
+  /// saved tensor was overwritten), ShapeError (seed).
   ///
   /// `on_gradient` is called once for every leaf on the tape: when the first of the nodes that have it as an operand
   /// has run backward, or was passed over, and no segment will run one of them again. From then on nothing on the tape
@@ -65,7 +76,7 @@ class Tape {
 
   /// Drops everything recorded; capacity is kept for the next step.
   void clear() noexcept;
-  /// The same, and follows no plan and notes no times from then on.
+  /// The same, and follows no plan, trains all leaves and notes no times from then on.
   void reset() noexcept;
 
   std::size_t node_count() const noexcept { return nodes_.size(); }
@@ -84,6 +95,11 @@ class Tape {
   /// and backward then throw what memory::offload() and its fellows throw, FileError among it.
   void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
 
+  /// From now on these leaves are trained and all others are constants, for which nothing is computed or kept; null:
+  /// all of them are. A leaf that is frozen is never. The set must live as long; the tape must be empty
+  /// (AutogradError).
+  void train(const LeafSet* leaves);
+
   /// From now on every tensor that the tape sees is held until it is cleared, and no segment is closed: for graph(), on
   /// a dry device. The tape must be empty (AutogradError).
   void observe();
@@ -94,8 +110,9 @@ class Tape {
 
   // The rest is for apply() and checkpoint().
 
-  /// Which of the tensors need a gradient on this tape.
-  Needs needs(std::span<const Tensor> inputs);
+  /// Which operands need a gradient on this tape. Throws AutogradError when one of them was written since the tape has
+  /// seen it, or was recorded elsewhere, or when another one is a gradient: second derivatives are not computed.
+  Needs needs(const OpType& type, std::span<const Tensor> inputs);
 
   /// Whether the next node is to fill its `struct Saved`: not where a closed segment drops it. Throws PlanError when
   /// the plan has another operator at its place.
@@ -105,7 +122,8 @@ class Tape {
 
   /// Adds a node; gives `output` its place on the tape. `saved` is consumed.
   template <class Op>
-  void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs);
+  void record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
+              Origin origin);
 
   /// Nodes recorded from here on belong to one segment, closed when it ends. Without effect while a plan is followed.
   void begin_segment(Policy policy);
@@ -126,14 +144,12 @@ class Tape {
     std::uint32_t holds = 0;      // nodes and segments that will read it in backward
     std::uint32_t mark = 0;       // of the last search that met it
     std::uint32_t rereads = 0;    // nodes to be run again that will read it; together they are one of the holds
-    std::uint32_t version = 0;    // that they are to find
+    std::uint32_t version = 0;    // of its storage when it was made, first seen or made again
     std::int64_t elements = 0;
-    bool needs_grad = false;
     bool is_held_for_rereads = false;
   };
   struct SavedEdge {
     std::uint32_t value = none;
-    std::uint32_t version = 0;
     bool is_held = false;  // false: dropped by a closed segment
   };
   struct Node {
@@ -150,7 +166,7 @@ class Tape {
   };
   struct Source {
     std::uint32_t reader;  // a node, for messages
-    SavedEdge edge;
+    std::uint32_t value;
   };
   struct Segment {
     std::uint32_t first_node, end_node;
@@ -181,13 +197,20 @@ class Tape {
 
   void* allocate_record(std::size_t size, std::size_t alignment);
   void push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
-                 Tensor& output, Needs needs);
+                 Tensor& output, Needs needs, Origin origin);
   void keep(Node& node, std::int32_t closed, std::span<const Tensor> inputs, std::span<Tensor> kept,
             const Tensor& output);
   bool is_on_tape(const Tensor& t) const noexcept { return t.tape_ref().tape == id_; }
+  void renew_id() noexcept;
+  bool was_here(TapeRef ref) const noexcept;
+  bool trains(Leaf& leaf) const noexcept;
+  bool is_written(const Tensor& t) const noexcept;
+  std::string written_text(const Tensor& t) const;
+  void check_operands(const OpType& type, std::span<const Tensor> inputs, Needs needs) const;
+  void check_loss(const Tensor& loss) const;
   std::uint32_t input_value(const Tensor& t);
-  std::uint32_t new_value(const Tensor& t, std::int32_t producer, bool needs_grad);
-  SavedEdge hold(std::uint32_t value, const Tensor& t);
+  std::uint32_t new_value(const Tensor& t, std::int32_t producer);
+  void hold(std::uint32_t value, const Tensor& t);
   void release(std::uint32_t value) noexcept;
   std::int32_t take_slot(Tensor t);
   Tensor free_slot(std::int32_t& slot) noexcept;
@@ -239,10 +262,12 @@ class Tape {
   void forget(std::uint32_t leaf, std::int32_t inside_of) noexcept;
   void accumulate(const Node& node, int operand, std::uint32_t value, Tensor gradient);
   void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
-  void check_version(const Node& node, const SavedEdge& edge) const;
+  void check_version(const Node& node, std::uint32_t value) const;
   void release_kept(Node& node) noexcept;
 
-  std::uint32_t id_;
+  std::uint32_t id_ = 0;
+  std::uint32_t oldest_id_ = 0, earlier_id_ = 0;  // recordings of before had those from oldest_id_ on, and this one
+  const LeafSet* trained_ = nullptr;              // null: all leaves
   std::vector<Node> nodes_;
   std::vector<Value> values_;
   std::vector<std::uint32_t> inputs_;
@@ -283,14 +308,14 @@ class Recording {
 };
 
 template <class Op>
-void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output,
-                  Needs needs) {
+void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
+                  Origin origin) {
   std::array<Tensor, static_cast<std::size_t>(node_detail::saved_tensors<Op>)> kept;
   const OpType& type = op_type<Op>();
   void* const at = allocate_record(type.size, type.alignment);
   auto* const record = new (at) Record<Op>{op, {}};
   node_detail::take_apart(saved, kept, record->attributes);
-  push_node(type, at, inputs, kept, output, needs);
+  push_node(type, at, inputs, kept, output, needs, origin);
 }
 
 }  // namespace thimble

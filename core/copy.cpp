@@ -6,16 +6,18 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/unrecorded.h>
 #include <thimble/core/view.h>
 
 namespace thimble {
+namespace copy_detail {
 
-void copy_into(const Tensor& to, const Tensor& from) {
+void run(const Tensor& to, const Tensor& from) {
   if (to.device() != from.device()) {
     throw DeviceError("copy: from " + describe(from) + " to " + describe(to) + " crosses devices; use to_device");
   }
   if (to.elements() == 0 && from.elements() == 0) return;
-  const Tensor source = from.shape() == to.shape() ? from : view::expand(from, to.shape());
+  const Tensor source = from.shape() == to.shape() ? from : view::expand(from.detach(), to.shape());
   launch(to.device(), [&](const Addresses& at) {
     kernels::copy_kernels(to.device())
         .copy({to.shape(), at(source), source.dtype(), source.strides(), at(to), to.dtype(), to.strides()});
@@ -23,27 +25,45 @@ void copy_into(const Tensor& to, const Tensor& from) {
   to.storage()->bump_version();
 }
 
-Tensor clone(const Tensor& t, Category category) {
-  Tensor result = Tensor::empty_like(t, category);
-  copy_into(result, t);
+Tensor copy(const Tensor& t, DType dtype, Category category) {
+  Tensor result = Tensor::empty(t.shape(), dtype, t.device(), category);
+  run(result, t);
+  result.set_tape_ref({}, t.origin_unrecorded());
   return result;
 }
 
-Tensor contiguous(const Tensor& t) { return t.is_contiguous() ? t : clone(t); }
+}  // namespace copy_detail
+
+void copy_into(const Tensor& to, const Tensor& from) {
+  check_unrecorded("copy_into", from, "the value itself");
+  copy_detail::run(to, from);
+}
+
+Tensor clone(const Tensor& t, Category category) {
+  check_unrecorded("clone", t, "the tensor itself, or dense()");
+  return copy_detail::copy(t, t.dtype(), category);
+}
+
+Tensor contiguous(const Tensor& t) {
+  if (t.is_contiguous()) return t;
+  check_unrecorded("contiguous", t, "dense()");
+  return copy_detail::copy(t, t.dtype(), Category::temporary);
+}
 
 Tensor to_dtype(const Tensor& t, DType dtype) {
   if (t.dtype() == dtype) return t;
-  Tensor result = Tensor::empty(t.shape(), dtype, t.device());
-  copy_into(result, t);
-  return result;
+  check_unrecorded("to_dtype", t, "cast()");
+  return copy_detail::copy(t, dtype, Category::temporary);
 }
 
 Tensor to_device(const Tensor& t, Device device, Category category) {
   if (t.device() == device) return t;
+  check_unrecorded("to_device", t, "a leaf or a constant of that device");
   if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
   if (t.device().is_cuda() && device.is_cuda() && !device.is_dry) return to_device(to_device(t, cpu), device, category);
   const Tensor source = contiguous(t);
   Tensor result = Tensor::empty(t.shape(), t.dtype(), device, category);
+  result.set_tape_ref({}, t.origin_unrecorded());
   if (device.is_dry || t.elements() == 0) return result;
   const Device gpu = device.is_cuda() ? device : t.device();
   launch(gpu, [&](const Addresses& at) {
@@ -98,7 +118,7 @@ template <class T>
 std::vector<T> to_host(const Tensor& t) {
   if (t.device().is_dry) throw DeviceError("to_host: " + describe(t) + " has no values: a dry device runs no kernels");
   std::vector<T> values(static_cast<std::size_t>(t.elements()));
-  const Tensor dense = contiguous(to_dtype(t, dtype_of<T>));
+  const Tensor dense = contiguous(to_dtype(t.detach(), dtype_of<T>));
   if (!values.empty()) {
     launch(t.device(), [&](const Addresses& at) {
       if (t.device().is_cpu()) {

@@ -64,6 +64,14 @@ Pin::~Pin() {
   if (tensor_.storage()) tensor_.storage()->unpin();
 }
 
+WritePin::WritePin(const Tensor& tensor) : Pin(tensor) {
+  if (tensor_.storage()) tensor_.storage()->begin_write();
+}
+
+WritePin::~WritePin() {
+  if (tensor_.storage()) tensor_.storage()->end_write();
+}
+
 void Pin::check_dtype(DType dtype) const {
   if (!tensor_.device().is_cpu()) {
     throw DeviceError("pin: " + describe(tensor_) + " cannot be read by the host; copy it to the cpu first");

@@ -16,7 +16,8 @@ struct AccessMaker {
   static Access make() noexcept { return Access(); }
 };
 
-/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last.
+/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Who writes says so
+/// (Storage::bump_version).
 class Addresses {
  public:
   /// First element of the tensor; null when it is undefined or has no elements.
@@ -80,29 +81,48 @@ void launch(Device device, F&& body) {
   body(Addresses(AccessMaker::make()));
 }
 
-/// A user's right to a raw pointer: the block does not move while the Pin lives, compaction slides the others around
-/// it. On a CUDA device it is an address of that device, for transfers and kernels; the host cannot read through it.
-/// Throws DeviceError on a dry device.
+/// A user's right to a raw pointer, for reading: the block does not move while the Pin lives, compaction slides the
+/// others around it. On a CUDA device it is an address of that device, for transfers and kernels; the host cannot read
+/// through it. Throws DeviceError on a dry device.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);
-  ~Pin();
+  virtual ~Pin();
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
 
-  void* data() const noexcept { return addresses_(tensor_); }
+  const void* data() const noexcept { return address(); }
   /// Throws DTypeError when T is not the tensor's element type, DeviceError when the tensor is not on the cpu.
   template <class T>
-  T* as() const {
+  const T* as() const {
     check_dtype(dtype_of<T>);
-    return static_cast<T*>(data());
+    return static_cast<const T*>(address());
   }
 
- private:
+ protected:
+  void* address() const noexcept { return addresses_(tensor_); }
   void check_dtype(DType dtype) const;
 
   Tensor tensor_;
+
+ private:
   Addresses addresses_;
+};
+
+/// The same for writing. Counts as an in-place write of the tensor from its begin to its end: a tape takes nothing that
+/// it has seen of these bytes until then for unchanged.
+class WritePin final : public Pin {
+ public:
+  explicit WritePin(const Tensor& tensor);
+  ~WritePin() override;
+
+  void* data() const noexcept { return address(); }
+  /// Throws as Pin::as() does.
+  template <class T>
+  T* as() const {
+    check_dtype(dtype_of<T>);
+    return static_cast<T*>(address());
+  }
 };
 
 }  // namespace thimble

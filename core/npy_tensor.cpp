@@ -5,13 +5,6 @@
 #include <thimble/core/npy.h>
 
 namespace thimble {
-namespace npy_tensor_detail {
-
-std::span<std::byte> bytes_at(const Pin& pin, const Tensor& t) {
-  return {static_cast<std::byte*>(pin.data()), t.bytes()};
-}
-
-}  // namespace npy_tensor_detail
 
 Tensor load_npy(const std::string& path, Device device, Category category) {
   const NpyHeader header = read_npy_header(path);
@@ -19,8 +12,8 @@ Tensor load_npy(const std::string& path, Device device, Category category) {
   if (device.is_dry) return Tensor::empty(shape, header.dtype, device, category);
   const Tensor result = Tensor::empty(shape, header.dtype, cpu, category);
   {
-    const Pin pin(result);
-    read_npy_data(path, header, npy_tensor_detail::bytes_at(pin, result));
+    const WritePin pin(result);
+    read_npy_data(path, header, {static_cast<std::byte*>(pin.data()), result.bytes()});
   }
   return to_device(result, device, category);
 }
@@ -34,7 +27,8 @@ void save_npy(const std::string& path, const Tensor& t) {
   if (t.device().is_dry) throw DeviceError("save_npy: " + describe(t) + " has no values: a dry device runs no kernels");
   const Tensor dense = contiguous(to_device(t.detach(), cpu));
   const Pin pin(dense);
-  write_npy(path, t.dtype(), std::span(t.shape().begin(), t.shape().end()), npy_tensor_detail::bytes_at(pin, dense));
+  write_npy(path, t.dtype(), std::span(t.shape().begin(), t.shape().end()),
+            {static_cast<const std::byte*>(pin.data()), dense.bytes()});
 }
 
 }  // namespace thimble

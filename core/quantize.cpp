@@ -7,6 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/launch.h>
+#include <thimble/core/unrecorded.h>
 
 namespace thimble {
 namespace blocks_detail {
@@ -130,6 +131,7 @@ Tensor quantize(const Tensor& t, const Quantization& how, Category category) {
 }
 
 void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how) {
+  check_unrecorded("quantize", t, "fake_quantize()");
   blocks_detail::check_values("quantize", t);
   blocks_detail::check_codes("quantize", codes, how);
   if (codes.shape() != t.shape() || codes.device() != t.device()) {

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
+#include <thimble/core/unrecorded.h>
 #include <thimble/core/view.h>
 
 namespace thimble {
@@ -60,8 +61,10 @@ AxisSplit split_axes(const Shape& sizes, AxisMask axes) {
 }
 
 Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes) {
+  check_unrecorded("reduce_sum", t, "sum()");
   const DType dtype = is_floating(t.dtype()) ? t.dtype() : DType::i64;
-  const Tensor out = Tensor::empty(reduced_shape(t.shape(), axes, keep_axes), dtype, t.device());
+  Tensor out = Tensor::empty(reduced_shape(t.shape(), axes, keep_axes), dtype, t.device());
+  out.set_tape_ref({}, t.origin_unrecorded());
   reduce_into(out, t, axes);
   return out;
 }

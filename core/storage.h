@@ -39,9 +39,12 @@ class Storage {
   bool is_held_for_backward() const noexcept { return held_ > 0; }
   void release_from_backward() noexcept;
 
-  /// Counts in-place writes; the tape compares it to find saved tensors that were overwritten.
-  std::uint32_t version() const noexcept { return version_; }
+  /// Counts in-place writes: the tape compares it to find tensors that were overwritten. While somebody may write at
+  /// any time, no two calls agree.
+  std::uint32_t version() const noexcept { return writers_ > 0 ? ++version_ : version_; }
   void bump_version() noexcept { ++version_; }
+  void begin_write() noexcept { ++version_, ++writers_; }
+  void end_write() noexcept { ++version_, --writers_; }
   /// These are the bytes of a storage that was at `version` and is gone: who knew that one finds them unchanged.
   void take_version(std::uint32_t version) noexcept { version_ = version; }
 
@@ -60,7 +63,8 @@ class Storage {
   Device device_;
   Category base_category_;
   std::uint32_t held_ = 0;
-  std::uint32_t version_ = 0;
+  mutable std::uint32_t version_ = 0;
+  std::uint32_t writers_ = 0;  // WritePins
 };
 
 }  // namespace thimble

@@ -6,6 +6,7 @@
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/recycled.h>
+#include <thimble/core/unrecorded.h>
 
 namespace thimble {
 
@@ -43,7 +44,9 @@ bool Tensor::is_contiguous() const noexcept {
 }
 
 Tensor Tensor::window(const Shape& shape, const Shape& strides, std::int64_t offset) const {
+  check_unrecorded("a view of core", *this, "the recorded function of its name (autograd/functions/view.h)");
   Tensor result = detach();
+  result.origin_ = origin_unrecorded();
   result.shape_ = shape;
   result.strides_ = strides;
   result.offset_ = offset;
@@ -56,8 +59,19 @@ Tensor& Tensor::require_grad() {
     throw DTypeError("require_grad: " + describe(*this) + " is not floating, so it has no gradient");
   }
   if (!leaf_) leaf_ = std::make_shared<Leaf>();
-  tape_ref_ = {};
+  set_requires_grad(true);
+  set_tape_ref({}, Origin::constant);
   return *this;
+}
+
+void Tensor::set_requires_grad(bool requires_grad) const {
+  if (!leaf_) {
+    throw AutogradError("set_requires_grad: " + describe(*this) + " is not a leaf; call require_grad() first");
+  }
+  if (leaf_->is_frozen == !requires_grad) return;
+  leaf_->is_frozen = !requires_grad;
+  leaf_->tape_ref = {};  // a tape that is recording asks anew
+  leaf_->grad = Tensor();
 }
 
 Tensor& Tensor::grad() const {
@@ -68,7 +82,7 @@ Tensor& Tensor::grad() const {
 Tensor Tensor::detach() const {
   Tensor result = *this;
   result.leaf_ = nullptr;
-  result.tape_ref_ = {};
+  result.set_tape_ref({}, Origin::constant);
   return result;
 }
 

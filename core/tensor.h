@@ -22,6 +22,14 @@ struct TapeRef {
   std::uint32_t value = 0;
 };
 
+/// How a tensor that is no leaf depends on leaves that need a gradient. detach() makes it a constant.
+enum class Origin : std::uint8_t {
+  constant,    ///< it does not
+  recorded,    ///< through what a tape has recorded
+  unrecorded,  ///< through something that was computed where nothing was recorded: for a tape it is a constant
+  gradient     ///< it is a gradient, or made of one: to be used as a constant it must be detached
+};
+
 class Tensor {
  public:
   /// No tensor: defined() is false. Operators use it for "not kept" and "no gradient".
@@ -56,7 +64,7 @@ class Tensor {
   const std::shared_ptr<Storage>& storage() const noexcept { return storage_; }
 
   /// Another window on the same storage; bounds are the caller's business (core/view.h has the checked ones). Carries
-  /// neither tape nor leaf.
+  /// neither tape nor leaf. Throws AutogradError where that would cut a gradient (core/unrecorded.h).
   Tensor window(const Shape& shape, const Shape& strides, std::int64_t offset) const;
 
   /// Scales for quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Undefined: 1.
@@ -66,17 +74,28 @@ class Tensor {
   /// Makes this tensor (and the copies made of it from now on) a leaf: backward accumulates its gradient. Throws
   /// DTypeError when it is not floating.
   Tensor& require_grad();
-  bool requires_grad() const noexcept { return leaf_ != nullptr; }
+  /// Freezes a leaf (false) or thaws it, for all of its handles. While it is frozen it is a constant everywhere:
+  /// nothing is kept, computed or accumulated for it, and the gradient that it had is dropped, so that no optimizer
+  /// updates it. Throws AutogradError when this is not a leaf.
+  void set_requires_grad(bool requires_grad) const;
+  /// A leaf that is not frozen.
+  bool requires_grad() const noexcept;
   /// The accumulated gradient of a leaf; an undefined tensor before the first backward. Throws AutogradError when this
   /// is not a leaf.
   Tensor& grad() const;
 
-  /// Same storage, on no tape and no leaf.
+  /// Same storage, on no tape and no leaf: a constant.
   Tensor detach() const;
 
   const std::shared_ptr<Leaf>& leaf() const noexcept { return leaf_; }
   TapeRef tape_ref() const noexcept { return tape_ref_; }
-  void set_tape_ref(TapeRef ref) noexcept { tape_ref_ = ref; }
+  Origin origin() const noexcept { return origin_; }
+  /// Of a tensor that is made of this one, and not recorded.
+  Origin origin_unrecorded() const noexcept;
+  void set_tape_ref(TapeRef ref, Origin origin) noexcept {
+    tape_ref_ = ref;
+    origin_ = origin;
+  }
 
  private:
   std::shared_ptr<Storage> storage_;
@@ -90,14 +109,24 @@ class Tensor {
   DType dtype_ = DType::f32;
   Device device_;
   bool defined_ = false;
+  Origin origin_ = Origin::constant;
 };
 
 /// What every handle of a leaf shares.
 struct Leaf {
   Tensor grad;
   TapeRef tape_ref;                    ///< its value on the tape that saw it last
+  bool is_trained = false;             ///< by that tape
+  bool is_frozen = false;              ///< needs no gradient at present (Tensor::set_requires_grad)
   Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/transaction.h)
 };
+
+inline bool Tensor::requires_grad() const noexcept { return leaf_ && !leaf_->is_frozen; }
+
+inline Origin Tensor::origin_unrecorded() const noexcept {
+  if (leaf_) return leaf_->is_frozen ? Origin::constant : Origin::unrecorded;
+  return origin_ == Origin::recorded ? Origin::unrecorded : origin_;
+}
 
 /// "f32 (2, 3) on cpu".
 std::string describe(const Tensor& tensor);

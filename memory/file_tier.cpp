@@ -293,7 +293,7 @@ class FileTier::State {
   const Options options_;
   const Device device_;
   const Tensor bounce_;
-  std::optional<Pin> pin_;          // of bounce_: empty on a dry device
+  std::optional<WritePin> pin_;     // of bounce_: empty on a dry device
   std::optional<DirectFile> file_;  // empty on a dry device
 
   mutable std::mutex mutex_;  // of all below

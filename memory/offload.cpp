@@ -8,10 +8,6 @@
 namespace thimble::memory {
 namespace offload_detail {
 
-// The block stays where it is while the Pin lives. A dry device has no transfer to be pinned for.
-std::unique_ptr<Pin> pin(const Tensor& t) { return t.device().is_dry ? nullptr : std::make_unique<Pin>(t); }
-void* address(const std::unique_ptr<Pin>& pin) { return pin ? pin->data() : nullptr; }
-
 // Shape, dtype, device and scale alone: a handle without its bytes.
 Tensor description(const Tensor& t) {
   Tensor like = Tensor::empty({0}, t.dtype(), t.device());
@@ -60,8 +56,8 @@ Offloaded offload(Tensor tensor, std::shared_ptr<Tier> tier) {
     const PathScope path(away.path_);
     away.here_ = tensor.is_contiguous() ? tensor.detach() : clone(tensor.detach(), away.category_);
   }
-  away.pin_ = offload_detail::pin(away.here_);
-  away.ticket_ = away.tier_->write(offload_detail::address(away.pin_), away.here_.bytes());
+  if (!away.here_.device().is_dry) away.pin_ = std::make_unique<Pin>(away.here_);
+  away.ticket_ = away.tier_->write(away.pin_ ? away.pin_->data() : nullptr, away.here_.bytes());
   return away;
 }
 
@@ -83,8 +79,13 @@ void Offloaded::prefetch() {
   const PathScope path(path_);
   here_ = Tensor::empty(like_.shape(), like_.dtype(), like_.device(), category_);
   try {
-    pin_ = offload_detail::pin(here_);
-    tier_->read(ticket_, offload_detail::address(pin_));
+    void* to = nullptr;
+    if (!here_.device().is_dry) {
+      auto pin = std::make_unique<WritePin>(here_);
+      to = pin->data();
+      pin_ = std::move(pin);
+    }
+    tier_->read(ticket_, to);
   } catch (...) {
     pin_ = nullptr;
     here_ = Tensor();

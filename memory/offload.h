@@ -62,7 +62,7 @@ class Offloaded {
   std::shared_ptr<Tier> tier_;
   Tensor like_;
   Tensor here_;               // being written, being read, or refused by the tier
-  std::unique_ptr<Pin> pin_;  // of here_, while a transfer may be under way
+  std::unique_ptr<Pin> pin_;  // of here_, while a transfer may be under way; none on a dry device
   Ticket ticket_ = 0;
   bool is_reading_ = false;
   bool is_for_backward_ = false;  // it counts as an activation while it is read

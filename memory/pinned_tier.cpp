@@ -32,7 +32,7 @@ std::size_t next_slab_bytes(std::size_t slot, std::size_t committed, std::size_t
 /// One block of pinned memory, with slots up to `used`.
 struct Slab {
   Tensor memory;
-  std::unique_ptr<Pin> pin;  // null on a dry device
+  std::unique_ptr<WritePin> pin;  // null on a dry device
   std::size_t bytes = 0, used = 0;
 
   std::byte* at(std::size_t offset) const { return pin ? static_cast<std::byte*>(pin->data()) + offset : nullptr; }
@@ -169,7 +169,7 @@ class PinnedTier::State {
       slab.memory = Tensor::empty({static_cast<std::int64_t>(slab.bytes)}, DType::u8, device_.is_dry ? dry(cpu) : cpu,
                                   Category::workspace);
     }
-    if (runtime_) slab.pin = std::make_unique<Pin>(slab.memory);
+    if (runtime_) slab.pin = std::make_unique<WritePin>(slab.memory);
     slabs_.push_back(std::move(slab));
     statistics_.committed_bytes += slabs_.back().bytes;
     return slabs_.back();

@@ -32,8 +32,21 @@ std::vector<NamedTensor> Module::buffers() const {
 
 std::vector<Named> Module::trainable() const {
   std::vector<Named> list;
-  for (const NamedTensor& p : parameters()) list.push_back({p.name, p.tensor});
+  for (const NamedTensor& p : parameters()) {
+    if (p.tensor.requires_grad()) list.push_back({p.name, p.tensor});
+  }
   return list;
+}
+
+void Module::set_requires_grad(std::string_view name, bool requires_grad) {
+  bool is_found = name.empty();
+  for (const NamedTensor& p : parameters()) {
+    const bool is_below = p.name.starts_with(name) && p.name.size() > name.size() && p.name[name.size()] == '.';
+    if (!name.empty() && p.name != name && !is_below) continue;
+    p.tensor.set_requires_grad(requires_grad);
+    is_found = true;
+  }
+  if (!is_found) throw ValueError("module: no parameter is named '" + std::string(name) + "' or is below it");
 }
 
 std::int64_t Module::parameter_count() const {
@@ -70,7 +83,7 @@ Tensor Module::add_parameter(std::string name, Tensor value, FileLayout layout) 
   for (const NamedTensor& p : parameters_) {
     if (p.name == name) throw ValueError("module: two parameters are named '" + name + "'");
   }
-  if (!value.requires_grad()) {
+  if (!value.leaf()) {
     value.require_grad();
     if (value.storage()) value.storage()->set_category(Category::parameter);
   }

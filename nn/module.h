@@ -61,8 +61,13 @@ class Module {
   std::vector<NamedTensor> parameters() const;
   /// State that is saved but not trained (batch-norm statistics).
   std::vector<NamedTensor> buffers() const;
-  /// The parameters as optimizers take them.
+  /// The parameters that are not frozen, as optimizers take them.
   std::vector<Named> trainable() const;
+  /// Makes constants of the parameter `name`, or of all below the module of that name ("": of all), until unfreeze():
+  /// nothing is kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). An
+  /// optimizer that has them leaves them as they are. Throws ValueError when no parameter has that name.
+  void freeze(std::string_view name = "") { set_requires_grad(name, false); }
+  void unfreeze(std::string_view name = "") { set_requires_grad(name, true); }
   /// Elements of all parameters.
   std::int64_t parameter_count() const;
 
@@ -104,6 +109,7 @@ class Module {
 
  private:
   void collect(const std::string& prefix, bool wants_parameters, std::vector<NamedTensor>& list) const;
+  void set_requires_grad(std::string_view name, bool requires_grad);
 
   struct Child {
     std::string name;

@@ -156,7 +156,7 @@ void RecordedStep::record() {
     hold_ = std::move(hold);
     return;
   }
-  const Pin pin(memory_);
+  const WritePin pin(memory_);
   block_.emplace(static_cast<std::byte*>(pin.data()), memory_.bytes(), numbers());
   std::vector<Tensor> uses{memory_, loss_};
   if (sums_.defined()) uses.push_back(sums_);

@@ -93,7 +93,6 @@ class Updates {
     const auto first = std::lower_bound(by_leaf_.begin(), by_leaf_.end(), std::pair(leaf.get(), std::size_t{0}));
     auto end = first;
     while (end != by_leaf_.end() && end->first == leaf.get()) ++end;
-    if (first == end) return;  // a leaf that is not trained
     const Tensor& parameter = optimizer_.parameters()[first->second].tensor;
     // Other tensors with its bytes are still to be read in backward.
     if (parameter.storage() && parameter.storage()->is_held_for_backward()) return;
@@ -231,8 +230,9 @@ Tensor run_offloading(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64
 
 }  // namespace step_detail
 
-Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
-                     const StepOptions& options) {
+Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& given) {
+  StepOptions options = given;
+  options.recording.leaves = &optimizer.leaves();
   if (!(options.clip_norm >= 0)) {
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }

@@ -61,6 +61,10 @@ class PartialUpdateError : public Error {
 };
 
 /// Forward and backward of every micro-batch (`loss_of(i)` gives its mean loss), clipping, one update, gradients freed.
+/// The optimizer's parameters alone are trained: every other leaf is a constant of the step, for which nothing is
+/// computed, kept or accumulated, and `options.recording.leaves` is not looked at. So several optimizers take turns
+/// over one net, and what none has is frozen. A parameter that the loss does not depend on stays as it is; a loss that
+/// depends on none of them throws AutogradError.
 /// What the forward changes besides (batch-norm statistics, the generator's step) is committed at the end: a step that
 /// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
 /// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not

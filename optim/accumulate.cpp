@@ -61,6 +61,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   Tape& tape = *spare;
   if (recording.graph) tape.observe();
   tape.follow(recording.plan, recording.tier);
+  tape.train(recording.leaves);
   tape.time(recording.times);
   Tensor total;
   for (std::int64_t i = 0; i < count; ++i) {

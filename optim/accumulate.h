@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include <thimble/autograd/leaf_set.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/tensor.h>
@@ -21,6 +22,7 @@ struct RecordingOptions {
   std::shared_ptr<Tier> tier = nullptr;  ///< where what the plan offloads goes
   TapeGraph* graph = nullptr;            ///< receives the (last) recording, on a dry device (Tape::observe)
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
+  const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
 };
 
 /// Forward and backward of `count` micro-batches of `samples` samples each; gradients add up in the leaves.

@@ -46,7 +46,8 @@ Tensor gradient_square_sums(const std::vector<Named>& parameters) {
     if (count++ == 0) device = gradient->device();
   }
   if (count == 0) return Tensor();
-  const Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
+  Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
+  sums.set_tape_ref({}, Origin::gradient);
   launch(device, [&](const Addresses& at) {
     double* sum = at.as<double>(sums);
     clip_detail::for_each_list<kernels::SquareSumArgs>(

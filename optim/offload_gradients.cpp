@@ -62,7 +62,7 @@ void OffloadedGradients::prefetch(std::size_t index) {
 
 void OffloadedGradients::give_back(std::size_t index) {
   if (!away_[index].defined()) return;
-  const Tensor gradient = away_[index].fetch();
+  Tensor gradient = away_[index].fetch();
   if (square_sums_.defined()) {
     launch(gradient.device(), [&](const Addresses& at) {
       const kernels::ClipNorm norm{at.as<double>(square_sums_), square_sums_.elements(), clip_norm_};
@@ -71,7 +71,8 @@ void OffloadedGradients::give_back(std::size_t index) {
     });
     gradient.storage()->bump_version();
   }
-  parameters_[index].tensor.grad() = gradient;
+  gradient.set_tape_ref({}, Origin::gradient);
+  parameters_[index].tensor.grad() = std::move(gradient);
 }
 
 }  // namespace thimble::optim

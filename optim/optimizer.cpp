@@ -1,6 +1,7 @@
 #include <thimble/optim/optimizer.h>
 
 #include <cmath>
+#include <utility>
 
 #include <thimble/core/context.h>
 #include <thimble/core/copy.h>
@@ -11,9 +12,12 @@ namespace thimble::optim {
 Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(std::move(parameters)) {
   set_rate(rate);
   with_gradient_.reserve(parameters_.size());
+  std::vector<const Leaf*> leaves;
   for (const Named& p : parameters_) {
-    if (!p.tensor.requires_grad()) throw AutogradError("optimizer: " + p.name + " is not a leaf");
+    if (!p.tensor.leaf()) throw AutogradError("optimizer: " + p.name + " is not a leaf");
+    leaves.push_back(p.tensor.leaf().get());
   }
+  leaves_ = LeafSet(std::move(leaves));
 }
 
 void Optimizer::step() {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/autograd/leaf_set.h>
 #include <thimble/core/tensor.h>
 #include <thimble/memory/offload.h>
 
@@ -59,6 +60,8 @@ class Optimizer {
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }
 
   const std::vector<Named>& parameters() const noexcept { return parameters_; }
+  /// The parameters as a tape takes them (Tape::train).
+  const LeafSet& leaves() const noexcept { return leaves_; }
   /// State tensors, named `<parameter>.<kind>`: what a checkpoint holds besides parameters and step_count(). Those that
   /// are away are undefined until fetch_state().
   virtual std::vector<Named> state() const = 0;
@@ -93,6 +96,7 @@ class Optimizer {
   std::vector<std::vector<memory::Offloaded>> away_;  // per parameter, in the order of state_of
   std::vector<std::size_t> writing_;                  // parameters whose state is on its way
   std::vector<Named> parameters_;
+  LeafSet leaves_;
   std::vector<std::size_t> with_gradient_;  // of the update under way; it has room for all
   double rate_;
   double gradient_factor_ = 1;

@@ -84,8 +84,9 @@ struct OffByOne {
 void scale_stealthily(Net& net, const std::string& name, float factor) {
   for (const nn::NamedTensor& p : net.parameters()) {
     if (p.name != name || p.tensor.device().is_dry) continue;
-    const Pin pin(p.tensor);
-    for (std::int64_t i = 0; i < p.tensor.elements(); ++i) pin.as<float>()[i] *= factor;
+    launch(cpu, [&](const Addresses& at) {
+      for (std::int64_t i = 0; i < p.tensor.elements(); ++i) at.as<float>(p.tensor)[i] *= factor;
+    });
   }
 }
 

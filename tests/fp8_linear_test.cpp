@@ -162,7 +162,7 @@ TEST_CASE("fp8: what is not finite", "[fp8]") {
   // In blocks it is the block.
   Tensor wide = zeros({2, 256}, DType::f32);
   {
-    const Pin pin(wide);
+    const WritePin pin(wide);
     for (std::int64_t i = 0; i < 512; ++i) pin.as<float>()[i] = static_cast<float>(i % 9);
     pin.as<float>()[130] = infinity;
   }

@@ -56,7 +56,7 @@ class FusedRun final : public nn::TrainingRun {
     batch_ = model_->empty_batch(4, device);
     if (!device.is_dry) {
       for (const Tensor& t : {batch_.input, batch_.target}) {
-        const Pin pin(t);
+        const WritePin pin(t);
         for (std::int64_t i = 0; i < t.elements(); ++i) {
           const std::int64_t v = (i * i * 7 + i) % 10;
           t.dtype() == DType::i64 ? void(pin.as<std::int64_t>()[i] = v) : void(pin.as<float>()[i] = float(v) / 5 - 1);
@@ -96,7 +96,7 @@ class FusedRun final : public nn::TrainingRun {
   void restore(const Bytes& state) {
     const std::vector<Tensor> list = tensors();
     for (std::size_t i = 0; i < list.size(); ++i) {
-      std::memcpy(Pin(list[i]).data(), state[i].data(), state[i].size());
+      std::memcpy(WritePin(list[i]).data(), state[i].data(), state[i].size());
     }
     std::int64_t counts[2];
     std::memcpy(counts, state.back().data(), sizeof counts);

@@ -111,7 +111,7 @@ void check_against_twin(const std::string& name, NarrowUpdate update) {
     set_gradients(list, step);
     for (std::size_t k = 0; k < list.size(); ++k) {
       wide[k].tensor.grad() = to_dtype(list[k].tensor.grad(), DType::f32);
-      const Pin pin(wide[k].tensor);
+      const WritePin pin(wide[k].tensor);
       for (std::size_t i = 0; i < twins[k].stored.size(); ++i) pin.as<float>()[i] = twins[k].read(update, i);
     }
     optimizer->set_gradient_factor(0.375), oracle->set_gradient_factor(0.375);

@@ -53,7 +53,7 @@ inline FileTier::Options options_at(const std::string& folder, std::size_t chunk
 inline Tensor pattern(const Shape& shape, DType dtype, std::uint32_t seed, Category category = Category::temporary) {
   Tensor t = Tensor::empty(shape, dtype, cpu, category);
   if (t.elements() == 0) return t;
-  const Pin pin(t);
+  const WritePin pin(t);
   auto* const bytes = static_cast<unsigned char*>(pin.data());
   std::uint32_t state = seed * 2654435761u + 1;
   for (std::size_t i = 0; i < t.bytes(); ++i) {

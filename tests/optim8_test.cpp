@@ -26,7 +26,7 @@ struct PlainMoment {
     if (dtype_ != DType::u8) return void(kept_ = to_dtype(t, dtype_));
     kept_ = quantize(t, how_);
     if (how_.is_signed) return;
-    const Pin pin(kept_);
+    const WritePin pin(kept_);
     for (std::size_t i = 0; i < values.size(); ++i) {
       auto& code = static_cast<std::uint8_t*>(pin.data())[i];
       if (code == 0 && values[i] > 0) code = 1;
@@ -168,7 +168,7 @@ TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]"
   for (int step = 1; step <= 2; ++step) {
     set_gradients(list, step);
     if (step == 1) {
-      const Pin pin(list[0].tensor.grad());
+      const WritePin pin(list[0].tensor.grad());
       pin.as<float>()[5] = std::nanf("");
     }
     adam.step();

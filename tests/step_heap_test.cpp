@@ -62,6 +62,22 @@ TEST_CASE("step heap: a steady training step asks the heap for nothing", "[step]
   CHECK(heap_watch::heap_calls() == before + 1);  // they are counted
 }
 
+TEST_CASE("step heap: nor do steps of optimizers that take turns over one net", "[step]") {
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Layers layers;
+  optim::Sgd of_w({{"w", layers.w}}, Layers::options()), of_v({{"v", layers.v}}, Layers::options());
+  const auto calls = [&] {
+    const long before = heap_watch::heap_calls();
+    for (optim::Sgd* const optimizer : {&of_w, &of_v}) {
+      nn::training_step(*optimizer, [&](std::int64_t) { return layers.loss(); });
+    }
+    return heap_watch::heap_calls() - before;
+  };
+  for (int i = 0; i < 4; ++i) calls();
+  CHECK(calls() == 0);
+}
+
 TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
   models::ModelOptions text, image;
   text.layers = 2, text.width = 32, text.heads = 4, text.sequence = 16, text.dropout = 0.1;

@@ -52,7 +52,7 @@ Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, in
     throw ValueError("fake_quantize: codes " + std::to_string(low) + " to " + std::to_string(high) + ", zero point " +
                      std::to_string(zero) + "; low <= zero <= high within +-2^20 are needed");
   }
-  const Tensor wide = to_dtype(contiguous(scale), DType::f64);  // a dry device, too, takes its bytes
+  const Tensor wide = to_dtype(contiguous(scale.detach()), DType::f64);  // a dry device, too, takes its bytes
   if (!scale.device().is_dry) {
     for (const double s : to_host<double>(wide)) {
       if (!(std::isfinite(s) && s > 0)) {

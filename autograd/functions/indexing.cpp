@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <thimble/autograd/apply.h>
+#include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/concat.h>
 #include <thimble/core/ops/gather.h>
@@ -14,10 +17,34 @@ Tensor embedding(const Tensor& table, const Tensor& ids) { return apply(ops::Emb
 
 Tensor gather(const Tensor& x, int axis, const Tensor& index) { return apply(ops::Gather{axis}, x, index); }
 
-Tensor concat(std::span<const Tensor> parts, int axis) { return apply_list(ops::Concat{axis}, parts); }
+Tensor concat(std::span<const Tensor> parts, int axis) {
+  const ops::Concat op{axis};
+  constexpr std::size_t most = Needs::max_operands;
+  if (parts.size() <= most || context().tape == nullptr) return apply_list(op, parts);
+  std::vector<Tensor> level(parts.begin(), parts.end());
+  while (level.size() > most) {
+    std::vector<Tensor> chunks;
+    for (std::size_t begin = 0; begin < level.size(); begin += most) {
+      const auto chunk = std::span<const Tensor>(level).subspan(begin, std::min(most, level.size() - begin));
+      chunks.push_back(chunk.size() == 1 ? chunk[0] : apply_list(op, chunk));
+    }
+    level = std::move(chunks);
+  }
+  return apply_list(op, std::span<const Tensor>(level));
+}
 
 Tensor concat(std::initializer_list<Tensor> parts, int axis) {
   return concat(std::span<const Tensor>(parts.begin(), parts.size()), axis);
+}
+
+Tensor stack(std::span<const Tensor> parts, int axis) {
+  std::vector<Tensor> rows;
+  for (const Tensor& part : parts) rows.push_back(unsqueeze(part, axis));
+  return concat(rows, axis);
+}
+
+Tensor stack(std::initializer_list<Tensor> parts, int axis) {
+  return stack(std::span<const Tensor>(parts.begin(), parts.size()), axis);
 }
 
 Tensor pad(const Tensor& x, std::span<const std::int64_t> low, std::span<const std::int64_t> high, double value) {

@@ -15,9 +15,13 @@ Tensor embedding(const Tensor& table, const Tensor& ids);
 /// y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three; the result has the shape of index (i32 or i64).
 Tensor gather(const Tensor& x, int axis, const Tensor& index);
 
-/// One after the other along `axis`.
+/// One after the other along `axis`. Any number of them: more than a node takes (32) are recorded in chunks, and chunks
+/// of chunks.
 Tensor concat(std::span<const Tensor> parts, int axis);
 Tensor concat(std::initializer_list<Tensor> parts, int axis);
+/// Along a new axis: `axis` of the result, which counts from the end when negative. All of one shape; any number.
+Tensor stack(std::span<const Tensor> parts, int axis = 0);
+Tensor stack(std::initializer_list<Tensor> parts, int axis = 0);
 /// low[i] elements of `value` before axis i and high[i] after it; axes beyond the lists get none.
 Tensor pad(const Tensor& x, std::span<const std::int64_t> low, std::span<const std::int64_t> high, double value = 0);
 Tensor pad(const Tensor& x, std::initializer_list<std::int64_t> low, std::initializer_list<std::int64_t> high,

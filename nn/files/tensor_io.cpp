@@ -11,18 +11,13 @@
 namespace thimble::nn {
 namespace tensor_io_detail {
 
-// The bytes of a dense tensor on the CPU.
-std::span<std::byte> bytes_at(const Pin& pin, const Tensor& t) {
-  return {static_cast<std::byte*>(pin.data()), t.bytes()};
-}
-
 void append(SafetensorsWriter& file, const NamedTensor& named) {
-  Tensor t = to_device(named.tensor, cpu);
+  Tensor t = to_device(named.tensor.detach(), cpu);
   if (named.layout == FileLayout::oihw) t = view::permute(t, {0, 3, 1, 2});  // (O, I, KH, KW)
   t = contiguous(t);
   if (t.elements() == 0) return;
   const Pin pin(t);
-  file.append(named.name, bytes_at(pin, t));
+  file.append(named.name, {static_cast<const std::byte*>(pin.data()), t.bytes()});
 }
 
 std::string text(std::span<const std::int64_t> sizes) {
@@ -82,8 +77,8 @@ void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& ent
   if (t.elements() == 0 || t.device().is_dry) return;
   Tensor read = Tensor::empty(file_shape(t.shape(), target.layout), loadable_dtype(entry), cpu);
   {
-    const Pin pin(read);
-    file.read(entry, tensor_io_detail::bytes_at(pin, read));
+    const WritePin pin(read);
+    file.read(entry, {static_cast<std::byte*>(pin.data()), read.bytes()});
   }
   if (target.layout == FileLayout::oihw) read = view::permute(read, {0, 2, 3, 1});  // (O, KH, KW, I)
   copy_into(t, to_device(read, t.device()));
