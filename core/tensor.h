@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
@@ -97,6 +98,8 @@ struct Leaf {
   Tensor grad;
   TapeRef tape_ref;                    ///< its value on the tape that saw it last
   Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/transaction.h)
+  /// Where the modules that list this leaf as a parameter hold it (nn/module.h); null where that handle has gone.
+  std::vector<std::shared_ptr<Tensor* const>> members = {};
 };
 
 /// "f32 (2, 3) on cpu".
