@@ -37,8 +37,9 @@ std::int64_t count_correct(const std::vector<float>& scores, const std::vector<s
 void require_equal_parts(const models::Batch& batch, std::int64_t count) {
   const std::vector<optim::MicroBatch> parts = models::micro_batches(batch, count);
   if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
-    throw PlanError("training: the micro-batches of a step that is recorded must have as many targets that count as "
-                    "each other; steps that are not recorded may differ");
+    throw PlanError(
+        "training: the micro-batches of a step that is recorded must have as many targets that count as "
+        "each other; steps that are not recorded may differ");
   }
 }
 

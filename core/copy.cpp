@@ -56,8 +56,8 @@ Tensor to_device(const Tensor& t, Device device, Category category) {
 
 void check_scalar(const char* operation, const Tensor& t, double value) {
   if (is_floating(t.dtype()) || (std::trunc(value) == value && std::abs(value) < 0x1p63)) return;
-  throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer, and the tensor is " + describe(t) +
-                   "; to_dtype(x, DType::f32) first, or an integer is allowed");
+  throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer, and the tensor is " +
+                   describe(t) + "; to_dtype(x, DType::f32) first, or an integer is allowed");
 }
 
 void fill(const Tensor& t, double value) {

@@ -9,8 +9,8 @@
 //   that a step that is made again draws the same.
 // - Outside of passes they have a count and a domain of their own: noise that is drawn between steps is never the
 //   noise of a step, however often a step is tried. That count goes back to zero with each step that is made, so that a
-//   run that is resumed after it draws the same. What is drawn between a step and the checkpoint taken after it is drawn
-//   again when that is resumed.
+//   run that is resumed after it draws the same. What is drawn between a step and the checkpoint taken after it is
+//   drawn again when that is resumed.
 // - Initial values (nn/init.h) have a third count. At step 0, where models are made, they have the domain of passes:
 //   a module that draws under the very path of its parameters meets their words again in the first step.
 

@@ -3,8 +3,9 @@
 // threads draws the same; the next call under the same path draws from the next site. In a step of several parts the
 // first axis counts samples, as dropout's does: a part that begins at sample s draws the elements that the whole batch
 // has from its row s on, so that the parts draw together what the whole batch would have drawn. A tensor without axes
-// has no samples, and every part draws the same; so does a call whose site has first_sample = 0. Numbers are made in f32 (24
-// random bits for `rand`, 32 for the others), for f64 tensors in f64 (53 bits), and rounded to the tensor's dtype.
+// has no samples, and every part draws the same; so does a call whose site has first_sample = 0. Numbers are made in
+// f32 (24 random bits for `rand`, 32 for the others), for f64 tensors in f64 (53 bits), and rounded to the tensor's
+// dtype.
 //
 // All throw ShapeError, OutOfMemory and DeviceError as Tensor::empty does, DTypeError when the dtype is not floating
 // (bernoulli takes any), and ValueError for parameters outside of what is stated or a step of 2^32 and more.

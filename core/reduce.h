@@ -19,7 +19,8 @@ class Axes {
   Axes(int axis) : axes_{axis}, count_(1) {}  // NOLINT(google-explicit-constructor)
   /// `max(x, 0.0)` and `sum(x, true)` do not compile: neither is an axis.
   template <class T>
-  requires(std::is_floating_point_v<T> || std::is_same_v<T, bool>) Axes(T) = delete;
+  requires(std::is_floating_point_v<T> || std::is_same_v<T, bool>) Axes(T)
+  = delete;
   Axes(std::initializer_list<int> axes) : Axes(std::span<const int>(axes.begin(), axes.size())) {}
   /// Throws ShapeError when there are more than max_rank.
   explicit Axes(std::span<const int> axes);

@@ -38,7 +38,8 @@ std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, s
 std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count) {
   std::vector<optim::MicroBatch> parts;
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t begin = batch_detail::begin_of(batch, i, count), end = batch_detail::begin_of(batch, i + 1, count);
+    const std::int64_t begin = batch_detail::begin_of(batch, i, count),
+                       end = batch_detail::begin_of(batch, i + 1, count);
     optim::MicroBatch part{end - begin, static_cast<double>(end - begin)};
     if (!batch.counts.empty()) {
       part.weight = static_cast<double>(

@@ -107,8 +107,8 @@ class Module {
   Module& operator=(const Module&) = delete;
 
   /// Leaves that are trained, in the order of construction, children included. Shared ones are listed once, under their
-  /// first name; those that are undefined are not. A tensor that was assigned to a parameter becomes a leaf here. Throws
-  /// AutogradError for a parameter whose member has gone.
+  /// first name; those that are undefined are not. A tensor that was assigned to a parameter becomes a leaf here.
+  /// Throws AutogradError for a parameter whose member has gone.
   std::vector<NamedTensor> parameters() const;
   /// State that is saved but not trained (batch-norm statistics).
   std::vector<NamedTensor> buffers() const;

@@ -34,7 +34,8 @@ void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOp
   if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
   if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
   if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
-  if (!options.parts.empty()) refuse("micro-batches that differ have other weights in every step; allowed are equal ones");
+  if (!options.parts.empty())
+    refuse("micro-batches that differ have other weights in every step; allowed are equal ones");
   if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
 }
 

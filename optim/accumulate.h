@@ -38,9 +38,9 @@ struct MicroBatch {
 /// others and adds 0 to the loss: its gradients must be finite, as those of a cross entropy without targets are.
 /// Random operators draw what the whole batch would have drawn. Returns the mean of the losses (one element). Throws
 /// ValueError when count < 1, for several micro-batches with samples < 1, and for parts that are not `count`, have no
-/// sample or a weight out of range, or weigh nothing together. `on_gradient` is handed to every backward (Tape::backward). Gradients are those
-/// of the loss times `loss_scale`, which backward starts from; the losses returned are not scaled. Throws DTypeError
-/// for a scale other than 1 and a loss narrower than f32.
+/// sample or a weight out of range, or weigh nothing together. `on_gradient` is handed to every backward
+/// (Tape::backward). Gradients are those of the loss times `loss_scale`, which backward starts from; the losses
+/// returned are not scaled. Throws DTypeError for a scale other than 1 and a loss narrower than f32.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
                             std::optional<double> loss_scale = std::nullopt, std::span<const MicroBatch> parts = {});

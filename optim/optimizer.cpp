@@ -22,7 +22,8 @@ void Optimizer::check_members() const {
     for (const std::shared_ptr<Tensor* const>& member : leaf->members) {
       const Tensor* const now = *member;
       if (now == nullptr || now->leaf().get() == leaf) continue;  // its module has gone, or holds it
-      throw AutogradError("optimizer: the module's " + p.name + " is " + (now->defined() ? describe(*now) : "undefined") +
+      throw AutogradError("optimizer: the module's " + p.name + " is " +
+                          (now->defined() ? describe(*now) : "undefined") +
                           " and no longer the tensor that is trained, " + describe(p.tensor) +
                           "; make the optimizer after parameters are assigned, or write into them (copy_into)");
     }

@@ -98,7 +98,8 @@ TEST_CASE("micro-batches: the review's two rows, by hand") {
     w.grad() = Tensor();
     std::vector<optim::MicroBatch> weights;
     for (const Ids& p : parts) {
-      weights.push_back({static_cast<std::int64_t>(p.size()), static_cast<double>(p.size() - std::count(p.begin(), p.end(), -100))});
+      weights.push_back(
+          {static_cast<std::int64_t>(p.size()), static_cast<double>(p.size() - std::count(p.begin(), p.end(), -100))});
     }
     const Tensor loss = optim::accumulate_gradients(
         static_cast<std::int64_t>(parts.size()), 0,
@@ -113,21 +114,23 @@ TEST_CASE("micro-batches: the review's two rows, by hand") {
   const double p = 1 / (1 + std::exp(-0.7));
   // Classes 1, 0, 1 count: (2 p + (p - 1)) / 3.
   const auto whole = gradient({{1, 0, 1, -100, -100}});
-  CHECK(whole.second == Catch::Approx((3 * p - 1) / 3).epsilon(1e-14));
+  CHECK(whole.second == Approx((3 * p - 1) / 3).epsilon(1e-14));
   for (const std::vector<Ids>& parts : {std::vector<Ids>{{1, 0}, {1, -100, -100}}, {{1}, {0, 1, -100}, {-100}}}) {
     const auto cut = gradient(parts);
-    CHECK(cut.first == Catch::Approx(whole.first).epsilon(1e-14));
-    CHECK(cut.second == Catch::Approx(whole.second).epsilon(1e-14));
+    CHECK(cut.first == Approx(whole.first).epsilon(1e-14));
+    CHECK(cut.second == Approx(whole.second).epsilon(1e-14));
   }
 }
 
 TEST_CASE("micro-batches: noise and sizes that differ, in a training step") {
   const std::int64_t samples = 10;
-  const Tensor x = from_host([&] {
-    std::vector<double> v(samples * 3);
-    for (std::size_t i = 0; i < v.size(); ++i) v[i] = std::sin(1.3 * double(i));
-    return v;
-  }(), {samples, 3});
+  const Tensor x = from_host(
+      [&] {
+        std::vector<double> v(samples * 3);
+        for (std::size_t i = 0; i < v.size(); ++i) v[i] = std::sin(1.3 * double(i));
+        return v;
+      }(),
+      {samples, 3});
   const auto train = [&](const std::vector<optim::MicroBatch>& parts, std::int64_t count, std::int64_t each) {
     Generator generator(4);
     const GeneratorScope scope(generator);
@@ -221,5 +224,6 @@ TEST_CASE("micro-batches: the program's batches count their targets, and a step 
   };
   const std::vector<double> whole = train(1), parts = train(2);
   REQUIRE(whole.size() == 3);
-  for (std::size_t i = 0; i < 3; ++i) CHECK(is_near(parts[i], whole[i], 1e-9));  // Adam's first steps divide small by small
+  for (std::size_t i = 0; i < 3; ++i)
+    CHECK(is_near(parts[i], whole[i], 1e-9));  // Adam's first steps divide small by small
 }

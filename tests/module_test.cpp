@@ -61,10 +61,10 @@ TEST_CASE("module: what is assigned to a parameter is what is trained and saved"
   CHECK(host(net.first.weight) != std::vector<float>(12, 0.5f));
   CHECK(host(named(net.parameters(), "first.weight").tensor) == host(net.first.weight));
   const files_test::TemporaryFolder folder;
-  nn::save_weights(folder / "w.safetensors", net);
+  nn::save_weights(net, folder / "w.safetensors");
   TwoLayers other;
   other.first.bias = Tensor();
-  nn::load_weights(folder / "w.safetensors", other);
+  nn::load_weights(other, folder / "w.safetensors");
   CHECK(host(other.first.weight) == host(net.first.weight));
   CHECK(host(other(x)) == host(net(x)));
 }
@@ -84,9 +84,10 @@ TEST_CASE("module: a parameter that is assigned under an optimizer ends the next
   step(net, sgd, x);
   CHECK(host(net.second.weight) != second);
   net.second.bias = Tensor();
-  CHECK_THROWS_WITH(step(net, sgd, x),
-                    "optimizer: the module's second.bias is undefined and no longer the tensor that is trained, f32 (2) "
-                    "on cpu; make the optimizer after parameters are assigned, or write into them (copy_into)");
+  CHECK_THROWS_WITH(
+      step(net, sgd, x),
+      "optimizer: the module's second.bias is undefined and no longer the tensor that is trained, f32 (2) "
+      "on cpu; make the optimizer after parameters are assigned, or write into them (copy_into)");
 }
 
 TEST_CASE("module: an optimizer may outlive its module") {
@@ -133,9 +134,10 @@ TEST_CASE("module: the handle that add_parameter gives is the parameter") {
     Tensor gain = full({3}, 2);
     Dropping() { static_cast<void>(add_parameter("gain", gain)); }
   } dropping;
-  CHECK_THROWS_WITH(dropping.parameters(),
-                    "module: the handle of parameter 'gain' has gone; keep what add_parameter gives as a member of type "
-                    "nn::Parameter");
+  CHECK_THROWS_WITH(
+      dropping.parameters(),
+      "module: the handle of parameter 'gain' has gone; keep what add_parameter gives as a member of type "
+      "nn::Parameter");
   struct Slicing final : nn::Module {
     Tensor gain = add_parameter("gain", full({3}, 2));
   } slicing;

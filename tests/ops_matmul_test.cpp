@@ -245,7 +245,8 @@ TEST_CASE("ops: matmul and conv2d name both shapes") {
   CHECK(message({2, 3, 8, 8}, {4, 5, 5, 3}) ==
         "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got input "
         "(2, 3, 8, 8), weight (4, 5, 5, 3), groups 1; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})");
-  CHECK(message({2, 8, 8, 3}, {4, 3, 5, 5}).find("weight looks like (O, I, KH, KW): permute(weight") != std::string::npos);
+  CHECK(message({2, 8, 8, 3}, {4, 3, 5, 5}).find("weight looks like (O, I, KH, KW): permute(weight") !=
+        std::string::npos);
   CHECK(message({2, 8, 8, 6}, {4, 3, 5, 5}, 2).find("weight looks like") != std::string::npos);
   CHECK(message({2, 3, 8, 8}, {4, 3, 5, 5}).find("both look like") != std::string::npos);
   CHECK(message({2, 8, 8, 6}, {4, 5, 5, 7}).find("looks like") == std::string::npos);

@@ -92,7 +92,8 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
 }
 
 Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
-  if (mask.dtype() != DType::boolean) throw DTypeError("masked_fill: the mask is " + describe(mask) + ", it must be bool");
+  if (mask.dtype() != DType::boolean)
+    throw DTypeError("masked_fill: the mask is " + describe(mask) + ", it must be bool");
   return apply<ops::Where>(full({}, value, x.dtype(), x.device()), x, mask);
 }
 

@@ -51,8 +51,9 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   }
   if (x.shape()[3] % op.groups != 0 || weight.shape()[0] % op.groups != 0 ||
       weight.shape()[3] * op.groups != x.shape()[3]) {
-    throw ShapeError("conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got " +
-                     sides() + ", groups " + std::to_string(op.groups) + other_layout(op, x.shape(), weight.shape()));
+    throw ShapeError(
+        "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got " +
+        sides() + ", groups " + std::to_string(op.groups) + other_layout(op, x.shape(), weight.shape()));
   }
   if (bias.defined() && bias.shape() != Shape{weight.shape()[0]}) {
     throw ShapeError("conv2d: bias " + to_string(bias.shape()) + " for " + std::to_string(weight.shape()[0]) +

@@ -13,7 +13,7 @@
 #include <thimble/nn/profile.h>
 #include <thimble/optim/adam.h>
 
-#include "../catch.h"
+#include "catch.h"
 #include "prototype_check.h"
 
 using namespace thimble;
@@ -46,9 +46,9 @@ class UNet final : public nn::Layer {
 
  protected:
   Tensor forward(const Tensor& x) override {
-    const Tensor skip = silu(down_(x));                                                         // (N, H, W, 4)
-    const Tensor low = silu(middle_(avg_pool2d(skip, {.kernel = {2, 2}, .stride = {2, 2}})));   // (N, H/2, W/2, 4)
-    return up_(concat({skip, upsample(low)}, 3));                                               // (N, H, W, 1)
+    const Tensor skip = silu(down_(x));                                                        // (N, H, W, 4)
+    const Tensor low = silu(middle_(avg_pool2d(skip, {.kernel = {2, 2}, .stride = {2, 2}})));  // (N, H/2, W/2, 4)
+    return up_(concat({skip, upsample(low)}, 3));                                              // (N, H, W, 1)
   }
 
  private:
@@ -61,7 +61,8 @@ class UNetRun final : public nn::TrainingRun {
     x_ = device.is_dry ? Tensor::empty({2, 8, 8, 1}, DType::f32, device) : wave({2, 8, 8, 1}, 0, DType::f32);
   }
   void step() override {
-    const Tensor loss = nn::training_step(adam_, [&](std::int64_t) { return mse_loss(net_(x_), x_ * 0.5); }, options_);
+    const Tensor loss = nn::training_step(
+        adam_, [&](std::int64_t) { return mse_loss(net_(x_), x_ * 0.5); }, options_);
     if (!loss.device().is_dry) losses.push_back(item(loss));
   }
   nn::StepOptions& options() override { return options_; }
@@ -77,7 +78,8 @@ class UNetRun final : public nn::TrainingRun {
 
 // Llama ---------------------------------------------------------------------------------------------------------------
 
-// Rotary positions (Su et al. 2021, equation 34): pairs (i, i + D/2) of x (B, T, H, D) turn by (first + t) 10000^(-2i/D).
+// Rotary positions (Su et al. 2021, equation 34): pairs (i, i + D/2) of x (B, T, H, D) turn by (first + t)
+// 10000^(-2i/D).
 Tensor rotate(const Tensor& x, double first) {
   const std::int64_t length = x.size(1), half = x.size(3) / 2;
   std::vector<double> angles;
@@ -114,7 +116,7 @@ struct Llama {
     return y + linear(silu(linear(z, in[5])) * linear(z, in[6]), in[7]);
   }
   static std::vector<Tensor> operands() {
-    return {wave({1, 5, width}, 0), wave({8, 8}, 1), wave({4, 8}, 2),  wave({4, 8}, 3),
+    return {wave({1, 5, width}, 0), wave({8, 8}, 1),  wave({4, 8}, 2),  wave({4, 8}, 3),
             wave({8, 8}, 4),        wave({12, 8}, 5), wave({12, 8}, 6), wave({8, 12}, 7)};
   }
 };
@@ -164,8 +166,8 @@ std::vector<double> gru_by_hand(const Tensor& xs, const Tensor& ws, const Tensor
 // Every row of x (N, C) goes to the expert with the largest gate: y = p_e E_e x (Fedus et al. 2021, equation 2).
 // gate (E, C), experts (C, C) each.
 Tensor mixture(const Tensor& x, const Tensor& gate, Tensors experts) {
-  const Tensor p = softmax(linear(x, gate));            // (N, E)
-  const Tensor chosen = argmax(p.detach(), -1, true);   // (N, 1)
+  const Tensor p = softmax(linear(x, gate));           // (N, E)
+  const Tensor chosen = argmax(p.detach(), -1, true);  // (N, 1)
   Tensor y;
   for (std::size_t e = 0; e < experts.size(); ++e) {
     const Tensor is_other = not_equal(chosen, full({}, double(e), DType::i64));  // (N, 1)

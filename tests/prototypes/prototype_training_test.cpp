@@ -15,8 +15,8 @@
 #include <thimble/optim/adam8.h>
 #include <thimble/optim/sgd.h>
 
-#include "../catch.h"
-#include "../files.h"
+#include "catch.h"
+#include "files.h"
 #include "prototype_check.h"
 
 using namespace thimble;
@@ -117,8 +117,8 @@ TEST_CASE("prototype: bf16 with master weights and 8-bit state follows f32") {
     const Tensor target = wave({samples, width}, 1, DType::f32) * 0.5;
     std::vector<double> losses;
     for (int step = 0; step < 120; ++step) {
-      losses.push_back(item(
-          nn::training_step(*adam, [&](std::int64_t) { return mse_loss(cast(net(x), DType::f32), target); })));
+      losses.push_back(
+          item(nn::training_step(*adam, [&](std::int64_t) { return mse_loss(cast(net(x), DType::f32), target); })));
     }
     return std::pair(losses, adam->state_bytes());
   };
@@ -174,8 +174,8 @@ TEST_CASE("prototype: with keys and values kept, a token costs its own row alone
   for (std::int64_t t = 0; t < length; ++t) {
     copy_into(view::slice(keys, 1, t, t + 1), view::slice(k, 1, t, t + 1));
     copy_into(view::slice(values, 1, t, t + 1), view::slice(v, 1, t, t + 1));
-    const Tensor row = attention(view::slice(q, 1, t, t + 1), view::slice(keys, 1, 0, t + 1),
-                                 view::slice(values, 1, 0, t + 1));
+    const Tensor row =
+        attention(view::slice(q, 1, t, t + 1), view::slice(keys, 1, 0, t + 1), view::slice(values, 1, 0, t + 1));
     CHECK(row.shape() == Shape{1, 1, heads, depth});
     CHECK(distance(row, view::slice(whole, 1, t, t + 1)) < 1e-14);
   }
