@@ -39,6 +39,7 @@ GradcheckResult gradcheck(FunctionRef<Tensor(std::span<const Tensor>)> function,
     const bool is_asked_for = (options.operands >> i) & 1u;
     if (t.defined() && t.dtype() == DType::f64 && is_asked_for) leaves.back().require_grad();
   }
+  const PassScope pass(current_generator());
   const auto call = [&] {
     current_generator().start_pass();
     return function(leaves);

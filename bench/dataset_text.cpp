@@ -19,9 +19,12 @@ namespace dataset_text_detail {
 constexpr std::size_t synthetic_bytes = std::size_t{1} << 20;
 
 models::Batch to_batch(const std::vector<std::int64_t>& inputs, const std::vector<std::int64_t>& targets,
-                       std::int64_t samples, Device device) {
+                       std::int64_t samples, bool is_masked, Device device) {
   const Shape shape{samples, static_cast<std::int64_t>(inputs.size()) / samples};  // (B, T)
-  return {from_host(inputs, shape, device, Category::input), from_host(targets, shape, device, Category::input)};
+  models::Batch batch{from_host(inputs, shape, device, Category::input),
+                      from_host(targets, shape, device, Category::input)};
+  if (is_masked) batch.counts = models::count_targets(targets, samples);  // else all of them count
+  return batch;
 }
 
 // Both parts as tokens. `Token` is std::uint8_t with a vocabulary of characters, std::uint16_t without.
@@ -65,7 +68,7 @@ class Text final : public Dataset {
     std::vector<std::int64_t> inputs(static_cast<std::size_t>(samples_ * items_per_sample())), targets(inputs.size());
     train_source_->batch(step, std::span(inputs), std::span(targets));
     if (is_masked_) hide(inputs, targets, seed_, step);
-    return to_batch(inputs, targets, samples_, device);
+    return to_batch(inputs, targets, samples_, is_masked_, device);
   }
 
   std::int64_t validation_batches() const override { return (validation_source_->windows() + samples_ - 1) / samples_; }
@@ -79,7 +82,7 @@ class Text final : public Dataset {
       validation_source_->window(first + i, std::span(inputs).subspan(at, seq), std::span(targets).subspan(at, seq));
     }
     if (is_masked_) hide(inputs, targets, validation_seed, index);
-    return to_batch(inputs, targets, count, device);
+    return to_batch(inputs, targets, count, is_masked_, device);
   }
 
   std::int64_t items_per_sample() const override { return train_source_->sampler().seq(); }

@@ -70,7 +70,8 @@ nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
   while (true) {
     nn::GradientReport report =
         nn::compare_gradients(training.optimizer().parameters(), loss_of, exact, step.recording, step.micro_batches,
-                              step.micro_samples, training.scaler() != nullptr ? std::optional(scale) : std::nullopt);
+                              step.micro_samples, training.scaler() != nullptr ? std::optional(scale) : std::nullopt,
+                              models::micro_batches(batch, step.micro_batches));
     const bool may_halve = training.scaler() != nullptr && training.scaler()->options().is_dynamic && scale > 1;
     if (!may_halve || is_finite(report)) return report;
     scale /= 2;

@@ -259,12 +259,6 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   return options;
 }
 
-models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::int64_t count) {
-  if (count == 1) return batch;
-  const std::int64_t samples = batch.input.size(0) / count, begin = index * samples;
-  return {view::slice(batch.input, 0, begin, begin + samples), view::slice(batch.target, 0, begin, begin + samples)};
-}
-
 nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   nn::PlannerOptions options;
   options.storing.packs = setup.allows_lossy;

@@ -104,8 +104,7 @@ std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
 /// the number of micro-batches is still to be chosen.
 nn::StepOptions step_options(const Setup& setup, bool is_text, Device device);
 
-/// Micro-batch `index` of `count` equal ones that a batch is cut into, as views; the batch itself when count is 1.
-models::Batch micro_batch(const models::Batch& batch, std::int64_t index, std::int64_t count);
+using models::micro_batch;
 
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
 std::string optimizer_name(const Setup& setup, bool is_text);

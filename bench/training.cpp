@@ -33,6 +33,16 @@ std::int64_t count_correct(const std::vector<float>& scores, const std::vector<s
   return correct;
 }
 
+// A recorded step repeats the weights of its micro-batches.
+void require_equal_parts(const models::Batch& batch, std::int64_t count) {
+  const std::vector<optim::MicroBatch> parts = models::micro_batches(batch, count);
+  if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
+    throw PlanError(
+        "training: the micro-batches of a step that is recorded must have as many targets that count as "
+        "each other; steps that are not recorded may differ");
+  }
+}
+
 }  // namespace training_detail
 
 double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
@@ -77,6 +87,7 @@ void Training::rest() noexcept {
 double Training::recorded_step(std::int64_t step) {
   if (!device_.is_dry) {
     const models::Batch next = data_.batch(step, cpu, options_.setup.dtype);
+    training_detail::require_equal_parts(next, step_options_.micro_batches);
     nn::load_input(batch_.input, next.input);
     nn::load_input(batch_.target, next.target);
   }
@@ -98,6 +109,7 @@ double Training::step(std::int64_t step) {
   optimizer_->set_rate(rate_at(options_, rate_, step));
   if (options_.records_steps) return recorded_step(step);
   const models::Batch batch = data_.batch(step, device_, options_.setup.dtype);
+  if (step_options_.micro_batches > 1) step_options_.parts = models::micro_batches(batch, step_options_.micro_batches);
   const Tensor loss = nn::training_step(
       *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
       step_options_);

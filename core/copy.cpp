@@ -1,5 +1,6 @@
 #include <thimble/core/copy.h>
 
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -73,7 +74,14 @@ Tensor to_device(const Tensor& t, Device device, Category category) {
   return result;
 }
 
+void check_scalar(const char* operation, const Tensor& t, double value) {
+  if (is_floating(t.dtype()) || (std::trunc(value) == value && std::abs(value) < 0x1p63)) return;
+  throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer, and the tensor is " +
+                   describe(t) + "; to_dtype(x, DType::f32) first, or an integer is allowed");
+}
+
 void fill(const Tensor& t, double value) {
+  check_scalar("fill", t, value);
   if (t.elements() == 0) return;
   launch(t.device(), [&](const Addresses& at) {
     kernels::copy_kernels(t.device()).fill({t.shape(), value, at(t), t.dtype(), t.strides()});

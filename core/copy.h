@@ -22,8 +22,12 @@ Tensor to_dtype(const Tensor& t, DType dtype);
 /// A dense copy on another device; t itself when it is there. Between two CUDA devices the bytes go through the host's
 /// memory. A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
 Tensor to_device(const Tensor& t, Device device, Category category = Category::temporary);
-/// Sets every element, converted to t's dtype. Counts as a write.
+/// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; so do those
+/// that are made of it.
 void fill(const Tensor& t, double value);
+/// Throws DTypeError where t's dtype is not floating and `value` no integer in 64 bits: computed in integers, it would
+/// lose what makes it another number.
+void check_scalar(const char* operation, const Tensor& t, double value);
 
 Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
              Category category = Category::temporary);

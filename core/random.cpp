@@ -23,6 +23,18 @@ void check_floating(const char* operation, DType dtype) {
                    " given, " + what);
 }
 
+// The number of t's first element in the whole batch, of which t holds the samples from the site's first one on.
+std::int64_t first_element(const char* operation, const Tensor& t, const RandomSite& site) {
+  if (t.rank() == 0 || site.first_sample == 0) return 0;
+  const std::int64_t sample_elements = t.elements() / t.shape()[0];
+  constexpr std::int64_t most = std::int64_t{1} << 60;
+  if (site.first_sample > most / sample_elements) {
+    throw ValueError(std::string(operation) + ": " + describe(t) + " from sample " + std::to_string(site.first_sample) +
+                     " on; elements must count below 2^60");
+  }
+  return site.first_sample * sample_elements;
+}
+
 // Runs the kernel on t, through a dense temporary where t is not dense.
 void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
   check_random_site(operation, args.site);
@@ -32,6 +44,7 @@ void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
     args.out = at(dense);
     args.dtype = dense.dtype();
     args.elements = dense.elements();
+    args.first_element = first_element(operation, t, args.site);
     kernels::random_kernels(t.device()).fill(args);
   });
   if (t.is_contiguous()) {
@@ -110,11 +123,16 @@ void fill_bernoulli(const char* operation, const Tensor& t, double probability, 
 }  // namespace random_detail
 
 RandomSite next_random_site() { return current_generator().next_site(context().path); }
+RandomSite initial_random_site() { return current_generator().next_initial_site(context().path); }
 
 void check_random_site(const char* operation, const RandomSite& site) {
   if (site.step >> 32 != 0) {
     throw ValueError(std::string(operation) + ": step " + std::to_string(site.step) +
                      ", random numbers count steps below 2^32");
+  }
+  if (site.first_sample < 0) {
+    throw ValueError(std::string(operation) + ": first sample " + std::to_string(site.first_sample) +
+                     "; at least 0 is allowed");
   }
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <initializer_list>
 #include <span>
+#include <type_traits>
 
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/tensor.h>
@@ -16,6 +17,10 @@ class Axes {
  public:
   Axes() = default;
   Axes(int axis) : axes_{axis}, count_(1) {}  // NOLINT(google-explicit-constructor)
+  /// `max(x, 0.0)` and `sum(x, true)` do not compile: neither is an axis.
+  template <class T>
+  requires(std::is_floating_point_v<T> || std::is_same_v<T, bool>) Axes(T)
+  = delete;
   Axes(std::initializer_list<int> axes) : Axes(std::span<const int>(axes.begin(), axes.size())) {}
   /// Throws ShapeError when there are more than max_rank.
   explicit Axes(std::span<const int> axes);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <thimble/core/device.h>
 #include <thimble/core/dtype.h>
@@ -119,6 +120,8 @@ struct Leaf {
   bool is_trained = false;             ///< by that tape
   bool is_frozen = false;              ///< needs no gradient at present (Tensor::set_requires_grad)
   Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/transaction.h)
+  /// Where the modules that list this leaf as a parameter hold it (nn/module.h); null where that handle has gone.
+  std::vector<std::shared_ptr<Tensor* const>> members = {};
 };
 
 inline bool Tensor::requires_grad() const noexcept { return leaf_ && !leaf_->is_frozen; }

@@ -11,7 +11,7 @@ Transaction::Tables& Transaction::spare() noexcept {
   return room;
 }
 
-Transaction::Transaction() : generator_(current_generator()), before_(context().transaction) {
+Transaction::Transaction() : generator_(current_generator()), pass_(generator_), before_(context().transaction) {
   entries_.swap(spare().entries);
   gradients_.swap(spare().gradients);
   context().transaction = this;
@@ -20,7 +20,6 @@ Transaction::Transaction() : generator_(current_generator()), before_(context().
 
 Transaction::~Transaction() {
   context().transaction = before_;
-  generator_.start_pass();  // what a step has drawn does not count after it
   for (GradientBefore& before : gradients_) {
     before.leaf->transaction = before.transaction;
     before.leaf->grad = std::move(before.grad);

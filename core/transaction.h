@@ -50,6 +50,7 @@ class Transaction {
   std::vector<Entry> entries_;
   std::vector<GradientBefore> gradients_;
   Generator& generator_;
+  PassScope pass_;  // what a step has drawn does not count after it
   Transaction* before_;
 };
 

@@ -71,9 +71,10 @@ struct Fill {
   Live<RandomSite> live_site;
   void* out;
   DType dtype;
-  std::int64_t elements;
+  std::int64_t elements, first_element, first_block;
 
-  THIMBLE_DEVICE void operator()(std::int64_t number) const {
+  THIMBLE_DEVICE void operator()(std::int64_t item) const {
+    const std::int64_t number = first_block + item;
     const PhiloxBlock block =
         random_block(live_site.get(), static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32));
     const bool is_bernoulli = distribution == Distribution::bernoulli;
@@ -93,7 +94,8 @@ struct Fill {
       }
     }
     for (int i = 0; i < count; ++i) {
-      const std::int64_t at = number * count + i;
+      const std::int64_t at = number * count + i - first_element;
+      if (at < 0) continue;
       if (at >= elements) return;
       const T x = numbers.value[i];
       store<T>(out, dtype, at, is_bernoulli ? x : static_cast<T>(offset) + static_cast<T>(factor) * x);
@@ -104,9 +106,11 @@ struct Fill {
 void fill(const RandomFillArgs& args) {
   with_compute_type(args.dtype, [&]<class T>() {
     const std::int64_t count = args.distribution == Distribution::bernoulli ? 4 : Numbers<T>::count;
-    for_each_item((args.elements + count - 1) / count,
+    const std::int64_t first_block = args.first_element / count;
+    for_each_item((args.first_element + args.elements + count - 1) / count - first_block,
                   Fill<T>{args.distribution, args.offset, args.factor, args.low, args.high, args.cdf_low, args.cdf_high,
-                          args.probability, live(args.site), args.out, args.dtype, args.elements});
+                          args.probability, live(args.site), args.out, args.dtype, args.elements, args.first_element,
+                          first_block});
   });
 }
 

@@ -275,7 +275,9 @@ Placed::Hold::~Hold() {
 
 void Placed::begin(std::size_t plan) {
   finish();
+  is_in_step_ = false;
   take_region();
+  is_in_step_ = true;
   ++counts_.steps;
   if (live_ > 0) {
     ++counts_.dynamic_steps;
@@ -305,6 +307,12 @@ void Placed::begin_step(std::size_t plan) {
 void Placed::end_step() noexcept {
   const std::lock_guard guard(*lock());
   finish();
+  is_in_step_ = false;
+}
+
+bool Placed::is_in_step() const {
+  const std::lock_guard guard(*lock());
+  return is_in_step_;
 }
 
 std::size_t Placed::release_region() noexcept {

@@ -86,6 +86,9 @@ class Placed final : public Decorator {
   /// The step ends; nothing without one.
   void end_step() noexcept;
 
+  /// Whether a step has begun and not ended, replayed or not.
+  bool is_in_step() const;
+
   /// Gives the region back to the arena unless a block lives in it or a plan is being replayed. Returns its bytes, 0
   /// where it stays.
   std::size_t release_region() noexcept;
@@ -118,6 +121,7 @@ class Placed final : public Decorator {
   class Step {
    public:
     explicit Step(Placed& placed) : placed_(placed) { placed_.begin_step(); }
+    Step(Placed& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
     ~Step() { placed_.end_step(); }
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
@@ -168,7 +172,7 @@ class Placed final : public Decorator {
   Block* region_ = nullptr;              // null: not held
   std::byte* region_address_ = nullptr;  // that the handles point into
 
-  bool is_in_replay_ = false;
+  bool is_in_step_ = false, is_in_replay_ = false;
   const Event* next_ = &no_event;  // of the plan that is replayed
   const Event* first_ = nullptr;
   const Event* end_ = nullptr;

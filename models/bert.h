@@ -65,7 +65,7 @@ class Bert final : public Model {
   std::vector<BertLayer*> layers_;
   nn::Linear* transform_ = nullptr;
   nn::LayerNorm* transform_norm_ = nullptr;
-  Tensor bias_;  // (V)
+  nn::Parameter bias_;  // (V)
   bool recomputes_blocks_ = false;
 };
 

@@ -1,12 +1,15 @@
 #pragma once
 // What every reference model offers, and the list of them by name.
 
+#include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <thimble/nn/module.h>
+#include <thimble/optim/accumulate.h>
 
 namespace thimble::models {
 
@@ -14,7 +17,21 @@ namespace thimble::models {
 /// tokens (N, T), or the tokens that the input hides and -100 elsewhere (N, T), i64.
 struct Batch {
   Tensor input, target;
+  /// Of each sample, how many of its targets count, known on the host; empty: as many of one as of another.
+  std::vector<std::int64_t> counts = {};
 };
+
+/// How many targets of each of `samples` equal stretches of a batch's targets, which are on the host, count: are not
+/// `ignored`. Throws ShapeError when the samples do not divide the targets.
+std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, std::int64_t samples,
+                                        std::int64_t ignored = -100);
+
+/// The `count` micro-batches that a batch is cut into, in order, as a step weighs them (optim/accumulate.h): by the
+/// targets that count. Where `count` does not divide the samples, sizes differ by one. Throws ValueError unless
+/// 1 <= count <= samples.
+std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count);
+/// Number `index` of them, as views; the batch itself when count is 1.
+Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count);
 
 /// fused: the cheapest form of every operator. textbook: the plain form, as the literature counts its bytes.
 enum class Build : std::uint8_t { fused, textbook };

@@ -69,7 +69,8 @@ Sharedconv::Sharedconv(const ModelOptions& options, const nn::Placement& on)
     if (options_.shares_kernels) {
       const PathScope own(path());
       const PathScope below(name);
-      basis = add_parameter(name + ".basis", nn::make_kernel_basis(sharedconv_rank(out), out, 3, on));
+      bases_.push_back(add_parameter(name + ".basis", nn::make_kernel_basis(sharedconv_rank(out), out, 3, on)));
+      basis = bases_.back();
     }
     for (std::int64_t block = 0; block < options_.layers; ++block) {
       const std::int64_t stride = stage > 0 && block == 0 ? 2 : 1;

@@ -66,6 +66,7 @@ class Sharedconv final : public Model {
   DType dtype_;
   nn::Conv2d& stem_;
   nn::BatchNorm2d& stem_norm_;
+  std::vector<nn::Parameter> bases_;  // of the stages
   std::vector<SharedconvBlock*> blocks_;
   nn::Linear* fc_ = nullptr;
 };

@@ -109,7 +109,8 @@ Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
                                                 vit_detail::position_deviation, on.dtype, on.device))),
       dropout_(child<nn::Dropout>("encoder.dropout", sizes.dropout, sizes.build == Build::textbook)) {
   const auto patch_elements = static_cast<double>(vit_patch * vit_patch * sizes.channels);
-  fill_normal(patches_.weight, 0, 1 / std::sqrt(patch_elements));  // as a dense layer's over a patch
+  fill_normal(patches_.weight, 0, 1 / std::sqrt(patch_elements),
+              initial_random_site());  // as a dense layer's over a patch
   for (std::int64_t i = 0; i < sizes.layers; ++i) {
     blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
   }

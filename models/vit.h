@@ -33,7 +33,7 @@ class VitAttention final : public nn::Layer {
   std::int64_t heads_;
   Build build_;
   std::optional<DType> compute_;
-  Tensor in_weight_, in_bias_;  // (3 C, C), (3 C)
+  nn::Parameter in_weight_, in_bias_;  // (3 C, C), (3 C)
   nn::Fp8Product in_fp8_;
   nn::Linear& out_;
 };
@@ -79,9 +79,9 @@ class Vit final : public Model {
   Tensor embed(const Tensor& images);
 
   DType dtype_;
-  Tensor class_token_;  // (1, 1, C)
+  nn::Parameter class_token_;  // (1, 1, C)
   nn::Conv2d& patches_;
-  Tensor positions_;  // (1, T, C)
+  nn::Parameter positions_;  // (1, T, C)
   nn::Dropout& dropout_;
   std::vector<VitBlock*> blocks_;
   nn::LayerNorm* norm_ = nullptr;

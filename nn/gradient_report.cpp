@@ -42,10 +42,11 @@ struct Sums {
 std::vector<std::vector<double>> gradients(const std::vector<optim::Named>& parameters,
                                            FunctionRef<Tensor(std::int64_t)> loss_of,
                                            const optim::RecordingOptions& recording, std::int64_t count,
-                                           std::int64_t samples, std::optional<double> loss_scale, double& loss) {
+                                           std::int64_t samples, std::optional<double> loss_scale,
+                                           std::span<const optim::MicroBatch> parts, double& loss) {
   const Transaction undone;  // never committed
   for (const optim::Named& p : parameters) p.tensor.grad() = Tensor();
-  loss = item(optim::accumulate_gradients(count, samples, loss_of, recording, nullptr, loss_scale));
+  loss = item(optim::accumulate_gradients(count, samples, loss_of, recording, nullptr, loss_scale, parts));
   std::vector<std::vector<double>> list;
   for (const optim::Named& p : parameters) {
     const Tensor& gradient = p.tensor.grad();
@@ -70,7 +71,8 @@ double GradientReport::smallest_cosine(double share) const {
 
 GradientReport compare_gradients(const std::vector<optim::Named>& parameters, FunctionRef<Tensor(std::int64_t)> loss_of,
                                  const optim::RecordingOptions& exact, const optim::RecordingOptions& lossy,
-                                 std::int64_t count, std::int64_t samples, std::optional<double> loss_scale) {
+                                 std::int64_t count, std::int64_t samples, std::optional<double> loss_scale,
+                                 std::span<const optim::MicroBatch> parts) {
   using namespace gradient_report_detail;
   struct Restore {
     explicit Restore(const std::vector<optim::Named>& list) : parameters(list) {
@@ -83,8 +85,8 @@ GradientReport compare_gradients(const std::vector<optim::Named>& parameters, Fu
     std::vector<Tensor> before;
   } const restore(parameters);
   GradientReport report;
-  const auto a = gradients(parameters, loss_of, exact, count, samples, loss_scale, report.exact_loss);
-  const auto b = gradients(parameters, loss_of, lossy, count, samples, loss_scale, report.lossy_loss);
+  const auto a = gradients(parameters, loss_of, exact, count, samples, loss_scale, parts, report.exact_loss);
+  const auto b = gradients(parameters, loss_of, lossy, count, samples, loss_scale, parts, report.lossy_loss);
   Sums all;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (a[i].empty() || a[i].size() != b[i].size()) continue;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,14 +29,15 @@ struct GradientReport {
   double smallest_cosine(double share = 1e-6) const;
 };
 
-/// Two forwards and backwards of `count` micro-batches of `samples` samples each, with the same random numbers, as
-/// optim::accumulate_gradients makes them with `exact` and with `lossy`. Nothing changes: what the forward writes is
-/// undone, and the gradients that were there before are there again. Needs the bytes of two sets of gradients besides
-/// those of a step, and the host's memory for one in f64. With a `loss_scale` backward starts from it, and gradients
-/// are divided by it. Throws DeviceError on a dry device: it has no values.
+/// Two forwards and backwards of `count` micro-batches of `samples` samples each (or of `parts`), with the same random
+/// numbers, as optim::accumulate_gradients makes them with `exact` and with `lossy`. Nothing changes: what the forward
+/// writes is undone, and the gradients that were there before are there again. Needs the bytes of two sets of gradients
+/// besides those of a step, and the host's memory for one in f64. With a `loss_scale` backward starts from it, and
+/// gradients are divided by it. Throws DeviceError on a dry device: it has no values.
 GradientReport compare_gradients(const std::vector<optim::Named>& parameters, FunctionRef<Tensor(std::int64_t)> loss_of,
                                  const optim::RecordingOptions& exact, const optim::RecordingOptions& lossy,
                                  std::int64_t count = 1, std::int64_t samples = 0,
-                                 std::optional<double> loss_scale = std::nullopt);
+                                 std::optional<double> loss_scale = std::nullopt,
+                                 std::span<const optim::MicroBatch> parts = {});
 
 }  // namespace thimble::nn

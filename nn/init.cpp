@@ -13,13 +13,13 @@ Tensor constant(const Shape& shape, double value, DType dtype, Device device) {
 
 Tensor normal(const Shape& shape, double deviation, DType dtype, Device device) {
   const Tensor t = Tensor::empty(shape, dtype, device, Category::parameter);
-  fill_normal(t, 0, deviation);
+  fill_normal(t, 0, deviation, initial_random_site());
   return t;
 }
 
 Tensor uniform(const Shape& shape, double bound, DType dtype, Device device) {
   const Tensor t = Tensor::empty(shape, dtype, device, Category::parameter);
-  fill_uniform(t, -bound, bound);
+  fill_uniform(t, -bound, bound, initial_random_site());
   return t;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
-// Initial values as the papers give them. Numbers come from the current generator, by the current path.
+// Initial values as the papers give them. Numbers come from the current generator, by the current path, with a count of
+// their own (core/generator.h).
 
 #include <thimble/core/tensor.h>
 

@@ -42,7 +42,6 @@ void Linear::quantize_weight() {
   const PathScope scope(path());
   const NoGrad off;
   weight_q8 = add_buffer("weight_q8", quantize_q8(options_.weight_is_in_out ? view::transpose(weight) : weight));
-  remove_parameter("weight");
   weight = Tensor();
 }
 

@@ -26,7 +26,7 @@ struct LinearOptions {
 class Linear final : public Layer {
  public:
   Linear(std::int64_t in, std::int64_t out, const Placement& on = {}, const LinearOptions& options = {});
-  Tensor weight, bias;
+  Parameter weight, bias;
 
   /// Puts Q8_0 blocks (core/ops/linear_q8.h) in the weight's place, which is gone from then on: 34 bytes for 32
   /// numbers. They are the buffer "weight_q8" (O, 34 I / 32), and bias stays a parameter. Throws ShapeError unless 32
@@ -36,7 +36,7 @@ class Linear final : public Layer {
   std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
   bool weight_is_in_out() const noexcept { return options_.weight_is_in_out; }
   bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
-  Tensor weight_q8;
+  Buffer weight_q8;
   Fp8Status fp8_status() const override { return fp8_.status(); }
 
  protected:
@@ -54,7 +54,7 @@ class Conv2d final : public Layer {
  public:
   Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
          bool has_bias = false, const Placement& on = {});
-  Tensor weight, bias;
+  Parameter weight, bias;
   Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }
 
  protected:
@@ -70,7 +70,8 @@ class Conv2d final : public Layer {
 class BatchNorm2d final : public Layer {
  public:
   explicit BatchNorm2d(std::int64_t channels, const Placement& on = {}, double momentum = 0.1, double epsilon = 1e-5);
-  Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+  Parameter weight, bias;
+  Buffer running_mean, running_var, num_batches_tracked;
 
   /// relu(norm(x)) as one operator: bitwise the composition, one buffer fewer.
   Tensor with_relu(const Tensor& x);
@@ -89,7 +90,7 @@ class BatchNorm2d final : public Layer {
 class LayerNorm final : public Layer {
  public:
   explicit LayerNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-5);
-  Tensor weight, bias;
+  Parameter weight, bias;
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -102,7 +103,7 @@ class LayerNorm final : public Layer {
 class RmsNorm final : public Layer {
  public:
   explicit RmsNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-6);
-  Tensor weight;
+  Parameter weight;
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -115,7 +116,7 @@ class RmsNorm final : public Layer {
 class GroupNorm final : public Layer {
  public:
   GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on = {}, double epsilon = 1e-5);
-  Tensor weight, bias;
+  Parameter weight, bias;
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -129,7 +130,7 @@ class GroupNorm final : public Layer {
 class Embedding final : public Layer {
  public:
   Embedding(std::int64_t count, std::int64_t width, const Placement& on = {}, double deviation = 1);
-  Tensor weight;
+  Parameter weight;
 
  protected:
   Tensor forward(const Tensor& ids) override;

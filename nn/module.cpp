@@ -1,5 +1,6 @@
 #include <thimble/nn/module.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <thimble/autograd/functions/elementwise.h>
@@ -8,25 +9,76 @@
 
 namespace thimble::nn {
 
-void Module::collect(const std::string& prefix, bool wants_parameters, std::vector<NamedTensor>& list) const {
-  for (const NamedTensor& own : wants_parameters ? parameters_ : buffers_) {
-    bool is_listed = false;  // shared between modules
-    for (const NamedTensor& other : list)
-      is_listed = is_listed || (own.tensor.leaf() && other.tensor.leaf() == own.tensor.leaf());
-    if (!is_listed) list.push_back({prefix + own.name, own.tensor, own.layout});
+namespace module_detail {
+
+// The leaf of a list that has the same elements, where a tensor that is not a leaf yet was given to two members.
+const Tensor* find_same(const std::vector<NamedTensor>& list, const Tensor& t) {
+  for (const NamedTensor& other : list) {
+    const Tensor& o = other.tensor;
+    if (t.storage() && o.storage() == t.storage() && o.offset() == t.offset() && o.shape() == t.shape() &&
+        o.strides() == t.strides()) {
+      return &o;
+    }
   }
-  for (const Child& c : children_) c.module->collect(prefix + c.name + ".", wants_parameters, list);
+  return nullptr;
+}
+
+void make_leaf(Tensor& t) {
+  if (t.leaf()) return;
+  t.require_grad();
+  if (t.storage()) t.storage()->set_category(Category::parameter);
+}
+
+void list_member(Leaf& leaf, const std::shared_ptr<Tensor* const>& member) {
+  if (std::find(leaf.members.begin(), leaf.members.end(), member) == leaf.members.end()) leaf.members.push_back(member);
+}
+
+}  // namespace module_detail
+
+Module::~Module() {
+  if (parent_ != nullptr) {
+    std::erase_if(parent_->children_, [this](const Child& c) { return c.module == this; });
+  }
+  for (const Child& c : children_) {
+    if (!c.owned) c.module->parent_ = nullptr;
+  }
+}
+
+void Module::collect(const std::string& prefix, std::vector<NamedTensor>& list) const {
+  for (const Entry& own : parameters_) {
+    if (*own.member == nullptr) {
+      throw AutogradError("module: the handle of parameter '" + prefix + own.name +
+                          "' has gone; keep what add_parameter gives as a member of type nn::Parameter");
+    }
+    Tensor& t = **own.member;
+    if (!t.defined()) continue;
+    const Tensor* const same = t.leaf() ? nullptr : module_detail::find_same(list, t);
+    if (same != nullptr) t = *same;
+    module_detail::make_leaf(t);
+    module_detail::list_member(*t.leaf(), own.member);
+    const auto is_it = [&](const NamedTensor& other) { return other.tensor.leaf() == t.leaf(); };
+    if (std::none_of(list.begin(), list.end(), is_it)) list.push_back({prefix + own.name, t, own.layout});
+  }
+  for (const Child& c : children_) c.module->collect(prefix + c.name + ".", list);
+}
+
+void Module::collect_buffers(const std::string& prefix, std::vector<NamedTensor>& list) const {
+  for (const Entry& own : buffers_) {
+    const Tensor& t = *own.member != nullptr ? **own.member : own.kept;
+    if (t.defined()) list.push_back({prefix + own.name, t, own.layout});
+  }
+  for (const Child& c : children_) c.module->collect_buffers(prefix + c.name + ".", list);
 }
 
 std::vector<NamedTensor> Module::parameters() const {
   std::vector<NamedTensor> list;
-  collect("", true, list);
+  collect("", list);
   return list;
 }
 
 std::vector<NamedTensor> Module::buffers() const {
   std::vector<NamedTensor> list;
-  collect("", false, list);
+  collect_buffers("", list);
   return list;
 }
 
@@ -34,6 +86,12 @@ std::vector<Named> Module::trainable() const {
   std::vector<Named> list;
   for (const NamedTensor& p : parameters()) {
     if (p.tensor.requires_grad()) list.push_back({p.name, p.tensor});
+  }
+  if (list.empty()) {
+    throw ValueError(
+        "module: there is nothing to train: no parameter is registered, or all are frozen; members are made by "
+        "add_parameter() and child<Module>(), or registered by child(name, module)");
+  }
   }
   return list;
 }
@@ -70,31 +128,54 @@ void Module::for_each_module(const std::function<void(const Module&)>& f) const 
   for (const Child& c : children_) std::as_const(*c.module).for_each_module(f);
 }
 
-void Module::remove_parameter(std::string_view name) {
-  for (auto p = parameters_.begin(); p != parameters_.end(); ++p) {
-    if (p->name != name) continue;
-    parameters_.erase(p);
-    return;
+Member Module::register_member(std::vector<Entry>& entries, std::string name, Tensor value, FileLayout layout) {
+  for (const Entry& entry : entries) {
+    if (entry.name == name) throw ValueError("module: two members are named '" + name + "'");
   }
-  throw ValueError("module: no parameter is named '" + std::string(name) + "'");
+  Member member(std::move(value));
+  entries.push_back({std::move(name), member.place_, Tensor(), layout});
+  return member;
 }
 
-Tensor Module::add_parameter(std::string name, Tensor value, FileLayout layout) {
-  for (const NamedTensor& p : parameters_) {
-    if (p.name == name) throw ValueError("module: two parameters are named '" + name + "'");
-  }
-  if (!value.leaf()) {
-    value.require_grad();
-    if (value.storage()) value.storage()->set_category(Category::parameter);
-  }
-  parameters_.push_back({std::move(name), value, layout});
-  return value;
+Parameter Module::add_parameter(std::string name, Tensor value, FileLayout layout) {
+  module_detail::make_leaf(value);
+  return register_member(parameters_, std::move(name), std::move(value), layout);
 }
 
-Tensor Module::add_buffer(std::string name, Tensor value) {
+Buffer Module::add_buffer(std::string name, Tensor value) {
   if (value.storage()) value.storage()->set_category(Category::parameter);
-  buffers_.push_back({std::move(name), value});
-  return value;
+  Buffer buffer = register_member(buffers_, std::move(name), value, FileLayout::same);
+  buffers_.back().kept = std::move(value);
+  return buffer;
+}
+
+void Module::adopt(const std::string& name, Module& module, std::unique_ptr<Module> owned) {
+  const auto is_named = [&](const Child& c) { return c.name == name; };
+  if (std::any_of(children_.begin(), children_.end(), is_named)) {
+    throw ValueError("module: two children are named '" + name + "'");
+  }
+  children_.push_back({name, &module, std::move(owned)});
+}
+
+void Module::child(const std::string& name, Module& module) {
+  const auto is_it = [&](const Child& c) { return c.module == &module; };
+  if (&module == this || module.parent_ != nullptr || std::any_of(children_.begin(), children_.end(), is_it)) {
+    throw ValueError("module: '" + name + "' is " + (&module == this ? "this module" : "a child") + " already");
+  }
+  adopt(name, module, nullptr);
+  module.parent_ = this;
+  const PathScope own(path_);
+  const PathScope below(name);
+  module.move_to(context().path);
+}
+
+void Module::move_to(PathId path) {
+  path_ = path;
+  const PathScope own(path);
+  for (const Child& c : children_) {
+    const PathScope below(c.name);
+    c.module->move_to(context().path);
+  }
 }
 
 Tensor Sequential::operator()(Tensor&& x) {

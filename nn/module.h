@@ -1,6 +1,17 @@
 #pragma once
 // A module owns parameters, buffers and child modules under dotted names, and runs under its path, so that every byte
 // it allocates is booked there.
+//
+//   struct Scaled final : nn::Layer {
+//     explicit Scaled(std::int64_t n) : gain(add_parameter("gain", nn::init::constant({n}, 1, DType::f32, cpu))) {}
+//     nn::Linear& inner = child<nn::Linear>("inner", 8, 8);
+//     nn::Parameter gain;
+//     Tensor forward(const Tensor& x) override { return inner(x) * gain; }
+//   };
+//
+// - A parameter is the member that forward uses: the lists of the module look there. What is assigned to it before
+//   the optimizer is made is what is trained and saved; two members that hold one tensor are one parameter.
+// - A module that is not made by child() is not part of its parent until child(name, module) says so.
 
 #include <cstdint>
 #include <functional>
@@ -51,17 +62,57 @@ struct NamedTensor {
   FileLayout layout = FileLayout::same;
 };
 
+/// A tensor as the member of a module that lists it. It can be moved, and the module's list follows; a copy is a handle
+/// like any other. Assigning gives the module another tensor, an undefined one none. It must be kept as what it is: a
+/// parameter that was turned into a plain Tensor and went away is missing, and the next list of parameters says so.
+class Member : public Tensor {
+ public:
+  Member() = default;
+  Member(const Member& other) : Tensor(other) {}
+  Member(Member&& other) noexcept : Tensor(std::move(other)) { take_place(other); }
+  Member& operator=(Tensor value) noexcept {
+    Tensor::operator=(std::move(value));
+    return *this;
+  }
+  Member& operator=(const Member& other) { return *this = static_cast<const Tensor&>(other); }
+  /// Takes the other's place in its module's list, where this one has none.
+  Member& operator=(Member&& other) noexcept {
+    if (this == &other) return *this;
+    if (place_) return *this = static_cast<const Tensor&>(other);
+    Tensor::operator=(std::move(other));
+    take_place(other);
+    return *this;
+  }
+  ~Member() {
+    if (place_) *place_ = nullptr;
+  }
+
+ private:
+  friend class Module;
+  explicit Member(Tensor value) : Tensor(std::move(value)), place_(std::make_shared<Tensor*>(this)) {}
+  void take_place(Member& other) noexcept {
+    place_ = std::move(other.place_);
+    if (place_) *place_ = this;
+  }
+
+  std::shared_ptr<Tensor*> place_;  // points to this; null: no module lists it
+};
+using Parameter = Member;  ///< trained
+using Buffer = Member;     ///< saved, not trained
+
 class Module {
  public:
-  virtual ~Module() = default;
+  virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  /// Leaves that are trained, in the order of construction, children included. Shared ones are listed once.
+  /// Leaves that are trained, in the order of construction, children included. Shared ones are listed once, under their
+  /// first name; those that are undefined are not. A tensor that was assigned to a parameter becomes a leaf here.
+  /// Throws AutogradError for a parameter whose member has gone.
   std::vector<NamedTensor> parameters() const;
   /// State that is saved but not trained (batch-norm statistics).
   std::vector<NamedTensor> buffers() const;
-  /// The parameters that are not frozen, as optimizers take them.
+  /// The parameters that are not frozen, as optimizers take them. Throws ValueError when there are none.
   std::vector<Named> trainable() const;
   /// Makes constants of the parameter `name`, or of all below the module of that name ("": of all), until unfreeze():
   /// nothing is kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). An
@@ -83,18 +134,18 @@ class Module {
   /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
   virtual Fp8Status fp8_status() const { return {}; }
 
-  /// The path the module runs and allocates under: where it was made.
+  /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
   PathId path() const noexcept { return path_; }
 
  protected:
   /// Takes the current path as its own: `child` makes it `parent.name`.
   Module() : path_(context().path) {}
 
-  /// Makes a leaf of `value` under `name` and books its bytes as a parameter.
-  Tensor add_parameter(std::string name, Tensor value, FileLayout layout = FileLayout::same);
-  Tensor add_buffer(std::string name, Tensor value);
-  /// Takes it off the list: its bytes go when its last handle does. Throws ValueError when there is none of that name.
-  void remove_parameter(std::string_view name);
+  /// Makes a leaf of `value` under `name` and books its bytes as a parameter: for a member of type Parameter. Throws
+  /// ValueError when there is one of that name.
+  [[nodiscard]] Parameter add_parameter(std::string name, Tensor value, FileLayout layout = FileLayout::same);
+  /// The same for state that is not trained; without its member it is the module's alone.
+  Buffer add_buffer(std::string name, Tensor value);
 
   /// Makes a child module under `name` (which may have dots: "h.0"); this module owns it.
   template <class M, class... Args>
@@ -103,21 +154,37 @@ class Module {
     const PathScope below(name);
     auto made = std::make_unique<M>(std::forward<Args>(args)...);
     M& reference = *made;
-    children_.push_back({name, std::move(made)});
+    adopt(name, reference, std::move(made));
     return reference;
   }
+  /// Makes a child of a module that is made and owned elsewhere: a plain member, one behind a pointer. From now on it
+  /// runs under this module's path; its bytes stay booked where it was made. It may go before this module does. Throws
+  /// ValueError for one that is a child already, or for this module.
+  void child(const std::string& name, Module& module);
 
  private:
-  void collect(const std::string& prefix, bool wants_parameters, std::vector<NamedTensor>& list) const;
-  void set_requires_grad(std::string_view name, bool requires_grad);
-
+  struct Entry {
+    std::string name;
+    std::shared_ptr<Tensor* const> member;  // null inside: it has gone
+    Tensor kept;                            // of a buffer, for that case
+    FileLayout layout;
+  };
   struct Child {
     std::string name;
-    std::unique_ptr<Module> module;
+    Module* module;
+    std::unique_ptr<Module> owned;  // null: owned elsewhere
   };
+  Member register_member(std::vector<Entry>& entries, std::string name, Tensor value, FileLayout layout);
+  void adopt(const std::string& name, Module& module, std::unique_ptr<Module> owned);
+  void move_to(PathId path);
+  void set_requires_grad(std::string_view name, bool requires_grad);
+  void collect(const std::string& prefix, std::vector<NamedTensor>& list) const;
+  void collect_buffers(const std::string& prefix, std::vector<NamedTensor>& list) const;
+
   PathId path_;
   bool is_training_ = true;
-  std::vector<NamedTensor> parameters_, buffers_;
+  Module* parent_ = nullptr;  // of a child that is owned elsewhere
+  std::vector<Entry> parameters_, buffers_;
   std::vector<Child> children_;
 };
 

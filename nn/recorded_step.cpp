@@ -34,20 +34,10 @@ void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOp
   if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
   if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
   if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
+  if (!options.parts.empty())
+    refuse("micro-batches that differ have other weights in every step; allowed are equal ones");
   if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
 }
-
-/// A step of a placed arena by its plan's index, as a scope.
-class PlacedStep {
- public:
-  PlacedStep(Placed& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
-  ~PlacedStep() { placed_.end_step(); }
-  PlacedStep(const PlacedStep&) = delete;
-  PlacedStep& operator=(const PlacedStep&) = delete;
-
- private:
-  Placed& placed_;
-};
 
 }  // namespace recorded_step_detail
 
@@ -117,6 +107,7 @@ Tensor RecordedStep::run() {
   if (&current_generator() != &generator_) {
     recorded_step_detail::refuse("another generator is in force than when it was made");
   }
+  optimizer_.check_members();
   if (is_recorded()) {
     replay();
   } else if (steps_ < recorded_step_detail::eager_steps) {
@@ -130,7 +121,7 @@ Tensor RecordedStep::run() {
 }
 
 void RecordedStep::run_once(const StepOptions& options) {
-  const recorded_step_detail::PlacedStep step(placed_, steps_);
+  const Placed::Step step(placed_, steps_);
   const Tensor loss = training_step(optimizer_, loss_of_, options);
   if (options.seam == nullptr) copy_into(loss_, view::reshape(loss, {}));
 }

@@ -48,7 +48,7 @@ class RecordedStep {
   /// (kept and counted as workspace), a number for the loss, and, where a loss scaler looks at gradients, 8 bytes for
   /// each parameter. Throws DeviceError unless parameters are on a CUDA device (a dry one allocates what a real one
   /// does and records nothing); PlanError for what asks the host in every step: tiers (of gradients, saved tensors,
-  /// optimizer state), a profile or an observed graph.
+  /// optimizer state), a profile or an observed graph, and for micro-batches that differ (StepOptions::parts).
   RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
                StepOptions options = {});
   ~RecordedStep();

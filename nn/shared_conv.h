@@ -24,7 +24,7 @@ class SharedConv2d final : public Layer {
   SharedConv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t rank,
                const Conv2dOptions& options = {}, const Placement& on = {});
 
-  Tensor basis, coefficients;
+  Parameter basis, coefficients;
   Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }
 
  protected:

@@ -49,6 +49,16 @@ const Placed* placed_behind(const optim::Optimizer& optimizer) {
   return Placed::find(*current_resource(optimizer.parameters().front().tensor.device()));
 }
 
+// Plans whose steps never begin would be left in silence, and with them the budget they were made for.
+void check_placed_step(const optim::Optimizer& optimizer) {
+  const Placed* const placed = placed_behind(optimizer);
+  if (placed == nullptr || placed->is_in_step()) return;
+  throw PlanError(
+      "training_step: the memory of this step is planned, and no planned step has begun; let "
+      "`const Placed::Step step(*stack.placed);` (memory/placed.h) live from before the step's batch is made until its "
+      "loss is gone");
+}
+
 void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options) {
   if (options.clip_norm > 0) {
     refuse_fusing("with clip_norm " + std::to_string(options.clip_norm) +
@@ -240,6 +250,8 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     throw ValueError(std::string("training_step: ") + optimizer.name() +
                      " cannot divide gradients by a loss scale; optimizers whose takes_gradient_factor() is true can");
   }
+  optimizer.check_members();
+  step_detail::check_placed_step(optimizer);
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
@@ -252,7 +264,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     loss = step_detail::run_fused(optimizer, loss_of, options);
   } else {
     loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording,
-                                       nullptr, step_detail::loss_scale(options));
+                                       nullptr, step_detail::loss_scale(options), options.parts);
     if (options.scaler != nullptr) {
       step_detail::update_scaled(optimizer, options, loss, transaction);
     } else {

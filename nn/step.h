@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/core/parallel.h>
@@ -36,7 +37,10 @@ class StepSeam {
 struct StepOptions {
   double clip_norm = 0;            ///< > 0: gradients are clipped by their global norm; 0: they are not
   std::int64_t micro_batches = 1;  ///< gradient accumulation
-  std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several
+  std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several that are alike
+  /// One for each micro-batch, where they differ in samples or in what counts of them: set for the step that comes. No
+  /// bytes depend on it.
+  std::vector<optim::MicroBatch> parts = {};
   optim::RecordingOptions recording = {};
   FusedUpdate fuses_optimizer = FusedUpdate::off;
   /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.
@@ -60,7 +64,8 @@ class PartialUpdateError : public Error {
   std::size_t updated_, parameters_;
 };
 
-/// Forward and backward of every micro-batch (`loss_of(i)` gives its mean loss), clipping, one update, gradients freed.
+/// Forward and backward of every micro-batch (`loss_of(i)` gives its mean loss; optim/accumulate.h), clipping, one
+/// update, gradients freed.
 /// The optimizer's parameters alone are trained: every other leaf is a constant of the step, for which nothing is
 /// computed, kept or accumulated, and `options.recording.leaves` is not looked at. So several optimizers take turns
 /// over one net, and what none has is frozen. A parameter that the loss does not depend on stays as it is; a loss that
@@ -68,8 +73,9 @@ class PartialUpdateError : public Error {
 /// What the forward changes besides (batch-norm statistics, the generator's step) is committed at the end: a step that
 /// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
 /// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not
-/// read. Throws ValueError for options out of range, or a scaler and an optimizer that takes no gradient factor, and
-/// what `loss_of` throws.
+/// read. Throws ValueError for options out of range, or a scaler and an optimizer that takes no gradient factor,
+/// PlanError where a placed arena stands behind the parameters' resource and none of its steps has begun
+/// (memory/placed.h), AutogradError as Optimizer::check_members does, and what `loss_of` throws.
 ///
 /// With a `scaler` gradients are those of the scaled loss, and the optimizer divides them as it reads them; clipping
 /// takes part in that factor and does not write to them. Under a dynamic scale a step whose gradients are not all

@@ -1,5 +1,6 @@
 #include <thimble/optim/accumulate.h>
 
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -47,33 +48,61 @@ Tensor seed_of(const Tensor& loss, std::optional<double> scale) {
   return seed;
 }
 
+/// Checks the micro-batches; gives the sum of their weights.
+double total_weight(std::int64_t count, std::int64_t samples, std::span<const MicroBatch> parts) {
+  if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
+  if (parts.empty()) {
+    if (count == 1 || samples >= 1) return static_cast<double>(count);
+    throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +
+                     " samples; at least 1, as random operators draw by the sample's number in the whole batch");
+  }
+  if (static_cast<std::int64_t>(parts.size()) != count) {
+    throw ValueError("accumulate_gradients: " + std::to_string(parts.size()) + " parts for " + std::to_string(count) +
+                     " micro-batches; one for each is needed");
+  }
+  double total = 0;
+  for (const MicroBatch& part : parts) {
+    if (part.samples < 1 || !(part.weight >= 0) || !std::isfinite(part.weight)) {
+      throw ValueError("accumulate_gradients: a micro-batch of " + std::to_string(part.samples) +
+                       " samples and weight " + std::to_string(part.weight) +
+                       "; at least 1 sample and a finite weight >= 0 are needed");
+    }
+    total += part.weight;
+  }
+  if (!(total > 0)) {
+    throw ValueError("accumulate_gradients: all micro-batches weigh 0, so there is no mean over what counts in them");
+  }
+  return total;
+}
+
 }  // namespace accumulate_detail
 
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording, const LeafHook* on_gradient,
-                            std::optional<double> loss_scale) {
-  if (count < 1) throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches; at least 1");
-  if (count > 1 && samples < 1) {
-    throw ValueError("accumulate_gradients: " + std::to_string(count) + " micro-batches of " + std::to_string(samples) +
-                     " samples; at least 1, as random operators draw by the sample's number in the whole batch");
-  }
+                            std::optional<double> loss_scale, std::span<const MicroBatch> parts) {
+  const double total_weight = accumulate_detail::total_weight(count, samples, parts);
   const SpareTape spare;
   Tape& tape = *spare;
   if (recording.graph) tape.observe();
   tape.follow(recording.plan, recording.tier);
   tape.train(recording.leaves);
   tape.time(recording.times);
+  const PassScope passes(current_generator());
   Tensor total;
+  std::int64_t first_sample = 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    current_generator().start_pass(i * samples);
+    const MicroBatch part = parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
+    current_generator().start_pass(first_sample);
+    first_sample += part.samples;
     Tensor loss;
     {
       const Recording on(tape);
       loss = loss_of(i);
-      if (count > 1) loss = loss * (1.0 / static_cast<double>(count));
+      if (count > 1) loss = loss * (part.weight / total_weight);
     }
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
     tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), on_gradient);
+    if (part.weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
   }
   return total;

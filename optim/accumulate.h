@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include <thimble/autograd/leaf_set.h>
 #include <thimble/autograd/tape.h>
@@ -25,15 +26,25 @@ struct RecordingOptions {
   const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
 };
 
-/// Forward and backward of `count` micro-batches of `samples` samples each; gradients add up in the leaves.
-/// `loss_of(i)` gives micro-batch i's mean loss (recorded on a tape of its own); it is divided by `count`, so that the
-/// sum of gradients is that of the mean over the whole batch. Random operators draw what the whole batch would have
-/// drawn. Returns the mean of the losses (one element). Throws ValueError when count < 1, or when samples < 1
-/// and there are several micro-batches. `on_gradient` is handed to every backward (Tape::backward). Gradients are those
-/// of the loss times `loss_scale`, which backward starts from; the losses returned are not scaled. Throws DTypeError
-/// for a scale other than 1 and a loss narrower than f32.
+/// One of several micro-batches that are not alike.
+struct MicroBatch {
+  std::int64_t samples = 0;  ///< >= 1
+  double weight = 0;  ///< what its loss is a mean over: samples, or the targets of them that count. >= 0 and finite
+  friend bool operator==(const MicroBatch&, const MicroBatch&) = default;
+};
+
+/// Forward and backward of `count` micro-batches; gradients add up in the leaves. `loss_of(i)` gives micro-batch i's
+/// mean loss (recorded on a tape of its own), which is multiplied by its share of all weights, so that the sum of
+/// gradients is that of the mean over the whole batch. Without `parts` all have `samples` samples and weigh the same;
+/// with them there is one for each micro-batch, and `samples` is not looked at. A part of weight 0 runs like the
+/// others and adds 0 to the loss: its gradients must be finite, as those of a cross entropy without targets are.
+/// Random operators draw what the whole batch would have drawn. Returns the mean of the losses (one element). Throws
+/// ValueError when count < 1, for several micro-batches with samples < 1, and for parts that are not `count`, have no
+/// sample or a weight out of range, or weigh nothing together. `on_gradient` is handed to every backward
+/// (Tape::backward). Gradients are those of the loss times `loss_scale`, which backward starts from; the losses
+/// returned are not scaled. Throws DTypeError for a scale other than 1 and a loss narrower than f32.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
-                            std::optional<double> loss_scale = std::nullopt);
+                            std::optional<double> loss_scale = std::nullopt, std::span<const MicroBatch> parts = {});
 
 }  // namespace thimble::optim

@@ -20,7 +20,22 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(s
   leaves_ = LeafSet(std::move(leaves));
 }
 
+void Optimizer::check_members() const {
+  for (const Named& p : parameters_) {
+    const Leaf* const leaf = p.tensor.leaf().get();
+    for (const std::shared_ptr<Tensor* const>& member : leaf->members) {
+      const Tensor* const now = *member;
+      if (now == nullptr || now->leaf().get() == leaf) continue;  // its module has gone, or holds it
+      throw AutogradError("optimizer: the module's " + p.name + " is " +
+                          (now->defined() ? describe(*now) : "undefined") +
+                          " and no longer the tensor that is trained, " + describe(p.tensor) +
+                          "; make the optimizer after parameters are assigned, or write into them (copy_into)");
+    }
+  }
+}
+
 void Optimizer::step() {
+  check_members();
   begin_step();
   if (!tier_) return step_all();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {

@@ -43,6 +43,9 @@ class Optimizer {
   void step_one(std::size_t index);
   /// ... and ends it: what was still being written to a tier is there afterwards. Throws FileError.
   void end_step();
+  /// Throws AutogradError where a module now holds another tensor than the one that is trained here: it was assigned
+  /// after the optimizer was made, and would stay as it is. step() and nn::training_step ask first.
+  void check_members() const;
   /// Forgets (and so frees) all gradients.
   void zero_grad();
 

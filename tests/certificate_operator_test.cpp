@@ -65,9 +65,15 @@ void add_elementwise(std::vector<FateCase>& rows) {
   unary("gelu_tanh", [](const Tensor& x) { return gelu(x); });
   unary("gelu_erf", [](const Tensor& x) { return gelu(x, GeluForm::erf); });
   unary("silu", silu);
+  unary("sin", thimble::sin);
+  unary("cos", thimble::cos);
+  unary("softplus", softplus);
+  unary("erf", thimble::erf);
   unary("reciprocal", reciprocal, 0.2);
   unary("add_scalar", [](const Tensor& x) { return add(x, 0.3); });
   unary("mul_scalar", [](const Tensor& x) { return mul(x, 0.3); });
+  unary("div_scalar", [](const Tensor& x) { return x / 0.3; });
+  unary("scalar_sub", [](const Tensor& x) { return 0.3 - x; });
   unary("mish", [](const Tensor& x) { return apply<own::Mish>(x); });
 
   using Binary = Tensor (*)(const Tensor&, const Tensor&);

@@ -116,6 +116,17 @@ TEST_CASE("ops: unary elementwise") {
       {"gelu erf", {{shape, -4, 4}}, [](auto in) { return gelu(in[0], GeluForm::erf); }, map(gelu_erf), one, 2},
       {"add scalar", {{shape}}, [](auto in) { return in[0] + 1.5; }, map([](double x) { return x + 1.5; }), nothing},
       {"mul scalar", {{shape}}, [](auto in) { return 2.5 * in[0]; }, map([](double x) { return x * 2.5; }), nothing},
+      {"less a scalar", {{shape}}, [](auto in) { return in[0] - 1.5; }, map([](double x) { return x - 1.5; }), nothing},
+      {"from a scalar", {{shape}}, [](auto in) { return 1.5 - in[0]; }, map([](double x) { return 1.5 - x; }), nothing},
+      {"div scalar", {{shape}}, [](auto in) { return in[0] / 3.0; }, map([](double x) { return x / 3; }), nothing},
+      unary(
+          "sin", thimble::sin, [](double x) { return std::sin(x); }, one, -4, 4),
+      unary(
+          "cos", thimble::cos, [](double x) { return std::cos(x); }, one, -4, 4),
+      unary(
+          "softplus", softplus, [](double x) { return std::log1p(std::exp(x)); }, one, -6, 6),
+      unary(
+          "erf", thimble::erf, [](double x) { return std::erf(x); }, one, -3, 3),
   };
   for (const OperatorCase& row : rows) check_operator(row);
 }
@@ -194,6 +205,31 @@ TEST_CASE("ops: binary and ternary elementwise") {
                     return y;
                   },
                   [](std::int64_t, std::int64_t) { return n; }});
+  rows.push_back({"masked_fill",
+                  {{shape}, {{5, 1}, 0, 1, false, true}},
+                  [](auto in) { return masked_fill(in[0], in[1], 2.5); },
+                  [](const Arrays& in) {
+                    Values y;
+                    for (std::int64_t i = 0; i < n; ++i) y.push_back(in[1][i / 7 % 5] != 0 ? 2.5 : in[0][i]);
+                    return y;
+                  },
+                  [](std::int64_t, std::int64_t) { return 5; }});
+  const auto triangle = [&](const char* name, Tensor (*f)(const Tensor&, std::int64_t), std::int64_t diagonal,
+                            bool (*is_inside)(std::int64_t column, std::int64_t border)) {
+    rows.push_back({name,
+                    {{shape}},
+                    [=](auto in) { return f(in[0], diagonal); },
+                    [=](const Arrays& in) {
+                      Values y;
+                      for (std::int64_t i = 0; i < n; ++i) {
+                        y.push_back(is_inside(i % 7, i / 7 % 5 + diagonal) ? in[0][i] : 0);
+                      }
+                      return y;
+                    },
+                    [](std::int64_t, std::int64_t) { return 5 * 7; }});
+  };
+  triangle("tril", tril, 1, [](std::int64_t column, std::int64_t border) { return column <= border; });
+  triangle("triu", triu, -1, [](std::int64_t column, std::int64_t border) { return column >= border; });
   for (const OperatorCase& row : rows) check_operator(row);
 }
 
@@ -295,6 +331,27 @@ TEST_CASE("ops: views") {
          for (int i = 0; i < 3; ++i) {
            for (int j = 0; j < 14; ++j) y.push_back(in[0][i * 35 + j] + in[0][i * 35 + 14 + j]);
          }
+         return y;
+       },
+       nothing},
+      {"slice that counts from the end",
+       {{shape}},
+       [](auto in) { return slice(in[0], 2, -3, -1); },
+       [](const Arrays& in) {
+         Values y;
+         for (int ij = 0; ij < 15; ++ij) y.push_back(in[0][ij * 7 + 4]), y.push_back(in[0][ij * 7 + 5]);
+         return y;
+       },
+       nothing},
+      {"select and chunk",
+       {{{3, 6}}},
+       [](auto in) {
+         const auto halves = chunk(in[0], 2, 1);
+         return sub(select(halves[0], 0, -1), select(halves[1], 0, 1));
+       },
+       [](const Arrays& in) {
+         Values y;
+         for (int k = 0; k < 3; ++k) y.push_back(in[0][12 + k] - in[0][6 + 3 + k]);
          return y;
        },
        nothing},

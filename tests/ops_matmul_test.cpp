@@ -234,4 +234,20 @@ TEST_CASE("ops: matmul and conv2d name both shapes") {
   CHECK_THROWS_AS(linear(a, b), ShapeError);
   CHECK_THROWS_AS(conv2d(Tensor::empty({1, 4, 4, 3}), Tensor::empty({2, 3, 3, 4})), ShapeError);
   CHECK_THROWS_AS(conv2d(Tensor::empty({1, 2, 2, 3}), Tensor::empty({2, 3, 3, 3})), ShapeError);
+  const auto message = [](const Shape& image, const Shape& weight, std::int64_t groups = 1) {
+    try {
+      conv2d(Tensor::empty(image), Tensor::empty(weight), {}, {.groups = groups});
+    } catch (const ShapeError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message({2, 3, 8, 8}, {4, 5, 5, 3}) ==
+        "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got input "
+        "(2, 3, 8, 8), weight (4, 5, 5, 3), groups 1; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})");
+  CHECK(message({2, 8, 8, 3}, {4, 3, 5, 5}).find("weight looks like (O, I, KH, KW): permute(weight") !=
+        std::string::npos);
+  CHECK(message({2, 8, 8, 6}, {4, 3, 5, 5}, 2).find("weight looks like") != std::string::npos);
+  CHECK(message({2, 3, 8, 8}, {4, 3, 5, 5}).find("both look like") != std::string::npos);
+  CHECK(message({2, 8, 8, 6}, {4, 5, 5, 7}).find("looks like") == std::string::npos);
 }

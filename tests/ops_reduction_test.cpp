@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
@@ -29,6 +30,23 @@ using Arrays = std::vector<HostArray>;
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 constexpr double inf = std::numeric_limits<double>::infinity();
+
+// `max(x, 0.0)` is no maximum over axis 0, `sum(x, true)` no sum over axis 1, and true is no correction.
+static_assert(std::is_convertible_v<int, Axes> && std::is_convertible_v<std::int64_t, Axes>);
+static_assert(!std::is_convertible_v<double, Axes> && !std::is_convertible_v<float, Axes>);
+static_assert(!std::is_convertible_v<bool, Axes>);
+template <class... Args>
+concept has_variance = requires(Args... args) {
+  variance(args...);
+};
+static_assert(has_variance<Tensor, int, int, bool> && has_variance<Tensor, int, int> && has_variance<Tensor, int>);
+static_assert(!has_variance<Tensor, int, bool> && !has_variance<Tensor, int, bool, bool>);
+static_assert(!has_variance<Tensor, int, double> && !has_variance<Tensor, bool>);
+template <class Axis>
+concept names_axes = requires(Tensor x, Axis axis) {
+  sum(x, axis), mean(x, axis), thimble::max(x, axis), thimble::min(x, axis), argmax(x, axis), logsumexp(x, axis);
+};
+static_assert(names_axes<int> && !names_axes<bool> && !names_axes<double>);
 
 const Shape shape{3, 5, 7};
 constexpr std::int64_t n = 3 * 5 * 7;

@@ -119,6 +119,33 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
   }
 }
 
+TEST_CASE("placed training: steps that nobody begins are refused, not made beside their plan", "[placed][profile]") {
+  bench::Setup setup;
+  setup.model = "mlp";
+  setup.batch = 16;
+  setup.optimizer = "momentum";
+  std::vector<std::uint32_t> losses;
+  const nn::MakeRun make = [&](Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
+  for (const Device device : {cpu, dry(cpu)}) {
+    memory::Options options = nn::profile_options(device);
+    options.plans = nn::plan_steps(device, make);
+    const memory::Stack stack = memory::make_resource(device, options);
+    const ResourceScope scope(stack.top);
+    const std::unique_ptr<nn::TrainingRun> run = make(device);
+    losses.clear();
+    CHECK_THROWS_AS(run->step(), PlanError);
+    CHECK(losses.empty());
+    for (int i = 0; i < 3; ++i) {
+      const Placed::Step step(*stack.placed);
+      run->step();
+    }
+    CHECK_THROWS_AS(run->step(), PlanError);  // the last one has ended
+    CHECK(stack.placed->statistics().steps == 3);
+    CHECK(stack.placed->statistics().deviations == 0);
+    CHECK(losses.size() == (device.is_dry ? 0 : 3));
+  }
+}
+
 TEST_CASE("placed training: a step that is not the planned one gives the same bits too", "[placed][profile]") {
   bench::Setup setup;
   setup.model = "mlp";

@@ -12,7 +12,9 @@
 #include <thimble/core/kernels/random_bits.h>
 #include <thimble/core/parallel.h>
 #include <thimble/core/random.h>
+#include <thimble/core/transaction.h>
 #include <thimble/core/view.h>
+#include <thimble/nn/init.h>
 
 #include "catch.h"
 #include "kernel_data.h"
@@ -214,6 +216,7 @@ TEST_CASE("random: sites, steps, seeds and paths give different numbers, the sam
 
   Generator generator(5);
   const GeneratorScope scope(generator);
+  generator.start_pass();
   const auto first = to_host<float>(rand({16})), second = to_host<float>(rand({16}));
   CHECK(first != second);
   generator.start_pass();
@@ -224,7 +227,106 @@ TEST_CASE("random: sites, steps, seeds and paths give different numbers, the sam
   }
   CHECK(to_host<float>(rand({16})) == second);
   generator.set_step(1);
+  generator.start_pass();
   CHECK(to_host<float>(rand({16})) != first);
+}
+
+TEST_CASE("random: noise of before a step, between steps and of the step are three") {
+  Generator generator(5);
+  const GeneratorScope scope(generator);
+  const auto draw = [] { return to_host<float>(randn({16})); };
+  std::vector<std::vector<float>> all{draw(), draw()};
+  std::vector<float> first_step;
+  {
+    Transaction step;
+    all.push_back(draw());
+    first_step = all.back();
+  }  // it fails
+  all.push_back(draw());
+  {
+    Transaction step;
+    CHECK(draw() == first_step);  // tried again
+    all.push_back(draw());
+    step.commit();
+  }
+  const auto after = draw();
+  all.push_back(after);
+  {
+    Transaction step;
+    all.push_back(draw());
+  }
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t k = 0; k < i; ++k) CHECK(all[i] != all[k]);
+  }
+  // A run that is resumed after the step goes on like this one.
+  Generator resumed(5);
+  const GeneratorScope other(resumed);
+  resumed.set_step(1);
+  CHECK(draw() == after);
+  CHECK(draw() != after);
+}
+
+TEST_CASE("random: initial values have the numbers they always had, whatever is drawn beside them") {
+  const auto initial = [] { return to_host<float>(nn::init::normal({16}, 1, DType::f32, cpu)); };
+  Generator generator(5);
+  const GeneratorScope scope(generator);
+  randn({16});
+  const auto first = initial(), second = initial();
+  CHECK(first != second);
+  generator.start_pass();
+  CHECK(to_host<float>(randn({16})) == first);  // as in a pass at step 0
+  CHECK(initial() == second);
+  generator.end_pass();
+  CHECK(initial() != second);
+  generator.set_step(3);
+  const auto later = initial();
+  generator.start_pass();
+  CHECK(to_host<float>(randn({16})) != later);
+}
+
+TEST_CASE("random: micro-batches draw together what the whole batch would have drawn") {
+  Generator generator(9);
+  const GeneratorScope scope(generator);
+  const std::int64_t samples = 700;
+  const int before = thread_count();
+  for (const std::int64_t width : {1, 3, 4, 7}) {
+    const auto check = [&]<class T>(T, Tensor (*draw)(const Shape&, DType)) {
+      CAPTURE(width, sizeof(T));
+      generator.start_pass();
+      const std::vector<T> whole = to_host<T>(draw({samples, width}, dtype_of<T>));
+      for (const int threads : {1, 3}) {
+        set_thread_count(threads);
+        std::vector<T> parts;
+        for (const auto& [first, end] : {std::pair{0, 1}, {1, 6}, {6, 351}, {351, 700}}) {
+          generator.start_pass(first);
+          const std::vector<T> part = to_host<T>(draw({end - first, width}, dtype_of<T>));
+          parts.insert(parts.end(), part.begin(), part.end());
+        }
+        CHECK(parts == whole);
+      }
+      set_thread_count(before);
+    };
+    const auto all = [&]<class T>(T type) {
+      check(type, [](const Shape& s, DType d) { return rand(s, d); });
+      check(type, [](const Shape& s, DType d) { return uniform(s, -2, 3, d); });
+      check(type, [](const Shape& s, DType d) { return randn(s, d); });
+      check(type, [](const Shape& s, DType d) { return normal(s, 1, 2, d); });
+      check(type, [](const Shape& s, DType d) { return truncated_normal(s, 0, 1, -1, 2, d); });
+      check(type, [](const Shape& s, DType d) { return bernoulli(s, 0.3, d); });
+      check(type, [](const Shape& s, DType d) {
+        const Tensor t = Tensor::empty({s[1], s[0]}, d);  // its samples are not dense
+        fill_normal(view::transpose(t), 0, 1);
+        return contiguous(view::transpose(t));
+      });
+    };
+    all(1.0f);
+    all(1.0);
+  }
+  // Without samples every part draws the same.
+  generator.start_pass();
+  const double one = item(randn({}));
+  generator.start_pass(5);
+  CHECK(item(randn({})) == one);
 }
 
 TEST_CASE("random: what is refused") {
@@ -240,6 +342,8 @@ TEST_CASE("random: what is refused") {
   CHECK_THROWS_AS(bernoulli({4}, 1.5), ValueError);
   CHECK_THROWS_AS(bernoulli({4}, NAN), ValueError);
   CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, std::uint64_t{1} << 32, 0, 0}), ValueError);
+  CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, 0, -1, 0}), ValueError);
+  CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, 0, std::int64_t{1} << 59, 0}), ValueError);
   CHECK(to_host<float>(bernoulli({3}, 1)) == std::vector<float>{1, 1, 1});
   CHECK(to_host<float>(bernoulli({3}, 0)) == std::vector<float>{0, 0, 0});
   CHECK(rand({0, 3}).shape() == Shape{0, 3});

@@ -6,6 +6,7 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/view.h>
 
 namespace thimble {
 
@@ -22,6 +23,8 @@ Tensor clamp(const Tensor& x, double low, double high) {
   if (!(low <= high)) {
     throw ValueError("clamp: low " + std::to_string(low) + " is above high " + std::to_string(high));
   }
+  check_scalar("clamp", x, low);
+  check_scalar("clamp", x, high);
   return apply(ops::Clamp{low, high}, x);
 }
 
@@ -36,13 +39,31 @@ Tensor gelu(const Tensor& x, GeluForm form) {
 
 Tensor silu(const Tensor& x) { return apply<ops::Silu>(x); }
 Tensor reciprocal(const Tensor& x) { return apply<ops::Reciprocal>(x); }
+Tensor sin(const Tensor& x) { return apply<ops::Sin>(x); }
+Tensor cos(const Tensor& x) { return apply<ops::Cos>(x); }
+Tensor softplus(const Tensor& x) { return apply<ops::Softplus>(x); }
+Tensor erf(const Tensor& x) { return apply<ops::Erf>(x); }
 
 Tensor add(const Tensor& a, const Tensor& b) { return apply<ops::Add>(a, b); }
-Tensor add(const Tensor& a, double value) { return apply(ops::AddScalar{value}, a); }
+Tensor add(const Tensor& a, double value) {
+  check_scalar("add", a, value);
+  return apply(ops::AddScalar{value}, a);
+}
+
 Tensor sub(const Tensor& a, const Tensor& b) { return apply<ops::Sub>(a, b); }
+Tensor sub(double value, const Tensor& b) {
+  check_scalar("sub", b, value);
+  return apply(ops::ScalarSub{value}, b);
+}
+
 Tensor mul(const Tensor& a, const Tensor& b) { return apply<ops::Mul>(a, b); }
-Tensor mul(const Tensor& a, double value) { return apply(ops::MulScalar{value}, a); }
+Tensor mul(const Tensor& a, double value) {
+  check_scalar("mul", a, value);
+  return apply(ops::MulScalar{value}, a);
+}
+
 Tensor div(const Tensor& a, const Tensor& b) { return apply<ops::Div>(a, b); }
+Tensor div(const Tensor& a, double value) { return apply(ops::DivScalar{value}, a); }
 Tensor minimum(const Tensor& a, const Tensor& b) { return apply<ops::Minimum>(a, b); }
 Tensor maximum(const Tensor& a, const Tensor& b) { return apply<ops::Maximum>(a, b); }
 
@@ -68,6 +89,37 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
     throw DTypeError("where: the condition is " + describe(condition) + ", it must be bool");
   }
   return apply<ops::Where>(a, b, condition);
+}
+
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
+  if (mask.dtype() != DType::boolean)
+    throw DTypeError("masked_fill: the mask is " + describe(mask) + ", it must be bool");
+  return apply<ops::Where>(full({}, value, x.dtype(), x.device()), x, mask);
+}
+
+namespace elementwise_functions_detail {
+
+// `outside` of (column, row + diagonal) gives the mask of what becomes 0.
+Tensor triangle(const char* name, const Tensor& x, std::int64_t diagonal,
+                Tensor (*outside)(const Tensor&, const Tensor&)) {
+  if (x.rank() < 2) throw ShapeError(std::string(name) + ": " + describe(x) + " has no rows and columns");
+  Tensor mask;
+  {
+    const NoGrad off;
+    const Tensor rows = view::unsqueeze(arange(x.size(-2), DType::i64, x.device()), 1);  // (R, 1)
+    mask = outside(arange(x.size(-1), DType::i64, x.device()), add(rows, static_cast<double>(diagonal)));
+  }
+  return masked_fill(x, mask, 0);
+}
+
+}  // namespace elementwise_functions_detail
+
+Tensor tril(const Tensor& x, std::int64_t diagonal) {
+  return elementwise_functions_detail::triangle("tril", x, diagonal, greater);
+}
+
+Tensor triu(const Tensor& x, std::int64_t diagonal) {
+  return elementwise_functions_detail::triangle("triu", x, diagonal, less);
 }
 
 Tensor equal(const Tensor& a, const Tensor& b) { return apply<ops::Equal>(a, b); }

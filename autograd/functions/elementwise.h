@@ -1,7 +1,8 @@
 #pragma once
 // Elementwise functions. The formulas, and what each keeps for backward, stand at the operators in core/ops/unary.h and
-// core/ops/binary.h. Binary ones broadcast (NumPy's rules); operands share a dtype and a device. Throw ShapeError,
-// DTypeError, DeviceError.
+// core/ops/binary.h. Binary ones broadcast (NumPy's rules); operands share a dtype and a device. A number beside a
+// tensor of integers must be an integer: `arange(4) * 0.5` is a DTypeError, `cast(arange(4), DType::f32) * 0.5` is not.
+// Throw ShapeError, DTypeError, DeviceError.
 
 #include <thimble/core/tensor.h>
 
@@ -26,13 +27,19 @@ enum class GeluForm : std::uint8_t { tanh, erf };
 Tensor gelu(const Tensor& x, GeluForm form = GeluForm::tanh);
 Tensor silu(const Tensor& x);
 Tensor reciprocal(const Tensor& x);
+Tensor sin(const Tensor& x);
+Tensor cos(const Tensor& x);
+Tensor softplus(const Tensor& x);
+Tensor erf(const Tensor& x);
 
 Tensor add(const Tensor& a, const Tensor& b);
 Tensor add(const Tensor& a, double value);
 Tensor sub(const Tensor& a, const Tensor& b);
+Tensor sub(double value, const Tensor& b);
 Tensor mul(const Tensor& a, const Tensor& b);
 Tensor mul(const Tensor& a, double value);
 Tensor div(const Tensor& a, const Tensor& b);
+Tensor div(const Tensor& a, double value);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
 /// x as a net of 8-bit codes would have it (core/ops/fake_quantize.h): `scale` broadcasts against x, and takes no
@@ -41,6 +48,11 @@ Tensor maximum(const Tensor& a, const Tensor& b);
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high);
 /// condition ? a : b; the condition is bool.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);
+/// `value` where the mask (bool, broadcast) is true, else x.
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value);
+/// Of the last two axes (R, C): x where column <= row + diagonal (tril), column >= row + diagonal (triu), else 0.
+Tensor tril(const Tensor& x, std::int64_t diagonal = 0);
+Tensor triu(const Tensor& x, std::int64_t diagonal = 0);
 
 Tensor equal(const Tensor& a, const Tensor& b);
 Tensor not_equal(const Tensor& a, const Tensor& b);
@@ -54,6 +66,10 @@ inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
 inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
 inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
 inline Tensor operator+(const Tensor& a, double value) { return add(a, value); }
+inline Tensor operator+(double value, const Tensor& a) { return add(a, value); }
+inline Tensor operator-(const Tensor& a, double value) { return add(a, -value); }
+inline Tensor operator-(double value, const Tensor& a) { return sub(value, a); }
+inline Tensor operator/(const Tensor& a, double value) { return div(a, value); }
 inline Tensor operator*(const Tensor& a, double value) { return mul(a, value); }
 inline Tensor operator*(double value, const Tensor& a) { return mul(a, value); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }

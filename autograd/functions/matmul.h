@@ -22,7 +22,9 @@ struct Conv2dOptions {
   std::int64_t dilation = 1;
   std::int64_t groups = 1;
 };
-/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O).
+/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> (N, OH, OW, O). Images (N, C, H, W) and
+/// weights (O, I, KH, KW) are brought here by permute(t, {0, 2, 3, 1}). A ShapeError names the layout where sizes show
+/// it; a weight with I = KH = KW looks the same in both.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {}, Conv2dOptions options = {});
 /// The same with kernels made of basis (r, O, KH, KW) and coefficients (C / groups, r); bias (O) or undefined.
 Tensor shared_conv2d(const Tensor& x, const Tensor& basis, const Tensor& coefficients, const Tensor& bias = {},

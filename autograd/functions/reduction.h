@@ -14,6 +14,8 @@ Tensor sum(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor mean(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 /// Divides by n - correction; correction is 0 or 1. Throws ValueError, DTypeError unless x is floating.
 Tensor variance(const Tensor& x, const Axes& axes = {}, int correction = 1, bool keep_axes = false);
+/// `variance(x, -1, true)`: a bool is no correction.
+Tensor variance(const Tensor& x, const Axes& axes, bool correction, bool keep_axes = false) = delete;
 /// NaN wins. Throws ShapeError when there is nothing to choose from.
 Tensor max(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);
 Tensor min(const Tensor& x, const Axes& axes = {}, bool keep_axes = false);

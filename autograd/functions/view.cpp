@@ -28,7 +28,28 @@ Tensor transpose(const Tensor& x, int axis0, int axis1) {
 }
 
 Tensor slice(const Tensor& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step) {
-  return apply(ops::Slice{normalize_axis("slice", axis, x.rank()), begin, end, step}, x);
+  const int a = normalize_axis("slice", axis, x.rank());
+  const std::int64_t size = x.shape()[a];
+  return apply(ops::Slice{a, begin < 0 ? begin + size : begin, end < 0 ? end + size : end, step}, x);
+}
+
+Tensor select(const Tensor& x, int axis, std::int64_t index) {
+  const int a = normalize_axis("select", axis, x.rank());
+  const std::int64_t size = x.shape()[a], at = index < 0 ? index + size : index;
+  if (at < 0 || at >= size) {
+    throw ShapeError("select: element " + std::to_string(index) + " of axis " + std::to_string(a) + " of " +
+                     describe(x));
+  }
+  return squeeze(slice(x, a, at, at + 1), a);
+}
+
+std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int axis) {
+  const int a = normalize_axis("chunk", axis, x.rank());
+  if (count < 1 || x.shape()[a] % count != 0) {
+    throw ShapeError("chunk: " + std::to_string(count) + " equal parts of axis " + std::to_string(a) + " of " +
+                     describe(x));
+  }
+  return split(x, a, std::vector<std::int64_t>(static_cast<std::size_t>(count), x.shape()[a] / count));
 }
 
 std::vector<Tensor> split(const Tensor& x, int axis, std::span<const std::int64_t> sizes) {

@@ -14,11 +14,15 @@ Tensor reshape(const Tensor& x, const Shape& shape);
 Tensor permute(const Tensor& x, std::initializer_list<int> order);
 /// Two axes swapped.
 Tensor transpose(const Tensor& x, int axis0 = -2, int axis1 = -1);
-/// Elements [begin, end) with `step` along an axis.
+/// Elements [begin, end) with `step` along an axis; a negative begin or end counts from the end.
 Tensor slice(const Tensor& x, int axis, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 /// Consecutive slices of the given sizes, which sum to the axis.
 std::vector<Tensor> split(const Tensor& x, int axis, std::span<const std::int64_t> sizes);
 std::vector<Tensor> split(const Tensor& x, int axis, std::initializer_list<std::int64_t> sizes);
+/// `count` equal slices. Throws ShapeError unless count divides the axis.
+std::vector<Tensor> chunk(const Tensor& x, std::int64_t count, int axis = 0);
+/// Element `index` of an axis, without the axis; a negative index counts from the end.
+Tensor select(const Tensor& x, int axis, std::int64_t index);
 /// Without an axis of size 1.
 Tensor squeeze(const Tensor& x, int axis);
 /// With a new axis of size 1 before `axis` (-1: at the end).

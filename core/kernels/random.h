@@ -12,8 +12,8 @@ namespace thimble::kernels {
 
 enum class Distribution : std::uint8_t { uniform, normal, truncated_normal, bernoulli };
 
-/// out[i] = number i of the site, i < elements. A Philox block serves four elements of every dtype but f64, whose
-/// numbers take 53 bits: there it serves two. (Bernoulli: four, always.)
+/// out[i] = number first_element + i of the site, i < elements. A Philox block serves four elements of every dtype but
+/// f64, whose numbers take 53 bits: there it serves two. (Bernoulli: four, always.)
 struct RandomFillArgs {
   Distribution distribution = Distribution::uniform;
   double offset = 0, factor = 1;     ///< the result is offset + factor x (the standard number)
@@ -24,6 +24,7 @@ struct RandomFillArgs {
   void* out = nullptr;
   DType dtype = DType::f32;
   std::int64_t elements = 0;
+  std::int64_t first_element = 0;  ///< >= 0
 };
 
 /// out[s, i] = is_kept(s, i) ? in[s, i] x scale : 0 for `samples` rows of `sample_elements` dense elements. Element i

@@ -76,7 +76,7 @@ inline void draw_chunk(const RandomFillArgs& args, const std::uint32_t* words, T
   }
 }
 
-// Chunks [first, last) of the output.
+// Chunks [first, last) of the site's numbers: those of them that the output has.
 template <class T>
 struct FillChunks {
   static void run(const RandomFillArgs& args, std::int64_t first, std::int64_t last) {
@@ -85,8 +85,10 @@ struct FillChunks {
     alignas(64) std::uint32_t words[2 * chunk];
     alignas(64) T values[chunk];
     const T offset = static_cast<T>(args.offset), factor = static_cast<T>(args.factor);
+    const std::int64_t first_number = args.first_element, end_number = args.first_element + args.elements;
     for (std::int64_t c = first; c < last; ++c) {
-      const std::int64_t begin = c * chunk, n = std::min(chunk, args.elements - begin);
+      const std::int64_t begin = c * chunk, n = std::min(chunk, end_number - begin);
+      const std::int64_t skipped = std::max<std::int64_t>(0, first_number - begin);
       const auto block = static_cast<std::uint64_t>(begin * words_per_element / 4);
       // A chunk's blocks are neighbours whose numbers differ in the low word alone.
       sample_words(args.site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
@@ -95,15 +97,18 @@ struct FillChunks {
       if (!is_bernoulli) {
         for (std::int64_t i = 0; i < n; ++i) values[i] = offset + factor * values[i];
       }
-      store_elements(values, args.out, args.dtype, begin, 1, n);
+      store_elements(values + skipped, args.out, args.dtype, begin + skipped - first_number, 1, n - skipped);
     }
   }
 };
 
 template <class T>
 void fill(const RandomFillArgs& args) {
-  parallel_for((args.elements + chunk - 1) / chunk, grain_chunks,
-               [&](std::int64_t first, std::int64_t last) { run_variant<FillChunks<T>>(args, first, last); });
+  const std::int64_t skipped = args.first_element / chunk;  // whole chunks
+  parallel_for((args.first_element + args.elements + chunk - 1) / chunk - skipped, grain_chunks,
+               [&](std::int64_t first, std::int64_t last) {
+                 run_variant<FillChunks<T>>(args, skipped + first, skipped + last);
+               });
 }
 
 void fill_any(const RandomFillArgs& args) { return args.dtype == DType::f64 ? fill<double>(args) : fill<float>(args); }

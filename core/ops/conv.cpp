@@ -31,6 +31,15 @@ kernels::ConvShape sizes(const Conv2d& op, const Shape& x, const Shape& weight) 
   return s;
 }
 
+// What operands whose channels do not match look like in the other usual layout.
+std::string other_layout(const Conv2d& op, const Shape& x, const Shape& weight) {
+  const bool has_nchw_image = x[1] == weight[3] * op.groups, has_oihw_weight = x[3] == weight[1] * op.groups;
+  if (has_nchw_image) return "; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})";
+  if (has_oihw_weight) return "; the weight looks like (O, I, KH, KW): permute(weight, {0, 2, 3, 1})";
+  if (x[1] == weight[1] * op.groups) return "; both look like (N, C, H, W) and (O, I, KH, KW): permute by {0, 2, 3, 1}";
+  return "";
+}
+
 void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const auto sides = [&] { return "input " + to_string(x.shape()) + ", weight " + to_string(weight.shape()); };
   if (x.rank() != 4 || weight.rank() != 4) {
@@ -42,7 +51,9 @@ void check(const Conv2d& op, const Tensor& x, const Tensor& weight, const Tensor
   }
   if (x.shape()[3] % op.groups != 0 || weight.shape()[0] % op.groups != 0 ||
       weight.shape()[3] * op.groups != x.shape()[3]) {
-    throw ShapeError("conv2d: " + sides() + " do not fit " + std::to_string(op.groups) + " groups");
+    throw ShapeError(
+        "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got " +
+        sides() + ", groups " + std::to_string(op.groups) + other_layout(op, x.shape(), weight.shape()));
   }
   if (bias.defined() && bias.shape() != Shape{weight.shape()[0]}) {
     throw ShapeError("conv2d: bias " + to_string(bias.shape()) + " for " + std::to_string(weight.shape()[0]) +

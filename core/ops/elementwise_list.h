@@ -16,7 +16,7 @@ struct TypeList {};
 using BuiltinElementwise = TypeList<
     // unary
     Neg, Abs, Exp, Log, Sqrt, Rsqrt, Square, Pow, Clamp, Tanh, Sigmoid, Relu, LeakyRelu, GeluTanh, GeluErf, Silu,
-    Reciprocal, AddScalar, MulScalar,
+    Reciprocal, AddScalar, MulScalar, Sin, Cos, Softplus, Erf, DivScalar, ScalarSub,
     // binary
     Add, Sub, Mul, Div, Minimum, Maximum, Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, SquaredDifference,
     FakeQuantize,

@@ -250,6 +250,89 @@ struct Reciprocal {
   }
 };
 
+/// y = sin x, x in radians. Keeps x.
+struct Sin {
+  static constexpr const char* name = "sin";
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    return std::sin(x);
+  }
+  template <class T>
+  THIMBLE_HD T bwd(In<T> x, T dy) const {
+    return dy * std::cos(x.value);
+  }
+};
+
+/// y = cos x, x in radians. Keeps x.
+struct Cos {
+  static constexpr const char* name = "cos";
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    return std::cos(x);
+  }
+  template <class T>
+  THIMBLE_HD T bwd(In<T> x, T dy) const {
+    return -dy * std::sin(x.value);
+  }
+};
+
+/// y = ln(1 + e^x), as max(x, 0) + ln(1 + e^-|x|), which does not overflow. Keeps x.
+struct Softplus {
+  static constexpr const char* name = "softplus";
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    const T rest = std::log1p(math::exp(x > T(0) ? -x : x));
+    return x > T(0) ? x + rest : rest;
+  }
+  template <class T>
+  THIMBLE_HD T bwd(In<T> x, T dy) const {
+    return dy * math::sigmoid(x.value);
+  }
+};
+
+/// y = 2 / sqrt(pi) times the integral of e^(-t^2) from 0 to x. Keeps x.
+struct Erf {
+  static constexpr const char* name = "erf";
+  static constexpr double two_over_sqrt_pi = 1.1283791670955126;
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    return math::erf(x);
+  }
+  template <class T>
+  THIMBLE_HD T bwd(In<T> x, T dy) const {
+    return dy * T(two_over_sqrt_pi) * math::exp(-x.value * x.value);
+  }
+};
+
+/// y = x / value. Keeps nothing.
+struct DivScalar {
+  static constexpr const char* name = "div_scalar";
+  double value = 1;
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    return x / static_cast<T>(value);
+  }
+  template <class T>
+  THIMBLE_HD T bwd(T dy) const {
+    return dy / static_cast<T>(value);
+  }
+};
+
+/// y = value - x. Keeps nothing.
+struct ScalarSub {
+  static constexpr const char* name = "scalar_sub";
+  static constexpr bool integral = true;
+  double value = 0;
+  template <class T>
+  THIMBLE_HD T fwd(T x) const {
+    return static_cast<T>(value) - x;
+  }
+  template <class T>
+  THIMBLE_HD T bwd(T dy) const {
+    return -dy;
+  }
+};
+
 /// y = x + value. Keeps nothing.
 struct AddScalar {
   static constexpr const char* name = "add_scalar";

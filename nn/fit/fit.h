@@ -3,8 +3,14 @@
 //
 //   nn::Planner planner(make_run, dry(cpu), nn::hardware("cpu"));
 //   nn::Plan plan = planner.fit(budget);              // or BudgetError, which says what would fit
-//   memory::make_resource(cpu, {.plans = plan.placement});
-//   plan.apply(run->options(), cpu);                  // train inside of it, with the same bits
+//   const memory::Stack stack = memory::make_resource(cpu, {.plans = plan.placement});
+//   const ResourceScope scope(stack.top);
+//   auto run = make_run(cpu);                         // model and optimizer
+//   plan.apply(run->options(), cpu);
+//   for (...) {
+//     const Placed::Step step(*stack.placed);         // from the step's first byte to its last: training_step insists
+//     run->step();                                    // inside of the budget, with the same bits
+//   }
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
 // budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed

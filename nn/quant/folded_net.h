@@ -53,7 +53,7 @@ class FoldedNet final : public Layer {
 
  private:
   struct Weights {
-    Tensor weight, bias;
+    Parameter weight, bias;
   };
   Tensor rounded(int value, Tensor x) const;
   Tensor rounded_weight(std::size_t step) const;

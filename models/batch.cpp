@@ -1,0 +1,62 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/view.h>
+#include <thimble/models/model.h>
+
+namespace thimble::models {
+namespace batch_detail {
+
+// Sample at which micro-batch `index` begins.
+std::int64_t begin_of(const Batch& batch, std::int64_t index, std::int64_t count) {
+  const std::int64_t samples = batch.input.size(0);
+  if (count < 1 || count > samples) {
+    throw ValueError("micro-batches: " + std::to_string(count) + " of a batch of " + std::to_string(samples) +
+                     " samples; 1 to " + std::to_string(samples) + " are allowed");
+  }
+  return index * samples / count;
+}
+
+}  // namespace batch_detail
+
+std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, std::int64_t samples,
+                                        std::int64_t ignored) {
+  if (samples < 1 || targets.size() % static_cast<std::size_t>(samples) != 0) {
+    throw ShapeError("count_targets: " + std::to_string(targets.size()) + " targets of " + std::to_string(samples) +
+                     " samples; as many of each are needed");
+  }
+  const auto each = static_cast<std::ptrdiff_t>(targets.size() / static_cast<std::size_t>(samples));
+  std::vector<std::int64_t> counts;
+  for (auto at = targets.begin(); at != targets.end(); at += each) {
+    counts.push_back(each - std::count(at, at + each, ignored));
+  }
+  return counts;
+}
+
+std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count) {
+  std::vector<optim::MicroBatch> parts;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t begin = batch_detail::begin_of(batch, i, count),
+                       end = batch_detail::begin_of(batch, i + 1, count);
+    optim::MicroBatch part{end - begin, static_cast<double>(end - begin)};
+    if (!batch.counts.empty()) {
+      part.weight = static_cast<double>(
+          std::accumulate(batch.counts.begin() + begin, batch.counts.begin() + end, std::int64_t{0}));
+    }
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count) {
+  if (count == 1) return batch;
+  const std::int64_t begin = batch_detail::begin_of(batch, index, count),
+                     end = batch_detail::begin_of(batch, index + 1, count);
+  Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
+  if (!batch.counts.empty()) part.counts.assign(batch.counts.begin() + begin, batch.counts.begin() + end);
+  return part;
+}
+
+}  // namespace thimble::models
