@@ -92,7 +92,6 @@ std::vector<Named> Module::trainable() const {
         "module: there is nothing to train: no parameter is registered, or all are frozen; members are made by "
         "add_parameter() and child<Module>(), or registered by child(name, module)");
   }
-  }
   return list;
 }
 
