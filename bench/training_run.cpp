@@ -172,7 +172,7 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
 }
 
 bool TrainReport::is_finite() const noexcept {
-  return std::isfinite(loss_last) && (!has_validation || std::isfinite(validation.loss));
+  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!has_validation || std::isfinite(validation.loss));
 }
 
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher,

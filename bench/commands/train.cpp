@@ -230,7 +230,8 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
   TrainOptions& o = *options;
   add_number(command, "--lr", o.setup.rate, 0, any,
-             "Learning rate (0.1 for sgd and momentum; adam and adamw: 3e-3 (128 / width)^0.75 for text, else 1e-3)");
+             "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adam and adamw: 3e-3 (128 / "
+             "width)^0.75 for text, else 1e-3; adafactor 0.03)");
   command
       .add_option_function<std::string>(
           "--schedule", [options](const std::string& text) { options->schedule = text; },
