@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include <thimble/bench/recipe.h>
 #include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/files/checkpoint.h>
@@ -39,7 +40,7 @@ std::string in_words(const Trait& trait, const std::string& value) {
 
 }  // namespace checkpoints_detail
 
-nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
+nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Training& training) {
   nn::Metadata metadata{{"model", options.setup.model}};
   for (const auto& trait : checkpoints_detail::traits_of(options)) {
     if (trait.value != trait.usual) metadata[trait.key] = trait.value;
@@ -50,17 +51,18 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data) {
     hexadecimal += {digits[static_cast<unsigned char>(c) >> 4], digits[static_cast<unsigned char>(c) & 15]};
   }
   if (!hexadecimal.empty()) metadata["characters"] = hexadecimal;
+  put_recipe(metadata, options, data, training);
   return metadata;
 }
 
-std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training) {
+std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training, std::string* change) {
   const std::string start = "--resume: '" + options.resume + "' ";
   const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(options.resume).header(), options.resume);
   const auto held = [&](const std::string& key, const std::string& otherwise) {
     const auto found = info.metadata.find(key);
     return found == info.metadata.end() ? otherwise : found->second;
   };
-  const nn::Metadata own = metadata_of(options, data);
+  const nn::Metadata own = metadata_of(options, data, training);
   for (const char* key : {"model", "characters"}) {
     if (own.count(key) != 0 && held(key, "") != own.at(key)) {
       throw ValueError(start + "has " + key + " '" + held(key, "") + "'; this run has '" + own.at(key) +
@@ -73,6 +75,8 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +
                      ", and that alone is allowed; this run is " + checkpoints_detail::in_words(trait, trait.value));
   }
+  const std::string changed = recipe_change(info.metadata, options, data, training, start);
+  if (change != nullptr) *change = changed;
   nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator(), training.scaler());
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
@@ -97,14 +101,15 @@ void save_checkpoint(Training& training, const PreparedTraining& prepared) {
   const ResourceScope scope(default_resource(cpu));
   training.optimizer().fetch_state();
   nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
-                      metadata_of(prepared.options, *prepared.data), training.scaler());
+                      metadata_of(prepared.options, *prepared.data, training), training.scaler());
   training.optimizer().put_state_away();
 }
 
 void save_weights(Training& training, const PreparedTraining& prepared) {
   if (prepared.options.save_weights.empty()) return;
   const ResourceScope scope(default_resource(cpu));
-  nn::save_weights(training.model(), prepared.options.save_weights, metadata_of(prepared.options, *prepared.data));
+  nn::save_weights(training.model(), prepared.options.save_weights,
+                   metadata_of(prepared.options, *prepared.data, training));
 }
 
 }  // namespace thimble::bench

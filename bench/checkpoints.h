@@ -9,15 +9,16 @@
 
 namespace thimble::bench {
 
-/// The model, what of its recipe is not as the policy has it (loss_scale, fp8_history, ...), and the characters of a
-/// text: what a file of the run says of it.
-nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data);
+/// The model, what of its recipe is not as the policy has it (loss_scale, fp8_history, ...), the characters of a text,
+/// and the recipe (bench/recipe.h): what a file of the run says of it.
+nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Training& training);
 
 /// Holds the checkpoint of options.resume against the run on a dry device; nothing is loaded. Returns the steps that it
 /// has done: updates, and steps that the loss scaler skipped, whose batches are used up as well. Throws FileError, and
-/// ValueError for a run of another model, precision, scaler, FP8 recipe, seed, or with no step left; what
-/// nn::load_checkpoint throws.
-std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training);
+/// ValueError for a run of another model, number of heads, precision, scaler, FP8 recipe, seed, or with no step left;
+/// what nn::load_checkpoint throws. `change`: what of the recipe is another (recipe_change).
+std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training,
+                          std::string* change = nullptr);
 
 /// Files pass through tensors of the process's default resource, not through the arena that is measured.
 void restore(Training& training, const std::string& path);

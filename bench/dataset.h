@@ -37,6 +37,8 @@ class Dataset {
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
   /// What a checkpoint notes of the data: the characters of the vocabulary; empty without one.
   virtual std::string symbols() const { return {}; }
+  /// What tells these data from others: how many there are, and a checksum; empty: nothing does.
+  virtual std::string digest() const { return {}; }
 };
 
 /// Opens what `path` names for a model: for text a text file (its characters are the tokens), a file of tokens as
@@ -49,6 +51,9 @@ class Dataset {
 /// the path and what is looked for.
 std::unique_ptr<Dataset> open_dataset(const std::string& path, const models::Model& model, std::string_view name,
                                       std::uint64_t seed);
+
+/// "crc32c 1a2b3c4d".
+std::string sum_text(std::uint32_t sum);
 
 // One for each kind of model; `open_dataset` chooses.
 std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed);

@@ -4,8 +4,11 @@
 #include <system_error>
 
 #include <thimble/bench/dataset.h>
+#include <thimble/bench/units.h>
+#include <thimble/core/bytes.h>
 #include <thimble/core/convert.h>
 #include <thimble/core/copy.h>
+#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/idx.h>
@@ -46,7 +49,10 @@ Split join(data::Images train, const data::Images& test, const std::string& path
 
 class ImageSet final : public Dataset {
  public:
-  explicit ImageSet(Split split) : images_(std::move(split.images)), train_(split.train) {}
+  explicit ImageSet(Split split) : images_(std::move(split.images)), train_(split.train) {
+    const std::uint32_t sum = crc32c(bytes_of(images_.labels), crc32c(bytes_of(images_.pixels)));
+    digest_ = format_grouped(images_.count) + " images, " + sum_text(sum);
+  }
 
   void fit(models::ModelOptions& sizes) const override {
     if (images_.height != images_.width) {
@@ -94,6 +100,7 @@ class ImageSet final : public Dataset {
 
   std::int64_t items_per_sample() const override { return 1; }
   std::string decode(const std::vector<std::int64_t>&) const override { return {}; }
+  std::string digest() const override { return digest_; }
 
  private:
   // What the host makes of a batch: pixels in the dtype that they are needed in, so that the device holds one copy.
@@ -139,6 +146,7 @@ class ImageSet final : public Dataset {
 
   data::Images images_;
   std::int64_t train_;
+  std::string digest_;
   std::int64_t samples_ = 0;
   std::optional<data::ImageSource> train_source_, validation_source_;
   std::optional<Prepared> prepared_;

@@ -4,7 +4,10 @@
 #include <system_error>
 
 #include <thimble/bench/dataset.h>
+#include <thimble/bench/units.h>
+#include <thimble/core/bytes.h>
 #include <thimble/core/copy.h>
+#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
 #include <thimble/models/bert.h>
 #include <thimble/nn/data/masking.h>
@@ -37,7 +40,12 @@ class Text final : public Dataset {
       : train_(std::move(train)),
         validation_(std::move(validation)),
         vocabulary_(std::move(vocabulary)),
-        is_masked_(is_masked) {}
+        is_masked_(is_masked) {
+    std::uint32_t sum = crc32c(symbols());
+    for (const std::vector<Token>* part : {&train_, &validation_}) sum = crc32c(bytes_of(*part), sum);
+    digest_ =
+        format_grouped(static_cast<std::int64_t>(train_.size() + validation_.size())) + " tokens, " + sum_text(sum);
+  }
 
   void fit(models::ModelOptions& sizes) const override {
     if (vocabulary_) sizes.vocabulary = vocabulary_->size() + (is_masked_ ? 1 : 0);  // [MASK] comes last
@@ -93,7 +101,9 @@ class Text final : public Dataset {
     for (const std::int64_t token : tokens) text += (text.empty() ? "" : " ") + std::to_string(token);
     return text;
   }
-  std::string symbols() const override { return vocabulary_ ? vocabulary_->symbols() : std::string(); }
+  std::string symbols() const final { return vocabulary_ ? vocabulary_->symbols() : std::string(); }
+
+  std::string digest() const override { return digest_; }
 
  private:
   // The same places of the validation part are hidden in every run.
@@ -107,6 +117,7 @@ class Text final : public Dataset {
   std::vector<Token> train_, validation_;
   std::optional<data::CharVocabulary> vocabulary_;
   bool is_masked_;
+  std::string digest_;
   data::MaskingOptions masking_;
   std::int64_t samples_ = 0;
   std::uint64_t seed_ = 0;

@@ -2,9 +2,14 @@
 //
 // Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
 // keeps, a capacity that was not met, or a reproduction that measured something else than was predicted, 4 a training
-// run whose last loss is not finite (all that was asked for is written).
+// run with a loss that is not finite (the last checkpoint is from before it), 6 done, but a part of the output is lost
+// (standard output, or the curves of --log), 128 + n a training run that a signal ended after its step
+// (docs/reliability.md).
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
@@ -12,7 +17,9 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/exit_status.h>
 #include <thimble/core/kernels/units.h>
+#include <thimble/core/printable.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 
@@ -38,9 +45,11 @@ std::string one_line(const std::string& text) {
   return line;
 }
 
+using thimble::printable;
+
 int fail(const std::string& what, int status = bad_input) {
   std::fflush(stdout);
-  std::fprintf(stderr, "thimble: %s\n", one_line(what).c_str());
+  std::fprintf(stderr, "thimble: %s\n", printable(one_line(what)).c_str());  // names may hold what a terminal obeys
   return status;
 }
 
@@ -92,9 +101,16 @@ int run(int argc, char** argv) {
   return 0;
 }
 
-}  // namespace
+/// The status, or that output was lost where nothing worse has happened.
+int with_output(int status) {
+  errno = 0;
+  const bool is_written = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+  if (is_written) return status;
+  const std::string why = errno != 0 ? std::string(": ") + std::strerror(errno) : "";
+  return fail("standard output could not be written" + why, status == 0 ? thimble::bench::output_lost_status : status);
+}
 
-int main(int argc, char** argv) {
+int run_safely(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const thimble::nn::BudgetError& error) {
@@ -104,4 +120,11 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return fail(error.what());
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // who reads may go away; a run does not end for that
+  return with_output(run_safely(argc, argv));
 }

@@ -35,6 +35,7 @@ struct TrainOptions {
   std::int64_t sample = 0;            ///< tokens that a text model writes at the end
   std::string save;                   ///< a checkpoint, at the end and every `save_every` steps
   std::int64_t save_every = 0;        ///< 0: at the end alone
+  std::int64_t keep = 1;              ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string resume;                 ///< a checkpoint to go on from
   std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
   std::string log;                    ///< a folder for TensorBoard
@@ -114,6 +115,7 @@ struct PreparedTraining {
   std::unique_ptr<Dataset> data;
   bool is_text = false;
   std::int64_t first_step = 0;  ///< > 0 when resumed
+  std::string recipe_change;    ///< what is not as in the checkpoint that is gone on from: bench/recipe.h
   nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
   Packing packing;              ///< of the plan
 };
@@ -141,11 +143,26 @@ using TrainObserver = std::function<void(const TrainProgress& progress)>;
 /// Before the first step: the resources that the run takes its bytes from, for who wants to watch them.
 using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
+/// What someone outside of the run wants of it, asked after each step.
+enum class Wish : std::uint8_t { go_on, save, stop };
+struct TrainControl {
+  std::function<Wish()> wish = {};                        ///< none: go on
+  std::function<void(const std::string& text)> say = {};  ///< what went wrong though the run goes on, in one line
+};
+
+/// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
+/// a loss that is no number; nothing was written after that.
+enum class TrainEnd : std::uint8_t { complete, stopped, diverged };
+
 struct TrainReport {
   std::int64_t parameters = 0;
-  std::int64_t first_step = 0, steps = 0;
+  TrainEnd end = TrainEnd::complete;
+  std::string end_text;   ///< of another end: the step, why, and the checkpoint that there is, in one line
+  std::string log_error;  ///< why curves are missing; empty: none are
+  std::int64_t first_step = 0, steps = 0;  ///< done before the run, and at its end
   double loss_first = 0, loss_last = 0;
   Evaluation validation;
+  bool has_validation = false;                   ///< false: the run ended before the first
   double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
   std::string optimizer;                         ///< its name
   std::size_t state_bytes = 0;                   ///< of the optimizer's state
@@ -166,7 +183,8 @@ struct TrainReport {
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
   std::string sample;
 
-  /// Whether the last loss and that of the validation are numbers. A run whose are not has failed.
+  /// Whether the last loss and that of the validation, where there was one, are numbers. A run whose are not has
+  /// failed.
   bool is_finite() const noexcept;
 };
 
@@ -175,9 +193,10 @@ struct TrainReport {
 /// cpu.
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
-/// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name. Throws
-/// what prepare_training's parts throw; OutOfMemory; FileError.
+/// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name; see
+/// bench/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a complete
+/// end alone. Throws what prepare_training's parts throw; OutOfMemory; FileError.
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {},
-                  const TrainWatcher& watcher = {});
+                  const TrainWatcher& watcher = {}, const TrainControl& control = {});
 
 }  // namespace thimble::bench

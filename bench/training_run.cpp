@@ -1,6 +1,5 @@
 // The whole run: checks, prediction, training, files.
 
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <system_error>
@@ -9,27 +8,22 @@
 
 #include <thimble/bench/checkpoints.h>
 #include <thimble/bench/choices.h>
+#include <thimble/bench/kept_checkpoints.h>
 #include <thimble/bench/recording.h>
 #include <thimble/bench/storing.h>
 #include <thimble/bench/training.h>
+#include <thimble/bench/training_loop.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tf32.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/log/tensorboard.h>
 #include <thimble/optim/adam8.h>
 
 namespace thimble::bench {
 namespace training_run_detail {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
 void require_writable(const char* flag, const std::string& given, const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {
@@ -59,108 +53,6 @@ void check_folder(const char* flag, const std::string& path) {
   while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
   require_writable(flag, path, existing);
 }
-
-/// Curves for TensorBoard.
-class Log {
- public:
-  Log(const std::string& folder, const memory::Stack& stack) : stack_(stack) {
-    if (!folder.empty()) writer_ = std::make_unique<tensorboard::EventWriter>(folder);
-  }
-  // From here on the ledger's peak is that of the next step. A replay asks for no bytes and needs those of the step
-  // that was recorded.
-  void begin_step(bool is_replay) {
-    is_replay_ = is_replay;
-    if (writer_ && !is_replay) stack_.ledger->reset_peak();
-  }
-  void end_step(const TrainProgress& progress) {
-    if (!writer_) return;
-    writer_->scalar("loss", progress.loss, progress.step);
-    writer_->scalar("rate", progress.items_per_s, progress.step);
-    writer_->scalar("learning_rate", progress.rate, progress.step);
-    if (!is_replay_) bytes_ = stack_.ledger->peak_by_category();
-    for (std::size_t i = 0; i < category_count; ++i) {
-      writer_->scalar("bytes/" + std::string(to_string(static_cast<Category>(i))), static_cast<double>(bytes_[i]),
-                      progress.step);
-    }
-    if (progress.evaluation) {
-      writer_->scalar("validation_loss", progress.evaluation->loss, progress.step);
-      if (progress.evaluation->accuracy) {
-        writer_->scalar("validation_accuracy", *progress.evaluation->accuracy, progress.step);
-      }
-    }
-    writer_->flush();
-  }
-
- private:
-  const memory::Stack& stack_;
-  std::unique_ptr<tensorboard::EventWriter> writer_;
-  bool is_replay_ = false;
-  CategoryBytes bytes_{};  // of the last step that asked for them
-};
-
-/// The steps of a run, with their times.
-class Loop {
- public:
-  Loop(const PreparedTraining& prepared, const memory::Stack& stack, Training& training, TrainReport& report)
-      : prepared_(prepared), stack_(stack), training_(training), report_(report), log_(prepared.options.log, stack) {}
-
-  void run(const TrainObserver& observer) {
-    const TrainOptions& options = prepared_.options;
-    for (std::int64_t step = prepared_.first_step; step < options.steps; ++step) {
-      const bool is_last = step + 1 == options.steps;
-      TrainProgress progress = one_step(step);
-      if (is_last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0)) {
-        training_.rest();
-        progress.evaluation = report_.validation = training_.evaluate();
-      }
-      if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0))
-        save_checkpoint(training_, prepared_);
-      log_.end_step(progress);
-      if (observer) observer(progress);
-    }
-  }
-
- private:
-  TrainProgress one_step(std::int64_t step) {
-    const nn::RecordedStep* const recorded = training_.recorded();
-    log_.begin_step(recorded != nullptr && recorded->is_recorded());
-    const Clock::time_point start = Clock::now();
-    TrainProgress progress;
-    Placed* const placed = prepared_.options.records_steps ? nullptr : stack_.placed.get();
-    if (placed != nullptr) placed->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
-    progress.loss = training_.step(step);
-    if (placed != nullptr) placed->end_step();
-    const double ms = ms_since(start);
-    if (training_.recorded() != nullptr) report_.recorded_launches = training_.recorded()->launches();
-    if (step == prepared_.first_step) {
-      report_.loss_first = progress.loss;
-      first_ms_ = ms;
-    } else {
-      later_ms_ += ms;
-    }
-    const auto later = static_cast<double>(step - prepared_.first_step);
-    report_.loss_last = progress.loss;
-    report_.ms_per_step = later > 0 ? later_ms_ / later : first_ms_;
-    const auto items = static_cast<double>(prepared_.options.setup.batch * prepared_.data->items_per_sample());
-    report_.items_per_s = items / report_.ms_per_step * 1000;
-
-    const Arena::Statistics arena = stack_.arena->statistics();
-    progress.step = step + 1;
-    progress.rate = training_.optimizer().rate();
-    progress.bytes = arena.committed_bytes;
-    progress.peak_bytes = arena.peak_committed_bytes;
-    progress.items_per_s = items / ms * 1000;
-    progress.seconds_left = static_cast<double>(prepared_.options.steps - step - 1) * report_.ms_per_step / 1000;
-    return progress;
-  }
-
-  const PreparedTraining& prepared_;
-  const memory::Stack& stack_;
-  Training& training_;
-  TrainReport& report_;
-  Log log_;
-  double first_ms_ = 0, later_ms_ = 0;
-};
 
 /// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
 void plan_in_budget(PreparedTraining& prepared) {
@@ -247,7 +139,10 @@ PreparedTraining prepare_training(TrainOptions options) {
   if (options.sample > 0 && !training.can_sample()) {
     throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
   }
-  if (!options.resume.empty()) prepared.first_step = check_resume(options, *prepared.data, training);
+  if (!options.resume.empty()) {
+    prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
+  }
+  check_saving(options, training);
   prepared.options = std::move(options);
   if (prepared.options.budget_bytes > 0) {
     detail::plan_in_budget(prepared);
@@ -276,10 +171,12 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
           {"cudnn_refusals", libraries.cudnn.refusals}};
 }
 
-bool TrainReport::is_finite() const noexcept { return std::isfinite(loss_last) && std::isfinite(validation.loss); }
+bool TrainReport::is_finite() const noexcept {
+  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!has_validation || std::isfinite(validation.loss));
+}
 
-TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher) {
-  namespace detail = training_run_detail;
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher,
+                  const TrainControl& control) {
   const TrainOptions& options = prepared.options;
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
@@ -289,7 +186,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.predicted_tier_bytes = prepared.plan.tier_bytes;
   report.first_step = prepared.first_step;
   report.clip_norm = clip_norm(options.setup, prepared.is_text);
-  report.steps = options.steps;
+  report.steps = prepared.first_step;
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
   stack_options.plans = prepared.plan.placement;
@@ -304,11 +201,14 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = optim::names_kept_full(training.optimizer());
-  detail::Loop(prepared, stack, training, report).run(observer);
+  TrainingLoop loop(prepared, stack, training, report, control);
+  loop.run(observer);
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
-  save_weights(training, prepared);
+  const bool is_complete = report.end == TrainEnd::complete;
+  if (is_complete) save_weights(training, prepared);
+  loop.rethrow_failed_save();
   training.rest();
-  if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
+  if (is_complete && options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
   report.measured_tier_bytes = training.tier_bytes();
   report.rss_peak_bytes = process::peak_rss_bytes();

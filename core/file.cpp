@@ -4,31 +4,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/temporary_file.h>
 
 namespace thimble {
 namespace file_detail {
-
-std::string folder_of(const std::string& path) {
-  const auto slash = path.find_last_of('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-// "<folder>/<name>.<pid>.<count>.tmp": the same folder, because rename cannot cross file systems. The name is cut so
-// that the suffix never pushes a valid target over the limit of 255 bytes.
-std::string temporary_name(const std::string& target) {
-  static std::atomic<unsigned> count{0};
-  const auto slash = target.find_last_of('/');
-  const std::string name = slash == std::string::npos ? target : target.substr(slash + 1);
-  return folder_of(target) + "/" + name.substr(0, 200) + "." + std::to_string(::getpid()) + "." +
-         std::to_string(count++) + ".tmp";
-}
 
 std::string followed(const std::string& path) {
   char* resolved = ::realpath(path.c_str(), nullptr);
@@ -58,17 +43,18 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
     throw FileError(path, 0, "cannot follow the symbolic link: what it names is not there");
   }
   target_ = exists ? file_detail::followed(path) : path;
-  const std::string temporary = file_detail::temporary_name(target_);
-  descriptor_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail("cannot create " + temporary, errno);
-  temporary_ = temporary;
+  remove_stale_temporary_files(target_);
+  TemporaryFile temporary = make_temporary_file(target_);
+  if (temporary.descriptor < 0) fail("cannot create " + temporary.path, temporary.error);
+  descriptor_ = temporary.descriptor;
+  temporary_ = std::move(temporary.path);
   // Best effort: an owner other than ours may forbid it, and the content matters more than the bits.
   if (exists) static_cast<void>(::fchmod(descriptor_, mode));
 }
 
 AtomicFile::~AtomicFile() {
-  if (descriptor_ >= 0) ::close(descriptor_);
   if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 void AtomicFile::write(std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -90,12 +76,12 @@ void AtomicFile::write(std::string_view text) { write(std::as_bytes(std::span(te
 void AtomicFile::commit() {
   if (descriptor_ < 0) throw FileError(path_, size_, "cannot commit twice");
   if (::fsync(descriptor_) != 0) fail("cannot fsync", errno);
-  const int closing = descriptor_;
-  descriptor_ = -1;
-  if (::close(closing) != 0) fail("cannot close", errno);
+  // While it is open it is locked, and nobody takes it for stale. What closing could report, fsync has reported.
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("cannot rename " + temporary_, errno);
   temporary_.clear();
-  const int folder = ::open(file_detail::folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ::close(descriptor_);
+  descriptor_ = -1;
+  const int folder = ::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) fail("cannot open its folder for fsync", errno);
   const int error = ::fsync(folder) == 0 ? 0 : errno;
   ::close(folder);

@@ -12,11 +12,19 @@
 #include <thimble/core/launch.h>
 #include <thimble/core/launch_depth.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/process.h>
 
 namespace thimble {
 namespace arena_detail {
 
-constexpr std::size_t default_reserve_bytes = std::size_t{1} << 40;
+constexpr std::size_t unbounded_bytes = std::size_t{1} << 40;
+
+// A process has 2^47 addresses, and hundreds of arenas are to find room in them: on the host an arena without a bound
+// reserves twice what the machine has, and can never fill it.
+std::size_t usual_reserve_bytes(Device device) {
+  const std::size_t memory = device == cpu ? process::physical_bytes() : 0;
+  return memory == 0 ? unbounded_bytes : std::min(unbounded_bytes, 2 * memory);
+}
 
 double share_of_holes(std::size_t used, std::size_t of) {
   return of == 0 ? 0.0 : 1.0 - static_cast<double>(used) / static_cast<double>(of);
@@ -33,7 +41,9 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
       remap_from_bytes_(backing_->can_remap() ? options.remap_from_bytes : 0) {
   pages_.granule = backing_->granule();
   reserve(options);
-  std::size_t limit = reserved_bytes_;
+  // Without a bound the books are those of a dry arena, on whatever machine; pages beyond what is reserved are refused.
+  const bool is_unbounded = options.reserve_bytes == 0 && options.capacity_bytes == 0;
+  std::size_t limit = is_unbounded ? arena_detail::unbounded_bytes : reserved_bytes_;
   if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(pages_.granule - 1));
   now_.capacity_bytes = limit;
   spans_ = std::make_unique<Tlsf>(backing_->alignment(), limit);
@@ -42,7 +52,7 @@ Arena::Arena(std::unique_ptr<Backing> backing, Options options)
 void Arena::reserve(const Options& options) {
   std::size_t wanted = options.reserve_bytes;
   if (wanted == 0) wanted = options.capacity_bytes;
-  if (wanted == 0) wanted = arena_detail::default_reserve_bytes;
+  if (wanted == 0) wanted = arena_detail::usual_reserve_bytes(device());
   wanted = std::max(wanted & ~(pages_.granule - 1), pages_.granule);
   for (std::size_t bytes = wanted; bytes >= pages_.granule; bytes = (bytes / 2) & ~(pages_.granule - 1)) {
     base_ = backing_->reserve(bytes);
@@ -147,6 +157,7 @@ bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&
 std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
   const std::size_t first = begin / pages_.granule;
   const std::size_t last = (end + pages_.granule - 1) / pages_.granule;
+  if (last * pages_.granule > reserved_bytes_) return std::errc::not_enough_memory;
   try {
     if (pages_.has_pages.size() < last) pages_.has_pages.resize(last, false);
   } catch (const std::bad_alloc&) {

@@ -142,6 +142,11 @@ std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes) {
   return rss;
 }
 
+std::size_t physical_bytes() noexcept {
+  const long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  return pages > 0 && page_bytes > 0 ? static_cast<std::size_t>(pages) * static_cast<std::size_t>(page_bytes) : 0;
+}
+
 std::size_t available_bytes() noexcept {
   std::size_t machine = detail::unlimited;
   std::size_t kib = 0;

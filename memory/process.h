@@ -30,6 +30,9 @@ std::size_t data_bytes();
 /// Resident bytes of the mappings that lie in [begin, begin + bytes) (Rss of smaps).
 std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes);
 
+/// Bytes of memory that the machine has; 0 where the system does not say.
+std::size_t physical_bytes() noexcept;
+
 /// Bytes that can still be had: the smaller of the machine's available memory and what the process's control group
 /// leaves; the largest std::size_t where neither can be read.
 std::size_t available_bytes() noexcept;

@@ -2,8 +2,10 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +15,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
+#include <thimble/core/temporary_file.h>
 
 namespace {
 
@@ -191,4 +194,73 @@ TEST_CASE("atomic file: what cannot be written is refused by name", "[file]") {
   CHECK(folder.names().size() == 2);
   // The suffix of the temporary file does not make a valid name too long.
   CHECK(failure(folder / std::string(255, 'n').c_str(), "text").empty());
+}
+
+TEST_CASE("atomic file: temporary files that nobody holds are removed, others stay", "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  const std::string stale = path + ".0123456789abcdef.tmp";
+  const std::vector<std::string> others = {path + "." + std::to_string(::getpid()) + ".0.tmp",  // of no pattern of ours
+                                           path + ".0123456789abcdeF.tmp",
+                                           path + ".0123456789abcde.tmp",
+                                           path + ".0123456789abcdef.tmp2",
+                                           folder / "other.bin.0123456789abcdef.tmp",
+                                           folder / "xmodel.bin.0123456789abcdef.tmp"};
+  const auto leave = [](const std::string& name) { std::ofstream(name) << "left behind"; };
+  for (const std::string& name : others) leave(name);
+  leave(stale);
+  fs::create_directory(path + ".aaaaaaaaaaaaaaaa.tmp");
+  REQUIRE(::symlink("model.bin", (path + ".bbbbbbbbbbbbbbbb.tmp").c_str()) == 0);
+  {
+    thimble::AtomicFile first(path);  // removes what is stale
+    CHECK_FALSE(fs::exists(stale));
+    CHECK(folder.names().size() == others.size() + 3);
+    thimble::AtomicFile second(path);  // and nothing that is being written
+    CHECK(folder.names().size() == others.size() + 4);
+    first.write("first");
+    first.commit();
+    second.write("second");
+    second.commit();
+  }
+  CHECK(content(path) == "second");
+  for (const std::string& name : others) CHECK(content(name) == "left behind");
+  CHECK(folder.names().size() == others.size() + 3);
+}
+
+TEST_CASE("atomic file: a temporary name that is taken is passed over", "[file]") {
+  const Folder folder;
+  const std::string target = folder / "x";
+  std::ofstream(folder / "x.0000000000000007.tmp") << "taken";
+  std::uint64_t next = 7;
+  const thimble::TemporaryFile file = thimble::make_temporary_file(target, [&] { return next++; });
+  CHECK(file.path == folder / "x.0000000000000008.tmp");
+  CHECK(content(folder / "x.0000000000000007.tmp") == "taken");
+  // Locked, it is not stale; the other one is.
+  CHECK(thimble::remove_stale_temporary_files(target) == 1);
+  CHECK(folder.names() == std::vector<std::string>{"x.0000000000000008.tmp"});
+  ::close(file.descriptor);
+  CHECK(thimble::remove_stale_temporary_files(target) == 1);
+  CHECK(folder.names().empty());
+  const thimble::TemporaryFile nowhere = thimble::make_temporary_file(folder / "no/x");
+  CHECK((nowhere.descriptor == -1 && nowhere.error == ENOENT));
+}
+
+TEST_CASE("atomic file: what a killed process leaves is removed by the next, with the same process id or another",
+          "[file]") {
+  const Folder folder;
+  const std::string path = folder / "model.bin";
+  for (int i = 0; i < 3; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      thimble::AtomicFile file(path);
+      file.write("part");
+      ::raise(SIGKILL);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    REQUIRE(WIFSIGNALED(status));
+    CHECK(folder.names().size() == 1);  // its own; that of the one before is gone
+  }
+  thimble::write_file_atomically(path, std::string_view("whole"));
+  CHECK(folder.names() == std::vector<std::string>{"model.bin"});
 }

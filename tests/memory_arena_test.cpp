@@ -381,3 +381,21 @@ TEST_CASE("memory arena: poison shows in new and in freed blocks", "[memory][are
   CHECK(Tagged{b, 2}.is_intact());
   arena->deallocate(b, nullptr);
 }
+
+TEST_CASE("memory arena: four hundred at a time, each with room", "[memory][arena]") {
+  std::vector<std::shared_ptr<Arena>> arenas;
+  for (int i = 0; i < 400; ++i) {
+    arenas.push_back(make_arena(thimble::cpu));
+    REQUIRE(arenas.back()->reserved_bytes() >= 1024 * MiB);
+  }
+  const auto used = [](Arena& arena) {
+    Block* const block = arena.allocate({.bytes = 4 * MiB});
+    const Arena::Statistics all = arena.statistics();
+    arena.deallocate(block, nullptr);
+    arena.trim();
+    return all;
+  };
+  const auto dry = make_arena(thimble::dry(thimble::cpu));
+  CHECK(used(*arenas.front()) == used(*arenas.back()));
+  CHECK(used(*make_arena(thimble::cpu)) == used(*dry));  // what is reserved is not in the books
+}

@@ -19,6 +19,8 @@
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers.h>
 #include <thimble/nn/step.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
 
 #include "catch.h"
@@ -191,6 +193,66 @@ TEST_CASE("fp8 state: a file with numbers that no training makes is refused", "[
   check("fp8_scale", 1, 1e-30f, "1e-30 at (1)" + scales);
   check("fp8_scale", 1, 0x1p-60f, "");
   check("fp8_scale", 1, 0.0f, "");
+}
+
+TEST_CASE("state numbers: a second moment below zero, or none, is refused", "[optim]") {
+  const files_test::TemporaryFolder folder;
+  Generator generator(1);
+  const GeneratorScope scope(generator);
+  for (const bool is_factored : {false, true}) {
+    nn::Linear model(160, 144);
+    std::unique_ptr<optim::Optimizer> optimizer;
+    if (is_factored) {
+      optimizer = std::make_unique<optim::Adafactor>(model.trainable(), optim::AdafactorOptions{});
+    } else {
+      optimizer = std::make_unique<optim::Adam>(model.trainable(), optim::AdamOptions{});
+    }
+    const Tensor x = randn({16, 160});
+    nn::training_step(*optimizer, [&](std::int64_t) { return mean(square(model(x))); });
+    nn::save_checkpoint(folder / "good", model, *optimizer, generator);
+    const auto before = all_of(model, *optimizer);
+    int checked = 0;
+    for (const optim::Named& s : optimizer->state()) {
+      const std::string kind = s.name.substr(s.name.rfind('.') + 1);
+      const bool is_square = kind == "second_moment" || kind == "row_moment" || kind == "column_moment";
+      checked += is_square ? 1 : 0;
+      files_test::rewrite_element(folder / "good", folder / "bad", "optimizer." + s.name, 2, -1.0f);
+      const std::string error = error_of([&] { nn::load_checkpoint(folder / "bad", model, *optimizer, generator); });
+      INFO(s.name << ": " << error);
+      if (is_square) {
+        CHECK(error.starts_with("ValueError load_checkpoint: "));
+        CHECK(error.find("tensor 'optimizer." + s.name + "' has -1 at (") != std::string::npos);
+        CHECK(error.ends_with("; allowed are finite numbers >= 0"));
+        CHECK(all_of(model, *optimizer) == before);
+      } else {
+        CHECK(error == "no error");  // a first moment may be negative
+        nn::load_checkpoint(folder / "good", model, *optimizer, generator);
+      }
+    }
+    CHECK(checked >= 2);
+  }
+}
+
+TEST_CASE("state numbers: what is not finite is not written over a checkpoint", "[optim]") {
+  const files_test::TemporaryFolder folder;
+  Generator generator(1);
+  const GeneratorScope scope(generator);
+  nn::Linear model(4, 2);
+  optim::Adam optimizer(model.trainable(), {});
+  nn::save_checkpoint(folder / "c", model, optimizer, generator);
+  const std::string good = files_test::read_text_file(folder / "c");
+  for (const float bad : {not_a_number, infinity, -infinity}) {
+    for (const Tensor& t : {model.weight, optimizer.state()[1].tensor}) {
+      fill(t, bad);
+      CHECK_THROWS_AS(nn::save_checkpoint(folder / "c", model, optimizer, generator), nn::NotFiniteError);
+      CHECK(files_test::read_text_file(folder / "c") == good);
+      CHECK(folder.entries() == 1);
+      CHECK_NOTHROW(nn::save_weights(model, folder / "w"));  // weights alone are written as they are
+      std::filesystem::remove(folder / "w");
+      fill(t, 0.5);
+    }
+  }
+  CHECK_NOTHROW(nn::save_checkpoint(folder / "c", model, optimizer, generator));
 }
 
 TEST_CASE("optim8: a file whose scales of blocks are no magnitudes is refused", "[optim8]") {

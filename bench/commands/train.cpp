@@ -13,7 +13,9 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/exit_status.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/signals.h>
 #include <thimble/bench/fp8_report.h>
 #include <thimble/bench/live.h>
 #include <thimble/bench/packing_report.h>
@@ -21,6 +23,7 @@
 #include <thimble/bench/units.h>
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/printable.h>
 
 namespace thimble::bench {
 namespace train_detail {
@@ -47,6 +50,13 @@ class ProgressLine {
 
   /// From here on the line stands above a picture of the run's memory.
   void watch(const memory::Stack& stack, std::size_t budget_bytes) { live_.emplace(stderr, stack, budget_bytes); }
+  /// A line that stays, under whatever is there.
+  void say(const std::string& text) {
+    if (live_) return live_->print(text, true);
+    std::fprintf(stderr, "%s%s\n", is_terminal_ ? "\r\033[K" : "", text.c_str());
+    std::fflush(stderr);
+  }
+
   /// The picture goes, the lines stay.
   void end_watch() { live_.reset(); }
 
@@ -90,35 +100,41 @@ std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
   return names;
 }
 
+const char* end_name(TrainEnd end) {
+  return end == TrainEnd::complete ? "complete" : end == TrainEnd::stopped ? "stopped" : "diverged";
+}
+
 void print_json(const TrainOptions& options, const Extra& extra, const TrainReport& r) {
-  nlohmann::ordered_json json{{"model", options.setup.model},
-                              {"parameters", r.parameters},
-                              {"first_step", r.first_step},
-                              {"steps", r.steps},
-                              {"loss_first", r.loss_first},
-                              {"loss_last", r.loss_last},
-                              {"is_finite", r.is_finite()},
-                              {"validation_loss", r.validation.loss},
-                              {"optimizer", r.optimizer},
-                              {"optimizer_state_bytes", r.state_bytes},
-                              {"full_state", r.full_state},
-                              {"predicted_peak_bytes", r.predicted_peak_bytes},
-                              {"measured_peak_bytes", r.measured_peak_bytes},
-                              {"budget_bytes", options.budget_bytes},
-                              {"micro_batches", options.setup.micro_batches},
-                              {"fuses_optimizer", options.setup.fuses_optimizer},
-                              {"clip_norm", r.clip_norm},
-                              {"time_overhead", r.time_overhead},
-                              {"offloaded_bytes", r.offloaded_bytes},
-                              {"packed_bytes", r.packing.bytes},
-                              {"packed_to_bytes", r.packing.packed_bytes},
-                              {"packed_dtypes", names_of(r.packing.dtypes)},
-                              {"predicted_tier_bytes", r.predicted_tier_bytes},
-                              {"measured_tier_bytes", r.measured_tier_bytes},
-                              {"rss_peak_bytes", r.rss_peak_bytes},
-                              {"arena_rss_bytes", r.arena_rss_bytes},
-                              {"ms_per_step", r.ms_per_step},
-                              {"items_per_s", r.items_per_s}};
+  nlohmann::ordered_json json{
+      {"model", options.setup.model},
+      {"parameters", r.parameters},
+      {"first_step", r.first_step},
+      {"steps", r.steps},
+      {"end", end_name(r.end)},
+      {"loss_first", r.loss_first},
+      {"loss_last", r.loss_last},
+      {"is_finite", r.is_finite()},
+      {"validation_loss", r.has_validation ? nlohmann::ordered_json(r.validation.loss) : nullptr},
+      {"optimizer", r.optimizer},
+      {"optimizer_state_bytes", r.state_bytes},
+      {"full_state", r.full_state},
+      {"predicted_peak_bytes", r.predicted_peak_bytes},
+      {"measured_peak_bytes", r.measured_peak_bytes},
+      {"budget_bytes", options.budget_bytes},
+      {"micro_batches", options.setup.micro_batches},
+      {"fuses_optimizer", options.setup.fuses_optimizer},
+      {"clip_norm", r.clip_norm},
+      {"time_overhead", r.time_overhead},
+      {"offloaded_bytes", r.offloaded_bytes},
+      {"packed_bytes", r.packing.bytes},
+      {"packed_to_bytes", r.packing.packed_bytes},
+      {"packed_dtypes", names_of(r.packing.dtypes)},
+      {"predicted_tier_bytes", r.predicted_tier_bytes},
+      {"measured_tier_bytes", r.measured_tier_bytes},
+      {"rss_peak_bytes", r.rss_peak_bytes},
+      {"arena_rss_bytes", r.arena_rss_bytes},
+      {"ms_per_step", r.ms_per_step},
+      {"items_per_s", r.items_per_s}};
   json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
   if (extra.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*extra.gradients));
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
@@ -148,7 +164,8 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
     std::printf("  precision        %s\n", precision.c_str());
   }
   if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
-  std::printf("  loss             %.4f -> %.4f, validation %.4f\n", r.loss_first, r.loss_last, r.validation.loss);
+  std::printf("  loss             %.4f -> %.4f", r.loss_first, r.loss_last);
+  r.has_validation ? std::printf(", validation %.4f\n", r.validation.loss) : std::printf("\n");
   if (!r.is_finite()) std::printf("                   the last loss is not finite\n");
   if (r.scaler) {
     std::printf("  loss scale       %.9g at the end", r.scaler->scale);
@@ -207,13 +224,14 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (r.libraries) std::printf("  libraries        %s\n", memory::to_string(*r.libraries).c_str());
   std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
-  if (options.sample > 0) std::printf("\n%s\n", r.sample.c_str());
+  if (options.sample > 0) std::printf("\n%s\n", printable(r.sample, "\n\t").c_str());
 }
 
 void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
   TrainOptions& o = *options;
   add_number(command, "--lr", o.setup.rate, 0, any,
-             "Learning rate (0.1 for sgd and momentum; adam and adamw: 3e-3 (128 / width)^0.75 for text, else 1e-3)");
+             "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adam and adamw: 3e-3 (128 / "
+             "width)^0.75 for text, else 1e-3; adafactor 0.03)");
   command
       .add_option_function<std::string>(
           "--schedule", [options](const std::string& text) { options->schedule = text; },
@@ -250,9 +268,34 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
   add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");
   command.add_option("--save", o.save, "Checkpoint to write at the end");
   add_integer(command, "--save-every", o.save_every, 0, most_steps, "... and every N steps; 0: at the end alone (0)");
+  add_integer(command, "--keep", o.keep, 1, 1'000'000,
+              "Checkpoints that stay: the newest, older ones as SAVE.step-K (1)");
   command.add_option("--save-weights", o.save_weights, "safetensors file of the parameters to write at the end");
   command.add_option("--resume", o.resume, "Checkpoint to go on from");
   command.add_option("--log", o.log, "Folder for TensorBoard's event files");
+}
+
+/// A name that was given must be one: an empty one would be taken for none.
+void require_names(CLI::App& command) {
+  for (const char* const flag : {"--data", "--save", "--save-weights", "--resume", "--log"}) {
+    const CLI::Option* const option = command.get_option(flag);
+    if (option->count() > 0 && option->results().front().empty()) {
+      throw ValueError(std::string(flag) + ": '' is no name; that of a file or folder is allowed");
+    }
+  }
+}
+
+/// What is not as asked, or not as before, is said before the first step.
+void say_before(const PreparedTraining& prepared) {
+  if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
+    std::fprintf(stderr, "thimble: %s\n", warning.c_str());
+  }
+  if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
+    std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
+  }
+  if (!prepared.recipe_change.empty()) {
+    std::fprintf(stderr, "thimble: --resume: the recipe is another: %s\n", printable(prepared.recipe_change).c_str());
+  }
 }
 
 }  // namespace train_detail
@@ -272,7 +315,7 @@ void add_train(CLI::App& program) {
   const auto wants_gradients = std::make_shared<bool>(false);
   command->add_flag("--gradient-report", *wants_gradients,
                     "With --allow-lossy: how far packing turns the gradients of the first batch, by parameter");
-  command->callback([options, is_json, is_live, wants_gradients] {
+  command->callback([command, options, is_json, is_live, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError(
           "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
@@ -289,36 +332,44 @@ void add_train(CLI::App& program) {
     if (*wants_gradients && !setup.allows_lossy) {
       throw ValueError("--gradient-report: nothing is packed; with --budget and --allow-lossy it is allowed");
     }
+    train_detail::require_names(*command);
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
-    // What is not as asked is said before the first step.
-    if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
-      std::fprintf(stderr, "thimble: %s\n", warning.c_str());
-    }
-    if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
-      std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
-    }
+    train_detail::say_before(prepared);
     train_detail::Extra extra{prepared.plan.packed, std::nullopt};
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
+    StopSignals signals;
+    TrainControl control;
+    control.wish = [&signals] { return signals.wish(); };
+    control.say = [&line](const std::string& text) { line.say("thimble: " + printable(text)); };
     const TrainReport report = train(
         prepared, [&line](const TrainProgress& progress) { line.show(progress); },
         [&](const memory::Stack& stack) {
           if (*is_live) line.watch(stack, prepared.options.budget_bytes);
-        });
+        },
+        control);
     line.end_watch();
-    if (*wants_gradients) extra.gradients = packing_gradients(prepared);  // after the run's own figures
+    if (report.end == TrainEnd::stopped) {
+      line.say("thimble: " + signal_name(signals.stop_signal()) + ": " + printable(report.end_text));
+      throw CLI::RuntimeError(128 + signals.stop_signal());
+    }
+    const bool is_complete = report.end == TrainEnd::complete;
+    if (*wants_gradients && is_complete) extra.gradients = packing_gradients(prepared);  // after the run's own figures
     if (*is_json) {
       train_detail::print_json(prepared.options, extra, report);
     } else {
       train_detail::print_table(prepared.options, report);
       if (extra.gradients) std::printf("%s", to_lines(*extra.gradients).c_str());
     }
+    std::fflush(stdout);
     if (!report.is_finite()) {
-      std::fflush(stdout);
-      std::fprintf(stderr,
-                   "thimble: the last loss is not finite (training %g, validation %g); what was asked for is written\n",
-                   report.loss_last, report.validation.loss);
+      const std::string text = is_complete ? "the last loss is not finite, and its step was skipped" : report.end_text;
+      line.say("thimble: " + printable(text));
       throw CLI::RuntimeError(not_finite_status);
+    }
+    if (!report.log_error.empty()) {
+      line.say("thimble: --log: curves are missing: " + printable(report.log_error));
+      throw CLI::RuntimeError(output_lost_status);
     }
   });
 }

@@ -33,6 +33,7 @@ void check(const SafetensorsReader& file, const CheckpointInfo& info, const std:
     if (!entry) throw ValueError(operation + ": the file lacks " + quote(target.name));
     check_file_tensor(operation, *entry, target, Conversion::none);
   }
+  for (const SafetensorsEntry& entry : file.header().tensors) file.verify(entry);
   for (const NamedTensor& target : targets) {
     check_state_numbers(operation, file, file.entry(target.name), target);
   }
@@ -72,7 +73,8 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
                       generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
-  write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info));
+  write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info),
+                    Numbers::finite);
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,

@@ -13,18 +13,19 @@ namespace thimble::nn {
 /// Writes the module's parameters and buffers (`model.<name>`), the optimizer's state (`optimizer.<name>`), its name,
 /// step count and rate, the generator's seed and step, the scaler's state where there is one, and `metadata` (keys not
 /// beginning with "thimble."). Tensors are in memory's layout and dtype: what other programs read is written by
-/// save_weights. The file appears whole or not at all: a crash leaves the old one. Throws DeviceError (dry), ValueError
-/// (the optimizer's state is away, too: Optimizer::fetch_state), FileError.
+/// save_weights. The file appears whole or not at all: a crash leaves the old one. What holds a NaN or an infinity is
+/// not written: training cannot go on from it, and the old file is better. Throws DeviceError (dry), ValueError (the
+/// optimizer's state is away, too: Optimizer::fetch_state), NotFiniteError, FileError.
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr);
 
 /// Puts everything back and returns the caller's metadata. All of it is checked before the first value changes. Throws
-/// FileError (unreadable, no checkpoint), ValueError (of another optimizer; with a scaler and without one, or a scale
-/// that it does not allow; a tensor is missing or unknown; state has a number that it cannot have, see
-/// state_numbers.h; of a model with another recipe for FP8, where the file names one), ShapeError, DTypeError (naming
-/// the tensor and both sides; nothing is converted). A disk that fails while values are read leaves some of them
-/// loaded. On a dry device tensors are only checked.
+/// FileError (unreadable, no checkpoint, bytes that do not have their sum), ValueError (of another optimizer; with a
+/// scaler and without one, or a scale that it does not allow; a tensor is missing or unknown; state has a number that
+/// it cannot have, see state_numbers.h; of a model with another recipe for FP8, where the file names one), ShapeError,
+/// DTypeError (naming the tensor and both sides; nothing is converted). A disk that fails while values are read leaves
+/// some of them loaded. On a dry device tensors are only checked.
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler = nullptr);
 

@@ -7,7 +7,10 @@
 #include <numeric>
 
 #include <thimble/core/bytes.h>
+#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
+#include <thimble/nn/files/finite_bytes.h>
+#include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble {
 
@@ -134,15 +137,19 @@ SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
 }
 
 std::string format_safetensors_header(const SafetensorsHeader& header) {
+  std::map<std::string, std::string> metadata = header.metadata;
+  const std::string sums_key(safetensors_sums_key);
+  if (metadata.count(sums_key) != 0) throw ValueError("safetensors: metadata key " + quote(sums_key) + " is taken");
+  if (has_sums(header)) metadata[sums_key] = format_sums(header);
   std::uint64_t least = 0;  // text alone, before it is turned into JSON
-  for (const auto& [key, value] : header.metadata) least += key.size() + value.size();
+  for (const auto& [key, value] : metadata) least += key.size() + value.size();
   for (const SafetensorsEntry& entry : header.tensors) least += entry.name.size();
   safetensors_detail::require_header_bytes(least);
   std::string text = "{";
-  if (!header.metadata.empty()) {
+  if (!metadata.empty()) {
     text += "\"__metadata__\":{";
     bool is_first = true;
-    for (const auto& [key, value] : header.metadata) {
+    for (const auto& [key, value] : metadata) {
       text +=
           (is_first ? "" : ",") + safetensors_detail::json_string(key) + ":" + safetensors_detail::json_string(value);
       is_first = false;
@@ -159,7 +166,9 @@ std::string format_safetensors_header(const SafetensorsHeader& header) {
   safetensors_detail::require_header_bytes(text.size());
   std::array<std::byte, 8> length;
   store_le<std::uint64_t>(text.size(), length.data());
-  return std::string(reinterpret_cast<const char*>(length.data()), length.size()) + text;
+  text.insert(0, reinterpret_cast<const char*>(length.data()), length.size());
+  if (has_sums(header)) put_header_sum(text);
+  return text;
 }
 
 SafetensorsReader::SafetensorsReader(const std::string& path)
@@ -183,36 +192,84 @@ void SafetensorsReader::read_part(const SafetensorsEntry& entry, std::uint64_t f
                      " wanted, tensor " + quote(entry.name) + " has " + std::to_string(entry.bytes()));
   const std::uint64_t offset = header_.data_offset + entry.begin + first;
   file_.read(offset, out);
+  if (out.size() == entry.bytes() && entry.crc32c) check_sum(entry, crc32c(out), path(), offset);
   if (entry.dtype != SafetensorsDType::boolean) return;
   const std::size_t bad = find_invalid_bool(out);
   if (bad < out.size())
     throw FileError(path(), offset + bad, "tensor " + quote(entry.name) + " has a BOOL that is neither 0 nor 1");
 }
 
+void SafetensorsReader::verify(const SafetensorsEntry& entry) const {
+  if (!entry.crc32c) return;
+  std::vector<std::byte> piece(std::min<std::uint64_t>(entry.bytes(), std::uint64_t{1} << 18));
+  const std::uint64_t begin = header_.data_offset + entry.begin;
+  std::uint32_t sum = 0;
+  for (std::uint64_t at = 0; at < entry.bytes(); at += piece.size()) {
+    const auto part = std::span(piece).first(std::min<std::uint64_t>(piece.size(), entry.bytes() - at));
+    file_.read(begin + at, part);
+    sum = crc32c(part, sum);
+  }
+  check_sum(entry, sum, path(), begin);
+}
+
+namespace safetensors_detail {
+
+SafetensorsHeader lay_out_with_sums(std::vector<SafetensorsEntry> tensors,
+                                    std::map<std::string, std::string> metadata) {
+  for (SafetensorsEntry& entry : tensors) entry.crc32c = 0;  // room for what commit() writes
+  return lay_out_safetensors(std::move(tensors), std::move(metadata));
+}
+
+}  // namespace safetensors_detail
+
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> tensors,
                                      std::map<std::string, std::string> metadata)
-    : header_(lay_out_safetensors(std::move(tensors), std::move(metadata))),
+    : header_(safetensors_detail::lay_out_with_sums(std::move(tensors), std::move(metadata))),
       file_(path),
-      written_(header_.tensors.size(), 0) {
+      progress_(header_.tensors.size()) {
   file_.write(format_safetensors_header(header_));
+}
+
+void SafetensorsWriter::look_at_numbers(const SafetensorsEntry& entry, Progress& progress,
+                                        std::span<const std::byte> bytes) {
+  const std::size_t size = size_of(entry.dtype);
+  bool is_finite = true;
+  // Pieces may end inside of an element; the next one begins with the rest of it.
+  std::size_t cut = static_cast<std::size_t>(progress.bytes % size);
+  for (; cut > 0 && !bytes.empty(); bytes = bytes.subspan(1)) {
+    progress.cut[cut++] = bytes[0];
+    if (cut < size) continue;
+    is_finite = all_finite(entry.dtype, std::span(progress.cut).first(size));
+    cut = 0;
+  }
+  const std::size_t rest = bytes.size() % size;
+  is_finite = is_finite && all_finite(entry.dtype, bytes.first(bytes.size() - rest));
+  if (cut == 0) std::copy(bytes.end() - static_cast<std::ptrdiff_t>(rest), bytes.end(), progress.cut.begin());
+  if (!is_finite && not_finite_.empty()) not_finite_ = entry.name;
 }
 
 void SafetensorsWriter::append(std::string_view name, std::span<const std::byte> bytes) {
   const SafetensorsEntry* entry = header_.find(name);
   if (entry == nullptr) throw ValueError("safetensors: no tensor " + quote(name) + " was announced for this file");
-  std::uint64_t& written = written_[static_cast<std::size_t>(entry - header_.tensors.data())];
-  if (bytes.size() > entry->bytes() - written)
+  Progress& progress = progress_[static_cast<std::size_t>(entry - header_.tensors.data())];
+  if (bytes.size() > entry->bytes() - progress.bytes)
     throw ValueError("safetensors: tensor " + quote(name) + " has " + std::to_string(entry->bytes()) + " bytes, got " +
-                     std::to_string(written) + " and then " + std::to_string(bytes.size()));
-  file_.write(header_.data_offset + entry->begin + written, bytes);
-  written += bytes.size();
+                     std::to_string(progress.bytes) + " and then " + std::to_string(bytes.size()));
+  file_.write(header_.data_offset + entry->begin + progress.bytes, bytes);
+  look_at_numbers(*entry, progress, bytes);
+  progress.crc32c = crc32c(bytes, progress.crc32c);
+  progress.bytes += bytes.size();
 }
 
 void SafetensorsWriter::commit() {
-  for (std::size_t i = 0; i < written_.size(); ++i)
-    if (const SafetensorsEntry& entry = header_.tensors[i]; written_[i] != entry.bytes())
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    SafetensorsEntry& entry = header_.tensors[i];
+    if (progress_[i].bytes != entry.bytes())
       throw ValueError("safetensors: tensor " + quote(entry.name) + " has " + std::to_string(entry.bytes()) +
-                       " bytes, only " + std::to_string(written_[i]) + " were written");
+                       " bytes, only " + std::to_string(progress_[i].bytes) + " were written");
+    entry.crc32c = progress_[i].crc32c;
+  }
+  file_.write(0, bytes_of(format_safetensors_header(header_)));
   file_.commit();
 }
 

@@ -6,7 +6,11 @@
 // is there once; each range has the bytes of its shape and dtype; the ranges, sorted, cover the rest of the file
 // without a hole or an overlap. Everything else is refused with a FileError that names the file, the byte and the
 // reason.
+//
+// Files that are written here carry checksums of the header and of every tensor (nn/files/safetensors_sums.h), which
+// are held against the bytes when they are read. Files of others have none and are read without.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -59,9 +63,10 @@ inline constexpr std::size_t safetensors_rank_limit = 64;
 struct SafetensorsEntry {
   std::string name;
   SafetensorsDType dtype = SafetensorsDType::f32;
-  std::vector<std::int64_t> shape;  ///< at most 64 sizes
-  std::uint64_t begin = 0;          ///< its first byte, counted from SafetensorsHeader::data_offset
-  std::uint64_t end = 0;            ///< one past its last byte
+  std::vector<std::int64_t> shape;           ///< at most 64 sizes
+  std::uint64_t begin = 0;                   ///< its first byte, counted from SafetensorsHeader::data_offset
+  std::uint64_t end = 0;                     ///< one past its last byte
+  std::optional<std::uint32_t> crc32c = {};  ///< of its bytes (core/crc32c.h); none: the file has no sums
 
   std::uint64_t bytes() const noexcept { return end - begin; }
   friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
@@ -70,7 +75,7 @@ struct SafetensorsEntry {
 /// What a file says about itself.
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> tensors;        ///< in the order of their bytes
-  std::map<std::string, std::string> metadata;  ///< `__metadata__`
+  std::map<std::string, std::string> metadata;  ///< `__metadata__`, without the sums
   std::uint64_t data_offset = 0;                ///< where the tensors' bytes begin in the file: 8 + N
 
   /// The tensor of that name, nullptr when there is none. Takes O(log tensors).
@@ -102,7 +107,8 @@ SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                       std::map<std::string, std::string> metadata);
 
 /// The 8 + N bytes in front of the data: compact JSON, metadata first and sorted, padded with spaces to a multiple
-/// of 8. Throws ValueError for text that is not UTF-8 and when N would exceed 100,000,000.
+/// of 8. Where all tensors have sums these are written with the header's own. Throws ValueError for text that is not
+/// UTF-8, for a key `thimble.crc32c` in the metadata, and when N would exceed 100,000,000.
 std::string format_safetensors_header(const SafetensorsHeader& header);
 
 /// A file open for reading; only the header is in memory. Several threads may read at once.
@@ -117,12 +123,16 @@ class SafetensorsReader {
   const SafetensorsEntry& entry(std::string_view name) const;
 
   /// Reads the whole of a tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (ShapeError
-  /// when not). Throws FileError, also for a BOOL that is neither 0 nor 1.
+  /// when not). Throws FileError, also for a BOOL that is neither 0 nor 1, and for bytes that do not have its sum.
   void read(const SafetensorsEntry& entry, std::span<std::byte> out) const;
 
   /// Reads out.size() bytes of a tensor from its byte `first` on: a large tensor in pieces. Throws ShapeError when they
-  /// are not within the tensor, FileError as read().
+  /// are not within the tensor, FileError as read(). The sum is looked at when the part is the whole.
   void read_part(const SafetensorsEntry& entry, std::uint64_t first, std::span<std::byte> out) const;
+
+  /// Reads a tensor through and holds it against its sum, where there is one: before anything is loaded from it. Throws
+  /// FileError.
+  void verify(const SafetensorsEntry& entry) const;
 
  private:
   InputFile file_;
@@ -131,7 +141,8 @@ class SafetensorsReader {
 
 /// A file being written, tensor by tensor in any order, each in as many pieces as the caller likes. It appears under
 /// its name at commit(); without that nothing is left behind. What was read from a file of ours and is written again
-/// gives the same bytes.
+/// gives the same bytes. Sums are taken as the bytes pass, and written into the header by commit(); those of `tensors`
+/// are not read.
 class SafetensorsWriter {
  public:
   /// Writes the header. Throws as lay_out_safetensors and format_safetensors_header, FileError.
@@ -145,13 +156,25 @@ class SafetensorsWriter {
   /// name or it gets more bytes than it has, FileError.
   void append(std::string_view name, std::span<const std::byte> bytes);
 
+  /// The first tensor that was given a NaN or an infinity; empty: none was.
+  const std::string& not_finite() const noexcept { return not_finite_; }
+
   /// Gives the file its name, durably. Throws ValueError naming the first tensor that is not complete, FileError.
   void commit();
 
  private:
+  // What was written of a tensor so far.
+  struct Progress {
+    std::uint64_t bytes = 0;
+    std::uint32_t crc32c = 0;
+    std::array<std::byte, 8> cut{};  // the element that the last piece ended in
+  };
+  void look_at_numbers(const SafetensorsEntry& entry, Progress& progress, std::span<const std::byte> bytes);
+
   SafetensorsHeader header_;
   AtomicFile file_;
-  std::vector<std::uint64_t> written_;  // bytes so far, by index into header_.tensors
+  std::vector<Progress> progress_;  // by index into header_.tensors
+  std::string not_finite_;
 };
 
 }  // namespace thimble

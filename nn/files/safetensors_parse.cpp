@@ -11,6 +11,7 @@
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/safetensors_sums.h>
 
 namespace thimble {
 
@@ -283,6 +284,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint6
   if (const std::string* twice = header.index_names())
     throw FileError(path, 8, "tensor " + quote(*twice) + " is there twice");
   safetensors_parse_detail::check_ranges(header, file_bytes - data_offset, path);
+  take_sums(header, start.first(static_cast<std::size_t>(data_offset)), path);
   return header;
 }
 

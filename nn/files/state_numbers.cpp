@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <optional>
 #include <string_view>
 
 #include <thimble/core/bytes.h>
@@ -23,7 +24,7 @@ bool is_matrix_of_3(const NamedTensor& t) { return t.tensor.rank() == 2 && t.ten
 
 struct Rule {
   std::string_view name;
-  DType dtype;
+  std::optional<DType> dtype;  // none: any that is floating
   bool (*fits)(const NamedTensor&);
   bool (*allows)(double);
   const char* allowed;
@@ -34,12 +35,17 @@ constexpr Rule rules[] = {{"fp8_amax", DType::f32, is_matrix_of_3, is_magnitude,
                           {"fp8_steps", DType::i64, is_matrix_of_3, is_magnitude, "counts >= 0"},
                           {"first_moment_scale", DType::f32, is_optimizer, is_magnitude, magnitudes},
                           {"second_moment_scale", DType::f32, is_optimizer, is_magnitude, magnitudes},
-                          {"momentum_scale", DType::f32, is_optimizer, is_magnitude, magnitudes}};
+                          {"momentum_scale", DType::f32, is_optimizer, is_magnitude, magnitudes},
+                          {"second_moment", std::nullopt, is_optimizer, is_magnitude, magnitudes},
+                          {"row_moment", std::nullopt, is_optimizer, is_magnitude, magnitudes},
+                          {"column_moment", std::nullopt, is_optimizer, is_magnitude, magnitudes}};
 
 const Rule* rule_of(const NamedTensor& target) {
   const std::string_view name = std::string_view(target.name).substr(target.name.rfind('.') + 1);
+  const DType dtype = target.tensor.dtype();
   for (const Rule& rule : rules) {
-    if (rule.name == name && rule.dtype == target.tensor.dtype() && rule.fits(target)) return &rule;
+    const bool is_meant = rule.dtype ? *rule.dtype == dtype : is_floating(dtype);
+    if (rule.name == name && is_meant && rule.fits(target)) return &rule;
   }
   return nullptr;
 }

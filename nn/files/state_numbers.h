@@ -7,6 +7,7 @@
 //   fp8_scale                                                      f32     0 (none yet), 2^-60 to 2^100 (core/fp8.h)
 //   fp8_steps                                                      i64     >= 0
 //   first_moment_scale, second_moment_scale, momentum_scale        f32     finite, >= 0
+//   second_moment, row_moment, column_moment                       float   finite, >= 0
 //
 // The name is the last dotted part. Tensors of another dtype are not meant, nor are those of FP8's names whose first
 // size is not 3, or moments' that do not stand under "optimizer.".

@@ -36,7 +36,8 @@ Shape file_shape(const Shape& memory, FileLayout layout) {
   return {memory[0], memory[3], memory[1], memory[2]};
 }
 
-void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata) {
+void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
+                       Numbers numbers) {
   std::vector<SafetensorsEntry> entries;
   for (const NamedTensor& named : tensors) {
     const Tensor& t = named.tensor;
@@ -51,6 +52,9 @@ void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& 
   }
   SafetensorsWriter file(path, std::move(entries), metadata);
   for (const NamedTensor& named : tensors) tensor_io_detail::append(file, named);
+  if (numbers == Numbers::finite && !file.not_finite().empty()) {
+    throw NotFiniteError(path + ": not written: tensor " + quote(file.not_finite()) + " holds a NaN or an infinity");
+  }
   file.commit();
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/error.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/module.h>
 
@@ -17,10 +18,21 @@ using Metadata = std::map<std::string, std::string>;
 /// The shape that a tensor of shape `memory` has in a file: oihw turns (O, KH, KW, I) into (O, I, KH, KW).
 Shape file_shape(const Shape& memory, FileLayout layout);
 
+/// What was to be written holds a NaN or an infinity; the file stays as it was.
+class NotFiniteError : public ValueError {
+ public:
+  using ValueError::ValueError;
+};
+
+/// Which numbers a file may hold.
+enum class Numbers : std::uint8_t { any, finite };
+
 /// Writes a file with these tensors, in the file's layout and their own dtypes; it appears whole or not at all. Throws
 /// DeviceError (a tensor on a dry device has no values), DTypeError (a quantized tensor, whose scales are not in the
-/// file), ValueError (a name that is there twice, text that is not UTF-8), FileError.
-void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata);
+/// file), ValueError (a name that is there twice, text that is not UTF-8), NotFiniteError naming the tensor where
+/// `numbers` says so, FileError.
+void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
+                       Numbers numbers = Numbers::any);
 
 /// Whether a file's element type may differ from the tensor's when both are floating.
 enum class Conversion : std::uint8_t { none, floating };

@@ -82,6 +82,7 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   for (const auto& [entry, target] : match.pairs) {
     check_file_tensor("load_weights: " + path, *entry, target, Conversion::floating);
   }
+  for (const auto& [entry, target] : match.pairs) file.verify(*entry);
   for (const auto& [entry, target] : match.pairs) {
     check_state_numbers("load_weights: " + path, file, *entry, target);
   }

@@ -62,8 +62,11 @@ CostModel read_cost_model(const std::string& path) {
   const auto* const begin = reinterpret_cast<const char*>(bytes.data());
   try {
     return cost_file_detail::read(path, nlohmann::json::parse(begin, begin + bytes.size()));
-  } catch (const nlohmann::json::exception& error) {
-    throw FileError(path, 0, std::string("is not a cost model: ") + error.what());
+  } catch (const nlohmann::json::parse_error& error) {
+    throw FileError(path, error.byte, "is not JSON from here on");
+  } catch (const nlohmann::json::exception&) {  // a member that is not there, or of another kind
+    throw FileError(path, 0,
+                    "lacks what a cost model has: hardware, source, nodes with operator, forward, remake, backward");
   } catch (const ValueError& error) {
     throw FileError(path, 0, error.what());
   }

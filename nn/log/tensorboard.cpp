@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -11,21 +10,11 @@
 #include <filesystem>
 #include <system_error>
 
+#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
 
 namespace thimble::tensorboard {
 namespace tensorboard_detail {
-
-constexpr std::array<std::uint32_t, 256> make_crc_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    std::uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0x82F63B78u : 0u);
-    table[i] = value;
-  }
-  return table;
-}
-constexpr std::array<std::uint32_t, 256> crc_table = make_crc_table();
 
 template <class Integer>
 void append_little_endian(std::string& out, Integer value) {
@@ -67,14 +56,6 @@ std::string host_name() {
 constexpr std::size_t buffer_bytes = std::size_t{1} << 16;
 
 }  // namespace tensorboard_detail
-
-std::uint32_t crc32c(std::string_view bytes) noexcept {
-  std::uint32_t crc = ~0u;
-  for (const char c : bytes) {
-    crc = (crc >> 8) ^ tensorboard_detail::crc_table[(crc ^ static_cast<unsigned char>(c)) & 0xFF];
-  }
-  return ~crc;
-}
 
 std::uint32_t masked_crc32c(std::string_view bytes) noexcept { return std::rotr(crc32c(bytes), 15) + 0xA282EAD8u; }
 

@@ -14,12 +14,8 @@
 
 namespace thimble::tensorboard {
 
-/// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, initial and final value all ones): "123456789" gives
-/// 0xE3069283.
-std::uint32_t crc32c(std::string_view bytes) noexcept;
-
-/// The form in which a record stores a checksum: rotated right by 15 bits, plus 0xA282EAD8, so that the checksum of
-/// data that itself holds checksums is not degenerate.
+/// The form in which a record stores a checksum (core/crc32c.h): rotated right by 15 bits, plus 0xA282EAD8, so that the
+/// checksum of data that itself holds checksums is not degenerate.
 std::uint32_t masked_crc32c(std::string_view bytes) noexcept;
 
 /// One serialized Event that carries the scalar `value`. `wall_time` in seconds since 1970.

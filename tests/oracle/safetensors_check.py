@@ -20,8 +20,22 @@ expected = {
     "e": np.zeros((0,), np.float16),
 }
 tensors = load_file(f"{folder}/ours.safetensors")
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
 with safe_open(f"{folder}/ours.safetensors", "np") as file:
-    assert file.metadata() == {"format": "np"}, file.metadata()
+    metadata = file.metadata()
+sums = metadata.pop("thimble.crc32c")
+assert metadata == {"format": "np"}, metadata
+assert sums[8:] == "".join(f"{crc32c(tensors[name].tobytes()):08x}" for name in sorted(tensors)), sums
 assert sorted(tensors) == sorted(expected), sorted(tensors)
 for name, value in expected.items():
     assert tensors[name].dtype == value.dtype and tensors[name].shape == value.shape, name
