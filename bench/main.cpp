@@ -1,8 +1,9 @@
 // The program `thimble`: its commands, and what an error looks like from outside.
 //
-// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
-// keeps, a capacity that was not met, or a reproduction that measured something else than was predicted, 4 a training
-// run whose last loss is not finite (all that was asked for is written).
+// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 memory: a budget that
+// no plan keeps, a capacity or a limit that was not met, memory that ran out; 4 a training run whose last loss is not
+// finite, 5 a run or a reproduction that measured something else than was predicted (all that was asked for is
+// written).
 
 #include <cstdio>
 #include <exception>
@@ -12,13 +13,15 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/core/error.h>
+#include <thimble/memory/outside.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 
 namespace {
 
-constexpr int bad_input = 2;
-constexpr int infeasible = 3;
+using thimble::bench::bad_input_status;
+using thimble::bench::memory_status;
 
 // `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
 std::string one_line(const std::string& text) {
@@ -37,10 +40,22 @@ std::string one_line(const std::string& text) {
   return line;
 }
 
-int fail(const std::string& what, int status = bad_input) {
+int fail(const std::string& what, int status = bad_input_status) {
   std::fflush(stdout);
   std::fprintf(stderr, "thimble: %s\n", one_line(what).c_str());
   return status;
+}
+
+/// Whether memory ran out: said by the error, or by the one that it was thrown for.
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const thimble::OutOfMemory*>(&error) != nullptr) return true;
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const thimble::OutOfMemory&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
 }
 
 // The command line up to the command, for the hint of where to read on.
@@ -71,6 +86,9 @@ void add_commands(CLI::App& program) {
 
 int run(int argc, char** argv) {
   CLI::App program("Trains models in a known number of bytes.", "thimble");
+  program.footer(
+      "exit status: 0 done; 2 bad input; 3 memory (no plan keeps the budget, a limit has no room, out of memory); 4 a "
+      "last loss that is not finite; 5 measured otherwise than predicted");
   program.set_version_flag("--version", "thimble " THIMBLE_VERSION);
   add_commands(program);
   try {
@@ -93,13 +111,14 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  thimble::memory::bound_heap_and_stacks();
   try {
     return run(argc, argv);
   } catch (const thimble::nn::BudgetError& error) {
-    return fail(error.what(), infeasible);
+    return fail(error.what(), memory_status);
   } catch (const std::bad_alloc&) {
-    return fail("the process is out of memory");
+    return fail("the process is out of memory outside of its arena", memory_status);
   } catch (const std::exception& error) {
-    return fail(error.what());
+    return fail(error.what(), is_out_of_memory(error) ? memory_status : bad_input_status);
   }
 }

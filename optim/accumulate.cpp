@@ -71,6 +71,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       loss = loss_of(i);
       if (count > 1) loss = loss * (1.0 / static_cast<double>(count));
     }
+    if (recording.nodes) *recording.nodes = tape.node_count();
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
     tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), on_gradient);
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
