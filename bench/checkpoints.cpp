@@ -3,7 +3,6 @@
 #include <vector>
 
 #include <thimble/bench/recipe.h>
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
@@ -92,22 +91,17 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
 }
 
 void restore(Training& training, const std::string& path) {
-  const ResourceScope scope(default_resource(cpu));
   nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
 }
 
 void save_checkpoint(Training& training, const PreparedTraining& prepared) {
   if (prepared.options.save.empty()) return;
-  const ResourceScope scope(default_resource(cpu));
-  training.optimizer().fetch_state();
   nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
                       metadata_of(prepared.options, *prepared.data, training), training.scaler());
-  training.optimizer().put_state_away();
 }
 
 void save_weights(Training& training, const PreparedTraining& prepared) {
   if (prepared.options.save_weights.empty()) return;
-  const ResourceScope scope(default_resource(cpu));
   nn::save_weights(training.model(), prepared.options.save_weights,
                    metadata_of(prepared.options, *prepared.data, training));
 }

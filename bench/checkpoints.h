@@ -20,7 +20,8 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const
 std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training,
                           std::string* change = nullptr);
 
-/// Files pass through tensors of the process's default resource, not through the arena that is measured.
+/// Bytes go between the file and the run's tensors (nn/files/tensor_io.h). State that is away comes into the run's
+/// arena for one parameter at a time, as the dry run does it, too (Training::visit_state).
 void restore(Training& training, const std::string& path);
 /// Where options.save names a file.
 void save_checkpoint(Training& training, const PreparedTraining& prepared);

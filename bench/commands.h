@@ -13,8 +13,11 @@ namespace thimble::bench {
 struct CostOptions;
 struct Setup;
 
-/// The exit status of `thimble train` when the last loss is not finite; bench/main.cpp lists the others.
-inline constexpr int not_finite_status = 4;
+/// Exit statuses of the program; docs/training.md has the table.
+inline constexpr int bad_input_status = 2;      ///< one line on standard error, nothing written
+inline constexpr int memory_status = 3;         ///< no plan keeps the budget, a limit has no room, or memory ran out
+inline constexpr int not_finite_status = 4;     ///< the last loss of `train`; what was asked for is written
+inline constexpr int not_predicted_status = 5;  ///< measured otherwise than predicted; what was asked for is written
 
 void add_train(CLI::App& program);
 void add_plan(CLI::App& program);

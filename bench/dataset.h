@@ -31,6 +31,10 @@ class Dataset {
   virtual std::int64_t validation_batches() const = 0;
   virtual models::Batch validation_batch(std::int64_t index, Device device, DType dtype) const = 0;
 
+  /// What it keeps on the heap from open_dataset to its end: samples that are in no file (synthetic, or decompressed
+  /// ones), and labels. All else is read batch by batch, straight into a batch's tensors (nn/data/store.h).
+  virtual std::size_t heap_bytes() const { return 0; }
+
   /// Items (tokens or images) per sample: what a rate counts.
   virtual std::int64_t items_per_sample() const = 0;
   /// The text of tokens: characters, or numbers where there is no vocabulary.

@@ -5,14 +5,11 @@
 
 #include <thimble/bench/dataset.h>
 #include <thimble/bench/units.h>
-#include <thimble/core/bytes.h>
-#include <thimble/core/convert.h>
 #include <thimble/core/copy.h>
-#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
-#include <thimble/nn/data/cifar.h>
-#include <thimble/nn/data/idx.h>
+#include <thimble/core/launch.h>
 #include <thimble/nn/data/source.h>
+#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/synthetic.h>
 
 namespace thimble::bench {
@@ -26,33 +23,31 @@ constexpr std::int64_t synthetic_classes = 10;
 
 // Images to train on, then images to validate with.
 struct Split {
-  data::Images images;
+  data::ImageStore images;
   std::int64_t train = 0;
 };
 
-Split split_80_20(data::Images images) {
+Split split_80_20(data::ImageStore images) {
   const std::int64_t train = images.count / 5 * 4 + images.count % 5 * 4 / 5;
   return {std::move(images), train};
 }
 
-Split join(data::Images train, const data::Images& test, const std::string& path) {
+Split join(data::ImageStore train, const data::ImageStore& test, const std::string& path) {
   if (train.height != test.height || train.width != test.width || train.channels != test.channels) {
     throw ValueError("--data: '" + path + "': the images to train on and to test with have different sizes");
   }
   const std::int64_t count = train.count;
-  train.pixels.insert(train.pixels.end(), test.pixels.begin(), test.pixels.end());
-  train.labels.insert(train.labels.end(), test.labels.begin(), test.labels.end());
-  train.count += test.count;
-  train.classes = std::max(train.classes, test.classes);
+  train.append(test);
   return {std::move(train), count};
 }
 
 class ImageSet final : public Dataset {
  public:
-  explicit ImageSet(Split split) : images_(std::move(split.images)), train_(split.train) {
-    const std::uint32_t sum = crc32c(bytes_of(images_.labels), crc32c(bytes_of(images_.pixels)));
-    digest_ = format_grouped(images_.count) + " images, " + sum_text(sum);
-  }
+  explicit ImageSet(Split split)
+      : store_(std::make_shared<const data::ImageStore>(std::move(split.images))),
+        images_(*store_),
+        train_(split.train),
+        digest_(format_grouped(images_.count) + " images, " + sum_text(images_.checksum())) {}
 
   void fit(models::ModelOptions& sizes) const override {
     if (images_.height != images_.width) {
@@ -75,81 +70,96 @@ class ImageSet final : public Dataset {
     }
     samples_ = samples;
     const data::Normalization normalization = data::measure_normalization(images_, 0, train_);
-    train_source_.emplace(images_, 0, train_, samples, seed, normalization);
-    validation_source_.emplace(images_, train_, validation, samples, seed, normalization);
+    train_source_.emplace(store_, 0, train_, samples, seed, normalization);
+    validation_source_.emplace(store_, train_, validation, samples, seed, normalization);
   }
 
   models::Batch batch(std::int64_t step, Device device, DType dtype) const override {
-    if (prepared_ && prepared_->step == step && prepared_->images.dtype == dtype) {
-      return to_batch(prepared_->images, device);
-    }
-    return to_batch(make(step, dtype), device);
+    if (prepared_ && prepared_->step == step && prepared_->dtype == dtype) return upload(*prepared_, samples_, device);
+    return make(samples_, device, dtype, [&](std::byte* pixels, std::span<std::int64_t> labels) {
+      train_source_->batch_into(step, dtype, pixels, labels);
+    });
   }
 
-  void prepare(std::int64_t step, DType dtype) override { prepared_ = {step, make(step, dtype)}; }
+  void prepare(std::int64_t step, DType dtype) override {
+    if (!prepared_) prepared_.emplace();
+    prepared_->step = -1;  // of none, should reading fail
+    prepared_->resize(samples_ * images_.image_elements(), samples_, dtype);
+    train_source_->batch_into(step, dtype, prepared_->pixels.data(), std::span(prepared_->labels));
+    prepared_->step = step;
+  }
 
   std::int64_t validation_batches() const override { return (images_.count - train_ + samples_ - 1) / samples_; }
 
   models::Batch validation_batch(std::int64_t index, Device device, DType dtype) const override {
     const std::int64_t first = index * samples_, count = std::min(samples_, images_.count - train_ - first);
-    std::vector<std::int64_t> labels(static_cast<std::size_t>(count));
-    std::vector<float> pixels(labels.size() * static_cast<std::size_t>(images_.image_elements()));
-    validation_source_->sequential(first, std::span(pixels), std::span(labels));
-    return to_batch(converted(pixels, std::move(labels), dtype), device);
+    return make(count, device, dtype, [&](std::byte* pixels, std::span<std::int64_t> labels) {
+      validation_source_->sequential_into(first, dtype, pixels, labels);
+    });
   }
 
   std::int64_t items_per_sample() const override { return 1; }
   std::string decode(const std::vector<std::int64_t>&) const override { return {}; }
   std::string digest() const override { return digest_; }
+  std::size_t heap_bytes() const override { return store_->heap_bytes(); }
 
  private:
-  // What the host makes of a batch: pixels in the dtype that they are needed in, so that the device holds one copy.
+  // A batch on the host, for a device that cannot be written to from here: pixels in the dtype that they are needed in.
   struct HostBatch {
-    DType dtype;
+    void resize(std::int64_t elements, std::int64_t samples, DType as) {
+      dtype = as;
+      pixels.resize(static_cast<std::size_t>(elements) * size_of(as));
+      labels.resize(static_cast<std::size_t>(samples));
+    }
+    std::int64_t step = -1;
+    DType dtype = DType::f32;
     std::vector<std::byte> pixels;
     std::vector<std::int64_t> labels;
   };
-  struct Prepared {
-    std::int64_t step;
-    HostBatch images;
-  };
 
-  HostBatch make(std::int64_t step, DType dtype) const {
-    std::vector<std::int64_t> labels(static_cast<std::size_t>(samples_));
-    std::vector<float> pixels(labels.size() * static_cast<std::size_t>(images_.image_elements()));
-    train_source_->batch(step, std::span(pixels), std::span(labels));
-    return converted(pixels, std::move(labels), dtype);
-  }
+  Shape shape_of(std::int64_t count) const { return {count, images_.height, images_.width, images_.channels}; }
 
-  static HostBatch converted(const std::vector<float>& pixels, std::vector<std::int64_t> labels, DType dtype) {
+  // `fill(pixels, labels)` writes a batch of `count`: on the cpu straight into its tensors, and on a dry device
+  // nowhere.
+  template <class Fill>
+  models::Batch make(std::int64_t count, Device device, DType dtype, Fill&& fill) const {
     if (!is_floating(dtype)) {
       throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
     }
-    HostBatch batch{dtype, std::vector<std::byte>(pixels.size() * size_of(dtype)), std::move(labels)};
-    convert(pixels.data(), DType::f32, batch.pixels.data(), dtype, static_cast<std::int64_t>(pixels.size()));
+    if (device.is_cuda() && !device.is_dry) {
+      HostBatch batch;
+      batch.resize(count * images_.image_elements(), count, dtype);
+      fill(batch.pixels.data(), std::span(batch.labels));
+      return upload(batch, count, device);
+    }
+    const models::Batch batch{Tensor::empty(shape_of(count), dtype, device, Category::input),
+                              Tensor::empty({count}, DType::i64, device, Category::input)};
+    if (device.is_dry) return batch;
+    const Pin pixels(batch.input), labels(batch.target);
+    fill(static_cast<std::byte*>(pixels.data()),
+         {static_cast<std::int64_t*>(labels.data()), static_cast<std::size_t>(count)});
     return batch;
   }
 
-  models::Batch to_batch(const HostBatch& images, Device device) const {
-    const auto count = static_cast<std::int64_t>(images.labels.size());
-    const Shape shape{count, images_.height, images_.width, images_.channels};
+  models::Batch upload(const HostBatch& images, std::int64_t count, Device device) const {
     const Tensor input = visit(images.dtype, [&]<class T>() -> Tensor {
       if constexpr (is_floating(dtype_of<T>)) {
         const std::span values(reinterpret_cast<const T*>(images.pixels.data()), images.pixels.size() / sizeof(T));
-        return from_host(values, shape, device, Category::input);
+        return from_host(values, shape_of(count), device, Category::input);
       } else {
-        return {};  // converted() makes none
+        return {};  // make() refuses it
       }
     });
     return {input, from_host(images.labels, {count}, device, Category::input)};
   }
 
-  data::Images images_;
+  std::shared_ptr<const data::ImageStore> store_;
+  const data::ImageStore& images_;
   std::int64_t train_;
   std::string digest_;
   std::int64_t samples_ = 0;
   std::optional<data::ImageSource> train_source_, validation_source_;
-  std::optional<Prepared> prepared_;
+  std::optional<HostBatch> prepared_;
 };
 
 // `folder`/`name`, plain or with .gz, where there is one.
@@ -162,15 +172,15 @@ std::optional<std::string> find_idx(const fs::path& folder, const std::string& n
 }
 
 // The images and labels of a part of MNIST ("train", "t10k"), where both are there.
-std::optional<data::Images> read_part(const fs::path& folder, const std::string& part) {
+std::optional<data::ImageStore> open_part(const fs::path& folder, const std::string& part) {
   const auto images = find_idx(folder, part + "-images-idx3-ubyte");
   const auto labels = find_idx(folder, part + "-labels-idx1-ubyte");
   if (!images || !labels) return std::nullopt;
-  return data::read_idx(*images, *labels);
+  return data::open_idx(*images, *labels);
 }
 
 Split read_folder(const std::string& folder) {
-  std::optional<data::Images> train = read_part(folder, "train"), test = read_part(folder, "t10k");
+  std::optional<data::ImageStore> train = open_part(folder, "train"), test = open_part(folder, "t10k");
   if (train && test) return join(std::move(*train), *test, folder);
   if (train) return split_80_20(std::move(*train));
   if (test) return split_80_20(std::move(*test));
@@ -184,9 +194,9 @@ Split read_folder(const std::string& folder) {
   std::sort(batches.begin(), batches.end());
   const std::string test_batch = (fs::path(folder) / "test_batch.bin").string();
   if (!batches.empty() && fs::is_regular_file(test_batch, error)) {
-    return join(data::read_cifar10(batches), data::read_cifar10(std::span(&test_batch, 1)), folder);
+    return join(data::open_cifar10(batches), data::open_cifar10(std::span(&test_batch, 1)), folder);
   }
-  if (!batches.empty()) return split_80_20(data::read_cifar10(batches));
+  if (!batches.empty()) return split_80_20(data::open_cifar10(batches));
   throw ValueError("--data: '" + folder +
                    "' has neither {train,t10k}-images-idx3-ubyte[.gz] with its labels-idx1-ubyte[.gz] nor "
                    "data_batch_*.bin of CIFAR-10");
@@ -197,15 +207,16 @@ Split read_file(const std::string& path) {
   const std::size_t at = name.find("images-idx3");
   if (at != std::string::npos) {
     const std::string labels = name.substr(0, at) + "labels-idx1" + name.substr(at + std::string("images-idx3").size());
-    return split_80_20(data::read_idx(path, (fs::path(path).parent_path() / labels).string()));
+    return split_80_20(data::open_idx(path, (fs::path(path).parent_path() / labels).string()));
   }
-  return split_80_20(data::read_cifar10(std::span(&path, 1)));
+  return split_80_20(data::open_cifar10(std::span(&path, 1)));
 }
 
 Split make_synthetic(const models::ModelOptions& sizes, std::uint64_t seed) {
   const std::int64_t bytes = sizes.image * sizes.image * sizes.channels;
   const std::int64_t count = std::clamp(synthetic_bytes / bytes, least_images, most_images);
-  return split_80_20(data::synthetic_images(count, sizes.image, sizes.channels, synthetic_classes, seed));
+  return split_80_20(
+      data::ImageStore(data::synthetic_images(count, sizes.image, sizes.channels, synthetic_classes, seed)));
 }
 
 }  // namespace dataset_images_detail

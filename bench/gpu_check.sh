@@ -237,7 +237,7 @@ train_one() { # NAME MODEL FLAGS...
   note "train-$name-loss" measured "$(short "$file" loss_first) -> $(short "$file" loss_last)"
   [ -n "$(figure "$file" device_used_bytes)" ] &&
     note "train-$name-device" measured "used $(gib "$(figure "$file" device_used_bytes)"), outside of arenas \
-$(gib "$(figure "$file" outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)"), handles of \
+$(gib "$(figure "$file" device_outside_bytes)"), before the first page $(gib "$(figure "$file" context_bytes)"), handles of \
 libraries $(mib "$(figure "$file" handle_bytes)")"
 }
 train() {

@@ -1,10 +1,10 @@
 // The program `thimble`: its commands, and what an error looks like from outside.
 //
-// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
-// keeps, a capacity that was not met, or a reproduction that measured something else than was predicted, 4 a training
-// run with a loss that is not finite (the last checkpoint is from before it), 6 done, but a part of the output is lost
-// (standard output, or the curves of --log), 128 + n a training run that a signal ended after its step
-// (docs/reliability.md).
+// Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 memory: a budget that
+// no plan keeps, a capacity or a limit that was not met, memory that ran out; 4 a training run with a loss that is not
+// finite (the last checkpoint is from before it), 5 a run or a reproduction that measured something else than was
+// predicted (all that was asked for is written), 6 done, but a part of the output is lost (standard output, or the
+// curves of --log), 128 + n a training run that a signal ended after its step (docs/reliability.md).
 
 #include <cerrno>
 #include <csignal>
@@ -18,15 +18,17 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/exit_status.h>
+#include <thimble/core/error.h>
 #include <thimble/core/kernels/units.h>
 #include <thimble/core/printable.h>
+#include <thimble/memory/outside.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 
 namespace {
 
-constexpr int bad_input = 2;
-constexpr int infeasible = 3;
+using thimble::bench::bad_input_status;
+using thimble::bench::memory_status;
 
 // `text` on one line: what an out-of-memory table or a parser puts on several is joined by "; ".
 std::string one_line(const std::string& text) {
@@ -47,10 +49,22 @@ std::string one_line(const std::string& text) {
 
 using thimble::printable;
 
-int fail(const std::string& what, int status = bad_input) {
+int fail(const std::string& what, int status = bad_input_status) {
   std::fflush(stdout);
   std::fprintf(stderr, "thimble: %s\n", printable(one_line(what)).c_str());  // names may hold what a terminal obeys
   return status;
+}
+
+/// Whether memory ran out: said by the error, or by the one that it was thrown for.
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const thimble::OutOfMemory*>(&error) != nullptr) return true;
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const thimble::OutOfMemory&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
 }
 
 // The command line up to the command, for the hint of where to read on.
@@ -82,6 +96,9 @@ void add_commands(CLI::App& program) {
 int run(int argc, char** argv) {
   thimble::kernels::set_from_environment();
   CLI::App program("Trains models in a known number of bytes.", "thimble");
+  program.footer(
+      "exit status: 0 done; 2 bad input; 3 memory (no plan keeps the budget, a limit has no room, out of memory); 4 a "
+      "last loss that is not finite; 5 measured otherwise than predicted");
   program.set_version_flag("--version", "thimble " THIMBLE_VERSION);
   add_commands(program);
   try {
@@ -114,17 +131,18 @@ int run_safely(int argc, char** argv) {
   try {
     return run(argc, argv);
   } catch (const thimble::nn::BudgetError& error) {
-    return fail(error.what(), infeasible);
+    return fail(error.what(), memory_status);
   } catch (const std::bad_alloc&) {
-    return fail("the process is out of memory");
+    return fail("the process is out of memory outside of its arena", memory_status);
   } catch (const std::exception& error) {
-    return fail(error.what());
+    return fail(error.what(), is_out_of_memory(error) ? memory_status : bad_input_status);
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  thimble::memory::bound_heap_and_stacks();
   std::signal(SIGPIPE, SIG_IGN);  // who reads may go away; a run does not end for that
   return with_output(run_safely(argc, argv));
 }

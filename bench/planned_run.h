@@ -21,6 +21,8 @@ class PlannedRuns {
   /// batches as they are. It must outlive the runs that it makes. Throws ValueError where the data are too few to be
   /// cut into two parts.
   nn::MakeRun of(const Setup& setup) const;
+  /// Dataset::heap_bytes of the data; 0 where none are named.
+  std::size_t data_bytes() const { return data_ ? data_->heap_bytes() : 0; }
 
  private:
   Device device_;

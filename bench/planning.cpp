@@ -8,6 +8,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/bench/planned_run.h>
+#include <thimble/bench/process_bytes.h>
 #include <thimble/bench/quantizing.h>
 #include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
@@ -130,6 +131,31 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.packing = packing_of(report.plan);
   report.segments = segments_of(report.plan, planner.graph());
   if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
+}
+
+memory::OutsideBytes outside_of(const PlanOptions& options, const memory::ProcessBase& base, std::size_t nodes,
+                                std::size_t data_bytes) {
+  const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
+  return memory::outside_bytes(base, outside_facts(options.setup, has_budget, true, nodes, data_bytes));
+}
+
+/// The budget for the arena that one for the process leaves. The recording has as many nodes whatever the batch.
+void fit_process(PlanOptions& options, PlanReport& report, const memory::ProcessBase& base) {
+  if (options.device != cpu) {
+    throw ValueError("--process-budget: the host's bytes beside a " + to_string(options.device) +
+                     " are not known; cpu is allowed");
+  }
+  Setup setup = options.setup;
+  if (setup.micro_batches == auto_micro_batches) setup.micro_batches = 1;
+  const PlannedRuns runs(setup, options.device, options.data);
+  const std::size_t nodes =
+      options.is_inference ? 0 : nn::profile_training(dry(options.device), runs.of(setup), 1).nodes;
+  memory::ProcessBase with_data = base;
+  with_data.writable_bytes += runs.data_bytes();
+  report.outside = outside_of(options, with_data, nodes, runs.data_bytes());
+  report.process_budget_bytes = options.process_budget_bytes;
+  const std::size_t left = arena_budget(options.process_budget_bytes, report.outside);
+  options.budget_bytes = options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
 struct Probe {
@@ -263,6 +289,9 @@ PlanReport make_plan(const PlanOptions& given) {
   PlanOptions options = given;
   const nn::Hardware& machine = hardware_for(options.costs, options.device);
   PlanReport report;
+  memory::ProcessBase base;
+  if (options.device == cpu) base = memory::ProcessBase::measure();
+  if (options.process_budget_bytes > 0) planning_detail::fit_process(options, report, base);
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
   if (options.finds_batch) {
     if (report.budget_bytes == 0)
@@ -296,6 +325,14 @@ PlanReport make_plan(const PlanOptions& given) {
     start = std::chrono::steady_clock::now();
     report.cost_model = costs.source;
     planning_detail::plan_training(options, runs, costs, report);
+  }
+  if (options.device == cpu && report.outside.total() == 0) {
+    base.writable_bytes += runs.data_bytes();
+    const std::size_t nodes = report.planner ? report.planner->graph().nodes.size() : 0;
+    report.outside = planning_detail::outside_of(options, base, nodes, runs.data_bytes());
+  }
+  if (!report.is_feasible && report.process_budget_bytes > 0) {
+    report.why_infeasible = of_process(report.why_infeasible, report.process_budget_bytes, report.outside);
   }
   report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return report;

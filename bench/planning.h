@@ -12,15 +12,17 @@
 #include <thimble/bench/costs.h>
 #include <thimble/bench/setup.h>
 #include <thimble/bench/storing.h>
+#include <thimble/memory/outside.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
 
 struct PlanOptions {
   Setup setup;
-  std::string data;              ///< a path as `train` takes it: sizes follow from it (PlannedRuns); empty: the model's
-  Device device = cpu;           ///< to plan for; it need not be there, because its dry twin is what runs
-  std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
+  std::string data;     ///< a path as `train` takes it: sizes follow from it (PlannedRuns); empty: the model's
+  Device device = cpu;  ///< to plan for; it need not be there, because its dry twin is what runs
+  std::size_t process_budget_bytes = 0;  ///< for the whole process (bench/process_bytes.h), on the cpu; 0: none
+  std::size_t budget_bytes = 0;          ///< 0: the hardware's memory, where it has one; else none
   CostOptions costs;
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
   bool is_inference = false;       ///< a forward without a tape
@@ -48,6 +50,8 @@ struct PlanReport {
   std::int64_t micro_batches = 1;
   double clip_norm = 0;  ///< 0: gradients are not clipped
   std::size_t budget_bytes = 0;
+  memory::OutsideBytes outside;  ///< on the cpu: of a `train` process beside its arena, which reads and writes files
+  std::size_t process_budget_bytes = 0;
   bool is_feasible = true;
   nn::BudgetError why_infeasible{"", 0, 0};  ///< the plan is then the smallest one
   std::size_t minimum_bytes = 0;             ///< of all plans

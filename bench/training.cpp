@@ -136,8 +136,12 @@ Evaluation Training::evaluate() {
   double loss = 0;
   const std::int64_t most = options_.setup.batch / step_options_.micro_batches;  // samples at a time, as in a step
   std::int64_t samples = 0, correct = 0;
+  const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
+  std::uint64_t layout = 0;
+  bool is_settled = false;
   for (std::int64_t i = 0; i < count; ++i) {
-    if (device_.is_dry && i > 0 && i + 1 < count) continue;
+    // All but the last have as many samples: once one leaves the arena as it was before, the next needs no more.
+    if (is_settled && i + 1 < count) continue;
     const models::Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
     const std::int64_t all_samples = batch.target.size(0);
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
@@ -148,11 +152,18 @@ Evaluation Training::evaluate() {
       loss += mean * static_cast<double>(end - begin);
       samples += end - begin;
     }
+    if (arena == nullptr) continue;
+    const std::uint64_t before = std::exchange(layout, arena->layout_digest());
+    is_settled = i > 0 && layout == before;
   }
   model_->train();
   Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
   if (!model_->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
   return evaluation;
+}
+
+void Training::visit_state() {
+  optimizer_->each_state([](std::span<const optim::Named>) {});
 }
 
 bool Training::can_sample() const noexcept { return dynamic_cast<const models::Gpt*>(model_.get()) != nullptr; }
@@ -175,6 +186,7 @@ class Program final : public nn::TrainingRun {
       : prepared_(prepared),
         training_(prepared.options, *prepared.data, device, prepared.plan),
         step_(prepared.first_step) {
+    if (!prepared.options.resume.empty()) training_.visit_state();
     training_.prepare_steps();
   }
 
@@ -183,12 +195,16 @@ class Program final : public nn::TrainingRun {
   }
   void finish(FunctionRef<void()> step) override {
     const TrainOptions& options = prepared_.options;
-    training_.rest();
-    training_.evaluate();
-    if (options.eval_every > 0 && step_ < options.steps) {
+    if (!options.save.empty() && options.save_every > 0 && step_ < options.steps) {
+      training_.visit_state();
       step();
-      training_.rest();
-      training_.evaluate();
+    }
+    evaluate_and_save();
+    for (std::uint64_t before = layout(), after = 0; options.eval_every > 0 && step_ < options.steps; before = after) {
+      step();
+      evaluate_and_save();
+      after = layout();
+      if (after == before) break;  // from here on everything repeats
     }
     if (options.sample > 0) training_.sample();
   }
@@ -198,6 +214,16 @@ class Program final : public nn::TrainingRun {
   std::size_t tier_bytes() const override { return training_.tier_bytes(); }
 
  private:
+  void evaluate_and_save() {
+    training_.rest();
+    training_.evaluate();
+    if (!prepared_.options.save.empty()) training_.visit_state();
+  }
+  std::uint64_t layout() const {
+    const Arena* const arena = Arena::find(*current_resource(dry(prepared_.options.device)));
+    return arena != nullptr ? arena->layout_digest() : 0;
+  }
+
   const PreparedTraining& prepared_;
   Training training_;
   std::int64_t step_;

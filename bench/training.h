@@ -15,6 +15,7 @@
 #include <thimble/bench/setup.h>
 #include <thimble/bench/storing.h>
 #include <thimble/core/context.h>
+#include <thimble/memory/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
 #include <thimble/nn/fit/fit.h>
@@ -40,9 +41,10 @@ struct TrainOptions {
   std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
   std::string log;                    ///< a folder for TensorBoard
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
-  CostOptions costs;                  ///< of the plan for the budget
-  bool allows_tf32 = false;           ///< on a CUDA device f32 products may be computed in TF32 (core/tf32.h)
-  bool records_steps = false;         ///< on a CUDA device steps are recorded and replayed (nn/recorded_step.h)
+  std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
+  CostOptions costs;                     ///< of the plan for the budget
+  bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/tf32.h)
+  bool records_steps = false;            ///< on a CUDA device steps are recorded and replayed (nn/recorded_step.h)
 };
 
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
@@ -81,6 +83,8 @@ class Training {
   optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   Generator& generator() noexcept { return generator_; }
   nn::StepOptions& step_options() noexcept { return step_options_; }
+  /// On a dry device what saving and loading a checkpoint do to memory: state that is away comes and goes.
+  void visit_state();
   /// Null where steps are not recorded, and before the first.
   const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }
   /// What the run's tiers occupy.
@@ -118,6 +122,8 @@ struct PreparedTraining {
   std::string recipe_change;    ///< what is not as in the checkpoint that is gone on from: bench/recipe.h
   nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
   Packing packing;              ///< of the plan
+  std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
+  bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
@@ -173,11 +179,16 @@ struct TrainReport {
   Packing packing;                  ///< of the plan
   /// Occupied by the run's tiers: files, or the host's pinned memory.
   std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
-  double time_overhead = 0;                      ///< of the plan, by the cost model
-  std::size_t measured_peak_bytes = 0;           ///< committed by the arena at most
-  std::size_t rss_peak_bytes = 0;                ///< of the process, so far (VmHWM)
-  std::size_t arena_rss_bytes = 0;               ///< of the arena's mapping at the end; 0 where the host has none of it
-  std::optional<memory::DeviceUse> device_use;   ///< at the end, of a GPU
+  double time_overhead = 0;                     ///< of the plan, by the cost model
+  std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
+  std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
+  memory::OutsideBytes outside;                 ///< on the cpu: what was promised to be outside of the arena, at most
+  std::size_t process_peak_bytes = 0;           ///< resident in the process since the run's set-up; 0: not known
+  std::size_t process_budget_bytes = 0;         ///< 0: there was none
+  std::size_t control_group_peak_bytes = 0;     ///< of the process's control group, others and caches included; 0: none
+  std::size_t skipped_steps = 0;                ///< of those of this run
+  std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
+  std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
   std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
   double ms_per_step = 0, items_per_s = 0;       ///< over all steps but the first, where there are several
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
@@ -186,16 +197,22 @@ struct TrainReport {
   /// Whether the last loss and that of the validation, where there was one, are numbers. A run whose are not has
   /// failed.
   bool is_finite() const noexcept;
+  /// What was measured otherwise than predicted, in words; empty: nothing. The arena's peak is to be the predicted one
+  /// (or less, where steps were skipped), as is what tiers occupy; the process is to hold no more than was promised:
+  /// the predicted peak and what is outside.
+  std::string differences() const;
 };
 
-/// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes, outside_bytes,
-/// context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals; nothing of a run on the
-/// cpu.
+/// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes,
+/// device_outside_bytes, context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals;
+/// nothing of a run on the cpu.
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name; see
 /// bench/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a complete
-/// end alone. Throws what prepare_training's parts throw; OutOfMemory; FileError.
+/// end alone. On the cpu what the run needs is first held against what the machine lets this process hold
+/// (memory/host_limits.h). Throws what prepare_training's parts throw; OutOfMemory, before the first step where there is
+/// no room for it; FileError.
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {},
                   const TrainWatcher& watcher = {}, const TrainControl& control = {});
 

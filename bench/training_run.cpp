@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include <thimble/bench/checkpoints.h>
 #include <thimble/bench/choices.h>
 #include <thimble/bench/kept_checkpoints.h>
+#include <thimble/bench/process_bytes.h>
 #include <thimble/bench/recording.h>
 #include <thimble/bench/storing.h>
 #include <thimble/bench/training.h>
@@ -16,6 +18,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tf32.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/host_limits.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adam8.h>
@@ -79,6 +83,7 @@ void plan_in_budget(PreparedTraining& prepared) {
   }
   setup = chosen;
   check_lossy(setup, prepared.options.device, planner->graph());
+  prepared.nodes = planner->graph().nodes.size();
   nn::Plan plan;
   try {
     plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : planner->fit(budget);
@@ -129,7 +134,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   check_techniques(options.setup, is_text);
   TrainOptions checked = options;
   if (options.setup.micro_batches == auto_micro_batches) {
-    if (options.budget_bytes == 0) {
+    if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
       throw ValueError("--micro-batches: auto needs a --budget to choose for; a number is allowed without one");
     }
     checked.setup.micro_batches = 1;
@@ -144,7 +149,14 @@ PreparedTraining prepare_training(TrainOptions options) {
   }
   check_saving(options, training);
   prepared.options = std::move(options);
-  if (prepared.options.budget_bytes > 0) {
+  if (prepared.options.process_budget_bytes > 0) {
+    if (prepared.options.device != cpu) {
+      throw ValueError("--process-budget: the host's bytes beside a " + to_string(prepared.options.device) +
+                       " are not known; cpu is allowed");
+    }
+    prepared.nodes = count_nodes(prepared);
+    fit_process(prepared, [&] { detail::plan_in_budget(prepared); });
+  } else if (prepared.options.budget_bytes > 0) {
     detail::plan_in_budget(prepared);
   } else if (prepared.options.records_steps) {
     place_recorded(prepared);
@@ -152,6 +164,8 @@ PreparedTraining prepare_training(TrainOptions options) {
     const nn::MemoryProfile profile = nn::profile_training(on, training_program(prepared));
     prepared.plan.peak_bytes = profile.peak_bytes;
     prepared.plan.tier_bytes = profile.tier_bytes;
+    prepared.nodes = profile.nodes;
+    prepared.is_steady = profile.is_steady;
   }
   return prepared;
 }
@@ -162,7 +176,7 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
   const kernels::LibraryUse& libraries = *report.libraries;
   return {{"device_total_bytes", use.total_bytes},
           {"device_used_bytes", use.used_bytes},
-          {"outside_bytes", use.outside_bytes},
+          {"device_outside_bytes", use.outside_bytes},
           {"context_bytes", use.context_bytes},
           {"handle_bytes", use.handle_bytes},
           {"cublaslt_calls", libraries.cublaslt.calls},
@@ -175,8 +189,43 @@ bool TrainReport::is_finite() const noexcept {
   return end != TrainEnd::diverged && std::isfinite(loss_last) && (!has_validation || std::isfinite(validation.loss));
 }
 
+std::string TrainReport::differences() const {
+  std::string list;
+  const auto differs = [&list](const std::string& what, std::size_t measured, const char* than, std::size_t told) {
+    list += (list.empty() ? "" : "; ") + what + " measured " + memory::exact_bytes(measured) + than +
+            memory::exact_bytes(told);
+  };
+  const bool is_less_for_skipping = skipped_steps > 0 && measured_peak_bytes < predicted_peak_bytes;
+  if (measured_peak_bytes != predicted_peak_bytes && !is_less_for_skipping) {
+    differs("the arena's peak", measured_peak_bytes, ", predicted ", predicted_peak_bytes);
+  }
+  if (measured_tier_bytes > predicted_tier_bytes) {
+    differs("what is offloaded", measured_tier_bytes, ", predicted ", predicted_tier_bytes);
+  }
+  const std::size_t promised = predicted_peak_bytes + outside.total();
+  if (outside.total() > 0 && process_peak_bytes > promised) {
+    differs("the process", process_peak_bytes, ", promised ", promised);
+  }
+  if (process_budget_bytes > 0 && process_peak_bytes > process_budget_bytes) {
+    differs("the process", process_peak_bytes, ", its budget ", process_budget_bytes);
+  }
+  return list;
+}
+
+namespace training_run_detail {
+
+/// What is known before the first step: refused where it cannot be.
+void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch, TrainReport& report) {
+  report.outside = memory::outside_bytes(watch.base(), outside_facts(prepared));
+  report.process_budget_bytes = prepared.options.process_budget_bytes;
+  memory::require_room({prepared.plan.peak_bytes, report.outside});
+}
+
+}  // namespace training_run_detail
+
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher,
                   const TrainControl& control) {
+  namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
@@ -187,8 +236,14 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.first_step = prepared.first_step;
   report.clip_norm = clip_norm(options.setup, prepared.is_text);
   report.steps = prepared.first_step;
+  std::optional<memory::ProcessWatch> watch;
+  if (options.device == cpu) {
+    watch.emplace();
+    detail::promise(prepared, *watch, report);
+  }
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
+  if (memory::has_address_limit()) stack_options.arena.reserve_bytes = prepared.plan.peak_bytes;
   stack_options.plans = prepared.plan.placement;
   const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
   if (watcher) watcher(stack);
@@ -204,6 +259,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   TrainingLoop loop(prepared, stack, training, report, control);
   loop.run(observer);
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
+  if (report.scaler) report.skipped_steps = static_cast<std::size_t>(report.scaler->skipped_steps);
   const bool is_complete = report.end == TrainEnd::complete;
   if (is_complete) save_weights(training, prepared);
   loop.rethrow_failed_save();
@@ -212,6 +268,8 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
   report.measured_tier_bytes = training.tier_bytes();
   report.rss_peak_bytes = process::peak_rss_bytes();
+  if (watch) report.process_peak_bytes = watch->peak_bytes();
+  if (watch) report.control_group_peak_bytes = memory::control_group_peak_bytes();
   if (options.device.is_cuda()) {
     const std::size_t others = memory::statistics(options.device).committed_bytes;  // outside of the run
     report.device_use = memory::device_use(options.device, stack.arena->statistics().committed_bytes + others);

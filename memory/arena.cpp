@@ -211,6 +211,21 @@ std::size_t Arena::trim() {
   return before - now_.committed_bytes;
 }
 
+std::uint64_t Arena::layout_digest() const {
+  const std::lock_guard guard(*lock());
+  return spans_->digest();
+}
+
+const Arena* Arena::find(const Resource& resource) noexcept {
+  const Resource* at = &resource;
+  while (at != nullptr) {
+    if (const auto* const arena = dynamic_cast<const Arena*>(at)) return arena;
+    const auto* const decorator = dynamic_cast<const Decorator*>(at);
+    at = decorator != nullptr ? &decorator->upstream() : nullptr;
+  }
+  return nullptr;
+}
+
 Arena::Statistics Arena::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = now_;

@@ -107,6 +107,13 @@ class Arena final : public LockedResource {
 
   Statistics statistics() const;
 
+  /// A number made of where blocks and holes lie, and of their order in the books (Tlsf::digest): the same after two
+  /// steps that make the same requests, and every further one needs what the second did.
+  std::uint64_t layout_digest() const;
+
+  /// The arena below a stack of policies; null: there is none.
+  static const Arena* find(const Resource& resource) noexcept;
+
   /// Sets every peak to the present value.
   void reset_peak();
 

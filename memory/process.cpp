@@ -122,6 +122,31 @@ std::size_t anonymous_rss_bytes() { return detail::kernel_bytes("/proc/self/smap
 std::size_t peak_rss_bytes() { return detail::kernel_bytes("/proc/self/status", "VmHWM:"); }
 std::size_t data_bytes() { return detail::kernel_bytes("/proc/self/status", "VmData:"); }
 
+std::size_t address_space_bytes() { return detail::kernel_bytes("/proc/self/status", "VmSize:"); }
+
+bool reset_peak_rss() noexcept {
+  const int file = open("/proc/self/clear_refs", O_WRONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool is_written = write(file, "5", 1) == 1;
+  close(file);
+  return is_written;
+}
+
+std::size_t file_mapped_bytes() {
+  std::FILE* const maps = std::fopen("/proc/self/maps", "re");
+  if (maps == nullptr) throw Error("process: cannot read /proc/self/maps; these figures need Linux's /proc");
+  std::size_t bytes = 0;
+  char line[4608];  // ends in a path
+  while (std::fgets(line, sizeof line, maps) != nullptr) {
+    unsigned long long first = 0, last = 0, inode = 0;
+    char rights[5] = {};
+    if (std::sscanf(line, "%llx-%llx %4s %*x %*s %llu", &first, &last, rights, &inode) != 4) continue;
+    if (inode != 0 && rights[0] == 'r') bytes += static_cast<std::size_t>(last - first);
+  }
+  std::fclose(maps);
+  return bytes;
+}
+
 std::size_t mapping_rss_bytes(const void* begin, std::size_t bytes) {
   std::FILE* smaps = std::fopen("/proc/self/smaps", "re");
   if (smaps == nullptr) throw Error("process: cannot read /proc/self/smaps; these figures need Linux's /proc");

@@ -19,6 +19,16 @@ std::size_t rss_bytes();
 /// Largest resident bytes so far (VmHWM).
 std::size_t peak_rss_bytes();
 
+/// Makes the present resident bytes the peak (5 to /proc/self/clear_refs). False where that is not allowed: the peak is
+/// then that of the whole life of the process.
+bool reset_peak_rss() noexcept;
+
+/// Addresses of this process (VmSize): what RLIMIT_AS is held against.
+std::size_t address_space_bytes();
+
+/// Bytes mapped from files, those that may not be read left out: the program and its libraries, touched or not.
+std::size_t file_mapped_bytes();
+
 /// Resident bytes of no file: heap, stacks, arenas (Anonymous of smaps_rollup). Exact where rss_bytes() need not be:
 /// the kernel counts VmRSS in parts, one for each processor, and takes a program's own file pages in and out as it
 /// likes.

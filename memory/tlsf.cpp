@@ -230,6 +230,25 @@ std::size_t Tlsf::largest_free_bytes() const noexcept {
   return largest;
 }
 
+std::uint64_t Tlsf::digest() const noexcept {
+  std::uint64_t digest = 0;
+  const auto add = [&digest](std::uint64_t number) {  // splitmix64's finalizer (Steele, Lea, Flood 2014)
+    digest += number + 0x9E3779B97F4A7C15;
+    digest = (digest ^ digest >> 30) * 0xBF58476D1CE4E5B9;
+    digest = (digest ^ digest >> 27) * 0x94D049BB133111EB;
+    digest ^= digest >> 31;
+  };
+  for (const Span* span = below_.next; span != nullptr; span = span->next) {
+    add(span->offset);
+    add(span->size);
+    add(span->is_free ? 1 : 0);
+  }
+  for (std::size_t bin = 0; bin < bin_count; ++bin) {
+    for (const Span* span = span_of(bins_[bin]); span != &nil_; span = span->linked()) add(span->offset);
+  }
+  return digest;
+}
+
 /// Puts a free span into its bin, in address order as far as walk_limit entries tell.
 void Tlsf::insert(Span* span) noexcept {
   const std::size_t bin = bin_of(span->size);

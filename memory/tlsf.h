@@ -110,6 +110,10 @@ class Tlsf {
   /// Size of the largest free span below the height. Walks one bin.
   std::size_t largest_free_bytes() const noexcept;
 
+  /// A number made of all that decides where requests go from here on: the spans by address, live and free, and the
+  /// order in each bin. Two states that answer some request differently have two numbers (but for one chance in 2^64).
+  std::uint64_t digest() const noexcept;
+
   /// The span with the lowest address; follow `next`.
   const Span* first() const noexcept { return below_.next; }
   Span* first() noexcept { return below_.next; }

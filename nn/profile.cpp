@@ -2,14 +2,32 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 #include <span>
 #include <utility>
 
 #include <thimble/core/context.h>
+#include <thimble/core/parallel.h>
+#include <thimble/memory/file_tier.h>
 #include <thimble/memory/process.h>
 
 namespace thimble::nn {
+
+namespace profile_detail {
+
+constexpr std::size_t most_steps = 8;  // until the arena's state repeats
+
+/// The bound of a run on the cpu that began with this base. Data and staging are in the base, or the run has none.
+memory::OutsideBytes outside_of(const memory::ProcessBase& base, TrainingRun& run, const MemoryProfile& profile) {
+  const StepOptions& options = run.options();
+  const int tiers = (options.recording.tier != nullptr ? 1 : 0) + (options.gradient_tier != nullptr ? 1 : 0) +
+                    (profile.tier_bytes > 0 ? 1 : 0);
+  return memory::outside_bytes(
+      base, {.threads = thread_count(), .tier_threads = tiers * FileTier::Options().workers, .nodes = profile.nodes});
+}
+
+}  // namespace profile_detail
 
 memory::Options profile_options(Device device) {
   constexpr std::size_t dry_addresses = std::size_t{1} << 50;
@@ -43,11 +61,13 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
   options.plans = std::move(plans);
   const memory::Stack stack = memory::make_resource(device, std::move(options));
   MemoryProfile profile;
-  profile.steps = steps;
+  std::optional<memory::ProcessWatch> watch;
+  if (device == cpu) watch.emplace();
   {
     const ResourceScope scope(stack.top);
     const std::unique_ptr<TrainingRun> run = make(device);
     profile.parameters = run->parameters();
+    run->options().recording.nodes = &profile.nodes;
     if (wants_trace) profile.setup_end = stack.trace->event_count();
     const auto step = [&] {
       if (stack.placed == nullptr || run->begins_placed_steps()) return run->step();
@@ -57,21 +77,31 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
     const auto release_region = [&] {
       if (stack.placed != nullptr) stack.placed->release_region();
     };
-    for (std::size_t i = 0; i < steps; ++i) {
+    const bool may_go_on = steps > 1 && !wants_trace;
+    const auto is_done = [&] {
+      return profile.steps >= steps && (profile.is_steady || !may_go_on || profile.steps >= profile_detail::most_steps);
+    };
+    for (std::uint64_t before = 0; !is_done(); ++profile.steps) {
       const auto start = std::chrono::steady_clock::now();
       step();
       if (wants_trace) profile.step_ends.push_back(stack.trace->event_count());
       const std::chrono::duration<double, std::milli> elapsed = std::chrono::steady_clock::now() - start;
       if (!device.is_dry) profile.ms_per_step = elapsed.count();
+      const std::uint64_t digest = stack.arena->layout_digest();
+      profile.is_steady = profile.steps > 0 && digest == before;
+      before = digest;
     }
     release_region();
     run->finish([&] {
       step();
       release_region();
     });
+    run->options().recording.nodes = nullptr;
     profile.tier_bytes = run->tier_bytes();
     if (device == cpu) {
       profile.rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
+      profile.outside = profile_detail::outside_of(watch->base(), *run, profile);
+      profile.process_peak_bytes = watch->peak_bytes();
     }
   }
   const Arena::Statistics statistics = stack.arena->statistics();

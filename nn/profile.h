@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <thimble/autograd/graph.h>
+#include <thimble/memory/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step.h>
 
@@ -44,11 +45,15 @@ struct MemoryProfile {
   std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less. With plans
                                       ///< it counts the region as one block
   CategoryBytes peak_by_category{};   ///< of peak_live_bytes, at its moment
-  std::size_t tier_bytes = 0;  ///< that the run's tiers occupied, beside the device's memory: a file's length, or
-                               ///< the host's pinned memory. Tiers only grow
-  std::size_t steps = 0;
-  double ms_per_step = 0;              ///< of the last step; 0 for a dry run
-  std::size_t rss_bytes = 0;           ///< of the arena's mapping as the kernel counts it; 0 for a dry run
+  std::size_t tier_bytes = 0;    ///< that the run's tiers occupied, beside the device's memory: a file's length, or
+                                 ///< the host's pinned memory. Tiers only grow
+  std::size_t steps = 0;         ///< that were run: more than were asked for where the arena had not settled by then
+  bool is_steady = false;        ///< the last two steps left the arena in the same state: further ones need no more
+  std::size_t nodes = 0;         ///< of a step's recording, of a micro-batch where there are several
+  double ms_per_step = 0;        ///< of the last step; 0 for a dry run
+  std::size_t rss_bytes = 0;     ///< of the arena's mapping as the kernel counts it; 0 for a dry run
+  memory::OutsideBytes outside;  ///< of a run on the cpu: the bound of what is outside of the arena
+  std::size_t process_peak_bytes = 0;  ///< of it: resident in the process since its set-up; 0: not known
   std::vector<Trace::Event> events;    ///< of the whole run, when asked for
   std::size_t setup_end = 0;           ///< with a trace: index of the first event of the first step
   std::vector<std::size_t> step_ends;  ///< with a trace: index of the event after each step
@@ -61,7 +66,9 @@ memory::Options profile_options(Device device);
 
 /// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
 /// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is
-/// replayed by them. Throws what the run throws.
+/// replayed by them. Where the arena is in another state after the last step than after the one before
+/// (Arena::layout_digest), further ones are run, up to eight, so that two are known to tell all; not with a trace,
+/// whose steps are as many as were asked for. Throws what the run throws.
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
                                std::vector<StepPlan> plans = {});
 

@@ -100,6 +100,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       loss = loss_of(i);
       if (count > 1) loss = loss * (part.weight / total_weight);
     }
+    if (recording.nodes) *recording.nodes = tape.node_count();
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
     tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), on_gradient);
     if (part.weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number

@@ -22,6 +22,7 @@ struct RecordingOptions {
   std::shared_ptr<const TapePlan> plan;  ///< followed by every recording; null: none
   std::shared_ptr<Tier> tier = nullptr;  ///< where what the plan offloads goes
   TapeGraph* graph = nullptr;            ///< receives the (last) recording, on a dry device (Tape::observe)
+  std::size_t* nodes = nullptr;          ///< receives the number of nodes of the (last) recording
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
   const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
 };

@@ -59,17 +59,13 @@ Adafactor::Adafactor(std::vector<Named> parameters, AdafactorOptions options)
   end_step();
 }
 
-std::vector<Named> Adafactor::state() const {
-  std::vector<Named> list;
-  for (std::size_t i = 0; i < moments_.size(); ++i) {
-    const Named& p = parameters()[i];
-    const bool is_factored = factored_detail::matrix_of(p.tensor).is_factored();
-    if (is_factored) list.push_back({p.name + ".row_moment", moments_[i].rows});
-    list.push_back({p.name + (is_factored ? ".column_moment" : ".second_moment"), moments_[i].columns});
-    if (options_.beta1 > 0) list.push_back({p.name + ".first_moment", moments_[i].first});
-    narrow_.list(i, p.name, list);
-  }
-  return list;
+void Adafactor::list_state(std::size_t index, std::vector<Named>& list) const {
+  const auto& [name, parameter] = parameters()[index];
+  const bool is_factored = factored_detail::matrix_of(parameter).is_factored();
+  if (is_factored) list.push_back({name + ".row_moment", moments_[index].rows});
+  list.push_back({name + (is_factored ? ".column_moment" : ".second_moment"), moments_[index].columns});
+  if (options_.beta1 > 0) list.push_back({name + ".first_moment", moments_[index].first});
+  narrow_.list(index, name, list);
 }
 
 std::vector<Tensor*> Adafactor::state_of(std::size_t index) {

@@ -33,7 +33,7 @@ class Adafactor final : public Optimizer {
   Adafactor(std::vector<Named> parameters, AdafactorOptions options);
   /// `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with beta1; `.master` or
   /// `.compensation`.
-  std::vector<Named> state() const override;
+  void list_state(std::size_t index, std::vector<Named>& list) const override;
   const char* name() const noexcept override { return "adafactor"; }
   bool takes_gradient_factor() const noexcept override { return true; }
 

@@ -18,14 +18,11 @@ Adam::Adam(std::vector<Named> parameters, AdamOptions options)
   end_step();
 }
 
-std::vector<Named> Adam::state() const {
-  std::vector<Named> list;
-  for (std::size_t i = 0; i < first_.size(); ++i) {
-    list.push_back({parameters()[i].name + ".first_moment", first_[i]});
-    list.push_back({parameters()[i].name + ".second_moment", second_[i]});
-    narrow_.list(i, parameters()[i].name, list);
-  }
-  return list;
+void Adam::list_state(std::size_t index, std::vector<Named>& list) const {
+  const std::string& name = parameters()[index].name;
+  list.push_back({name + ".first_moment", first_[index]});
+  list.push_back({name + ".second_moment", second_[index]});
+  narrow_.list(index, name, list);
 }
 
 std::vector<Tensor*> Adam::state_of(std::size_t index) {

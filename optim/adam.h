@@ -23,7 +23,7 @@ class Adam final : public Optimizer {
  public:
   /// Throws ValueError for options out of range.
   Adam(std::vector<Named> parameters, AdamOptions options);
-  std::vector<Named> state() const override;
+  void list_state(std::size_t index, std::vector<Named>& list) const override;
   const char* name() const noexcept override { return options_.is_decoupled ? "adamw" : "adam"; }
   bool takes_gradient_factor() const noexcept override { return true; }
 

@@ -46,14 +46,10 @@ Adam8::Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState nar
   end_step();
 }
 
-std::vector<Named> Adam8::state() const {
-  std::vector<Named> list;
-  for (std::size_t i = 0; i < first_.size(); ++i) {
-    adam8_detail::add_state(list, parameters()[i], narrow_, first_[i], ".first_moment");
-    adam8_detail::add_state(list, parameters()[i], narrow_, second_[i], ".second_moment");
-    update_.list(i, parameters()[i].name, list);
-  }
-  return list;
+void Adam8::list_state(std::size_t index, std::vector<Named>& list) const {
+  adam8_detail::add_state(list, parameters()[index], narrow_, first_[index], ".first_moment");
+  adam8_detail::add_state(list, parameters()[index], narrow_, second_[index], ".second_moment");
+  update_.list(index, parameters()[index].name, list);
 }
 
 const char* Adam8::name() const noexcept {
@@ -111,13 +107,9 @@ Momentum8::Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowSt
   end_step();
 }
 
-std::vector<Named> Momentum8::state() const {
-  std::vector<Named> list;
-  for (std::size_t i = 0; i < momentum_.size(); ++i) {
-    adam8_detail::add_state(list, parameters()[i], narrow_, momentum_[i], ".momentum");
-    update_.list(i, parameters()[i].name, list);
-  }
-  return list;
+void Momentum8::list_state(std::size_t index, std::vector<Named>& list) const {
+  adam8_detail::add_state(list, parameters()[index], narrow_, momentum_[index], ".momentum");
+  update_.list(index, parameters()[index].name, list);
 }
 
 const char* Momentum8::name() const noexcept { return narrow_.dtype == DType::u8 ? "momentum8" : "momentum_bf16"; }

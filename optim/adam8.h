@@ -17,7 +17,7 @@ class Adam8 final : public Optimizer {
   Adam8(std::vector<Named> parameters, AdamOptions options, NarrowState narrow = {});
   /// `<parameter>.first_moment`, `.first_moment_scale`, `.second_moment`, `.second_moment_scale`, and `.master` or
   /// `.compensation`.
-  std::vector<Named> state() const override;
+  void list_state(std::size_t index, std::vector<Named>& list) const override;
   /// "adam8", "adamw8"; "adam_bf16", "adamw_bf16".
   const char* name() const noexcept override;
   bool takes_gradient_factor() const noexcept override { return true; }
@@ -43,7 +43,7 @@ class Momentum8 final : public Optimizer {
   /// Throws ValueError for options out of range, among them momentum 0, and as Adam8 does.
   Momentum8(std::vector<Named> parameters, SgdOptions options, NarrowState narrow = {});
   /// `<parameter>.momentum`, `.momentum_scale`, and `.master` or `.compensation`.
-  std::vector<Named> state() const override;
+  void list_state(std::size_t index, std::vector<Named>& list) const override;
   /// "momentum8", "momentum_bf16".
   const char* name() const noexcept override;
   bool takes_gradient_factor() const noexcept override { return true; }

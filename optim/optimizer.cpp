@@ -112,6 +112,53 @@ std::size_t Optimizer::state_bytes() const {
   return bytes;
 }
 
+std::vector<Named> Optimizer::state() const {
+  std::vector<Named> list;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) list_state(i, list);
+  return list;
+}
+
+std::vector<Named> Optimizer::state_outline() const {
+  std::vector<Named> list;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    // list_state names what it finds: for a moment that is the outline.
+    std::vector<Tensor*> lent;
+    if (tier_ != nullptr) {
+      const std::vector<Tensor*> tensors = const_cast<Optimizer*>(this)->state_of(i);
+      for (std::size_t k = 0; k < away_[i].size(); ++k) {
+        if (tensors[k]->defined() || !away_[i][k].defined()) continue;
+        *tensors[k] = away_[i][k].like();
+        lent.push_back(tensors[k]);
+      }
+    }
+    list_state(i, list);
+    for (Tensor* const tensor : lent) *tensor = Tensor();
+  }
+  return list;
+}
+
+void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) const {
+  auto& self = const_cast<Optimizer&>(*this);  // where state is changes, and changes back
+  std::vector<Named> list;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    self.complete_writes();
+    self.fetch(i);
+    list.clear();
+    list_state(i, list);
+    try {
+      visit(list);
+    } catch (...) {
+      list.clear();  // the last handles
+      self.put_away(i);
+      self.complete_writes();
+      throw;
+    }
+    list.clear();
+    self.put_away(i);
+  }
+  self.complete_writes();
+}
+
 void Optimizer::set_tier(std::shared_ptr<Tier> tier) {
   tier_ = std::move(tier);
   if (tier_) away_.resize(parameters_.size());

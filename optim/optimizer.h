@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <thimble/autograd/leaf_set.h>
+#include <thimble/core/parallel.h>
 #include <thimble/core/tensor.h>
 #include <thimble/memory/offload.h>
 
@@ -67,7 +68,15 @@ class Optimizer {
   const LeafSet& leaves() const noexcept { return leaves_; }
   /// State tensors, named `<parameter>.<kind>`: what a checkpoint holds besides parameters and step_count(). Those that
   /// are away are undefined until fetch_state().
-  virtual std::vector<Named> state() const = 0;
+  std::vector<Named> state() const;
+  /// Adds those of one parameter to a list.
+  virtual void list_state(std::size_t index, std::vector<Named>& list) const = 0;
+  /// The same, where those that are away have shape, dtype and device, and no bytes.
+  std::vector<Named> state_outline() const;
+  /// Calls `visit` with the state of one parameter after the other, in the order of state(): what is away comes here
+  /// before and goes away again after, with what `visit` wrote to it, so that it is never here as a whole. Throws what
+  /// `visit` throws, after the state went away; FileError, OutOfMemory.
+  void each_state(FunctionRef<void(std::span<const Named>)> visit) const;
   /// Bytes of all state tensors, wherever they are.
   std::size_t state_bytes() const;
   bool offloads_state() const noexcept { return tier_ != nullptr; }

@@ -19,13 +19,10 @@ Sgd::Sgd(std::vector<Named> parameters, SgdOptions options)
   end_step();
 }
 
-std::vector<Named> Sgd::state() const {
-  std::vector<Named> list;
-  for (std::size_t i = 0; i < parameters().size(); ++i) {
-    if (!momentum_.empty()) list.push_back({parameters()[i].name + ".momentum", momentum_[i]});
-    if (options_.narrow != NarrowUpdate::rounded) narrow_.list(i, parameters()[i].name, list);
-  }
-  return list;
+void Sgd::list_state(std::size_t index, std::vector<Named>& list) const {
+  const std::string& name = parameters()[index].name;
+  if (!momentum_.empty()) list.push_back({name + ".momentum", momentum_[index]});
+  if (options_.narrow != NarrowUpdate::rounded) narrow_.list(index, name, list);
 }
 
 std::vector<Tensor*> Sgd::state_of(std::size_t index) {

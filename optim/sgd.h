@@ -21,7 +21,7 @@ class Sgd final : public Optimizer {
  public:
   /// Throws ValueError for options out of range.
   Sgd(std::vector<Named> parameters, SgdOptions options);
-  std::vector<Named> state() const override;
+  void list_state(std::size_t index, std::vector<Named>& list) const override;
   const char* name() const noexcept override { return "sgd"; }
   bool takes_gradient_factor() const noexcept override { return true; }
 

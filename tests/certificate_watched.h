@@ -40,7 +40,9 @@ class Watched final : public optim::Optimizer {
         after_each_(std::move(after_each)),
         gradients_(parameters().size()) {}
 
-  std::vector<optim::Named> state() const override { return proper_->state(); }
+  void list_state(std::size_t index, std::vector<optim::Named>& list) const override {
+    proper_->list_state(index, list);
+  }
   const char* name() const noexcept override { return proper_->name(); }
   bool takes_gradient_factor() const noexcept override { return proper_->takes_gradient_factor(); }
 

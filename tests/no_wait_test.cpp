@@ -182,7 +182,7 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   REQUIRE(figures.size() == 9);
   CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
   CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
-  CHECK(figures[2] == std::pair<std::string, std::size_t>("outside_bytes", report.device_use->outside_bytes));
+  CHECK(figures[2] == std::pair<std::string, std::size_t>("device_outside_bytes", report.device_use->outside_bytes));
   CHECK(figures[3] == std::pair<std::string, std::size_t>("context_bytes", report.device_use->context_bytes));
   CHECK(figures[4] == std::pair<std::string, std::size_t>("handle_bytes", report.device_use->handle_bytes));
   REQUIRE(report.libraries.has_value());

@@ -77,6 +77,12 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
     json["budget_bytes"] = report.budget_bytes;
     json["feasible"] = report.is_feasible;
   }
+  if (report.process_budget_bytes > 0) json["process_budget_bytes"] = report.process_budget_bytes;
+  if (report.outside.total() > 0) {
+    json["outside_bytes"] = report.outside.total();
+    for (const auto& [name, bytes] : report.outside.parts()) json["outside"][std::string(name) + "_bytes"] = bytes;
+    json["process_bytes"] = report.plan.peak_bytes + report.outside.total();
+  }
   json["minimum_feasible_bytes"] = report.minimum_bytes;
   json["keep_everything_bytes"] = report.keep_everything_bytes;
   json["offloaded_bytes"] = report.plan.offloaded_bytes;
@@ -138,6 +144,14 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
   if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
   print_line("peak (committed)", report.plan.peak_bytes);
+  if (report.outside.total() > 0) {
+    print_line("outside of the arena", report.outside.total());
+    for (const auto& [name, bytes] : report.outside.parts()) {
+      if (bytes > 0) print_line("  " + std::string(name), bytes);
+    }
+    print_line("the process", report.plan.peak_bytes + report.outside.total());
+  }
+  if (report.process_budget_bytes > 0) print_line("its budget", report.process_budget_bytes);
   print_line("lower bound (load)", report.plan.lower_bound_bytes);
   print_line("keeping everything", report.keep_everything_bytes);
   print_line("smallest possible", report.minimum_bytes);
@@ -246,6 +260,8 @@ void add_plan(CLI::App& program) {
   const CLI::Option* const dropout = add_number(*command, "--dropout", options->setup.sizes.dropout, 0, 0.99,
                                                 "Dropout of text models (the model's own)");
   add_size(*command, "--budget", options->budget_bytes, "Bytes that training may need (the hardware's, or no limit)");
+  add_size(*command, "--process-budget", options->process_budget_bytes,
+           "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
   command->add_flag("--techniques", options->prices_techniques,
                     "List what each further technique would allow and cost; always where no plan fits the budget");

@@ -19,8 +19,6 @@
 namespace thimble::bench {
 namespace reproduce_detail {
 
-constexpr int not_met = 3;
-
 std::string cpu_name() {
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
@@ -61,12 +59,13 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
   const report::Tally tally = report::tally(report);
   std::cout << tally.rows << " rows; predicted == measured in " << tally.equal << " of " << tally.compared
             << " measured ones; every byte of the theory named in " << tally.named << " of " << tally.with_theory
-            << "\n"
-            << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
+            << "; processes within what was promised in " << tally.within << " of " << tally.with_process << "\n";
+  if (tally.lacking > 0) std::cout << tally.lacking << " rows were not measured: this machine lacks what they need\n";
+  std::cout << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
   if (options.device.is_cuda() && !options.device.is_dry) {
     std::cout << "libraries: " << memory::to_string(kernels::device_runtime(options.device).library_use()) << "\n";
   }
-  if (!report::holds(tally)) throw CLI::RuntimeError(not_met);
+  if (!report::holds(tally)) throw CLI::RuntimeError(not_predicted_status);
 }
 
 }  // namespace reproduce_detail

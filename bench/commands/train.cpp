@@ -131,10 +131,16 @@ void print_json(const TrainOptions& options, const Extra& extra, const TrainRepo
       {"packed_dtypes", names_of(r.packing.dtypes)},
       {"predicted_tier_bytes", r.predicted_tier_bytes},
       {"measured_tier_bytes", r.measured_tier_bytes},
+      {"outside_bytes", r.outside.total()},
+      {"process_peak_bytes", r.process_peak_bytes},
+      {"process_budget_bytes", r.process_budget_bytes},
+      {"control_group_peak_bytes", r.control_group_peak_bytes},
       {"rss_peak_bytes", r.rss_peak_bytes},
       {"arena_rss_bytes", r.arena_rss_bytes},
       {"ms_per_step", r.ms_per_step},
       {"items_per_s", r.items_per_s}};
+  for (const auto& [name, bytes] : r.outside.parts()) json["outside"][std::string(name) + "_bytes"] = bytes;
+  json["differences"] = r.differences();
   json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
   if (extra.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*extra.gradients));
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
@@ -222,7 +228,15 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
     std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
   }
   if (r.libraries) std::printf("  libraries        %s\n", memory::to_string(*r.libraries).c_str());
-  std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
+  if (r.outside.total() > 0) {
+    std::printf("  outside of it    at most %s\n", to_string(r.outside).c_str());
+    const std::size_t promised = r.predicted_peak_bytes + r.outside.total();
+    std::printf("  process peak     %s, promised %s\n",
+                r.process_peak_bytes > 0 ? bytes_text(r.process_peak_bytes).c_str() : "not known",
+                bytes_text(promised).c_str());
+  } else {
+    std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
+  }
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
   if (options.sample > 0) std::printf("\n%s\n", printable(r.sample, "\n\t").c_str());
 }
@@ -261,6 +275,8 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
   command.add_flag("--graph", o.records_steps,
                    "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
+  add_size(command, "--process-budget", o.process_budget_bytes,
+           "Bytes that the whole process may hold: arena, code, heap, threads, data (as many as it takes)");
   add_storing_flags(command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));
   add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
@@ -321,12 +337,13 @@ void add_train(CLI::App& program) {
           "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
           "drawn over and over in one place");
     }
-    if (options->budget_bytes == 0 && (options->costs.measures || !options->costs.times.empty())) {
+    const bool has_budget = options->budget_bytes > 0 || options->process_budget_bytes > 0;
+    if (!has_budget && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: there is no budget to plan for; with --budget they are allowed");
     }
     const Setup& setup = options->setup;
     const bool is_for_plans = !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_gradients;
-    if (options->budget_bytes == 0 && (is_for_plans || setup.allows_lossy)) {
+    if (!has_budget && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
     if (*wants_gradients && !setup.allows_lossy) {
@@ -366,6 +383,10 @@ void add_train(CLI::App& program) {
       const std::string text = is_complete ? "the last loss is not finite, and its step was skipped" : report.end_text;
       line.say("thimble: " + printable(text));
       throw CLI::RuntimeError(not_finite_status);
+    }
+    if (const std::string differences = report.differences(); !differences.empty()) {
+      line.say("thimble: " + differences + "; what was asked for is written");
+      throw CLI::RuntimeError(not_predicted_status);
     }
     if (!report.log_error.empty()) {
       line.say("thimble: --log: curves are missing: " + printable(report.log_error));

@@ -5,6 +5,7 @@
 
 #include <thimble/bench/experiments/advice.h>
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/models/theory/gpt.h>
@@ -49,6 +50,9 @@ std::vector<double> fastest_ms(const ExperimentOptions& options, const std::vect
 void fill(report::Row& row, const Measurement& m) {
   row.predicted_bytes = static_cast<std::int64_t>(m.predicted.kept);
   row.measured_bytes = static_cast<std::int64_t>(m.measured.kept);
+  row.compared = {{"peak", static_cast<std::int64_t>(m.peaks.predicted.peak_bytes),
+                   static_cast<std::int64_t>(m.peaks.measured.peak_bytes)}};
+  add_process(row, m.peaks.predicted.peak_bytes, m.peaks.measured);
   row.numbers = {{"live", static_cast<double>(m.peaks.predicted.peak_live_bytes)},
                  {"peak", static_cast<double>(m.peaks.predicted.peak_bytes)},
                  {"peak_measured", static_cast<double>(m.peaks.measured.peak_bytes)},
@@ -74,13 +78,10 @@ report::Plot plot_of(const char* title, const char* x) {
   return plot;
 }
 
-bool has_equal_peaks(const report::Row& row) {
-  return report::match(row) == report::Match::equal &&
-         report::find_number(row, "peak") == report::find_number(row, "peak_measured");
-}
-
-std::string equal_rows(const report::Experiment& experiment) {
-  const auto equal = std::count_if(experiment.rows.begin(), experiment.rows.end(), has_equal_peaks);
+std::string rows_with_equal_peaks(const report::Experiment& experiment) {
+  const auto equal = std::count_if(experiment.rows.begin(), experiment.rows.end(), [](const report::Row& row) {
+    return report::match(row) == report::Match::equal;
+  });
   return "Kept bytes and peaks are predicted as measured in " + std::to_string(equal) + " of " +
          std::to_string(experiment.rows.size()) + " rows.";
 }
@@ -151,7 +152,7 @@ report::Experiment checkpoint_batch_experiment(const ExperimentOptions& options)
     batches.push_back(both);
   }
   experiment.plots.push_back(plot);
-  experiment.verdict = checkpoint_batch_verdict(batches) + " " + equal_rows(experiment);
+  experiment.verdict = checkpoint_batch_verdict(batches) + " " + rows_with_equal_peaks(experiment);
   return experiment;
 }
 
@@ -207,7 +208,7 @@ report::Experiment accumulation_experiment(const ExperimentOptions& options) {
   experiment.verdict = "In " + std::to_string(parts) + " micro-batches the activations fall " + times +
                        "-fold, the live peak to " + percent(*report::find_number(least, "share")) +
                        ", since state and gradients stay; a step takes " +
-                       report::format_fixed(ms.back() / ms.front(), 2) + " times as long. " + equal_rows(experiment);
+                       report::format_fixed(ms.back() / ms.front(), 2) + " times as long. " + rows_with_equal_peaks(experiment);
   return experiment;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/runs.h>
 
 namespace thimble::bench {
 namespace placement_detail {
@@ -56,6 +57,9 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup, Profile
   if (profiles.placed.peak_bytes <= most_measured_bytes) {
     const nn::MemoryProfile measured = nn::profile_training(options.device, make, steps, false, plans);
     row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
+    row.compared.push_back({"height", static_cast<std::int64_t>(profiles.placed.peak_height_bytes),
+                            static_cast<std::int64_t>(measured.peak_height_bytes)});
+    add_process(row, profiles.placed.peak_bytes, measured);
   }
   const memory::Placement& placement = profiles.steady.placement;
   const auto ratio_to_load = [&](std::size_t height) {

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/processor_time.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/models/theory/bert.h>
@@ -115,7 +116,10 @@ std::vector<double> train_small(const ExperimentOptions& options, std::int64_t b
     const nn::MemoryProfile predicted = nn::profile_training(dry(options.device), training_program(prepared));
     report::Row row = size.row(setup, nn::precision(policy), predicted);
     const TrainReport result = train(prepared);
-    row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
+    const report::Row measured = training_row({}, result);
+    row.measured_bytes = measured.measured_bytes;
+    row.process_peak_bytes = measured.process_peak_bytes;
+    row.process_promise_bytes = measured.process_promise_bytes;
     row.numbers.emplace_back("validation_loss", result.validation.loss);
     if (!rows.empty()) {
       row.numbers.emplace_back("validation_change",

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/processor_time.h>
 #include <thimble/bench/quantizing.h>
 #include <thimble/core/error.h>
@@ -62,7 +63,9 @@ report::Row exact_row(const TrainOptions& trained, const QuantizeReport& result)
   report::Row row;
   row.config = {{"codes", std::string("f32")}};
   row.predicted_bytes = static_cast<std::int64_t>(nn::profile_training(dry(cpu), make).peak_bytes);
-  row.measured_bytes = static_cast<std::int64_t>(nn::profile_training(cpu, make).peak_bytes);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, make);
+  row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
+  add_process(row, static_cast<std::size_t>(*row.predicted_bytes), measured);
   row.numbers = {{"live", live_bytes(make)},
                  {"file_bytes", static_cast<double>(result.f32_file_bytes)},
                  {"accuracy", *result.accuracy_f32},

@@ -35,6 +35,10 @@ std::vector<report::Column> loss_columns(int decimals);
 /// Predicted and measured peaks of a run, and its losses.
 report::Row training_row(std::vector<report::Setting> config, const TrainReport& result);
 
+/// The process of a measured run beside its promise: the predicted peak, and what is outside of the arena. Nothing
+/// where the host's bytes are not the run's.
+void add_process(report::Row& row, std::size_t predicted_bytes, const nn::MemoryProfile& measured);
+
 /// "predicted == measured in 12 of 12 runs".
 std::string equal_rows(const report::Experiment& experiment, const std::string& rows = "runs");
 

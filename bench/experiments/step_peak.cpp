@@ -34,6 +34,14 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup, nn::Mem
   if (predicted.peak_bytes <= options.most_measured_bytes) {
     const nn::MemoryProfile measured = nn::profile_training(options.device, training_run(setup), 2);
     row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
+    add_process(row, predicted.peak_bytes, measured);
+    const auto compare = [&row](const char* name, std::size_t told, std::size_t found) {
+      row.compared.push_back({name, static_cast<std::int64_t>(told), static_cast<std::int64_t>(found)});
+    };
+    compare("height", predicted.peak_height_bytes, measured.peak_height_bytes);
+    compare("live", predicted.peak_live_bytes, measured.peak_live_bytes);
+    compare("load", predicted.lower_bound_bytes, measured.lower_bound_bytes);
+    if (measured.rss_bytes > 0) compare("resident", predicted.peak_bytes, measured.rss_bytes);
     row.numbers.emplace_back("resident", static_cast<double>(measured.rss_bytes));
     row.numbers.emplace_back("ms_per_step", measured.ms_per_step);
   }

@@ -4,8 +4,10 @@
 #include <optional>
 
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/file_tier.h>
 #include <thimble/memory/remat/known.h>
 #include <thimble/nn/fit/fit.h>
 
@@ -212,6 +214,16 @@ Technique complete(const ExperimentOptions& options, const Setup& setup, const E
   return technique;
 }
 
+/// Whether this machine has what a tier on a disk needs.
+bool has_direct_files() {
+  try {
+    const FileTier tier;
+    return true;
+  } catch (const FileError&) {
+    return false;
+  }
+}
+
 report::Row row_of(const ExperimentOptions& options, const Subject& subject, const Entry& entry, Planners& planners) {
   Setup setup = subject.setup;
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
@@ -229,6 +241,18 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
     const bool is_as_promised = !promised_bytes || compared.predicted.peak_bytes == *promised_bytes;
     row.predicted_bytes = static_cast<std::int64_t>(compared.predicted.peak_bytes);
     row.measured_bytes = static_cast<std::int64_t>(compared.measured.peak_bytes);
+    const auto compare_figure = [&row](const char* name, std::size_t told, std::size_t found) {
+      row.compared.push_back({name, static_cast<std::int64_t>(told), static_cast<std::int64_t>(found)});
+    };
+    compare_figure("height", compared.predicted.peak_height_bytes, compared.measured.peak_height_bytes);
+    compare_figure("live", compared.predicted.peak_live_bytes, compared.measured.peak_live_bytes);
+    compare_figure("load", compared.predicted.lower_bound_bytes, compared.measured.lower_bound_bytes);
+    compare_figure("tier", compared.predicted.tier_bytes, compared.measured.tier_bytes);
+    if (compared.measured.rss_bytes > 0) {
+      compare_figure("resident", compared.predicted.peak_bytes, compared.measured.rss_bytes);
+    }
+    if (promised_bytes) compare_figure("planned peak", *promised_bytes, compared.predicted.peak_bytes);
+    add_process(row, compared.predicted.peak_bytes, compared.measured);
     row.numbers = {{"height", number(compared.predicted.peak_height_bytes)},
                    {"height_measured", number(compared.measured.peak_height_bytes)},
                    {"live", number(compared.predicted.peak_live_bytes)},
@@ -237,8 +261,9 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
                    {"same", compared.is_equal() && is_as_promised ? 1.0 : 0.0},
                    {"ms_per_step", compared.measured.ms_per_step}};
   } catch (const FileError& error) {
-    if (technique.average != Average::offloaded) throw;
+    if (technique.average != Average::offloaded || has_direct_files()) throw;
     // No disk here can take the tensors: the row is a prediction alone, and the verdict says so.
+    row.lacks = "a folder in which files go around the page cache";
     options.progress(std::string("techniques: not measured: ") + error.what());
     row.predicted_bytes = static_cast<std::int64_t>(
         nn::profile_training(dry(options.device), make, 2, false, technique.placement).peak_bytes);

@@ -44,7 +44,8 @@ Tensor read_input(const SafetensorsReader& file, const std::string& name, DType 
   const Tensor t = Tensor::empty(Shape(std::span<const std::int64_t>(sizes)), dtype, cpu, Category::input);
   const nn::NamedTensor target{name, t, layout};
   nn::check_file_tensor("batches", entry, target, nn::Conversion::floating);
-  nn::read_file_tensor(file, entry, target);
+  nn::FileStaging staging;
+  nn::read_file_tensor(file, entry, target, staging);
   return t;
 }
 

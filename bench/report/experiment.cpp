@@ -39,8 +39,9 @@ void check_text(const std::string& where, std::initializer_list<std::string_view
 }
 
 void check_rows(const std::string& where, const Experiment& experiment) {
-  static const std::set<std::string> built_in = {"config", "theory_bytes", "predicted_bytes", "measured_bytes",
-                                                 "remainder"};
+  static const std::set<std::string> built_in = {
+      "config",   "theory_bytes",       "predicted_bytes",       "measured_bytes", "remainder",
+      "compared", "process_peak_bytes", "process_promise_bytes", "lacks"};
   std::set<std::string> columns;
   for (const Column& column : experiment.columns) {
     check_text(where, {column.name, column.title});
@@ -65,6 +66,12 @@ void check_rows(const std::string& where, const Experiment& experiment) {
     for (const auto& [name, value] : row.numbers) {
       if (columns.count(name) == 0) refuse(here, "the number \"" + name + "\" has no column");
       if (!seen.insert(name).second) refuse(here, "the number \"" + name + "\" appears twice");
+    }
+    seen.clear();
+    check_text(here, {row.lacks});
+    for (const Compared& figure : row.compared) {
+      check_text(here, {figure.name});
+      if (!seen.insert(figure.name).second) refuse(here, "the figure \"" + figure.name + "\" is compared twice");
     }
     seen.clear();
     for (const auto& [name, bytes] : row.remainder) {
@@ -156,8 +163,11 @@ void remember(std::vector<std::string>& names, const std::string& name) {
 }  // namespace experiment_detail
 
 Match match(const Row& row) noexcept {
-  if (!row.predicted_bytes || !row.measured_bytes) return Match::unknown;
-  return *row.predicted_bytes == *row.measured_bytes ? Match::equal : Match::different;
+  const bool is_measured = row.predicted_bytes && row.measured_bytes;
+  if (!is_measured && row.compared.empty()) return Match::unknown;
+  bool is_equal = !is_measured || *row.predicted_bytes == *row.measured_bytes;
+  for (const Compared& figure : row.compared) is_equal = is_equal && figure.predicted == figure.measured;
+  return is_equal ? Match::equal : Match::different;
 }
 
 std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept {
@@ -177,7 +187,12 @@ Tally tally(const Experiment& experiment) noexcept {
     const auto unnamed = unnamed_bytes(row);
     result.with_theory += unnamed.has_value() ? 1 : 0;
     result.named += unnamed == 0 ? 1 : 0;
+    const bool has_process = row.process_peak_bytes && row.process_promise_bytes;
+    result.with_process += has_process ? 1 : 0;
+    result.within += has_process && *row.process_peak_bytes <= *row.process_promise_bytes ? 1 : 0;
+    result.lacking += row.lacks.empty() ? 0 : 1;
   }
+  result.empty = experiment.rows.empty() ? 1 : 0;
   return result;
 }
 
@@ -190,11 +205,18 @@ Tally tally(const Report& report) noexcept {
     sum.equal += part.equal;
     sum.with_theory += part.with_theory;
     sum.named += part.named;
+    sum.with_process += part.with_process;
+    sum.within += part.within;
+    sum.lacking += part.lacking;
+    sum.empty += part.empty;
   }
   return sum;
 }
 
-bool holds(const Tally& tally) noexcept { return tally.equal == tally.compared && tally.named == tally.with_theory; }
+bool holds(const Tally& tally) noexcept {
+  return tally.rows > 0 && tally.empty == 0 && tally.equal == tally.compared && tally.named == tally.with_theory &&
+         tally.within == tally.with_process;
+}
 
 std::vector<std::string> config_keys(const Experiment& experiment) {
   std::vector<std::string> keys;

@@ -40,6 +40,12 @@ struct Column {
   int decimals = 2;  ///< digits after the point in tables (not for bytes; files hold the full value)
 };
 
+/// A figure of a run that a dry run has told: equal, or the row fails.
+struct Compared {
+  std::string name;
+  std::int64_t predicted = 0, measured = 0;
+};
+
 /// One configuration with its three figures. Absent figures are null in JSON, empty in CSV, a dash in tables.
 struct Row {
   std::vector<Setting> config;                                  ///< in the order shown
@@ -48,6 +54,11 @@ struct Row {
   std::optional<std::int64_t> measured_bytes;                   ///< the real run
   std::vector<std::pair<std::string, std::int64_t>> remainder;  ///< named terms of predicted - theory
   std::vector<std::pair<std::string, double>> numbers;          ///< by Column::name; a column may be absent
+  std::vector<Compared> compared = {};                          ///< besides predicted and measured: height, load, ...
+  /// Resident bytes of the process from the run's set-up on, as the kernel counts them, and what was promised: the
+  /// prediction, and what is outside of the arena (memory/outside.h). More than that, and the row fails.
+  std::optional<std::int64_t> process_peak_bytes = {}, process_promise_bytes = {};
+  std::string lacks = {};  ///< what this machine has not and the measurement needs; empty: nothing
 };
 
 /// How an axis is spaced. `log2` marks powers of two, `log10` decades (bytes are always marked at powers of two).
@@ -159,26 +170,31 @@ struct Report {
 /// How the measured bytes of a row compare with the predicted ones.
 enum class Match : std::uint8_t { unknown, equal, different };
 
-/// `unknown` when one of the two is absent.
+/// `equal` when all that can be compared is; `unknown` when nothing can.
 Match match(const Row& row) noexcept;
 
 /// predicted - theory - named remainder terms: 0 when every byte between theory and prediction has a name; nullopt when
 /// theory or prediction is absent.
 std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept;
 
-/// How many rows there are, how many can be compared, and in how many of those the two figures are the same integer.
+/// How many rows there are, how many can be compared, and in how many of those all figures are the same integers.
 struct Tally {
   std::size_t rows = 0;
   std::size_t compared = 0;
   std::size_t equal = 0;
-  std::size_t with_theory = 0;  ///< rows in which unnamed_bytes is known
-  std::size_t named = 0;        ///< rows in which it is 0
+  std::size_t with_theory = 0;   ///< rows in which unnamed_bytes is known
+  std::size_t named = 0;         ///< rows in which it is 0
+  std::size_t with_process = 0;  ///< rows in which process_peak_bytes is known
+  std::size_t within = 0;        ///< rows in which it is within the promise
+  std::size_t lacking = 0;       ///< rows that were not measured because the machine lacks something
+  std::size_t empty = 0;         ///< experiments without a row
 };
 
 Tally tally(const Experiment& experiment) noexcept;
 Tally tally(const Report& report) noexcept;
 
-/// Whether every measured figure is the predicted one, and every byte between theory and prediction has a name.
+/// Whether there are rows, every measured figure is the predicted one, every byte between theory and prediction has a
+/// name, and no process took more than was promised.
 bool holds(const Tally& tally) noexcept;
 
 /// Keys of the configurations in the order in which they first appear.

@@ -36,7 +36,12 @@ std::string match_cell(const Row& row) {
     case Match::equal:
       return number_cell(std::string("<span class=\"good\">") + check_mark + " equal</span>");
     case Match::different: {
-      const std::int64_t difference = *row.measured_bytes - *row.predicted_bytes;
+      const std::int64_t difference = row.measured_bytes.value_or(0) - row.predicted_bytes.value_or(0);
+      if (!row.measured_bytes || difference == 0) {
+        const auto other = std::find_if(row.compared.begin(), row.compared.end(),
+                                        [](const Compared& f) { return f.predicted != f.measured; });
+        return number_cell("<span class=\"alarm\">" + escape_markup(other->name) + "</span>");
+      }
       std::string content = "<span class=\"alarm\">" + signed_bytes(difference) + "</span>";
       if (*row.predicted_bytes != 0) {
         const double part = static_cast<double>(difference) / static_cast<double>(*row.predicted_bytes) * 100;
@@ -123,6 +128,7 @@ std::string html_table(const Experiment& experiment) {
   const bool has_theory = has_any(experiment, &Row::theory_bytes);
   const bool has_predicted = has_any(experiment, &Row::predicted_bytes);
   const bool has_measured = has_any(experiment, &Row::measured_bytes);
+  const bool has_process = has_any(experiment, &Row::process_peak_bytes);
   std::size_t columns = 0;
   const auto heading = [&columns](const std::string& text, bool is_right_aligned = true) {
     ++columns;
@@ -136,6 +142,7 @@ std::string html_table(const Experiment& experiment) {
   if (has_measured) html += heading("measured");
   if (counts.compared > 0) html += heading("measured<br>\xE2\x88\x92 predicted");
   if (counts.with_theory > 0) html += heading("predicted<br>\xE2\x88\x92 theory");
+  if (has_process) html += heading("process") + heading("promised");
   for (const Column& column : experiment.columns) html += heading(escape_markup(column.title));
   html += "</tr></thead><tbody>\n";
   for (const Row& row : experiment.rows) {
@@ -146,6 +153,7 @@ std::string html_table(const Experiment& experiment) {
     if (has_measured) html += byte_cell(row.measured_bytes);
     if (counts.compared > 0) html += match_cell(row);
     if (counts.with_theory > 0) html += remainder_cell(row);
+    if (has_process) html += byte_cell(row.process_peak_bytes) + byte_cell(row.process_promise_bytes);
     for (const Column& column : experiment.columns) {
       const auto value = find_number(row, column.name);
       html += number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : dash);

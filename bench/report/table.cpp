@@ -59,12 +59,21 @@ std::string byte_cell(const std::optional<std::int64_t>& bytes, ByteStyle style)
   return style == ByteStyle::exact ? exact : format_bytes(*bytes) + " (" + exact + ")";
 }
 
+/// The first of the compared figures that differs.
+std::string different_figure(const Row& row) {
+  for (const Compared& figure : row.compared) {
+    if (figure.predicted != figure.measured) return figure.name;
+  }
+  return "";
+}
+
 std::string mark_cell(const Row& row, bool is_ascii) {
   switch (match(row)) {
     case Match::equal:
       return is_ascii ? "=" : "\xE2\x9C\x93";
     case Match::different: {
-      const std::int64_t difference = *row.measured_bytes - *row.predicted_bytes;
+      const std::int64_t difference = row.measured_bytes.value_or(0) - row.predicted_bytes.value_or(0);
+      if (!row.measured_bytes || difference == 0) return different_figure(row);
       std::string text = format_grouped(difference);
       if (difference > 0) text.insert(0, 1, '+');
       return text;
@@ -106,6 +115,8 @@ std::string to_table(const Experiment& experiment, const TableOptions& options) 
   table.add(row_cells(experiment, "measured", bytes_of(&Row::measured_bytes)));
   table.add(row_cells(experiment, options.is_ascii ? "=" : "\xE2\x9C\x93",
                       [&](const Row& row) { return mark_cell(row, options.is_ascii); }));
+  table.add(row_cells(experiment, "process", bytes_of(&Row::process_peak_bytes)));
+  table.add(row_cells(experiment, "promised", bytes_of(&Row::process_promise_bytes)));
   for (const Column& column : experiment.columns) {
     table.add(row_cells(experiment, column.title, [&](const Row& row) {
       const auto value = find_number(row, column.name);

@@ -48,7 +48,8 @@ std::vector<std::string> csv_fields(const Experiment& experiment, const Row& row
     const Setting* setting = find_setting(row, key);
     fields.push_back(setting == nullptr ? "" : format_setting(*setting));
   }
-  for (const auto& value : {row.theory_bytes, row.predicted_bytes, row.measured_bytes}) {
+  for (const auto& value :
+       {row.theory_bytes, row.predicted_bytes, row.measured_bytes, row.process_peak_bytes, row.process_promise_bytes}) {
     fields.push_back(integer_field(value));
   }
   for (const std::string& name : remainder_names(experiment)) {
@@ -87,6 +88,12 @@ ordered_json row_json(const Experiment& experiment, const Row& row) {
   json["theory_bytes"] = bytes_json(row.theory_bytes);
   json["predicted_bytes"] = bytes_json(row.predicted_bytes);
   json["measured_bytes"] = bytes_json(row.measured_bytes);
+  json["process_peak_bytes"] = bytes_json(row.process_peak_bytes);
+  json["process_promise_bytes"] = bytes_json(row.process_promise_bytes);
+  if (!row.lacks.empty()) json["lacks"] = row.lacks;
+  for (const Compared& figure : row.compared) {
+    json["compared"][figure.name] = {{"predicted", figure.predicted}, {"measured", figure.measured}};
+  }
   json["remainder"] = ordered_json::object();
   for (const auto& [name, bytes] : row.remainder) json["remainder"][name] = bytes;
   for (const Column& column : experiment.columns) json[column.name] = number_json(find_number(row, column.name));
@@ -109,7 +116,8 @@ std::string write_csv(const Experiment& experiment) {
   using namespace writers_detail;
   check(experiment);
   std::vector<std::string> heading = config_keys(experiment);
-  heading.insert(heading.end(), {"theory_bytes", "predicted_bytes", "measured_bytes"});
+  heading.insert(heading.end(),
+                 {"theory_bytes", "predicted_bytes", "measured_bytes", "process_peak_bytes", "process_promise_bytes"});
   for (const std::string& name : remainder_names(experiment)) heading.push_back("remainder: " + name);
   for (const Column& column : experiment.columns) heading.push_back(column.name);
   std::string csv = csv_line(heading);

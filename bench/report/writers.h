@@ -22,13 +22,15 @@ struct TableOptions {
 /// any value are left out. Ends with a newline; the first two lines are the headings and a rule.
 std::string to_table(const Experiment& experiment, const TableOptions& options = {});
 
-/// The rows as CSV (RFC 4180, "\n" line ends): settings, theory_bytes, predicted_bytes, measured_bytes, a column
+/// The rows as CSV (RFC 4180, "\n" line ends): settings, theory_bytes, predicted_bytes, measured_bytes,
+/// process_peak_bytes, process_promise_bytes, a column
 /// "remainder: NAME" per named term, further columns. Integers and reals without loss, absent values empty.
 /// Throws ValueError as `check` does.
 std::string write_csv(const Experiment& experiment);
 
 /// results.json: {"title","environment":{"version","device","cpu","threads","date",...},"experiments":[{"name","title",
 /// "question","theory","verdict","rows":[{"config":{...},"theory_bytes","predicted_bytes","measured_bytes",
+/// "process_peak_bytes","process_promise_bytes","compared":{NAME:{"predicted","measured"}},"lacks",
 /// "remainder":{NAME: bytes},COLUMN: number,...}]}]}. Absent values and numbers that are not finite are null; a column
 /// appears in every row. Ends with a newline. Throws ValueError as `check` does.
 std::string write_json(const Report& report);

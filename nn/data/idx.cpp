@@ -49,24 +49,30 @@ std::uint32_t read_u32(Reader& reader) {
   return load_be<std::uint32_t>(bytes.data());
 }
 
-// `most_bytes` is what the file could hold at the very best: no more is ever allocated.
+// Magic number and sizes. `most_bytes` is what the file could hold at the very best: no more is ever allocated.
 template <class Reader>
-IdxArray read(Reader reader, std::uint64_t most_bytes, const std::string& path) {
+std::vector<std::int64_t> read_shape(Reader& reader, std::uint64_t most_bytes, const std::string& path) {
   const std::uint32_t magic = read_u32(reader);
   if (magic != images_magic && magic != labels_magic)
     throw FileError(
         path, 0,
         "the magic number is " + std::to_string(magic) + "; allowed: 2051 (0x803, images), 2049 (0x801, labels)");
-  IdxArray array;
-  array.shape.resize(magic == images_magic ? 3 : 1);
-  for (std::int64_t& size : array.shape) size = read_u32(reader);
+  std::vector<std::int64_t> shape(magic == images_magic ? 3 : 1);
+  for (std::int64_t& size : shape) size = read_u32(reader);
   most_bytes = std::min(most_bytes, idx_limit_bytes);
-  const std::optional<std::uint64_t> bytes = checked_bytes(array.shape, 1);
+  const std::optional<std::uint64_t> bytes = checked_bytes(shape, 1);
   if (!bytes || *bytes > most_bytes)
     throw FileError(path, 4,
                     "the sizes promise " + (bytes ? std::to_string(*bytes) : "more than 2^63 - 1") +
                         " bytes; this file can hold at most " + std::to_string(most_bytes));
-  array.values.resize(static_cast<std::size_t>(*bytes));
+  return shape;
+}
+
+template <class Reader>
+IdxArray read(Reader reader, std::uint64_t most_bytes, const std::string& path) {
+  IdxArray array;
+  array.shape = read_shape(reader, most_bytes, path);
+  array.values.resize(static_cast<std::size_t>(*checked_bytes(array.shape, 1)));
   reader.read(std::as_writable_bytes(std::span(array.values)));
   reader.finish();
   return array;
@@ -77,6 +83,18 @@ IdxArray read(Reader reader, std::uint64_t most_bytes, const std::string& path) 
 IdxArray parse_idx(std::span<const std::byte> file, const std::string& path) {
   if (is_gzip(file)) return idx_detail::read(GzipReader(file, path), file.size() * largest_deflate_ratio, path);
   return idx_detail::read(idx_detail::PlainReader(file, path), file.size(), path);
+}
+
+IdxHeader parse_idx_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path) {
+  idx_detail::PlainReader reader(start, path);
+  IdxHeader header{idx_detail::read_shape(reader, file_bytes, path)};
+  if (header.shape.size() != 3) throw FileError(path, 0, "the file has labels; images are needed");
+  const std::uint64_t wanted = start.size() + *checked_bytes(header.shape, 1);
+  if (file_bytes < wanted)
+    throw FileError(path, file_bytes, "the file is cut short: " + std::to_string(wanted) + " bytes wanted");
+  if (file_bytes > wanted)
+    throw FileError(path, wanted, std::to_string(file_bytes - wanted) + " bytes after the last value");
+  return header;
 }
 
 Images pair_idx(IdxArray images, const IdxArray& labels, std::int64_t classes, const std::string& images_path,

@@ -20,6 +20,13 @@ struct IdxArray {
   std::vector<std::uint8_t> values;
 };
 
+/// What the header of a plain file of images says.
+struct IdxHeader {
+  std::vector<std::int64_t> shape;  ///< (N, H, W)
+};
+/// Reads the first 16 bytes of a plain file of `file_bytes` bytes. Throws FileError as parse_idx, and for labels.
+IdxHeader parse_idx_header(std::span<const std::byte> start, std::uint64_t file_bytes, const std::string& path);
+
 /// Reads a whole file; `path` is for messages. Throws FileError when the magic is neither of the two, when the sizes do
 /// not match the bytes exactly, or promise more than idx_limit_bytes or (gzip) than deflate could hold; when gzip data
 /// are corrupt, cut short, longer than the header says, or followed by anything.

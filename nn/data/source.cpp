@@ -1,9 +1,13 @@
 #include <thimble/nn/data/source.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <string>
+#include <utility>
 
+#include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/data/require.h>
 
@@ -17,24 +21,43 @@ void require_size(const char* what, std::size_t given, std::size_t wanted) {
                      " elements, the batch has " + std::to_string(wanted));
 }
 
-void require_range(const Images& images, std::int64_t first, std::int64_t count) {
+void require_range(const ImageStore& images, std::int64_t first, std::int64_t count) {
   require_between("data source: first image", first, 0, images.count - 1);
   require_between("data source: number of images", count, 1, images.count - first);
 }
 
+/// Calls body(first value, values) for the values of an image, in pieces of whole pixels that lie on the stack.
+template <class Body>
+void each_piece(const ImageStore& images, std::int64_t image, Body&& body) {
+  std::array<std::uint8_t, 4096> piece;
+  const auto channels = static_cast<std::size_t>(images.channels);
+  const auto elements = static_cast<std::size_t>(images.image_elements());
+  const std::size_t most = piece.size() / channels * channels;
+  for (std::size_t first = 0; first < elements; first += most) {
+    const auto values = std::span(piece).first(std::min(most, elements - first));
+    images.read(image, static_cast<std::int64_t>(first), values);
+    body(first, std::span<const std::uint8_t>(values));
+  }
+}
+
 }  // namespace source_detail
 
-Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count) {
+Normalization measure_normalization(const ImageStore& images, std::int64_t first, std::int64_t count) {
   source_detail::require_range(images, first, count);
   const auto channels = static_cast<std::size_t>(images.channels);
   std::vector<std::uint64_t> sum(channels), squares(channels);
-  const std::uint8_t* pixel = images.pixels.data() + first * images.image_elements();
   const std::int64_t pixels = count * images.height * images.width;
-  for (std::int64_t i = 0; i < pixels; ++i, pixel += channels)
-    for (std::size_t c = 0; c < channels; ++c) {
-      sum[c] += pixel[c];
-      squares[c] += static_cast<std::uint64_t>(pixel[c]) * pixel[c];
-    }
+  for (std::int64_t i = first; i < first + count; ++i) {
+    source_detail::each_piece(images, i, [&](std::size_t, std::span<const std::uint8_t> values) {
+      for (std::size_t v = 0; v < values.size(); v += channels) {
+        for (std::size_t c = 0; c < channels; ++c) {
+          const std::uint64_t value = values[v + c];
+          sum[c] += value;
+          squares[c] += value * value;
+        }
+      }
+    });
+  }
   Normalization out;
   for (std::size_t c = 0; c < channels; ++c) {
     const double n = static_cast<double>(pixels) * 255.0;
@@ -48,16 +71,17 @@ Normalization measure_normalization(const Images& images, std::int64_t first, st
   return out;
 }
 
-ImageSource::ImageSource(const Images& images, std::int64_t first, std::int64_t count, std::int64_t batch,
-                         std::uint64_t seed, const Normalization& normalization)
-    : images_(&images),
-      first_((source_detail::require_range(images, first, count), first)),
+ImageSource::ImageSource(std::shared_ptr<const ImageStore> images, std::int64_t first, std::int64_t count,
+                         std::int64_t batch, std::uint64_t seed, const Normalization& normalization)
+    : images_(std::move(images)),
+      first_((source_detail::require_range(*images_, first, count), first)),
       sampler_(count, batch, seed),
-      values_(static_cast<std::size_t>(images.channels) * 256) {
-  require_between("data source: number of means", static_cast<std::int64_t>(normalization.mean.size()), images.channels,
-                  images.channels);
+      values_(static_cast<std::size_t>(images_->channels) * 256) {
+  const std::int64_t channels = images_->channels;
+  require_between("data source: number of means", static_cast<std::int64_t>(normalization.mean.size()), channels,
+                  channels);
   require_between("data source: number of deviations", static_cast<std::int64_t>(normalization.deviation.size()),
-                  images.channels, images.channels);
+                  channels, channels);
   for (std::size_t c = 0; c < normalization.mean.size(); ++c) {
     const float mean = normalization.mean[c], deviation = normalization.deviation[c];
     if (!(deviation > 0))
@@ -77,16 +101,49 @@ std::vector<std::int64_t> ImageSource::in_order(std::int64_t from, std::size_t c
   return indices;
 }
 
-void ImageSource::copy_pixels(std::span<const std::int64_t> indices, std::span<float> pixels) const {
+void ImageSource::copy_image(std::int64_t index, DType dtype, std::byte* pixels) const {
   const auto channels = static_cast<std::size_t>(images_->channels);
+  source_detail::each_piece(*images_, first_ + index, [&](std::size_t first, std::span<const std::uint8_t> bytes) {
+    std::array<float, 4096> values;
+    for (std::size_t i = 0; i < bytes.size(); i += channels) {
+      for (std::size_t c = 0; c < channels; ++c) values[i + c] = values_[c * 256 + bytes[i + c]];
+    }
+    convert(values.data(), DType::f32, pixels + first * size_of(dtype), dtype, static_cast<std::int64_t>(bytes.size()));
+  });
+}
+
+void ImageSource::copy_pixels(std::span<const std::int64_t> indices, std::span<float> pixels) const {
   const auto elements = static_cast<std::size_t>(images_->image_elements());
   source_detail::require_size("pixels", pixels.size(), indices.size() * elements);
-  float* out = pixels.data();
-  for (const std::int64_t index : indices) {
-    const std::uint8_t* in = images_->pixels.data() + static_cast<std::size_t>(first_ + index) * elements;
-    for (std::size_t i = 0; i < elements; i += channels)
-      for (std::size_t c = 0; c < channels; ++c) *out++ = values_[c * 256 + in[i + c]];
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    copy_image(indices[i], DType::f32, std::as_writable_bytes(pixels).data() + i * elements * sizeof(float));
   }
+}
+
+// Indices become labels.
+void ImageSource::copy_into(DType dtype, std::byte* pixels, std::span<std::int64_t> indices) const {
+  if (!is_floating(dtype)) {
+    throw DTypeError("data: images in " + std::string(to_string(dtype)) + "; a floating dtype is allowed");
+  }
+  const std::size_t image_bytes = static_cast<std::size_t>(images_->image_elements()) * size_of(dtype);
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    copy_image(indices[i], dtype, pixels + i * image_bytes);
+    indices[i] = images_->label(first_ + indices[i]);
+  }
+}
+
+void ImageSource::batch_into(std::int64_t step, DType dtype, std::byte* pixels, std::span<std::int64_t> labels) const {
+  sampler_.indices(step, labels);
+  copy_into(dtype, pixels, labels);
+}
+
+void ImageSource::sequential_into(std::int64_t from, DType dtype, std::byte* pixels,
+                                  std::span<std::int64_t> labels) const {
+  const auto number = static_cast<std::int64_t>(labels.size());
+  require_between("data source: number of images", number, 0, sampler_.count());
+  require_between("data source: first image", from, 0, sampler_.count() - number);
+  std::iota(labels.begin(), labels.end(), from);
+  copy_into(dtype, pixels, labels);
 }
 
 }  // namespace thimble::data

@@ -4,12 +4,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include <thimble/core/dtype.h>
 #include <thimble/nn/data/images.h>
 #include <thimble/nn/data/require.h>
 #include <thimble/nn/data/sampler.h>
+#include <thimble/nn/data/store.h>
 
 namespace thimble::data {
 
@@ -27,15 +30,21 @@ struct Normalization {
 /// Mean and standard deviation of `count` images from `first` on, per channel; a constant channel gets deviation 1.
 /// Sums are exact integers, so the result depends on nothing but the data. Throws ValueError when the range is empty or
 /// not within the images.
-Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count);
+Normalization measure_normalization(const ImageStore& images, std::int64_t first, std::int64_t count);
+inline Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count) {
+  return measure_normalization(ImageStore(images), first, count);
+}
 
 /// Random batches, without replacement, from a range of labelled images.
 class ImageSource {
  public:
   /// Draws from images first .. first + count - 1. Throws ValueError when the range is empty or not within the images,
   /// batch < 1, or the normalization does not have one mean and one positive deviation per channel.
+  ImageSource(std::shared_ptr<const ImageStore> images, std::int64_t first, std::int64_t count, std::int64_t batch,
+              std::uint64_t seed, const Normalization& normalization);
   ImageSource(const Images& images, std::int64_t first, std::int64_t count, std::int64_t batch, std::uint64_t seed,
-              const Normalization& normalization);
+              const Normalization& normalization)
+      : ImageSource(std::make_shared<const ImageStore>(images), first, count, batch, seed, normalization) {}
 
   const BatchSampler& sampler() const noexcept { return sampler_; }
 
@@ -55,18 +64,24 @@ class ImageSource {
     copy(in_order(from, labels.size()), pixels, labels);
   }
 
+  /// The same batches straight to where a step reads them: pixels (B, H, W, C) in a floating `dtype` at `pixels`,
+  /// rounded to nearest, labels (B) into `labels`. Asks the heap for nothing.
+  void batch_into(std::int64_t step, DType dtype, std::byte* pixels, std::span<std::int64_t> labels) const;
+  void sequential_into(std::int64_t from, DType dtype, std::byte* pixels, std::span<std::int64_t> labels) const;
+
  private:
   std::vector<std::int64_t> in_order(std::int64_t from, std::size_t count) const;
   void copy_pixels(std::span<const std::int64_t> indices, std::span<float> pixels) const;
+  void copy_image(std::int64_t index, DType dtype, std::byte* pixels) const;
+  void copy_into(DType dtype, std::byte* pixels, std::span<std::int64_t> indices) const;
 
   template <class Id>
   void copy(const std::vector<std::int64_t>& indices, std::span<float> pixels, std::span<Id> labels) const {
     copy_pixels(indices, pixels);
-    for (std::size_t i = 0; i < indices.size(); ++i)
-      labels[i] = static_cast<Id>(images_->labels[static_cast<std::size_t>(first_ + indices[i])]);
+    for (std::size_t i = 0; i < indices.size(); ++i) labels[i] = static_cast<Id>(images_->label(first_ + indices[i]));
   }
 
-  const Images* images_;
+  std::shared_ptr<const ImageStore> images_;
   std::int64_t first_;
   BatchSampler sampler_;
   std::vector<float> values_;  // (C, 256): the number that a byte stands for

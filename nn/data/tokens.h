@@ -8,7 +8,14 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/file_stream.h>
+
 namespace thimble::data {
+
+inline constexpr std::size_t tokens_header_bytes = 256 * 4;
+
+/// The number of tokens in a file, of which the header is read. Throws as parse_tokens.
+std::int64_t token_count(const InputFile& file);
 
 /// Reads the tokens from the bytes of a whole file; `path` is for messages. Throws FileError when the magic number or
 /// the version is another, the count is negative, or the file does not end exactly after the tokens.

@@ -11,16 +11,24 @@
 namespace thimble::nn {
 namespace checkpoint_detail {
 
-std::vector<NamedTensor> all_tensors(const Module& module, const optim::Optimizer& optimizer) {
+std::vector<NamedTensor> model_tensors(const Module& module) {
   std::vector<NamedTensor> list;
   for (const NamedTensor& p : module.parameters()) list.push_back({"model." + p.name, p.tensor});
   for (const NamedTensor& b : module.buffers()) list.push_back({"model." + b.name, b.tensor});
-  for (const Named& s : optimizer.state()) list.push_back({"optimizer." + s.name, s.tensor});
+  return list;
+}
+
+NamedTensor of_state(const Named& s) { return {"optimizer." + s.name, s.tensor}; }
+
+/// Shapes and dtypes of the state, here or away.
+std::vector<NamedTensor> state_outline(const optim::Optimizer& optimizer) {
+  std::vector<NamedTensor> list;
+  for (const Named& s : optimizer.state_outline()) list.push_back(of_state(s));
   return list;
 }
 
 void check(const SafetensorsReader& file, const CheckpointInfo& info, const std::vector<NamedTensor>& targets,
-           const optim::Optimizer& optimizer) {
+           const optim::Optimizer& optimizer, FileStaging& staging) {
   const std::string operation = "load_checkpoint: " + file.path();
   if (info.optimizer != optimizer.name()) {
     throw ValueError(operation + ": optimizer " + quote(info.optimizer) + " in the file, training uses " +
@@ -35,7 +43,7 @@ void check(const SafetensorsReader& file, const CheckpointInfo& info, const std:
   }
   for (const SafetensorsEntry& entry : file.header().tensors) file.verify(entry);
   for (const NamedTensor& target : targets) {
-    check_state_numbers(operation, file, file.entry(target.name), target);
+    check_state_numbers(operation, file, file.entry(target.name), target, staging);
   }
   for (const SafetensorsEntry& entry : file.header().tensors) {
     if (by_name.count(entry.name) == 0) {
@@ -66,29 +74,38 @@ void check_scaler(const std::string& path, const CheckpointInfo& info, const opt
 
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
-  for (const Named& s : optimizer.state()) {
-    if (!s.tensor.defined())
-      throw ValueError("save_checkpoint: " + s.name + " is away; after fetch_state() it is here");
-  }
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
                       generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
-  write_tensor_file(path, checkpoint_detail::all_tensors(module, optimizer), format_checkpoint_info(info),
+  write_tensor_file(path, checkpoint_detail::model_tensors(module), checkpoint_detail::state_outline(optimizer),
+                    format_checkpoint_info(info),
+                    [&](FunctionRef<void(const NamedTensor&)> append) {
+                      optimizer.each_state([&](std::span<const Named> state) {
+                        for (const Named& s : state) append(checkpoint_detail::of_state(s));
+                      });
+                    },
                     Numbers::finite);
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler) {
   const SafetensorsReader file(path);
-  optimizer.fetch_state();
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
-  const std::vector<NamedTensor> targets = checkpoint_detail::all_tensors(module, optimizer);
-  checkpoint_detail::check(file, info, targets, optimizer);
+  const std::vector<NamedTensor> model = checkpoint_detail::model_tensors(module);
+  std::vector<NamedTensor> targets = checkpoint_detail::state_outline(optimizer);
+  targets.insert(targets.begin(), model.begin(), model.end());
+  FileStaging staging;
+  checkpoint_detail::check(file, info, targets, optimizer, staging);
   checkpoint_detail::check_fp8(path, info, module);
   checkpoint_detail::check_scaler(path, info, scaler);
-  for (const NamedTensor& target : targets) read_file_tensor(file, file.entry(target.name), target);
+  const auto read = [&](const NamedTensor& target) {
+    read_file_tensor(file, file.entry(target.name), target, staging);
+  };
+  for (const NamedTensor& target : model) read(target);
+  optimizer.each_state([&](std::span<const Named> state) {
+    for (const Named& s : state) read(checkpoint_detail::of_state(s));
+  });
   if (scaler != nullptr) scaler->set_state(*info.scaler);
-  optimizer.put_state_away();
   optimizer.set_step_count(info.step_count);
   optimizer.set_rate(info.rate);
   generator = Generator(info.seed);

@@ -1,12 +1,13 @@
 #include <thimble/nn/files/state_numbers.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 #include <string_view>
 
 #include <thimble/core/bytes.h>
-#include <thimble/core/copy.h>
+#include <thimble/core/convert.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/fp8_code.h>
 
@@ -68,18 +69,27 @@ std::string place(const Shape& shape, std::int64_t i) {
 }  // namespace state_numbers_detail
 
 void check_state_numbers(const std::string& operation, const SafetensorsReader& file, const SafetensorsEntry& entry,
-                         const NamedTensor& target) {
+                         const NamedTensor& target, FileStaging& room) {
   namespace detail = state_numbers_detail;
   const detail::Rule* const rule = detail::rule_of(target);
   if (rule == nullptr || target.tensor.device().is_dry || target.tensor.elements() == 0) return;
-  const Shape& shape = target.tensor.shape();
-  const NamedTensor there{target.name, Tensor::empty(shape, target.tensor.dtype(), cpu), target.layout};
-  read_file_tensor(file, entry, there);
-  const std::vector<double> values = to_host<double>(there.tensor);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    if (rule->allows(values[i])) continue;
-    throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(values[i]) + " at " +
-                     detail::place(shape, static_cast<std::int64_t>(i)) + "; allowed are " + rule->allowed);
+  const DType from = loadable_dtype(entry);
+  const std::size_t size = size_of(from);
+  const std::span<std::byte> staging = room.of_file();
+  for (std::uint64_t begin = 0; begin < entry.bytes(); begin += staging.size()) {
+    const auto piece =
+        staging.first(static_cast<std::size_t>(std::min<std::uint64_t>(staging.size(), entry.bytes() - begin)));
+    file.read_part(entry, begin, piece);
+    for (std::size_t at = 0; at < piece.size(); at += size) {
+      std::int64_t there = 0;  // room for any element
+      double value = 0;
+      convert(piece.data() + at, from, &there, rule->dtype, 1);
+      convert(&there, rule->dtype, &value, DType::f64, 1);
+      if (rule->allows(value)) continue;
+      const auto index = static_cast<std::int64_t>((begin + at) / size);
+      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(value) + " at " +
+                       detail::place(target.tensor.shape(), index) + "; allowed are " + rule->allowed);
+    }
   }
 }
 

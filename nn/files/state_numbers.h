@@ -18,10 +18,10 @@
 
 namespace thimble::nn {
 
-/// Reads the values where there is a rule for `target`, which check_file_tensor() has passed, as they would be in its
-/// dtype. Throws ValueError, naming the tensor, the index, its value and what is allowed. Targets on a dry device get
-/// no values and are passed over.
+/// Reads the values, in pieces through `room`, where there is a rule for `target`, which check_file_tensor() has
+/// passed, as they would be in its dtype. Throws ValueError, naming the tensor, the index, its value and what is
+/// allowed. Targets on a dry device get no values and are passed over.
 void check_state_numbers(const std::string& operation, const SafetensorsReader& file, const SafetensorsEntry& entry,
-                         const NamedTensor& target);
+                         const NamedTensor& target, FileStaging& room);
 
 }  // namespace thimble::nn

@@ -1,8 +1,11 @@
 #include <thimble/nn/files/tensor_io.h>
 
+#include <algorithm>
+#include <cstring>
 #include <span>
 
 #include <thimble/core/bytes.h>
+#include <thimble/core/convert.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
@@ -11,13 +14,107 @@
 namespace thimble::nn {
 namespace tensor_io_detail {
 
-void append(SafetensorsWriter& file, const NamedTensor& named) {
-  Tensor t = to_device(named.tensor.detach(), cpu);
-  if (named.layout == FileLayout::oihw) t = view::permute(t, {0, 3, 1, 2});  // (O, I, KH, KW)
-  t = contiguous(t);
-  if (t.elements() == 0) return;
+// A tensor as rows, each of which is as many elements in a file as in memory, in another order at most: (O, KH, KW, I)
+// in memory is (O, I, KH, KW) in a file with FileLayout::oihw. Otherwise a row is an element.
+struct Rows {
+  Rows(const Shape& memory, FileLayout layout) {
+    if (layout == FileLayout::oihw) inputs = memory[3], pixels = memory[1] * memory[2];
+    count = elements() == 0 ? 0 : memory.elements() / elements();
+  }
+  std::int64_t elements() const noexcept { return inputs * pixels; }
+
+  std::int64_t count = 0, inputs = 1, pixels = 1;
+};
+
+// `rows` rows with their two sizes changed over: (a, b) elements of `size` bytes become (b, a).
+void transpose(const std::byte* from, std::byte* to, std::int64_t rows, std::int64_t a, std::int64_t b,
+               std::size_t size) {
+  for (std::int64_t r = 0; r < rows; ++r, from += static_cast<std::size_t>(a * b) * size) {
+    for (std::int64_t j = 0; j < b; ++j) {
+      for (std::int64_t i = 0; i < a; ++i, to += size) {
+        std::memcpy(to, from + static_cast<std::size_t>(i * b + j) * size, size);
+      }
+    }
+  }
+}
+
+// Calls body(first, count) for pieces of all rows, whose rows have `row_bytes` bytes: as many as fit the staging.
+template <class Body>
+void each_piece(const Rows& rows, std::size_t row_bytes, Body&& body) {
+  const std::size_t fit = std::max<std::size_t>(1, file_piece_bytes / std::max<std::size_t>(1, row_bytes));
+  const auto most = static_cast<std::int64_t>(fit);
+  for (std::int64_t first = 0; first < rows.count; first += most) body(first, std::min(most, rows.count - first));
+}
+
+// A dense tensor on the CPU: its bytes pass through nothing but, in another layout, the staging.
+void append_here(SafetensorsWriter& file, const NamedTensor& named, FileStaging& staging) {
+  const Tensor& t = named.tensor;
   const Pin pin(t);
-  file.append(named.name, {static_cast<const std::byte*>(pin.data()), t.bytes()});
+  const std::span<const std::byte> bytes(static_cast<const std::byte*>(pin.data()), t.bytes());
+  if (named.layout == FileLayout::same) return file.append(named.name, bytes);
+  const Rows rows(t.shape(), named.layout);
+  const std::size_t size = size_of(t.dtype()), row_bytes = static_cast<std::size_t>(rows.elements()) * size;
+  each_piece(rows, row_bytes, [&](std::int64_t first, std::int64_t count) {
+    const std::size_t begin = static_cast<std::size_t>(first) * row_bytes;
+    const auto piece_bytes = static_cast<std::size_t>(count) * row_bytes;
+    const auto piece = staging.of_file(piece_bytes).first(piece_bytes);
+    transpose(bytes.data() + begin, piece.data(), count, rows.pixels, rows.inputs, size);
+    file.append(named.name, piece);
+  });
+}
+
+// On a GPU a tensor comes here in pieces of whole rows: temporaries of the CPU's resource.
+void append(SafetensorsWriter& file, const NamedTensor& named, FileStaging& staging) {
+  const Tensor& t = named.tensor;
+  if (t.elements() == 0) return;
+  if (t.device().is_cpu() && t.is_contiguous()) return append_here(file, named, staging);
+  const Tensor dense = contiguous(t);
+  const std::int64_t rows = dense.rank() == 0 ? 1 : dense.size(0);
+  const std::int64_t row_bytes = static_cast<std::int64_t>(dense.bytes()) / rows;
+  const std::int64_t most =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(file_piece_bytes) / std::max<std::int64_t>(1, row_bytes));
+  for (std::int64_t first = 0; first < rows; first += most) {
+    const Tensor part = dense.rank() == 0 ? dense : view::slice(dense, 0, first, std::min(first + most, rows));
+    append_here(file, {named.name, to_device(part, cpu), named.layout}, staging);
+  }
+}
+
+SafetensorsEntry entry_of(const std::string& path, const NamedTensor& named) {
+  const Tensor& t = named.tensor;
+  if (t.device().is_dry) throw DeviceError(path + ": tensor " + quote(named.name) + " is on a dry device, no values");
+  if (t.scale()) throw DTypeError(path + ": tensor " + quote(named.name) + " is quantized; its scales are not saved");
+  const Shape shape = file_shape(t.shape(), named.layout);
+  SafetensorsEntry entry;
+  entry.name = named.name;
+  entry.dtype = to_safetensors_dtype(t.dtype());
+  entry.shape.assign(shape.begin(), shape.end());
+  return entry;
+}
+
+// Straight into the storage of a dense tensor on the CPU, or through the staging where layout or dtype differ.
+void read_here(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target,
+               FileStaging& staging) {
+  const Tensor& t = target.tensor;
+  const DType from = loadable_dtype(entry);
+  const WritePin pin(t);
+  auto* const to = static_cast<std::byte*>(pin.data());
+  if (from == t.dtype() && target.layout == FileLayout::same) return file.read(entry, {to, t.bytes()});
+  const Rows rows(t.shape(), target.layout);
+  const std::size_t size = size_of(from);
+  const std::size_t row_bytes = static_cast<std::size_t>(rows.elements()) * size;
+  const std::size_t target_row_bytes = static_cast<std::size_t>(rows.elements()) * size_of(t.dtype());
+  each_piece(rows, row_bytes, [&](std::int64_t first, std::int64_t count) {
+    const auto piece_bytes = static_cast<std::size_t>(count) * row_bytes;
+    const auto piece = staging.of_file(piece_bytes).first(piece_bytes);
+    file.read_part(entry, static_cast<std::uint64_t>(first) * row_bytes, piece);
+    const std::byte* values = piece.data();
+    if (target.layout == FileLayout::oihw) {
+      std::byte* const turned = staging.of_tensor(piece_bytes).data();
+      transpose(values, turned, count, rows.inputs, rows.pixels, size);
+      values = turned;
+    }
+    convert(values, from, to + static_cast<std::size_t>(first) * target_row_bytes, t.dtype(), count * rows.elements());
+  });
 }
 
 std::string text(std::span<const std::int64_t> sizes) {
@@ -38,20 +135,21 @@ Shape file_shape(const Shape& memory, FileLayout layout) {
 
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
                        Numbers numbers) {
+  write_tensor_file(path, tensors, {}, metadata, [](FunctionRef<void(const NamedTensor&)>) {}, numbers);
+}
+
+void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& here,
+                       const std::vector<NamedTensor>& outline, const Metadata& metadata,
+                       FunctionRef<void(FunctionRef<void(const NamedTensor&)>)> each, Numbers numbers) {
   std::vector<SafetensorsEntry> entries;
-  for (const NamedTensor& named : tensors) {
-    const Tensor& t = named.tensor;
-    if (t.device().is_dry) throw DeviceError(path + ": tensor " + quote(named.name) + " is on a dry device, no values");
-    if (t.scale()) throw DTypeError(path + ": tensor " + quote(named.name) + " is quantized; its scales are not saved");
-    const Shape shape = file_shape(t.shape(), named.layout);
-    SafetensorsEntry entry;
-    entry.name = named.name;
-    entry.dtype = to_safetensors_dtype(t.dtype());
-    entry.shape.assign(shape.begin(), shape.end());
-    entries.push_back(std::move(entry));
+  for (const std::vector<NamedTensor>* list : {&here, &outline}) {
+    for (const NamedTensor& named : *list) entries.push_back(tensor_io_detail::entry_of(path, named));
   }
   SafetensorsWriter file(path, std::move(entries), metadata);
-  for (const NamedTensor& named : tensors) tensor_io_detail::append(file, named);
+  FileStaging staging;
+  const auto append = [&](const NamedTensor& named) { tensor_io_detail::append(file, named, staging); };
+  for (const NamedTensor& named : here) append(named);
+  each(append);
   if (numbers == Numbers::finite && !file.not_finite().empty()) {
     throw NotFiniteError(path + ": not written: tensor " + quote(file.not_finite()) + " holds a NaN or an infinity");
   }
@@ -76,16 +174,17 @@ void check_file_tensor(const std::string& operation, const SafetensorsEntry& ent
   if (t.scale()) throw DTypeError(operation + ": tensor " + quote(target.name) + " is quantized in the model");
 }
 
-void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target) {
+void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target,
+                      FileStaging& staging) {
   const Tensor& t = target.tensor;
   if (t.elements() == 0 || t.device().is_dry) return;
-  Tensor read = Tensor::empty(file_shape(t.shape(), target.layout), loadable_dtype(entry), cpu);
-  {
-    const WritePin pin(read);
-    file.read(entry, {static_cast<std::byte*>(pin.data()), read.bytes()});
+  if (t.device().is_cpu() && t.is_contiguous()) {
+    tensor_io_detail::read_here(file, entry, target, staging);
+    return;
   }
-  if (target.layout == FileLayout::oihw) read = view::permute(read, {0, 2, 3, 1});  // (O, KH, KW, I)
-  copy_into(t, to_device(read, t.device()));
+  const NamedTensor read{target.name, Tensor::empty(t.shape(), t.dtype(), cpu), target.layout};
+  tensor_io_detail::read_here(file, entry, read, staging);
+  copy_into(t, to_device(read.tensor, t.device()));
 }
 
 }  // namespace thimble::nn

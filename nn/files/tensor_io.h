@@ -1,13 +1,16 @@
 #pragma once
-// Named tensors to and from safetensors files: what weights and checkpoints share. One tensor's temporary at a time, on
-// the CPU, counted as a temporary by the resource in force.
+// Named tensors to and from safetensors files: what weights and checkpoints share. A dense tensor of the CPU needs no
+// temporary: its bytes go between the file and its storage, in another layout or dtype through a staging of a stated
+// size (nn/files/staging.h). One of a GPU passes through the CPU's resource in pieces.
 
 #include <map>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/parallel.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/staging.h>
 #include <thimble/nn/module.h>
 
 namespace thimble::nn {
@@ -34,6 +37,13 @@ enum class Numbers : std::uint8_t { any, finite };
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
                        Numbers numbers = Numbers::any);
 
+/// The same for tensors that are not here all at once: the file gets `here`, and those whose shapes and dtypes
+/// `outline` has. `each(append)` calls append for every one of these, with its bytes.
+void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& here,
+                       const std::vector<NamedTensor>& outline, const Metadata& metadata,
+                       FunctionRef<void(FunctionRef<void(const NamedTensor&)>)> each,
+                        Numbers numbers = Numbers::any);
+
 /// Whether a file's element type may differ from the tensor's when both are floating.
 enum class Conversion : std::uint8_t { none, floating };
 
@@ -44,6 +54,7 @@ void check_file_tensor(const std::string& operation, const SafetensorsEntry& ent
 
 /// Reads what check_file_tensor() has passed into `target`, converted to its layout and dtype: nearest, ties to even,
 /// from f32 directly. A target on a dry device is left alone. Throws FileError, OutOfMemory, DeviceError.
-void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target);
+void read_file_tensor(const SafetensorsReader& file, const SafetensorsEntry& entry, const NamedTensor& target,
+                      FileStaging& staging);
 
 }  // namespace thimble::nn

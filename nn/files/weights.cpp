@@ -83,10 +83,11 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
     check_file_tensor("load_weights: " + path, *entry, target, Conversion::floating);
   }
   for (const auto& [entry, target] : match.pairs) file.verify(*entry);
+  FileStaging staging;
   for (const auto& [entry, target] : match.pairs) {
-    check_state_numbers("load_weights: " + path, file, *entry, target);
+    check_state_numbers("load_weights: " + path, file, *entry, target, staging);
   }
-  for (const auto& [entry, target] : match.pairs) read_file_tensor(file, *entry, target);
+  for (const auto& [entry, target] : match.pairs) read_file_tensor(file, *entry, target, staging);
   return {file.header().metadata, std::move(match.missing), std::move(match.unused)};
 }
 

@@ -47,7 +47,8 @@ Tensor read(const SafetensorsReader& file, const std::string& name, const Shape&
   if (!entry) refuse(file.path(), "the tensor " + quote(name) + " is missing");
   const NamedTensor target{name, Tensor::empty(shape, dtype, device), layout};
   check_file_tensor("quantized net: " + file.path(), *entry, target, Conversion::none);
-  read_file_tensor(file, *entry, target);
+  FileStaging staging;
+  read_file_tensor(file, *entry, target, staging);
   return target.tensor;
 }
 

@@ -1,0 +1,124 @@
+#include <thimble/memory/outside.h>
+
+#include <malloc.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process.h>
+
+namespace thimble::memory {
+namespace outside_detail {
+
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+/// What is made after the base was measured and is no part of any other term: model and optimizer objects without
+/// their tensors, a file being written, streams, texts.
+constexpr std::size_t later_bytes = 1 * MiB;
+/// Of a thread beside its stack: the first pages of its heap (132 KiB in glibc), its own data and tables.
+constexpr std::size_t thread_heap_bytes = 192 * KiB;
+/// tests/memory_outside_test.cpp holds it against steps: a tape needs about 250 bytes per node, the arena's books 64
+/// for each block, storages and saved tensors the rest.
+constexpr std::size_t node_bytes = 2 * KiB;
+constexpr std::size_t small_stack_bytes = 1 * MiB;
+
+/// A value of OMP_STACKSIZE: digits and B, K (the default), M or G. 0: none, or no such value.
+std::size_t openmp_stack_bytes() noexcept {
+  const char* const text = std::getenv("OMP_STACKSIZE");
+  if (text == nullptr) return 0;
+  char* end = nullptr;
+  const unsigned long long number = std::strtoull(text, &end, 10);
+  while (*end == ' ') ++end;
+  switch (*end) {
+    case 'B':
+    case 'b':
+      return number;
+    case 'M':
+    case 'm':
+      return number * MiB;
+    case 'G':
+    case 'g':
+      return number * 1024 * MiB;
+    default:
+      return number * KiB;
+  }
+}
+
+}  // namespace outside_detail
+
+ProcessBase ProcessBase::measure(std::size_t arena_bytes) {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+  ProcessBase base;
+  base.code_bytes = process::file_mapped_bytes();
+  const std::size_t writable = std::max(process::anonymous_rss_bytes(), process::data_bytes());
+  base.writable_bytes = writable - std::min(writable, arena_bytes);
+  return base;
+}
+
+ProcessWatch::ProcessWatch(std::size_t arena_bytes) : base_(ProcessBase::measure(arena_bytes)) {
+  if (!process::reset_peak_rss()) peak_before_ = process::peak_rss_bytes();
+}
+
+std::size_t ProcessWatch::peak_bytes() const {
+  const std::size_t peak = process::peak_rss_bytes();
+  return peak > peak_before_ ? peak : 0;
+}
+
+std::vector<std::pair<std::string_view, std::size_t>> OutsideBytes::parts() const {
+  return {{"code", code}, {"heap", heap}, {"threads", threads}, {"nodes", nodes}, {"staging", staging}, {"data", data}};
+}
+
+OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
+  using namespace outside_detail;
+  OutsideBytes outside;
+  outside.code = base.code_bytes;
+  const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
+  outside.heap = base.writable_bytes - held + later_bytes;
+  const auto threads = static_cast<std::size_t>(std::max(0, facts.threads - 1) + facts.tier_threads);
+  outside.threads = threads * (thread_stack_bytes() + thread_heap_bytes);
+  outside.nodes = facts.nodes * node_bytes;
+  outside.staging = facts.staging;
+  outside.data = facts.data;
+  return outside;
+}
+
+std::string to_string(const OutsideBytes& outside) {
+  std::string list;
+  for (const auto& [name, bytes] : outside.parts()) {
+    if (bytes > 0) list += (list.empty() ? "" : ", ") + std::string(name) + " " + human_bytes(bytes);
+  }
+  return human_bytes(outside.total()) + (list.empty() ? "" : " (" + list + ")");
+}
+
+std::size_t thread_stack_bytes() noexcept {
+  if (const std::size_t asked = outside_detail::openmp_stack_bytes(); asked > 0) return asked;
+  std::size_t bytes = 8 * outside_detail::MiB;
+#if defined(__GLIBC__)
+  pthread_attr_t attributes;
+  if (pthread_getattr_default_np(&attributes) == 0) {
+    pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+  }
+#endif
+  return bytes;
+}
+
+void bound_heap_and_stacks() noexcept {
+#if defined(__GLIBC__)
+  // Naming a threshold also ends its growth: a block that large is mapped by itself, and unmapped when it is freed.
+  mallopt(M_MMAP_THRESHOLD, 128 * outside_detail::KiB);
+  mallopt(M_TRIM_THRESHOLD, 128 * outside_detail::KiB);
+  pthread_attr_t attributes;
+  if (pthread_getattr_default_np(&attributes) != 0) return;
+  if (pthread_attr_setstacksize(&attributes, outside_detail::small_stack_bytes) == 0) {
+    pthread_setattr_default_np(&attributes);
+  }
+  pthread_attr_destroy(&attributes);
+#endif
+}
+
+}  // namespace thimble::memory

@@ -1,0 +1,139 @@
+#pragma once
+// Data sets where they lie: in memory, or in a file that is read sample by sample, so that what a run holds of its data
+// does not grow with them. A file that was opened must not change.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/core/file_stream.h>
+#include <thimble/nn/data/images.h>
+#include <thimble/nn/data/text.h>
+
+namespace thimble::data {
+
+/// Bytes that are read in pieces: a vector's, someone else's, or a stretch of a file. Copies share them.
+class ByteStore {
+ public:
+  ByteStore() = default;
+  explicit ByteStore(std::vector<std::uint8_t> bytes);
+  /// A view: they must outlive the store.
+  explicit ByteStore(std::span<const std::uint8_t> bytes) : view_(bytes), bytes_(bytes.size()) {}
+  /// Throws FileError when the file ends before `offset` + `bytes`.
+  ByteStore(std::shared_ptr<const InputFile> file, std::uint64_t offset, std::uint64_t bytes);
+
+  std::uint64_t size() const noexcept { return bytes_; }
+  /// What it has on the heap.
+  std::size_t heap_bytes() const noexcept { return owned_ ? owned_->size() : 0; }
+  bool shares_heap(const ByteStore& other) const noexcept { return owned_ != nullptr && owned_ == other.owned_; }
+  /// Fills `out` with the bytes from `at` on, which are there. Throws FileError.
+  void read(std::uint64_t at, std::span<std::uint8_t> out) const;
+  /// The file's path, and where byte `at` stands in it; memory has no path.
+  std::string path() const { return file_ ? file_->path() : std::string("data in memory"); }
+  std::uint64_t offset(std::uint64_t at) const noexcept { return offset_ + at; }
+
+ private:
+  std::shared_ptr<const std::vector<std::uint8_t>> owned_;
+  std::span<const std::uint8_t> view_;  // of memory
+  std::shared_ptr<const InputFile> file_;
+  std::uint64_t offset_ = 0, bytes_ = 0;
+};
+
+/// Labelled images, eight bits per value. Labels are in memory, two bytes each.
+class ImageStore {
+ public:
+  std::int64_t count = 0, height = 0, width = 0, channels = 0, classes = 0;
+
+  ImageStore() = default;
+  /// Takes them over.
+  explicit ImageStore(Images&& images);
+  /// A view: they must outlive the store.
+  explicit ImageStore(const Images& images);
+
+  /// Values of one image: H * W * C.
+  std::int64_t image_elements() const noexcept { return height * width * channels; }
+  std::uint16_t label(std::int64_t image) const { return labels_.at(static_cast<std::size_t>(image)); }
+  /// What it has on the heap: labels, and pixels that are in no file.
+  std::size_t heap_bytes() const noexcept;
+
+  /// Values `first` and following of image `image` in the order (H, W, C); `first` and out.size() are multiples of C.
+  /// Throws FileError.
+  void read(std::int64_t image, std::int64_t first, std::span<std::uint8_t> out) const;
+
+  /// CRC-32C of all pixels and labels, which reads them all. Throws FileError.
+  std::uint32_t checksum() const;
+
+  /// Adds the images of another store behind these. Throws ShapeError when they have other sizes.
+  void append(const ImageStore& other);
+
+ private:
+  friend ImageStore open_idx(const std::string&, const std::string&, std::int64_t);
+  friend ImageStore open_cifar10(std::span<const std::string>);
+  /// Images that lie one after the other: records of so many bytes, pixels from `pixels` on, channel by channel if
+  /// `is_planar`.
+  struct Part {
+    ByteStore bytes;
+    std::int64_t first = 0, count = 0;
+    std::uint64_t record = 0, pixels = 0;
+    bool is_planar = false;
+  };
+
+  std::vector<Part> parts_;  // by `first`
+  std::vector<std::uint16_t> labels_;
+};
+
+/// IDX files as read_idx reads them (nn/data/idx.h). A plain one is checked and stays where it is; a compressed one is
+/// decompressed into memory, once. Throws as read_idx.
+ImageStore open_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes = 10);
+
+/// CIFAR-10's batches as read_cifar10 reads them (nn/data/cifar.h); they stay where they are. Throws as read_cifar10.
+ImageStore open_cifar10(std::span<const std::string> paths);
+
+/// Tokens of a text. Copies share them.
+class TokenStore {
+ public:
+  TokenStore() = default;
+  /// Tokens of 16 bits, little-endian, or of 8.
+  TokenStore(ByteStore bytes, int bytes_per_token);
+  /// Characters, whose tokens are those of the vocabulary.
+  TokenStore(ByteStore text, const CharVocabulary& vocabulary);
+
+  std::int64_t size() const noexcept { return count_; }
+  std::size_t heap_bytes() const noexcept { return bytes_.heap_bytes(); }
+  /// Whether both are parts of the same bytes in memory.
+  bool shares_heap(const TokenStore& other) const noexcept { return bytes_.shares_heap(other.bytes_); }
+  /// Tokens `first` .. `first` + `count` - 1 as a store of their own; they are there.
+  TokenStore part(std::int64_t first, std::int64_t count) const;
+  /// Reads them all. 0 of none. Throws FileError.
+  std::int64_t largest() const;
+  /// CRC-32C of the tokens as 64-bit numbers, after `crc` (core/crc32c.h); reads them all. Throws FileError.
+  std::uint32_t checksum(std::uint32_t crc) const;
+  /// Tokens from here on are below that, or read() throws FileError: a file that changed cannot reach beyond a model's
+  /// vocabulary.
+  void set_vocabulary(std::int64_t size) noexcept { vocabulary_ = size; }
+  /// Fills `out` with the tokens from `at` on, which are there. Throws FileError.
+  void read(std::int64_t at, std::span<std::int64_t> out) const;
+
+ private:
+  /// Calls body(span of tokens) for all of them in order.
+  template <class Body>
+  void each_piece(Body&& body) const;
+
+  ByteStore bytes_;
+  std::int64_t bytes_per_token_ = 1, first_ = 0, count_ = 0, vocabulary_ = 1 << 16;
+  std::optional<std::array<std::int16_t, 256>> tokens_;  // of characters; -1: none
+};
+
+/// A file of tokens (nn/data/tokens.h), checked as read_tokens does; it stays where it is.
+TokenStore open_tokens(const std::string& path);
+
+/// The distinct bytes of a file as a vocabulary, read in pieces. Throws FileError when it cannot be read, is empty or
+/// has more than 4 GiB.
+CharVocabulary vocabulary_of(const InputFile& file);
+
+}  // namespace thimble::data
