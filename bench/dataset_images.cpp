@@ -135,7 +135,7 @@ class ImageSet final : public Dataset {
     const models::Batch batch{Tensor::empty(shape_of(count), dtype, device, Category::input),
                               Tensor::empty({count}, DType::i64, device, Category::input)};
     if (device.is_dry) return batch;
-    const Pin pixels(batch.input), labels(batch.target);
+    const WritePin pixels(batch.input), labels(batch.target);
     fill(static_cast<std::byte*>(pixels.data()),
          {static_cast<std::int64_t*>(labels.data()), static_cast<std::size_t>(count)});
     return batch;
