@@ -19,11 +19,11 @@ using namespace thimble;
 using namespace thimble::kernels;
 
 /// A product with operands of its own, between guards that must stay as they are.
-struct Product {
+struct DotProduct {
   DotGemmArgs args;
   std::vector<std::byte> a, b, c;
 
-  Product(std::int64_t m, std::int64_t n, std::int64_t k, DType a_dtype, bool is_turned, bool is_spread) {
+  DotProduct(std::int64_t m, std::int64_t n, std::int64_t k, DType a_dtype, bool is_turned, bool is_spread) {
     args.m = m;
     args.n = n;
     args.k = k;
@@ -74,7 +74,7 @@ struct Product {
   }
 
   std::vector<std::byte> computed(DotUnit unit, int threads, bool is_packed) const {
-    Product copy = *this;
+    DotProduct copy = *this;
     copy.args.a = copy.a.data();
     copy.args.b = copy.b.data();
     copy.args.c = copy.c.data();
@@ -94,7 +94,7 @@ struct Product {
   /// Elements of `result` that differ from the reference by more than rounding, and bytes beside the elements that
   /// differ at all.
   int wrong(const std::vector<std::byte>& result) const {
-    Product expected = *this, got = *this;
+    DotProduct expected = *this, got = *this;
     expected.args.a = expected.a.data();
     expected.args.b = expected.b.data();
     expected.args.c = expected.c.data();
@@ -132,7 +132,7 @@ TEST_CASE("gemm_dot: every unit against the reference", "[gemm]") {
         for (int options = 0; options < 8; ++options) {
           INFO("unit " << to_string(unit) << " " << to_string(dtype) << " " << size.m << " x " << size.n << " x "
                        << size.k << " options " << options);
-          Product product(size.m, size.n, size.k, dtype, (options & 1) != 0, (options & 2) != 0);
+          DotProduct product(size.m, size.n, size.k, dtype, (options & 1) != 0, (options & 2) != 0);
           product.args.accumulate = (options & 4) != 0;
           const auto result = product.computed(unit, 1, false);
           CHECK(product.wrong(result) == 0);
@@ -153,7 +153,7 @@ TEST_CASE("gemm_dot: the ends of the range", "[gemm]") {
         const std::int64_t m = 13, n = 33;
         INFO("unit " << to_string(unit) << " k " << k << " low " << is_low);
         const int right = is_low ? -128 : 127;
-        Product product(m, n, k, DType::i8, true, false);
+        DotProduct product(m, n, k, DType::i8, true, false);
         std::fill(product.a.begin(), product.a.end(), std::byte{0x80});
         std::fill(product.b.begin(), product.b.end(), static_cast<std::byte>(right));
         const auto expected = static_cast<std::int32_t>(-128 * right * k);
@@ -177,13 +177,13 @@ TEST_CASE("gemm_dot: random shapes, bits of rows alone and of threads", "[gemm]"
   for (int i = 0; i < 20; ++i) {
     const std::int64_t m = 1 + random() % 90, n = 1 + random() % 300, k = 1 + random() % 900;
     for (const DType dtype : dtypes) {
-      const Product product(m, n, k, dtype, random() % 2 != 0, random() % 2 != 0);
+      const DotProduct product(m, n, k, dtype, random() % 2 != 0, random() % 2 != 0);
       for (const DotUnit unit : kernel_test::supported_units(dtype)) {
         INFO("unit " << to_string(unit) << " " << to_string(dtype) << " " << m << " x " << n << " x " << k);
         const auto result = product.computed(unit, 1, false);
         CHECK(product.wrong(result) == 0);
         CHECK((product.computed(unit, 3, true) == result));
-        Product rows = product;
+        DotProduct rows = product;
         rows.c = result;  // overwritten row by row with the same bits
         for (std::int64_t row = 0; row < m; ++row) {
           DotGemmArgs one = product.args;

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Runs the tests of the CPU kernels under every instruction set, without and with each kind of dot unit, as far as this
+# machine has them; says which were run and which it lacks.
+#
+#   tools/forced_kernels.sh BUILD_FOLDER
+set -euo pipefail
+build=$1
+program=$build/bin/thimble tests=$build/bin/thimble_tests
+files="gemm gemm_bits gemm_bf16 gemm_dot gemm_sums conv_bf16 quant_conv dot_units fp8_linear ops_softmax ops_loss
+ops_reduction formats quantize step_kernels"
+
+filter=
+for file in $files; do filter+="${filter:+,}[#${file}_test]~[.]~[slow]"; done
+
+ran=() lacking=()
+# Tests that pass but for what the machine lacks end with 77 (tests/skip.h).
+run() {
+  local name="isa $1, units $2" why status=0
+  if ! why=$(THIMBLE_ISA=$1 THIMBLE_UNITS=$2 "$program" devices 2>&1 >/dev/null); then
+    lacking+=("$name (${why#thimble: })")
+    return
+  fi
+  printf '== %s\n' "$name"
+  THIMBLE_ISA=$1 THIMBLE_UNITS=$2 "$tests" --filenames-as-tags "$filter" || status=$?
+  [ "$status" -eq 0 ] || [ "$status" -eq 77 ] || exit "$status"
+  ran+=("$name")
+}
+
+for isa in generic avx2 avx512; do run "$isa" none; done
+for units in bf16 int8; do run avx512 "$units"; done
+
+printf 'run under: %s\n' "${ran[@]}"
+[ ${#lacking[@]} -eq 0 ] || printf 'NOT RUN, this machine lacks it: %s\n' "${lacking[@]}"
