@@ -4,6 +4,7 @@
 
 #include <array>
 #include <span>
+#include <utility>
 
 #include <thimble/autograd/tape.h>
 
@@ -23,10 +24,23 @@ Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bo
 /// Throws the ShapeError, DTypeError, DeviceError or ValueError that is being handled again, with the module path.
 [[noreturn]] void rethrow_with_path();
 
+/// NoGrad, for who has the context at hand.
+class Suspended {
+ public:
+  explicit Suspended(Context& here) : here_(here), tape_(std::exchange(here.tape, nullptr)) {}
+  ~Suspended() { here_.tape = tape_; }
+  Suspended(const Suspended&) = delete;
+  Suspended& operator=(const Suspended&) = delete;
+
+ private:
+  Context& here_;
+  Tape* tape_;
+};
+
 /// Forward, where nothing is recorded: what an operator calls is its own business.
 template <class Op>
-Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved) {
-  const NoGrad inside;
+Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved, Context& here) {
+  const Suspended inside(here);
   try {
     return node_detail::forward(op, inputs, needs, saved);
   } catch (...) {
@@ -41,12 +55,13 @@ Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename O
 template <Structured Op>
 Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
   const OpType& type = op_type<Op>();
-  Tape* const tape = context().tape;
+  Context& here = context();
+  Tape* const tape = here.tape;
   const Needs needs = tape ? tape->needs(type, inputs) : Needs();
   typename Op::Saved saved{};
   const bool is_recorded = tape && (needs.any() || tape->records_all());
   const bool fills_saved = is_recorded && tape->next_keeps_saved(type);
-  Tensor output = apply_detail::run(op, inputs, fills_saved ? needs : Needs(), saved);
+  Tensor output = apply_detail::run(op, inputs, fills_saved ? needs : Needs(), saved, here);
   const Origin origin =
       needs.any() ? Origin::recorded : apply_detail::origin_of_constant(type, inputs, tape != nullptr);
   if (is_recorded) {
