@@ -253,6 +253,14 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
     Transaction step;
     all.push_back(draw());
   }
+  {
+    Transaction step;
+    draw();
+    const PassScope passes(generator);  // as accumulate_gradients has it: what is drawn after it is drawn on
+    generator.start_pass();
+    draw();
+  }
+  CHECK(!generator.is_in_pass());
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) CHECK(all[i] != all[k]);
   }
