@@ -255,10 +255,15 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
   }
   {
     Transaction step;
-    draw();
-    const PassScope passes(generator);  // as accumulate_gradients has it: what is drawn after it is drawn on
+    {
+      const PassScope passes(generator);  // as accumulate_gradients has it: the count goes on after it
+      generator.start_pass();
+      draw();
+    }
+    const auto second = draw();
     generator.start_pass();
-    draw();
+    CHECK(draw() != second);
+    CHECK(draw() == second);
   }
   CHECK(!generator.is_in_pass());
   for (std::size_t i = 0; i < all.size(); ++i) {
