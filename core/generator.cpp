@@ -48,11 +48,7 @@ RandomSite Generator::next_initial_site(PathId path) {
 }
 
 PassScope::~PassScope() {
-  if (was_in_pass_) {
-    generator_.start_pass();  // what a pass inside has drawn does not count
-  } else {
-    generator_.end_pass();
-  }
+  if (!was_in_pass_) generator_.end_pass();
 }
 
 }  // namespace thimble

@@ -20,6 +20,8 @@ Transaction::Transaction() : generator_(current_generator()), pass_(generator_),
 
 Transaction::~Transaction() {
   context().transaction = before_;
+  // What a step has drawn does not count after it.
+  if (before_ != nullptr || generator_.is_in_pass()) generator_.start_pass();
   for (GradientBefore& before : gradients_) {
     before.leaf->transaction = before.transaction;
     before.leaf->grad = std::move(before.grad);

@@ -255,6 +255,19 @@ TEST_CASE("random: noise of before a step, between steps and of the step are thr
     Transaction step;
     all.push_back(draw());
   }
+  {
+    Transaction step;
+    {
+      const PassScope passes(generator);  // as accumulate_gradients has it: the count goes on after it
+      generator.start_pass();
+      draw();
+    }
+    const auto second = draw();
+    generator.start_pass();
+    CHECK(draw() != second);
+    CHECK(draw() == second);
+  }
+  CHECK(!generator.is_in_pass());
   for (std::size_t i = 0; i < all.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) CHECK(all[i] != all[k]);
   }

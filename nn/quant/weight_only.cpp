@@ -45,7 +45,8 @@ std::vector<StepError> compare_weights(const Module& exact, const Module& quanti
       throw ValueError("compare_weights: " + path + ": the exact model has no such weight");
     }
     const Linear& here = *found->second;
-    const Tensor rows = here.weight_is_in_out() ? view::transpose(here.weight) : here.weight;  // (O, I)
+    const Tensor& weight = here.weight;
+    const Tensor rows = here.weight_is_in_out() ? view::transpose(weight) : weight;  // (O, I)
     const std::vector<std::uint8_t> blocks = to_host<std::uint8_t>(there->weight_q8);
     std::vector<float> decoded(blocks.size() / kernels::q8_block_bytes * kernels::q8_block);
     kernels::dequantize_q8_blocks(blocks.data(), static_cast<std::int64_t>(blocks.size()) / kernels::q8_block_bytes,
