@@ -117,8 +117,10 @@ class Loop {
         training_.rest();
         progress.evaluation = report_.validation = training_.evaluate();
       }
-      if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0))
+      if (is_last || (options.save_every > 0 && (step + 1) % options.save_every == 0)) {
+        if (training_.optimizer().offloads_state()) training_.rest();  // it comes here to be written
         save_checkpoint(training_, prepared_);
+      }
       log_.end_step(progress);
       if (observer) observer(progress);
     }

@@ -314,6 +314,9 @@ void add_train(CLI::App& program) {
     if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
       std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
     }
+    if (!prepared.is_steady) {
+      std::fprintf(stderr, "thimble: the arena had not settled after eight dry steps: later ones may need more\n");
+    }
     train_detail::Extra extra{prepared.plan.packed, std::nullopt};
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     const TrainReport report = train(
