@@ -168,6 +168,7 @@ void CheckpointKeeper::save(Training& training) {
     }
   }
   try {
+    if (training.optimizer().offloads_state()) training.rest();  // it comes here to be written
     save_checkpoint(training, prepared_);
   } catch (...) {
     if (!older.empty()) ::unlink(older.c_str());  // it has its first name still

@@ -195,18 +195,19 @@ class Program final : public nn::TrainingRun {
   }
   void finish(FunctionRef<void()> step) override {
     const TrainOptions& options = prepared_.options;
-    if (!options.save.empty() && options.save_every > 0 && step_ < options.steps) {
+    if (!options.save.empty() && comes_between(options.save_every) && step_ < options.steps) {
       training_.visit_state();
       step();
     }
     evaluate_and_save();
-    for (std::uint64_t before = layout(), after = 0; options.eval_every > 0 && step_ < options.steps; before = after) {
+    if (!comes_between(options.eval_every)) return sample();
+    for (std::uint64_t before = layout(), after = 0; step_ < options.steps; before = after) {
       step();
       evaluate_and_save();
       after = layout();
       if (after == before) break;  // from here on everything repeats
     }
-    if (options.sample > 0) training_.sample();
+    sample();
   }
   nn::StepOptions& options() override { return training_.step_options(); }
   bool begins_placed_steps() const override { return prepared_.options.records_steps; }
@@ -214,6 +215,13 @@ class Program final : public nn::TrainingRun {
   std::size_t tier_bytes() const override { return training_.tier_bytes(); }
 
  private:
+  /// Whether what is done every so many steps is done before the last one.
+  bool comes_between(std::int64_t every) const {
+    return every > 0 && (prepared_.first_step / every + 1) * every < prepared_.options.steps;
+  }
+  void sample() {
+    if (prepared_.options.sample > 0) training_.sample();
+  }
   void evaluate_and_save() {
     training_.rest();
     training_.evaluate();

@@ -116,7 +116,8 @@ std::optional<std::size_t> most_of(const Interface& interface, const fs::path& f
 void add_rlimits(std::vector<HostLimit>& list) {
   rlimit limit{};
   if (getrlimit(RLIMIT_DATA, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
-    list.push_back({"RLIMIT_DATA", static_cast<std::size_t>(limit.rlim_cur)});
+    const auto bytes = static_cast<std::size_t>(limit.rlim_cur);
+    list.push_back({"RLIMIT_DATA of " + exact_bytes(bytes) + " beside code", bytes + process::file_mapped_bytes()});
   }
   if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY) {
     // Addresses that are reserved and hold nothing count, too.

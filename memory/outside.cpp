@@ -77,7 +77,8 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
   OutsideBytes outside;
   outside.code = base.code_bytes;
   const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
-  outside.heap = base.writable_bytes - held + later_bytes;
+  // In whole MiB, so that two processes that do the same state the same, wherever the kernel put their pages.
+  outside.heap = (base.writable_bytes - held + later_bytes + MiB - 1) / MiB * MiB;
   const auto threads = static_cast<std::size_t>(std::max(0, facts.threads - 1) + facts.tier_threads);
   outside.threads = threads * (thread_stack_bytes() + thread_heap_bytes);
   outside.nodes = facts.nodes * node_bytes;

@@ -3,8 +3,11 @@
 #include <limits>
 
 #include <thimble/autograd/functions/loss.h>
+#include <thimble/core/context.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/random.h>
+#include <thimble/memory/file_tier.h>
+#include <thimble/memory/stack.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers.h>
 #include <thimble/nn/step.h>
@@ -237,4 +240,84 @@ TEST_CASE("checkpoint file: a save that fails leaves the old file", "[checkpoint
   CHECK(contains(error_of([&] { nn::save_checkpoint(folder / "c", dry_net, optimizer, a.generator); }), "DeviceError"));
   CHECK(read_text_file(folder / "c") == before);
   CHECK(folder.entries() == 1);
+}
+
+namespace {
+
+/// Adam's state of four layers, which may wait in a file.
+struct Away {
+  explicit Away(std::shared_ptr<Tier> tier)
+      : scope(generator), net(64), optimizer(net.trainable(), {.rate = 0.01, .tier = std::move(tier)}) {}
+
+  void step() {
+    const Tensor x = randn({8, 6}, DType::f32, cpu, {5, static_cast<std::uint64_t>(optimizer.step_count()), 0, 1});
+    const Tensor targets = from_host(std::vector<std::int64_t>{0, 1, 2, 3, 4, 0, 1, 2}, {8});
+    nn::training_step(optimizer, [&](std::int64_t) { return net.loss(x, targets); });
+  }
+
+  Generator generator{3};
+  GeneratorScope scope;
+  Net net;
+  optim::Adam optimizer;
+};
+
+}  // namespace
+
+TEST_CASE("checkpoint file: state that is away comes here for one parameter at a time", "[checkpoint_file]") {
+  const TemporaryFolder folder;
+  std::shared_ptr<Tier> tier;
+  try {
+    tier = std::make_shared<FileTier>();
+  } catch (const FileError& error) {
+    WARN("SKIPPED: " << error.what());
+    return;
+  }
+  {
+    Away here(nullptr);
+    for (int i = 0; i < 3; ++i) here.step();
+    nn::save_checkpoint(folder / "here", here.net, here.optimizer, here.generator);
+  }
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Away away(std::make_shared<FileTier>());
+  for (int i = 0; i < 3; ++i) away.step();
+  std::size_t largest = 0;
+  for (const optim::Named& p : away.optimizer.parameters()) largest = std::max(largest, 2 * p.tensor.bytes());
+  REQUIRE(largest < away.optimizer.state_bytes());
+  const auto extra = [&](auto&& work) {
+    const std::size_t before = stack.ledger->bytes(Category::optimizer);
+    CHECK(before == 0);
+    stack.ledger->reset_peak();
+    const std::size_t live = stack.ledger->max_allocated();
+    work();
+    CHECK(stack.ledger->bytes(Category::optimizer) == 0);
+    return stack.ledger->max_allocated() - live;
+  };
+  CHECK(extra([&] { nn::save_checkpoint(folder / "away", away.net, away.optimizer, away.generator); }) <= largest);
+  CHECK(read_text_file(folder / "away") == read_text_file(folder / "here"));
+
+  Away other(std::make_shared<FileTier>());
+  other.step();
+  CHECK(extra([&] { nn::load_checkpoint(folder / "here", other.net, other.optimizer, other.generator); }) <= largest);
+  nn::save_checkpoint(folder / "again", other.net, other.optimizer, other.generator);
+  CHECK(read_text_file(folder / "again") == read_text_file(folder / "here"));
+
+  // A file that cannot be written leaves the state away, and training goes on.
+  CHECK_THROWS_AS(nn::save_checkpoint(folder / "no/such/folder", away.net, away.optimizer, away.generator), FileError);
+  CHECK(stack.ledger->bytes(Category::optimizer) == 0);
+  away.step();
+}
+
+TEST_CASE("checkpoint file: tensors of the cpu need no memory of a resource to be written and read",
+          "[checkpoint_file]") {
+  const TemporaryFolder folder;
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Training a(1), b(2);
+  a.step(0);
+  const std::uint64_t before = stack.arena->statistics().allocation_count;
+  save(folder / "a", a);
+  load(folder / "a", b);
+  CHECK(stack.arena->statistics().allocation_count == before);
+  CHECK(a.values() == b.values());
 }

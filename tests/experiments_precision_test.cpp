@@ -89,6 +89,7 @@ TEST_CASE("experiments: a name stands for an experiment and for those that begin
 TEST_CASE("experiments: what was measured otherwise than predicted, or has bytes without a name, does not hold",
           "[experiments]") {
   report::Experiment experiment;
+  CHECK_FALSE(report::holds(report::tally(experiment)));  // nothing was shown
   experiment.rows.resize(2);
   experiment.rows[0].predicted_bytes = experiment.rows[1].predicted_bytes = 100;
   CHECK(report::holds(report::tally(experiment)));
@@ -101,6 +102,37 @@ TEST_CASE("experiments: what was measured otherwise than predicted, or has bytes
   experiment.rows[0].measured_bytes = 100;
   experiment.rows[1].theory_bytes = 91;
   CHECK_FALSE(report::holds(report::tally(experiment)));
+}
+
+TEST_CASE("experiments: every compared figure counts, and so does the process", "[experiments]") {
+  report::Experiment experiment;
+  experiment.rows.resize(1);
+  report::Row& row = experiment.rows[0];
+  row.predicted_bytes = row.measured_bytes = 100;
+  row.compared = {{"height", 90, 90}, {"resident", 100, 100}};
+  CHECK(report::match(row) == report::Match::equal);
+  row.compared[1].measured = 104;
+  CHECK(report::match(row) == report::Match::different);
+  CHECK_FALSE(report::holds(report::tally(experiment)));
+  row.measured_bytes.reset();  // a figure alone is compared as well
+  CHECK(report::match(row) == report::Match::different);
+  row.compared.clear();
+  CHECK(report::match(row) == report::Match::unknown);
+  CHECK(report::holds(report::tally(experiment)));
+  row.process_peak_bytes = 120;
+  row.process_promise_bytes = 120;
+  CHECK(report::holds(report::tally(experiment)));
+  CHECK(report::tally(experiment).within == 1);
+  row.process_peak_bytes = 121;
+  CHECK_FALSE(report::holds(report::tally(experiment)));
+  row.process_peak_bytes.reset();
+  row.lacks = "a disk";
+  CHECK(report::tally(experiment).lacking == 1);
+  report::Report report;
+  report.experiments = {experiment};
+  CHECK(report::holds(report::tally(report)));
+  report.experiments.emplace_back();  // one without rows
+  CHECK_FALSE(report::holds(report::tally(report)));
 }
 
 TEST_CASE("experiments: steps are timed side by side, skipped ones left out", "[experiments]") {

@@ -44,7 +44,9 @@ Experiment small_experiment() {
   row.measured_bytes = 1'048'576;
   row.remainder = {{"padding", 48'000}, {"labels", 576}};
   row.numbers = {{"ms", 1234.56}, {"gain", 0.1195}};
+  row.compared = {{"height", 1000, 1000}};
   experiment.rows.push_back(row);
+  row.compared.clear();
   row.config = {{"model", std::string("mlp")}, {"n", std::int64_t{7}}};
   row.measured_bytes = 1'049'600;
   row.remainder = {{"padding", 48'000}};
@@ -54,6 +56,7 @@ Experiment small_experiment() {
   row.theory_bytes.reset();
   row.remainder.clear();
   row.numbers.clear();
+  row.lacks = "a disk";
   experiment.rows.push_back(row);
   return experiment;
 }
@@ -122,12 +125,30 @@ TEST_CASE("report: the terminal table is aligned", "[report]") {
   CHECK(to_table(bare, {.is_ascii = true}) == "      n  predicted\n-------  ---------\n-12,345         -5\n");
 }
 
+TEST_CASE("report: the process stands beside its promise", "[report]") {
+  Experiment experiment = small_experiment();
+  experiment.rows[0].process_peak_bytes = 2'000'000;
+  experiment.rows[0].process_promise_bytes = 2'097'152;
+  experiment.rows[1].measured_bytes = experiment.rows[1].predicted_bytes;
+  experiment.rows[1].compared = {{"height", 7, 8}};
+  const std::string table = to_table(experiment, {.is_ascii = true});
+  CHECK(table.find("process   promised") != std::string::npos);
+  CHECK(table.find("2,000,000  2,097,152") != std::string::npos);
+  CHECK(table.find("height") != std::string::npos);  // what differs, though the peaks are equal
+  CHECK(write_csv(experiment).find(",1048576,1048576,2000000,2097152,48000,") != std::string::npos);
+  const auto row = nlohmann::json::parse(write_json(report_of(experiment)))["experiments"][0]["rows"][0];
+  CHECK(row["process_peak_bytes"] == 2'000'000);
+  CHECK(row["process_promise_bytes"] == 2'097'152);
+  CHECK(write_html(report_of(experiment)).find("promised") != std::string::npos);
+}
+
 TEST_CASE("report: CSV keeps every value", "[report]") {
   CHECK(write_csv(small_experiment()) ==
-        "model,n,rate,theory_bytes,predicted_bytes,measured_bytes,remainder: padding,remainder: labels,ms,gain\n"
-        "\"mlp, \"\"wide\"\"\",100000,0.1,1000000,1048576,1048576,48000,576,1234.56,0.1195\n"
-        "mlp,7,,1000000,1048576,1049600,48000,,nan,\n"
-        "mlp,7,,,1048576,,,,,\n");
+        "model,n,rate,theory_bytes,predicted_bytes,measured_bytes,process_peak_bytes,"
+        "process_promise_bytes,remainder: padding,remainder: labels,ms,gain\n"
+        "\"mlp, \"\"wide\"\"\",100000,0.1,1000000,1048576,1048576,,,48000,576,1234.56,0.1195\n"
+        "mlp,7,,1000000,1048576,1049600,,,48000,,nan,\n"
+        "mlp,7,,,1048576,,,,,,,\n");
 }
 
 TEST_CASE("report: results.json has the keys that scripts depend on", "[report]") {
@@ -144,10 +165,12 @@ TEST_CASE("report: results.json has the keys that scripts depend on", "[report]"
   CHECK(experiment["rows"][0] ==
         nlohmann::json::parse(
             R"({"config":{"model":"mlp, \"wide\"","n":100000,"rate":0.1},"theory_bytes":1000000,
-    "predicted_bytes":1048576,"measured_bytes":1048576,"remainder":{"padding":48000,"labels":576},"ms":1234.56,"gain":0.1195})"));
+    "predicted_bytes":1048576,"measured_bytes":1048576,"process_peak_bytes":null,"process_promise_bytes":null,
+    "compared":{"height":{"predicted":1000,"measured":1000}},"remainder":{"padding":48000,"labels":576},"ms":1234.56,"gain":0.1195})"));
   CHECK(experiment["rows"][0]["config"]["n"].is_number_integer());
   CHECK(experiment["rows"][2] == nlohmann::json::parse(R"({"config":{"model":"mlp","n":7},"theory_bytes":null,
-    "predicted_bytes":1048576,"measured_bytes":null,"remainder":{},"ms":null,"gain":null})"));
+    "predicted_bytes":1048576,"measured_bytes":null,"process_peak_bytes":null,"process_promise_bytes":null,
+    "lacks":"a disk","remainder":{},"ms":null,"gain":null})"));
   CHECK(experiment["rows"][1]["ms"].is_null());                    // NaN has no JSON form
   CHECK(text.find("\"config\"") < text.find("\"theory_bytes\""));  // the order is the reader's
   CHECK(text.back() == '\n');

@@ -312,6 +312,9 @@ void say_before(const PreparedTraining& prepared) {
   if (!prepared.recipe_change.empty()) {
     std::fprintf(stderr, "thimble: --resume: the recipe is another: %s\n", printable(prepared.recipe_change).c_str());
   }
+  if (!prepared.is_steady) {
+    std::fprintf(stderr, "thimble: the arena had not settled after eight dry steps: later ones may need more\n");
+  }
 }
 
 }  // namespace train_detail
