@@ -140,9 +140,33 @@ std::uint32_t Tape::input_value(const Tensor& t) {
   return is_observing_ || segment_of_next() != none_segment ? new_value(t, -1, false) : none;
 }
 
+/// Throws PlanError where the plan's node has operands or a result of other sizes than the next one.
+void Tape::require_planned_size(const OpType& type, std::span<const Tensor> inputs, const Tensor& output) const {
+  const std::size_t index = nodes_.size();
+  const TapePlan::Size& planned = plan_->sizes[index];
+  SizeDigest operands;
+  for (const Tensor& t : inputs) t.defined() ? operands.add(t.shape(), t.dtype()) : operands.add_absent();
+  const bool is_result = planned.result == output.shape() && planned.dtype == output.dtype();
+  if (is_result && planned.operands == operands.value()) return;
+  std::string text = "plan: node " + std::to_string(index) + ", " + type.name + " in '" +
+                     std::string(path_name(context().path)) + "', makes " + describe(output) + " of";
+  for (const Tensor& t : inputs) text += (&t == inputs.data() ? " " : ", ") + (t.defined() ? describe(t) : "nothing");
+  text += is_result ? "; the plan has operands of other sizes"
+                    : "; the plan has " + std::string(to_string(planned.dtype)) + " " + to_string(planned.result);
+  throw PlanError(text);
+}
+
 void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
                      Tensor& output, Needs needs) {
   const auto index = static_cast<std::uint32_t>(nodes_.size());
+  if (plan_ && !plan_->sizes.empty()) {
+    try {
+      require_planned_size(type, inputs, output);
+    } catch (...) {
+      type.destroy(record);  // no node has it yet
+      throw;
+    }
+  }
   if (times_) {
     times_->forward.resize(index);  // those of an earlier recording go
     times_->rerun.assign(index + 1, 0);

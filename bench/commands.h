@@ -12,11 +12,15 @@ namespace thimble::bench {
 
 struct CostOptions;
 struct Setup;
+struct TrainOptions;
 
+/// The exit status of `thimble certify` when a bit differs.
+inline constexpr int not_equal_status = 5;
 /// The exit status of `thimble train` when the last loss is not finite; bench/main.cpp lists the others.
 inline constexpr int not_finite_status = 4;
 
 void add_train(CLI::App& program);
+void add_certify(CLI::App& program);
 void add_plan(CLI::App& program);
 void add_reproduce(CLI::App& program);
 void add_pack(CLI::App& program);
@@ -32,6 +36,10 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 /// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
 /// --state --full-state, and add_precision_flags.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+
+/// These, the optimizer's, and --data --device --tf32 --budget --plan with what plans may do, for `train` and
+/// `certify`. The setup lives inside of the options and is shared with them.
+void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options);
 
 /// --dtype --precision --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
 void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);

@@ -2,7 +2,7 @@
 //
 // Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 a budget that no plan
 // keeps, a capacity that was not met, or a reproduction that measured something else than was predicted, 4 a training
-// run whose last loss is not finite (all that was asked for is written).
+// run whose last loss is not finite (all that was asked for is written), 5 a certificate that does not hold.
 
 #include <cstdio>
 #include <exception>
@@ -62,6 +62,7 @@ void add_commands(CLI::App& program) {
   bench::add_reproduce(program);
   bench::add_plan(program);
   bench::add_train(program);
+  bench::add_certify(program);
   bench::add_pack(program);
   bench::add_quantize(program);
   bench::add_inspect(program);

@@ -41,6 +41,8 @@ struct TrainOptions {
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
   CostOptions costs;                  ///< of the plan for the budget
   bool allows_tf32 = false;           ///< on a CUDA device f32 products may be computed in TF32 (core/tf32.h)
+  std::string plan;                   ///< a file that `thimble plan --save` wrote: followed, and nothing is planned
+  bool is_strict = false;             ///< a step that leaves its plan is an error
   bool records_steps = false;         ///< on a CUDA device steps are recorded and replayed (nn/recorded_step.h)
 };
 
@@ -127,6 +129,8 @@ PreparedTraining prepare_training(TrainOptions options);
 /// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
 /// sample. What follows repeats these. `prepared` must outlive it.
 nn::MakeRun training_program(const PreparedTraining& prepared);
+/// The same under another plan than its own, which must outlive it, too.
+nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan);
 
 /// After each step.
 struct TrainProgress {
@@ -164,6 +168,7 @@ struct TrainReport {
   std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
   double ms_per_step = 0, items_per_s = 0;       ///< over all steps but the first, where there are several
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
+  std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
 
   /// Whether the last loss and that of the validation are numbers. A run whose are not has failed.

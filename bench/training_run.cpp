@@ -15,8 +15,10 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tf32.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/nn/fit/plan_file.h>
 #include <thimble/nn/log/tensorboard.h>
 #include <thimble/optim/adam8.h>
 
@@ -129,7 +131,10 @@ class Loop {
     Placed* const placed = prepared_.options.records_steps ? nullptr : stack_.placed.get();
     if (placed != nullptr) placed->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
     progress.loss = training_.step(step);
-    if (placed != nullptr) placed->end_step();
+    if (placed != nullptr) {
+      placed->end_step();
+      placed->require_kept();
+    }
     const double ms = ms_since(start);
     if (training_.recorded() != nullptr) report_.recorded_launches = training_.recorded()->launches();
     if (step == prepared_.first_step) {
@@ -161,6 +166,29 @@ class Loop {
   Log log_;
   double first_ms_ = 0, later_ms_ = 0;
 };
+
+/// Follows the plan of a file.
+void plan_from_file(PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  const Setup& setup = options.setup;
+  if (setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
+    throw ValueError("--plan: not with --micro-batches auto, --measure or --times, which are about planning");
+  }
+  if (options.records_steps) throw ValueError("--plan: not with --graph, whose steps are placed in another way");
+  nn::Plan plan = nn::read_plan(options.plan, training_program(prepared), options.device,
+                                planner_options(setup, options.device).make_tier);
+  if (plan.packed_bytes > 0 && !setup.allows_lossy) {
+    throw ValueError("--plan: '" + options.plan +
+                     "' packs tensors, which rounds gradients; with --allow-lossy it is allowed");
+  }
+  if (options.budget_bytes > 0 && plan.peak_bytes > options.budget_bytes) {
+    throw nn::BudgetError("--plan: '" + options.plan + "' needs " + memory::exact_bytes(plan.peak_bytes) +
+                              ", the budget is " + memory::exact_bytes(options.budget_bytes),
+                          options.budget_bytes, plan.peak_bytes);
+  }
+  prepared.packing = packing_of(plan);
+  prepared.plan = std::move(plan);
+}
 
 /// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
 void plan_in_budget(PreparedTraining& prepared) {
@@ -249,7 +277,9 @@ PreparedTraining prepare_training(TrainOptions options) {
   }
   if (!options.resume.empty()) prepared.first_step = check_resume(options, *prepared.data, training);
   prepared.options = std::move(options);
-  if (prepared.options.budget_bytes > 0) {
+  if (!prepared.options.plan.empty()) {
+    detail::plan_from_file(prepared);
+  } else if (prepared.options.budget_bytes > 0) {
     detail::plan_in_budget(prepared);
   } else if (prepared.options.records_steps) {
     place_recorded(prepared);
@@ -294,6 +324,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   stack_options.arena.capacity_bytes = options.budget_bytes;
   stack_options.plans = prepared.plan.placement;
   const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
+  if (stack.placed) stack.placed->set_strict(options.is_strict);
   if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
   const Tf32Scope products(options.allows_tf32);
@@ -310,6 +341,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   training.rest();
   if (options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  if (stack.placed) report.placed = stack.placed->statistics();
   report.measured_tier_bytes = training.tier_bytes();
   report.rss_peak_bytes = process::peak_rss_bytes();
   if (options.device.is_cuda()) {

@@ -31,6 +31,9 @@ class Generator {
   /// Goes to a step (a resume sets it; Transaction::commit advances it) and starts a pass.
   void set_step(std::uint64_t step);
 
+  /// Random calls of this pass so far, by path; paths that are not there had none.
+  const std::vector<std::uint32_t>& calls() const noexcept { return calls_; }
+
   /// The next random call under `path`.
   RandomSite next_site(PathId path);
 

@@ -37,18 +37,6 @@ void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOp
   if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
 }
 
-/// A step of a placed arena by its plan's index, as a scope.
-class PlacedStep {
- public:
-  PlacedStep(Placed& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
-  ~PlacedStep() { placed_.end_step(); }
-  PlacedStep(const PlacedStep&) = delete;
-  PlacedStep& operator=(const PlacedStep&) = delete;
-
- private:
-  Placed& placed_;
-};
-
 }  // namespace recorded_step_detail
 
 void load_input(const Tensor& to, const Tensor& from) {
@@ -130,7 +118,7 @@ Tensor RecordedStep::run() {
 }
 
 void RecordedStep::run_once(const StepOptions& options) {
-  const recorded_step_detail::PlacedStep step(placed_, steps_);
+  const Placed::Step step(placed_, steps_);
   const Tensor loss = training_step(optimizer_, loss_of_, options);
   if (options.seam == nullptr) copy_into(loss_, view::reshape(loss, {}));
 }

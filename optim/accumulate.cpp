@@ -62,6 +62,12 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   if (recording.graph) tape.observe();
   tape.follow(recording.plan, recording.tier);
   tape.time(recording.times);
+  const auto watched = [&](const std::shared_ptr<Leaf>& leaf) {
+    (*recording.watch)(leaf);
+    if (on_gradient) (*on_gradient)(leaf);
+  };
+  const LeafHook both(watched);
+  const LeafHook* const told = recording.watch ? &both : on_gradient;
   Tensor total;
   for (std::int64_t i = 0; i < count; ++i) {
     current_generator().start_pass(i * samples);
@@ -72,7 +78,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
       if (count > 1) loss = loss * (1.0 / static_cast<double>(count));
     }
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
-    tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), on_gradient);
+    tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
   }
   return total;

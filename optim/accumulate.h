@@ -21,6 +21,8 @@ struct RecordingOptions {
   std::shared_ptr<Tier> tier = nullptr;  ///< where what the plan offloads goes
   TapeGraph* graph = nullptr;            ///< receives the (last) recording, on a dry device (Tape::observe)
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
+  /// Shown every leaf whose gradient is complete, in every micro-batch, before anything is done with it; null: nobody.
+  const LeafHook* watch = nullptr;
 };
 
 /// Forward and backward of `count` micro-batches of `samples` samples each; gradients add up in the leaves.
