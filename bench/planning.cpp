@@ -261,7 +261,7 @@ PlanReport make_plan(const PlanOptions& given) {
   }
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
-  const nn::Hardware& machine = hardware_for(options.costs, options.device);
+  const nn::Hardware machine = hardware_for(options.costs, options.device);
   PlanReport report;
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
   if (options.finds_batch) {

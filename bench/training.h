@@ -118,6 +118,7 @@ struct PreparedTraining {
   std::int64_t first_step = 0;  ///< > 0 when resumed
   nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
   Packing packing;              ///< of the plan
+  std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
@@ -161,6 +162,7 @@ struct TrainReport {
   /// Occupied by the run's tiers: files, or the host's pinned memory.
   std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
   double time_overhead = 0;                      ///< of the plan, by the cost model
+  std::string cost_model;                        ///< that it comes from; empty: nothing was planned
   std::size_t measured_peak_bytes = 0;           ///< committed by the arena at most
   std::size_t rss_peak_bytes = 0;                ///< of the process, so far (VmHWM)
   std::size_t arena_rss_bytes = 0;               ///< of the arena's mapping at the end; 0 where the host has none of it

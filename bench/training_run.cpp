@@ -202,6 +202,7 @@ void plan_in_budget(PreparedTraining& prepared) {
     };
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
+  prepared.cost_model = costs.source;
   const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
   Setup chosen = setup;
   std::shared_ptr<nn::Planner> planner;
@@ -248,7 +249,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   memory::make_resource(options.device);  // is the device there?
   if (options.device.is_cuda() && options.costs.hardware.empty()) {
     const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
-    options.costs.hardware = nn::hardware_of_gpu(gpus.at(options.device.index).name).name;
+    options.costs.gpu = gpus.at(options.device.index).name;
   }
   detail::check_file("--save", options.save);
   detail::check_file("--save-weights", options.save_weights);
@@ -314,6 +315,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
   report.time_overhead = prepared.plan.time_overhead;
+  report.cost_model = prepared.cost_model;
   report.offloaded_bytes = prepared.plan.offloaded_bytes;
   report.packing = prepared.packing;
   report.predicted_tier_bytes = prepared.plan.tier_bytes;

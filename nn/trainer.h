@@ -4,7 +4,7 @@
 //   struct Batch { Tensor x, y; };
 //   nn::Trainer<Net, Batch> trainer(
 //       {.model = [](Device device) { return std::make_unique<Net>(device); },
-//        .optimizer = [](Net& net) { return std::make_unique<optim::AdamW>(net.trainable(), optim::AdamOptions{}); },
+//        .optimizer = [](Net& net) { return std::make_unique<optim::Adam>(net.trainable(), optim::AdamOptions{}); },
 //        .loss = [](Net& net, const Batch& batch) { return cross_entropy(net(batch.x), batch.y); },
 //        .batch = [&](std::int64_t step, Device device) { return Batch{...}; }},
 //       {.budget_bytes = 64 << 20, .seed = 1, .steps = 200});

@@ -25,7 +25,7 @@ struct TrainerOptions {
   StepOptions step = {};
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
-  std::string hardware;         ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
+  std::string hardware = {};    ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
   PlannerOptions planner = {};  ///< what plans may do that is not for nothing, or not exact
   bool is_strict = false;       ///< a step that leaves its plan is a PlanError
 };

@@ -109,6 +109,7 @@ void print_json(const TrainOptions& options, const Extra& extra, const TrainRepo
                               {"fuses_optimizer", options.setup.fuses_optimizer},
                               {"clip_norm", r.clip_norm},
                               {"time_overhead", r.time_overhead},
+                              {"cost_model", r.cost_model},
                               {"offloaded_bytes", r.offloaded_bytes},
                               {"packed_bytes", r.packing.bytes},
                               {"packed_to_bytes", r.packing.packed_bytes},
@@ -188,8 +189,9 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
               bytes_text(r.predicted_peak_bytes).c_str());
   if (options.budget_bytes > 0) {
-    std::printf("  budget           %s, at %.1f %% more time by the cost model\n",
-                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead);
+    std::printf("  budget           %s, at %.1f %% more time by the cost model%s\n",
+                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead,
+                r.cost_model.empty() ? "" : (" '" + r.cost_model + "'").c_str());
   }
   if (r.offloaded_bytes > 0) {
     std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
