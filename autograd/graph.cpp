@@ -11,6 +11,20 @@ std::size_t TapeGraph::bytes_of(std::uint32_t value) const {
   return storage == none ? 0 : storages[storage].bytes;
 }
 
+std::vector<TapePlan::Size> TapeGraph::sizes() const {
+  std::vector<TapePlan::Size> list;
+  list.reserve(nodes.size());
+  for (const Node& node : nodes) {
+    SizeDigest operands;
+    for (const std::uint32_t value : node.inputs) {
+      value == none ? operands.add_absent() : operands.add(values[value].shape, values[value].dtype);
+    }
+    const Value& result = values[node.output];
+    list.push_back({operands.value(), result.shape, result.dtype});
+  }
+  return list;
+}
+
 TapeGraph TapeGraph::of(const Tape& tape) {
   if (!tape.is_observing_) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
   TapeGraph graph;

@@ -51,6 +51,8 @@ struct TapeGraph {
 
   /// Bytes of the storage of a value; 0 for none.
   std::size_t bytes_of(std::uint32_t value) const;
+  /// What plans of this recording hold others against.
+  std::vector<TapePlan::Size> sizes() const;
 
   /// The present content of a tape. Throws AutogradError when it was not observed.
   static TapeGraph of(const Tape& tape);

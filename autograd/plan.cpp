@@ -67,6 +67,9 @@ std::string fault(const TapePlan::Store& store, const std::vector<const OpType*>
 
 void TapePlan::validate() const {
   innermost();
+  if (!sizes.empty() && sizes.size() != types.size()) {
+    throw PlanError("plan: sizes of " + std::to_string(sizes.size()) + " nodes for " + std::to_string(types.size()));
+  }
   std::vector<std::pair<std::uint32_t, std::int32_t>> named;
   for (const Store& store : stores) {
     const std::string name = "plan: store of node " + std::to_string(store.node);

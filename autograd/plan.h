@@ -21,6 +21,7 @@
 #include <vector>
 
 #include <thimble/core/dtype.h>
+#include <thimble/core/shape.h>
 
 namespace thimble {
 
@@ -43,6 +44,24 @@ using Policy = Fate (*)(const OpType& type);
 Fate drop_all(const OpType& type);
 /// Keeps what matmuls, convolutions and attention make; everything that is cheap to make again is dropped.
 Fate keep_costly(const OpType& type);
+
+/// Tells operands of other sizes apart: a digest of their shapes and dtypes, in order.
+class SizeDigest {
+ public:
+  void add(const Shape& shape, DType dtype) noexcept {
+    add(static_cast<std::uint64_t>(shape.rank()) * 256 + static_cast<std::uint64_t>(dtype));
+    for (const std::int64_t size : shape) add(static_cast<std::uint64_t>(size));
+  }
+  void add_absent() noexcept { add(~std::uint64_t{0}); }
+  std::uint64_t value() const noexcept { return value_; }
+
+ private:
+  void add(std::uint64_t word) noexcept {
+    value_ = (value_ ^ word) * 0x9E3779B97F4A7C15ull;
+    value_ ^= value_ >> 29;
+  }
+  std::uint64_t value_ = 0x243F6A8885A308D3ull;
+};
 
 /// The fates of all nodes of a tape, by ordinal. It replaces the segments that the program itself names.
 struct TapePlan {
@@ -70,16 +89,25 @@ struct TapePlan {
     std::uint32_t back_before = 0;  ///< node before whose backward it begins to be read; without effect on a packed one
     friend bool operator==(const Store&, const Store&) = default;
   };
+  /// What a node computes with and makes.
+  struct Size {
+    std::uint64_t operands = 0;  ///< a SizeDigest
+    Shape result;
+    DType dtype = DType::f32;
+    friend bool operator==(const Size&, const Size&) = default;
+  };
   std::vector<Segment> segments;     ///< in order of `first`, outer ones before inner ones
   std::vector<Fate> fates;           ///< one per node; those of nodes in no segment have no effect
   std::vector<const OpType*> types;  ///< the operators it was made for
   std::vector<Store> stores = {};    ///< in any order
+  std::vector<Size> sizes = {};      ///< of all nodes, which recordings are held against; empty: they are not
 
   /// Innermost segment of each node. Throws PlanError when the plan contradicts itself: a segment that is empty, leaves
   /// the one around it or overlaps its neighbour, or lists that differ in length.
   std::vector<std::int32_t> innermost() const;
-  /// Throws PlanError as innermost() does, and when a store names a tensor that its operator does not save, is named
-  /// twice, goes before it is made, is gone before it goes, comes back before it is made, or cannot be packed so.
+  /// Throws PlanError as innermost() does, for sizes of another number of nodes, and when a store names a tensor that
+  /// its operator does not save, is named twice, goes before it is made, is gone before it goes, comes back before it
+  /// is made, or cannot be packed so.
   void validate() const;
   /// Whether it needs a tier.
   bool offloads() const noexcept;

@@ -122,12 +122,29 @@ void Tape::observe_program() {
   in_program_.erase(std::remove_if(in_program_.begin(), in_program_.end(), is_left), in_program_.end());
 }
 
+/// Throws PlanError where the plan's node has operands or a result of other sizes than the next one.
+void Tape::require_planned_size(const OpType& type, std::span<const Tensor> inputs, const Tensor& output) const {
+  const std::size_t index = nodes_.size();
+  const TapePlan::Size& planned = plan_->sizes[index];
+  SizeDigest operands;
+  for (const Tensor& t : inputs) t.defined() ? operands.add(t.shape(), t.dtype()) : operands.add_absent();
+  const bool is_result = planned.result == output.shape() && planned.dtype == output.dtype();
+  if (is_result && planned.operands == operands.value()) return;
+  std::string text = "plan: node " + std::to_string(index) + ", " + type.name + " in '" +
+                     std::string(path_name(context().path)) + "', makes " + describe(output) + " of";
+  for (const Tensor& t : inputs) text += (&t == inputs.data() ? " " : ", ") + (t.defined() ? describe(t) : "nothing");
+  text += is_result ? "; the plan has operands of other sizes"
+                    : "; the plan has " + std::string(to_string(planned.dtype)) + " " + to_string(planned.result);
+  throw PlanError(text);
+}
+
 void Tape::push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
                      Tensor& output, Needs needs, Origin origin) {
   try {
     check_operands(type, inputs, needs);  // which the operator may have written itself
+    if (plan_ && !plan_->sizes.empty()) require_planned_size(type, inputs, output);
   } catch (...) {
-    type.destroy(record);
+    type.destroy(record);  // no node has it yet
     throw;
   }
   const auto index = static_cast<std::uint32_t>(nodes_.size());

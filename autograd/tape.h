@@ -198,6 +198,7 @@ class Tape {
   void* allocate_record(std::size_t size, std::size_t alignment);
   void push_node(const OpType& type, void* record, std::span<const Tensor> inputs, std::span<Tensor> kept,
                  Tensor& output, Needs needs, Origin origin);
+  void require_planned_size(const OpType& type, std::span<const Tensor> inputs, const Tensor& output) const;
   void keep(Node& node, std::int32_t closed, std::span<const Tensor> inputs, std::span<Tensor> kept,
             const Tensor& output);
   bool is_on_tape(const Tensor& t) const noexcept { return t.tape_ref().tape == id_; }

@@ -12,14 +12,16 @@ namespace thimble::bench {
 
 struct CostOptions;
 struct Setup;
+struct TrainOptions;
 
 /// Exit statuses of the program; docs/training.md has the table.
 inline constexpr int bad_input_status = 2;      ///< one line on standard error, nothing written
 inline constexpr int memory_status = 3;         ///< no plan keeps the budget, a limit has no room, or memory ran out
 inline constexpr int not_finite_status = 4;     ///< the last loss of `train`; what was asked for is written
-inline constexpr int not_predicted_status = 5;  ///< measured otherwise than predicted; what was asked for is written
+inline constexpr int not_predicted_status = 5;  ///< measured otherwise than predicted, or a certificate does not hold
 
 void add_train(CLI::App& program);
+void add_certify(CLI::App& program);
 void add_plan(CLI::App& program);
 void add_reproduce(CLI::App& program);
 void add_pack(CLI::App& program);
@@ -35,6 +37,10 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 /// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
 /// --state --full-state, and add_precision_flags.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+
+/// These, the optimizer's, and --data --device --tf32 --budget --plan with what plans may do, for `train` and
+/// `certify`. The setup lives inside of the options and is shared with them.
+void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options);
 
 /// --dtype --precision --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
 void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);

@@ -3,8 +3,9 @@
 // Exit status: 0 done, 2 bad input of any kind (one line on standard error, nothing written), 3 memory: a budget that
 // no plan keeps, a capacity or a limit that was not met, memory that ran out; 4 a training run with a loss that is not
 // finite (the last checkpoint is from before it), 5 a run or a reproduction that measured something else than was
-// predicted (all that was asked for is written), 6 done, but a part of the output is lost (standard output, or the
-// curves of --log), 128 + n a training run that a signal ended after its step (docs/reliability.md).
+// predicted (all that was asked for is written) or a certificate that does not hold, 6 done, but a part of the output
+// is lost (standard output, or the curves of --log), 128 + n a training run that a signal ended after its step
+// (docs/training.md).
 
 #include <cerrno>
 #include <csignal>
@@ -86,6 +87,7 @@ void add_commands(CLI::App& program) {
   bench::add_reproduce(program);
   bench::add_plan(program);
   bench::add_train(program);
+  bench::add_certify(program);
   bench::add_pack(program);
   bench::add_quantize(program);
   bench::add_inspect(program);

@@ -287,7 +287,7 @@ PlanReport make_plan(const PlanOptions& given) {
   }
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
-  const nn::Hardware& machine = hardware_for(options.costs, options.device);
+  const nn::Hardware machine = hardware_for(options.costs, options.device);
   PlanReport report;
   memory::ProcessBase base;
   if (options.device == cpu) base = memory::ProcessBase::measure();

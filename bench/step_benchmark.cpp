@@ -117,8 +117,8 @@ void measure(const Options& options) {
   const Setup& setup = options.setup;
   double ceiling = ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds);
   std::int64_t parameters = 0;
-  const TapeGraph graph =
-      nn::record_step(cpu, random_run(setup), [&](nn::TrainingRun& run) { parameters = run.parameters(); });
+  const TapeGraph graph = nn::record_step(
+      cpu, random_run(setup), [&](nn::TrainingRun& run, const TapeGraph&) { parameters = run.parameters(); });
   const nn::Plan plan = plan_of(options, parameters);
 
   memory::Options stack_options;

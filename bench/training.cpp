@@ -4,22 +4,14 @@
 #include <utility>
 
 #include <thimble/autograd/functions/loss.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/view.h>
 #include <thimble/models/gpt.h>
+#include <thimble/nn/read.h>
 #include <thimble/optim/schedule.h>
 
 namespace thimble::bench {
 namespace training_detail {
-
-// to_host, and on a dry device its allocations with zeros for values.
-template <class T>
-std::vector<T> read(const Tensor& t) {
-  if (!t.device().is_dry) return to_host<T>(t);
-  contiguous(to_dtype(t, dtype_of<T>));
-  return std::vector<T>(static_cast<std::size_t>(t.elements()));
-}
 
 // Rows of (N, K) scores whose largest is at the row's target.
 std::int64_t count_correct(const std::vector<float>& scores, const std::vector<std::int64_t>& targets) {
@@ -102,7 +94,7 @@ double Training::recorded_step(std::int64_t step) {
   if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *optimizer_, loss_of, step_options_);
   const Tensor loss = recorded_->run();
   prepare_next(step);
-  return training_detail::read<double>(loss)[0];
+  return nn::read_value(loss);
 }
 
 double Training::step(std::int64_t step) {
@@ -114,7 +106,7 @@ double Training::step(std::int64_t step) {
       *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
       step_options_);
   prepare_next(step);
-  return training_detail::read<double>(loss)[0];
+  return nn::read_value(loss);
 }
 
 void Training::prepare_next(std::int64_t step) {
@@ -123,9 +115,9 @@ void Training::prepare_next(std::int64_t step) {
 
 double Training::evaluate_images(const models::Batch& batch, std::int64_t& correct) {
   const Tensor scores = model_->forward(batch.input);  // (N, K)
-  correct += training_detail::count_correct(training_detail::read<float>(scores),
-                                            training_detail::read<std::int64_t>(batch.target));
-  return training_detail::read<double>(cross_entropy(scores, batch.target))[0];
+  correct +=
+      training_detail::count_correct(nn::read_values<float>(scores), nn::read_values<std::int64_t>(batch.target));
+  return nn::read_value(cross_entropy(scores, batch.target));
 }
 
 Evaluation Training::evaluate() {
@@ -147,8 +139,7 @@ Evaluation Training::evaluate() {
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
       const std::int64_t end = std::min(begin + most, all_samples);
       const models::Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
-      const double mean =
-          model_->is_text() ? training_detail::read<double>(model_->loss(part))[0] : evaluate_images(part, correct);
+      const double mean = model_->is_text() ? nn::read_value(model_->loss(part)) : evaluate_images(part, correct);
       loss += mean * static_cast<double>(end - begin);
       samples += end - begin;
     }
@@ -182,16 +173,14 @@ namespace training_detail {
 
 class Program final : public nn::TrainingRun {
  public:
-  Program(const PreparedTraining& prepared, Device device)
-      : prepared_(prepared),
-        training_(prepared.options, *prepared.data, device, prepared.plan),
-        step_(prepared.first_step) {
+  Program(const PreparedTraining& prepared, Device device, const nn::Plan& plan)
+      : prepared_(prepared), training_(prepared.options, *prepared.data, device, plan), step_(prepared.first_step) {
     if (!prepared.options.resume.empty()) training_.visit_state();
     training_.prepare_steps();
   }
 
   void step() override {
-    if (step_ < prepared_.options.steps) training_.step(step_++);
+    if (step_ < prepared_.options.steps) loss_ = training_.step(step_++);
   }
   void finish(FunctionRef<void()> step) override {
     const TrainOptions& options = prepared_.options;
@@ -213,6 +202,9 @@ class Program final : public nn::TrainingRun {
   bool begins_placed_steps() const override { return prepared_.options.records_steps; }
   std::int64_t parameters() const override { return training_.model().parameter_count(); }
   std::size_t tier_bytes() const override { return training_.tier_bytes(); }
+  nn::RunView view() override {
+    return {{loss_}, {&training_.optimizer()}, training_.model().buffers(), &training_.generator(), training_.scaler()};
+  }
 
  private:
   /// Whether what is done every so many steps is done before the last one.
@@ -235,12 +227,16 @@ class Program final : public nn::TrainingRun {
   const PreparedTraining& prepared_;
   Training training_;
   std::int64_t step_;
+  double loss_ = 0;
 };
 
 }  // namespace training_detail
 
-nn::MakeRun training_program(const PreparedTraining& prepared) {
-  return [&prepared](Device device) { return std::make_unique<training_detail::Program>(prepared, device); };
+nn::MakeRun training_program(const PreparedTraining& prepared) { return training_program(prepared, prepared.plan); }
+
+nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan) {
+  return
+      [&prepared, &plan](Device device) { return std::make_unique<training_detail::Program>(prepared, device, plan); };
 }
 
 }  // namespace thimble::bench

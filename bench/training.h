@@ -44,6 +44,8 @@ struct TrainOptions {
   std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
   CostOptions costs;                     ///< of the plan for the budget
   bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/tf32.h)
+  std::string plan;                      ///< a file that `thimble plan --save` wrote: followed, and nothing is planned
+  bool is_strict = false;                ///< a step that leaves its plan is an error
   bool records_steps = false;            ///< on a CUDA device steps are recorded and replayed (nn/recorded_step.h)
 };
 
@@ -124,6 +126,7 @@ struct PreparedTraining {
   Packing packing;              ///< of the plan
   std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
   bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
+  std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
 };
 
 /// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
@@ -135,6 +138,8 @@ PreparedTraining prepare_training(TrainOptions options);
 /// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
 /// sample. What follows repeats these. `prepared` must outlive it.
 nn::MakeRun training_program(const PreparedTraining& prepared);
+/// The same under another plan than its own, which must outlive it, too.
+nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan);
 
 /// After each step.
 struct TrainProgress {
@@ -180,6 +185,7 @@ struct TrainReport {
   /// Occupied by the run's tiers: files, or the host's pinned memory.
   std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
   double time_overhead = 0;                     ///< of the plan, by the cost model
+  std::string cost_model;                       ///< that it comes from; empty: nothing was planned
   std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
   std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
   memory::OutsideBytes outside;                 ///< on the cpu: what was promised to be outside of the arena, at most
@@ -192,6 +198,7 @@ struct TrainReport {
   std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
   double ms_per_step = 0, items_per_s = 0;       ///< over all steps but the first, where there are several
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
+  std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
 
   /// Whether the last loss and that of the validation, where there was one, are numbers. A run whose are not has

@@ -128,7 +128,10 @@ TrainProgress TrainingLoop::one_step(std::int64_t step) {
   Placed* const placed = prepared_.options.records_steps ? nullptr : stack_.placed.get();
   if (placed != nullptr) placed->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
   progress.loss = training_.step(step);
-  if (placed != nullptr) placed->end_step();
+  if (placed != nullptr) {
+    placed->end_step();
+    placed->require_kept();
+  }
   const double ms = training_loop_detail::ms_since(start);
   if (training_.recorded() != nullptr) report_.recorded_launches = training_.recorded()->launches();
   if (step == prepared_.first_step) {

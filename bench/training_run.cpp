@@ -22,6 +22,7 @@
 #include <thimble/memory/host_limits.h>
 #include <thimble/memory/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/nn/fit/plan_file.h>
 #include <thimble/optim/adam8.h>
 
 namespace thimble::bench {
@@ -58,6 +59,29 @@ void check_folder(const char* flag, const std::string& path) {
   require_writable(flag, path, existing);
 }
 
+/// Follows the plan of a file.
+void plan_from_file(PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  const Setup& setup = options.setup;
+  if (setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
+    throw ValueError("--plan: not with --micro-batches auto, --measure or --times, which are about planning");
+  }
+  if (options.records_steps) throw ValueError("--plan: not with --graph, whose steps are placed in another way");
+  nn::Plan plan = nn::read_plan(options.plan, training_program(prepared), options.device,
+                                planner_options(setup, options.device).make_tier);
+  if (plan.packed_bytes > 0 && !setup.allows_lossy) {
+    throw ValueError("--plan: '" + options.plan +
+                     "' packs tensors, which rounds gradients; with --allow-lossy it is allowed");
+  }
+  if (options.budget_bytes > 0 && plan.peak_bytes > options.budget_bytes) {
+    throw nn::BudgetError("--plan: '" + options.plan + "' needs " + memory::exact_bytes(plan.peak_bytes) +
+                              ", the budget is " + memory::exact_bytes(options.budget_bytes),
+                          options.budget_bytes, plan.peak_bytes);
+  }
+  prepared.packing = packing_of(plan);
+  prepared.plan = std::move(plan);
+}
+
 /// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
 void plan_in_budget(PreparedTraining& prepared) {
   Setup& setup = prepared.options.setup;
@@ -70,6 +94,7 @@ void plan_in_budget(PreparedTraining& prepared) {
     };
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
+  prepared.cost_model = costs.source;
   const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
   Setup chosen = setup;
   std::shared_ptr<nn::Planner> planner;
@@ -117,7 +142,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   memory::make_resource(options.device);  // is the device there?
   if (options.device.is_cuda() && options.costs.hardware.empty()) {
     const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
-    options.costs.hardware = nn::hardware_of_gpu(gpus.at(options.device.index).name).name;
+    options.costs.gpu = gpus.at(options.device.index).name;
   }
   detail::check_file("--save", options.save);
   detail::check_file("--save-weights", options.save_weights);
@@ -149,15 +174,18 @@ PreparedTraining prepare_training(TrainOptions options) {
   }
   check_saving(options, training);
   prepared.options = std::move(options);
+  const auto plan = [&prepared] {
+    prepared.options.plan.empty() ? detail::plan_in_budget(prepared) : detail::plan_from_file(prepared);
+  };
   if (prepared.options.process_budget_bytes > 0) {
     if (prepared.options.device != cpu) {
       throw ValueError("--process-budget: the host's bytes beside a " + to_string(prepared.options.device) +
                        " are not known; cpu is allowed");
     }
     prepared.nodes = count_nodes(prepared);
-    fit_process(prepared, [&] { detail::plan_in_budget(prepared); });
-  } else if (prepared.options.budget_bytes > 0) {
-    detail::plan_in_budget(prepared);
+    fit_process(prepared, plan);
+  } else if (!prepared.options.plan.empty() || prepared.options.budget_bytes > 0) {
+    plan();
   } else if (prepared.options.records_steps) {
     place_recorded(prepared);
   } else {
@@ -230,6 +258,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;
   report.time_overhead = prepared.plan.time_overhead;
+  report.cost_model = prepared.cost_model;
   report.offloaded_bytes = prepared.plan.offloaded_bytes;
   report.packing = prepared.packing;
   report.predicted_tier_bytes = prepared.plan.tier_bytes;
@@ -246,6 +275,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   if (memory::has_address_limit()) stack_options.arena.reserve_bytes = prepared.plan.peak_bytes;
   stack_options.plans = prepared.plan.placement;
   const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
+  if (stack.placed) stack.placed->set_strict(options.is_strict);
   if (watcher) watcher(stack);
   const ResourceScope scope(stack.top);
   const Tf32Scope products(options.allows_tf32);
@@ -266,6 +296,7 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   training.rest();
   if (is_complete && options.sample > 0) report.sample = prepared.data->decode(training.sample());
   report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  if (stack.placed) report.placed = stack.placed->statistics();
   report.measured_tier_bytes = training.tier_bytes();
   report.rss_peak_bytes = process::peak_rss_bytes();
   if (watch) report.process_peak_bytes = watch->peak_bytes();

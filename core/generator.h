@@ -45,6 +45,9 @@ class Generator {
   /// zero.
   void set_step(std::uint64_t step);
 
+  /// Random calls of this pass so far, by path; paths that are not there had none.
+  const std::vector<std::uint32_t>& calls() const noexcept { return calls_; }
+
   /// The next random call under `path`.
   RandomSite next_site(PathId path);
   /// The next one that draws initial values; in a pass, and after step 0, one like any other.

@@ -4,99 +4,65 @@
 #include <cassert>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
+#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch_depth.h>
 
 namespace thimble {
 namespace placed_detail {
 
-[[noreturn]] void refuse_events(std::size_t at, std::uint64_t block, const char* what) {
-  throw ValueError("make_step_plan: event " + std::to_string(at) + " " + what + " block " + std::to_string(block) +
-                   "; the events are no stretch of a trace");
+std::string text(const PlanDeviation::Side& side, const char* who) {
+  using Event = PlanDeviation::Event;
+  if (side.event == Event::end) return std::string(who) + " ends";
+  return std::string(who) + (side.event == Event::free ? " frees " : " allocates ") + std::to_string(side.bytes) +
+         " bytes of " + std::string(to_string(side.category)) + " in '" + std::string(path_name(side.path)) + "'";
 }
 
-/// Whether two plans place the same blocks, allocated and freed in the same order: what they do not place (state that a
-/// first step makes) may lie anywhere between.
-bool places_alike(const StepPlan& a, const StepPlan& b) {
-  const auto is_like = [](const memory::Buffer& x, const memory::Buffer& y) {
-    return x.bytes == y.bytes && x.alignment == y.alignment;
-  };
-  if (!std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(), b.buffers.end(), is_like)) return false;
-  const auto next = [](const std::vector<StepPlan::Event>& events, std::size_t at) {
-    while (at < events.size() && events[at].block == StepPlan::not_placed) ++at;
-    return at;
-  };
-  std::size_t i = next(a.events, 0), k = next(b.events, 0);
-  while (i < a.events.size() && k < b.events.size()) {
-    if (!(a.events[i] == b.events[k])) return false;
-    i = next(a.events, i + 1), k = next(b.events, k + 1);
-  }
-  return i == a.events.size() && k == b.events.size();
+PlanDeviation::Side side_of(PlanDeviation::Event event, const Block& block) {
+  return {event, block.bytes, block.category, block.path};
 }
 
 }  // namespace placed_detail
 
-StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options,
-                        const StepPlan* like) {
-  struct Life {
-    std::size_t lower;  // index into the plan's events
-    bool is_over;
-  };
-  StepPlan plan;
-  std::unordered_map<std::uint64_t, Life> lives;  // of blocks that are allocated here
-  struct Free {
-    std::size_t at, lower;
-  };
-  std::vector<Free> frees;
-  for (std::size_t at = 0; at < events.size(); ++at) {
-    const Trace::Event& event = events[at];
-    if (event.action == Trace::Action::allocate) {
-      if (!lives.emplace(event.block, Life{plan.events.size(), false}).second) {
-        placed_detail::refuse_events(at, event.block, "allocates again");
-      }
-      plan.events.push_back({event.bytes, event.alignment, StepPlan::not_placed});
-    } else if (event.action == Trace::Action::free) {
-      const auto found = lives.find(event.block);
-      if (found == lives.end()) continue;  // lived before the step
-      if (found->second.is_over) placed_detail::refuse_events(at, event.block, "frees again");
-      found->second.is_over = true;
-      frees.push_back({plan.events.size(), found->second.lower});
-      plan.events.push_back({});
-    }
-  }
-  // In order of their allocation, so that an index is the same however the frees lie.
-  std::sort(frees.begin(), frees.end(), [](const Free& a, const Free& b) { return a.lower < b.lower; });
-  for (const Free& free : frees) {
-    const auto block = static_cast<std::uint32_t>(plan.buffers.size());
-    StepPlan::Event& allocation = plan.events[free.lower];
-    plan.buffers.push_back({block, free.lower, free.at, allocation.bytes, allocation.alignment});
-    allocation.block = plan.events[free.at].block = block;
-  }
-  const bool is_like = like != nullptr && placed_detail::places_alike(*like, plan);
-  plan.placement = is_like ? like->placement : memory::place(plan.buffers, options);
-  return plan;
+std::string to_string(const PlanDeviation& deviation) {
+  return "step " + std::to_string(deviation.step) + ", event " + std::to_string(deviation.event) + ": " +
+         placed_detail::text(deviation.planned, "the plan") + ", " + placed_detail::text(deviation.done, "the step");
 }
 
 Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans)
-    : Decorator(upstream), arena_(dynamic_cast<Arena*>(upstream.get())) {
+    : Decorator(upstream), plans_(make_plans(plans)), arena_(dynamic_cast<Arena*>(upstream.get())) {
+  counts_.region_bytes = plans_.region_bytes;
+}
+
+Placed::Plans Placed::make_plans(const std::vector<StepPlan>& plans) {
   if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
-  std::size_t blocks = 0;
+  Plans made;
   for (const StepPlan& plan : plans) {
     memory::check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
-    blocks += plan.buffers.size();
-    region_bytes_ = std::max(region_bytes_, plan.placement.height);
+    made.handle_count += plan.buffers.size();
+    made.region_bytes = std::max(made.region_bytes, plan.placement.height);
   }
-  handles_ = std::make_unique<Handle[]>(blocks);
-  handle_count_ = blocks;
-  Handle* handles = handles_.get();
+  made.handles = std::make_unique<Handle[]>(made.handle_count);
+  Handle* handles = made.handles.get();
   for (const StepPlan& plan : plans) {
-    add_plan(plan, handles);
+    add_plan(plan, handles, made);
     handles += plan.buffers.size();
   }
-  counts_.region_bytes = region_bytes_;
+  return made;
+}
+
+void Placed::set_plans(const std::vector<StepPlan>& plans) {
+  Plans made = make_plans(plans);
+  const std::lock_guard guard(*lock());
+  if (is_in_replay_ || live_ > 0 || holds_ > 0) {
+    throw PlanError("placed: other plans while a step is under way or its blocks live; allowed is between two steps");
+  }
+  give_region_back();
+  region_address_ = nullptr;
+  plans_ = std::move(made);
+  counts_.region_bytes = plans_.region_bytes;
 }
 
 Placed::~Placed() {
@@ -108,17 +74,20 @@ Placed::~Placed() {
 }
 
 /// Throws ValueError unless every placed block is allocated once, at its lower, and freed once, at its upper.
-void Placed::add_plan(const StepPlan& plan, Handle* handles) {
+void Placed::add_plan(const StepPlan& plan, Handle* handles, Plans& plans) {
   const auto refuse = [](std::size_t at, const char* why) {
     throw ValueError("placed: event " + std::to_string(at) + " of a plan " + why);
   };
   std::vector<Event> events;
+  std::vector<PlanDeviation::Side> sides;
   events.reserve(plan.events.size() + 1);
+  sides.reserve(plan.events.size() + 1);
   std::size_t placed_events = 0;
   std::uint32_t live = 0;
   for (std::size_t at = 0; at < plan.events.size(); ++at) {
     const StepPlan::Event& event = plan.events[at];
     const bool is_free = event.bytes == 0;
+    sides.push_back({PlanDeviation::Event::allocation, event.bytes, event.category, event.path});
     if (event.block == StepPlan::not_placed) {
       if (is_free) refuse(at, "frees a block that is not placed");
       events.push_back({event.bytes, nullptr, event.alignment, live});
@@ -133,17 +102,21 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles) {
     ++placed_events;
     Handle* const handle = handles + event.block;
     if (is_free) {
+      sides.back() = sides[buffer.lower];
+      sides.back().event = PlanDeviation::Event::free;
       events.push_back({0, handle, 0, live--});
       continue;
     }
     handle->bytes = event.bytes;
     handle->offset = plan.placement.offsets[event.block];
-    region_alignment_ = std::max(region_alignment_, std::size_t{event.alignment});
+    plans.region_alignment = std::max(plans.region_alignment, std::size_t{event.alignment});
     events.push_back({event.bytes, handle, event.alignment, live++});
   }
   if (placed_events != 2 * plan.buffers.size()) refuse(plan.events.size(), "is missing: a block has no two events");
   events.push_back({0, nullptr, 0, live});
-  plans_.push_back(std::move(events));
+  sides.emplace_back();
+  plans.events.push_back(std::move(events));
+  plans.sides.push_back(std::move(sides));
 }
 
 // In a replay on the thread that the lock is biased to, a request is a comparison: these two call nothing then. All
@@ -191,9 +164,13 @@ Block* Placed::do_allocate(const Request& request) {
 
 /// A request that the plan does not place, or that is not the planned one.
 Block* Placed::allocate_unplaced(const Request& request) {
-  if (!is_in_replay_) return allocate_dynamically(request);
+  if (!is_in_replay_) {
+    refuse_in_strict();
+    return allocate_dynamically(request);
+  }
   if (next_ == end_ || next_->bytes != request.bytes || next_->alignment != request.alignment) {
-    deviate();
+    deviate({PlanDeviation::Event::allocation, request.bytes, request.category, request.path});
+    refuse_in_strict();
     return allocate_dynamically(request);
   }
   Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
@@ -206,9 +183,10 @@ void Placed::do_deallocate(Block* block, Stream stream) noexcept {
   if (next_->handle == block) {
     ++next_;
   } else if (!is_placed(block)) {
+    if (has_left_) outside_bytes_ -= static_cast<std::int64_t>(block->bytes);
     upstream_deallocate(block, stream);
   } else {
-    if (is_in_replay_) deviate();
+    if (is_in_replay_) deviate(placed_detail::side_of(PlanDeviation::Event::free, *block));
     --live_;
   }
 }
@@ -222,18 +200,35 @@ void Placed::do_relabel(Block* block, Category category) noexcept {
 }
 
 Block* Placed::allocate_dynamically(const Request& request) {
+  Block* block = nullptr;
   try {
-    return upstream_allocate(request);
+    block = upstream_allocate(request);
   } catch (const OutOfMemory&) {
     if (give_region_back() == 0) throw;
+    block = upstream_allocate(request);
   }
-  return upstream_allocate(request);
+  if (has_left_) {
+    outside_bytes_ += static_cast<std::int64_t>(request.bytes);
+    counts_.bytes_above_plan =
+        std::max(counts_.bytes_above_plan, static_cast<std::size_t>(std::max<std::int64_t>(outside_bytes_, 0)));
+  }
+  return block;
 }
 
-void Placed::deviate() noexcept {
+void Placed::deviate(const PlanDeviation::Side& done) noexcept {
+  const auto at = static_cast<std::size_t>(next_ - first_);
   ++counts_.deviations;
-  counts_.last_deviation = static_cast<std::size_t>(next_ - first_);
+  counts_.last_deviation = at;
+  last_deviation_ = PlanDeviation{counts_.steps - 1, at, plans_.sides[current_][at], done};
+  if (!counts_.first_deviation) counts_.first_deviation = last_deviation_;
+  has_left_ = true;
+  outside_bytes_ = 0;
   stop_replay();
+}
+
+void Placed::refuse_in_strict() const {
+  if (!is_strict_ || !has_left_) return;
+  throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
 }
 
 void Placed::stop_replay() noexcept {
@@ -243,12 +238,13 @@ void Placed::stop_replay() noexcept {
 }
 
 void Placed::take_region() {
-  if (region_ != nullptr || region_bytes_ == 0) return;
-  region_ = upstream_allocate({.bytes = region_bytes_, .alignment = region_alignment_});
+  if (region_ != nullptr || plans_.region_bytes == 0) return;
+  region_ = upstream_allocate({.bytes = plans_.region_bytes, .alignment = plans_.region_alignment});
   ++region_->pins;
   if (region_->address == region_address_) return;
   region_address_ = region_->address;
-  for (std::size_t i = 0; i < handle_count_; ++i) handles_[i].address = region_address_ + handles_[i].offset;
+  for (std::size_t i = 0; i < plans_.handle_count; ++i)
+    plans_.handles[i].address = region_address_ + plans_.handles[i].offset;
 }
 
 std::size_t Placed::give_region_back() noexcept {
@@ -256,7 +252,7 @@ std::size_t Placed::give_region_back() noexcept {
   --region_->pins;
   upstream_deallocate(region_, nullptr);
   region_ = nullptr;
-  return region_bytes_;
+  return plans_.region_bytes;
 }
 
 Placed::Hold::Hold(Placed& placed) : placed_(placed) {
@@ -275,23 +271,31 @@ Placed::Hold::~Hold() {
 
 void Placed::begin(std::size_t plan) {
   finish();
+  if (is_strict_ && live_ > 0) {
+    throw PlanError("placed: a step begins while " + std::to_string(live_) +
+                    " blocks of the one before live in the region; steps that free what they allocate are allowed");
+  }
   is_in_step_ = false;
   take_region();
   is_in_step_ = true;
+  has_left_ = false;
+  last_deviation_.reset();
   ++counts_.steps;
   if (live_ > 0) {
     ++counts_.dynamic_steps;
     return;
   }
-  const std::vector<Event>& events = plans_[std::min(plan, plans_.size() - 1)];
+  current_ = std::min(plan, plans_.events.size() - 1);
+  const std::vector<Event>& events = plans_.events[current_];
   first_ = next_ = events.data();
   end_ = first_ + events.size() - 1;
   is_in_replay_ = true;
 }
 
 void Placed::finish() noexcept {
-  if (is_in_replay_ && next_ != end_) deviate();
+  if (is_in_replay_ && next_ != end_) deviate({});
   stop_replay();
+  has_left_ = false;
 }
 
 void Placed::begin_step() {
@@ -313,6 +317,17 @@ void Placed::end_step() noexcept {
 bool Placed::is_in_step() const {
   const std::lock_guard guard(*lock());
   return is_in_step_;
+}
+
+void Placed::set_strict(bool is_strict) {
+  const std::lock_guard guard(*lock());
+  is_strict_ = is_strict;
+}
+
+void Placed::require_kept() const {
+  const std::lock_guard guard(*lock());
+  if (!is_strict_ || !last_deviation_) return;
+  throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
 }
 
 std::size_t Placed::release_region() noexcept {

@@ -18,40 +18,39 @@
 //   region      the arena's block that holds all placed blocks; as high as the highest plan
 //   replay      from begin_step to end_step or the first deviation
 //   deviation   an event that is not the planned one, or a step that ends before its plan; at most one per step
+//   strict      a step that leaves its plan is an error instead
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <span>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <thimble/memory/arena.h>
-#include <thimble/memory/placement.h>
-#include <thimble/memory/trace.h>
+#include <thimble/memory/ledger.h>
+#include <thimble/memory/step_plan.h>
 
 namespace thimble {
 
-/// The events of one step in order, and where its blocks go.
-struct StepPlan {
-  static constexpr std::uint32_t not_placed = ~std::uint32_t{0};
-
-  struct Event {
-    std::size_t bytes = 0;             ///< of an allocation, as requested; 0: a free
-    std::uint32_t alignment = 0;       ///< of an allocation
-    std::uint32_t block = not_placed;  ///< index into `buffers`
-    friend bool operator==(const Event&, const Event&) = default;
+/// Where a step left its plan: what came next in the plan, and what the step did.
+struct PlanDeviation {
+  enum class Event : std::uint8_t { allocation, free, end };
+  struct Side {
+    Event event = Event::end;
+    std::size_t bytes = 0;
+    Category category = Category::temporary;  ///< of the block, as asked for
+    PathId path = 0;                          ///< the same
+    friend bool operator==(const Side&, const Side&) = default;
   };
-  std::vector<Event> events;
-  std::vector<memory::Buffer> buffers;  ///< what is placed; lifetimes are indices into `events`
-  memory::Placement placement;          ///< of `buffers`
+  std::uint64_t step = 0;  ///< from 0, of all that were begun
+  std::size_t event = 0;   ///< index in its plan
+  Side planned, done;
+  friend bool operator==(const PlanDeviation&, const PlanDeviation&) = default;
 };
-
-/// The plan of a step with these events, which are a stretch of a trace: what is allocated and freed in it is placed,
-/// what lives at its begin or at its end is not. Relabels are left out. Throws ValueError for events that are no
-/// stretch of a trace (a block allocated or freed twice), and what `place` throws. Where `like` is given and places the
-/// same blocks in the same order of allocations and frees, its placement is taken over and nothing is searched.
-StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
-                        const StepPlan* like = nullptr);
+/// "step 3, event 17: the plan allocates 4096 bytes of activation in 'gpt.h.0', the step allocates 64 bytes of
+/// workspace in 'gpt.h.1'"
+std::string to_string(const PlanDeviation& deviation);
 
 class Placed final : public Decorator {
  public:
@@ -63,6 +62,10 @@ class Placed final : public Decorator {
     std::size_t region_bytes = 0;     ///< height of the plans; the arena's block is as large while it is held
     std::size_t live_blocks = 0;      ///< in the region
     bool is_region_held = false;
+    std::optional<PlanDeviation> first_deviation;  ///< none: every step that was replayed kept its plan
+    /// What steps asked of the arena after they had left their plans, less what they gave back to it: the most that it
+    /// ever was.
+    std::size_t bytes_above_plan = 0;
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
   };
@@ -82,6 +85,18 @@ class Placed final : public Decorator {
   /// has changed.
   void begin_step();
   void begin_step(std::size_t plan);
+
+  /// Whether a step that leaves its plan is an error from now on: the request that is not the planned one, and those
+  /// after it, throw PlanError, and so does a step that begins while blocks of the one before live in the region. What
+  /// no request shows (a block that is freed elsewhere, a step that is too short) is found by require_kept().
+  void set_strict(bool is_strict);
+  /// After a step. Throws PlanError when it left its plan and that is an error.
+  void require_kept() const;
+
+  /// Replays these plans from the next step on, as if it had been made with them; steps go on being counted. Throws
+  /// PlanError while a step is under way, a block lives in the region or something holds it, ValueError as the
+  /// constructor does; nothing has changed then.
+  void set_plans(const std::vector<StepPlan>& plans);
 
   /// The step ends; nothing without one.
   void end_step() noexcept;
@@ -146,11 +161,22 @@ class Placed final : public Decorator {
     std::uint32_t live;       // placed blocks before it: in a replay nothing is counted
   };
   static constexpr Event no_event{0, nullptr, 0, 0};
+  /// Plans ready to be replayed. Handles stay where they are while a block lives, because others hold their addresses.
+  struct Plans {
+    std::unique_ptr<Handle[]> handles;  // of all plans
+    std::size_t handle_count = 0;
+    std::vector<std::vector<Event>> events;
+    std::vector<std::vector<PlanDeviation::Side>> sides;  // the same events, for messages
+    std::size_t region_bytes = 0;
+    std::size_t region_alignment = 1;
+  };
 
-  void add_plan(const StepPlan& plan, Handle* handles);
+  static Plans make_plans(const std::vector<StepPlan>& plans);
+  static void add_plan(const StepPlan& plan, Handle* handles, Plans& plans);
   void begin(std::size_t plan);
   void finish() noexcept;
-  void deviate() noexcept;
+  void deviate(const PlanDeviation::Side& done) noexcept;
+  void refuse_in_strict() const;
   void stop_replay() noexcept;
   std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
   Block* take_planned(const Request& request) noexcept;
@@ -159,16 +185,12 @@ class Placed final : public Decorator {
   void take_region();
   std::size_t give_region_back() noexcept;
   bool is_placed(const Block* block) const noexcept {
-    const auto first = reinterpret_cast<std::uintptr_t>(handles_.get());
-    return reinterpret_cast<std::uintptr_t>(block) - first < handle_count_ * sizeof(Handle);
+    const auto first = reinterpret_cast<std::uintptr_t>(plans_.handles.get());
+    return reinterpret_cast<std::uintptr_t>(block) - first < plans_.handle_count * sizeof(Handle);
   }
 
-  std::unique_ptr<Handle[]> handles_;  // of all plans; they stay where they are, because others hold their addresses
-  std::size_t handle_count_ = 0;
-  std::vector<std::vector<Event>> plans_;
-  Arena* arena_;  // that it stands on; null: on something else
-  std::size_t region_bytes_ = 0;
-  std::size_t region_alignment_ = 1;
+  Plans plans_;
+  Arena* arena_;                         // that it stands on; null: on something else
   Block* region_ = nullptr;              // null: not held
   std::byte* region_address_ = nullptr;  // that the handles point into
 
@@ -178,6 +200,11 @@ class Placed final : public Decorator {
   const Event* end_ = nullptr;
   std::size_t live_ = 0;  // blocks in the region, outside of a replay
   int holds_ = 0;         // alive
+  bool is_strict_ = false;
+  std::size_t current_ = 0;                      // plan of the step
+  bool has_left_ = false;                        // the step its plan
+  std::int64_t outside_bytes_ = 0;               // that it has asked for since, less those given back
+  std::optional<PlanDeviation> last_deviation_;  // that require_kept() tells of
   Statistics counts_;
 };
 

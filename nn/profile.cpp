@@ -43,14 +43,15 @@ std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& opt
   return bytes;
 }
 
-TapeGraph record_step(Device device, const MakeRun& make, const std::function<void(TrainingRun&)>& look) {
+TapeGraph record_step(Device device, const MakeRun& make,
+                      const std::function<void(TrainingRun&, const TapeGraph&)>& look) {
   const memory::Stack stack = memory::make_resource(dry(device), profile_options(dry(device)));
   const ResourceScope scope(stack.top);
   const std::unique_ptr<TrainingRun> run = make(dry(device));
   TapeGraph graph;
   run->options().recording.graph = &graph;
   run->step();
-  if (look) look(*run);
+  if (look) look(*run, graph);
   return graph;
 }
 

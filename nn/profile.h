@@ -9,9 +9,19 @@
 #include <thimble/autograd/graph.h>
 #include <thimble/memory/outside.h>
 #include <thimble/memory/stack.h>
+#include <thimble/nn/module.h>
 #include <thimble/nn/step.h>
 
 namespace thimble::nn {
+
+/// What a run shows of itself between steps, to be compared with another one.
+struct RunView {
+  std::vector<double> losses;                 ///< of the last step, one for each update; of a dry run 0
+  std::vector<optim::Optimizer*> optimizers;  ///< their parameters and state
+  std::vector<NamedTensor> buffers;           ///< state that is not trained
+  Generator* generator = nullptr;
+  const optim::GradScaler* scaler = nullptr;  ///< null: the loss is not scaled
+};
 
 /// One run: makes model and optimizer when called, then `step()` runs one training step. What it owns dies with it.
 class TrainingRun {
@@ -27,6 +37,8 @@ class TrainingRun {
   virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
   /// Elements of all parameters.
   virtual std::int64_t parameters() const = 0;
+  /// Nothing of a run that cannot be compared.
+  virtual RunView view() { return {}; }
   /// What the tiers of the run occupy, beside the device's memory.
   virtual std::size_t tier_bytes() const { return 0; }
 };
@@ -72,9 +84,10 @@ memory::Options profile_options(Device device);
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
                                std::vector<StepPlan> plans = {});
 
-/// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it. Throws
-/// what the run throws.
-TapeGraph record_step(Device device, const MakeRun& make, const std::function<void(TrainingRun&)>& look = nullptr);
+/// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it, and the
+/// recording. Throws what the run throws.
+TapeGraph record_step(Device device, const MakeRun& make,
+                      const std::function<void(TrainingRun&, const TapeGraph&)>& look = nullptr);
 
 /// What is asked of the placement of a step: the alignment of the device's arena as unit, and a limit of 20,000 nodes,
 /// of which the steps of our models need 2,500 at most. The limit of 60 seconds is for machines that are very busy:

@@ -88,6 +88,12 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   tape.train(recording.leaves);
   tape.time(recording.times);
   const PassScope passes(current_generator());
+  const auto watched = [&](const std::shared_ptr<Leaf>& leaf) {
+    (*recording.watch)(leaf);
+    if (on_gradient) (*on_gradient)(leaf);
+  };
+  const LeafHook both(watched);
+  const LeafHook* const told = recording.watch ? &both : on_gradient;
   Tensor total;
   std::int64_t first_sample = 0;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -102,7 +108,7 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
     }
     if (recording.nodes) *recording.nodes = tape.node_count();
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
-    tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), on_gradient);
+    tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
     if (part.weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
   }

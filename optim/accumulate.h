@@ -25,6 +25,8 @@ struct RecordingOptions {
   std::size_t* nodes = nullptr;          ///< receives the number of nodes of the (last) recording
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
   const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
+  /// Shown every leaf whose gradient is complete, in every micro-batch, before anything is done with it; null: nobody.
+  const LeafHook* watch = nullptr;
 };
 
 /// One of several micro-batches that are not alike.

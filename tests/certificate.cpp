@@ -14,23 +14,33 @@
 #include <thimble/memory/offload.h>
 #include <thimble/memory/stack.h>
 
-#include "certificate_watched.h"
 #include "offload_data.h"
 #include "random_plans.h"
+#include "tensor_bytes.h"
 
 namespace thimble::certificate {
 namespace {
+
+using testing::Bytes;
+using testing::bytes_of;
+
+Bytes bytes_of(const void* from, std::size_t count) {
+  const auto* const first = static_cast<const std::byte*>(from);
+  return Bytes(first, first + count);
+}
+
+template <class T>
+T read(const Bytes& bytes) {
+  T value{};
+  std::memcpy(&value, bytes.data(), sizeof value);
+  return value;
+}
 
 class Run final : public nn::TrainingRun {
  public:
   Run(const MakeNet& make, const Technique& technique, Device device)
       : technique_(technique), generator_(7), scope_(generator_), net_(make(device)) {
-    optimizer_ = std::make_unique<Watched>(
-        net_->make_optimizer(),
-        [this] {
-          if (technique_.before_update) technique_.before_update(*net_);
-        },
-        [this] { note_calls(); });
+    optimizer_ = net_->make_optimizer();
     if (technique_.offloads || technique_.sends_state || technique_.offloads_gradients) {
       tier_ = std::make_shared<FileTier>(device, offload_test::options_at(offload_test::disk_folder(), 4096));
       if (technique_.offloads) net_->offload_to(tier_);
@@ -40,6 +50,7 @@ class Run final : public nn::TrainingRun {
     options_.micro_samples = net_->samples();
     options_.recording.plan = technique_.plan;
     options_.recording.times = &times_;
+    options_.recording.watch = &hook_;
     options_.fuses_optimizer = technique_.fuses;
     if (technique_.offloads_gradients) options_.gradient_tier = tier_;
     scaler_ = net_->make_scaler();
@@ -47,7 +58,8 @@ class Run final : public nn::TrainingRun {
   }
 
   void step() override {
-    optimizer_->forget();
+    gradients_.assign(optimizer_->parameters().size(), {});
+    complete_ = 0;
     if (technique_.sends_state) send_state_away();
     const Tensor loss = nn::training_step(
         *optimizer_,
@@ -66,7 +78,7 @@ class Run final : public nn::TrainingRun {
   Trajectory noted(int step) const {
     Trajectory all{{step, Item::loss, "loss", loss_}};
     for (std::size_t i = 0; i < optimizer_->parameters().size(); ++i) {
-      all.push_back({step, Item::gradient, optimizer_->parameters()[i].name, optimizer_->gradients()[i]});
+      all.push_back({step, Item::gradient, optimizer_->parameters()[i].name, gradients_[i]});
     }
     all.push_back({step, Item::generator, "calls", calls_});
     for (Entry& entry : state(step)) all.push_back(std::move(entry));
@@ -123,6 +135,19 @@ class Run final : public nn::TrainingRun {
     return list;
   }
 
+  void note_gradient(const std::shared_ptr<Leaf>& leaf) {
+    const auto& list = optimizer_->parameters();
+    const auto found =
+        std::find_if(list.begin(), list.end(), [&](const optim::Named& p) { return p.tensor.leaf() == leaf; });
+    if (found == list.end()) return;
+    if (leaf->grad.defined() && !leaf->grad.device().is_dry) {
+      gradients_[static_cast<std::size_t>(found - list.begin())] = bytes_of(leaf->grad);
+    }
+    note_calls();
+    const auto all = list.size() * static_cast<std::size_t>(options_.micro_batches);
+    if (++complete_ == all && technique_.before_update) technique_.before_update(*net_);
+  }
+
   // What the next random call under every path would draw: how many calls there were.
   void note_calls() {
     Generator copy = generator_;
@@ -146,11 +171,17 @@ class Run final : public nn::TrainingRun {
   GeneratorScope scope_;
   std::shared_ptr<FileTier> tier_;
   std::unique_ptr<Net> net_;
-  std::unique_ptr<Watched> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<optim::GradScaler> scaler_;
   nn::StepOptions options_;
   TapeTimes times_;
   Bytes loss_, calls_;
+  std::vector<Bytes> gradients_;  // of the step, per parameter
+  std::size_t complete_ = 0;      // of them
+  std::function<void(const std::shared_ptr<Leaf>&)> note_ = [this](const std::shared_ptr<Leaf>& leaf) {
+    note_gradient(leaf);
+  };
+  LeafHook hook_ = note_;
 };
 
 std::vector<StepPlan> placement_of(const MakeNet& make, const Technique& technique, Device device) {
@@ -225,11 +256,6 @@ Forward nested(Policy policy) {
   };
 }
 
-const char* to_string(Item item) {
-  constexpr const char* names[] = {"loss", "gradient", "parameter", "optimizer state", "statistics", "generator"};
-  return names[static_cast<std::size_t>(item)];
-}
-
 nn::MakeRun make_runs(const MakeNet& make, const Technique& technique) {
   return [=](Device device) { return std::make_unique<Run>(make, technique, device); };
 }
@@ -256,29 +282,29 @@ Training train(const MakeNet& make, const Technique& technique, int steps, Devic
 
 bool Certificate::names(Item item, int step) const {
   return std::any_of(differences.begin(), differences.end(),
-                     [&](const Difference& d) { return d.item == item && (step < 0 || d.step == step); });
+                     [&](const Difference& d) { return d.kind == item && (step < 0 || d.step == step); });
 }
 
 std::string Certificate::text() const {
   std::string text;
   for (std::size_t i = 0; i < std::min<std::size_t>(differences.size(), 10); ++i) {
     const Difference& d = differences[i];
-    text += "step " + std::to_string(d.step) + ": " + to_string(d.item) + " " + d.name + "\n";
+    text += "step " + std::to_string(d.step) + ": " + std::string(to_string(d.kind)) + " " + d.name + "\n";
   }
   return text;
 }
 
 std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other) {
-  using Key = std::tuple<int, Item, std::string>;
-  std::map<Key, std::pair<const Entry*, const Entry*>> pairs;
-  for (const Entry& entry : plain) pairs[Key(entry.step, entry.item, entry.name)].first = &entry;
-  for (const Entry& entry : other) pairs[Key(entry.step, entry.item, entry.name)].second = &entry;
-  std::vector<Difference> differences;
-  for (const auto& [key, pair] : pairs) {
-    const bool is_equal = pair.first && pair.second && pair.first->bytes == pair.second->bytes;
-    if (!is_equal) differences.push_back({std::get<0>(key), std::get<1>(key), std::get<2>(key)});
-  }
-  return differences;
+  const auto digests = [](const Trajectory& entries) {
+    nn::Trajectory all;
+    for (const Entry& entry : entries) {
+      nn::DigestStream digest;
+      digest.add(entry.bytes.data(), entry.bytes.size());
+      all.push_back({entry.step, entry.item, entry.name, entry.bytes.size(), digest.value()});
+    }
+    return all;
+  };
+  return nn::compare(digests(plain), digests(other));
 }
 
 Certificate Certifier::certify(const Technique& technique) {

@@ -19,6 +19,7 @@
 
 #include <thimble/autograd/plan.h>
 #include <thimble/memory/file_tier.h>
+#include <thimble/nn/certify.h>
 #include <thimble/nn/module.h>
 #include <thimble/nn/profile.h>
 
@@ -69,13 +70,13 @@ struct Technique {
   bool offloads = false;                 ///< saved tensors of some operators are on a disk until backward
   bool offloads_gradients = false;       ///< gradients are on a disk until their parameter is updated
   bool sends_state = false;              ///< all state goes to a disk and back before every step
-  /// For mutants: called when the loss is recorded, and before the first update.
+  /// For mutants: called when the loss is recorded, and when the last gradient is complete.
   std::function<void(Net&)> after_forward = nullptr, before_update = nullptr;
 };
 
 /// What a step makes or changes.
-enum class Item : std::uint8_t { loss, gradient, parameter, optimizer_state, statistics, generator };
-const char* to_string(Item item);
+using Item = nn::Compared;
+using nn::Difference;
 
 struct Entry {
   int step;
@@ -110,12 +111,6 @@ Training train(const MakeNet& make, const Technique& technique, int steps = cert
 /// Makes runs of a net under a technique on any device, for nn::Planner and nn::plan_steps.
 nn::MakeRun make_runs(const MakeNet& make, const Technique& technique);
 
-struct Difference {
-  int step;
-  Item item;
-  std::string name;
-};
-
 struct Certificate {
   std::vector<Difference> differences;
   Figures plain, figures;
@@ -126,7 +121,7 @@ struct Certificate {
   std::string text() const;
 };
 
-/// In what two trajectories differ. An entry that one of them lacks is a difference.
+/// In what two trajectories differ, by their digests (nn/certify.h).
 std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other);
 
 /// Gives certificates for a net.

@@ -151,7 +151,7 @@ TEST_CASE("certificate mutant: FP8 scales", "[certificate][fp8]") {
   CHECK_FALSE(counted.holds());
   bool has_counts = false;
   for (const Difference& d : counted.differences) {
-    if (d.step == 0) CHECK(d.item == Item::statistics);
+    if (d.step == 0) CHECK(d.kind == Item::statistics);
     has_counts = has_counts || (d.step == 0 && d.name == "block1.down.fp8_steps");
   }
   CHECK(has_counts);
@@ -166,6 +166,6 @@ TEST_CASE("certificate mutant: FP8 scales", "[certificate][fp8]") {
       compare(train(net_with(Kind::none), {}).trajectory, train(net_with(Kind::records_twice), {}).trajectory);
   CHECK_FALSE(twice.empty());
   for (const Difference& d : twice) {
-    if (d.step == 0) CHECK(d.item == Item::statistics);
+    if (d.step == 0) CHECK(d.kind == Item::statistics);
   }
 }

@@ -93,7 +93,7 @@ void scale_stealthily(Net& net, const std::string& name, float factor) {
 std::vector<std::string> names_of(const Certificate& certificate, Item item, int step) {
   std::vector<std::string> names;
   for (const Difference& d : certificate.differences) {
-    if (d.item == item && d.step == step) names.push_back(d.name);
+    if (d.kind == item && d.step == step) names.push_back(d.name);
   }
   return names;
 }
@@ -195,7 +195,7 @@ TEST_CASE("certificate mutant: every bit that is compared counts", "[certificate
         Trajectory other = plain;
         other[i].bytes[at] ^= std::byte{0x80};
         const std::vector<Difference> found = compare(plain, other);
-        caught += found.size() == 1 && found[0].step == plain[i].step && found[0].item == plain[i].item &&
+        caught += found.size() == 1 && found[0].step == plain[i].step && found[0].kind == plain[i].item &&
                   found[0].name == plain[i].name;
       }
     }

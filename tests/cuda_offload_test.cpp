@@ -239,6 +239,8 @@ TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned
   CHECK(nn::hardware_of_gpu("NVIDIA A100-SXM4-40GB").name == "a100-40gb");
   CHECK(nn::hardware_of_gpu("NVIDIA GeForce RTX 4090").name == "rtx-4090-24gb");
   CHECK(nn::hardware_of_gpu("a GPU of its own").name == "h100-80gb");
+  CHECK(nn::CostModel(nn::hardware_of_gpu("a GPU of its own")).source ==
+        "h100-80gb: unknown GPU 'a GPU of its own', costed as H100");
   CHECK(bench::hardware_for({}, cuda()).name == "h100-80gb");
   CHECK(bench::hardware_for({}, cpu).name == "cpu");
   CHECK(bench::hardware_for({"cpu", false, ""}, cuda()).name == "cpu");

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include <thimble/core/context.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch.h>
 #include <thimble/memory/placed.h>
@@ -191,4 +192,106 @@ TEST_CASE("placed: time of an allocation and a free", "[.benchmark]") {
       }(),
       ns_per_pair(*dynamic.top, nullptr));
   CHECK(placed.placed->statistics().deviations == 0);
+}
+
+TEST_CASE("placed: the first event that leaves a plan is told, with what it cost", "[placed]") {
+  const memory::Stack stack = stack_of({plan_of(step_script)});
+  Actor actor(*stack.top);
+  {
+    const Placed::Step step(*stack.placed);
+    actor.play(step_script);
+  }
+  CHECK_FALSE(stack.placed->statistics().first_deviation.has_value());
+  {
+    const Placed::Step step(*stack.placed);
+    actor.allocate('a', 1000);
+    const PathScope path("elsewhere");
+    Block* const block = stack.top->allocate(
+        {.bytes = 6000, .category = Category::workspace, .path = context().path});  // 'b' of 5000 was planned
+    actor.allocate('c', 300);
+    actor.free('c');
+    stack.top->deallocate(block, nullptr);
+    actor.free('a');
+  }
+  Placed::Statistics statistics = stack.placed->statistics();
+  REQUIRE(statistics.first_deviation.has_value());
+  const PlanDeviation first = *statistics.first_deviation;
+  CHECK(first.step == 1);
+  CHECK(first.event == 1);
+  using Event = PlanDeviation::Event;
+  CHECK(first.planned == PlanDeviation::Side{Event::allocation, 5000, Category::temporary, 0});
+  CHECK(first.done == PlanDeviation::Side{Event::allocation, 6000, Category::workspace, join_path(0, "elsewhere")});
+  CHECK(to_string(first) ==
+        "step 1, event 1: the plan allocates 5000 bytes of temporary in '', the step allocates 6000 bytes of workspace "
+        "in 'elsewhere'");
+  CHECK(statistics.bytes_above_plan == 6300);
+  {
+    const Placed::Step step(*stack.placed);  // ends too early
+    actor.allocate('a', 1000);
+    actor.allocate('b', 5000);
+    actor.free('a');
+    actor.free('b');
+  }
+  statistics = stack.placed->statistics();
+  CHECK(statistics.deviations == 2);
+  CHECK(*statistics.first_deviation == first);  // the first of all
+  CHECK(statistics.last_deviation == 3);
+}
+
+TEST_CASE("placed: a strict one refuses a step that leaves its plan", "[placed]") {
+  const memory::Stack stack = stack_of({plan_of(step_script)});
+  stack.placed->set_strict(true);
+  Actor actor(*stack.top);
+  const auto strict_step = [&](const Script& script) {
+    {
+      const Placed::Step step(*stack.placed);
+      actor.play(script);
+    }
+    stack.placed->require_kept();
+  };
+  CHECK_NOTHROW(strict_step(step_script));
+  const std::size_t live = stack.arena->statistics().live_blocks;
+  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'b', 5064}}), PlanError);
+  actor.free('a');
+  CHECK(stack.arena->statistics().live_blocks == live);  // the request was refused, nothing is left
+  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'a', 0}, {'b', 5000}}), PlanError);  // seen at the request after it
+  CHECK_THROWS_AS(strict_step({{'a', 1000}, {'a', 0}}), PlanError);               // seen at the end
+  CHECK_NOTHROW(strict_step(step_script));
+  stack.placed->begin_step();
+  actor.allocate('a', 1000);
+  CHECK_THROWS_AS(stack.placed->begin_step(), PlanError);  // a block of the last one lives
+  actor.free('a');
+  stack.placed->end_step();
+  CHECK(stack.placed->statistics().dynamic_steps == 0);
+  stack.placed->set_strict(false);
+  CHECK_NOTHROW(strict_step({{'a', 1000}, {'a', 0}}));
+}
+
+TEST_CASE("placed: other plans between two steps", "[placed]") {
+  const Script larger = {{'a', 70'000}, {'b', 5000}, {'a', 0}, {'b', 0}};
+  const memory::Stack stack = stack_of({plan_of(step_script)});
+  Actor actor(*stack.top);
+  const auto play = [&](const Script& script, std::size_t plan) {
+    const Placed::Step step(*stack.placed, plan);
+    actor.play(script);
+  };
+  play(step_script, 0);
+  const std::size_t region = stack.placed->statistics().region_bytes;
+  stack.placed->begin_step();
+  CHECK_THROWS_AS(stack.placed->set_plans({plan_of(larger)}), PlanError);  // under way
+  stack.placed->end_step();
+  stack.placed->set_plans({plan_of(step_script), plan_of(larger)});
+  CHECK(stack.placed->statistics().region_bytes > region);
+  CHECK_FALSE(stack.placed->statistics().is_region_held);
+  for (int i = 0; i < 3; ++i) {
+    play(larger, 1);
+    play(step_script, 0);
+  }
+  CHECK(stack.placed->statistics().deviations == 1);  // the step that was empty
+  CHECK_THROWS_AS(stack.placed->set_plans({}), ValueError);
+  StepPlan wrong = plan_of(larger);
+  wrong.placement.offsets[1] = wrong.placement.offsets[0];
+  CHECK_THROWS_AS(stack.placed->set_plans({wrong}), PlanError);
+  play(larger, 1);
+  CHECK(stack.placed->statistics().deviations == 1);
 }

@@ -21,6 +21,7 @@
 #include <thimble/core/compute_capability.h>
 #include <thimble/core/error.h>
 #include <thimble/core/file.h>
+#include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::bench {
 namespace plan_detail {
@@ -193,12 +194,15 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
 
 /// Where the plan is to be written; empty: nowhere.
 struct Files {
-  std::string html, trace, csv, snapshot;
+  std::string html, trace, csv, snapshot, plan;
 
   std::vector<std::pair<const char*, const std::string*>> asked() const {
     std::vector<std::pair<const char*, const std::string*>> list;
-    for (const auto& [flag, path] :
-         {std::pair{"--html", &html}, {"--trace", &trace}, {"--csv", &csv}, {"--snapshot", &snapshot}}) {
+    for (const auto& [flag, path] : {std::pair{"--html", &html},
+                                     {"--trace", &trace},
+                                     {"--csv", &csv},
+                                     {"--snapshot", &snapshot},
+                                     {"--save", &plan}}) {
       if (!path->empty()) list.emplace_back(flag, path);
     }
     return list;
@@ -218,6 +222,8 @@ struct Files {
     }
   }
 
+  bool wants_pictures() const { return !(html + trace + csv + snapshot).empty(); }
+
   void write(const PlanView& view) const {
     // All contents are made before the first is written.
     std::vector<std::pair<std::string, std::string>> contents;
@@ -230,6 +236,7 @@ struct Files {
 };
 
 void add_file_flags(CLI::App& command, Files& files) {
+  command.add_option("--save", files.plan, "Write the plan, for 'thimble train --plan'")->type_name("FILE");
   command.add_option("--html", files.html, "Write a page that shows the plan")->type_name("FILE");
   command.add_option("--trace", files.trace, "Write the steps for Perfetto: Chrome's trace event format")
       ->type_name("FILE");
@@ -285,6 +292,9 @@ void add_plan(CLI::App& program) {
   plan_detail::add_file_flags(*command, *files);
   command->callback([options, is_json, files, dropout] {
     files->check();
+    if (options->is_inference && !files->plan.empty()) {
+      throw ValueError("--save: --inference makes no plan that a run could follow; without it it is allowed");
+    }
     if (options->is_inference && dropout->count() > 0) {
       throw ValueError("--inference: not with --dropout, which is about training steps");
     }
@@ -298,7 +308,8 @@ void add_plan(CLI::App& program) {
     const bool is_named = !options->costs.hardware.empty();
     const AssumedCapability units(is_named ? nn::hardware(options->costs.hardware).capability : 0);
     const PlanReport report = make_plan(*options);
-    if (!files->asked().empty()) files->write(see_plan(*options, report));
+    if (files->wants_pictures()) files->write(see_plan(*options, report));
+    if (!files->plan.empty() && report.is_feasible) nn::write_plan(files->plan, report.plan);
     *is_json ? plan_detail::print_json(*options, report) : plan_detail::print_table(*options, report);
     if (!report.is_feasible) throw report.why_infeasible;
   });

@@ -125,6 +125,7 @@ void print_json(const TrainOptions& options, const Extra& extra, const TrainRepo
       {"fuses_optimizer", options.setup.fuses_optimizer},
       {"clip_norm", r.clip_norm},
       {"time_overhead", r.time_overhead},
+      {"cost_model", r.cost_model},
       {"offloaded_bytes", r.offloaded_bytes},
       {"packed_bytes", r.packing.bytes},
       {"packed_to_bytes", r.packing.packed_bytes},
@@ -153,6 +154,13 @@ void print_json(const TrainOptions& options, const Extra& extra, const TrainRepo
   }
   if (r.libraries && r.libraries->cudnn.refusals > 0) json["cudnn_first_refused"] = r.libraries->cudnn.first_refused;
   if (options.records_steps) json["recorded_launches"] = r.recorded_launches;
+  if (r.placed) {
+    json["deviations"] = r.placed->deviations;
+    json["unplaced_steps"] = r.placed->dynamic_steps;
+    json["bytes_above_plan"] = r.placed->bytes_above_plan;
+    json["first_deviation"] = nullptr;
+    if (r.placed->first_deviation) json["first_deviation"] = to_string(*r.placed->first_deviation);
+  }
   if (r.scaler) {
     json["loss_scale"] = r.scaler->scale;
     json["skipped_steps"] = r.scaler->skipped_steps;
@@ -204,8 +212,9 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
               bytes_text(r.predicted_peak_bytes).c_str());
   if (options.budget_bytes > 0) {
-    std::printf("  budget           %s, at %.1f %% more time by the cost model\n",
-                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead);
+    std::printf("  budget           %s, at %.1f %% more time by the cost model%s\n",
+                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead,
+                r.cost_model.empty() ? "" : (" '" + r.cost_model + "'").c_str());
   }
   if (r.offloaded_bytes > 0) {
     std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
@@ -223,6 +232,13 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
                 format_grouped(static_cast<std::int64_t>(r.measured_tier_bytes)).c_str());
   }
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
+  if (r.placed && r.placed->deviations + r.placed->dynamic_steps > 0) {
+    std::printf("  left its plan    %llu of %llu steps, by up to %s\n",
+                static_cast<unsigned long long>(r.placed->deviations + r.placed->dynamic_steps),
+                static_cast<unsigned long long>(r.placed->steps), bytes_text(r.placed->bytes_above_plan).c_str());
+    if (r.placed->first_deviation)
+      std::printf("                   %s\n", to_string(*r.placed->first_deviation).c_str());
+  }
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
   if (r.device_use) {
     std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
@@ -261,10 +277,13 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>&
   add_number(command, "--dropout", o.setup.sizes.dropout, 0, 0.99, "Dropout of text models (the model's own)");
 }
 
-void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
+}  // namespace train_detail
+
+void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
   TrainOptions& o = *options;
-  command.add_option("--data", o.data, "A text, token or image file, a folder of them, or 'synthetic'")->required();
-  add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
+  add_setup_flags(command, std::shared_ptr<Setup>(options, &options->setup));
+  train_detail::add_optimizer_flags(command, options);
+  command.add_option("--data", o.data, "A text, token or image file, a folder of them, or 'synthetic'");
   command
       .add_option_function<std::string>(
           "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
@@ -272,13 +291,25 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& optio
       ->type_name("DEVICE");
   command.add_flag("--tf32", o.allows_tf32,
                    "On a CUDA device: f32 products, convolutions and attention in TF32 (they are in f32)");
-  command.add_flag("--graph", o.records_steps,
-                   "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
   add_size(command, "--process-budget", o.process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (as many as it takes)");
   add_storing_flags(command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));
+  command.add_option("--plan", o.plan, "Plan to follow, as 'thimble plan --save' wrote it; nothing is planned")
+      ->type_name("FILE");
+}
+
+namespace train_detail {
+
+void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
+  TrainOptions& o = *options;
+  add_training_flags(command, options);
+  command.get_option("--data")->required();
+  add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
+  command.add_flag("--strict", o.is_strict, "A step that leaves its plan ends the run (such steps are counted)");
+  command.add_flag("--graph", o.records_steps,
+                   "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
   add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
   add_integer(command, "--sample", o.sample, 0, 1'000'000, "Tokens that a text model writes at the end (0)");
@@ -322,9 +353,6 @@ void say_before(const PreparedTraining& prepared) {
 void add_train(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("train", "Train a model");
   const auto options = std::make_shared<TrainOptions>();
-  // The setup lives inside of the options and is shared with them.
-  add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
-  train_detail::add_optimizer_flags(*command, options);
   train_detail::add_run_flags(*command, options);
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);
@@ -346,7 +374,7 @@ void add_train(CLI::App& program) {
     }
     const Setup& setup = options->setup;
     const bool is_for_plans = !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_gradients;
-    if (!has_budget && (is_for_plans || setup.allows_lossy)) {
+    if (!has_budget && options->plan.empty() && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
     if (*wants_gradients && !setup.allows_lossy) {

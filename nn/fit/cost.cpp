@@ -73,11 +73,13 @@ const Hardware& hardware(std::string_view name) {
   throw ValueError("hardware: '" + std::string(name) + "' is not one of " + names);
 }
 
-const Hardware& hardware_of_gpu(std::string_view driver_name) {
+Hardware hardware_of_gpu(std::string_view driver_name) {
   for (const Hardware& h : hardware_list()) {
     if (driver_name.starts_with(h.description.substr(0, h.description.find(',')))) return h;
   }
-  return hardware("h100-80gb");
+  Hardware other = hardware("h100-80gb");
+  other.description = "unknown GPU '" + std::string(driver_name) + "', costed as H100";
+  return other;
 }
 
 namespace cost_detail {

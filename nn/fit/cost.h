@@ -35,9 +35,9 @@ struct Hardware {
 std::span<const Hardware> hardware_list();
 const Hardware& hardware(std::string_view name);
 
-/// The entry of a GPU by the name that its driver gives ("NVIDIA H100 80GB HBM3"); that of h100-80gb where none is
-/// like it.
-const Hardware& hardware_of_gpu(std::string_view driver_name);
+/// The entry of a GPU by the name that its driver gives ("NVIDIA H100 80GB HBM3"); where none is like it, that of
+/// h100-80gb, whose description then says so.
+Hardware hardware_of_gpu(std::string_view driver_name);
 
 /// Seconds of one node of a graph.
 struct NodeTimes {

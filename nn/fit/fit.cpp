@@ -109,6 +109,9 @@ void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged)
 }  // namespace fit_detail
 
 void Plan::apply(StepOptions& options, Device device) const {
+  if (const std::string here = machine_text(device); key && key->machine != here) {
+    throw PlanError("plan: it was made for '" + key->machine + "', here it is '" + here + "'");
+  }
   options.recording.plan = tape;
   options.recording.tier = tape && tape->offloads() ? make_tier(device) : nullptr;
 }
@@ -123,10 +126,11 @@ Planner::Planner(MakeRun make, Device device, const CostModel& costs, PlannerOpt
     simpler_ = std::make_unique<Planner>(make_, device, costs, std::move(fewer));
   }
   bool fuses = false;
-  graph_ = record_step(device_, make_, [&](TrainingRun& run) {
+  graph_ = record_step(device_, make_, [&](TrainingRun& run, const TapeGraph& graph) {
     parameters_ = run.parameters();
     passes_ = run.options().micro_batches;
     fuses = run.options().fuses_optimizer != FusedUpdate::off;
+    key_ = std::make_shared<PlanKey>(plan_key(device_, graph, run));
   });
   if (storing.packs) check_rules(graph_, storing);
   const std::vector<NodeTimes> times = node_times(graph_, costs);
@@ -184,6 +188,7 @@ MakeRun Planner::run_with(const Plan& plan) const {
 
 Plan Planner::plan_of(std::shared_ptr<const TapePlan> tape) const {
   Plan plan;
+  plan.key = key_;
   plan.tape = std::move(tape);
   if (!plan.tape) return plan;
   if (plan.tape->offloads()) plan.make_tier = options_.make_tier;

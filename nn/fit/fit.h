@@ -15,11 +15,11 @@
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
 // budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
 // (memory/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's peak, and
-// nothing is estimated. Points are run when they are first looked at, and placed where their dry run leaves in doubt
-// whether they keep a budget. A budget's plan is found by halving, first among points spread over the whole frontier,
-// then between two neighbours of these. More budget never gives a slower plan: all budgets halve the same stretches at
-// the same points, and what fits the smaller one fits the larger, so that where two part, the larger goes on among
-// faster plans.
+// nothing of it is estimated. Points are run when they are first looked at, and placed where their dry run leaves in
+// doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the whole
+// frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the same
+// stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger goes
+// on among faster plans.
 
 #include <cstddef>
 #include <functional>
@@ -31,6 +31,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/remat/frontier.h>
 #include <thimble/nn/fit/cost.h>
+#include <thimble/nn/fit/plan_key.h>
 #include <thimble/nn/fit/stages.h>
 #include <thimble/nn/fit/storing.h>
 #include <thimble/nn/profile.h>
@@ -61,7 +62,8 @@ void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const 
 /// A way of running the step, with what it needs.
 struct Plan {
   /// Has the steps of a run follow it. Makes the tier where it offloads: to be called once model and optimizer are
-  /// there, before the first step, under the resource of the run.
+  /// there, before the first step, under the resource of the run. Throws PlanError where it was made for another
+  /// machine (machine_text), whose workspaces have other sizes: other threads among it.
   void apply(StepOptions& options, Device device) const;
 
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
@@ -72,11 +74,12 @@ struct Plan {
   double step_s = 0;                     ///< by the cost model
   double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
   CategoryBytes peak_by_category{};
-  MakeTier make_tier;                      ///< null where the plan does not offload
-  std::size_t offloaded_bytes = 0;         ///< of saved tensors, per recording
-  std::size_t packed_bytes = 0;            ///< the same, before they are packed
-  std::vector<PackedResults> packed = {};  ///< what these are
-  std::size_t tier_bytes = 0;              ///< that the run's tiers occupy, exactly (MemoryProfile)
+  MakeTier make_tier;                            ///< null where the plan does not offload
+  std::size_t offloaded_bytes = 0;               ///< of saved tensors, per recording
+  std::size_t packed_bytes = 0;                  ///< the same, before they are packed
+  std::vector<PackedResults> packed = {};        ///< what these are
+  std::size_t tier_bytes = 0;                    ///< that the run's tiers occupy, exactly (MemoryProfile)
+  std::shared_ptr<const PlanKey> key = nullptr;  ///< what it belongs to; null: that is not known
 };
 
 /// No plan fits the budget.
@@ -104,12 +107,15 @@ class Planner {
   /// is taken where it is as good.
   Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options = {});
 
-  /// The fastest plan whose peak is within the budget. Throws BudgetError.
+  /// The fastest plan within the budget of those that the search looks at: some fifty points of the frontier, then
+  /// halves of the stretch between two. The frontier's plans are the fastest of the chain's options by the cost model;
+  /// a faster one may exist outside of both. Its peak is exact. Throws BudgetError.
   const Plan& fit(std::size_t budget_bytes);
 
   /// Plans with falling times and rising peaks, none of them worse than another in both: a picture of the whole range.
   std::vector<Plan> plans();
-  /// The smallest budget for which fit() has a plan, and that plan.
+  /// The smallest budget for which fit() has a plan, and that plan: the least of the points at the frontier's lower
+  /// end.
   const Plan& smallest();
   /// The step without a plan, in an arena without placement: what overheads are counted from.
   const Plan& keep_everything() const noexcept { return keep_everything_; }
@@ -143,6 +149,7 @@ class Planner {
   PlannerOptions options_;
   std::unique_ptr<Planner> simpler_;  // with fewer options; null: this one has none
   TapeGraph graph_;
+  std::shared_ptr<const PlanKey> key_;
   StagedGraph staged_;
   std::unique_ptr<const remat::Frontier> frontier_;
   std::int64_t passes_ = 1;    // forward and backward of the recording, per step

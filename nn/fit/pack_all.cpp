@@ -11,6 +11,7 @@ TapePlan pack_all(const TapeGraph& graph, const Storing& storing) {
   check_rules(graph, storing);
   TapePlan plan;
   for (const TapeGraph::Node& node : graph.nodes) plan.types.push_back(node.type);
+  plan.sizes = graph.sizes();
   plan.fates.assign(plan.types.size(), Fate::keep);
   const std::vector<Storable> uses = storables(graph);
   for (std::size_t s = 0; s < uses.size(); ++s) {

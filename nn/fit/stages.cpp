@@ -279,6 +279,7 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
   const std::size_t longest = limits.span > 0 ? limits.span : longest_span(count);
   StagedGraph staged;
   for (const TapeGraph::Node& node : graph.nodes) staged.types.push_back(node.type);
+  staged.sizes = graph.sizes();
   staged.stages.resize(count);
   staged.chain.stages.resize(count);
   OptionCache cache;
@@ -332,6 +333,7 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
 TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan) {
   TapePlan tape;
   tape.types = staged.types;
+  tape.sizes = staged.sizes;
   tape.fates.assign(staged.types.size(), Fate::drop);
   // The items of a dropped one follow it; `end` is the place in the list where a segment's items end.
   struct Open {

@@ -21,7 +21,8 @@ struct StagedGraph {
     std::vector<std::vector<Fate>> fates;  ///< per option, of the nodes of its span; option 0 keeps everything
     std::vector<std::vector<TapePlan::Store>> stores;  ///< per option
   };
-  std::vector<const OpType*> types;  ///< of all nodes
+  std::vector<const OpType*> types;   ///< of all nodes
+  std::vector<TapePlan::Size> sizes;  ///< the same
   std::vector<Stage> stages;
   remat::Chain chain;
 };

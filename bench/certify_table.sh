@@ -1,0 +1,54 @@
+#!/bin/sh
+# The table of docs/certify.md: named models in about half of the bytes that keeping everything takes, each certified
+# bit by bit at its real size; then an own model, examples/own_model_in_a_budget.cpp, where its program is named.
+# `bench/certify_table.sh PROGRAM [STEPS [EXAMPLE]]`, Markdown on standard output; status 1 where a certificate does not
+# hold. Needs python3 to read JSON.
+set -eu
+program=$1
+steps=${2:-2}
+example=${3:-}
+number() { python3 -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
+failed=0
+echo "| model | batch | keeping everything | budget | peak, predicted and measured | more time, by the cost model | tensors | bytes compared | equal |"
+echo "|---|---:|---:|---:|---:|---:|---:|---:|---|"
+while read -r model batch flags; do
+  [ -n "$model" ] || continue
+  # shellcheck disable=SC2086  # flags are several words
+  plan=$("$program" plan "$model" --batch "$batch" $flags --data synthetic --json)
+  all=$(echo "$plan" | number keep_everything_bytes)
+  least=$(echo "$plan" | number minimum_feasible_bytes)
+  half=$((all / 2))
+  [ "$half" -ge "$least" ] || half=$(((all + least) / 2))
+  status=0
+  # shellcheck disable=SC2086
+  result=$("$program" certify "$model" --batch "$batch" $flags --budget "${half}" --steps "$steps" --json) || status=$?
+  if [ "$status" != 0 ] && [ "$status" != 5 ]; then
+    echo "certify_table: $model ended with status $status" >&2
+    exit 1
+  fi
+  [ "$status" = 0 ] || failed=1
+  echo "$result" | python3 -c '
+import json, sys
+r, flags, kept = json.load(sys.stdin), sys.argv[1], int(sys.argv[2])
+name = r["model"] + (" `" + flags + "`" if flags else "")
+peaks = sorted({r["predicted_peak_bytes"], r["planned_peak_bytes"]})
+cells = [name, r["batch"], kept, r["budget_bytes"], " and ".join(format(p, ",") for p in peaks),
+         "%.1f %%" % (100 * r["time_overhead"]), r["compared_tensors"], r["compared_bytes"],
+         "yes" if r["holds"] else "NO"]
+print("| " + " | ".join(format(c, ",") if isinstance(c, int) else c for c in cells) + " |")' "$flags" "$all"
+done <<MODELS
+mlp 512
+char-gpt 4 --seq 128
+gpt2 1 --seq 128
+bert-base 1 --seq 128
+vit-b16 2
+resnet18 16 --image 64
+resnet50 2
+googlenet 4
+sharedconv 8
+MODELS
+if [ -n "$example" ]; then
+  echo
+  "$example" || failed=1
+fi
+exit $failed

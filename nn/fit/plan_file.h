@@ -1,0 +1,24 @@
+#pragma once
+// Plans as files: made once, looked at, and followed by runs that plan nothing. A file holds all of a plan: its key
+// (nn/fit/plan_key.h), the fates of all nodes, where every block lies, and its figures.
+
+#include <string>
+
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::nn {
+
+/// Writes a plan as JSON; the file appears whole or not at all. Throws ValueError for one without a key, FileError.
+void write_plan(const std::string& path, const Plan& plan);
+
+/// Reads a plan for this run. The run's step is recorded on the dry twin of `device` and held against the plan's key;
+/// nothing is searched. Then two steps and what comes after them are run dry under the plan: the peak and the tiers'
+/// bytes that it has afterwards are those of this run. `make_tier` is needed where it offloads.
+/// Throws PlanError for a plan of another key, naming the first thing that differs, for one that the dry run departs
+/// from, and for one that offloads without a tier; FileError for a file that holds no plan; what the run throws.
+Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier = nullptr);
+
+/// A few lines for people: the key, the figures, the segments and stores, how the blocks are placed.
+std::string to_text(const Plan& plan);
+
+}  // namespace thimble::nn

@@ -1,0 +1,43 @@
+#pragma once
+// What a plan belongs to: the program whose step was recorded, and everything that the bytes of a step depend on
+// besides. A plan of another key is refused, by the name of the first thing that differs.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/graph.h>
+#include <thimble/nn/profile.h>
+
+namespace thimble::nn {
+
+struct PlanKey {
+  struct Node {
+    std::string name;  ///< of the operator
+    TapePlan::Size size;
+    friend bool operator==(const Node&, const Node&) = default;
+  };
+  struct Leaf {
+    Shape shape;
+    DType dtype = DType::f32;
+    friend bool operator==(const Leaf&, const Leaf&) = default;
+  };
+  std::string library;       ///< its version
+  std::string machine;       ///< machine_text()
+  std::string step;          ///< how steps are made: micro-batches, clipping, optimizers, ...
+  std::vector<Leaf> leaves;  ///< that are trained, in the order in which the recording meets them
+  std::vector<Node> nodes;   ///< of the recording
+  friend bool operator==(const PlanKey&, const PlanKey&) = default;
+};
+
+/// What workspaces on a device depend on, in one line: "cpu, 2 threads, avx2, bf16 products in f32", "cuda, compute
+/// capability 9.0". That of a dry device is its twin's.
+std::string machine_text(Device device);
+
+/// The key of plans for a run whose step gave this recording.
+PlanKey plan_key(Device device, const TapeGraph& graph, TrainingRun& run);
+
+/// The first thing in which two keys differ, with both sides; empty: nothing.
+std::string difference(const PlanKey& plan, const PlanKey& now);
+
+}  // namespace thimble::nn
