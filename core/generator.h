@@ -45,8 +45,8 @@ class Generator {
   /// zero.
   void set_step(std::uint64_t step);
 
-  /// Random calls of this pass so far, by path; paths that are not there had none.
-  const std::vector<std::uint32_t>& calls() const noexcept { return calls_; }
+  /// Random calls of the pass so far (the last one), by path; paths that are not there had none.
+  const std::vector<std::uint32_t>& calls() const noexcept { return in_pass_; }
 
   /// The next random call under `path`.
   RandomSite next_site(PathId path);

@@ -73,7 +73,7 @@ void add_certify(CLI::App& program) {
     }
     if (!certificate.holds()) {
       std::fflush(stdout);
-      throw CLI::RuntimeError(not_equal_status);
+      throw CLI::RuntimeError(not_predicted_status);
     }
   });
 }
