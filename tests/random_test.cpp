@@ -356,7 +356,7 @@ TEST_CASE("random: what is refused") {
   CHECK_THROWS_AS(bernoulli({4}, NAN), ValueError);
   CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, std::uint64_t{1} << 32, 0, 0}), ValueError);
   CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, 0, -1, 0}), ValueError);
-  CHECK_THROWS_AS(rand({4}, DType::f32, cpu, RandomSite{0, 0, std::int64_t{1} << 59, 0}), ValueError);
+  CHECK_THROWS_AS(rand({1, 4}, DType::f32, cpu, RandomSite{0, 0, std::int64_t{1} << 59, 0}), ValueError);
   CHECK(to_host<float>(bernoulli({3}, 1)) == std::vector<float>{1, 1, 1});
   CHECK(to_host<float>(bernoulli({3}, 0)) == std::vector<float>{0, 0, 0});
   CHECK(rand({0, 3}).shape() == Shape{0, 3});
