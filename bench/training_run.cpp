@@ -29,6 +29,7 @@ namespace thimble::bench {
 namespace training_run_detail {
 
 namespace fs = std::filesystem;
+
 void require_writable(const char* flag, const std::string& given, const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) {

@@ -1,9 +1,15 @@
 // Checksums in safetensors files: what is written here has them, what has none loads as ever, and every flipped bit of
 // data is found before anything is loaded.
 
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
+#include <thimble/core/bytes.h>
 #include <thimble/core/copy.h>
 #include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>

@@ -180,7 +180,11 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
   if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f", r.loss_first, r.loss_last);
   r.has_validation ? std::printf(", validation %.4f\n", r.validation.loss) : std::printf("\n");
-  if (!r.is_finite()) std::printf("                   the last loss is not finite\n");
+  if (r.end == TrainEnd::diverged) {
+    std::printf("                   training diverged\n");
+  } else if (!r.is_finite()) {
+    std::printf("                   the last loss is not finite\n");
+  }
   if (r.scaler) {
     std::printf("  loss scale       %.9g at the end", r.scaler->scale);
     if (r.scaler->skipped_steps > 0) {
