@@ -43,11 +43,12 @@ class TimePanel extends Panel {
       });
       from = last;
     }
+    // The budget first: the words of the others stand over its line.
+    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.level(g, step.load, 'lower bound ' + readable(step.load), 'ink', [2, 3], 'left', true);
     if (data.theory && step.name === 'keep everything') {
       this.level(g, data.theory, 'textbook, by formula ' + readable(data.theory), 'muted', [1, 4], 'left', false);
     }
-    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.mark(g);
   }
   mark(g) {
@@ -109,11 +110,11 @@ class MapPanel extends Panel {
       if (width > 3 && height > 3) { g.strokeStyle = edge; g.lineWidth = .7; g.strokeRect(x, y, width, height); }
     });
     const height = this.layout.height;
+    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.level(g, height, 'height ' + readable(height), 'ink', [2, 3], 'left', false);
     if (data.theory && this.step.name === 'keep everything') {
       this.level(g, data.theory, 'textbook, by formula ' + readable(data.theory), 'muted', [1, 4], 'left', false);
     }
-    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
   }
   hover(x, y) {
     const blocks = this.step.blocks, time = this.timeOf(x), at = (this.y0 - y) / (this.y0 - this.y1) * this.high;
