@@ -52,15 +52,27 @@ std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& g
 }
 
 /// Peak of a forward without a tape.
-nn::Plan inference_plan(const PlanOptions& options, std::int64_t& parameters) {
+nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
   const nn::MemoryProfile profile = nn::profile_training(
       dry(options.device), options.is_int8 ? int8_inference_run(options.setup) : inference_run(options.setup));
-  parameters = profile.parameters;
+  report.parameters = profile.parameters;
   nn::Plan plan;
   plan.peak_bytes = profile.peak_bytes;
   plan.lower_bound_bytes = profile.lower_bound_bytes;
   plan.peak_by_category = profile.peak_by_category;
+  report.committed = memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
   return plan;
+}
+
+/// What the peak of a training plan consists of: one more dry run.
+memory::CommittedParts parts_of(const PlanReport& report, Device device) {
+  const auto run = [&](Device on) {
+    std::unique_ptr<nn::TrainingRun> made = report.run(on);
+    report.plan.apply(made->options(), on);
+    return made;
+  };
+  const nn::MemoryProfile profile = nn::profile_training(dry(device), run, 2, false, report.plan.placement);
+  return memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
 }
 
 /// Throws ValueError for what a forward has no use for.
@@ -129,6 +141,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   }
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
   report.packing = packing_of(report.plan);
+  report.committed = parts_of(report, options.device);
   report.segments = segments_of(report.plan, planner.graph());
   if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
 }
@@ -260,8 +273,8 @@ LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_byt
   }
   const auto peak = [&](std::int64_t batch) -> std::size_t {
     options.setup.batch = whole_batch(given.setup, batch);
-    std::int64_t parameters = 0;
-    if (options.is_inference) return planning_detail::inference_plan(options, parameters).peak_bytes;
+    PlanReport unused;
+    if (options.is_inference) return planning_detail::inference_plan(options, unused).peak_bytes;
     if (search == BatchSearch::plain) {
       return nn::profile_training(dry(options.device), runs.of(options.setup)).peak_bytes;
     }
@@ -312,7 +325,7 @@ PlanReport make_plan(const PlanOptions& given) {
           "--inference: not with --fuse-optimizer, --micro-batches or --techniques, which are about training steps");
     }
     planning_detail::check_inference(options);
-    report.plan = planning_detail::inference_plan(options, report.parameters);
+    report.plan = planning_detail::inference_plan(options, report);
     report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
     if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
       report.is_feasible = false;

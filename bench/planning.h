@@ -12,6 +12,7 @@
 #include <thimble/bench/costs.h>
 #include <thimble/bench/setup.h>
 #include <thimble/bench/storing.h>
+#include <thimble/memory/committed.h>
 #include <thimble/memory/outside.h>
 #include <thimble/nn/fit/fit.h>
 
@@ -56,6 +57,7 @@ struct PlanReport {
   nn::BudgetError why_infeasible{"", 0, 0};  ///< the plan is then the smallest one
   std::size_t minimum_bytes = 0;             ///< of all plans
   std::size_t keep_everything_bytes = 0;
+  memory::CommittedParts committed;  ///< of the plan's peak
   std::string cost_model;
   std::vector<PlannedSegment> segments;
   double plain_step_s = 0;                 ///< of the step that the plan's time_overhead is counted from

@@ -95,6 +95,13 @@ if(TARGET thimble_parity)
   set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
 endif()
 
+# The pages that the program writes, opened in a browser without a window; skipped, not passed, where there is none.
+if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
+  thimble_add_test(pages COMMAND sh ${PROJECT_SOURCE_DIR}/tests/pages/run.sh $<TARGET_FILE:thimble_program>
+                                 ${PROJECT_BINARY_DIR}/pages)
+  set_tests_properties(pages PROPERTIES SKIP_RETURN_CODE 77)
+endif()
+
 # About the sources themselves: these need nothing of the library, so they also run while it does not build.
 add_executable(thimble_house_tests tests/house/sources.cpp tests/house/layering_test.cpp tests/house/text_test.cpp
                                    tests/house/weight_test.cpp)

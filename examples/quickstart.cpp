@@ -16,7 +16,7 @@ std::size_t peak_bytes(Device device, int steps) {
     const Tensor loss = nn::training_step(sgd, [&](std::int64_t) { return model->loss(batch); });
     if (!device.is_dry) std::printf("step %d  loss %.4f\n", i, item(loss));
   }
-  std::printf("%s\n", stack.ledger->summary(4).c_str());
+  std::printf("%s%s\n", stack.ledger->summary(4).c_str(), memory::committed_table(stack).c_str());
   return stack.arena->statistics().peak_committed_bytes;
 }
 

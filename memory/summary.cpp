@@ -4,6 +4,7 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/committed.h>
 #include <thimble/memory/pinned_memory.h>
 #include <thimble/memory/stack.h>
 
@@ -71,7 +72,7 @@ std::string to_string(const kernels::LibraryUse& use) {
 std::string summary(Device device) {
   const Stack& stack = default_stack(device);
   const Arena::Statistics statistics = stack.arena->statistics();
-  std::string text = stack.ledger->summary() + to_string(statistics);
+  std::string text = stack.ledger->summary() + committed_table(stack) + to_string(statistics);
   if (!device.is_cuda()) return text;
   const Ledger& pinned = *pinned_ledger(device);
   text += "  offloaded to the host's pinned memory: " + exact_bytes(pinned.bytes()) + ", at the peak " +

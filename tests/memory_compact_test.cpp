@@ -383,3 +383,44 @@ TEST_CASE("memory compact: when pages are refused, those that are there are used
     refuses = false;
   }
 }
+
+TEST_CASE("memory compact: while it is to be still nothing is moved, however full it is", "[memory][compact]") {
+  Layout layout(thimble::cpu, "a.b.c");
+  {
+    const Arena::Still still(*layout.arena);
+    const Arena::Still nested(*layout.arena);
+    CHECK_THROWS_AS(layout.add('N', 2), OutOfMemory);
+    CHECK(layout.arena->compact() == 0);
+    CHECK(layout.arena->safe_point() == 0);
+    CHECK(layout.picture() == "a.b.c");
+    layout.add('S', 1);  // what needs no room to be made is served
+    CHECK(layout.picture() == "aSb.c");
+  }
+  layout.add('N', 1);
+  CHECK(layout.picture() == "aSbNc");
+
+  Layout freed(thimble::cpu, "a.b.c");
+  { const Arena::Still still(*freed.arena); }
+  freed.add('N', 2);
+  CHECK(freed.picture() == "abNNc");
+  CHECK(freed.is_intact());
+}
+
+TEST_CASE("memory compact: still, where the system refuses pages", "[memory][compact]") {
+  bool refuses = false;
+  Arena arena(std::make_unique<ShortBacking>(refuses), {.reserve_bytes = 256 * compact_MiB});
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 5; ++i) blocks.push_back(arena.allocate({.bytes = 3 * compact_MiB}));
+  for (const std::size_t i : {1u, 3u}) arena.deallocate(blocks[i], nullptr);
+  refuses = true;
+  const std::byte* const address = blocks[2]->address;
+  {
+    const Arena::Still still(arena);
+    CHECK_THROWS_AS(arena.allocate({.bytes = 6 * compact_MiB}), OutOfMemory);
+    CHECK(blocks[2]->address == address);
+    CHECK(arena.statistics().moved_blocks == 0);
+  }
+  Block* const wide = arena.allocate({.bytes = 6 * compact_MiB});
+  CHECK(arena.statistics().moved_blocks == 1);
+  for (Block* block : {blocks[0], blocks[2], blocks[4], wide}) arena.deallocate(block, nullptr);
+}

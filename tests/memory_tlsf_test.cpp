@@ -191,3 +191,19 @@ TEST_CASE("memory tlsf: alignment leaves a hole that serves later requests", "[m
   CHECK(tlsf_allocate(tlsf, 4096 - 64)->offset == 64);
   CHECK(tlsf_allocate(tlsf, 64)->offset == 4096 + 64);
 }
+
+TEST_CASE("memory tlsf: the largest free span, where several share its bin", "[memory][tlsf]") {
+  // Sizes of 64 and 65 units share a bin, which lists its spans by address.
+  for (const std::vector<std::size_t>& sizes :
+       {std::vector<std::size_t>{64, 65, 64}, std::vector<std::size_t>{65, 64, 64},
+        std::vector<std::size_t>{64, 64, 65}}) {
+    Tlsf tlsf(64, std::size_t{1} << 30);
+    std::vector<Tlsf::Span*> spans;
+    for (const std::size_t units : sizes) {
+      spans.push_back(tlsf_allocate(tlsf, units * 64));
+      tlsf_allocate(tlsf, 64);  // between them
+    }
+    for (Tlsf::Span* const span : spans) tlsf.free(span);
+    CHECK(tlsf.largest_free_bytes() == 65 * 64);
+  }
+}

@@ -194,3 +194,26 @@ TEST_CASE("ops: softmax's gradient is written where its result lay") {
   CHECK(gradients[0].storage().get() == storage);
   CHECK(host(gradients[0]) == expected);
 }
+
+TEST_CASE("ops: softmax of rows whose largest score comes early, in the middle or late") {
+  constexpr std::int64_t length = 5000;
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    for (const std::int64_t peak : {0, 2047, 2048, 4096, 4999}) {
+      Values values(length);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 7) - 800;
+      values[static_cast<std::size_t>(peak)] = 64;
+      const Tensor x = to_dtype(from_host(values, {1, length}), dtype);
+      for (const bool is_log : {false, true}) {
+        INFO(to_string(dtype) << ", largest at " << peak << (is_log ? ", log" : ""));
+        const Values y = to_host<double>(is_log ? log_softmax(x, -1) : softmax(x, -1));
+        const Values expected = softmax_of({x.shape(), to_host<double>(x)}, 1, 1, is_log);
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < y.size(); ++i) {
+          const double allowed = (dtype == DType::bf16 ? 4e-3 : 2e-6) * (1 + std::abs(expected[i]));
+          wrong += std::abs(y[i] - expected[i]) <= allowed ? 0 : 1;  // NaN is wrong
+        }
+        CHECK(wrong == 0);
+      }
+    }
+  }
+}

@@ -417,3 +417,25 @@ TEST_CASE("placement: public instances fit into their capacity", "[placement]") 
   CHECK(placement.load == 4096);
   CHECK(placement.height == 4096);
 }
+
+TEST_CASE("placement: what a search that was cut short calls optimal is optimal", "[placement]") {
+  std::mt19937_64 random(9);
+  std::size_t proven_above_load = 0, cut_short = 0;
+  for (int trial = 0; trial < 120; ++trial) {
+    const std::vector<Buffer> buffers = random_buffers({8 + random() % 8, 8, 12, trial % 2 == 0}, random);
+    const Placement full = memory::place(buffers, {.seconds = 100, .node_limit = 0, .unit = 1});
+    REQUIRE(full.is_optimal);
+    for (const std::uint64_t nodes : {20, 40, 60, 100, 200, 400, 600}) {
+      INFO(memory::write_placement(buffers) << nodes << " nodes");
+      const Placement limited = memory::place(buffers, {.seconds = 100, .node_limit = nodes, .unit = 1});
+      CHECK(limited.height >= full.height);
+      if (limited.is_optimal) {
+        CHECK(limited.height == full.height);
+      }
+      proven_above_load += limited.is_optimal && limited.height > limited.load ? 1 : 0;
+      cut_short += limited.is_optimal ? 0 : 1;
+    }
+  }
+  CHECK(proven_above_load > 10);
+  CHECK(cut_short > 50);
+}

@@ -269,3 +269,34 @@ TEST_CASE("segment: errors", "[segment]") {
   }
   CHECK_THROWS_AS(TapeGraph::of(Tape()), AutogradError);
 }
+
+TEST_CASE("segment: once backward is past a segment, what it read is gone, dead branches and all", "[segment]") {
+  for (const bool has_dead_branch : {false, true}) {
+    for (const bool is_nested : {false, true}) {
+      INFO((has_dead_branch ? "dead branch" : "no dead branch") << (is_nested ? ", nested" : ""));
+      const auto stack = memory::make_resource(cpu);
+      const ResourceScope scope(stack.top);
+      const Tensor x = leaf(full({1024}, 0.5));
+      Tape tape;
+      Tensor loss;
+      {
+        const Recording on(tape);
+        const auto body = [&](const Tensor& t) {
+          if (has_dead_branch) exp(tanh(t));  // nobody reads it
+          return square(tanh(t));
+        };
+        const Tensor h = x * 2.0;
+        loss = sum(is_nested ? checkpoint([&](const Tensor& t) { return checkpoint(body, exp(t)); }, h)
+                             : checkpoint(body, h));
+      }
+      std::size_t before_segment = ~std::size_t{0};
+      const auto look = [&](const std::shared_ptr<Leaf>&) {
+        before_segment = stack.ledger->bytes(Category::activation);
+      };
+      const LeafHook hook = look;
+      tape.backward(loss, {}, &hook);
+      CHECK(before_segment == 0);
+      CHECK(x.grad().defined());
+    }
+  }
+}

@@ -66,6 +66,8 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
                               {"clip_norm", report.clip_norm},
                               {"peak_bytes", report.plan.peak_bytes},
                               {"peak_by_category", by_category},
+                              {"hole_bytes", report.committed.hole_bytes},
+                              {"rounding_bytes", report.committed.rounding_bytes},
                               {"lower_bound_bytes", report.plan.lower_bound_bytes}};
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
   if (const auto scaling = loss_scaling(options.setup); scaling && !options.is_inference) {
@@ -162,6 +164,9 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
       print_line(std::string(to_string(static_cast<Category>(i))), report.plan.peak_by_category[i]);
     }
   }
+  print_line("+ holes between blocks", report.committed.hole_bytes);
+  print_line("+ rounding to granules", report.committed.rounding_bytes);
+  print_line("= peak (committed)", report.committed.total());
   if (!report.segments.empty()) {
     std::printf("segments that backward runs again, in part or whole\n");
     std::printf("  %-9s %-44s %16s  %s\n", "nodes", "from", "kept bytes", "dropped");

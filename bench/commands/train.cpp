@@ -24,6 +24,7 @@
 #include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
 #include <thimble/core/printable.h>
+#include <thimble/memory/committed.h>
 
 namespace thimble::bench {
 namespace train_detail {
@@ -92,7 +93,23 @@ class ProgressLine {
 struct Extra {
   std::vector<nn::PackedResults> packed;
   std::optional<nn::GradientReport> gradients;  ///< where asked for
+  /// Of the measured peak, with its live bytes by category; none with --log, which looks at every step's peak alone.
+  std::optional<memory::CommittedParts> committed;
+  CategoryBytes by_category{};
 };
+
+void print_parts(const Extra& extra) {
+  if (!extra.committed) return;
+  const auto line = [](std::string_view name, std::size_t bytes) {
+    std::printf("    %-22s %18s\n", std::string(name).c_str(),
+                format_grouped(static_cast<std::int64_t>(bytes)).c_str());
+  };
+  for (std::size_t i = 0; i < category_count; ++i) {
+    if (extra.by_category[i] > 0) line(to_string(static_cast<Category>(i)), extra.by_category[i]);
+  }
+  line("holes between blocks", extra.committed->hole_bytes);
+  line("rounding to granules", extra.committed->rounding_bytes);
+}
 
 std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
   std::vector<std::string> names;
@@ -148,6 +165,15 @@ void print_json(const TrainOptions& options, const Extra& extra, const TrainRepo
   if (const auto fp8 = fp8_report(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
+  if (extra.committed) {
+    nlohmann::ordered_json by_category;
+    for (std::size_t i = 0; i < category_count; ++i) {
+      by_category[std::string(to_string(static_cast<Category>(i)))] = extra.by_category[i];
+    }
+    json["peak_by_category"] = by_category;
+    json["hole_bytes"] = extra.committed->hole_bytes;
+    json["rounding_bytes"] = extra.committed->rounding_bytes;
+  }
   for (const auto& [key, figure] : device_figures(r)) json[key] = figure;
   if (r.libraries && r.libraries->cublaslt.refusals > 0) {
     json["cublaslt_first_refused"] = r.libraries->cublaslt.first_refused;
@@ -170,7 +196,7 @@ void print_json(const TrainOptions& options, const Extra& extra, const TrainRepo
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-void print_table(const TrainOptions& options, const TrainReport& r) {
+void print_table(const TrainOptions& options, const Extra& extra, const TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
               static_cast<long long>(r.steps));
@@ -243,6 +269,7 @@ void print_table(const TrainOptions& options, const TrainReport& r) {
     if (r.placed->first_deviation)
       std::printf("                   %s\n", to_string(*r.placed->first_deviation).c_str());
   }
+  print_parts(extra);
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
   if (r.device_use) {
     std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
@@ -388,7 +415,8 @@ void add_train(CLI::App& program) {
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     train_detail::say_before(prepared);
-    train_detail::Extra extra{prepared.plan.packed, std::nullopt};
+    train_detail::Extra extra{prepared.plan.packed, {}, {}, {}};
+    memory::Stack resources;  // of the run
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     StopSignals signals;
     TrainControl control;
@@ -397,6 +425,7 @@ void add_train(CLI::App& program) {
     const TrainReport report = train(
         prepared, [&line](const TrainProgress& progress) { line.show(progress); },
         [&](const memory::Stack& stack) {
+          resources = stack;
           if (*is_live) line.watch(stack, prepared.options.budget_bytes);
         },
         control);
@@ -405,12 +434,17 @@ void add_train(CLI::App& program) {
       line.say("thimble: " + signal_name(signals.stop_signal()) + ": " + printable(report.end_text));
       throw CLI::RuntimeError(128 + signals.stop_signal());
     }
+    if (prepared.options.log.empty()) {
+      extra.committed = memory::committed_at_peak(resources);
+      extra.by_category = resources.ledger->peak_by_category();
+    }
+    resources = {};
     const bool is_complete = report.end == TrainEnd::complete;
     if (*wants_gradients && is_complete) extra.gradients = packing_gradients(prepared);  // after the run's own figures
     if (*is_json) {
       train_detail::print_json(prepared.options, extra, report);
     } else {
-      train_detail::print_table(prepared.options, report);
+      train_detail::print_table(prepared.options, extra, report);
       if (extra.gradients) std::printf("%s", to_lines(*extra.gradients).c_str());
     }
     std::fflush(stdout);

@@ -41,7 +41,7 @@ for (const step of data.steps) {
 const panels = [];
 class Panel {
   constructor(canvas, height) {
-    Object.assign(this, {canvas, height, left: 78, right: 14, top: 10, bottom: 34});
+    Object.assign(this, {canvas, height, left: 78, right: 14, top: 10, bottom: 34, entry: 0});
     this.figure = canvas.closest('figure');
     this.tip = this.figure.querySelector('.tip');
     canvas.style.height = height + 'px';
@@ -50,6 +50,7 @@ class Panel {
     canvas.addEventListener('pointerup', e => this.release(e));
     canvas.addEventListener('pointerleave', () => this.leave());
     canvas.addEventListener('blur', () => this.leave());
+    canvas.addEventListener('keydown', e => this.key(e));
     new ResizeObserver(() => this.draw()).observe(canvas);
     panels.push(this);
   }
@@ -81,7 +82,8 @@ class Panel {
     g.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     if (mark) mark(g);
   }
-  leave() { this.from = undefined; this.tip.hidden = true; this.refresh(); }
+  leave() { this.from = undefined; this.untell(); }
+  untell() { this.tip.hidden = true; this.refresh(); }  // a drag that begins where nothing is goes on
   move(e) {
     const [x, y] = this.position(e);
     if (this.from !== undefined && this.step && Math.abs(x - this.from) > 6) {
@@ -100,6 +102,13 @@ class Panel {
     if (from === undefined || !this.step || Math.abs(x - from) <= 6) return;
     const ends = [this.timeOf(Math.min(x, from)), this.timeOf(Math.max(x, from))];
     if (ends[1] - ends[0] >= 2) this.zoom(ends);
+  }
+  // The arrow keys go through what a panel shows, entry by entry of its `count`; `at` tells of one.
+  key(e) {
+    const by = {ArrowLeft: -1, ArrowRight: 1}[e.key];
+    if (!by || !this.count) return;
+    e.preventDefault();
+    this.at(Math.max(0, Math.min(this.count - 1, this.entry + by * (e.shiftKey ? 25 : 1))));
   }
   zoom(ends) { this.step.window = ends; for (const panel of panels) if (panel.step === this.step) panel.draw(); }
   tell(x, y, heading, path, rows) { showTip(this.figure, this.canvas, x, y, heading, path, rows); }

@@ -17,8 +17,8 @@ class TimePanel extends Panel {
     super(canvas, 280);
     this.step = data.steps[canvas.dataset.step];
     canvas.addEventListener('dblclick', () => this.zoom([0, this.step.count + 1]));
-    canvas.addEventListener('keydown', e => this.key(e));
   }
+  get count() { return this.step.at.length; }
   paint(g) {
     const step = this.step;
     this.yAxis(g, highest(...data.steps.map(s => s.peak)));
@@ -43,11 +43,12 @@ class TimePanel extends Panel {
       });
       from = last;
     }
+    // The budget first: the words of the others stand over its line.
+    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.level(g, step.load, 'lower bound ' + readable(step.load), 'ink', [2, 3], 'left', true);
     if (data.theory && step.name === 'keep everything') {
       this.level(g, data.theory, 'textbook, by formula ' + readable(data.theory), 'muted', [1, 4], 'left', false);
     }
-    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.mark(g);
   }
   mark(g) {
@@ -63,14 +64,8 @@ class TimePanel extends Panel {
   }
   draw() { this.colours = data.stack.map(c => colour(paintOf(c))); super.draw(); }
   hover(x) {
-    if (x < this.x0 || x > this.x1) return this.leave();
+    if (x < this.x0 || x > this.x1) return this.untell();
     this.at(lastAtMost(this.step.at, this.timeOf(x)));
-  }
-  key(e) {
-    const by = {ArrowLeft: -1, ArrowRight: 1}[e.key];
-    if (!by) return;
-    e.preventDefault();
-    this.at(Math.max(0, Math.min(this.step.at.length - 1, (this.entry || 0) + by * (e.shiftKey ? 25 : 1))));
   }
   at(entry) {
     this.entry = entry;
@@ -92,7 +87,8 @@ class MapPanel extends Panel {
     this.choose(data.steps[data.steps.length - 1]);
     canvas.addEventListener('dblclick', () => this.zoom([0, this.step.count + 1]));
   }
-  choose(step) { this.step = step; this.layout = step.layouts[this.canvas.dataset.layout]; }
+  choose(step) { this.step = step; this.layout = step.layouts[this.canvas.dataset.layout]; this.entry = 0; }
+  get count() { return this.step.blocks.lower.length; }
   rectangle(block, lower, upper) {
     const bottom = this.layout.offset[block], x = Math.max(this.x0, this.x(lower)), y = this.y(bottom + this.step.blocks.bytes[block]);
     return [x, y, Math.min(this.x1, this.x(upper)) - x, this.y(bottom) - y];
@@ -114,14 +110,14 @@ class MapPanel extends Panel {
       if (width > 3 && height > 3) { g.strokeStyle = edge; g.lineWidth = .7; g.strokeRect(x, y, width, height); }
     });
     const height = this.layout.height;
+    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
     this.level(g, height, 'height ' + readable(height), 'ink', [2, 3], 'left', false);
-    if (data.theory && step.name === 'keep everything') {
+    if (data.theory && this.step.name === 'keep everything') {
       this.level(g, data.theory, 'textbook, by formula ' + readable(data.theory), 'muted', [1, 4], 'left', false);
     }
-    if (data.budget) this.level(g, data.budget, 'budget ' + readable(data.budget), 'alarm', [7, 5], 'right', false);
   }
   hover(x, y) {
-    const {blocks, pieces, count} = this.step, time = this.timeOf(x), at = (this.y0 - y) / (this.y0 - this.y1) * this.high;
+    const blocks = this.step.blocks, time = this.timeOf(x), at = (this.y0 - y) / (this.y0 - this.y1) * this.high;
     const slack = this.high / (this.y0 - this.y1) / 2;
     let found = -1;
     blocks.lower.forEach((lower, i) => {
@@ -129,10 +125,16 @@ class MapPanel extends Panel {
       if (lower <= time && time < blocks.upper[i] && bottom - slack <= at && at < bottom + blocks.bytes[i] + slack &&
           (found < 0 || blocks.bytes[i] > blocks.bytes[found])) found = i;
     });
-    if (x < this.x0 || x > this.x1 || found < 0) return this.leave();
+    if (x < this.x0 || x > this.x1 || found < 0) return this.untell();
+    this.at(found, x, y, time);
+  }
+  at(found, x, y, time = this.step.blocks.lower[found]) {
+    const {blocks, pieces, count} = this.step;
     const category = pieces[found].filter(p => p[0] <= time).pop()[1];
-    const lower = blocks.lower[found], upper = blocks.upper[found];
-    this.refresh(g => { g.strokeStyle = colour('ink'); g.lineWidth = 2; g.strokeRect(...this.rectangle(found, lower, upper)); });
+    const lower = blocks.lower[found], upper = blocks.upper[found], box = this.rectangle(found, lower, upper);
+    this.entry = found;
+    if (x === undefined) [x, y] = [Math.max(this.x0, Math.min(this.x1, box[0] + box[2] / 2)), box[1] + box[3] / 2];
+    this.refresh(g => { g.strokeStyle = colour('ink'); g.lineWidth = 2; if (box[2] > 0) g.strokeRect(...box); });
     const life = lower === 0 && upper > count ? 'the whole step' :
       (lower === 0 ? 'from before the step' : 'event ' + grouped(lower)) + ' to ' + (upper > count ? 'after it' : grouped(upper));
     this.tell(x, y, data.categories[category][0], data.paths[blocks.path[found]],
@@ -150,6 +152,7 @@ class SchedulePanel extends Panel {
     super(canvas, 240 + 13 * depth);
     this.bottom = 52 + 13 * depth;
   }
+  get count() { return data.nodes.name.length; }
   nodeX(n) { return this.x0 + n / data.nodes.name.length * (this.x1 - this.x0); }
   paint(g) {
     const {made, kept, fate} = data.nodes;
@@ -176,9 +179,13 @@ class SchedulePanel extends Panel {
     if (data.segments.length) this.text(g, 'segments', this.x0 - 8, this.y0 + 35, {align: 'right', paint: 'muted', halo: false});
   }
   hover(x, y) {
+    const n = Math.floor((x - this.x0) / (this.x1 - this.x0) * this.count);
+    if (n < 0 || n >= this.count) return this.untell();
+    this.at(n, x, y);
+  }
+  at(n, x = this.nodeX(n + .5), y = this.y(data.nodes.made[n])) {
     const {names, name, path, made, kept, fate} = data.nodes;
-    const n = Math.floor((x - this.x0) / (this.x1 - this.x0) * name.length);
-    if (n < 0 || n >= name.length) return this.leave();
+    this.entry = n;
     this.refresh(g => {
       g.globalAlpha = .16; g.fillStyle = colour('ink');
       g.fillRect(this.nodeX(n), this.y1, this.nodeX(n + 1) - this.nodeX(n), this.height - this.y1 - 20); g.globalAlpha = 1;
@@ -231,10 +238,16 @@ class CurvePanel extends Panel {
   px(bytes) { return this.x0 + (bytes - this.range[0]) / (this.range[1] - this.range[0]) * (this.x1 - this.x0); }
   py(overhead) { return this.y0 - overhead / this.most * (this.y0 - this.y1); }
   dot(g, p, radius, paint) { g.fillStyle = colour(paint); g.beginPath(); g.arc(this.px(p.peak), this.py(p.overhead), radius, 0, 7); g.fill(); }
+  get count() { return data.plans.length; }
   hover(x, y) {
     const distance = p => Math.hypot(this.px(p.peak) - x, (this.py(p.overhead) - y) / 3);  // across counts more
     const near = data.plans.reduce((a, b) => distance(b) < distance(a) ? b : a);
-    if (distance(near) > 80) return this.leave();
+    if (distance(near) > 80) return this.untell();
+    this.at(data.plans.indexOf(near));
+  }
+  at(entry) {
+    const near = data.plans[entry];
+    this.entry = entry;
     this.refresh(g => { g.strokeStyle = colour('ink'); g.lineWidth = 1.5; g.beginPath(); g.arc(this.px(near.peak), this.py(near.overhead), 9, 0, 7); g.stroke(); });
     this.tell(this.px(near.peak), this.py(near.overhead), near.segments ? near.segments + ' segments' : 'keep everything', '',
               [line('', 'peak', ...exact(near.peak)), line('', 'lower bound', ...exact(near.load)),

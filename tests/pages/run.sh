@@ -1,0 +1,97 @@
+#!/bin/sh
+# Opens the pages that the program writes in a browser without a window and uses them (page_check.js).
+#
+#   tests/pages/run.sh build/bin/thimble FOLDER [--pictures]
+#
+# FOLDER is made anew; with --pictures it gets a screenshot of every page. CHROMIUM names the browser. Exit status: 0
+# passed, 1 failed, 77 not run, because there is no Chromium.
+program=$1
+folder=$2
+here=$(cd "$(dirname "$0")" && pwd)
+for name in "$CHROMIUM" chromium chromium-browser google-chrome; do
+  [ -n "$name" ] && browser=$(command -v "$name") && break
+done
+if [ -z "$browser" ]; then
+  echo "SKIPPED: no Chromium here (apt-get install chromium, or CHROMIUM=/path/to/it); the pages were opened by nobody"
+  exit 77
+fi
+rm -rf "$folder" && mkdir -p "$folder" || exit 1
+folder=$(cd "$folder" && pwd)
+
+open_page() { # URL OPTION...: no network, a profile of its own
+  url=$1
+  shift
+  timeout 300 "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --no-first-run --disable-extensions \
+    --host-resolver-rules='MAP * ~NOTFOUND' --user-data-dir="$folder/profile" --window-size=1280,1000 \
+    --virtual-time-budget=60000 --enable-logging=stderr "$@" "$url"
+}
+
+# check PAGE: prints what is wrong with it; fails where something is.
+check() {
+  awk -v script="$here/page_check.js" '
+    { print }
+    !done && /<head>/ { print "<script>"; while ((getline line < script) > 0) print line; print "</script>"; done = 1 }
+  ' "$1" >"$1.checked.html"
+  open_page "file://$1.checked.html" --dump-dom >"$1.dom" 2>"$1.log"
+  sed -n '/<pre id="page-check">/,/<\/pre>/p' "$1.dom" | sed 's/.*<pre id="page-check">//; s/<\/pre>.*//' >"$1.result"
+  # What the console says comes from the browser itself, so it also holds where the script above never ran.
+  grep -E 'CONSOLE.*(Uncaught|Error|Refused|Failed)' "$1.log" | sed 's/.*CONSOLE[^]]*\]/FAILED: console:/' >>"$1.result"
+  cat "$1.result"
+  grep -q '^[1-9][0-9]* passed, 0 failed$' "$1.result" && ! grep -q '^FAILED' "$1.result"
+}
+
+status=0
+make() { # PAGE ARGUMENT...: status 3 is that of a budget which no plan fits
+  page=$1
+  shift
+  "$program" "$@" >"$page.out" 2>&1
+  made=$?
+  [ $made -eq 0 ] || [ $made -eq 3 ] && return
+  echo "FAILED: $program $*"
+  tail -n 5 "$page.out"
+  status=1
+}
+holds() { # NAME: the page holds
+  echo "-- $1"
+  check "$folder/$1.html" || { status=1; echo "FAILED: $1.html"; }
+}
+finds() { # NAME EDIT: the page holds no longer when its source is changed so
+  sed "$2" "$folder/$1.html" >"$folder/mutant.html"
+  if cmp -s "$folder/$1.html" "$folder/mutant.html"; then
+    echo "FAILED: the change '$2' changes nothing of $1.html"
+    status=1
+  elif check "$folder/mutant.html" >"$folder/mutant.said"; then
+    echo "FAILED: not found in $1.html: $2"
+    status=1
+  else
+    echo "found: $2 ($(grep -c '^FAILED' "$folder/mutant.said") complaints)"
+  fi
+}
+
+gpt="char-gpt --layers 3 --heads 2 --width 64 --seq 128 --batch 4"
+make "$folder/planned.html" plan $gpt --budget 8MiB --html "$folder/planned.html"
+make "$folder/kept.html" plan $gpt --html "$folder/kept.html"
+make "$folder/forward.html" plan $gpt --inference --html "$folder/forward.html"
+make "$folder/infeasible.html" plan $gpt --budget 1 --html "$folder/infeasible.html"
+make "$folder/report.html" reproduce gpt-layer step-peak --quick --out "$folder"
+for name in planned kept forward infeasible report; do holds $name; done
+
+# The check itself: what it must not let pass.
+finds planned 's/this\.step\.name ===/step.name ===/'                # maps that throw half-way
+finds planned 's/g\.drawImage(this\.base, 0, 0);//'                  # nothing is copied to the screen
+finds planned "s/tip\.hidden = false;//"                             # pointing shows nothing
+finds planned "s/'keydown', e => this\.key(e)/'keydown', e => 0/"    # keys do nothing
+finds planned 's/this\.zoom(ends)/0/'                                # dragging does nothing
+finds planned 's/return this\.untell();/return this.leave();/'         # a drag from an empty place is lost
+finds kept "s/  paint(g) {/  paint(g) { return;/"                    # no picture at all
+finds report "s/'keydown', event => this\.key(event)/'keydown', event => 0/"
+finds report "s/tip\.hidden = false;//"
+
+if [ "$3" = --pictures ]; then
+  for name in planned kept forward infeasible report; do
+    open_page "file://$folder/$name.html" --screenshot="$folder/$name.png" --window-size=1280,2600 2>/dev/null
+  done
+fi
+rm -rf "$folder/profile"
+[ $status -eq 0 ] && echo "the pages hold"
+exit $status

@@ -1,0 +1,68 @@
+// A transaction and random numbers: a step that was given up, and what was drawn before one, change no draw.
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/copy.h>
+#include <thimble/core/random.h>
+#include <thimble/core/transaction.h>
+
+#include "catch.h"
+
+using namespace thimble;
+
+namespace {
+
+std::tuple<std::uint64_t, std::uint32_t> drawn(const RandomSite& site) { return {site.step, site.site}; }
+
+std::vector<float> mask() { return to_host<float>(dropout(full({64}, 1), 0.5)); }
+
+}  // namespace
+
+TEST_CASE("transaction: a pass of random numbers begins with it and ends with it", "[step]") {
+  Generator generator(5);
+  const GeneratorScope scope(generator);
+  const auto first = drawn(next_random_site()), second = drawn(next_random_site());
+  CHECK(first != second);
+  {
+    const Transaction given_up;
+    CHECK(drawn(next_random_site()) == first);
+    CHECK(drawn(next_random_site()) == second);
+  }
+  CHECK(drawn(next_random_site()) == first);
+  {
+    Transaction kept;
+    CHECK(drawn(next_random_site()) == first);
+    kept.commit();
+  }
+  const auto [step, site] = drawn(next_random_site());
+  CHECK(step == std::get<0>(first) + 1);
+  CHECK(site == std::get<1>(first));
+}
+
+TEST_CASE("transaction: a throw after dropout leaves the masks of a run without it", "[step]") {
+  const auto masks = [](bool has_failure) {
+    Generator generator(7);
+    const GeneratorScope scope(generator);
+    std::vector<std::vector<float>> list;
+    for (int step = 0; step < 3; ++step) {
+      if (has_failure) {
+        try {
+          const Transaction given_up;
+          mask(), mask();
+          throw step;
+        } catch (int) {
+        }
+      }
+      list.push_back(mask());  // outside of a step, as an evaluation with dropout draws
+      Transaction kept;
+      list.push_back(mask());
+      kept.commit();
+    }
+    return list;
+  };
+  CHECK(masks(true) == masks(false));
+  CHECK(masks(false)[1] != masks(false)[3]);
+}
