@@ -1,0 +1,211 @@
+#include <thimble/bench/commands/train_output.h>
+
+#include <cstdio>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/fp8_report.h>
+#include <thimble/bench/packing_report.h>
+#include <thimble/bench/units.h>
+#include <thimble/core/bytes.h>
+#include <thimble/core/printable.h>
+
+namespace thimble::bench {
+namespace train_output_detail {
+
+void print_parts(const TrainExtra& extra) {
+  if (!extra.committed) return;
+  const auto line = [](std::string_view name, std::size_t bytes) {
+    std::printf("    %-22s %18s\n", std::string(name).c_str(),
+                format_grouped(static_cast<std::int64_t>(bytes)).c_str());
+  };
+  for (std::size_t i = 0; i < category_count; ++i) {
+    if (extra.by_category[i] > 0) line(to_string(static_cast<Category>(i)), extra.by_category[i]);
+  }
+  line("holes between blocks", extra.committed->hole_bytes);
+  line("rounding to granules", extra.committed->rounding_bytes);
+}
+
+std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
+  std::vector<std::string> names;
+  for (const DType dtype : dtypes) names.emplace_back(to_string(dtype));
+  return names;
+}
+
+const char* end_name(TrainEnd end) {
+  return end == TrainEnd::complete ? "complete" : end == TrainEnd::stopped ? "stopped" : "diverged";
+}
+
+}  // namespace train_output_detail
+
+std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
+
+void print_train_json(const TrainOptions& options, const TrainExtra& extra, const TrainReport& r) {
+  nlohmann::ordered_json json{
+      {"model", options.setup.model},
+      {"parameters", r.parameters},
+      {"first_step", r.first_step},
+      {"steps", r.steps},
+      {"end", train_output_detail::end_name(r.end)},
+      {"loss_first", r.loss_first},
+      {"loss_last", r.loss_last},
+      {"is_finite", r.is_finite()},
+      {"validation_loss", r.has_validation ? nlohmann::ordered_json(r.validation.loss) : nullptr},
+      {"optimizer", r.optimizer},
+      {"optimizer_state_bytes", r.state_bytes},
+      {"full_state", r.full_state},
+      {"predicted_peak_bytes", r.predicted_peak_bytes},
+      {"measured_peak_bytes", r.measured_peak_bytes},
+      {"budget_bytes", options.budget_bytes},
+      {"micro_batches", options.setup.micro_batches},
+      {"fuses_optimizer", options.setup.fuses_optimizer},
+      {"clip_norm", r.clip_norm},
+      {"time_overhead", r.time_overhead},
+      {"cost_model", r.cost_model},
+      {"offloaded_bytes", r.offloaded_bytes},
+      {"packed_bytes", r.packing.bytes},
+      {"packed_to_bytes", r.packing.packed_bytes},
+      {"packed_dtypes", train_output_detail::names_of(r.packing.dtypes)},
+      {"predicted_tier_bytes", r.predicted_tier_bytes},
+      {"measured_tier_bytes", r.measured_tier_bytes},
+      {"outside_bytes", r.outside.total()},
+      {"process_peak_bytes", r.process_peak_bytes},
+      {"process_budget_bytes", r.process_budget_bytes},
+      {"control_group_peak_bytes", r.control_group_peak_bytes},
+      {"rss_peak_bytes", r.rss_peak_bytes},
+      {"arena_rss_bytes", r.arena_rss_bytes},
+      {"ms_per_step", r.ms_per_step},
+      {"items_per_s", r.items_per_s}};
+  for (const auto& [name, bytes] : r.outside.parts()) json["outside"][std::string(name) + "_bytes"] = bytes;
+  json["differences"] = r.differences();
+  json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
+  if (extra.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*extra.gradients));
+  if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
+  if (const auto fp8 = fp8_report(options.setup, options.device))
+    json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
+  if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
+  if (extra.committed) {
+    nlohmann::ordered_json by_category;
+    for (std::size_t i = 0; i < category_count; ++i) {
+      by_category[std::string(to_string(static_cast<Category>(i)))] = extra.by_category[i];
+    }
+    json["peak_by_category"] = by_category;
+    json["hole_bytes"] = extra.committed->hole_bytes;
+    json["rounding_bytes"] = extra.committed->rounding_bytes;
+  }
+  for (const auto& [key, figure] : device_figures(r)) json[key] = figure;
+  if (r.libraries && r.libraries->cublaslt.refusals > 0) {
+    json["cublaslt_first_refused"] = r.libraries->cublaslt.first_refused;
+  }
+  if (r.libraries && r.libraries->cudnn.refusals > 0) json["cudnn_first_refused"] = r.libraries->cudnn.first_refused;
+  if (options.records_steps) json["recorded_launches"] = r.recorded_launches;
+  if (r.placed) {
+    json["deviations"] = r.placed->deviations;
+    json["unplaced_steps"] = r.placed->dynamic_steps;
+    json["bytes_above_plan"] = r.placed->bytes_above_plan;
+    json["first_deviation"] = nullptr;
+    if (r.placed->first_deviation) json["first_deviation"] = to_string(*r.placed->first_deviation);
+  }
+  if (r.scaler) {
+    json["loss_scale"] = r.scaler->scale;
+    json["skipped_steps"] = r.scaler->skipped_steps;
+  }
+  if (r.validation.accuracy) json["validation_accuracy"] = *r.validation.accuracy;
+  if (options.sample > 0) json["sample"] = r.sample;
+  std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+void print_train_table(const TrainOptions& options, const TrainExtra& extra, const TrainReport& r) {
+  std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
+              format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
+              static_cast<long long>(r.steps));
+  if (const std::string precision = precision_text(options.setup); !precision.empty()) {
+    std::printf("  precision        %s\n", precision.c_str());
+  }
+  if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
+  std::printf("  loss             %.4f -> %.4f", r.loss_first, r.loss_last);
+  r.has_validation ? std::printf(", validation %.4f\n", r.validation.loss) : std::printf("\n");
+  if (r.end == TrainEnd::diverged) {
+    std::printf("                   training diverged\n");
+  } else if (!r.is_finite()) {
+    std::printf("                   the last loss is not finite\n");
+  }
+  if (r.scaler) {
+    std::printf("  loss scale       %.9g at the end", r.scaler->scale);
+    if (r.scaler->skipped_steps > 0) {
+      std::printf(", %lld step%s skipped", static_cast<long long>(r.scaler->skipped_steps),
+                  r.scaler->skipped_steps == 1 ? "" : "s");
+    }
+    std::printf("\n");
+  }
+  if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
+  std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
+              format_grouped(static_cast<std::int64_t>(r.state_bytes)).c_str());
+  if (!r.full_state.empty()) {
+    constexpr std::size_t shown = 3;  // --json has all of them
+    std::string names;
+    for (std::size_t i = 0; i < std::min(shown, r.full_state.size()); ++i) {
+      names += (i == 0 ? "" : ", ") + r.full_state[i];
+    }
+    if (r.full_state.size() > shown) names += ", ...";
+    std::printf("                   in f32 that of %zu parameters: %s\n", r.full_state.size(), names.c_str());
+  }
+  if (options.allows_tf32) std::printf("  f32 products     in TF32\n");
+  if (options.records_steps) std::printf("  recorded step    %zu launches in one call\n", r.recorded_launches);
+  if (options.setup.micro_batches > 1) {
+    std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
+                static_cast<long long>(options.setup.batch / options.setup.micro_batches));
+  }
+  if (options.setup.fuses_optimizer)
+    std::printf("                   fused into backward; gradients were not clipped\n");
+  std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
+              bytes_text(r.predicted_peak_bytes).c_str());
+  if (options.budget_bytes > 0) {
+    std::printf("  budget           %s, at %.1f %% more time by the cost model%s\n",
+                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead,
+                r.cost_model.empty() ? "" : (" '" + r.cost_model + "'").c_str());
+  }
+  if (r.offloaded_bytes > 0) {
+    std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
+  }
+  if (r.packing.bytes > 0) {
+    std::printf("  packed           %s to %s of %s per %s\n", bytes_text(r.packing.bytes).c_str(),
+                bytes_text(r.packing.packed_bytes).c_str(), to_string(r.packing.dtypes).c_str(),
+                options.setup.micro_batches > 1 ? "micro-batch" : "step");
+  } else if (options.setup.allows_lossy) {
+    std::printf("  packed           nothing: the plan for this budget does without\n");
+  }
+  if (r.predicted_tier_bytes > 0) {
+    std::printf("  %s %s predicted, %s measured\n", options.device.is_cuda() ? "pinned on host  " : "in files        ",
+                format_grouped(static_cast<std::int64_t>(r.predicted_tier_bytes)).c_str(),
+                format_grouped(static_cast<std::int64_t>(r.measured_tier_bytes)).c_str());
+  }
+  std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
+  if (r.placed && r.placed->deviations + r.placed->dynamic_steps > 0) {
+    std::printf("  left its plan    %llu of %llu steps, by up to %s\n",
+                static_cast<unsigned long long>(r.placed->deviations + r.placed->dynamic_steps),
+                static_cast<unsigned long long>(r.placed->steps), bytes_text(r.placed->bytes_above_plan).c_str());
+    if (r.placed->first_deviation)
+      std::printf("                   %s\n", to_string(*r.placed->first_deviation).c_str());
+  }
+  train_output_detail::print_parts(extra);
+  if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
+  if (r.device_use) {
+    std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
+  }
+  if (r.libraries) std::printf("  libraries        %s\n", memory::to_string(*r.libraries).c_str());
+  if (r.outside.total() > 0) {
+    std::printf("  outside of it    at most %s\n", to_string(r.outside).c_str());
+    const std::size_t promised = r.predicted_peak_bytes + r.outside.total();
+    std::printf("  process peak     %s, promised %s\n",
+                r.process_peak_bytes > 0 ? bytes_text(r.process_peak_bytes).c_str() : "not known",
+                bytes_text(promised).c_str());
+  } else {
+    std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
+  }
+  std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
+  if (options.sample > 0) std::printf("\n%s\n", printable(r.sample, "\n\t").c_str());
+}
+
+}  // namespace thimble::bench
