@@ -1,6 +1,7 @@
 #include <thimble/bench/commands/train_output.h>
 
 #include <cstdio>
+#include <iostream>
 #include <string>
 
 #include <nlohmann/json.hpp>

@@ -1,6 +1,7 @@
 #include <thimble/nn/files/state_numbers.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -73,21 +74,23 @@ void check_state_numbers(const std::string& operation, const SafetensorsReader& 
   namespace detail = state_numbers_detail;
   const detail::Rule* const rule = detail::rule_of(target);
   if (rule == nullptr || target.tensor.device().is_dry || target.tensor.elements() == 0) return;
-  const DType from = loadable_dtype(entry);
+  const DType from = loadable_dtype(entry), dtype = target.tensor.dtype();
+  std::array<std::int64_t, 512> there;  // room for elements of any dtype
+  std::array<double, 512> values;
   const std::size_t size = size_of(from);
   const std::span<std::byte> staging = room.of_file();
   for (std::uint64_t begin = 0; begin < entry.bytes(); begin += staging.size()) {
     const auto piece =
         staging.first(static_cast<std::size_t>(std::min<std::uint64_t>(staging.size(), entry.bytes() - begin)));
     file.read_part(entry, begin, piece);
-    for (std::size_t at = 0; at < piece.size(); at += size) {
-      std::int64_t there = 0;  // room for any element
-      double value = 0;
-      convert(piece.data() + at, from, &there, rule->dtype, 1);
-      convert(&there, rule->dtype, &value, DType::f64, 1);
-      if (rule->allows(value)) continue;
-      const auto index = static_cast<std::int64_t>((begin + at) / size);
-      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(value) + " at " +
+    for (std::size_t at = 0; at < piece.size(); at += size * values.size()) {
+      const std::size_t some = std::min(values.size(), (piece.size() - at) / size);
+      convert(piece.data() + at, from, there.data(), dtype, static_cast<std::int64_t>(some));
+      convert(there.data(), dtype, values.data(), DType::f64, static_cast<std::int64_t>(some));
+      const auto wrong = std::find_if_not(values.begin(), values.begin() + some, rule->allows) - values.begin();
+      if (static_cast<std::size_t>(wrong) == some) continue;
+      const auto index = static_cast<std::int64_t>((begin + at) / size) + wrong;
+      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(values[wrong]) + " at " +
                        detail::place(target.tensor.shape(), index) + "; allowed are " + rule->allowed);
     }
   }

@@ -4,9 +4,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/compute_capability.h>
-#include <thimble/core/kernels/gemm_bf16.h>
-#include <thimble/core/kernels/isa.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/kernels/units.h>
 #include <thimble/version.h>
 
 namespace thimble::nn {
@@ -17,11 +15,6 @@ std::string both(const std::string& what, const std::string& plan, const std::st
 }
 
 std::string text_of(const Shape& shape, DType dtype) { return std::string(to_string(dtype)) + " " + to_string(shape); }
-
-std::string bf16_products() {
-  const std::optional<kernels::DotUnit> unit = kernels::gemm_bf16_unit();
-  return !unit ? "f32" : *unit == kernels::DotUnit::amx ? "amx" : "avx512";
-}
 
 /// How steps are made, as far as their bytes depend on it.
 std::string step_text(TrainingRun& run) {
@@ -43,8 +36,7 @@ std::string step_text(TrainingRun& run) {
 
 std::string machine_text(Device device) {
   if (device.is_cuda()) return "cuda, compute capability " + capability_text(compute_capability(device));
-  return "cpu, " + std::to_string(thread_count()) + " threads, " + std::string(to_string(kernels::isa())) +
-         ", bf16 products in " + plan_key_detail::bf16_products();
+  return "cpu, " + kernels::describe_compute();
 }
 
 PlanKey plan_key(Device device, const TapeGraph& graph, TrainingRun& run) {

@@ -30,8 +30,8 @@ struct PlanKey {
   friend bool operator==(const PlanKey&, const PlanKey&) = default;
 };
 
-/// What workspaces on a device depend on, in one line: "cpu, 2 threads, avx2, bf16 products in f32", "cuda, compute
-/// capability 9.0". That of a dry device is its twin's.
+/// What workspaces on a device depend on, in one line: "cpu, avx2, bf16 converted, int8 on avx2, 2 threads", "cuda,
+/// compute capability 9.0". That of a dry device is its twin's.
 std::string machine_text(Device device);
 
 /// The key of plans for a run whose step gave this recording.
