@@ -24,7 +24,8 @@ TEST_CASE("program: devices says what CPU kernels run on, and flags choose it", 
   for (const kernels::Isa set : kernels::isas) {
     const std::string name(to_string(set));
     if (!kernels::is_supported(set)) {
-      for (const char* command : {"devices", "plan mlp", "train mlp --steps 1", "reproduce step-peak"}) {
+      for (const char* command :
+           {"devices", "plan mlp", "train mlp --data synthetic --steps 1", "reproduce step-peak"}) {
         const auto output = run(std::string(command) + " --isa " + name);
         INFO(command << ": " << output->error);
         CHECK(output->status == 2);

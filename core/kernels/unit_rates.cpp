@@ -99,6 +99,7 @@ Processor read() noexcept {
   const unsigned base = a >> 8 & 0xFU, extended_model = (a >> 16 & 0xFU) << 4;
   p.family = base == 0xFU ? base + (a >> 20 & 0xFFU) : base;
   p.model = (a >> 4 & 0xFU) + (base == 6 || base == 0xFU ? extended_model : 0);
+  p.has_f16c = (c >> 29 & 1U) != 0;  // clang 14 does not know the name for __builtin_cpu_supports
 #endif
   return p;
 }

@@ -21,11 +21,13 @@ inline constexpr Product products[] = {Product::gemm, Product::conv_forward, Pro
 /// "gemm", "conv forward", "conv backward".
 std::string_view to_string(Product product) noexcept;
 
-/// What CPUID says: vendor ("GenuineIntel", "AuthenticAMD"), display family and model. All zero where there is none.
+/// What CPUID says: vendor ("GenuineIntel", "AuthenticAMD"), display family and model, and whether there is F16C, which
+/// a processor (or a virtual machine) with AVX2 may lack. All zero where there is no CPUID.
 struct Processor {
   char vendor[13] = {};
   unsigned family = 0;
   unsigned model = 0;
+  bool has_f16c = false;
 };
 
 /// The processor that this runs on.
