@@ -1,5 +1,6 @@
 #pragma once
-// Copies that the tape does not see: between layouts, dtypes and devices, and to and from the host's memory.
+// Copies that no tape sees, between layouts, dtypes and devices, and to and from the host's memory. The first throw
+// AutogradError where they would cut a gradient (core/unrecorded.h).
 
 #include <span>
 #include <vector>

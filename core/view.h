@@ -1,6 +1,6 @@
 #pragma once
-// Other windows on the same storage. These are the layout rules only: the tape does not see them. Programs use the
-// differentiable functions of the same names (autograd/functions.h).
+// Other windows on the same storage. These are the layout rules only: no tape sees them, and they throw AutogradError
+// where they would cut a gradient (core/unrecorded.h). Programs use the differentiable functions of the same names.
 
 #include <span>
 #include <vector>

@@ -9,6 +9,7 @@
 #include <thimble/bench/setup.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/copy.h>
+#include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/step.h>
 #include <thimble/optim/sgd.h>
@@ -132,7 +133,8 @@ TEST_CASE("step heap: a tape that was used before holds nothing of that", "[step
   Tensor loss;
   {
     const Recording on(*tape);
-    loss = x * stale;  // a constant here
+    CHECK_THROWS_AS(x * stale, AutogradError);  // of another recording
+    loss = x * stale.detach();
   }
   {
     const SpareTape other;  // inside of the first: one of its own

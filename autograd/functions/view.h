@@ -31,7 +31,7 @@ Tensor unsqueeze(const Tensor& x, int axis);
 Tensor expand(const Tensor& x, const Shape& shape);
 /// From `first_axis` on as one axis.
 Tensor flatten(const Tensor& x, int first_axis = 0);
-/// Dense; named for what it does to gradients as well: they pass. core/copy.h has the unrecorded `contiguous`.
+/// x itself where it is dense, else a dense copy. (core/copy.h has `contiguous` and `clone`, which are not recorded.)
 Tensor dense(const Tensor& x);
 /// In another dtype; gradients are converted back.
 Tensor cast(const Tensor& x, DType dtype);
