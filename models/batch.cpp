@@ -37,6 +37,7 @@ std::vector<std::int64_t> count_targets(std::span<const std::int64_t> targets, s
 
 std::vector<optim::MicroBatch> micro_batches(const Batch& batch, std::int64_t count) {
   std::vector<optim::MicroBatch> parts;
+  batch_detail::begin_of(batch, 0, count);  // is there such a number of them?
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t begin = batch_detail::begin_of(batch, i, count),
                        end = batch_detail::begin_of(batch, i + 1, count);

@@ -182,7 +182,7 @@ TEST_CASE("micro-batches: what is refused") {
   CHECK(!w.grad().defined());
   const models::Batch batch{zeros({3, 2}, DType::i64), zeros({3, 2}, DType::i64)};
   CHECK_THROWS_AS(models::micro_batches(batch, 4), ValueError);
-  CHECK_THROWS_AS(models::micro_batches(batch, 0).size(), ValueError);
+  CHECK_THROWS_AS(models::micro_batches(batch, 0), ValueError);
   CHECK_THROWS_AS(models::count_targets(Ids{1, 2, 3}, 2), ShapeError);
   CHECK(models::micro_batches(batch, 2) == std::vector<optim::MicroBatch>{{1, 1}, {2, 2}});
 }

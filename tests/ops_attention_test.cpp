@@ -116,8 +116,10 @@ OperatorCase row(bool is_tiled, const Sizes& n, bool causal, double p) {
   };
   result.reference = [=](const Arrays& in) {
     // The operator table's one call draws at its generator's first site outside of any module.
+    Generator generator(1234);
+    generator.start_pass();
     return reference(n, third(in[0], n, 0), third(in[0], n, 1), third(in[0], n, 2), causal, default_scale(n), p,
-                     Generator(1234).next_site(0));
+                     generator.next_site(0));
   };
   const std::int64_t rows = n.batch * length, matrix = n.batch * n.heads * length * length;
   result.kept_bytes = [=](std::int64_t e, std::int64_t s) {

@@ -29,7 +29,11 @@ Tensor drop(const Tensor& x, double p, const RandomSite& at = site) { return app
 std::vector<float> host(const Tensor& t) { return to_host<float>(t); }
 
 // Where the operator table's one call draws: its generator's first site outside of any module.
-RandomSite table_site() { return Generator(1234).next_site(0); }
+RandomSite table_site() {
+  Generator generator(1234);
+  generator.start_pass();
+  return generator.next_site(0);
+}
 
 // 1 where an element of a (rows, columns) tensor is kept, by definition.
 std::vector<float> mask_of(std::int64_t rows, std::int64_t columns, double p, const RandomSite& at) {
