@@ -154,9 +154,9 @@ TEST_CASE("host limits: a need above a limit is refused in words", "[host_limits
   const std::vector<memory::HostLimit> limits{{"RLIMIT_DATA", 110 * MiB}, {"free memory (MemAvailable)", 150 * MiB}};
   CHECK(refusal_of(need_of(100 * MiB), limits).empty());  // exactly that
   const std::string text = refusal_of(need_of(100 * MiB + 1), limits);
-  for (const char* part : {"RLIMIT_DATA allows 110.00 MiB", "needs 110.00 MiB (115343361 B)", "code 6.00 MiB",
-                           "heap 3.00 MiB", "threads 1.00 MiB", "an arena of 100.00 MiB (104857600 B) would fit",
-                           "nothing was begun"}) {
+  for (const char* part :
+       {"RLIMIT_DATA allows 110.00 MiB", "needs 110.00 MiB (115343361 B)", "code 6.00 MiB", "heap 3.00 MiB",
+        "threads 1.00 MiB", "an arena of 100.00 MiB (104857600 B) would fit", "nothing was begun"}) {
     INFO(part << " in " << text);
     CHECK(text.find(part) != std::string::npos);
   }

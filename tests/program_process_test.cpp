@@ -79,7 +79,8 @@ TEST_CASE("program: a limit of the kernel without room is refused before the fir
   const auto plain = program_test::run(folder, train);
   if (!plain) return;
   const char* const program = std::getenv("THIMBLE_PROGRAM");
-  const std::string big = "train char-gpt --layers 4 --heads 4 --width 256 --seq 64 --batch 8 --steps 1 --data synthetic";
+  const std::string big =
+      "train char-gpt --layers 4 --heads 4 --width 256 --seq 64 --batch 8 --steps 1 --data synthetic";
   const std::string line = std::string("ulimit -d 40960; exec '") + program + "' " + big + " 2> '" +
                            (folder / "refused.txt") + "' > /dev/null";
   const int status = std::system(line.c_str());
