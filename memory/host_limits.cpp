@@ -24,6 +24,9 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 /// Version 1 of control groups writes "no limit" as a huge number of whole pages.
 constexpr std::size_t huge = unlimited / 4;
 
+/// A group's counts and a process's differ by what the kernel has not yet added up: 64 pages for each.
+constexpr std::size_t counting_bytes = 64 * 4096;
+
 /// What an arena maps around its range: a guard granule on each side, and less than one to align it.
 constexpr std::size_t guard_bytes = std::size_t{6} << 20;
 
@@ -111,7 +114,7 @@ std::optional<std::size_t> most_of(const Interface& interface, const fs::path& f
   const fs::path statistics = folder / "memory.stat";
   const std::size_t held = number_after(statistics, interface.anonymous_key).value_or(0) +
                            number_after(statistics, interface.shared_key).value_or(0);
-  return less(*limit, less(held, own_bytes));
+  return less(*limit, less(held, own_bytes + counting_bytes));
 }
 
 void add_rlimits(std::vector<HostLimit>& list) {

@@ -21,6 +21,7 @@ using namespace files_test;
 namespace {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
+constexpr std::size_t counting = 64 * 4096;  // what the kernel may not yet have added up
 
 /// A tree with /proc and control groups of its own.
 struct Tree {
@@ -99,7 +100,7 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "memory.max of the control group /a");
   // Others hold 90 and 10 of files in memory; 2 of these are this process's.
-  CHECK(limits[0].most_bytes == (500 - 98) * MiB);
+  CHECK(limits[0].most_bytes == (500 - 98) * MiB + counting);
 
   tree.group("/a/b", std::to_string(100 * MiB), 1 * MiB, 0);  // less than its own
   limits = memory::host_limits(tree.paths);
@@ -115,7 +116,7 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
   limits = memory::host_limits(container.paths);
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "memory.max of the control group /");
-  CHECK(limits[0].most_bytes == 56 * MiB);
+  CHECK(limits[0].most_bytes == 56 * MiB + counting);
   container.write("proc/self/cgroup", "0::/../outside\n");
   CHECK(memory::host_limits(container.paths).size() == 1);
 
@@ -133,9 +134,9 @@ TEST_CASE("host limits: control groups of version 1, beside an empty version 2",
   const auto limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 2);
   CHECK(limits[0].name == "memory.limit_in_bytes of the control group /");
-  CHECK(limits[0].most_bytes == 152 * MiB);
+  CHECK(limits[0].most_bytes == 152 * MiB + counting);
   CHECK(limits[1].name == "memory.limit_in_bytes of the control group /x/y");
-  CHECK(limits[1].most_bytes == 260 * MiB);
+  CHECK(limits[1].most_bytes == 260 * MiB + counting);
   CHECK(memory::control_group_peak_bytes(tree.paths) == 777);
 }
 

@@ -64,7 +64,7 @@ TEST_CASE("program: a budget for the process", "[program][process]") {
   CHECK(report.at("budget_bytes").get<std::size_t>() < budget);
   CHECK(report.at("process_peak_bytes").get<std::size_t>() <= budget);
   CHECK(report.at("loss_last") == whole.at("loss_last"));
-  for (const std::string command : {train, "plan " + sizes}) {
+  for (const std::string& command : {train, "plan " + sizes}) {
     const auto refused = program_test::run(folder, command + "--process-budget 1MiB");
     CHECK(refused->status == 3);
     CHECK(contains(refused->error, "--process-budget: 1.00 MiB"));
