@@ -16,13 +16,15 @@ memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has
   return {.threads = thread_count(),
           .tier_threads = tiers * FileTier::Options().workers,
           .nodes = nodes,
-          .staging = has_files ? nn::file_staging_bytes : 0,
+          .staging = has_files ? nn::file_piece_bytes : 0,
           .data = data_bytes};
 }
 
 memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
-  const bool has_files = !options.save.empty() || !options.resume.empty() || !options.save_weights.empty();
+  // A checkpoint is written from where its tensors lie. What is read is checked, and what others read is turned, in
+  // pieces.
+  const bool has_files = !options.resume.empty() || !options.save_weights.empty();
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
   return outside_facts(options.setup, has_budget, has_files, prepared.nodes, prepared.data->heap_bytes());
 }

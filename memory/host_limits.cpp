@@ -24,6 +24,9 @@ constexpr std::size_t unlimited = std::numeric_limits<std::size_t>::max();
 /// Version 1 of control groups writes "no limit" as a huge number of whole pages.
 constexpr std::size_t huge = unlimited / 4;
 
+/// A group's counts and a process's differ by what the kernel has not yet added up: 64 pages for each.
+constexpr std::size_t counting_bytes = 64 * 4096;
+
 /// What an arena maps around its range: a guard granule on each side, and less than one to align it.
 constexpr std::size_t guard_bytes = std::size_t{6} << 20;
 
@@ -52,7 +55,7 @@ std::size_t less(std::size_t from, std::size_t bytes) noexcept { return from - s
 /// One version of the interface: where its groups lie, and what its files are called.
 struct Interface {
   fs::path root;
-  const char *limit, *usage, *peak, *cache_key;
+  const char *limit, *peak, *anonymous_key, *shared_key;  // the keys are those of memory.stat
 };
 
 struct Group {
@@ -65,7 +68,7 @@ std::optional<Interface> version_2(const HostPaths& paths) {
   // Beside version 1, version 2 is mounted below it, without a memory controller.
   const fs::path root = fs::path(paths.cgroups);
   if (!fs::exists(root / "cgroup.controllers", error)) return std::nullopt;
-  return Interface{root, "memory.max", "memory.current", "memory.peak", "file "};
+  return Interface{root, "memory.max", "memory.peak", "anon ", "shmem "};
 }
 
 /// The group that counts this process's memory; nothing where there is none.
@@ -78,8 +81,8 @@ std::optional<Group> memory_group(const HostPaths& paths) {
     const std::string controllers = "," + line.substr(first + 1, next - first - 1) + ",";
     const std::string path = line.substr(next + 1);
     if (controllers.find(",memory,") != std::string::npos) {
-      return Group{{fs::path(paths.cgroups) / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                    "memory.max_usage_in_bytes", "total_cache "},
+      return Group{{fs::path(paths.cgroups) / "memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes",
+                    "total_rss ", "total_shmem "},
                    path};
     }
     if (controllers != ",,") continue;
@@ -108,9 +111,10 @@ std::vector<std::pair<std::string, fs::path>> folders_of(const Group& group) {
 std::optional<std::size_t> most_of(const Interface& interface, const fs::path& folder, std::size_t own_bytes) {
   const std::optional<std::size_t> limit = number_in(folder / interface.limit);
   if (!limit || *limit >= huge) return std::nullopt;
-  const std::size_t used = number_in(folder / interface.usage).value_or(0);
-  const std::size_t cache = number_after(folder / "memory.stat", interface.cache_key).value_or(0);
-  return less(*limit, less(less(used, cache), own_bytes));
+  const fs::path statistics = folder / "memory.stat";
+  const std::size_t held = number_after(statistics, interface.anonymous_key).value_or(0) +
+                           number_after(statistics, interface.shared_key).value_or(0);
+  return less(*limit, less(held, own_bytes + counting_bytes));
 }
 
 void add_rlimits(std::vector<HostLimit>& list) {
@@ -138,7 +142,7 @@ std::vector<HostLimit> host_limits(const HostPaths& paths) {
   if (const auto group = detail::memory_group(paths)) {
     for (const auto& [name, folder] : detail::folders_of(*group)) {
       const auto most = detail::most_of(group->interface, folder, own_bytes);
-      if (most) list.push_back({std::string(group->interface.limit) + " of the control group " + name, *most});
+      if (most) list.push_back({std::string(group->interface.limit) + " of the control group " + name, *most, true});
     }
   }
   if (const auto available = detail::number_after(proc / "meminfo", "MemAvailable:")) {
@@ -156,17 +160,16 @@ bool has_address_limit() noexcept {
 
 void require_room(const HostNeed& need, const std::vector<HostLimit>& limits) {
   for (const HostLimit& limit : limits) {
-    if (need.total() <= limit.most_bytes) continue;
-    const std::size_t left = host_limits_detail::less(limit.most_bytes, need.outside.total());
-    throw OutOfMemory("memory: the run needs " + exact_bytes(need.total()) + ", the arena " +
-                          exact_bytes(need.arena_bytes) + " and outside of it " + to_string(need.outside) + "; " +
-                          limit.name + " allows " + exact_bytes(limit.most_bytes) +
-                          (left > 0 ? ", so that an arena of " + exact_bytes(left) +
-                                          " would fit (a budget, if a plan "
-                                          "keeps it)"
-                                    : ", which is less than what is outside of an arena") +
-                          "; nothing was begun",
-                      {need.total(), 0, 0, limit.most_bytes, left});
+    const std::size_t tables = limit.counts_tables ? need.arena_bytes / 512 : 0;
+    const std::size_t total = need.total() + host_limits_detail::less(tables, need.outside.code / 2);
+    if (total <= limit.most_bytes) continue;
+    const std::size_t left = host_limits_detail::less(limit.most_bytes, total - need.arena_bytes);
+    const std::string room = left > 0 ? "an arena of " + exact_bytes(left) + " would fit (a budget, if a plan keeps it)"
+                                      : "which is less than what is outside of an arena";
+    throw OutOfMemory("memory: the run needs " + exact_bytes(total) + ", the arena " + exact_bytes(need.arena_bytes) +
+                          " and outside of it " + to_string(need.outside) + "; " + limit.name + " allows " +
+                          exact_bytes(limit.most_bytes) + ", " + room + "; nothing was begun",
+                      {total, 0, 0, limit.most_bytes, left});
   }
 }
 

@@ -7,6 +7,9 @@
 //   both versions of the interface, and the machine's free memory. Swap does not count: a run that needs it crawls.
 // - Each is told as what this process may hold in all, in arenas and outside of them. What others hold of a group or a
 //   machine is taken off; the kernel's cache of files is not, because it gives way.
+// - A control group is charged for page tables, too: 8 bytes for each 4 KiB, at most. They may take the place of half
+// of
+//   the code, which the kernel drops and reads again; what is more than that is needed beside it.
 // - A limit that cannot be read is no limit.
 //
 // Terms
@@ -24,6 +27,7 @@ namespace thimble::memory {
 struct HostLimit {
   std::string name;            ///< "RLIMIT_DATA", "memory.max of the control group /a/b", "free memory (MemAvailable)"
   std::size_t most_bytes = 0;  ///< that this process may hold in all
+  bool counts_tables = false;  ///< page tables are held against it
 };
 
 /// Where the kernel's files are: a test has a tree of its own.

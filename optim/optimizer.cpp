@@ -1,5 +1,6 @@
 #include <thimble/optim/optimizer.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -142,19 +143,22 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
   std::vector<Named> list;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     self.complete_writes();
+    const bool was_away = tier_ != nullptr && std::any_of(away_[i].begin(), away_[i].end(),
+                                                          [](const auto& tensor) { return tensor.defined(); });
     self.fetch(i);
-    list.clear();
     list_state(i, list);
+    const auto put_back = [&] {
+      list.clear();  // the last handles
+      if (was_away) self.put_away(i);
+    };
     try {
       visit(list);
     } catch (...) {
-      list.clear();  // the last handles
-      self.put_away(i);
+      put_back();
       self.complete_writes();
       throw;
     }
-    list.clear();
-    self.put_away(i);
+    put_back();
   }
   self.complete_writes();
 }

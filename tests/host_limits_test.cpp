@@ -21,6 +21,7 @@ using namespace files_test;
 namespace {
 
 constexpr std::size_t MiB = std::size_t{1} << 20;
+constexpr std::size_t counting = 64 * 4096;  // what the kernel may not yet have added up
 
 /// A tree with /proc and control groups of its own.
 struct Tree {
@@ -35,18 +36,18 @@ struct Tree {
     write_text_file(folder / name, text);
   }
   /// A group of version 2; "" is the root.
-  void group(const std::string& path, const std::string& most, std::size_t used, std::size_t cached) const {
+  void group(const std::string& path, const std::string& most, std::size_t anonymous, std::size_t shared) const {
     const std::string at = "cgroup" + path + "/";
     write(at + "memory.max", most + "\n");
-    write(at + "memory.current", std::to_string(used) + "\n");
-    write(at + "memory.stat", "anon 5\nfile " + std::to_string(cached) + "\nkernel 3\n");
+    write(at + "memory.stat",
+          "anon " + std::to_string(anonymous) + "\nfile 99999999\nkernel 3\nshmem " + std::to_string(shared) + "\n");
   }
   /// A group of version 1.
-  void old_group(const std::string& path, const std::string& most, std::size_t used, std::size_t cached) const {
+  void old_group(const std::string& path, const std::string& most, std::size_t anonymous, std::size_t shared) const {
     const std::string at = "cgroup/memory" + path + "/";
     write(at + "memory.limit_in_bytes", most + "\n");
-    write(at + "memory.usage_in_bytes", std::to_string(used) + "\n");
-    write(at + "memory.stat", "cache 1\ntotal_cache " + std::to_string(cached) + "\n");
+    write(at + "memory.stat", "cache 1\nrss 7\ntotal_cache 99999999\ntotal_rss " + std::to_string(anonymous) +
+                                  "\ntotal_shmem " + std::to_string(shared) + "\n");
   }
 
   TemporaryFolder folder;
@@ -93,15 +94,15 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
   tree.write("proc/self/cgroup", "0::/a/b\n");
   tree.write("cgroup/cgroup.controllers", "cpu memory\n");
   // The root has no files of its own.
-  tree.group("/a", std::to_string(500 * MiB), 120 * MiB, 30 * MiB);
+  tree.group("/a", std::to_string(500 * MiB), 90 * MiB, 10 * MiB);
   tree.group("/a/b", "max", 20 * MiB, 0);
   auto limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "memory.max of the control group /a");
-  // Others hold 120 - 30 of cache - 2 of this process.
-  CHECK(limits[0].most_bytes == (500 - (120 - 30 - 2)) * MiB);
+  // Others hold 90 and 10 of files in memory; 2 of these are this process's.
+  CHECK(limits[0].most_bytes == (500 - 98) * MiB + counting);
 
-  tree.group("/a/b", std::to_string(100 * MiB), 20 * MiB, 19 * MiB);  // less than its own is held without the cache
+  tree.group("/a/b", std::to_string(100 * MiB), 1 * MiB, 0);  // less than its own
   limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 2);
   CHECK(limits[0].name == "memory.max of the control group /a/b");  // smallest first
@@ -115,7 +116,7 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
   limits = memory::host_limits(container.paths);
   REQUIRE(limits.size() == 1);
   CHECK(limits[0].name == "memory.max of the control group /");
-  CHECK(limits[0].most_bytes == 56 * MiB);
+  CHECK(limits[0].most_bytes == 56 * MiB + counting);
   container.write("proc/self/cgroup", "0::/../outside\n");
   CHECK(memory::host_limits(container.paths).size() == 1);
 
@@ -126,16 +127,16 @@ TEST_CASE("host limits: control groups of version 2, and those above", "[host_li
 TEST_CASE("host limits: control groups of version 1, beside an empty version 2", "[host_limits]") {
   Tree tree;
   tree.write("proc/self/cgroup", "9:name=systemd:/\n5:cpu,cpuacct:/x\n4:memory:/x/y\n0::/\n");
-  tree.old_group("/x/y", std::to_string(300 * MiB), 52 * MiB, 10 * MiB);
-  tree.old_group("/x", "9223372036854771712", 60 * MiB, 10 * MiB);  // "no limit"
-  tree.old_group("", std::to_string(200 * MiB), 60 * MiB, 10 * MiB);
+  tree.old_group("/x/y", std::to_string(300 * MiB), 32 * MiB, 10 * MiB);
+  tree.old_group("/x", "9223372036854771712", 50 * MiB, 0);  // "no limit"
+  tree.old_group("", std::to_string(200 * MiB), 50 * MiB, 0);
   tree.write("cgroup/memory/x/y/memory.max_usage_in_bytes", "777\n");
   const auto limits = memory::host_limits(tree.paths);
   REQUIRE(limits.size() == 2);
   CHECK(limits[0].name == "memory.limit_in_bytes of the control group /");
-  CHECK(limits[0].most_bytes == 152 * MiB);
+  CHECK(limits[0].most_bytes == 152 * MiB + counting);
   CHECK(limits[1].name == "memory.limit_in_bytes of the control group /x/y");
-  CHECK(limits[1].most_bytes == 260 * MiB);
+  CHECK(limits[1].most_bytes == 260 * MiB + counting);
   CHECK(memory::control_group_peak_bytes(tree.paths) == 777);
 }
 
@@ -154,12 +155,18 @@ TEST_CASE("host limits: a need above a limit is refused in words", "[host_limits
   const std::vector<memory::HostLimit> limits{{"RLIMIT_DATA", 110 * MiB}, {"free memory (MemAvailable)", 150 * MiB}};
   CHECK(refusal_of(need_of(100 * MiB), limits).empty());  // exactly that
   const std::string text = refusal_of(need_of(100 * MiB + 1), limits);
-  for (const char* part : {"RLIMIT_DATA allows 110.00 MiB", "needs 110.00 MiB (115343361 B)", "code 6.00 MiB",
-                           "heap 3.00 MiB", "threads 1.00 MiB", "an arena of 100.00 MiB (104857600 B) would fit",
-                           "nothing was begun"}) {
+  for (const char* part :
+       {"RLIMIT_DATA allows 110.00 MiB", "needs 110.00 MiB (115343361 B)", "code 6.00 MiB", "heap 3.00 MiB",
+        "threads 1.00 MiB", "an arena of 100.00 MiB (104857600 B) would fit", "nothing was begun"}) {
     INFO(part << " in " << text);
     CHECK(text.find(part) != std::string::npos);
   }
+  // Page tables of 2 GiB are 4 MiB; 3 of them may take the place of code.
+  const std::size_t large = 2048 * MiB;
+  const std::size_t sum = need_of(large).total();
+  CHECK(refusal_of(need_of(large), {{"memory.max", sum}}).empty());
+  CHECK_THROWS_AS(memory::require_room(need_of(large), {{"memory.max", sum + MiB - 1, true}}), OutOfMemory);
+  CHECK_NOTHROW(memory::require_room(need_of(large), {{"memory.max", sum + MiB, true}}));
   const std::string none = refusal_of(need_of(1), {{"memory.max of the control group /a", 10 * MiB}});
   CHECK(none.find("less than what is outside of an arena") != std::string::npos);
 }

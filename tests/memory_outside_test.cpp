@@ -92,7 +92,7 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
     std::vector<std::size_t> growth;
     for (const std::int64_t steps : {std::int64_t{20}, std::int64_t{400}}) {
       const bench::PreparedTraining prepared = bench::prepare_training(small_training(model, steps));
-      REQUIRE(prepared.nodes > 5);
+      REQUIRE(prepared.nodes >= 4);
       REQUIRE(prepared.is_steady);
       const bench::TrainReport report = bench::train(prepared);
       CHECK(report.differences().empty());

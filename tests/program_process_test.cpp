@@ -64,7 +64,7 @@ TEST_CASE("program: a budget for the process", "[program][process]") {
   CHECK(report.at("budget_bytes").get<std::size_t>() < budget);
   CHECK(report.at("process_peak_bytes").get<std::size_t>() <= budget);
   CHECK(report.at("loss_last") == whole.at("loss_last"));
-  for (const std::string command : {train, "plan " + sizes}) {
+  for (const std::string& command : {train, "plan " + sizes}) {
     const auto refused = program_test::run(folder, command + "--process-budget 1MiB");
     CHECK(refused->status == 3);
     CHECK(contains(refused->error, "--process-budget: 1.00 MiB"));
@@ -79,7 +79,8 @@ TEST_CASE("program: a limit of the kernel without room is refused before the fir
   const auto plain = program_test::run(folder, train);
   if (!plain) return;
   const char* const program = std::getenv("THIMBLE_PROGRAM");
-  const std::string big = "train char-gpt --layers 4 --heads 4 --width 256 --seq 64 --batch 8 --steps 1 --data synthetic";
+  const std::string big =
+      "train char-gpt --layers 4 --heads 4 --width 256 --seq 64 --batch 8 --steps 1 --data synthetic";
   const std::string line = std::string("ulimit -d 40960; exec '") + program + "' " + big + " 2> '" +
                            (folder / "refused.txt") + "' > /dev/null";
   const int status = std::system(line.c_str());

@@ -76,16 +76,6 @@ void check_same(const ImageStore& store, const Images& whole) {
   }
 }
 
-template <class Body>
-std::string file_error(Body&& body) {
-  try {
-    body();
-  } catch (const FileError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 }  // namespace
 
 TEST_CASE("store: images in their files are the images that are read whole", "[data][store]") {

@@ -79,9 +79,8 @@ report::Plot plot_of(const char* title, const char* x) {
 }
 
 std::string rows_with_equal_peaks(const report::Experiment& experiment) {
-  const auto equal = std::count_if(experiment.rows.begin(), experiment.rows.end(), [](const report::Row& row) {
-    return report::match(row) == report::Match::equal;
-  });
+  const auto equal = std::count_if(experiment.rows.begin(), experiment.rows.end(),
+                                   [](const report::Row& row) { return report::match(row) == report::Match::equal; });
   return "Kept bytes and peaks are predicted as measured in " + std::to_string(equal) + " of " +
          std::to_string(experiment.rows.size()) + " rows.";
 }
@@ -205,10 +204,10 @@ report::Experiment accumulation_experiment(const ExperimentOptions& options) {
   const auto parts = std::get<std::int64_t>(least.config[1].second);
   const std::string times = report::format_trimmed(
       static_cast<double>(*whole.predicted_bytes) / static_cast<double>(*least.predicted_bytes), 2);
-  experiment.verdict = "In " + std::to_string(parts) + " micro-batches the activations fall " + times +
-                       "-fold, the live peak to " + percent(*report::find_number(least, "share")) +
-                       ", since state and gradients stay; a step takes " +
-                       report::format_fixed(ms.back() / ms.front(), 2) + " times as long. " + rows_with_equal_peaks(experiment);
+  experiment.verdict =
+      "In " + std::to_string(parts) + " micro-batches the activations fall " + times + "-fold, the live peak to " +
+      percent(*report::find_number(least, "share")) + ", since state and gradients stay; a step takes " +
+      report::format_fixed(ms.back() / ms.front(), 2) + " times as long. " + rows_with_equal_peaks(experiment);
   return experiment;
 }
 
