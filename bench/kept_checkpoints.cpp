@@ -1,6 +1,7 @@
 #include <thimble/bench/kept_checkpoints.h>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <thimble/bench/checkpoints.h>
@@ -154,31 +156,77 @@ std::int64_t steps_done(Training& training) {
 CheckpointKeeper::CheckpointKeeper(const PreparedTraining& prepared)
     : prepared_(prepared), path_(prepared.options.resume), step_(prepared.first_step) {}
 
-void CheckpointKeeper::save(Training& training) {
+/// Gives the file that is about to be replaced a second name.
+void CheckpointKeeper::keep_before(std::int64_t step) {
   namespace detail = kept_checkpoints_detail;
-  if (!is_on()) return;
   const std::string& path = prepared_.options.save;
-  const std::int64_t keep = prepared_.options.keep, step = steps_done(training);
-  std::string older;
-  if (keep > 1) {
-    const std::optional<std::int64_t> steps = detail::steps_of_file(path);
-    if (steps && *steps != step) {
-      older = detail::older_path(path, *steps);
-      detail::link_file(path, older);
-    }
+  const std::optional<std::int64_t> steps = detail::steps_of_file(path);
+  if (!steps) return;
+  if (prepared_.options.keep > 1) {
+    if (*steps == step) return;
+    before_ = detail::older_path(path, *steps);
+    detail::link_file(path, before_);
+    return;
   }
+  lock_ = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (lock_ < 0 || ::flock(lock_, LOCK_EX | LOCK_NB) != 0) return forget_before();
+  const std::string name = free_temporary_name(path);
+  if (::linkat(AT_FDCWD, path.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) != 0) return forget_before();
+  before_ = name;
+}
+
+void CheckpointKeeper::forget_before() noexcept {
+  if (lock_ >= 0) ::close(lock_);
+  lock_ = -1;
+  before_.clear();
+}
+
+void CheckpointKeeper::save(Training& training) {
+  if (!is_on()) return;
+  confirm();
+  const std::int64_t step = steps_done(training);
+  keep_before(step);
   try {
     if (training.optimizer().offloads_state()) training.rest();  // it comes here to be written
     save_checkpoint(training, prepared_);
   } catch (...) {
-    if (!older.empty()) ::unlink(older.c_str());  // it has its first name still
+    if (!before_.empty()) ::unlink(before_.c_str());  // it has its first name still
+    forget_before();
     throw;
   }
-  path_ = path;
-  step_ = step;
-  if (keep <= 1) return;
-  const std::vector<std::filesystem::path> all = detail::older_of(path);
-  for (std::size_t i = static_cast<std::size_t>(keep) - 1; i < all.size(); ++i) ::unlink(all[i].c_str());
+  is_open_ = true;
+  path_before_ = std::exchange(path_, prepared_.options.save);
+  step_before_ = std::exchange(step_, step);
+}
+
+void CheckpointKeeper::confirm() noexcept {
+  namespace detail = kept_checkpoints_detail;
+  if (!is_open_) return;
+  is_open_ = false;
+  const std::int64_t keep = prepared_.options.keep;
+  if (keep <= 1) {
+    if (!before_.empty()) ::unlink(before_.c_str());
+    return forget_before();
+  }
+  forget_before();
+  try {
+    const std::vector<std::filesystem::path> all = detail::older_of(prepared_.options.save);
+    for (std::size_t i = static_cast<std::size_t>(keep) - 1; i < all.size(); ++i) ::unlink(all[i].c_str());
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): they go the next time
+  }
+}
+
+void CheckpointKeeper::take_back() noexcept {
+  if (!is_open_) return;
+  is_open_ = false;
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(prepared_.options.save, error);  // links stay
+  const std::string path = error ? prepared_.options.save : target.string();
+  const bool is_back = before_.empty() ? ::unlink(path.c_str()) == 0 : ::rename(before_.c_str(), path.c_str()) == 0;
+  forget_before();
+  if (!is_back) return;
+  path_ = std::move(path_before_);
+  step_ = step_before_;
 }
 
 std::string CheckpointKeeper::text() const {

@@ -3,6 +3,8 @@
 // `x.step-K`, K the steps that they have done.
 //
 // - There is an `x` at every moment: the older one gets its second name before the new one takes the first.
+// - The loss of a state is that of the next step. Until it is known to be a number the older file stays (without --keep
+//   under a temporary name), and when it is none the older file is `x` again.
 // - The oldest files go, not the ones with the least K: a run that starts again at the same path keeps its own.
 
 #include <cstdint>
@@ -33,19 +35,34 @@ std::int64_t steps_done(Training& training);
 class CheckpointKeeper {
  public:
   explicit CheckpointKeeper(const PreparedTraining& prepared);
+  ~CheckpointKeeper() { confirm(); }
+  CheckpointKeeper(const CheckpointKeeper&) = delete;
+  CheckpointKeeper& operator=(const CheckpointKeeper&) = delete;
 
   bool is_on() const noexcept { return !prepared_.options.save.empty(); }
-  /// Writes the checkpoint and lets the oldest go. Throws FileError, nn::NotFiniteError; the files are then as before.
+  /// Writes the checkpoint. Throws FileError, nn::NotFiniteError; the files are then as before.
   void save(Training& training);
+  /// The state that was written has a loss: the oldest file goes.
+  void confirm() noexcept;
+  /// It has none: the file before it is the checkpoint again, or there is none.
+  void take_back() noexcept;
   /// Steps that the last checkpoint of this run has done; that which it goes on from before the first, or 0.
   std::int64_t saved_step() const noexcept { return step_; }
   /// "'x' holds step 30", "there is no checkpoint".
   std::string text() const;
 
  private:
+  void keep_before(std::int64_t step);
+  void forget_before() noexcept;
+
   const PreparedTraining& prepared_;
   std::string path_;  // of the last good checkpoint; empty: there is none
   std::int64_t step_;
+  // While a checkpoint is not confirmed: what these were, and the second name of the file that it has replaced.
+  bool is_open_ = false;
+  std::string path_before_, before_;
+  std::int64_t step_before_ = 0;
+  int lock_ = -1;  // on that file, whose temporary name is not to be taken for stale
 };
 
 }  // namespace thimble::bench

@@ -86,6 +86,7 @@ void TrainingLoop::run(const TrainObserver& observer) {
     TrainProgress progress = rescued([&] { return one_step(step); });
     report_.steps = done;
     if (!std::isfinite(progress.loss) && !is_skipped(skipped)) return diverge(done, is_text("the loss", progress.loss));
+    if (std::isfinite(progress.loss)) keeper_.confirm();  // of the state that was saved last
     const Wish wish = control_.wish ? control_.wish() : Wish::go_on;
     const bool is_last = done == options.steps || wish == Wish::stop;
     const auto is_due = [&](std::int64_t every) { return every > 0 && done % every == 0; };
@@ -162,6 +163,7 @@ bool TrainingLoop::is_skipped(std::int64_t skipped_before) {
 }
 
 void TrainingLoop::diverge(std::int64_t step, const std::string& what) {
+  keeper_.take_back();
   report_.end = TrainEnd::diverged;
   report_.end_text = "step " + std::to_string(step) + ": " + what + "; training has stopped, and " + keeper_.text();
 }

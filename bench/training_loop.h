@@ -1,8 +1,9 @@
 #pragma once
 // The steps of a run: training, evaluations, checkpoints and curves, and what becomes of them when something fails.
 //
-// - A checkpoint holds the state after a step whose loss is a number, and no other. A step whose loss is not, and that
-//   the loss scaler did not skip, ends the run at once; so does an evaluation, and a state that holds a NaN.
+// - A checkpoint holds a state whose loss is a number, and no other: one that the next step finds to have none is taken
+//   back. A step whose loss is not a number, and that the loss scaler did not skip, ends the run at once; so does an
+//   evaluation, and a state that holds a NaN.
 // - What fails between two checkpoints (memory, data) ends the run after a checkpoint of the last whole step.
 // - A checkpoint on the way that cannot be written is said, and the next one is tried. The last one that cannot is an
 //   error, after everything else is written.

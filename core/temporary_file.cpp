@@ -73,6 +73,12 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+std::string free_temporary_name(const std::string& target) {
+  namespace detail = temporary_file_detail;
+  const std::string stem = folder_of(target) + "/" + detail::stem_of(target);
+  return stem + detail::digits_of(detail::system_random()) + std::string(detail::ending);
+}
+
 TemporaryFile make_temporary_file(const std::string& target, const std::function<std::uint64_t()>& random) {
   namespace detail = temporary_file_detail;
   constexpr int most_tries = 100;

@@ -21,6 +21,9 @@ struct TemporaryFile {
 /// is passed over for another. `random` gives the digits; none: the system's random numbers.
 TemporaryFile make_temporary_file(const std::string& target, const std::function<std::uint64_t()>& random = {});
 
+/// A name of that kind: random, so that nothing has it yet.
+std::string free_temporary_name(const std::string& target);
+
 /// Removes the temporary files of `target` that no process holds. Returns how many; what cannot be removed is left.
 int remove_stale_temporary_files(const std::string& target) noexcept;
 
