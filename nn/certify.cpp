@@ -88,6 +88,7 @@ Witness::Witness(TrainingRun& run)
     : run_(run), note_([this](const std::shared_ptr<Leaf>& leaf) { note_gradient(leaf); }), hook_(note_) {
   const RunView view = run.view();
   if (view.optimizers.empty()) throw ValueError("certify: the run shows nothing of itself (TrainingRun::view)");
+  generator_ = view.generator;
   for (std::size_t i = 0; i < view.optimizers.size(); ++i) {
     for (const optim::Named& p : view.optimizers[i]->parameters()) {
       leaves_.push_back({p.tensor.leaf().get(), certify_detail::prefix(i, view.optimizers.size()) + p.name});
@@ -101,9 +102,8 @@ Witness::~Witness() { run_.options().recording.watch = nullptr; }
 
 Digest Witness::calls() const {
   DigestStream digest;
-  const Generator* const generator = run_.view().generator;
-  if (generator == nullptr) return digest.value();
-  const std::vector<std::uint32_t>& calls = generator->calls();
+  if (generator_ == nullptr) return digest.value();
+  const std::vector<std::uint32_t>& calls = generator_->calls();
   for (std::uint32_t path = 0; path < calls.size(); ++path) {
     if (calls[path] == 0) continue;
     const std::uint32_t pair[] = {path, calls[path]};

@@ -62,6 +62,7 @@ class Witness {
   Digest calls() const;
 
   TrainingRun& run_;
+  const Generator* generator_ = nullptr;  // null: the run has none
   struct Watched {
     const Leaf* leaf;
     std::string name;

@@ -70,8 +70,10 @@ std::int64_t TrainerRun::batch_step() const {
 
 const std::string& TrainerRun::next_key() {
   if (key_) return *key_;
-  Generator scratch(trainer_options_.seed);  // what the dry batch draws is not drawn from the run's
+  // What the dry batch draws is not drawn from the run's generator, and its bytes are none of a dry run's.
+  Generator scratch(trainer_options_.seed);
   const GeneratorScope scope(scratch);
+  const ResourceScope elsewhere(default_resource(dry(device_)));
   key_ = program_.key(batch_step(), dry(device_));
   return *key_;
 }

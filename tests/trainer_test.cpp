@@ -111,7 +111,7 @@ TEST_CASE("trainer: an own model in a budget has the bits of a loop by hand, and
   CHECK(trainer.peak_bytes() == 0);
   const Trained trained = by_trainer(trainer);
   CHECK(trained.losses == expected.losses);
-  CHECK(trained.state == expected.state);
+  CHECK((trained.state == expected.state));
   CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
   check_kept(trainer.placed(), steps);
   CHECK(trainer.evaluate() == trainer.evaluate());
@@ -140,7 +140,7 @@ TEST_CASE("trainer: batches of several lengths have a plan each, in one budget",
     CHECK(trainer.plan().shapes.size() == 3);
     const Trained trained = by_trainer(trainer);
     CHECK(trained.losses == expected.losses);
-    CHECK(trained.state == expected.state);
+    CHECK((trained.state == expected.state));
     CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
     CHECK(trainer.peak_bytes() <= options.budget_bytes);
     check_kept(trainer.placed(), steps);
@@ -154,7 +154,7 @@ TEST_CASE("trainer: batches of several lengths have a plan each, in one budget",
     CHECK(trainer.plan().shapes.size() == 3);
     CHECK(trainer.plan().peak_bytes >= first_peak);
     CHECK(trained.losses == expected.losses);
-    CHECK(trained.state == expected.state);
+    CHECK((trained.state == expected.state));
     CHECK(trainer.peak_bytes() <= options.budget_bytes);
     check_kept(trainer.placed(), steps);
   }
@@ -167,7 +167,7 @@ TEST_CASE("trainer: batches of several lengths have a plan each, in one budget",
     const std::vector<std::byte> before = state_of({&trainer.model()});
     CHECK_THROWS_AS(trainer.step(), nn::BudgetError);
     CHECK_THROWS_AS(trainer.step(), nn::BudgetError);
-    CHECK(state_of({&trainer.model()}) == before);
+    CHECK((state_of({&trainer.model()}) == before));
     CHECK(trainer.plan().shapes.size() == 1);
   }
 }
@@ -214,7 +214,7 @@ TEST_CASE("trainer: two nets against each other, with an optimizer each", "[trai
   std::vector<double> losses;
   trainer.run([&](const nn::Progress& p) { losses.insert(losses.end(), p.losses.begin(), p.losses.end()); });
   CHECK(losses == expected);
-  CHECK(state_of(trainer.model().modules()) == state);
+  CHECK((state_of(trainer.model().modules()) == state));
   CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
   check_kept(trainer.placed(), steps);
 }
@@ -240,7 +240,7 @@ TEST_CASE("trainer: micro-batches, clipping and a fused optimizer", "[trainer]")
   nn::Trainer<Net, Batch> trainer(own, options);
   const Trained expected = by_trainer(plain), trained = by_trainer(trainer);
   CHECK(trained.losses == expected.losses);
-  CHECK(trained.state == expected.state);
+  CHECK((trained.state == expected.state));
   CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
   CHECK(trainer.peak_bytes() < plain.peak_bytes());
 }
@@ -275,7 +275,7 @@ TEST_CASE("trainer: a step that leaves its plan is told, or refused", "[trainer]
     const std::vector<std::byte> before = state_of({&trainer.model()});
     is_odd = true;
     CHECK_THROWS_AS(trainer.step(), PlanError);
-    CHECK(state_of({&trainer.model()}) == before);
+    CHECK((state_of({&trainer.model()}) == before));
     is_odd = false;
     CHECK_NOTHROW(trainer.step());
   }

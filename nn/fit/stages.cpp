@@ -206,6 +206,7 @@ class Block {
     const std::uint32_t output = tensor(node.output);
     if (std::find(inputs.begin(), inputs.end(), output) != inputs.end()) return;  // a view
     if (output == none) return;
+    if (block_.tensors[output].is_given) return;  // the program holds it as well, off the tape (detach): it is there
     block_.tensors[output].gradient_bytes = node.needs.any() ? block_.tensors[output].bytes : 0;
     outputs.push_back(output);
     for (const std::uint32_t value : node.saved) {
