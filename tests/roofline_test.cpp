@@ -11,6 +11,7 @@
 #include <thimble/core/copy.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/stages.h>
 
 #include "catch.h"
 
@@ -112,4 +113,22 @@ TEST_CASE("roofline: micro-batches take the time of each, and of adding the grad
   INFO(four.keep_everything().step_s << ", by hand " << expected << ", of that adding " << adding);
   CHECK(std::abs(four.keep_everything().step_s - expected) < 1e-6);
   CHECK(adding > 0.01);
+}
+
+TEST_CASE("roofline: a loss stays with the last product", "[fit]") {
+  const Tensor x = zeros({8, 16}, DType::f32, dry(cpu)), first = leaf({32, 16}), second = leaf({4, 32});
+  Tape tape;
+  tape.observe();
+  {
+    const Recording on(tape);
+    const Tensor h = linear(x, first);
+    const Tensor y = linear(add(exp(h), h), second);
+    sum(add(square(y), exp(y)));  // y is read twice: a cut behind it would leave a stage without a product
+  }
+  const TapeGraph graph = TapeGraph::of(tape);
+  const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
+  REQUIRE(cuts.size() == 3);
+  CHECK(cuts[0] == 0);
+  CHECK(cuts[1] == 1);  // behind the first product, whose result is read twice
+  CHECK(cuts[2] == graph.nodes.size());
 }

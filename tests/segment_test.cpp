@@ -1,6 +1,7 @@
 // Segments: whatever they nest, drop or keep, the results are those of the plain run, bit for bit.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <random>
 #include <string>
@@ -297,6 +298,57 @@ TEST_CASE("segment: once backward is past a segment, what it read is gone, dead 
       tape.backward(loss, {}, &hook);
       CHECK(before_segment == 0);
       CHECK(x.grad().defined());
+    }
+  }
+}
+
+TEST_CASE("segment: an operand that running it again does not read is not kept", "[segment]") {
+  const auto stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  const Tensor x = leaf(full({64}, 0.5));
+  Tape tape;
+  Tensor loss;
+  {
+    const Recording on(tape);
+    const Tensor read_again = x * 2.0, constant = full({64}, 3);
+    loss = sum(checkpoint(
+        [&](const Tensor& t) {
+          exp(constant);  // needs no gradient, and nobody reads its result
+          return exp(t);
+        },
+        read_again));
+  }
+  CHECK(stack.ledger->bytes(Category::activation) == 64 * sizeof(float));
+  tape.backward(loss);
+  CHECK(stack.ledger->bytes(Category::activation) == 0);
+}
+
+TEST_CASE("segment: a source that is overwritten between two nodes that run again is told", "[segment]") {
+  for (const bool is_overwritten : {false, true}) {
+    const Tensor x = leaf(full({4}, 0.5)), w = leaf(full({4}, 2));
+    Tape tape;
+    Tensor source, loss;
+    {
+      const Recording on(tape);
+      Tensor other;  // made again after the hook of w, whose product comes behind it
+      source = x * 2.0;
+      const Tensor product = checkpoint(
+          [&](const Tensor& t) {
+            other = exp(t);
+            return mul(w, full({4}, 3));
+          },
+          source);
+      loss = add(sum(product), sum(other));
+    }
+    const auto overwrite = [&](const std::shared_ptr<Leaf>& of) {
+      if (is_overwritten && of == w.leaf()) fill(source, 7);
+    };
+    const LeafHook hook = overwrite;
+    if (is_overwritten) {
+      CHECK_THROWS_AS(tape.backward(loss, {}, &hook), AutogradError);
+    } else {
+      CHECK_NOTHROW(tape.backward(loss, {}, &hook));
+      for (const float g : to_host<float>(x.grad())) CHECK(g == Approx(2 * std::exp(1.0)));
     }
   }
 }

@@ -66,3 +66,21 @@ TEST_CASE("transaction: a throw after dropout leaves the masks of a run without 
   CHECK(masks(true) == masks(false));
   CHECK(masks(false)[1] != masks(false)[3]);
 }
+
+TEST_CASE("transaction: what is staged is written when it is committed, and only then", "[step]") {
+  const Tensor statistic = full({3}, 1);
+  {
+    Transaction given_up;
+    const Tensor pending = given_up.staged(statistic);
+    fill(pending, 5);
+    CHECK(given_up.staged(statistic).storage() == pending.storage());
+    CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
+  }
+  CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
+  Transaction kept;
+  fill(writable_state(statistic), 5);
+  CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
+  kept.commit();
+  CHECK(to_host<float>(statistic) == std::vector<float>(3, 5));
+  CHECK(kept.staged_count() == 0);
+}

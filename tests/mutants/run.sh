@@ -5,8 +5,9 @@
 #
 # A mutant is a patch of this folder whose first line names the files of tests that must find it ("# tests: optim clip":
 # tests/optim_test.cpp and tests/clip_test.cpp). PATTERN is a regular expression over names of patches (default: all).
-# With -r mutants that an earlier run has told of are not run again. Works on a copy in build-mutants/, one build folder
-# for all: a mutant costs the object files it touches, a link and its tests. With ccache the first build is quick.
+# "# objects: core/a.cpp" below it: what is compiled for it where a header is changed. With -r mutants that an earlier
+# run has told of are not run again. Works on a copy in build-mutants/, one build for all; a mutant costs its one object
+# file, a link with the tests that it names, and these. With ccache the first build is quick.
 #
 # Prints a line per mutant (found, SURVIVED, DOES NOT BUILD, DOES NOT APPLY) and "N passed, M failed" at the end; those
 # of known.txt change nothing that a test could see, and are told as such (README.md says why). Status 0: none failed.
@@ -22,18 +23,11 @@ done
 shift $((OPTIND - 1))
 pattern=${1:-.}
 cd "$(dirname "$0")/../.." || exit
-root=$PWD tree=$PWD/build-mutants results=$PWD/build-mutants/results.tsv
+root=$PWD tree=$PWD/build-mutants
+build=$tree/build results=$tree/results.tsv log=$tree/log.txt
 mkdir -p "$tree"
 [ -n "$resumes" ] || : >"$results"
 touch "$results"
-
-# The tree as it is, in a copy: what differs is copied anew, so that little is built again.
-restore() { # FILE
-  cmp -s "$1" "$tree/$1" || { mkdir -p "$tree/$(dirname "$1")" && cp "$1" "$tree/$1"; }
-}
-while IFS= read -r -d '' file; do
-  [ -f "$file" ] && restore "$file"
-done < <(git ls-files -z --cached --others --exclude-standard)
 
 chosen=()
 for patch in tests/mutants/*.patch; do
@@ -43,52 +37,104 @@ for patch in tests/mutants/*.patch; do
   chosen+=("$name")
 done
 [ ${#chosen[@]} -gt 0 ] || { echo "no mutant matches '$pattern'" >&2 && exit 2; }
-tests_of() { sed -n '1s/^# tests: //p' "tests/mutants/$1.patch"; }
+tests_of() { sed -n '1s/^# tests: //p' "$root/tests/mutants/$1.patch"; }
+objects_of() { sed -n 's/^# objects: //p' "$root/tests/mutants/$1.patch"; }
+changed_by() { sed -n 's/^+++ b\///p' "$root/tests/mutants/$1.patch"; }
+
+# ---- The tree as it is, in a copy: what differs is copied anew, so that little is built again.
+while IFS= read -r -d '' file; do
+  [ -f "$file" ] || continue
+  cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")" && cp "$file" "$tree/$file"; }
+done < <(git ls-files -z --cached --others --exclude-standard)
 
 files=$(for name in "${chosen[@]}"; do tests_of "$name"; done | tr ' ' '\n' | sort -u | paste -sd'|')
 emulated=OFF
-for name in "${chosen[@]}"; do grep -q '^+++ b/cuda/' "tests/mutants/$name.patch" && emulated=ON; done
-generator=()
-command -v ninja >/dev/null && generator=(-G Ninja)
-command -v mold >/dev/null && generator+=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold) # a link per mutant
-log=$tree/log.txt
-build() { cmake --build "$tree/build" -j "$jobs" --target thimble_tests >"$log" 2>&1; }
-run_tests() { # FILE-OF-TESTS...: stops at the first failure
-  local tags=
-  for file in "$@"; do tags+="${tags:+,}[#${file}_test]~[.]"; done
-  (cd "$tree" && OMP_WAIT_POLICY=passive timeout 900 build/bin/thimble_tests --filenames-as-tags --abort "$tags") >"$log" 2>&1
-}
-cmake -S "$tree" -B "$tree/build" "${generator[@]}" -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_EXAMPLES=OFF \
+for name in "${chosen[@]}"; do changed_by "$name" | grep -q '^cuda/' && emulated=ON; done
+linker=()
+command -v mold >/dev/null && linker=(-DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold) # a link per mutant
+cmake -S "$tree" -B "$build" -G Ninja "${linker[@]}" -DTHIMBLE_CUDA=OFF -DTHIMBLE_WERROR=ON -DTHIMBLE_EXAMPLES=OFF \
   -DTHIMBLE_EMULATED_CUDA=$emulated -DTHIMBLE_TEST_FILES="$files" >"$log" 2>&1 || { cat "$log" && exit 1; }
-echo "building ${#chosen[@]} mutants' tests: $files"
-build || { tail -n 30 "$log" && exit 1; }
+build_all() { cmake --build "$build" -j "$jobs" --target thimble_tests >"$log" 2>&1; }
+run_tests() { # PROGRAM LOG FILE-OF-TESTS...: stops at the first failure
+  local program=$1 log=$2 tags=
+  shift 2
+  for file in "$@"; do tags+="${tags:+,}[#${file}_test]~[.]"; done
+  (cd "$tree" && OMP_WAIT_POLICY=passive timeout 900 "$program" --filenames-as-tags --abort "$tags") >"$log" 2>&1
+}
+echo "building the tests of ${#chosen[@]} mutants: $files"
+build_all || { tail -n 30 "$log" && exit 1; }
 # shellcheck disable=SC2046
-run_tests $(tr '|' ' ' <<<"$files") || { tail -n 30 "$log" && echo "the tests fail without a mutant" && exit 1; }
+run_tests "$build/bin/thimble_tests" "$log" $(tr '|' ' ' <<<"$files") || { tail -n 30 "$log" && echo "the tests fail without a mutant" && exit 1; }
+commands=$(ninja -C "$build" -t commands thimble_tests)
+
+# Compiles what a mutant changes out of a folder of its own, whose headers come before the tree's, and links it with the
+# tests that it names, before the libraries that have it as it was. Without much optimization, which changes no result
+# (-ffp-contract=off, no fast math).
+compile_one() { # FOLDER SOURCE OBJECT
+  local folder=$1 source=$2 object=$3 command from
+  case $source in
+    cuda/*.cu) from=$build/emulated/$(basename "$source" .cu).cpp ;;
+    *) from=$tree/$source ;;
+  esac
+  command=$(grep -F -- " -c $from" <<<"$commands" | head -n 1)
+  [ -n "$command" ] || { echo "nothing compiles $source" && return 1; }
+  case $source in
+    cuda/*.cu) echo "#include \"$folder/$source\"" >"$object.cpp" && source=$object.cpp ;;
+    *) [ -f "$folder/$source" ] && source=$folder/$source || source=$from ;;
+  esac
+  command=$(sed -E "s/ -M[DTF]( [^ ]*\.(o|d))?//g; s/ -o .*//; s| -I| -I$folder/include -I|" <<<"$command")
+  (cd "$build" && bash -c "$command -o $object -O1 -Wno-error -c $source")
+}
+link_one() { # FOLDER NAME
+  local folder=$1 name=$2 words=() objects=() word source replaced=" "
+  local sources tests
+  sources=$(objects_of "$name") tests=" $(tests_of "$name") "
+  for source in ${sources:-$(changed_by "$name")}; do
+    objects+=("$folder/object${#objects[@]}.o")
+    compile_one "$folder" "$source" "${objects[-1]}" || return 1
+    [[ $source == cuda/* ]] && replaced+="$(basename "$source" .cu).cpp.o "
+  done
+  for word in $(tail -n 1 <<<"$commands"); do
+    case $word in
+      */emulated/*.o) [[ $replaced == *" ${word##*/} "* ]] || words+=("$word") ;;
+      */tests/*_test.cpp.o)
+        source=${word##*/}
+        [[ $tests == *" ${source%_test.cpp.o} "* ]] && words+=("$word")
+        ;;
+      bin/thimble_tests) words+=("$folder/mutant" "${objects[@]}") ;;
+      *) words+=("$word") ;;
+    esac
+  done
+  (cd "$build" && bash -c "${words[*]}")
+}
 
 try() { # NAME: prints what became of it
-  local patch=$root/tests/mutants/$1.patch touched
-  touched=$(sed -n 's/^+++ b\///p' "$patch")
-  if ! patch -d "$tree" -p1 --force --silent <"$patch" >"$log" 2>&1; then
-    echo "DOES NOT APPLY"
-  elif ! build; then
-    cp "$log" "$tree/$1.log"
-    echo "DOES NOT BUILD"
+  local folder=$tree/work/$1 outcome started=$SECONDS file
+  mkdir -p "$folder/include" && ln -sfn .. "$folder/include/thimble"
+  for file in $(changed_by "$1"); do
+    mkdir -p "$folder/$(dirname "$file")" && cp "$tree/$file" "$folder/$file"
+  done
+  if ! patch -d "$folder" -p1 --force --silent <"$root/tests/mutants/$1.patch" >"$folder/log" 2>&1; then
+    outcome="DOES NOT APPLY"
+  elif ! link_one "$folder" "$1" >"$folder/log" 2>&1; then
+    outcome="DOES NOT BUILD"
+    cp "$folder/log" "$tree/$1.log"
   else
     # shellcheck disable=SC2046
-    if run_tests $(tests_of "$1"); then echo "SURVIVED"; else echo "found"; fi
+    run_tests "$folder/mutant" "$folder/log" $(tests_of "$1") && outcome=SURVIVED || outcome=found
+    if [ $outcome = SURVIVED ] && grep -q "^$1$" "$root/tests/mutants/known.txt"; then outcome="survived, as known"; fi
   fi
-  for file in $touched; do
-    cp "$root/$file" "$tree/$file" # now: an object of the mutant must not look newer
-    rm -f "$tree/$file.rej" "$tree/$file.orig"
-  done
+  printf '%s\t%s\n' "$1" "$outcome" >>"$results"
+  printf '%-48s %-20s %4d s\n' "$1" "$outcome" $((SECONDS - started))
+  rm -rf "$folder"
 }
+running=0
 for name in "${chosen[@]}"; do
-  started=$SECONDS
-  outcome=$(try "$name")
-  if [ "$outcome" = SURVIVED ] && grep -q "^$name$" tests/mutants/known.txt; then outcome="survived, as known"; fi
-  printf '%s\t%s\n' "$name" "$outcome" >>"$results"
-  printf '%-48s %-20s %4d s\n' "$name" "$outcome" $((SECONDS - started))
+  if [ $running -ge "$jobs" ]; then wait -n && running=$((running - 1)) || running=$((running - 1)); fi
+  try "$name" &
+  running=$((running + 1))
 done
+wait
 told() { for name in "${chosen[@]}"; do grep "^$name	" "$results" | tail -n 1; done | cut -f 2 | grep -c "$1"; }
 passed=$(told '^found$\|^survived, as known$')
 failed=$((${#chosen[@]} - passed))
