@@ -1,5 +1,5 @@
 #pragma once
-// Threads. Work is cut into blocks whose borders do not depend on the number of threads, so results do not either.
+// Threads: the library's own (core/parallel.cpp). Results do not depend on how many: borders of blocks do not, either.
 
 #include <cstdint>
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace thimble {
 
-/// Number of threads that kernels use: the machine's cores, or OMP_NUM_THREADS, unless set. A plan records it, because
-/// workspaces depend on it.
+/// Number of threads that kernels use: OMP_NUM_THREADS, or the processors that the process may use (core/cpu_quota.h),
+/// unless set. Workspaces depend on it: kernels::describe_compute() names it.
 int thread_count() noexcept;
 
 /// Sets the number of threads (>= 1; more than there are cores is allowed). Throws ValueError.
@@ -38,7 +38,7 @@ class FunctionRef<R(Args...)> {
 /// body must not throw and must not allocate. Nested calls run in the caller's thread.
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
 
-/// Calls body(thread) for thread = 0 .. threads - 1, threads <= thread_count(); for kernels with per-thread workspace.
+/// Calls body(t) once for each t = 0 .. threads - 1, not always at a time; for kernels with a workspace per thread.
 void parallel_threads(int threads, FunctionRef<void(int)> body);
 
 }  // namespace thimble
