@@ -94,7 +94,7 @@ row() { # MODEL WAY THREADS FLAGS
   predicted=$(figure run predicted_peak_bytes) outside=$(figure run outside_bytes)
   process=$(figure run process_peak_bytes) arena=$(figure run measured_peak_bytes)
   sum=$((predicted + outside))
-  limited "$flags" "$sum"
+  limited "$flags" $(((sum + 4095) / 4096 * 4096)) # the kernel's limits are in whole pages
   verdict=holds
   if [ "$sum" -lt "$process" ] || [ "$process" -lt "$arena" ] || [ "$result" != yes ]; then verdict=FAILS; fi
   if [ "$grouped" != yes ] && [ "$grouped" != - ]; then verdict=FAILS; fi
