@@ -13,7 +13,7 @@ namespace thimble::bench {
 struct CostOptions;
 struct Setup;
 
-/// The exit status of `thimble train` when the last loss is not finite; bench/main.cpp lists the others.
+/// The exit status of `thimble train` when a loss is not finite; bench/main.cpp lists the others.
 inline constexpr int not_finite_status = 4;
 
 void add_train(CLI::App& program);

@@ -183,8 +183,7 @@ struct TrainReport {
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
   std::string sample;
 
-  /// Whether the last loss and that of the validation, where there was one, are numbers. A run whose are not has
-  /// failed.
+  /// Whether the run did not diverge, and its last losses are numbers. A run whose are not has failed.
   bool is_finite() const noexcept;
 };
 
