@@ -19,6 +19,7 @@ inline constexpr int bad_input_status = 2;      ///< one line on standard error,
 inline constexpr int memory_status = 3;         ///< no plan keeps the budget, a limit has no room, or memory ran out
 inline constexpr int not_finite_status = 4;     ///< the last loss of `train`; what was asked for is written
 inline constexpr int not_predicted_status = 5;  ///< measured otherwise than predicted, or a certificate does not hold
+inline constexpr int output_lost_status = 6;    ///< done, but standard output or the curves of --log are not whole
 
 void add_train(CLI::App& program);
 void add_certify(CLI::App& program);

@@ -18,7 +18,6 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/commands/exit_status.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/units.h>
 #include <thimble/core/printable.h>

@@ -201,8 +201,7 @@ struct TrainReport {
   std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
 
-  /// Whether the last loss and that of the validation, where there was one, are numbers. A run whose are not has
-  /// failed.
+  /// Whether the run did not diverge, and its last losses are numbers. A run whose are not has failed.
   bool is_finite() const noexcept;
   /// What was measured otherwise than predicted, in words; empty: nothing. The arena's peak is to be the predicted one
   /// (or less, where steps were skipped), as is what tiers occupy; the process is to hold no more than was promised:

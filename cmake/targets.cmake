@@ -1,5 +1,27 @@
+# Against what a hostile file could still do: checked copies, stack canaries, addresses that no file can know, and tables
+# of functions that nothing can write to. A sanitizer checks more, and wants none of it.
+function(thimble_harden_target target)
+  if(THIMBLE_SANITIZE OR NOT CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
+    return()
+  endif()
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release,RelWithDebInfo,MinSizeRel>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>")
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIE>)
+    target_link_options(${target} PRIVATE -pie)
+  elseif(type STREQUAL "STATIC_LIBRARY" AND NOT CMAKE_POSITION_INDEPENDENT_CODE)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-fPIE>) # for a program; what is -fPIC stays so
+  endif()
+  if(CMAKE_SYSTEM_NAME STREQUAL "Linux" AND NOT type STREQUAL "STATIC_LIBRARY")
+    target_link_options(${target} PRIVATE LINKER:-z,relro LINKER:-z,now)
+  endif()
+endfunction()
+
 # What every target of this project is built with; none of it reaches a consumer.
 function(thimble_own_target target)
+  thimble_harden_target(${target})
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
     # GCC 12 warns of `"text" + std::string` inside the standard library (GCC bug 105329).

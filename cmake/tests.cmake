@@ -7,7 +7,7 @@ option(THIMBLE_EMULATED_CUDA "Without CUDA, give the tests a CUDA device made of
 add_library(thimble_test_main STATIC tests/main.cpp)
 thimble_own_target(thimble_test_main)
 target_compile_features(thimble_test_main PUBLIC cxx_std_20)
-target_compile_options(thimble_test_main PRIVATE -O0)
+target_compile_options(thimble_test_main PRIVATE -O0 -U_FORTIFY_SOURCE) # which wants an optimizer
 target_include_directories(thimble_test_main PUBLIC tests)
 target_link_libraries(thimble_test_main PUBLIC Catch2::Catch2)
 

@@ -14,6 +14,9 @@ namespace thimble {
 /// full disk sees the old file or the new one and never a part. Without `commit` the destructor removes the temporary
 /// file and the target stays as it was.
 ///
+/// The temporary file has a random name and is locked while it is written (core/temporary_file.h); those of the same
+/// target that an ended process left behind are removed.
+///
 /// A target that exists keeps its permission bits. A target that is a symbolic link is followed: what it points to is
 /// replaced. Not thread-safe.
 class AtomicFile {

@@ -11,7 +11,6 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/commands/exit_status.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
