@@ -107,7 +107,7 @@ struct Rivals {
   }
   std::vector<nn::Module*> modules() { return {generator.get(), judge.get(), shift.get()}; }
   /// (N, width) of noise -> (N, width)
-  Tensor imitate(const Tensor& noise) { return (*shift)(expand((*generator)(noise), noise.shape())); }
+  Tensor imitate(const Tensor& noise) { return (*shift)(mul(noise, (*generator)(noise))); }
 
   std::unique_ptr<Net> generator, judge;
   std::unique_ptr<nn::Linear> shift;
