@@ -263,3 +263,33 @@ TEST_CASE("ops: the fused cross entropy needs one set of logits, the textbook fo
   CHECK(peak(cross_entropy) < logits + 4096);
   CHECK(peak(cross_entropy_textbook) > 2 * logits);
 }
+
+TEST_CASE("ops: cross entropy of rows whose largest score comes early, in the middle or late") {
+  constexpr std::int64_t width = 5000;
+  for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    for (const std::int64_t peak : {0, 2047, 2048, 4096, 4999}) {
+      INFO(to_string(dtype) << ", largest at " << peak);
+      Values values(width);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i % 7) - 800;
+      values[static_cast<std::size_t>(peak)] = 64;
+      Tensor scores = to_dtype(from_host(values, {1, width}), dtype);
+      scores.require_grad();
+      const std::vector<std::int64_t> target{7};  // -800 in every dtype; all but nothing is elsewhere than at the peak
+      Tape tape;
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = cross_entropy(scores, from_host(target, {1}));
+      }
+      CHECK(std::abs(item(loss) - 864) < 1e-3);
+      tape.backward(loss);
+      const Values gradient = to_host<double>(scores.grad());
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        const double expected = i == 7 ? -1 : static_cast<std::int64_t>(i) == peak ? 1 : 0;
+        wrong += std::abs(gradient[i] - expected) < 1e-6 ? 0 : 1;  // NaN is wrong
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}

@@ -340,12 +340,12 @@ TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and mic
 
 TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode, whatever the batches", "[training]") {
   const TemporaryFolder folder;
-  const Pictures pictures(70);  // 14 to validate with
+  const Pictures pictures(90);  // 18 to validate with
   const std::string path = pictures.write(folder);
   for (const char* const name : {"mlp", "resnet18"}) {
     for (const std::int64_t micro_batches : {1, 2}) {
       INFO(name << ", " << micro_batches << " micro-batches");
-      TrainOptions options = options_of(name, path, 8, 30);  // batches of 8 and 6
+      TrainOptions options = options_of(name, path, 8, 30);  // batches of 8, 8 and 2
       options.eval_batches = 0;
       options.setup.micro_batches = micro_batches;
       options.setup.sizes.width = name == std::string("mlp") ? 32 : 4;
@@ -377,7 +377,7 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
 
 TEST_CASE("training by hand: text is evaluated window by window, without dropout", "[training]") {
   const TemporaryFolder folder;
-  const std::string text = lines(1000);
+  const std::string text = lines(1500);
   files_test::write_text_file(folder / "text.txt", text);
   std::string symbols = text;
   std::sort(symbols.begin(), symbols.end());
@@ -398,11 +398,11 @@ TEST_CASE("training by hand: text is evaluated window by window, without dropout
 
     training.model().eval();
     double loss = 0;
-    const std::size_t windows = batches == 0 ? (100 - 1) / 16 : 4;  // 6: batches of 4 and 2
+    const std::size_t windows = batches == 0 ? (150 - 1) / 16 : 4;  // 9: batches of 4, 4 and 1
     for (std::size_t w = 0; w < windows; ++w) {
       std::vector<std::int64_t> tokens;
       for (std::size_t t = 0; t <= 16; ++t) {
-        tokens.push_back(static_cast<std::int64_t>(symbols.find(text[900 + 16 * w + t])));
+        tokens.push_back(static_cast<std::int64_t>(symbols.find(text[1350 + 16 * w + t])));
       }
       const std::vector<std::int64_t> ids(tokens.begin(), tokens.end() - 1);
       const Numbers scores = scores_of(training.model(), from_host(ids, {1, 16}));  // (1, T, V)
