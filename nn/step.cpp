@@ -199,13 +199,14 @@ void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, cons
   if (seam == nullptr) options.scaler->record(verdict);
 }
 
-Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options) {
+Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options,
+                 const optim::RecordingOptions& recording) {
   Updates updates(optimizer, options.fuses_optimizer == FusedUpdate::secured);
   const auto update = [&](const std::shared_ptr<Leaf>& leaf) { updates.on_gradient(leaf); };
   const LeafHook hook(update);
   try {
     const Tensor loss =
-        optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook, loss_scale(options));
+        optim::accumulate_gradients(1, options.micro_samples, loss_of, recording, &hook, loss_scale(options));
     updates.finish();
     return loss;
   } catch (const std::exception& error) {
@@ -215,11 +216,11 @@ Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> 
 }
 
 Tensor run_offloading(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
-                      const StepOptions& options) {
+                      const StepOptions& options, const optim::RecordingOptions& recording) {
   optim::OffloadedGradients away(optimizer.parameters(), options.gradient_tier, options.clip_norm);
   const auto take = [&](const std::shared_ptr<Leaf>& leaf) { away.take(leaf); };
   const LeafHook hook(take);
-  const Tensor loss = optim::accumulate_gradients(1, options.micro_samples, loss_of, options.recording, &hook);
+  const Tensor loss = optim::accumulate_gradients(1, options.micro_samples, loss_of, recording, &hook);
   Updates updates(optimizer, false);
   try {
     for (std::size_t i = 0; i < away.size(); ++i) {
@@ -240,9 +241,10 @@ Tensor run_offloading(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64
 
 }  // namespace step_detail
 
-Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& given) {
-  StepOptions options = given;
-  options.recording.leaves = &optimizer.leaves();
+Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
+                     const StepOptions& options) {
+  optim::RecordingOptions recording = options.recording;
+  recording.leaves = &optimizer.leaves();
   if (!(options.clip_norm >= 0)) {
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }
@@ -258,13 +260,13 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   Transaction transaction;
   Tensor loss;
   if (options.gradient_tier) {
-    loss = step_detail::run_offloading(optimizer, loss_of, options);
+    loss = step_detail::run_offloading(optimizer, loss_of, options, recording);
   } else if (is_fused) {
     const step_detail::GradientFactor factor(optimizer, 1 / step_detail::loss_scale(options).value_or(1));
-    loss = step_detail::run_fused(optimizer, loss_of, options);
+    loss = step_detail::run_fused(optimizer, loss_of, options, recording);
   } else {
-    loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, options.recording,
-                                       nullptr, step_detail::loss_scale(options), options.parts);
+    loss = optim::accumulate_gradients(options.micro_batches, options.micro_samples, loss_of, recording, nullptr,
+                                       step_detail::loss_scale(options), options.parts);
     if (options.scaler != nullptr) {
       step_detail::update_scaled(optimizer, options, loss, transaction);
     } else {
