@@ -122,9 +122,9 @@ class Text final : public Dataset {
     if (device.is_cuda() && !device.is_dry) {
       std::vector<std::int64_t> inputs(static_cast<std::size_t>(shape.elements())), targets(inputs.size());
       fill(std::span(inputs), std::span(targets));
-      return with_counts({from_host(inputs, shape, device, Category::input),
-                          from_host(targets, shape, device, Category::input)},
-                         targets);
+      return with_counts(
+          {from_host(inputs, shape, device, Category::input), from_host(targets, shape, device, Category::input)},
+          targets);
     }
     models::Batch batch{Tensor::empty(shape, DType::i64, device, Category::input),
                         Tensor::empty(shape, DType::i64, device, Category::input)};

@@ -34,8 +34,8 @@ struct Setup {
   std::optional<bool> fp8_hybrid;
   std::optional<optim::GradScalerOptions> loss_scale;  ///< none: as the policy has it
   std::optional<std::int64_t> loss_scale_interval;     ///< good steps before a dynamic one grows; none: as it comes
-  double rate = -1;       ///< negative: by optimizer and model, see bench/optimizer_numbers.h
-  double clip_norm = -1;  ///< negative: 1 for text, none for images
+  double rate = -1;          ///< negative: by optimizer and model, see bench/optimizer_numbers.h
+  double clip_norm = -1;     ///< negative: 1 for text, none for images
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;

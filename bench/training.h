@@ -217,8 +217,8 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name; see
 /// bench/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a complete
 /// end alone. On the cpu what the run needs is first held against what the machine lets this process hold
-/// (memory/host_limits.h). Throws what prepare_training's parts throw; OutOfMemory, before the first step where there is
-/// no room for it; FileError.
+/// (memory/host_limits.h). Throws what prepare_training's parts throw; OutOfMemory, before the first step where there
+/// is no room for it; FileError.
 TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {},
                   const TrainWatcher& watcher = {}, const TrainControl& control = {});
 

@@ -57,7 +57,7 @@ class Arena final : public LockedResource {
     /// Addresses to reserve; 0: the capacity, without one twice the machine's memory (1 TiB elsewhere than on the
     /// host). Halved while refused.
     std::size_t reserve_bytes = 0;
-    bool poison = false;             ///< fill new and freed blocks, and what a moved one leaves, with 0xFF
+    bool poison = false;  ///< fill new and freed blocks, and what a moved one leaves, with 0xFF
     Compaction compaction = Compaction::when_needed;
     double tolerated_fragmentation = 0.25;                 ///< safe_point() compacts above it
     std::size_t remap_from_bytes = std::size_t{16} << 20;  ///< in whole granules of a block; 0: copies only

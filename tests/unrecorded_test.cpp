@@ -66,7 +66,10 @@ TEST_CASE("unrecorded: functions of core refuse what needs a gradient", "[unreco
       {"copy_into", [&](const Tensor& t) { copy_into(to, t); }},
       {"to_device", [](const Tensor& t) { to_device(t, dry(cpu)); }},
       {"the recorded function of its name", [](const Tensor& t) { view::slice(t, 0, 0, 1); }},
-      {"the recorded function of its name", [](const Tensor& t) { view::reshape(t, {2, 1, 3}); }},
+      {"the recorded function of its name",
+       [](const Tensor& t) {
+         view::reshape(t, {2, 1, 3});
+       }},
       {"the recorded function of its name", [](const Tensor& t) { view::transpose(t); }},
       {"the recorded function of its name",
        [](const Tensor& t) {

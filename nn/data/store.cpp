@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include <thimble/core/crc32c.h>
 #include <thimble/core/bytes.h>
+#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/data/require.h>
 

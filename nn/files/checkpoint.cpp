@@ -77,14 +77,15 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
                       generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
-  write_tensor_file(path, checkpoint_detail::model_tensors(module), checkpoint_detail::state_outline(optimizer),
-                    format_checkpoint_info(info),
-                    [&](FunctionRef<void(const NamedTensor&)> append) {
-                      optimizer.each_state([&](std::span<const Named> state) {
-                        for (const Named& s : state) append(checkpoint_detail::of_state(s));
-                      });
-                    },
-                    Numbers::finite);
+  write_tensor_file(
+      path, checkpoint_detail::model_tensors(module), checkpoint_detail::state_outline(optimizer),
+      format_checkpoint_info(info),
+      [&](FunctionRef<void(const NamedTensor&)> append) {
+        optimizer.each_state([&](std::span<const Named> state) {
+          for (const Named& s : state) append(checkpoint_detail::of_state(s));
+        });
+      },
+      Numbers::finite);
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,

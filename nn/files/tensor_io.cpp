@@ -135,7 +135,8 @@ Shape file_shape(const Shape& memory, FileLayout layout) {
 
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
                        Numbers numbers) {
-  write_tensor_file(path, tensors, {}, metadata, [](FunctionRef<void(const NamedTensor&)>) {}, numbers);
+  write_tensor_file(
+      path, tensors, {}, metadata, [](FunctionRef<void(const NamedTensor&)>) {}, numbers);
 }
 
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& here,

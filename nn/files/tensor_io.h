@@ -41,8 +41,7 @@ void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& 
 /// `outline` has. `each(append)` calls append for every one of these, with its bytes.
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& here,
                        const std::vector<NamedTensor>& outline, const Metadata& metadata,
-                       FunctionRef<void(FunctionRef<void(const NamedTensor&)>)> each,
-                        Numbers numbers = Numbers::any);
+                       FunctionRef<void(FunctionRef<void(const NamedTensor&)>)> each, Numbers numbers = Numbers::any);
 
 /// Whether a file's element type may differ from the tensor's when both are floating.
 enum class Conversion : std::uint8_t { none, floating };
