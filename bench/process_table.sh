@@ -17,7 +17,6 @@ fi
 program=$1
 shift
 [ $# -gt 0 ] || set -- mlp char-gpt resnet18 resnet50 bert-base gpt2
-export OMP_WAIT_POLICY=passive
 folder=$(mktemp -d "${FOLDER:-/var/tmp}/process-table.XXXXXX")
 group= # of control groups that are made here
 failures=0 rows=0

@@ -3,9 +3,8 @@
 //
 //   ticket   number of the call and its count of parts, in one word: what a worker has to know of a call
 //   claim    of a part: the last call whose part was taken; whoever raises it to the call's number computes the part
-//   bell     changes with every call; workers sleep on it. Those that the last call had no part for sleep on the
-//   reserve's
-//            bell, which changes when a call has more parts than the one before
+//   bell     changes with every call; workers sleep on it. Those that the last call had no part for sleep on the bell of
+//            the reserve, which changes when a call has more parts than the one before
 //   pending  parts of the call that are not computed yet; the caller sleeps on it
 //
 // Who waits spins for a moment and then sleeps (a futex): calls follow one another within microseconds in a training
@@ -26,6 +25,7 @@
 
 #include <thimble/core/cpu_quota.h>
 #include <thimble/core/error.h>
+#include <thimble/core/worker_stack.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -35,7 +35,6 @@ namespace thimble {
 namespace parallel_detail {
 
 constexpr int most_threads = 1024;                   // of a team; parts beyond them are computed by the caller
-constexpr std::size_t stack_bytes = 1024 * 1024;     // kernels need a fraction of it
 constexpr std::chrono::microseconds spin_time{100};  // see docs/performance.md, "Threads that wait"
 
 using Body = FunctionRef<void(int)>;
@@ -136,7 +135,7 @@ void hire(Team& t, int count) noexcept {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  pthread_attr_setstacksize(&attributes, stack_bytes);
+  pthread_attr_setstacksize(&attributes, worker_stack_bytes);
   for (; t.workers < count; ++t.workers) {
     pthread_t thread;
     const auto part = static_cast<std::intptr_t>(t.workers + 1);

@@ -4,8 +4,8 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstdlib>
 
+#include <thimble/core/worker_stack.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process.h>
 
@@ -22,29 +22,6 @@ constexpr std::size_t thread_heap_bytes = 192 * KiB;
 /// tests/memory_outside_test.cpp holds it against steps: a tape needs about 250 bytes per node, the arena's books 64
 /// for each block, storages and saved tensors the rest.
 constexpr std::size_t node_bytes = 2 * KiB;
-constexpr std::size_t small_stack_bytes = 1 * MiB;
-
-/// A value of OMP_STACKSIZE: digits and B, K (the default), M or G. 0: none, or no such value.
-std::size_t openmp_stack_bytes() noexcept {
-  const char* const text = std::getenv("OMP_STACKSIZE");
-  if (text == nullptr) return 0;
-  char* end = nullptr;
-  const unsigned long long number = std::strtoull(text, &end, 10);
-  while (*end == ' ') ++end;
-  switch (*end) {
-    case 'B':
-    case 'b':
-      return number;
-    case 'M':
-    case 'm':
-      return number * MiB;
-    case 'G':
-    case 'g':
-      return number * 1024 * MiB;
-    default:
-      return number * KiB;
-  }
-}
 
 }  // namespace outside_detail
 
@@ -79,8 +56,9 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
   const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
   // In whole MiB, so that two processes that do the same state the same, wherever the kernel put their pages.
   outside.heap = (base.writable_bytes - held + later_bytes + MiB - 1) / MiB * MiB;
-  const auto threads = static_cast<std::size_t>(std::max(0, facts.threads - 1) + facts.tier_threads);
-  outside.threads = threads * (thread_stack_bytes() + thread_heap_bytes);
+  const auto workers = static_cast<std::size_t>(std::max(0, facts.threads - 1));
+  outside.threads = workers * (worker_stack_bytes + thread_heap_bytes) +
+                    static_cast<std::size_t>(facts.tier_threads) * (thread_stack_bytes() + thread_heap_bytes);
   outside.nodes = facts.nodes * node_bytes;
   outside.staging = facts.staging;
   outside.data = facts.data;
@@ -96,7 +74,6 @@ std::string to_string(const OutsideBytes& outside) {
 }
 
 std::size_t thread_stack_bytes() noexcept {
-  if (const std::size_t asked = outside_detail::openmp_stack_bytes(); asked > 0) return asked;
   std::size_t bytes = 8 * outside_detail::MiB;
 #if defined(__GLIBC__)
   pthread_attr_t attributes;
@@ -115,7 +92,7 @@ void bound_heap_and_stacks() noexcept {
   mallopt(M_TRIM_THRESHOLD, 128 * outside_detail::KiB);
   pthread_attr_t attributes;
   if (pthread_getattr_default_np(&attributes) != 0) return;
-  if (pthread_attr_setstacksize(&attributes, outside_detail::small_stack_bytes) == 0) {
+  if (pthread_attr_setstacksize(&attributes, worker_stack_bytes) == 0) {
     pthread_setattr_default_np(&attributes);
   }
   pthread_attr_destroy(&attributes);

@@ -74,12 +74,12 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts);
 /// "10.20 MiB (code 6.10 MiB, heap 2.00 MiB, ...)", parts of 0 bytes left out.
 std::string to_string(const OutsideBytes& outside);
 
-/// Address space that a new thread's stack takes: what OMP_STACKSIZE says, else the process's default.
+/// Address space that the stack of a new thread takes, by the process's default; workers of kernels have their own
+/// (core/worker_stack.h).
 std::size_t thread_stack_bytes() noexcept;
 
-/// For programs, first thing in main: new threads get stacks of 1 MiB, of which kernels need a small part, unless
-/// OMP_STACKSIZE says otherwise; and large blocks of the heap go back to the kernel as soon as they are freed. Both are
-/// settings of the process.
+/// For programs, first thing in main: new threads get stacks of 1 MiB as kernels' workers have, and large blocks of the
+/// heap go back to the kernel as soon as they are freed. Both are settings of the process.
 void bound_heap_and_stacks() noexcept;
 
 }  // namespace thimble::memory

@@ -2,15 +2,15 @@
 
 #include <thimble/memory/outside.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include <thimble/bench/process_bytes.h>
 #include <thimble/bench/training.h>
+#include <thimble/core/worker_stack.h>
 #include <thimble/memory/process.h>
 
 #include "catch.h"
+#include "skip.h"
 
 using namespace thimble;
 
@@ -34,8 +34,6 @@ bench::TrainOptions small_training(const char* model, std::int64_t steps) {
   return options;
 }
 
-void skip(const char* why) { WARN("SKIPPED: " << why); }
-
 }  // namespace
 
 TEST_CASE("outside: the formula, term by term", "[outside]") {
@@ -48,7 +46,8 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
   CHECK(least.total() == 13 * outside_MiB);
   const memory::OutsideBytes all = memory::outside_bytes(
       base, {.threads = 3, .tier_threads = 2, .nodes = 100, .staging = 2 * outside_MiB, .data = 4 * outside_MiB});
-  CHECK(all.threads == 4 * (memory::thread_stack_bytes() + 192 * outside_KiB));
+  CHECK(all.threads == 2 * (worker_stack_bytes + memory::thread_stack_bytes() + 2 * 192 * outside_KiB));
+  CHECK(memory::thread_stack_bytes() >= 64 * outside_KiB);
   CHECK(all.nodes == 200 * outside_KiB);
   CHECK(all.staging == 2 * outside_MiB);
   CHECK(all.data == 4 * outside_MiB);
@@ -59,23 +58,10 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
   CHECK(to_string(later) == "17.00 MiB (code 7.00 MiB, heap 6.00 MiB, data 4.00 MiB)");
 }
 
-TEST_CASE("outside: stacks are those that OpenMP's variable asks for", "[outside]") {
-  const char* const given = std::getenv("OMP_STACKSIZE");
-  const std::string before = given != nullptr ? given : "";
-  for (const auto& [text, bytes] : std::vector<std::pair<const char*, std::size_t>>{
-           {"512", 512 * outside_KiB}, {"3M", 3 * outside_MiB}, {"1 m", outside_MiB}, {"65536B", 65536}}) {
-    setenv("OMP_STACKSIZE", text, 1);
-    CHECK(memory::thread_stack_bytes() == bytes);
-  }
-  unsetenv("OMP_STACKSIZE");
-  CHECK(memory::thread_stack_bytes() >= 64 * outside_KiB);
-  if (given != nullptr) setenv("OMP_STACKSIZE", before.c_str(), 1);
-}
-
 TEST_CASE("outside: a watch sees what the process took since, and no more", "[outside]") {
   const memory::ProcessWatch before;
   const std::size_t quiet = before.peak_bytes();
-  if (quiet == 0) return skip("/proc/self/clear_refs cannot be written here");
+  if (quiet == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
   constexpr std::size_t bytes = 24 * outside_MiB;
   {
     const std::vector<char> heap(bytes, 1);
@@ -97,7 +83,7 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
       const bench::TrainReport report = bench::train(prepared);
       CHECK(report.differences().empty());
       CHECK(report.outside.nodes == prepared.nodes * 2 * outside_KiB);
-      if (report.process_peak_bytes == 0) return skip("/proc/self/clear_refs cannot be written here");
+      if (report.process_peak_bytes == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
       CHECK(report.process_peak_bytes <= report.predicted_peak_bytes + report.outside.total());
       CHECK(report.process_peak_bytes >= report.measured_peak_bytes);
       // Code is touched or not, as it comes; what is the run's own does not grow with its steps.

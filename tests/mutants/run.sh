@@ -59,7 +59,7 @@ run_tests() { # PROGRAM LOG FILE-OF-TESTS...: stops at the first failure
   local program=$1 log=$2 tags=
   shift 2
   for file in "$@"; do tags+="${tags:+,}[#${file}_test]~[.]"; done
-  (cd "$tree" && OMP_WAIT_POLICY=passive timeout 900 "$program" --filenames-as-tags --abort "$tags") >"$log" 2>&1
+  (cd "$tree" && timeout 900 "$program" --filenames-as-tags --abort "$tags") >"$log" 2>&1
 }
 echo "building the tests of ${#chosen[@]} mutants: $files"
 build_all || { tail -n 30 "$log" && exit 1; }
