@@ -3,8 +3,8 @@
 //
 //   ticket   number of the call and its count of parts, in one word: what a worker has to know of a call
 //   claim    of a part: the last call whose part was taken; whoever raises it to the call's number computes the part
-//   bell     changes with every call; workers sleep on it. Those that the last call had no part for sleep on the bell of
-//            the reserve, which changes when a call has more parts than the one before
+//   bell     changes with every call; workers sleep on it. Those that had no part in the last call sleep on the
+//            reserve's bell, which changes when a call has more parts than the one before
 //   pending  parts of the call that are not computed yet; the caller sleeps on it
 //
 // Who waits spins for a moment and then sleeps (a futex): calls follow one another within microseconds in a training
