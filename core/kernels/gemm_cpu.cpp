@@ -66,7 +66,9 @@ void describe(const GemmArgs& args, const Sides& sides, Problem& problem) noexce
   problem.left_cost = is_gathered(left)                            ? gather_cycles
                       : conversion == 0 && left.column_stride == 1 ? in_place_cycles
                                                                    : copy_left_cycles + conversion;
-  problem.has_right_rows = conversion == 0 && right.column_stride == 1 && right.row_stride % line_elements<T> == 0;
+  // A stride of 0 is one row that stands for all: it is packed like what lies elsewhere.
+  problem.has_right_rows =
+      conversion == 0 && right.column_stride == 1 && right.row_stride != 0 && right.row_stride % line_elements<T> == 0;
   problem.sums_in_out = args.c_dtype == dtype_of<T> && sides.column_stride == 1 && !args.accumulate;
   problem.copies_left = conversion != 0 || left.column_stride != 1;
   problem.right_cost = is_gathered(right) ? gather_cycles : copy_right_cycles + conversion;
@@ -115,8 +117,8 @@ template <class T>
 bool is_small_in_place(const GemmArgs& args, const MicroShape& micro, int threads) noexcept {
   constexpr std::int64_t most = 256;
   return threads == 1 && args.m <= most && args.n <= most && args.k <= most && args.a_column_stride == 1 &&
-         args.b_column_stride == 1 && args.c_column_stride == 1 && args.b_row_stride % line_elements<T> == 0 &&
-         args.n % micro.lanes == 0 && args.dtype == dtype_of<T>;
+         args.b_column_stride == 1 && args.c_column_stride == 1 && args.b_row_stride != 0 &&
+         args.b_row_stride % line_elements<T> == 0 && args.n % micro.lanes == 0 && args.dtype == dtype_of<T>;
 }
 
 template <class T>
