@@ -3,6 +3,7 @@
 #include <thimble/core/kernels/units.h>
 
 #include <cstdlib>
+#include <algorithm>
 #include <cstring>
 
 #include <thimble/core/error.h>
@@ -18,7 +19,7 @@ namespace {
 
 Processor processor(const char* vendor, unsigned family) {
   Processor p;
-  std::strncpy(p.vendor, vendor, sizeof p.vendor - 1);
+  std::memcpy(p.vendor, vendor, std::min(std::strlen(vendor), sizeof p.vendor - 1));
   p.family = family;
   return p;
 }

@@ -233,7 +233,7 @@ TEST_CASE("grad_scaler: a step that throws leaves it as it was", "[scaler][preci
 TEST_CASE("grad_scaler: an optimizer that would forget the factor is refused", "[scaler][precision]") {
   struct Plain final : optim::Optimizer {
     using Optimizer::Optimizer;
-    std::vector<optim::Named> state() const override { return {}; }
+    void list_state(std::size_t, std::vector<optim::Named>&) const override {}
     const char* name() const noexcept override { return "plain"; }
     void update(std::span<const std::size_t> indices) override {
       for (const std::size_t i : indices) copy_into(parameters()[i].tensor, parameters()[i].tensor.grad());

@@ -99,7 +99,10 @@ TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
     if (step == 0) first = seen;
     CHECK(seen == first);  // handles and addresses repeat
   }
-  const Placed::Statistics expected{.steps = 3, .region_bytes = plan.placement.height, .is_region_held = true};
+  Placed::Statistics expected;
+  expected.steps = 3;
+  expected.region_bytes = plan.placement.height;
+  expected.is_region_held = true;
   CHECK(stack.placed->statistics() == expected);
   CHECK(stack.arena->statistics().peak_height_bytes == 128 + plan.placement.height);
   CHECK(stack.arena->statistics().allocation_count == 2);  // 'p' and the region

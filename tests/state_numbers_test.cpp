@@ -242,7 +242,7 @@ TEST_CASE("state numbers: what is not finite is not written over a checkpoint", 
   nn::save_checkpoint(folder / "c", model, optimizer, generator);
   const std::string good = files_test::read_text_file(folder / "c");
   for (const float bad : {not_a_number, infinity, -infinity}) {
-    for (const Tensor& t : {model.weight, optimizer.state()[1].tensor}) {
+    for (const Tensor& t : {Tensor(model.weight), optimizer.state()[1].tensor}) {
       fill(t, bad);
       CHECK_THROWS_AS(nn::save_checkpoint(folder / "c", model, optimizer, generator), nn::NotFiniteError);
       CHECK(files_test::read_text_file(folder / "c") == good);
