@@ -123,7 +123,6 @@ void TrainerRun::step() {
     const std::size_t last = shape->placement.size() - 1;
     replay.emplace(*placed_, shape->first_plan + std::min<std::size_t>(static_cast<std::size_t>(steps_), last));
   }
-  generator_.start_pass();
   {
     const trainer_run_detail::HeldBatch batch(*run_, batch_step());
     if (request_.only_part) {
@@ -143,7 +142,8 @@ double TrainerRun::evaluate() {
   const PathScope path("evaluate");
   const NoGrad off;
   if (placed_ != nullptr) placed_->release_region();
-  generator_.start_pass();
+  const PassScope pass(generator_);
+  generator_.start_pass();  // every evaluation draws the same
   const trainer_run_detail::Evaluating mode(run_->modules());
   return run_->evaluate();
 }

@@ -181,7 +181,8 @@ class Mutant : public Net {
     scale = add_parameter("scale", full({sizes.width}, 1.0, DType::f32, device));
     count = add_buffer("count", zeros({}, DType::f32, device));
   }
-  Tensor scale, count;
+  nn::Parameter scale;
+  nn::Buffer count;
 };
 
 Program mutant_program(const std::function<Tensor(Mutant&, const Tensor&)>& between,

@@ -115,7 +115,9 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][store
       const nn::Plan& plan = plans[i];
       INFO(plan.description);
       CHECK(plan.packed_bytes == 0);
-      CHECK(plan.time_overhead < exact.fit(plan.peak_bytes).time_overhead);
+      if (plan.peak_bytes >= exact.smallest().peak_bytes) {
+        CHECK(plan.time_overhead < exact.fit(plan.peak_bytes).time_overhead);
+      }
       CHECK(measured_peak(setup, plan) == plan.peak_bytes);
       const Trained trained = train(setup, plan);
       CHECK(trained.peak_bytes <= plan.peak_bytes);

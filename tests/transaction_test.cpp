@@ -1,6 +1,7 @@
 // A transaction and random numbers: a step that was given up, and what was drawn before one, change no draw.
 
 #include <cstdint>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -24,22 +25,25 @@ std::vector<float> mask() { return to_host<float>(dropout(full({64}, 1), 0.5)); 
 TEST_CASE("transaction: a pass of random numbers begins with it and ends with it", "[step]") {
   Generator generator(5);
   const GeneratorScope scope(generator);
-  const auto first = drawn(next_random_site()), second = drawn(next_random_site());
-  CHECK(first != second);
+  using Site = std::tuple<std::uint64_t, std::uint32_t>;
+  const Site before = drawn(next_random_site());
+  Site first, second;
   {
     const Transaction given_up;
+    first = drawn(next_random_site());
+    second = drawn(next_random_site());
+  }
+  const Site between = drawn(next_random_site());
+  CHECK(std::set<Site>{before, first, second, between}.size() == 4);
+  {
+    Transaction kept;  // draws what the one before drew
     CHECK(drawn(next_random_site()) == first);
     CHECK(drawn(next_random_site()) == second);
-  }
-  CHECK(drawn(next_random_site()) == first);
-  {
-    Transaction kept;
-    CHECK(drawn(next_random_site()) == first);
     kept.commit();
   }
-  const auto [step, site] = drawn(next_random_site());
-  CHECK(step == std::get<0>(first) + 1);
-  CHECK(site == std::get<1>(first));
+  const auto [step, site] = drawn(next_random_site());  // outside again, of the next step
+  CHECK(step == std::get<0>(before) + 1);
+  CHECK(site == std::get<1>(before));
 }
 
 TEST_CASE("transaction: a throw after dropout leaves the masks of a run without it", "[step]") {
