@@ -41,6 +41,19 @@ Split join(data::ImageStore train, const data::ImageStore& test, const std::stri
   return {std::move(train), count};
 }
 
+// A batch on the host, for a device that cannot be written to from here: pixels in the dtype that they are needed in.
+struct HostBatch {
+  void resize(std::int64_t elements, std::int64_t samples, DType as) {
+    dtype = as;
+    pixels.resize(static_cast<std::size_t>(elements) * size_of(as));
+    labels.resize(static_cast<std::size_t>(samples));
+  }
+  std::int64_t step = -1;
+  DType dtype = DType::f32;
+  std::vector<std::byte> pixels;
+  std::vector<std::int64_t> labels;
+};
+
 class ImageSet final : public Dataset {
  public:
   explicit ImageSet(Split split)
@@ -104,19 +117,6 @@ class ImageSet final : public Dataset {
   std::size_t heap_bytes() const override { return store_->heap_bytes(); }
 
  private:
-  // A batch on the host, for a device that cannot be written to from here: pixels in the dtype that they are needed in.
-  struct HostBatch {
-    void resize(std::int64_t elements, std::int64_t samples, DType as) {
-      dtype = as;
-      pixels.resize(static_cast<std::size_t>(elements) * size_of(as));
-      labels.resize(static_cast<std::size_t>(samples));
-    }
-    std::int64_t step = -1;
-    DType dtype = DType::f32;
-    std::vector<std::byte> pixels;
-    std::vector<std::int64_t> labels;
-  };
-
   Shape shape_of(std::int64_t count) const { return {count, images_.height, images_.width, images_.channels}; }
 
   // `fill(pixels, labels)` writes a batch of `count`: on the cpu straight into its tensors, and on a dry device
