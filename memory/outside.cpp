@@ -31,7 +31,10 @@ ProcessBase ProcessBase::measure(std::size_t arena_bytes) {
 #endif
   ProcessBase base;
   base.code_bytes = process::file_mapped_bytes();
-  const std::size_t writable = std::max(process::anonymous_rss_bytes(), process::data_bytes());
+  const std::size_t data = process::data_bytes();
+  // More than the machine has is reserved and never meant to be filled, as a sanitizer's shadow is.
+  const bool is_reserved = data > process::physical_bytes();
+  const std::size_t writable = std::max(process::anonymous_rss_bytes(), is_reserved ? 0 : data);
   base.writable_bytes = writable - std::min(writable, arena_bytes);
   return base;
 }

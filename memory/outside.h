@@ -27,7 +27,8 @@ namespace thimble::memory {
 /// The process as it stands, without its arenas. Throws Error where there is no /proc.
 struct ProcessBase {
   std::size_t code_bytes = 0;      ///< mapped from files: the program, its libraries
-  std::size_t writable_bytes = 0;  ///< of no file and resident, or private and writable: the larger
+  std::size_t writable_bytes = 0;  ///< of no file and resident, or private and writable: the larger. The latter
+                                   ///< counts up to what the machine has: beyond that it is reserved, not for use
 
   /// Gives free pages of the heap back to the kernel, then measures. `arena_bytes` are committed by arenas that are no
   /// part of it.

@@ -5,13 +5,8 @@
 #include <cstddef>
 #include <cstdlib>  // and with it __GLIBC__, where that is the library
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define THIMBLE_TEST_HAS_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
-#define THIMBLE_TEST_HAS_SANITIZER
-#endif
-#endif
+#include "sanitizer.h"
+
 #if defined(__GLIBC__) && !defined(THIMBLE_TEST_HAS_SANITIZER)
 #define THIMBLE_TEST_WATCHES_HEAP
 

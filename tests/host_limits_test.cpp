@@ -14,6 +14,7 @@
 
 #include "catch.h"
 #include "files.h"
+#include "sanitizer.h"
 
 using namespace thimble;
 using namespace files_test;
@@ -171,6 +172,7 @@ TEST_CASE("host limits: a need above a limit is refused in words", "[host_limits
   CHECK(none.find("less than what is outside of an arena") != std::string::npos);
 }
 
+#ifndef THIMBLE_TEST_HAS_SANITIZER
 TEST_CASE("host limits: limits of this process", "[host_limits]") {
   const std::size_t most = process::data_bytes() + 64 * MiB;
   const int result = in_child([most] {
@@ -215,3 +217,4 @@ TEST_CASE("host limits: what is promised to fit a limit fits it, and one page le
   });
   CHECK(result == 0);
 }
+#endif

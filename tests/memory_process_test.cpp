@@ -18,6 +18,7 @@
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
+#include "sanitizer.h"
 
 namespace {
 
@@ -129,14 +130,6 @@ TEST_CASE("memory process: more than the machine has is refused before it is tak
 
 // A sanitizer takes memory of its own beside the program's: it ends the process at a limit that the program survives,
 // and its allocator has more when the heap has none.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define THIMBLE_TEST_HAS_SANITIZER
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define THIMBLE_TEST_HAS_SANITIZER
-#endif
-#endif
-
 #ifndef THIMBLE_TEST_HAS_SANITIZER
 TEST_CASE("memory process: reserving costs no data, and a data limit is met as OutOfMemory", "[memory][process]") {
   const int result = in_child([] {

@@ -1,0 +1,11 @@
+#pragma once
+// THIMBLE_TEST_HAS_SANITIZER: the tests are built with a sanitizer, which takes memory of its own beside the program's.
+// What holds a whole process's bytes against a figure, or a limit, is left out there.
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define THIMBLE_TEST_HAS_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define THIMBLE_TEST_HAS_SANITIZER
+#endif
+#endif
