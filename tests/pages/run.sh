@@ -86,6 +86,7 @@ finds planned 's/return this\.untell();/return this.leave();/'         # a drag 
 finds kept "s/  paint(g) {/  paint(g) { return;/"                    # no picture at all
 finds report "s/'keydown', event => this\.key(event)/'keydown', event => 0/"
 finds report "s/tip\.hidden = false;//"
+finds report "s/'scroll', follow/'scroll', () => 0/"                  # the navigation stands still
 
 if [ "$3" = --pictures ]; then
   for name in planned kept forward infeasible report; do
