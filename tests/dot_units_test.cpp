@@ -2,8 +2,8 @@
 
 #include <thimble/core/kernels/units.h>
 
-#include <cstdlib>
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include <thimble/core/error.h>

@@ -13,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-
 #include <thimble/bench/kept_checkpoints.h>
 #include <thimble/bench/training.h>
 #include <thimble/core/error.h>
