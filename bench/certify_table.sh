@@ -37,10 +37,10 @@ cells = [name, r["batch"], kept, r["budget_bytes"], " and ".join(format(p, ",") 
          "yes" if r["holds"] else "NO"]
 print("| " + " | ".join(format(c, ",") if isinstance(c, int) else c for c in cells) + " |")' "$flags" "$all"
 done <<MODELS
-mlp 512
+mlp 16384
 char-gpt 4 --seq 128
-gpt2 1 --seq 128
-bert-base 1 --seq 128
+gpt2 2 --seq 512
+bert-base 4 --seq 256
 vit-b16 2
 resnet18 16 --image 64
 resnet50 2

@@ -16,7 +16,7 @@ memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has
   return {.threads = thread_count(),
           .tier_threads = tiers * FileTier::Options().workers,
           .nodes = nodes,
-          .staging = has_files ? nn::file_piece_bytes : 0,
+          .staging = has_files ? nn::file_staging_bytes : 0,
           .data = data_bytes};
 }
 

@@ -91,6 +91,7 @@ row() { # MODEL WAY THREADS FLAGS
     return
   fi
   predicted=$(figure run predicted_peak_bytes) outside=$(figure run outside_bytes)
+  data=$(sed -n 's/^    "data_bytes": \([^,]*\),*$/\1/p' "$folder/run.json")
   process=$(figure run process_peak_bytes) arena=$(figure run measured_peak_bytes)
   sum=$((predicted + outside))
   limited "$flags" $(((sum + 4095) / 4096 * 4096)) # the kernel's limits are in whole pages
@@ -98,11 +99,11 @@ row() { # MODEL WAY THREADS FLAGS
   if [ "$sum" -lt "$process" ] || [ "$process" -lt "$arena" ] || [ "$result" != yes ]; then verdict=FAILS; fi
   if [ "$grouped" != yes ] && [ "$grouped" != - ]; then verdict=FAILS; fi
   [ "$verdict" = holds ] || failures=$((failures + 1))
-  echo "| $model | $way | $threads | $predicted | $outside | $process | $arena | $result | $grouped | $verdict |"
+  echo "| $model | $way | $threads | $predicted | $outside | $data | $process | $arena | $result | $grouped | $verdict |"
 }
 
-echo "| model | run | threads | predicted arena | outside, at most | process peak | arena peak | in RLIMIT_DATA | in a control group | |"
-echo "|---|---|--:|--:|--:|--:|--:|---|---|---|"
+echo "| model | run | threads | predicted arena | outside, at most | data of that | process peak | arena peak | in RLIMIT_DATA | in a control group | |"
+echo "|---|---|--:|--:|--:|--:|--:|--:|---|---|---|"
 for model in "$@"; do
   base="$model $(flags_of "$model")"
   for threads in ${THREADS:-1 2}; do

@@ -177,6 +177,8 @@ PreparedTraining prepare_training(TrainOptions options) {
   prepared.options = std::move(options);
   const auto plan = [&prepared] {
     prepared.options.plan.empty() ? detail::plan_in_budget(prepared) : detail::plan_from_file(prepared);
+    // Planning has freed all below its plan: a copy lies there, and the heap ends where it did.
+    prepared.plan = nn::Plan(std::as_const(prepared.plan));
   };
   if (prepared.options.process_budget_bytes > 0) {
     if (prepared.options.device != cpu) {

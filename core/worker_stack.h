@@ -5,6 +5,6 @@
 
 namespace thimble {
 
-inline constexpr std::size_t worker_stack_bytes = std::size_t{1} << 20;  // kernels need a fraction of it
+inline constexpr std::size_t worker_stack_bytes = std::size_t{512} << 10;  // the largest frame of a kernel: 140 KiB
 
 }  // namespace thimble

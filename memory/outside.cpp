@@ -17,8 +17,12 @@ constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 /// What is made after the base was measured and is no part of any other term: model and optimizer objects without
 /// their tensors, a file being written, streams, texts.
 constexpr std::size_t later_bytes = 1 * MiB;
-/// Of a thread beside its stack: the first pages of its heap (132 KiB in glibc), its own data and tables.
-constexpr std::size_t thread_heap_bytes = 192 * KiB;
+/// Of a thread beside its stack: its own data and tables; where each may have a heap, the first pages of it (132 KiB in
+/// glibc).
+constexpr std::size_t thread_tables_bytes = 32 * KiB, thread_heap_bytes = 160 * KiB;
+constinit bool has_one_heap = false;  // by bound_heap_and_stacks()
+/// Of threads that compute nothing: tiers, signals, progress.
+constexpr std::size_t other_stack_bytes = 256 * KiB;
 /// tests/memory_outside_test.cpp holds it against steps: a tape needs about 250 bytes per node, the arena's books 64
 /// for each block, storages and saved tensors the rest.
 constexpr std::size_t node_bytes = 2 * KiB;
@@ -60,8 +64,9 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
   // In whole MiB, so that two processes that do the same state the same, wherever the kernel put their pages.
   outside.heap = (base.writable_bytes - held + later_bytes + MiB - 1) / MiB * MiB;
   const auto workers = static_cast<std::size_t>(std::max(0, facts.threads - 1));
-  outside.threads = workers * (worker_stack_bytes + thread_heap_bytes) +
-                    static_cast<std::size_t>(facts.tier_threads) * (thread_stack_bytes() + thread_heap_bytes);
+  const std::size_t beside = thread_tables_bytes + (has_one_heap ? 0 : thread_heap_bytes);
+  outside.threads = workers * (worker_stack_bytes + beside) +
+                    static_cast<std::size_t>(facts.tier_threads) * (thread_stack_bytes() + beside);
   outside.nodes = facts.nodes * node_bytes;
   outside.staging = facts.staging;
   outside.data = facts.data;
@@ -91,11 +96,12 @@ std::size_t thread_stack_bytes() noexcept {
 void bound_heap_and_stacks() noexcept {
 #if defined(__GLIBC__)
   // Naming a threshold also ends its growth: a block that large is mapped by itself, and unmapped when it is freed.
-  mallopt(M_MMAP_THRESHOLD, 128 * outside_detail::KiB);
+  mallopt(M_MMAP_THRESHOLD, 64 * outside_detail::KiB);
   mallopt(M_TRIM_THRESHOLD, 128 * outside_detail::KiB);
+  outside_detail::has_one_heap = mallopt(M_ARENA_MAX, 1) == 1;  // a step's threads ask the heap for nothing
   pthread_attr_t attributes;
   if (pthread_getattr_default_np(&attributes) != 0) return;
-  if (pthread_attr_setstacksize(&attributes, worker_stack_bytes) == 0) {
+  if (pthread_attr_setstacksize(&attributes, outside_detail::other_stack_bytes) == 0) {
     pthread_setattr_default_np(&attributes);
   }
   pthread_attr_destroy(&attributes);

@@ -79,8 +79,8 @@ std::string to_string(const OutsideBytes& outside);
 /// (core/worker_stack.h).
 std::size_t thread_stack_bytes() noexcept;
 
-/// For programs, first thing in main: new threads get stacks of 1 MiB as kernels' workers have, and large blocks of the
-/// heap go back to the kernel as soon as they are freed. Both are settings of the process.
+/// For programs, first thing in main: new threads get stacks of 256 KiB (kernels' workers have their own size) and share
+/// one heap, whose large blocks go back to the kernel as soon as they are freed. These are settings of the process.
 void bound_heap_and_stacks() noexcept;
 
 }  // namespace thimble::memory

@@ -55,7 +55,7 @@ struct Tree {
   memory::HostPaths paths;
 };
 
-const memory::HostLimit* find(const std::vector<memory::HostLimit>& limits, const std::string& part) {
+[[maybe_unused]] const memory::HostLimit* find(const std::vector<memory::HostLimit>& limits, const std::string& part) {
   for (const memory::HostLimit& limit : limits) {
     if (limit.name.find(part) != std::string::npos) return &limit;
   }

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t outside_KiB = 1024, outside_MiB = 1024 * outside_KiB;
 
-bench::TrainOptions small_training(const char* model, std::int64_t steps) {
+[[maybe_unused]] bench::TrainOptions small_training(const char* model, std::int64_t steps) {
   bench::TrainOptions options;
   options.setup.model = model;
   options.setup.batch = 4;

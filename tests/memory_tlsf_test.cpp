@@ -124,6 +124,15 @@ Tlsf::Span* tlsf_allocate(Tlsf& tlsf, std::size_t bytes, std::size_t alignment =
   return place.is_found() && tlsf.ready() ? tlsf.take(place) : nullptr;
 }
 
+/// Frees blocks of 1,024 bytes, of eight, in this order.
+std::uint64_t digest_after_freeing(const std::vector<std::size_t>& order) {
+  Tlsf tlsf(64, std::size_t{1} << 30);
+  std::vector<Tlsf::Span*> spans;
+  for (int i = 0; i < 8; ++i) spans.push_back(tlsf_allocate(tlsf, 1024));
+  for (const std::size_t i : order) tlsf.free(spans[i]);
+  return tlsf.digest();
+}
+
 }  // namespace
 
 TEST_CASE("memory tlsf: random requests against a model", "[memory][tlsf]") {
@@ -149,6 +158,31 @@ TEST_CASE("memory tlsf: the same requests give the same offsets", "[memory][tlsf
   const TlsfRun b = random_tlsf_run(7, 50000, std::size_t{4} << 20, 100000);
   CHECK(a.offsets.size() > 20000);
   CHECK(a.offsets == b.offsets);
+}
+
+TEST_CASE("memory tlsf: states share a digest where they answer every request alike", "[memory][tlsf]") {
+  CHECK(digest_after_freeing({}) == digest_after_freeing({}));
+  CHECK(digest_after_freeing({1, 3}) == digest_after_freeing({3, 1}));  // bins are in order of address
+  CHECK(digest_after_freeing({6, 7}) == digest_after_freeing({7, 6}));  // both sink into the top
+  std::map<std::uint64_t, int> seen;
+  for (std::size_t subset = 0; subset < 64; ++subset) {  // of blocks 0 to 5, which do not reach the top
+    std::vector<std::size_t> order;
+    for (std::size_t i = 0; i < 6; ++i) {
+      if (subset >> i & 1) order.push_back(i);
+    }
+    ++seen[digest_after_freeing(order)];
+  }
+  CHECK(seen.size() == 64);
+
+  Tlsf tlsf(64, std::size_t{1} << 30);
+  const std::uint64_t empty = tlsf.digest();
+  Tlsf::Span* const span = tlsf_allocate(tlsf, 1024);
+  const std::uint64_t small = tlsf.digest();
+  CHECK(small != empty);
+  tlsf.free(span);
+  CHECK(tlsf.digest() == empty);
+  tlsf_allocate(tlsf, 1088);  // another size at the same offset
+  CHECK(tlsf.digest() != small);
 }
 
 TEST_CASE("memory tlsf: holes are filled from below before the top is extended", "[memory][tlsf]") {

@@ -4,6 +4,7 @@
 
 #include <thimble/bench/experiments/advice.h>
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/units.h>
@@ -98,6 +99,7 @@ std::vector<report::Row> rows_of(const ExperimentOptions& options, const Subject
     const nn::MemoryProfile measured =
         nn::profile_training(options.device, technique_run(chunked, technique), 2, false, plan.placement);
     rows.back().numbers.emplace_back("peak_measured", static_cast<double>(measured.peak_bytes));
+    add_process(rows.back(), plan.peak_bytes, measured);
   }
   for (report::Row& row : rows) {
     const auto share = [&](const report::Row& of) {

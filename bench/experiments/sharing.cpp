@@ -2,6 +2,7 @@
 
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/core/copy.h>
@@ -85,6 +86,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup) {
                  {"peak", static_cast<double>(peaks.predicted.peak_bytes)},
                  {"peak_measured", static_cast<double>(peaks.measured.peak_bytes)},
                  {"ms_per_step", peaks.measured.ms_per_step}};
+  add_process(row, peaks.predicted.peak_bytes, peaks.measured);
   return row;
 }
 

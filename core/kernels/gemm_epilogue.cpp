@@ -3,6 +3,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include <thimble/core/kernels/bf16_avx2.h>
 #include <thimble/core/kernels/compute.h>
 #include <thimble/core/kernels/gemm_microkernel.h>
 #include <thimble/core/kernels/gemm_pack.h>
@@ -34,14 +35,23 @@ THIMBLE_ALWAYS_INLINE T plus(T a, T b) noexcept {
   }
 }
 
-template <class To, class T>
-THIMBLE_ALWAYS_INLINE To narrowed(T value) noexcept {
-  if constexpr (std::is_same_v<To, bf16>) {
-    return bf16::from_bits(bf16_code(value));
-  } else {
-    return convert_value<To>(value);
+/// Rows of float stored as bf16, as the compiler vectorizes them.
+struct Bf16Rows {
+  static THIMBLE_ALWAYS_INLINE void store(const float* __restrict from, bf16* __restrict to, int count) noexcept {
+    for (int i = 0; i < count; ++i) to[i] = bf16::from_bits(bf16_code(from[i]));
   }
-}
+};
+
+#if defined(__x86_64__)
+/// The same by AVX2's instructions. Rows may be read up to a multiple of eight.
+struct Bf16RowsAvx2 {
+  THIMBLE_TARGET_AVX2 static void store(const float* from, bf16* to, int count) noexcept {
+    int i = 0;
+    for (; i + 16 <= count; i += 16) store_bf16_16(from + i, to + i);
+    for (; i < count; i += 8) store_bf16_8(from + i, to + i, count - i);
+  }
+};
+#endif
 
 template <class T>
 THIMBLE_ALWAYS_INLINE void activate(Activation activation, T* __restrict values, int count) noexcept {
@@ -91,7 +101,8 @@ class RowCursor {
 };
 
 /// A microtile on its way to memory. `width`: its number of columns where that is known when compiling, else 0.
-template <class T, int width>
+/// `Narrow` stores rows of bf16.
+template <class T, int width, class Narrow>
 class Finisher {
  public:
   THIMBLE_ALWAYS_INLINE Finisher(const Output<T>& output, const OutputTile& tile, T* values, int stride) noexcept
@@ -167,7 +178,11 @@ class Finisher {
 
   template <class To>
   THIMBLE_ALWAYS_INLINE void put(const T* __restrict values, To* __restrict there) const noexcept {
-    for (int i = 0; i < columns(); ++i) there[i] = narrowed<To>(values[i]);
+    if constexpr (std::is_same_v<To, bf16>) {
+      Narrow::store(values, there, columns());
+    } else {
+      for (int i = 0; i < columns(); ++i) there[i] = values[i];
+    }
   }
 
   THIMBLE_ALWAYS_INLINE void scale(T* __restrict values, int r) const noexcept {
@@ -203,16 +218,17 @@ class Finisher {
 };
 
 /// A C whose rows lie side by side is finished column by column, so that stores are contiguous. `full` is the number of
-/// columns of a whole microtile.
-template <class T, int full>
+/// columns of a whole microtile, or 0: g++ 12 unrolls AVX2's 16 columns into single elements where it knows their
+/// number.
+template <class T, int full, class Narrow>
 THIMBLE_ALWAYS_INLINE void finish_body(const Output<T>& output, const OutputTile& tile, T* accumulators,
                                        int stride) noexcept {
   const bool is_column_major = output.rows.pixel == 1 && output.column_stride != 1 && output.rows.width == INT64_MAX;
   if (!is_column_major) {
-    if (tile.columns == full) {
-      Finisher<T, full>(output, tile, accumulators, stride).run();
+    if (full != 0 && tile.columns == full) {
+      Finisher<T, full, Narrow>(output, tile, accumulators, stride).run();
     } else {
-      Finisher<T, 0>(output, tile, accumulators, stride).run();
+      Finisher<T, 0, Narrow>(output, tile, accumulators, stride).run();
     }
     return;
   }
@@ -223,23 +239,23 @@ THIMBLE_ALWAYS_INLINE void finish_body(const Output<T>& output, const OutputTile
   turned.rows.pixel = output.column_stride;
   turned.column_stride = 1;
   const OutputTile turned_tile{tile.c_offset, tile.bias_offset, tile.column, tile.row, tile.columns, tile.rows};
-  Finisher<T, 0>(turned, turned_tile, transposed, max_tile_rows).run();
+  Finisher<T, 0, Narrow>(turned, turned_tile, transposed, max_tile_rows).run();
 }
 
 template <class T>
 void finish_generic(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride) {
-  finish_body<T, 32 / sizeof(T)>(output, tile, accumulators, stride);
+  finish_body<T, 32 / sizeof(T), Bf16Rows>(output, tile, accumulators, stride);
 }
 #if defined(__x86_64__)
 template <class T>
 THIMBLE_TARGET_AVX2 __attribute__((flatten)) void finish_avx2(const Output<T>& output, const OutputTile& tile,
                                                               T* accumulators, int stride) {
-  finish_body<T, 64 / sizeof(T)>(output, tile, accumulators, stride);
+  finish_body<T, 0, Bf16RowsAvx2>(output, tile, accumulators, stride);
 }
 template <class T>
 THIMBLE_TARGET_AVX512 __attribute__((flatten)) void finish_avx512(const Output<T>& output, const OutputTile& tile,
                                                                   T* accumulators, int stride) {
-  finish_body<T, (std::is_integral_v<T> ? 128 : 192) / sizeof(T)>(output, tile, accumulators, stride);
+  finish_body<T, (std::is_integral_v<T> ? 128 : 192) / sizeof(T), Bf16Rows>(output, tile, accumulators, stride);
 }
 #endif
 

@@ -1,6 +1,7 @@
-#include <thimble/core/convert.h>
 #include <thimble/core/kernels/narrow_float.h>
 
+#include <thimble/core/convert.h>
+#include <thimble/core/kernels/bf16_avx2.h>
 #include <thimble/core/kernels/unit_rates.h>
 
 #if defined(__x86_64__)
@@ -116,26 +117,10 @@ THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::in
   store_loop<f16>(src + i, to + i, n - i, overflow);
 }
 
-// Rounding carries into the upper half, as in bf16_code.
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256i bf16_codes(__m256 values) {
-  const __m256i bits = _mm256_castps_si256(values);
-  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd);
-  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-  const __m256i sign = _mm256_and_si256(bits, _mm256_set1_epi32(INT32_MIN));
-  const __m256i nan = _mm256_or_si256(_mm256_set1_epi32(0x7FC00000), sign);
-  return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, nan, is_nan), 16);
-}
-
 THIMBLE_TARGET_AVX2 void store_bf16_avx2(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
   std::uint16_t* to = static_cast<std::uint16_t*>(dst);
   std::int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m256i low = bf16_codes(_mm256_loadu_ps(src + i)), high = bf16_codes(_mm256_loadu_ps(src + i + 8));
-    // packus works in halves of 128 bits: quarters 0 2 1 3.
-    const __m256i codes = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xD8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), codes);
-  }
+  for (; i + 16 <= n; i += 16) store_bf16_16(src + i, to + i);
   for (; i < n; ++i) to[i] = bf16_code(src[i]);
 }
 

@@ -9,7 +9,7 @@
 namespace thimble::nn {
 
 /// Largest piece that is converted or put into another layout at a time, unless one filter or image has more.
-inline constexpr std::size_t file_piece_bytes = std::size_t{1} << 20;
+inline constexpr std::size_t file_piece_bytes = std::size_t{256} << 10;
 /// What reading or writing one file takes of the heap: a piece as the file has it, and one as the tensor does.
 inline constexpr std::size_t file_staging_bytes = 2 * file_piece_bytes;
 
