@@ -188,6 +188,7 @@ class Finisher {
   THIMBLE_ALWAYS_INLINE void scale(T* __restrict values, int r) const noexcept {
     const T alpha = output_.alpha;
     if (output_.bias == nullptr) {
+      if (alpha == T{1}) return;
       for (int i = 0; i < columns(); ++i) values[i] = times(alpha, values[i]);
     } else if (output_.bias_along_rows) {
       const T bias = bias_[r];
