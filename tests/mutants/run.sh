@@ -60,6 +60,8 @@ run_tests() { # PROGRAM LOG FILE-OF-TESTS...: stops at the first failure
   shift 2
   for file in "$@"; do tags+="${tags:+,}[#${file}_test]~[.]"; done
   (cd "$tree" && timeout 900 "$program" --filenames-as-tags --abort "$tags") >"$log" 2>&1
+  local status=$?
+  [ $status -eq 0 ] || [ $status -eq 77 ] # passed but for what the machine lacks
 }
 echo "building the tests of ${#chosen[@]} mutants: $files"
 build_all || { tail -n 30 "$log" && exit 1; }
