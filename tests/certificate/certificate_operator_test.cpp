@@ -215,7 +215,7 @@ std::set<std::string> declared_operators() {
   const std::string folder = "core/ops", mark = "static constexpr const char* name =";
   if (!std::filesystem::is_directory(folder)) FAIL("not run in the project's root: there is no " << folder);
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (entry.path().extension() != ".h") continue;
+    if (entry.path().extension() != ".h" || entry.path().filename() == "op.h") continue;  // the rules, with an example
     const std::string text = files_test::read_text_file(entry.path().string());
     for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + 1)) {
       const std::string statement = text.substr(at, text.find(';', at) - at);
