@@ -10,7 +10,7 @@
 
 namespace thimble {
 
-/// An operator with forward, backward and a struct Saved (core/op.h).
+/// An operator with forward, backward and a struct Saved (core/ops/op.h).
 template <class Op>
 concept Structured = requires {
   typename Op::Saved;

@@ -6,10 +6,10 @@
 #include <thimble/autograd/backward_scope.h>
 #include <thimble/autograd/clock.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/copy.h>
-#include <thimble/core/ops/binary.h>
+#include <thimble/core/ops/elementwise/binary.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/transaction.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/transaction.h>
 
 namespace thimble {
 namespace backward_detail {

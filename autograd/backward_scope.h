@@ -1,7 +1,7 @@
 #pragma once
 // The context that backward runs operators in.
 
-#include <thimble/core/context.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble::tape_detail {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/parallel.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble {
 

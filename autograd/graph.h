@@ -37,7 +37,7 @@ struct TapeGraph {
     std::vector<std::int32_t> places;   ///< of each of them in the operator's Saved
     std::uint32_t output = none;
     Needs needs;
-    double multiply_adds = 0;  ///< of its forward, where the operator says (core/op.h); 0: memory traffic only
+    double multiply_adds = 0;  ///< of its forward, where the operator says (core/ops/op.h); 0: memory traffic only
 
     /// The operator, null when it is another one than Op.
     template <class Op>

@@ -9,9 +9,9 @@
 #include <type_traits>
 #include <utility>
 
-#include <thimble/core/elementwise.h>
 #include <thimble/core/error.h>
-#include <thimble/core/op.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/op.h>
 
 namespace thimble {
 

@@ -20,8 +20,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <thimble/core/dtype.h>
-#include <thimble/core/shape.h>
+#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/tensor/shape.h>
 
 namespace thimble {
 
@@ -83,7 +83,7 @@ struct TapePlan {
     std::uint32_t node = 0;       ///< that makes it
     std::int32_t which = result;  ///< or the place of a tensor in the operator's Saved
     Form form = Form::offload;
-    DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3, f8e5m2 or i8 (core/pack.h)
+    DType dtype = DType::bf16;      ///< of a packed one: f16, bf16, f8e4m3, f8e5m2 or i8 (core/ops/quant/pack.h)
     std::uint32_t away_after = 0;   ///< node after which it is packed, or begins to be written
     std::uint32_t gone_after = 0;   ///< node after which it must be written and its bytes are free; packed: away_after
     std::uint32_t back_before = 0;  ///< node before whose backward it begins to be read; without effect on a packed one

@@ -6,9 +6,9 @@
 #include <tuple>
 #include <utility>
 
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
-#include <thimble/core/pack.h>
+#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble {
 

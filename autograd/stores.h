@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <thimble/autograd/tape.h>
-#include <thimble/memory/offload.h>
+#include <thimble/memory/offload/offload.h>
 
 namespace thimble {
 

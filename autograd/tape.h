@@ -3,7 +3,8 @@
 // consumes.
 //
 // Policy
-// - The tape notes the version of a storage (core/storage.h) for each value, when it is made or first seen. Who writes
+// - The tape notes the version of a storage (core/tensor/storage.h) for each value, when it is made or first seen. Who
+// writes
 // a
 //   value that needs a gradient, through whatever view or alias, gets an error at its next recorded use, and one in
 //   backward where it was kept.
@@ -27,9 +28,9 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/autograd/plan.h>
-#include <thimble/core/context.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble {
 
@@ -80,8 +81,6 @@ class Tape {
   void reset() noexcept;
 
   std::size_t node_count() const noexcept { return nodes_.size(); }
-  const char* node_name(std::size_t node) const { return nodes_.at(node).type->name; }
-  PathId node_path(std::size_t node) const { return nodes_.at(node).path; }
   /// What a node keeps at this moment; a tensor dropped by a segment is not listed. One that is stored (TapePlan) is,
   /// with the bytes that it has here: 0 when it is offloaded.
   std::vector<KeptTensor> kept(std::size_t node) const;

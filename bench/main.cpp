@@ -19,9 +19,9 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/units.h>
-#include <thimble/core/printable.h>
-#include <thimble/memory/outside.h>
+#include <thimble/core/files/printable.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/memory/process/outside.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 

@@ -44,7 +44,7 @@ if(NOT thimble_cuda)
 endif()
 
 # The layer is compiled apart, so that nothing else is compiled differently with CUDA than without.
-file(GLOB thimble_cuda_host_sources CONFIGURE_DEPENDS cuda/*.cpp)
+file(GLOB_RECURSE thimble_cuda_host_sources CONFIGURE_DEPENDS cuda/*.cpp)
 list(FILTER thimble_cuda_host_sources EXCLUDE REGEX "/cuda/none\\.cpp$")
 add_library(thimble_cuda OBJECT ${thimble_cuda_sources} ${thimble_cuda_host_sources})
 thimble_own_target(thimble_cuda)

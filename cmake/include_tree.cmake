@@ -1,4 +1,4 @@
-# Lays out <build>/include/thimble so that `#include <thimble/core/tensor.h>` means the same in the tree as installed:
+# Lays out <build>/include/thimble so that `#include <thimble/core/tensor/tensor.h>` means the same in the tree as installed:
 # one link per source folder, the version header, and thimble.h, which takes every public header.
 set(thimble_include_dir ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${thimble_include_dir}/thimble)

@@ -18,7 +18,7 @@ if(thimble_bench_sources)
   # Flags, JSON and pages run for milliseconds, and their code counts among a process's bytes; what measures the machine
   # is built as kernels are.
   target_compile_options(thimble_bench PRIVATE $<$<CONFIG:Release>:-Os>)
-  set_source_files_properties(bench/ceiling.cpp PROPERTIES COMPILE_OPTIONS -O3)
+  set_source_files_properties(bench/timing/ceiling.cpp PROPERTIES COMPILE_OPTIONS -O3)
   target_link_libraries(thimble_bench PUBLIC thimble::thimble CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
 else()
   add_library(thimble_bench INTERFACE)

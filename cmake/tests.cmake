@@ -43,7 +43,7 @@ function(thimble_add_catch_tests program prefix)
       set(name ${prefix}.${CMAKE_MATCH_1})
       thimble_add_test(${name} COMMAND ${program} --filenames-as-tags "[#${file}]${tags}"
                        WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-      # A status of its own says that all passed but for what the machine lacks (tests/skip.h).
+      # A status of its own says that all passed but for what the machine lacks (tests/support/skip.h).
       set_tests_properties(${name} PROPERTIES FAIL_REGULAR_EXPRESSION "No test cases matched;No tests ran"
                                               SKIP_RETURN_CODE 77)
     endif()
@@ -55,7 +55,7 @@ endfunction()
 set(thimble_emulated_sources "")
 get_target_property(thimble_library_type thimble TYPE)
 if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
-  file(GLOB thimble_emulated_kernels CONFIGURE_DEPENDS cuda/*.cu)
+  file(GLOB_RECURSE thimble_emulated_kernels CONFIGURE_DEPENDS cuda/*.cu)
   foreach(source IN LISTS thimble_emulated_kernels)
     get_filename_component(name ${source} NAME_WE)
     set(wrapper ${PROJECT_BINARY_DIR}/emulated/${name}.cpp)
@@ -64,7 +64,7 @@ if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL 
   endforeach()
   set_source_files_properties(${thimble_emulated_sources} PROPERTIES COMPILE_OPTIONS -O1)
   list(APPEND thimble_emulated_sources tests/emulated/backing.cpp tests/emulated/device.cpp tests/emulated/driver.cpp)
-  # cuda/backing.cpp is compiled over a driver made of the host, whose headers stand in for CUDA's.
+  # cuda/runtime/backing.cpp is compiled over a driver made of the host, whose headers stand in for CUDA's.
   set_source_files_properties(tests/emulated/driver.cpp PROPERTIES
                               COMPILE_OPTIONS -I${PROJECT_SOURCE_DIR}/tests/emulated/driver)
 endif()
@@ -75,15 +75,15 @@ if(THIMBLE_TEST_FILES)
   list(FILTER thimble_test_sources INCLUDE REGEX "/(${THIMBLE_TEST_FILES})_test\\.cpp$")
 endif()
 if(NOT thimble_emulated_sources)
-  list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/driver_backing_test")
+  list(FILTER thimble_test_sources EXCLUDE REGEX "/driver_backing_test")
 endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
-       "/tests/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|lossy_flags|plan_and_run|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
+       "/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|lossy_flags|plan_and_run|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(thimble_test_sources)
-  thimble_add_program(thimble_tests tests/machine.cpp tests/operator_table.cpp tests/certificate.cpp
-                      tests/certificate_nets.cpp tests/heap_watch.cpp ${thimble_emulated_sources} ${thimble_test_sources})
+  thimble_add_program(thimble_tests tests/support/machine.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
+                      tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
@@ -103,7 +103,8 @@ if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
 endif()
 
 # About the sources themselves: these need nothing of the library, so they also run while it does not build.
-add_executable(thimble_house_tests tests/house/sources.cpp tests/house/layering_test.cpp tests/house/text_test.cpp
+add_executable(thimble_house_tests tests/house/sources.cpp tests/house/folders_test.cpp
+                                   tests/house/layering_test.cpp tests/house/text_test.cpp
                                    tests/house/weight_test.cpp)
 thimble_own_target(thimble_house_tests)
 target_link_libraries(thimble_house_tests PRIVATE thimble_test_main)
@@ -111,7 +112,7 @@ target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAK
                                                        THIMBLE_HOUSE_INCLUDE="${thimble_include_dir}"
                                                        THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
 set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
-thimble_add_catch_tests(thimble_house_tests house layering_test.cpp text_test.cpp weight_test.cpp)
+thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp text_test.cpp weight_test.cpp)
 
 # Programs that get the library in each of the ways there are. They compile inside of the test, as a user would. Tests of
 # the configuration CI are run by `ctest -C CI` alone.

@@ -20,7 +20,7 @@
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/kernels/softmax.h>
-#include <thimble/memory/backing.h>
+#include <thimble/memory/arena/backing.h>
 
 namespace thimble {
 namespace kernels {

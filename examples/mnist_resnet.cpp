@@ -13,16 +13,16 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/data/idx.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/data/splitmix.h>
 #include <thimble/nn/data/synthetic.h>
-#include <thimble/nn/step.h>
+#include <thimble/nn/step/step.h>
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 

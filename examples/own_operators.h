@@ -6,14 +6,14 @@
 #include <cstdint>
 #include <string>
 
-#include <thimble/core/convert.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/functor.h>
-#include <thimble/core/launch.h>
-#include <thimble/core/math.h>
-#include <thimble/core/op.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/numbers/convert.h>
+#include <thimble/core/numbers/math.h>
+#include <thimble/core/ops/elementwise/functor.h>
+#include <thimble/core/ops/op.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace own {
 

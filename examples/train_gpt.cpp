@@ -10,15 +10,15 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/gpt.h>
+#include <thimble/models/gpt/gpt.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/text.h>
-#include <thimble/nn/step.h>
+#include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/schedule.h>
 

@@ -5,7 +5,7 @@
 // - From the bottom: arena, then placed, limit, ledger, trace, where asked for. Placed is directly above the arena, so
 //   that all others see the blocks of a step and none sees its region. The ledger is above the limit so that every
 //   refusal carries the table of categories; the trace is on top and sees only what succeeded.
-// - All policies of a stack share one lock (memory/lock.h).
+// - All policies of a stack share one lock (memory/arena/lock.h).
 //
 // Terms
 //   top   the resource to give to tensors
@@ -14,11 +14,11 @@
 #include <memory>
 #include <vector>
 
-#include <thimble/memory/arena.h>
-#include <thimble/memory/ledger.h>
-#include <thimble/memory/limit.h>
-#include <thimble/memory/placed.h>
-#include <thimble/memory/trace.h>
+#include <thimble/memory/arena/arena.h>
+#include <thimble/memory/policies/ledger.h>
+#include <thimble/memory/policies/limit.h>
+#include <thimble/memory/policies/placed.h>
+#include <thimble/memory/policies/trace.h>
 
 namespace thimble::memory {
 

@@ -4,8 +4,8 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/memory/committed.h>
-#include <thimble/memory/pinned_memory.h>
+#include <thimble/memory/offload/pinned_memory.h>
+#include <thimble/memory/policies/committed.h>
 #include <thimble/memory/stack.h>
 
 namespace thimble::memory {

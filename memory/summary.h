@@ -12,7 +12,7 @@
 #include <string>
 
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/memory/arena.h>
+#include <thimble/memory/arena/arena.h>
 
 namespace thimble::memory {
 

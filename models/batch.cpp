@@ -3,7 +3,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/core/view.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/models/model.h>
 
 namespace thimble::models {

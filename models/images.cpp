@@ -2,8 +2,8 @@
 
 #include <string>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::models {
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/nn/module.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>
 
 namespace thimble::models {
@@ -37,7 +37,7 @@ Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count);
 enum class Build : std::uint8_t { fused, textbook };
 
 /// How a model over tokens makes its loss. full: logits (N T, V), then their cross-entropy. chunked: rows in chunks,
-/// never all logits (core/ops/linear_cross_entropy.h); the same loss, gradients summed in another order.
+/// never all logits (core/ops/matmul/linear_cross_entropy.h); the same loss, gradients summed in another order.
 enum class Head : std::uint8_t { full, chunked };
 
 /// Sizes that differ from the named model's own; 0 or negative: as the model has them.

@@ -5,13 +5,13 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
-#include <thimble/models/bert.h>
-#include <thimble/models/googlenet.h>
-#include <thimble/models/gpt.h>
-#include <thimble/models/mlp.h>
-#include <thimble/models/resnet.h>
-#include <thimble/models/sharedconv.h>
-#include <thimble/models/vit.h>
+#include <thimble/models/bert/bert.h>
+#include <thimble/models/googlenet/googlenet.h>
+#include <thimble/models/gpt/gpt.h>
+#include <thimble/models/mlp/mlp.h>
+#include <thimble/models/resnet/resnet.h>
+#include <thimble/models/sharedconv/sharedconv.h>
+#include <thimble/models/vit/vit.h>
 
 namespace thimble::models {
 namespace registry_detail {

@@ -7,11 +7,11 @@
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/spare_tape.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/copy.h>
-#include <thimble/core/kernels/step_numbers.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/kernels/shared/step_numbers.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 

@@ -8,8 +8,8 @@
 
 #include <thimble/autograd/leaf_set.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble {
 struct TapeGraph;  // autograd/graph.h

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/core/context.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer8.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 namespace factored_detail {

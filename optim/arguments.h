@@ -2,7 +2,7 @@
 // What an optimizer hands to its kernel, whether its moments are kept in full (adam.h, sgd.h) or narrow (adam8.h).
 
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch/launch.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
 

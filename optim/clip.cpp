@@ -4,9 +4,9 @@
 #include <cmath>
 #include <span>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {

@@ -1,8 +1,8 @@
 #include <thimble/optim/narrow.h>
 
-#include <thimble/core/context.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {

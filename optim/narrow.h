@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/launch.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble::optim {
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include <thimble/core/context.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer8.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 namespace narrow_state_detail {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <string>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Gradients that wait in a tier (memory/tier.h) between backward and the update of their parameter.
+// Gradients that wait in a tier (memory/offload/tier.h) between backward and the update of their parameter.
 //
 // Policy
 // - A gradient goes when backward has completed it; it is written while backward goes on, and its bytes are free when
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/memory/offload.h>
+#include <thimble/memory/offload/offload.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <utility>
 
-#include <thimble/core/context.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 

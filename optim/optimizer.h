@@ -1,7 +1,7 @@
 #pragma once
 // What all optimizers share: the parameters they update, the state they keep, and the learning rate.
 //
-// State can be away between updates, in a tier (memory/tier.h): `AdamOptions{.tier = tier}`.
+// State can be away between updates, in a tier (memory/offload/tier.h): `AdamOptions{.tier = tier}`.
 // - It goes as soon as it is made, parameter by parameter, so that it is never here as a whole. An update fetches that
 //   of its parameter, and it goes again after; step() reads one parameter ahead, and the last one's write ends with
 //   end_step(). The bits are those of state that stays.
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include <thimble/autograd/leaf_set.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/tensor.h>
-#include <thimble/memory/offload.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/offload/offload.h>
 
 namespace thimble::optim {
 

@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <set>
 
-#include "skip.h"
+#include "support/skip.h"
 
 namespace {
 

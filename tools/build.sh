@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034
 # Sourced by reproduce.sh, test.sh and .ci/run, which stand in the project's root: packages, configuring, building.
 set -euo pipefail
 

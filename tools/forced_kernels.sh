@@ -13,7 +13,7 @@ filter=
 for file in $files; do filter+="${filter:+,}[#${file}_test]~[.]~[slow]"; done
 
 ran=() lacking=()
-# Tests that pass but for what the machine lacks end with 77 (tests/skip.h).
+# Tests that pass but for what the machine lacks end with 77 (tests/support/skip.h).
 run() {
   local name="isa $1, units $2" why status=0
   if ! why=$(THIMBLE_ISA=$1 THIMBLE_UNITS=$2 "$program" devices 2>&1 >/dev/null); then

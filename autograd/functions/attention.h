@@ -9,7 +9,7 @@
 
 #include <optional>
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

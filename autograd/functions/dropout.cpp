@@ -1,8 +1,8 @@
 #include <thimble/autograd/functions/dropout.h>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/ops/dropout.h>
-#include <thimble/core/random.h>
+#include <thimble/core/ops/elementwise/dropout.h>
+#include <thimble/core/random/random.h>
 
 namespace thimble {
 

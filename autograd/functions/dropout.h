@@ -1,7 +1,8 @@
 #pragma once
-// Dropout. The mask is drawn from the generator in force (core/context.h) at the next site of the current module path.
+// Dropout. The mask is drawn from the generator in force (core/tensor/context.h) at the next site of the current module
+// path.
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

@@ -4,9 +4,9 @@
 #include <string>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/view.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble {
 

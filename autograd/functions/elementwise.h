@@ -1,10 +1,10 @@
 #pragma once
-// Elementwise functions. The formulas, and what each keeps for backward, stand at the operators in core/ops/unary.h and
-// core/ops/binary.h. Binary ones broadcast (NumPy's rules); operands share a dtype and a device. A number beside a
-// tensor of integers must be an integer: `arange(4) * 0.5` is a DTypeError, `cast(arange(4), DType::f32) * 0.5` is not.
-// Throw ShapeError, DTypeError, DeviceError.
+// Elementwise functions. The formulas, and what each keeps for backward, stand at the operators in
+// core/ops/elementwise/unary.h and core/ops/elementwise/binary.h. Binary ones broadcast (NumPy's rules); operands share
+// a dtype and a device. A number beside a tensor of integers must be an integer: `arange(4) * 0.5` is a DTypeError,
+// `cast(arange(4), DType::f32) * 0.5` is not. Throw ShapeError, DTypeError, DeviceError.
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
@@ -42,9 +42,9 @@ Tensor div(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, double value);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
-/// x as a net of 8-bit codes would have it (core/ops/fake_quantize.h): `scale` broadcasts against x, and takes no
-/// gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can be read)
-/// are finite and above 0.
+/// x as a net of 8-bit codes would have it (core/ops/elementwise/fake_quantize.h): `scale` broadcasts against x, and
+/// takes no gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can
+/// be read) are finite and above 0.
 Tensor fake_quantize(const Tensor& x, const Tensor& scale, int zero, int low, int high);
 /// condition ? a : b; the condition is bool.
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b);

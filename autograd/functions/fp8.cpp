@@ -1,9 +1,9 @@
 #include <thimble/autograd/functions/fp8.h>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/fp8_linear.h>
+#include <thimble/core/ops/matmul/fp8_linear.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble {
 

@@ -1,9 +1,9 @@
 #pragma once
-// Linear layers whose operands are FP8. The operator, and what it keeps, is in core/ops/fp8_linear.h; scales and their
-// state in core/fp8.h.
+// Linear layers whose operands are FP8. The operator, and what it keeps, is in core/ops/matmul/fp8_linear.h; scales and
+// their state in core/ops/quant/fp8.h.
 
-#include <thimble/core/fp8.h>
-#include <thimble/core/kernels/activation.h>
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/core/ops/quant/fp8.h>
 
 namespace thimble {
 

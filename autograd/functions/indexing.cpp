@@ -8,8 +8,8 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/concat.h>
-#include <thimble/core/ops/gather.h>
+#include <thimble/core/ops/layout/concat.h>
+#include <thimble/core/ops/layout/gather.h>
 
 namespace thimble {
 

@@ -1,11 +1,11 @@
 #pragma once
 // Reading by index, and putting tensors together. What each keeps for backward stands at the operators in
-// core/ops/gather.h and core/ops/concat.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
+// core/ops/layout/gather.h and core/ops/layout/concat.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
 #include <initializer_list>
 #include <span>
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

@@ -1,7 +1,8 @@
 #pragma once
-// Losses. Formulas, and what backward keeps, stand at the operators in core/ops/loss.h. A loss is f32 (f64 for f64).
+// Losses. Formulas, and what backward keeps, stand at the operators in core/ops/reduction/loss.h. A loss is f32 (f64
+// for f64).
 
-#include <thimble/core/ops/loss.h>
+#include <thimble/core/ops/reduction/loss.h>
 
 namespace thimble {
 
@@ -22,8 +23,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
 
 /// cross_entropy(linear(x, weight, bias), targets) without the logits: x (N, C), weight (V, C), targets (N), bias (V)
 /// or undefined. Rows are taken in chunks, and forward makes the gradients: it keeps those of x (N, C), weight (V, C)
-/// and bias, where they are needed (core/ops/linear_cross_entropy.h, with what equals what). Reduction: mean or sum.
-/// Throws ShapeError, DTypeError, DeviceError, ValueError.
+/// and bias, where they are needed (core/ops/matmul/linear_cross_entropy.h, with what equals what). Reduction: mean or
+/// sum. Throws ShapeError, DTypeError, DeviceError, ValueError.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets,
                             const CrossEntropyOptions& options = {}, const Tensor& bias = {});
 

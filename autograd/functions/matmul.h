@@ -1,10 +1,10 @@
 #pragma once
-// Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul.h,
-// core/ops/conv.h and core/ops/shared_conv.h.
+// Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul/matmul.h,
+// core/ops/conv/conv.h and core/ops/conv/shared_conv.h.
 
-#include <thimble/core/ops/conv.h>
-#include <thimble/core/ops/matmul.h>
-#include <thimble/core/ops/shared_conv.h>
+#include <thimble/core/ops/conv/conv.h>
+#include <thimble/core/ops/conv/shared_conv.h>
+#include <thimble/core/ops/matmul/matmul.h>
 
 namespace thimble {
 

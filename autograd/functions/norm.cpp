@@ -1,9 +1,9 @@
 #include <thimble/autograd/functions/norm.h>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/ops/batch_norm.h>
-#include <thimble/core/ops/group_norm.h>
-#include <thimble/core/ops/layer_norm.h>
+#include <thimble/core/ops/norm/batch_norm.h>
+#include <thimble/core/ops/norm/group_norm.h>
+#include <thimble/core/ops/norm/layer_norm.h>
 
 namespace thimble {
 namespace norm_functions_detail {

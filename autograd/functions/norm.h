@@ -1,9 +1,9 @@
 #pragma once
-// Normalisations. Formulas, sources and what each keeps for backward stand at the operators in core/ops/layer_norm.h,
-// group_norm.h and batch_norm.h. Weight and bias may be undefined; they are in x's dtype or in f32. Throw ShapeError,
-// DTypeError, DeviceError, ValueError.
+// Normalisations. Formulas, sources and what each keeps for backward stand at the operators in
+// core/ops/norm/layer_norm.h, group_norm.h and batch_norm.h. Weight and bias may be undefined; they are in x's dtype or
+// in f32. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

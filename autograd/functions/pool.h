@@ -1,9 +1,9 @@
 #pragma once
 // Pooling of images (N, H, W, C). Formulas, and what each keeps for backward, stand at the operators in
-// core/ops/pool.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
+// core/ops/conv/pool.h. Throw ShapeError, DTypeError, DeviceError, ValueError.
 
-#include <thimble/core/ops/pool.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/ops/conv/pool.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

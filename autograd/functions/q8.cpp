@@ -3,11 +3,11 @@
 #include <string>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/q8_block.h>
-#include <thimble/core/launch.h>
-#include <thimble/core/ops/linear_q8.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/matmul/linear_q8.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble {
 

@@ -1,7 +1,7 @@
 #include <thimble/autograd/functions/reduction.h>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/ops/reduction.h>
+#include <thimble/core/ops/reduction/reduction.h>
 
 namespace thimble {
 namespace reduction_functions_detail {

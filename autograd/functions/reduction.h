@@ -1,10 +1,10 @@
 #pragma once
 // Reductions with gradients, over one axis, a list of axes, or all (the default): `sum(x)`, `mean(x, -1)`,
 // `variance(x, {0, 1}, 1, true)`. With keep_axes the reduced axes stay with size 1. Formulas, empty cases, and what
-// backward keeps stand at the operators in core/ops/reduction.h. All throw ShapeError for an axis out of range or named
-// twice.
+// backward keeps stand at the operators in core/ops/reduction/reduction.h. All throw ShapeError for an axis out of
+// range or named twice.
 
-#include <thimble/core/reduce.h>
+#include <thimble/core/ops/reduction/reduce.h>
 
 namespace thimble {
 

@@ -1,7 +1,7 @@
 #include <thimble/autograd/functions/softmax.h>
 
 #include <thimble/autograd/apply.h>
-#include <thimble/core/ops/softmax.h>
+#include <thimble/core/ops/reduction/softmax.h>
 
 namespace thimble {
 

@@ -1,7 +1,7 @@
 #pragma once
-// Softmax and its logarithm. Formulas, and what backward keeps, stand at the operators in core/ops/softmax.h.
+// Softmax and its logarithm. Formulas, and what backward keeps, stand at the operators in core/ops/reduction/softmax.h.
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

@@ -4,7 +4,7 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/view.h>
+#include <thimble/core/ops/layout/view.h>
 
 namespace thimble {
 

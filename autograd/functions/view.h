@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 
@@ -31,7 +31,8 @@ Tensor unsqueeze(const Tensor& x, int axis);
 Tensor expand(const Tensor& x, const Shape& shape);
 /// From `first_axis` on as one axis.
 Tensor flatten(const Tensor& x, int first_axis = 0);
-/// x itself where it is dense, else a dense copy. (core/copy.h has `contiguous` and `clone`, which are not recorded.)
+/// x itself where it is dense, else a dense copy. (core/tensor/copy.h has `contiguous` and `clone`, which are not
+/// recorded.)
 Tensor dense(const Tensor& x);
 /// In another dtype; gradients are converted back.
 Tensor cast(const Tensor& x, DType dtype);

@@ -8,9 +8,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/certifying.h>
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/runs/certifying.h>
 
 namespace thimble::bench {
 namespace certify_command_detail {

@@ -9,8 +9,8 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/core/kernels/units.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::bench {
 namespace compute_flags_detail {

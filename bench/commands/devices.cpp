@@ -11,13 +11,13 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/core/kernels/units.h>
-#include <thimble/core/parallel.h>
-#include <thimble/memory/backing.h>
-#include <thimble/memory/process.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/arena/backing.h>
+#include <thimble/memory/process/process.h>
 
 namespace thimble::bench {
 namespace devices_detail {

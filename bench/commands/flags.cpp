@@ -1,7 +1,7 @@
 // The flags that the commands share.
 
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/costs.h>
+#include <thimble/bench/planning/costs.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,10 +12,10 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/setup.h>
-#include <thimble/bench/units.h>
-#include <thimble/core/bytes.h>
+#include <thimble/bench/runs/setup.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 
 namespace thimble::bench {
 namespace flags_detail {

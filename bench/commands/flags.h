@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include <thimble/core/device.h>
+#include <thimble/core/tensor/device.h>
 
 namespace CLI {
 class App;
@@ -26,7 +26,7 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
 Device parse_device_flag(std::string_view flag, const std::string& text);
 
-/// Adds a flag that takes a SIZE (bench/units.h), at least 1 byte; `target` outlives the parser.
+/// Adds a flag that takes a SIZE (bench/runs/units.h), at least 1 byte; `target` outlives the parser.
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help);
 
 /// Adds a flag that takes a whole number or a number; `target` outlives the parser. The flag is given with its dashes.

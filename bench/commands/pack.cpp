@@ -8,9 +8,9 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
-#include <thimble/core/file.h>
+#include <thimble/core/files/file.h>
 #include <thimble/memory/placement/csv.h>
 
 namespace thimble::bench {

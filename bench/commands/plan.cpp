@@ -12,15 +12,15 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/fp8_report.h>
-#include <thimble/bench/packing_report.h>
-#include <thimble/bench/planning.h>
+#include <thimble/bench/planning/packing_report.h>
+#include <thimble/bench/planning/planning.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
-#include <thimble/core/compute_capability.h>
+#include <thimble/bench/runs/fp8_report.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
-#include <thimble/core/file.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::bench {

@@ -6,9 +6,9 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/setup.h>
-#include <thimble/core/bytes.h>
+#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 
 namespace thimble::bench {
 namespace precision_flags_detail {

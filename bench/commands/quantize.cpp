@@ -11,8 +11,8 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/quantizing.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/quantizing.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 
 namespace thimble::bench {

@@ -11,8 +11,8 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/core/kernels/units.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/memory/summary.h>
 #include <thimble/version.h>
 

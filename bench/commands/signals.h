@@ -11,7 +11,7 @@
 
 #include <signal.h>
 
-#include <thimble/bench/training.h>
+#include <thimble/bench/runs/training.h>
 
 namespace thimble::bench {
 

@@ -1,18 +1,18 @@
 // The main() of the benchmarks of single kernels.
 
-#include <thimble/bench/kernel_timing.h>
+#include <thimble/bench/timing/kernel_timing.h>
 
 #include <cstdio>
 #include <filesystem>
 
 #include <CLI/CLI.hpp>
 
-#include <thimble/bench/ceiling.h>
 #include <thimble/bench/commands.h>
+#include <thimble/bench/timing/ceiling.h>
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/gemm.h>
-#include <thimble/core/kernels/units.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/kernels/cpu/matmul/gemm.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::bench {
 namespace time_kernels_detail {

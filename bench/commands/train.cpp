@@ -14,15 +14,15 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
-#include <thimble/bench/fp8_report.h>
 #include <thimble/bench/live.h>
-#include <thimble/bench/packing_report.h>
-#include <thimble/bench/training.h>
-#include <thimble/bench/units.h>
-#include <thimble/core/bytes.h>
+#include <thimble/bench/planning/packing_report.h>
+#include <thimble/bench/runs/fp8_report.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
-#include <thimble/core/printable.h>
-#include <thimble/memory/committed.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/printable.h>
+#include <thimble/memory/policies/committed.h>
 
 namespace thimble::bench {
 namespace train_detail {

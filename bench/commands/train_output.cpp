@@ -6,11 +6,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/fp8_report.h>
-#include <thimble/bench/packing_report.h>
-#include <thimble/bench/units.h>
-#include <thimble/core/bytes.h>
-#include <thimble/core/printable.h>
+#include <thimble/bench/planning/packing_report.h>
+#include <thimble/bench/runs/fp8_report.h>
+#include <thimble/bench/runs/units.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/printable.h>
 
 namespace thimble::bench {
 namespace train_output_detail {

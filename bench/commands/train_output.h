@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/training.h>
-#include <thimble/memory/committed.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/memory/policies/committed.h>
 #include <thimble/nn/fit/fit.h>
-#include <thimble/nn/gradient_report.h>
+#include <thimble/nn/precision/gradient_report.h>
 
 namespace thimble::bench {
 

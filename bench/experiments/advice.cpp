@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 
 namespace thimble::bench {

@@ -8,7 +8,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/models/theory/gpt.h>
+#include <thimble/models/gpt/theory.h>
 
 namespace thimble::bench {
 namespace checkpoint_batch_detail {

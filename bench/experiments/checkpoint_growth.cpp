@@ -5,7 +5,7 @@
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/memory/remat/known.h>
-#include <thimble/models/theory/gpt.h>
+#include <thimble/models/gpt/theory.h>
 
 namespace thimble::bench {
 namespace checkpoint_growth_detail {

@@ -6,7 +6,7 @@
 
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/gradient_report.h>
+#include <thimble/nn/precision/gradient_report.h>
 
 namespace thimble::bench {
 namespace eight_bits_detail {

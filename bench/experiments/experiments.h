@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <thimble/bench/report/experiment.h>
-#include <thimble/bench/setup.h>
-#include <thimble/core/device.h>
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/tensor/device.h>
 
 namespace thimble::bench {
 

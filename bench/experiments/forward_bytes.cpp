@@ -1,6 +1,6 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/core/transaction.h>
+#include <thimble/core/tensor/transaction.h>
 
 namespace thimble::bench {
 

@@ -7,8 +7,8 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
-#include <thimble/models/theory/gpt.h>
+#include <thimble/bench/runs/units.h>
+#include <thimble/models/gpt/theory.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {

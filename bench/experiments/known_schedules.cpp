@@ -7,9 +7,9 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
-#include <thimble/core/copy.h>
-#include <thimble/core/elementwise.h>
-#include <thimble/core/random.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
 #include <thimble/memory/remat/known.h>
 
 namespace thimble::bench {

@@ -10,8 +10,8 @@
 
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
-#include <thimble/memory/process.h>
+#include <thimble/bench/runs/units.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/measure.h>
 

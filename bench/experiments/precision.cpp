@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include <thimble/bench/experiments/precision.h>
-#include <thimble/bench/processor_time.h>
+#include <thimble/bench/timing/processor_time.h>
 
 namespace thimble::bench {
 namespace precision_detail {

@@ -7,13 +7,13 @@
 #include <vector>
 
 #include <thimble/bench/experiments/runs.h>
-#include <thimble/nn/precision.h>
+#include <thimble/nn/precision/precision.h>
 
 namespace thimble::bench {
 
 /// How numbers are stored in a run.
 struct PrecisionCase {
-  std::string policy;     ///< nn/precision.h; empty: all is bf16, and updates are rounded
+  std::string policy;     ///< nn/precision/precision.h; empty: all is bf16, and updates are rounded
   std::string optimizer;  ///< adamw, adamw8
   std::string saved;      ///< to what saved tensors are packed; empty: they are kept
 

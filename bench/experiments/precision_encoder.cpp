@@ -5,9 +5,9 @@
 
 #include <thimble/bench/experiments/precision.h>
 #include <thimble/bench/experiments/runs.h>
-#include <thimble/bench/processor_time.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/models/theory/bert.h>
+#include <thimble/bench/timing/processor_time.h>
+#include <thimble/models/bert/theory.h>
 #include <thimble/models/theory/precision.h>
 
 namespace thimble::bench {

@@ -9,10 +9,10 @@
 
 #include <thimble/bench/experiments/precision.h>
 #include <thimble/bench/experiments/runs.h>
-#include <thimble/bench/processor_time.h>
-#include <thimble/bench/quantizing.h>
+#include <thimble/bench/runs/quantizing.h>
+#include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>
-#include <thimble/models/theory/resnet.h>
+#include <thimble/models/resnet/theory.h>
 
 namespace thimble::bench {
 namespace precision_int8_detail {

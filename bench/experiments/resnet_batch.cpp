@@ -1,7 +1,7 @@
 // Experiment: what a ResNet keeps for backward, against the batch.
 
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/models/theory/resnet.h>
+#include <thimble/models/resnet/theory.h>
 
 namespace thimble::bench {
 namespace resnet_batch_detail {

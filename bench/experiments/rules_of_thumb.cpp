@@ -1,9 +1,9 @@
 // Experiment: which batch of BERT-base and of ViT-Large fits on a card, plain and planned. Nothing is run for real.
 
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/planning.h>
+#include <thimble/bench/planning/planning.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 
 namespace thimble::bench {
 namespace rules_of_thumb_detail {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/training.h>
+#include <thimble/bench/runs/training.h>
 
 namespace thimble::bench {
 

@@ -5,10 +5,10 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/models/theory/sharedconv.h>
-#include <thimble/nn/shared_conv.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/models/sharedconv/theory.h>
+#include <thimble/nn/layers/shared_conv.h>
 
 namespace thimble::bench {
 namespace sharing_detail {

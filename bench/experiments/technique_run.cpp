@@ -6,14 +6,14 @@
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/transaction.h>
-#include <thimble/memory/device_tier.h>
-#include <thimble/memory/offload.h>
-#include <thimble/models/bert.h>
-#include <thimble/models/gpt.h>
-#include <thimble/models/vit.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/transaction.h>
+#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/offload.h>
+#include <thimble/models/bert/bert.h>
+#include <thimble/models/gpt/gpt.h>
+#include <thimble/models/vit/vit.h>
 #include <thimble/nn/fit/stages.h>
 
 namespace thimble::bench {

@@ -7,7 +7,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/core/error.h>
-#include <thimble/memory/file_tier.h>
+#include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/remat/known.h>
 #include <thimble/nn/fit/fit.h>
 

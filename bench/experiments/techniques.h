@@ -10,9 +10,9 @@
 
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/plan.h>
-#include <thimble/bench/setup.h>
+#include <thimble/bench/runs/setup.h>
 #include <thimble/memory/remat/schedule.h>
-#include <thimble/nn/profile.h>
+#include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {
 
@@ -28,7 +28,7 @@ enum class Checkpoint : std::uint8_t {
 enum class Average : std::uint8_t {
   none,
   kept,      ///< it stays where it is
-  offloaded  ///< it waits in the device's tier (memory/device_tier.h) from the step's begin to its end
+  offloaded  ///< it waits in the device's tier (memory/offload/device_tier.h) from the step's begin to its end
 };
 
 /// How a step is made. The batch and everything else stands in the Setup.

@@ -15,9 +15,9 @@
 
 #include <CLI/CLI.hpp>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/transaction.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/transaction.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/optim/accumulate.h>

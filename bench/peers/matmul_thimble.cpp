@@ -1,11 +1,11 @@
 // This library's matmul on the shapes of shapes.h: `matmul_thimble [THREADS]`. "f32" goes through matmul_into(), with
 // its checks and its workspace; "bf16", "u8s8" and "s8s8" multiply a packed right operand.
 
-#include <thimble/core/copy.h>
-#include <thimble/core/kernels/gemm_dot.h>
-#include <thimble/core/matmul.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
+#include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/core/threads/parallel.h>
 
 #include "shapes.h"
 

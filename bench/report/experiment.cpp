@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 
 namespace thimble::report {

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include <thimble/core/resource.h>
+#include <thimble/core/tensor/resource.h>
 
 namespace thimble::report {
 
@@ -56,7 +56,7 @@ struct Row {
   std::vector<std::pair<std::string, double>> numbers;          ///< by Column::name; a column may be absent
   std::vector<Compared> compared = {};                          ///< besides predicted and measured: height, load, ...
   /// Resident bytes of the process from the run's set-up on, as the kernel counts them, and what was promised: the
-  /// prediction, and what is outside of the arena (memory/outside.h). More than that, and the row fails.
+  /// prediction, and what is outside of the arena (memory/process/outside.h). More than that, and the row fails.
   std::optional<std::int64_t> process_peak_bytes = {}, process_promise_bytes = {};
   std::string lacks = {};  ///< what this machine has not and the measurement needs; empty: nothing
 };

@@ -10,7 +10,7 @@
 
 #include <thimble/bench/report/pickle.h>
 #include <thimble/bench/report/plan_page.h>
-#include <thimble/core/context.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble::report {
 namespace exports_detail {

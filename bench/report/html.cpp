@@ -12,7 +12,7 @@
 #include <thimble/bench/report/script_helpers.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 
 namespace thimble::report {
 namespace html_detail {

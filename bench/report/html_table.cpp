@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/units.h>
 
 namespace thimble::report {
 namespace html_table_detail {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include <thimble/core/resource.h>
+#include <thimble/core/tensor/resource.h>
 
 namespace thimble::report {
 

@@ -12,7 +12,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/bench/report/palette.h>
-#include <thimble/core/context.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble::report {
 namespace plan_data_detail {

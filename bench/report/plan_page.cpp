@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/quantizing.h>
 #include <thimble/bench/report/page_style.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/plan_data.h>
@@ -13,7 +12,8 @@
 #include <thimble/bench/report/plan_script.h>
 #include <thimble/bench/report/script_helpers.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/units.h>
+#include <thimble/bench/runs/quantizing.h>
+#include <thimble/bench/runs/units.h>
 #include <thimble/models/theory/textbook.h>
 #include <thimble/version.h>
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/planning.h>
-#include <thimble/bench/step_trace.h>
+#include <thimble/bench/planning/planning.h>
+#include <thimble/bench/runs/step_trace.h>
 
 namespace thimble::bench {
 

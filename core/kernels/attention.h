@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
-#include <thimble/core/generator.h>
+#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 
@@ -34,7 +34,8 @@ struct AttentionProblem {
   std::uint32_t threshold = 0;
   double keep_scale = 1;
   RandomSite site;
-  bool allows_tf32 = false;  ///< f32 may be rounded to TF32 before products (core/tf32.h); CPU kernels never do it
+  bool allows_tf32 =
+      false;  ///< f32 may be rounded to TF32 before products (core/launch/tf32.h); CPU kernels never do it
   AttentionOperand q, k, v;
 };
 

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/dtype.h>
-#include <thimble/core/kernels/activation.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
 

@@ -2,7 +2,7 @@
 // The cross-entropy kernel family: losses of rows of class scores against class numbers. No log-probabilities are ever
 // written down.
 
-#include <thimble/core/kernels/rows.h>
+#include <thimble/core/kernels/cpu/base/rows.h>
 
 namespace thimble::kernels {
 

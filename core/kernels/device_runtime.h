@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/device.h>
+#include <thimble/core/tensor/device.h>
 
 namespace thimble::kernels {
 
@@ -44,8 +44,8 @@ struct LibraryUse {
   LibraryCounts cublaslt, cudnn;
 };
 
-/// Copies are made on the device of the launch that they are called in (core/launch.h), in the order of its kernels.
-/// All throw DeviceError with the CUDA call that failed.
+/// Copies are made on the device of the launch that they are called in (core/launch/launch.h), in the order of its
+/// kernels. All throw DeviceError with the CUDA call that failed.
 struct DeviceRuntime {
   /// Copies host bytes to the device. They may change when it returns; the copy itself may still be under way.
   void (*upload)(void* to, const void* from, std::size_t bytes) = nullptr;

@@ -1,14 +1,14 @@
 #pragma once
-// The FP8 kernel family: scales, codes and their values (core/fp8.h), and on devices that have such units, products of
-// codes. A magnitude is a maximum of integers and elements are independent: scales and codes have the same bits on
-// every device, with any number of threads.
+// The FP8 kernel family: scales, codes and their values (core/ops/quant/fp8.h), and on devices that have such units,
+// products of codes. A magnitude is a maximum of integers and elements are independent: scales and codes have the same
+// bits on every device, with any number of threads.
 
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
-#include <thimble/core/kernels/activation.h>
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -15,8 +15,8 @@
 
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
-#include <thimble/core/generator.h>
+#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 
@@ -15,7 +15,7 @@ namespace thimble::kernels {
 /// rounded to nearest. Not looked at for f32 and f64 parameters.
 struct NarrowArgs {
   float* master = nullptr;       ///< what is updated; the parameter becomes this, rounded
-  bool is_stochastic = false;    ///< bf16: see round_stochastically (core/kernels/optimizer_narrow.h)
+  bool is_stochastic = false;    ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
   RandomSite site;               ///< of the random bits: step is the update's number
   void* compensation = nullptr;  ///< in the parameter's dtype, what rounding has taken: parameter + compensation is
                                  ///< updated, and what rounding takes of the sum goes there

@@ -12,9 +12,10 @@ namespace thimble::kernels {
 /// Values that share a scale in 8-bit state, the first ones of a parameter first; the last block may be shorter.
 inline constexpr std::int64_t state_block = 256;
 
-/// AdamArgs whose moments are u8: dynamic codes (core/quant_code.h), signed for the first, unsigned for the second,
-/// with the largest magnitude of each block in f32. A second moment above zero is never rounded to code 0, which would
-/// let the next update divide by epsilon alone. A block with a moment that is not finite becomes NaN as a whole.
+/// AdamArgs whose moments are u8: dynamic codes (core/numbers/quant_code.h), signed for the first, unsigned for the
+/// second, with the largest magnitude of each block in f32. A second moment above zero is never rounded to code 0,
+/// which would let the next update divide by epsilon alone. A block with a moment that is not finite becomes NaN as a
+/// whole.
 struct Adam8Args {
   AdamArgs update;
   float* first_scales = nullptr;

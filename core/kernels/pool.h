@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include <thimble/core/device.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/tensor/device.h>
 
 namespace thimble::kernels {
 

@@ -1,11 +1,11 @@
 #pragma once
-// The quantization kernel family: a dense matrix to 8-bit codes with a scale per block, and back (core/quantize.h).
-// Arithmetic in f32.
+// The quantization kernel family: a dense matrix to 8-bit codes with a scale per block, and back
+// (core/ops/quant/quantize.h). Arithmetic in f32.
 
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

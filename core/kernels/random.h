@@ -1,12 +1,12 @@
 #pragma once
 // The random kernel family: fills and dropout masks. Every number is a function of (site, position) by Philox
-// (core/philox.h): neither threads nor tiles matter.
+// (core/random/philox.h): neither threads nor tiles matter.
 
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
-#include <thimble/core/generator.h>
+#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {
 

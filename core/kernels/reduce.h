@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/device.h>
-#include <thimble/core/dtype.h>
-#include <thimble/core/shape.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/tensor/shape.h>
 
 namespace thimble::kernels {
 

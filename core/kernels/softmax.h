@@ -1,7 +1,7 @@
 #pragma once
 // The softmax kernel family: softmax and log-softmax over one axis, optionally scaled and with a causal mask.
 
-#include <thimble/core/kernels/rows.h>
+#include <thimble/core/kernels/cpu/base/rows.h>
 
 namespace thimble::kernels {
 

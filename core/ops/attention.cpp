@@ -3,15 +3,15 @@
 #include <cmath>
 #include <string>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/attention.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/reuse.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/random.h>
-#include <thimble/core/tf32.h>
-#include <thimble/core/view.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::ops {
 namespace attention_detail {

@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include <thimble/core/generator.h>
-#include <thimble/core/op.h>
+#include <thimble/core/ops/op.h>
+#include <thimble/core/random/generator.h>
 
 namespace thimble::ops {
 
@@ -16,7 +16,8 @@ namespace thimble::ops {
 /// probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are those that Dropout with this
 /// site has on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64. (On CUDA devices f16
 /// and bf16 go to tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type before their
-/// products. So does f32 up to 128 where TF32 is allowed, core/tf32.h: every factor of a product is rounded to TF32.)
+/// products. So does f32 up to 128 where TF32 is allowed, core/launch/tf32.h: every factor of a product is rounded to
+/// TF32.)
 ///
 /// Backward: with P the probabilities, M the mask over 1 - p, dP = (dout v^T) M and delta_t = sum_d dout_td out_td:
 /// dv = (P M)^T dout, dS = P (dP - delta), dq = scale dS k, dk = scale dS^T q. dqkv is one tensor; it takes qkv's place

@@ -1,7 +1,7 @@
 #pragma once
 // Writing a result where an operand lies: the one rule of the operators, the elementwise functors and the tape.
 
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
 

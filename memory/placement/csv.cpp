@@ -10,8 +10,8 @@
 #include <system_error>
 #include <unordered_map>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 
 namespace thimble::memory {
 namespace csv_detail {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/memory/placement.h>
+#include <thimble/memory/placement/placement.h>
 
 namespace thimble::memory {
 

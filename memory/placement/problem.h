@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include <thimble/memory/placement.h>
+#include <thimble/memory/placement/placement.h>
 
 namespace thimble::memory::packing {
 

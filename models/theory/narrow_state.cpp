@@ -3,7 +3,7 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/models/gpt.h>
+#include <thimble/models/gpt/gpt.h>
 
 namespace thimble::models::theory {
 

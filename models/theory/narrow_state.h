@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/core/shape.h>
+#include <thimble/core/tensor/shape.h>
 #include <thimble/models/model.h>
 #include <thimble/optim/narrow_state.h>
 

@@ -4,11 +4,11 @@
 #include <string>
 
 #include <thimble/core/error.h>
-#include <thimble/models/gpt.h>
+#include <thimble/models/gpt/gpt.h>
+#include <thimble/models/gpt/theory.h>
 #include <thimble/models/images.h>
-#include <thimble/models/resnet.h>
-#include <thimble/models/theory/gpt.h>
-#include <thimble/models/theory/resnet.h>
+#include <thimble/models/resnet/resnet.h>
+#include <thimble/models/resnet/theory.h>
 
 namespace thimble::models::theory {
 namespace precision_theory_detail {

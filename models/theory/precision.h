@@ -1,7 +1,7 @@
 #pragma once
-// The bytes of training under a precision policy (nn/precision.h): of one parameter, of a model's state, and of what
-// backward keeps. The forms of a single dtype (models/theory/gpt.h, resnet.h) hold for every policy whose products
-// compute in the parameters' dtype; under O1 products keep casts, of activations and of weights.
+// The bytes of training under a precision policy (nn/precision/precision.h): of one parameter, of a model's state, and
+// of what backward keeps. The forms of a single dtype (models/gpt/theory.h, resnet.h) hold for every policy whose
+// products compute in the parameters' dtype; under O1 products keep casts, of activations and of weights.
 
 #include <cstdint>
 #include <initializer_list>
@@ -10,7 +10,7 @@
 
 #include <thimble/models/model.h>
 #include <thimble/models/theory/term.h>
-#include <thimble/nn/precision.h>
+#include <thimble/nn/precision/precision.h>
 
 namespace thimble::models::theory {
 

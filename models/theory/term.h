@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/dtype.h>
-#include <thimble/core/resource.h>
+#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/tensor/resource.h>
 
 namespace thimble::models::theory {
 

@@ -1,11 +1,11 @@
 #include <thimble/models/theory/textbook.h>
 
-#include <thimble/models/theory/bert.h>
-#include <thimble/models/theory/googlenet.h>
-#include <thimble/models/theory/gpt.h>
-#include <thimble/models/theory/resnet.h>
-#include <thimble/models/theory/sharedconv.h>
-#include <thimble/models/theory/vit.h>
+#include <thimble/models/bert/theory.h>
+#include <thimble/models/googlenet/theory.h>
+#include <thimble/models/gpt/theory.h>
+#include <thimble/models/resnet/theory.h>
+#include <thimble/models/sharedconv/theory.h>
+#include <thimble/models/vit/theory.h>
 
 namespace thimble::models::theory {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include <thimble/core/error.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/file_stream.h>
 
 namespace thimble::data {
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <utility>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file_stream.h>
 #include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/require.h>
 

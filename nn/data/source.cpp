@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include <thimble/core/convert.h>
 #include <thimble/core/error.h>
+#include <thimble/core/numbers/convert.h>
 #include <thimble/nn/data/require.h>
 
 namespace thimble::data {

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/crc32c.h>
 #include <thimble/nn/data/require.h>
 
 namespace thimble::data {

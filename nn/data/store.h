@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/file_stream.h>
 #include <thimble/nn/data/images.h>
 #include <thimble/nn/data/text.h>
 
@@ -111,7 +111,7 @@ class TokenStore {
   TokenStore part(std::int64_t first, std::int64_t count) const;
   /// Reads them all. 0 of none. Throws FileError.
   std::int64_t largest() const;
-  /// CRC-32C of the tokens as 64-bit numbers, after `crc` (core/crc32c.h); reads them all. Throws FileError.
+  /// CRC-32C of the tokens as 64-bit numbers, after `crc` (core/files/crc32c.h); reads them all. Throws FileError.
   std::uint32_t checksum(std::uint32_t crc) const;
   /// Tokens from here on are below that, or read() throws FileError: a file that changed cannot reach beyond a model's
   /// vocabulary.

@@ -1,8 +1,8 @@
 #include <array>
 #include <utility>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>

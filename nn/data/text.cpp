@@ -2,9 +2,9 @@
 
 #include <cstddef>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file_stream.h>
 
 namespace thimble::data {
 

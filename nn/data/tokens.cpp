@@ -4,10 +4,10 @@
 #include <array>
 #include <limits>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
-#include <thimble/core/file.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
 
 namespace thimble::data {
 

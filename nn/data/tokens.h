@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/file_stream.h>
 
 namespace thimble::data {
 

@@ -3,10 +3,10 @@
 #include <map>
 #include <utility>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/nn/files/state_numbers.h>
-#include <thimble/nn/fp8.h>
+#include <thimble/nn/precision/fp8.h>
 
 namespace thimble::nn {
 namespace checkpoint_detail {

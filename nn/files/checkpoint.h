@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include <thimble/core/generator.h>
+#include <thimble/core/random/generator.h>
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/tensor_io.h>
 #include <thimble/optim/optimizer.h>

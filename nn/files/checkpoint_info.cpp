@@ -6,8 +6,8 @@
 #include <limits>
 #include <string_view>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 
 namespace thimble::nn {
 namespace checkpoint_info_detail {

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/crc32c.h>
 #include <thimble/nn/files/finite_bytes.h>
 #include <thimble/nn/files/safetensors_sums.h>
 

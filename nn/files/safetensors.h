@@ -20,9 +20,9 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/core/dtype.h>
-#include <thimble/core/file.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/core/tensor/dtype.h>
 
 namespace thimble {
 
@@ -66,7 +66,7 @@ struct SafetensorsEntry {
   std::vector<std::int64_t> shape;           ///< at most 64 sizes
   std::uint64_t begin = 0;                   ///< its first byte, counted from SafetensorsHeader::data_offset
   std::uint64_t end = 0;                     ///< one past its last byte
-  std::optional<std::uint32_t> crc32c = {};  ///< of its bytes (core/crc32c.h); none: the file has no sums
+  std::optional<std::uint32_t> crc32c = {};  ///< of its bytes (core/files/crc32c.h); none: the file has no sums
 
   std::uint64_t bytes() const noexcept { return end - begin; }
   friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;

@@ -8,8 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/safetensors_sums.h>
 

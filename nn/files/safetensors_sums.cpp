@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/crc32c.h>
 
 namespace thimble {
 namespace safetensors_sums_detail {

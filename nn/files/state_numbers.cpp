@@ -7,10 +7,10 @@
 #include <optional>
 #include <string_view>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/convert.h>
 #include <thimble/core/error.h>
-#include <thimble/core/kernels/fp8_code.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/kernels/shared/fp8_code.h>
+#include <thimble/core/numbers/convert.h>
 
 namespace thimble::nn {
 namespace state_numbers_detail {

@@ -4,8 +4,8 @@
 //
 //   tensor                                                         dtype   allowed
 //   fp8_amax                                                       f32     finite, >= 0
-//   fp8_scale                                                      f32     0 (none yet), 2^-60 to 2^100 (core/fp8.h)
-//   fp8_steps                                                      i64     >= 0
+//   fp8_scale                                                      f32     0 (none yet), 2^-60 to 2^100
+//   (core/ops/quant/fp8.h) fp8_steps                                                      i64     >= 0
 //   first_moment_scale, second_moment_scale, momentum_scale        f32     finite, >= 0
 //   second_moment, row_moment, column_moment                       float   finite, >= 0
 //

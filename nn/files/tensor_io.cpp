@@ -4,12 +4,12 @@
 #include <cstring>
 #include <span>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/convert.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/launch.h>
-#include <thimble/core/view.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/numbers/convert.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {
 namespace tensor_io_detail {

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/core/parallel.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/staging.h>
-#include <thimble/nn/module.h>
+#include <thimble/nn/layers/module.h>
 
 namespace thimble::nn {
 

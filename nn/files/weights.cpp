@@ -5,8 +5,8 @@
 #include <string_view>
 #include <utility>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 #include <thimble/nn/files/state_numbers.h>
 
 namespace thimble::nn {

@@ -5,7 +5,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
-#include <thimble/core/tf32.h>
+#include <thimble/core/launch/tf32.h>
 
 namespace thimble::nn {
 namespace cost_detail {

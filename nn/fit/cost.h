@@ -18,14 +18,14 @@ struct Hardware {
   std::string name;
   std::string description;
   std::size_t memory_bytes = 0;  ///< of the device; 0: not known
-  /// Multiply-adds a second that large products reach: of f32, of f32 where TF32 is allowed (core/tf32.h), and of
-  /// narrower dtypes; 0: as f32.
+  /// Multiply-adds a second that large products reach: of f32, of f32 where TF32 is allowed (core/launch/tf32.h), and
+  /// of narrower dtypes; 0: as f32.
   double f32_per_s = 0, tf32_per_s = 0, narrow_per_s = 0;
   double bytes_per_s = 0;  ///< read and written together, beyond the caches
   double call_s = 0;       ///< of one operator, however small
   /// Written to, or read from, where tensors are offloaded to: a disk, or over a GPU's bus.
   double tier_bytes_per_s = 1e9;
-  int capability = 0;  ///< of a GPU (core/compute_capability.h)
+  int capability = 0;  ///< of a GPU (core/launch/compute_capability.h)
 
   /// Of operands in this dtype, TF32 as this thread allows it.
   double multiply_adds_per_s(DType dtype) const noexcept;

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/core/error.h>
-#include <thimble/core/file.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
 #include <thimble/nn/fit/measure.h>
 
 namespace thimble::nn {

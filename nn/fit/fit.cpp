@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/backing.h>
+#include <thimble/memory/arena/backing.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/remat/frontier.h>
 

@@ -14,12 +14,12 @@
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
 // budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
-// (memory/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's peak, and
-// nothing of it is estimated. Points are run when they are first looked at, and placed where their dry run leaves in
-// doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the whole
-// frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the same
-// stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger goes
-// on among faster plans.
+// (memory/placement/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's
+// peak, and nothing of it is estimated. Points are run when they are first looked at, and placed where their dry run
+// leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
+// whole frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the
+// same stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger
+// goes on among faster plans.
 
 #include <cstddef>
 #include <functional>
@@ -34,14 +34,14 @@
 #include <thimble/nn/fit/plan_key.h>
 #include <thimble/nn/fit/stages.h>
 #include <thimble/nn/fit/storing.h>
-#include <thimble/nn/profile.h>
+#include <thimble/nn/step/profile.h>
 
 namespace thimble::nn {
 
 /// Makes the tier that tensors of a device are offloaded to. Its workspace is part of a plan's peak.
 using MakeTier = std::function<std::shared_ptr<Tier>(Device device)>;
 
-/// What plans may do that is not for nothing, or not exact.
+/// What plans may do at a cost in transfers or accuracy.
 struct PlannerOptions {
   Storing storing;     ///< whether tensors are offloaded, exactly, or packed, which is lossy
   MakeTier make_tier;  ///< needed where they are offloaded
@@ -67,12 +67,13 @@ struct Plan {
   void apply(StepOptions& options, Device device) const;
 
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
-  std::vector<StepPlan> placement;       ///< where the blocks of the first and of a steady step go (memory/placed.h)
-  std::string description;               ///< the chain's schedule, stage by stage
-  std::size_t peak_bytes = 0;            ///< that the arena will commit, exactly
-  std::size_t lower_bound_bytes = 0;     ///< the load: no placement of the same step needs less
-  double step_s = 0;                     ///< by the cost model
-  double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
+  std::vector<StepPlan>
+      placement;               ///< where the blocks of the first and of a steady step go (memory/policies/placed.h)
+  std::string description;     ///< the chain's schedule, stage by stage
+  std::size_t peak_bytes = 0;  ///< that the arena will commit, exactly
+  std::size_t lower_bound_bytes = 0;  ///< the load: no placement of the same step needs less
+  double step_s = 0;                  ///< by the cost model
+  double time_overhead = 0;           ///< over keeping everything: 0.1 is a tenth more
   CategoryBytes peak_by_category{};
   MakeTier make_tier;                            ///< null where the plan does not offload
   std::size_t offloaded_bytes = 0;               ///< of saved tensors, per recording
@@ -103,8 +104,7 @@ class Planner {
   /// ValueError for the costs of another program.
   /// Without `options` every plan is exact and needs nothing but memory and time. Throws PlanError when they offload
   /// without a tier.
-  /// What the options allow is never worse than what fewer of them do: a plan that stores nothing, or packs nothing,
-  /// is taken where it is as good.
+  /// Allowing more never yields a worse plan: one that stores nothing, or packs nothing, is taken where it is as good.
   Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options = {});
 
   /// The fastest plan within the budget of those that the search looks at: some fifty points of the frontier, then

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include <thimble/autograd/node.h>
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble::nn {
 namespace measure_detail {

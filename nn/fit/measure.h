@@ -11,7 +11,7 @@
 #include <string>
 
 #include <thimble/nn/fit/cost.h>
-#include <thimble/nn/profile.h>
+#include <thimble/nn/step/profile.h>
 
 namespace thimble::nn {
 

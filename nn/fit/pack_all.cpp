@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <thimble/core/pack.h>
+#include <thimble/core/ops/quant/pack.h>
 #include <thimble/nn/fit/storable.h>
 
 namespace thimble::nn {
@@ -29,7 +29,7 @@ Plan packed_plan(const MakeRun& make, Device device, const Storing& storing) {
   const TapeGraph graph = record_step(on, make);
   Plan plan;
   plan.tape = std::make_shared<TapePlan>(pack_all(graph, storing));
-  plan.description = storing.rules.empty() && storing.policy == nullptr
+  plan.description = storing.rules.empty()
                          ? "everything that can be is packed to " + std::string(to_string(storing.packed))
                          : "everything that can be is packed, by operator";
   for (const TapePlan::Store& store : plan.tape->stores) {

@@ -4,7 +4,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/core/error.h>
-#include <thimble/core/pack.h>
+#include <thimble/core/ops/quant/pack.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/storable.h>
 #include <thimble/nn/fit/storing.h>
@@ -16,7 +16,6 @@ bool PackRule::names(std::string_view op) const noexcept {
 }
 
 std::optional<DType> Storing::packed_as(const OpType& type) const {
-  if (policy != nullptr) return policy(type);
   const PackRule* best = nullptr;
   for (const PackRule& rule : rules) {
     if (rule.names(type.name) && (best == nullptr || rule.name.size() > best->name.size())) best = &rule;

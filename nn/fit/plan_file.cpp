@@ -12,10 +12,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
-#include <thimble/core/file.h>
-#include <thimble/core/file_stream.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/core/tensor/context.h>
 #include <thimble/memory/bytes.h>
 
 namespace thimble::nn {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <thimble/autograd/node.h>
-#include <thimble/core/compute_capability.h>
-#include <thimble/core/kernels/units.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/launch/compute_capability.h>
 #include <thimble/version.h>
 
 namespace thimble::nn {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/autograd/graph.h>
-#include <thimble/nn/profile.h>
+#include <thimble/nn/step/profile.h>
 
 namespace thimble::nn {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include <thimble/autograd/node.h>
-#include <thimble/core/context.h>
+#include <thimble/core/tensor/context.h>
 #include <thimble/nn/fit/option_cache.h>
 
 namespace thimble::nn {

@@ -48,7 +48,7 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
                         const std::vector<std::uint32_t>& cuts, const StageLimits& limits = {},
                         const StoredOptions* stored = nullptr);
 
-/// The plan of the tape that a plan of the chain stands for.
+/// Translates a chain plan into a tape plan.
 TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan);
 
 }  // namespace thimble::nn

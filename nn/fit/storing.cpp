@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <thimble/autograd/node.h>
-#include <thimble/core/pack.h>
+#include <thimble/core/ops/quant/pack.h>
 
 namespace thimble::nn {
 namespace storing_detail {

@@ -24,9 +24,6 @@
 
 namespace thimble::nn {
 
-/// To what the results of an operator may be packed; nullopt: they are not.
-using PackPolicy = std::optional<DType> (*)(const OpType& type);
-
 /// To what the results of operators of one name may be packed: "linear", or the beginning of names up to an underscore,
 /// "gelu" for gelu_tanh and gelu_erf. nullopt: they are not.
 struct PackRule {
@@ -39,10 +36,9 @@ struct PackRule {
 /// What plans may do with tensors besides keeping and dropping them.
 struct Storing {
   bool offloads = false;
-  bool packs = false;           ///< lossy
-  DType packed = DType::bf16;   ///< to what: f16, bf16, f8e4m3, f8e5m2 or i8
-  PackPolicy policy = nullptr;  ///< for each operator; null: by `rules`
-  /// For operators by name, of which the longest that fits counts; those that none names are packed to `packed`.
+  bool packs = false;          ///< lossy
+  DType packed = DType::bf16;  ///< to what: f16, bf16, f8e4m3, f8e5m2 or i8
+  /// Rules by operator name; the longest match wins, others use `packed`.
   std::vector<PackRule> rules = {};
   bool packs_rest = true;       ///< false: what no rule names is not packed
   std::size_t smallest = 4096;  ///< bytes of a tensor for which it is worth the trouble

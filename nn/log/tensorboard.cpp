@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <system_error>
 
-#include <thimble/core/crc32c.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/crc32c.h>
 
 namespace thimble::tensorboard {
 namespace tensorboard_detail {

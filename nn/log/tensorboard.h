@@ -14,8 +14,8 @@
 
 namespace thimble::tensorboard {
 
-/// The form in which a record stores a checksum (core/crc32c.h): rotated right by 15 bits, plus 0xA282EAD8, so that the
-/// checksum of data that itself holds checksums is not degenerate.
+/// The form in which a record stores a checksum (core/files/crc32c.h): rotated right by 15 bits, plus 0xA282EAD8, so
+/// that the checksum of data that itself holds checksums is not degenerate.
 std::uint32_t masked_crc32c(std::string_view bytes) noexcept;
 
 /// One serialized Event that carries the scalar `value`. `wall_time` in seconds since 1970.

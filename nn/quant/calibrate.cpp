@@ -2,10 +2,10 @@
 
 #include <string>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/context.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
 
 namespace thimble::nn::quant {
 namespace calibrate_detail {

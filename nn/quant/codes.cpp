@@ -4,11 +4,11 @@
 #include <cmath>
 #include <string>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/launch.h>
-#include <thimble/core/parallel.h>
-#include <thimble/core/view.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::nn::quant {
 namespace codes_detail {

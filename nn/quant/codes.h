@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <thimble/core/kernels/quant_conv.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/nn/quant/program.h>
 #include <thimble/nn/quant/scale.h>
 

@@ -10,9 +10,9 @@
 #include <thimble/autograd/functions/matmul.h>
 #include <thimble/autograd/functions/pool.h>
 #include <thimble/autograd/functions/view.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
 #include <thimble/nn/quant/folded_trace.h>
 
 namespace thimble::nn::quant {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include <thimble/nn/module.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/quant/program.h>
 #include <thimble/nn/quant/scale.h>
 

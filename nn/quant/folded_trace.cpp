@@ -8,15 +8,15 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/graph.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/ops/batch_norm.h>
-#include <thimble/core/ops/concat.h>
-#include <thimble/core/ops/conv.h>
-#include <thimble/core/ops/matmul.h>
-#include <thimble/core/ops/pool.h>
-#include <thimble/core/ops/view.h>
-#include <thimble/core/view.h>
+#include <thimble/core/ops/conv/conv.h>
+#include <thimble/core/ops/conv/pool.h>
+#include <thimble/core/ops/layout/concat.h>
+#include <thimble/core/ops/layout/view.h>
+#include <thimble/core/ops/matmul/matmul.h>
+#include <thimble/core/ops/norm/batch_norm.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble::nn::quant {
 namespace folded_trace_detail {

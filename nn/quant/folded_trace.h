@@ -4,8 +4,8 @@
 #include <functional>
 #include <vector>
 
-#include <thimble/core/tensor.h>
-#include <thimble/nn/module.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/quant/program.h>
 
 namespace thimble::nn::quant {

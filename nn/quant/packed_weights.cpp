@@ -5,9 +5,9 @@
 #include <cstring>
 #include <string>
 
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/launch.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
 #include <thimble/nn/quant/codes.h>
 
 namespace thimble::nn::quant {

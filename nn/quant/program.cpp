@@ -3,8 +3,8 @@
 #include <charconv>
 #include <numeric>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
 
 namespace thimble::nn::quant {
 namespace program_detail {

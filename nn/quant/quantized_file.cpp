@@ -5,10 +5,10 @@
 #include <map>
 #include <set>
 
-#include <thimble/core/bytes.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
-#include <thimble/core/view.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/nn/quant/quantized_model.h>
 
 namespace thimble::nn::quant {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/core/context.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble::nn::quant {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <thimble/nn/files/tensor_io.h>
-#include <thimble/nn/module.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/quant/folded_net.h>
 

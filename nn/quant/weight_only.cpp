@@ -4,12 +4,12 @@
 #include <string>
 #include <vector>
 
-#include <thimble/core/context.h>
-#include <thimble/core/copy.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/q8_block.h>
-#include <thimble/core/view.h>
-#include <thimble/nn/layers.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/nn/layers/layers.h>
 
 namespace thimble::nn::quant {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include <thimble/nn/module.h>
+#include <thimble/nn/layers/module.h>
 #include <thimble/nn/quant/error_report.h>
 
 namespace thimble::nn::quant {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/memory/granules.h>
+#include <thimble/memory/arena/granules.h>
 
 namespace thimble::emulated {
 namespace backing_detail {

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/memory/backing.h>
+#include <thimble/memory/arena/backing.h>
 
 namespace thimble::emulated {
 

@@ -1,6 +1,6 @@
-// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (cuda/kernel.h), and there
-// is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can be one).
-// In place of cuda/none.cpp in the tests' program.
+// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (cuda/kernel/kernel.h),
+// and there is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can
+// be one). In place of cuda/none.cpp in the tests' program.
 
 #include <array>
 #include <atomic>
@@ -15,10 +15,10 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/device_runtime.h>
-#include <thimble/cuda/element.h>
-#include <thimble/cuda/kernel.h>
-#include <thimble/cuda/library_use.h>
-#include <thimble/memory/backing.h>
+#include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/kernel.h>
+#include <thimble/cuda/runtime/library_use.h>
+#include <thimble/memory/arena/backing.h>
 
 #include "backing.h"
 #include "emulated/library.h"
@@ -38,9 +38,9 @@ void refuse_recording(const char* what) {
   }
 }
 
-// As on a GPU (cuda/runtime.cpp) bytes go through the halves of 4 MiB of a staging memory, in turn, and the host waits
-// for a half that is still being read. This device reads none before somebody waits for it: a GPU waits at most as
-// often.
+// As on a GPU (cuda/runtime/runtime.cpp) bytes go through the halves of 4 MiB of a staging memory, in turn, and the
+// host waits for a half that is still being read. This device reads none before somebody waits for it: a GPU waits at
+// most as often.
 constexpr std::size_t half_bytes = std::size_t{4} << 20;
 std::mutex staging_mutex;
 std::array<bool, 2> is_half_full{};

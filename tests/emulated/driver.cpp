@@ -9,14 +9,14 @@
 #include <string>
 #include <vector>
 
-// The class of cuda/backing.cpp, under a name of its own: this program's GPU has another backing (backing.cpp).
+// The class of cuda/runtime/backing.cpp, under a name of its own: this program's GPU has another backing (backing.cpp).
 #define make_cuda_backing make_backing_of_driver
-#include <thimble/memory/backing.h>
+#include <thimble/memory/arena/backing.h>
 
 namespace thimble {
 std::unique_ptr<Backing> make_backing_of_driver(Device device);
 }
-#include "../../cuda/backing.cpp"
+#include "../../cuda/runtime/backing.cpp"
 #undef make_cuda_backing
 
 struct EmulatedEvent {};

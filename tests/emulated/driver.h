@@ -1,11 +1,11 @@
 #pragma once
-// cuda/backing.cpp over a driver that is made of the host: pages are stretches of a file in memory. Its calls are
-// counted and can be refused, and it knows which granule has access.
+// cuda/runtime/backing.cpp over a driver that is made of the host: pages are stretches of a file in memory. Its calls
+// are counted and can be refused, and it knows which granule has access.
 
 #include <cstddef>
 #include <memory>
 
-#include <thimble/memory/backing.h>
+#include <thimble/memory/arena/backing.h>
 
 namespace thimble::emulated {
 

@@ -17,7 +17,7 @@ struct LibraryScope {
 /// Products of FP8 codes with scales of blocks that it has made.
 inline int block_products = 0;
 
-/// What the emulated device says of itself (core/compute_capability.h). No effect on a GPU.
+/// What the emulated device says of itself (core/launch/compute_capability.h). No effect on a GPU.
 inline int capability = 90;
 
 struct CapabilityScope {

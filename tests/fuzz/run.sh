@@ -14,13 +14,14 @@ if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned 
   echo "tests/fuzz/run.sh: $cxx cannot build libFuzzer programs; install clang and libclang-rt-dev, or set CLANGXX" >&2
   exit 2
 fi
-build=build-fuzz
+build="build-fuzz"
 mkdir -p "$build/include/thimble"
 for folder in core nn; do ln -sfn "$PWD/$folder" "$build/include/thimble/$folder"; done
-flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include"
+# shellcheck disable=SC2054  # a list for -fsanitize
+flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include" -Itests
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 objects=()
-for source in core/bytes core/file core/file_stream core/npy nn/files/safetensors nn/files/safetensors_parse nn/files/checkpoint_info \
+for source in core/files/bytes core/files/file core/files/file_stream core/files/npy nn/files/safetensors nn/files/safetensors_parse nn/files/checkpoint_info \
   nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens; do
   object="$build/${source//\//-}.o"
   objects+=("$object")

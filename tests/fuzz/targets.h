@@ -1,7 +1,7 @@
 #pragma once
 // What is done with arbitrary bytes: each function reads them as one format, lets an Error of the library pass (a file
 // was refused, which is right), and throws Broken when something accepted does not hold what the reader promises. The
-// fuzzing programs beside this file call them, and so does tests/fuzz_test.cpp.
+// fuzzing programs beside this file call them, and so does tests/program/fuzz_test.cpp.
 
 #include <algorithm>
 #include <array>
@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/core/bytes.h>
 #include <thimble/core/error.h>
-#include <thimble/core/npy.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/npy.h>
 #include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
@@ -23,7 +23,7 @@
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
 
-#include "../gzip_file.h"
+#include "support/gzip_file.h"
 
 namespace fuzz {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "catch.h"
 #include "sources.h"
+#include "support/catch.h"
 
 namespace {
 

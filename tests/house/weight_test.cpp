@@ -5,8 +5,8 @@
 #include <set>
 #include <sstream>
 
-#include "catch.h"
 #include "sources.h"
+#include "support/catch.h"
 
 namespace {
 
@@ -64,8 +64,8 @@ std::vector<std::string> named(const std::set<std::string>& headers, const std::
 
 }  // namespace
 
-TEST_CASE("weight: core/tensor.h pulls in no operators, streams, threads or guests", "[house]") {
-  const Weight weight = weigh("thimble/core/tensor.h");
+TEST_CASE("weight: core/tensor/tensor.h pulls in no operators, streams, threads or guests", "[house]") {
+  const Weight weight = weigh("thimble/core/tensor/tensor.h");
   const std::vector<std::string> heavy = named(weight.headers, {"iostream",
                                                                 "fstream",
                                                                 "sstream",

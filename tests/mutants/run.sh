@@ -4,7 +4,7 @@
 #   tests/mutants/run.sh [-j JOBS] [-r] [PATTERN]
 #
 # A mutant is a patch of this folder whose first line names the files of tests that must find it ("# tests: optim clip":
-# tests/optim_test.cpp and tests/clip_test.cpp). PATTERN is a regular expression over names of patches (default: all).
+# tests/optim/optim_test.cpp and tests/optim/clip_test.cpp). PATTERN is a regular expression over names of patches (default: all).
 # "# objects: core/a.cpp" below it: what is compiled for it where a header is changed. With -r mutants that an earlier
 # run has told of are not run again. Works on a copy in build-mutants/, one build for all; a mutant costs its one object
 # file, a link with the tests that it names, and these. With ccache the first build is quick.

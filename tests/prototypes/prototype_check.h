@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <thimble/core/copy.h>
-#include <thimble/core/tensor.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble::testing {
 

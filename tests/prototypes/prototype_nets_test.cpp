@@ -9,12 +9,12 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
 #include <thimble/memory/stack.h>
-#include <thimble/nn/layers.h>
-#include <thimble/nn/profile.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/step/profile.h>
 #include <thimble/optim/adam.h>
 
-#include "catch.h"
 #include "prototype_check.h"
+#include "support/catch.h"
 
 using namespace thimble;
 using namespace thimble::testing;

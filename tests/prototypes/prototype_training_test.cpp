@@ -5,19 +5,19 @@
 #include <cstring>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/core/view.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/nn/files/safetensors.h>
 #include <thimble/nn/files/weights.h>
-#include <thimble/nn/init.h>
-#include <thimble/nn/layers.h>
-#include <thimble/nn/precision.h>
-#include <thimble/nn/step.h>
+#include <thimble/nn/layers/init.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/precision/precision.h>
+#include <thimble/nn/step/step.h>
 #include <thimble/optim/adam8.h>
 #include <thimble/optim/sgd.h>
 
-#include "catch.h"
-#include "files.h"
 #include "prototype_check.h"
+#include "support/catch.h"
+#include "support/files.h"
 
 using namespace thimble;
 using namespace thimble::testing;

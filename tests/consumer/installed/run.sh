@@ -26,6 +26,7 @@ echo "pkg-config:"
 pc=$(find "$work_dir/prefix" -name thimble.pc)
 PKG_CONFIG_PATH=$(dirname "$pc")${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
 export PKG_CONFIG_PATH
+# shellcheck disable=SC2046  # flags are words
 "$cxx" -std=c++20 -O2 $(pkg-config --cflags thimble) "$here/main.cpp" $(pkg-config --libs thimble) \
   -Wl,-rpath,"$(pkg-config --variable=libdir thimble)" -o "$work_dir/with_pkg_config"
 "$work_dir/with_pkg_config"

@@ -37,5 +37,6 @@ esac
 set -- "$@" # the flags, for every file
 for object in $objects; do compile "$object" "$@"; done
 cd "$work_dir"
+# shellcheck disable=SC2046,SC2086  # lists of words
 "$cxx" $(printf '%s.o ' $objects) "$@" $libraries -pthread -o "$form"
 "./$form"

@@ -1,5 +1,5 @@
 #pragma once
-// Of CUDA's driver what cuda/backing.cpp uses, for a driver that emulated/driver.cpp makes of the host.
+// Of CUDA's driver what cuda/runtime/backing.cpp uses, for a driver that emulated/driver.cpp makes of the host.
 
 #include <cstddef>
 

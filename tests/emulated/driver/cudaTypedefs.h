@@ -1,5 +1,5 @@
 #pragma once
-// Likewise: the calls by the names that cuda/driver.h gives their types.
+// Likewise: the calls by the names that cuda/runtime/driver.h gives their types.
 
 #include "cuda.h"
 

@@ -1,0 +1,193 @@
+// A device's memory: what a copy reaches, what pages cost, and what it costs to slide blocks together, by copies and by
+// their pages (memory/arena/arena.h): laid out for it, in a trace of requests that leaves holes, and in training steps
+// in the smallest arena that is enough.
+//
+//   gpu_memory_benchmark [DEVICE [MIB]]        (cuda, 1024: of what is moved; a multiple of 64)
+//
+// Lines are "name unit ms figure GB/s ...". A copy counts what it reads and what it writes; slides and pages count the
+// bytes of blocks once. Each is the best of five. The trace and the steps run once: "ms" is the wall time of all of it
+// and a wait at its end, and what compaction was of that follows, on the host and on the device. A step's line also has
+// the same steps in an arena where nothing moves.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <thimble/bench/runs/random_run.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/stack.h>
+
+namespace {
+
+using namespace thimble;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::size_t mib = std::size_t{1} << 20;
+
+void wait(Device device) {
+  if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device).synchronize(device);
+}
+
+double ms_of(Device device, const std::function<void()>& call) {
+  wait(device);
+  const Clock::time_point start = Clock::now();
+  call();
+  wait(device);
+  const std::chrono::duration<double, std::milli> elapsed = Clock::now() - start;
+  return elapsed.count();
+}
+
+void report(const char* name, std::size_t bytes, double ms, const char* more = "") {
+  std::printf("%-18s %6zu MiB %10.4f ms %9.1f GB/s%s\n", name, bytes / mib, ms, 1e-6 * static_cast<double>(bytes) / ms,
+              more);
+}
+
+std::string moves_text(const Arena::Statistics& figures) {
+  char text[160];
+  std::snprintf(text, sizeof text, "  compactions %zu, copied %zu B, remapped %zu B, host %.4f ms, device %.4f ms",
+                static_cast<std::size_t>(figures.compaction_count),
+                static_cast<std::size_t>(figures.moved_bytes - figures.remapped_bytes),
+                static_cast<std::size_t>(figures.remapped_bytes), figures.compaction_time.ms, figures.device_time.ms);
+  return text;
+}
+
+void copies_and_pages(Device device, std::size_t bytes) {
+  const std::unique_ptr<Backing> backing = make_backing(device);
+  if (backing->reserve(2 * bytes) == nullptr) throw DeviceError("gpu_memory_benchmark: no addresses");
+  double commit = 1e30, decommit = 1e30, copy = 1e30, fill = 1e30;
+  for (int i = 0; i < 5; ++i) {
+    commit = std::min(commit, ms_of(device, [&] {
+                        const std::errc error = backing->commit(0, 2 * bytes);
+                        if (error != std::errc{}) throw DeviceError("commit: " + backing->refusal_text(error));
+                      }));
+    fill = std::min(fill, ms_of(device, [&] { backing->fill(0, 2 * bytes, std::byte{1}, nullptr); }));
+    copy = std::min(copy, ms_of(device, [&] { backing->move(0, bytes, bytes, nullptr); }));
+    decommit = std::min(decommit, ms_of(device, [&] { backing->decommit(0, 2 * bytes); }));
+  }
+  report("copy", 2 * bytes, copy);
+  report("fill", 2 * bytes, fill);
+  report("commit", 2 * bytes, commit);
+  report("decommit", 2 * bytes, decommit);
+}
+
+/// Every second of these blocks is freed, and the others slide over the holes.
+void slide(const char* name, Device device, std::size_t bytes, std::size_t block, std::size_t hole, bool by_pages) {
+  double best = 1e30;
+  Arena::Statistics figures;
+  for (int round = 0; round < 5; ++round) {
+    Arena arena(
+        make_backing(device),
+        {.reserve_bytes = 4 * bytes, .compaction = Arena::Compaction::never, .remap_from_bytes = by_pages ? block : 0});
+    std::vector<Block*> stay, go;
+    for (std::size_t at = 0; at < bytes; at += block) {
+      go.push_back(arena.allocate({.bytes = hole}));
+      stay.push_back(arena.allocate({.bytes = block}));
+    }
+    for (Block* const b : go) arena.deallocate(b, nullptr);
+    const double ms = ms_of(device, [&] { arena.compact(); });
+    if (ms < best) figures = arena.statistics();
+    best = std::min(best, ms);
+    for (Block* const b : stay) arena.deallocate(b, nullptr);
+  }
+  report(name, bytes, best, moves_text(figures).c_str());
+}
+
+/// Blocks of all sizes come and go near the capacity, so that requests find no hole though there is room.
+void trace(Device device, std::size_t bytes) {
+  Arena arena(make_backing(device), {.capacity_bytes = bytes});
+  std::mt19937 random(11);
+  const auto draw = [&](std::size_t below) { return static_cast<std::size_t>(random()) % below; };
+  std::vector<Block*> live;
+  const auto free_one = [&] {
+    const std::size_t which = draw(live.size());
+    arena.deallocate(live[which], nullptr);
+    live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
+  };
+  const double ms = ms_of(device, [&] {
+    for (int i = 0; i < 1000; ++i) {
+      if (i % 100 == 99) arena.safe_point();
+      const std::size_t whole = bytes / 8 >> draw(10), wanted = whole / 2 + draw(whole / 2);
+      while (arena.statistics().allocated_bytes + wanted > bytes / 16 * 15) free_one();
+      try {
+        live.push_back(arena.allocate({.bytes = wanted}));
+      } catch (const OutOfMemory&) {  // by what alignment costs
+        if (!live.empty()) free_one();
+      }
+    }
+  });
+  const Arena::Statistics figures = arena.statistics();
+  report("trace", figures.moved_bytes, ms, moves_text(figures).c_str());
+  while (!live.empty()) free_one();
+}
+
+constexpr int training_steps = 3;
+
+/// What an arena of that capacity does in training steps, and the milliseconds of all; no allocations where it is too
+/// small.
+std::pair<Arena::Statistics, double> train(const bench::Setup& setup, Device device, const Arena::Options& arena) {
+  const memory::Stack stack = memory::make_resource(device, {.arena = arena});
+  const ResourceScope scope(stack.top);
+  try {
+    const auto run = bench::random_run(setup)(device);
+    run->step();  // libraries, state
+    const double ms = ms_of(device, [&] {
+      for (int i = 0; i < training_steps; ++i) run->step();
+    });
+    return {stack.arena->statistics(), ms};
+  } catch (const OutOfMemory&) {
+    return {};
+  }
+}
+
+/// Training in the smallest arena that is enough when blocks move; a dry run finds it.
+void training(Device device, const char* model, std::int64_t batch) {
+  bench::Setup setup;
+  setup.model = model;
+  setup.batch = batch;
+  const Arena::Options roomy{.compaction = Arena::Compaction::never};
+  const Arena::Statistics all = train(setup, dry(device), roomy).first;
+  const std::size_t granule = std::size_t{2} << 20;
+  std::size_t low = all.peak_allocated_bytes / granule, high = all.peak_committed_bytes / granule;
+  while (high - low > 1) {
+    const std::size_t middle = low + (high - low) / 2;
+    const bool is_enough = train(setup, dry(device), {.capacity_bytes = middle * granule}).first.allocation_count > 0;
+    (is_enough ? high : low) = middle;
+  }
+  const double ms_roomy = train(setup, device, roomy).second;
+  const auto [figures, ms] = train(setup, device, {.capacity_bytes = high * granule});
+  char more[128];
+  std::snprintf(more, sizeof more, ", in %zu MiB instead of %zu; %.4f ms there", high * granule / mib,
+                all.peak_committed_bytes / mib, ms_roomy);
+  report((std::string("train_") + model).c_str(), figures.moved_bytes, ms, (moves_text(figures) + more).c_str());
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  try {
+    const Device device = parse_device(count > 1 ? arguments[1] : "cuda");
+    const long long size = count > 2 ? std::atoll(arguments[2]) : 1024;
+    if (size < 64 || size % 64 != 0)
+      throw ValueError("MIB: " + std::string(arguments[2]) + "; multiples of 64 are allowed");
+    const std::size_t bytes = static_cast<std::size_t>(size) * mib;
+    copies_and_pages(device, bytes);
+    slide("slide_far", device, bytes, 64 * mib, 64 * mib, false);
+    slide("slide_near", device, bytes, 64 * mib, mib, false);  // through the bounce
+    if (make_backing(device)->can_remap()) slide("slide_pages", device, bytes, 64 * mib, 64 * mib, true);
+    trace(device, bytes);
+    const std::int64_t batch = std::max<std::int64_t>(2, 32 * size / 1024);
+    for (const char* const model : {"char-gpt", "resnet18"}) training(device, model, batch);
+    return 0;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "gpu_memory_benchmark: %s\n", error.what());
+    return 2;
+  }
+}

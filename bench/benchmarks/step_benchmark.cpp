@@ -1,0 +1,186 @@
+// How long a training step takes, what it needs, and where its time goes:
+//
+//   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
+//                  [--units U] [--clip X] [--profile]
+//   step_benchmark MODEL [--batch N] [--seq N ...] --dry
+//
+// The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
+// `growth` is what the process's resident bytes grew by from the model on (gradients, optimizer state, activations and
+// everything else), `arena` what the arena committed, parameters included. `step_gflop` is what the products of the
+// model ask for, `gflops` that over the best time; `ceiling_gflops` is what an FMA loop in registers reaches in f32 on
+// as many threads, the better of before and after the steps, and `share` is gflops over it. Winograd's convolutions
+// make fewer products than are counted, and products of bf16 may be faster than the ceiling: a share above 1 is
+// possible there. With --dry nothing is computed: what a step would need, in bytes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/planning/costs.h>
+#include <thimble/bench/runs/random_run.h>
+#include <thimble/bench/timing/ceiling.h>
+#include <thimble/bench/timing/step_profile.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/units.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/process/process.h>
+
+namespace {
+
+using namespace thimble;
+using namespace thimble::bench;
+
+struct Options {
+  Setup setup;
+  std::int64_t steps = 8;
+  std::size_t budget_bytes = 0, growth_bytes = 0;
+  double clip = 0;
+  bool profiles = false, is_dry = false;
+};
+
+constexpr double ceiling_seconds = 0.15;  // before the steps, and after them
+
+double seconds(clockid_t clock) {
+  std::timespec now{};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+nn::Plan plan_of(const Options& options, std::int64_t parameters) {
+  std::size_t budget = options.budget_bytes;
+  if (options.growth_bytes > 0) {
+    budget = options.growth_bytes + static_cast<std::size_t>(parameters) * size_of(options.setup.dtype);
+  }
+  if (budget == 0) return {};
+  CostOptions costs;
+  costs.measures = true;
+  nn::Planner planner(random_run(options.setup), cpu, plan_costs(options.setup, costs, 0),
+                      planner_options(options.setup, cpu));
+  return planner.fit(budget);
+}
+
+/// From here on the process's peak is counted anew.
+void reset_peak_rss() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5\n" << std::flush;
+  if (!file) throw Error("step_benchmark: /proc/self/clear_refs cannot be written, so the growth cannot be measured");
+}
+
+void keep_least(TapeTimes& least, const TapeTimes& now) {
+  for (const auto member : {&TapeTimes::forward, &TapeTimes::rerun, &TapeTimes::backward}) {
+    if ((least.*member).empty()) least.*member = now.*member;
+    for (std::size_t n = 0; n < (now.*member).size(); ++n) {
+      (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
+    }
+  }
+}
+
+void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_ms) {
+  std::printf("| operator | calls | forward ms | GB/s | again ms | backward ms | GB/s | Gflop/s | share |\n");
+  std::printf("|---|---:|---:|---:|---:|---:|---:|---:|---:|\n");
+  double all = 0;
+  for (const OperatorTime& t : operator_times(graph, times)) {
+    const auto rate = [](double amount, double s) { return s > 0 ? 1e-9 * amount / s : 0; };
+    std::printf("| %s | %lld | %.2f | %.1f | %.2f | %.2f | %.1f | %.0f | %.1f %% |\n", t.name.c_str(),
+                static_cast<long long>(t.calls), 1e3 * t.forward_s, rate(t.forward_bytes, t.forward_s), 1e3 * t.rerun_s,
+                1e3 * t.backward_s, rate(t.backward_bytes, t.backward_s),
+                rate(2 * t.multiply_adds, t.forward_s + t.backward_s), 100 * 1e3 * t.seconds() / step_ms);
+    all += 1e3 * t.seconds();
+  }
+  std::printf("| optimizer and all between operators | | | | | | | | %.2f ms, %.1f %% |\n", step_ms - all,
+              100 * (1 - all / step_ms));
+}
+
+void predict(const Setup& setup) {
+  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), random_run(setup));
+  std::printf("dry model=%s batch=%lld dtype=%s isa=%s threads=%d parameters=%lld peak_bytes=%zu", setup.model.c_str(),
+              static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
+              std::string(to_string(kernels::isa())).c_str(), thread_count(),
+              static_cast<long long>(profile.parameters), profile.peak_bytes);
+  for (std::size_t i = 0; i < category_count; ++i) {
+    std::printf(" %s_bytes=%zu", std::string(to_string(static_cast<Category>(i))).c_str(), profile.peak_by_category[i]);
+  }
+  std::printf("\n");
+}
+
+void measure(const Options& options) {
+  const Setup& setup = options.setup;
+  double ceiling = ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds);
+  std::int64_t parameters = 0;
+  const TapeGraph graph = nn::record_step(
+      cpu, random_run(setup), [&](nn::TrainingRun& run, const TapeGraph&) { parameters = run.parameters(); });
+  const nn::Plan plan = plan_of(options, parameters);
+
+  memory::Options stack_options;
+  stack_options.plans = plan.placement;
+  const memory::Stack stack = memory::make_resource(cpu, std::move(stack_options));
+  const ResourceScope scope(stack.top);
+  const auto run = random_run(setup)(cpu);
+  plan.apply(run->options(), cpu);
+  TapeTimes now, least;
+  if (options.profiles) run->options().recording.times = &now;
+  reset_peak_rss();
+  const std::size_t before = process::rss_bytes();
+  std::vector<double> wall_ms;
+  double cpu_ms = std::numeric_limits<double>::infinity();
+  for (std::int64_t step = 0; step < options.steps + 2; ++step) {
+    const double wall = seconds(CLOCK_MONOTONIC), processor = seconds(CLOCK_PROCESS_CPUTIME_ID);
+    if (stack.placed != nullptr) stack.placed->begin_step();
+    run->step();
+    if (stack.placed != nullptr) stack.placed->end_step();
+    if (step < 2) continue;  // the first takes pages for the first time
+    wall_ms.push_back(1e3 * (seconds(CLOCK_MONOTONIC) - wall));
+    cpu_ms = std::min(cpu_ms, 1e3 * (seconds(CLOCK_PROCESS_CPUTIME_ID) - processor));
+    if (options.profiles) keep_least(least, now);
+  }
+  const std::size_t after = process::peak_rss_bytes();
+  std::sort(wall_ms.begin(), wall_ms.end());
+  ceiling = std::max(ceiling, ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds));
+  const double gflop = 2e-9 * multiply_adds(graph), gflops = 1e3 * gflop / wall_ms.front();
+  const auto megabytes = [](std::size_t bytes) { return static_cast<double>(bytes) / 0x1p20; };
+  std::printf("step model=%s batch=%lld dtype=%s isa=%s threads=%d best_ms=%.2f median_ms=%.2f processor_ms=%.2f ",
+              setup.model.c_str(), static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
+              std::string(to_string(kernels::isa())).c_str(), thread_count(), wall_ms.front(),
+              wall_ms[wall_ms.size() / 2], cpu_ms);
+  std::printf("growth_mib=%.1f arena_mib=%.1f step_gflop=%.4f gflops=%.1f ceiling_gflops=%.1f share=%.3f plan=%s\n",
+              megabytes(after - std::min(before, after)), megabytes(stack.arena->statistics().peak_committed_bytes),
+              gflop, gflops, ceiling, gflops / ceiling, plan.description.empty() ? "keep-everything" : "budget");
+  if (options.profiles) print_profile(graph, least, wall_ms.front());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const auto options = std::make_shared<Options>();
+  CLI::App app("Time, memory and profile of a training step");
+  add_setup_flags(app, std::shared_ptr<Setup>(options, &options->setup));
+  add_integer(app, "--steps", options->steps, 1, 100'000, "Steps that are timed, after two that are not (8)");
+  add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
+  add_size(app, "--growth", options->growth_bytes, "Bytes that it may commit beyond the parameters");
+  add_number(app, "--clip", options->clip, 0, 1e30, "Largest norm of the gradient; 0: none (0)");
+  app.add_flag("--profile", options->profiles, "Print the time of every kind of operator");
+  app.add_flag("--dry", options->is_dry, "Compute nothing; print what a step that keeps everything needs, in bytes");
+  try {
+    kernels::set_from_environment();
+    add_compute_flags(app);
+    CLI11_PARSE(app, argc, argv);
+    options->setup.clip_norm = options->clip;
+    if (options->is_dry && (options->profiles || options->budget_bytes > 0 || options->growth_bytes > 0)) {
+      throw ValueError("--dry: not with --profile, --budget or --growth; 'thimble plan' tells what a budget needs");
+    }
+    options->is_dry ? predict(options->setup) : measure(*options);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "step_benchmark: %s\n", error.what());
+    return 2;
+  }
+}

@@ -1,0 +1,318 @@
+// The whole run: checks, prediction, training, files.
+
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include <unistd.h>
+
+#include <thimble/bench/planning/choices.h>
+#include <thimble/bench/planning/recording.h>
+#include <thimble/bench/planning/storing.h>
+#include <thimble/bench/runs/checkpoints.h>
+#include <thimble/bench/runs/kept_checkpoints.h>
+#include <thimble/bench/runs/process_bytes.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/bench/runs/training_loop.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch/tf32.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process/host_limits.h>
+#include <thimble/memory/process/process.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/fit/plan_file.h>
+#include <thimble/optim/adam8.h>
+
+namespace thimble::bench {
+namespace training_run_detail {
+
+namespace fs = std::filesystem;
+
+void require_writable(const char* flag, const std::string& given, const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    throw ValueError(std::string(flag) + ": '" + given + "': there is no folder '" + folder.string() + "'");
+  }
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw ValueError(std::string(flag) + ": '" + given + "': the folder '" + folder.string() + "' cannot be written");
+  }
+}
+
+// A file to be made: its folder must be there.
+void check_file(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    throw ValueError(std::string(flag) + ": '" + path + "' is a folder; the name of a file is allowed");
+  }
+  const fs::path folder = fs::path(path).parent_path();
+  require_writable(flag, path, folder.empty() ? fs::path(".") : folder);
+}
+
+// A folder to be made with those above it: the first that is there must be a folder to write in.
+void check_folder(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  fs::path existing = fs::absolute(path);
+  while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
+  require_writable(flag, path, existing);
+}
+
+/// Follows the plan of a file.
+void plan_from_file(PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  const Setup& setup = options.setup;
+  if (setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
+    throw ValueError("--plan: not with --micro-batches auto, --measure or --times, which are about planning");
+  }
+  if (options.records_steps) throw ValueError("--plan: not with --graph, whose steps are placed in another way");
+  nn::Plan plan = nn::read_plan(options.plan, training_program(prepared), options.device,
+                                planner_options(setup, options.device).make_tier);
+  if (plan.packed_bytes > 0 && !setup.allows_lossy) {
+    throw ValueError("--plan: '" + options.plan +
+                     "' packs tensors, which rounds gradients; with --allow-lossy it is allowed");
+  }
+  if (options.budget_bytes > 0 && plan.peak_bytes > options.budget_bytes) {
+    throw nn::BudgetError("--plan: '" + options.plan + "' needs " + memory::exact_bytes(plan.peak_bytes) +
+                              ", the budget is " + memory::exact_bytes(options.budget_bytes),
+                          options.budget_bytes, plan.peak_bytes);
+  }
+  prepared.packing = packing_of(plan);
+  prepared.plan = std::move(plan);
+}
+
+/// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
+void plan_in_budget(PreparedTraining& prepared) {
+  Setup& setup = prepared.options.setup;
+  const std::size_t budget = prepared.options.budget_bytes;
+  // The program reads its setup from `prepared`, which has no plan of its own to follow until the end of this.
+  const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
+    return [&prepared, other](Device device) {
+      prepared.options.setup = other;
+      return training_program(prepared)(device);
+    };
+  };
+  const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
+  prepared.cost_model = costs.source;
+  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
+  Setup chosen = setup;
+  std::shared_ptr<nn::Planner> planner;
+  if (setup.micro_batches == auto_micro_batches) {
+    const MicroBatchChoice choice = choose_micro_batches(choices, chosen);
+    chosen.micro_batches = choice.count;
+    planner = choice.planner;
+  } else {
+    planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs,
+                                            planner_options(chosen, prepared.options.device));
+  }
+  setup = chosen;
+  check_lossy(setup, prepared.options.device, planner->graph());
+  prepared.nodes = planner->graph().nodes.size();
+  nn::Plan plan;
+  try {
+    plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : planner->fit(budget);
+  } catch (const nn::BudgetError& error) {
+    const std::string others = to_line(price_techniques(choices, chosen));
+    const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
+    throw with_prices(
+        all, price_storing(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
+  }
+  plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
+  prepared.packing = packing_of(plan);
+  prepared.plan = std::move(plan);
+  setup = chosen;
+}
+
+}  // namespace training_run_detail
+
+PreparedTraining prepare_training(TrainOptions options) {
+  namespace detail = training_run_detail;
+  if (options.steps < 1) throw ValueError("--steps: " + std::to_string(options.steps) + "; at least 1 is allowed");
+  rate_at(options, 1, 0);
+  if (options.allows_tf32 && !options.device.is_cuda()) {
+    throw ValueError("--tf32: products on the " + to_string(options.device) +
+                     " are computed in the dtype of their operands; --device cuda is allowed");
+  }
+  check_recording(options);
+  const Tf32Scope products(options.allows_tf32);  // plans count with its rate
+  const Device on = dry(options.device);
+  const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
+  optimizer_name(options.setup, is_text);
+  memory::make_resource(options.device);  // is the device there?
+  if (options.device.is_cuda() && options.costs.hardware.empty()) {
+    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
+    options.costs.gpu = gpus.at(options.device.index).name;
+  }
+  detail::check_file("--save", options.save);
+  detail::check_file("--save-weights", options.save_weights);
+  detail::check_folder("--log", options.log);
+  if (!options.save.empty() && options.save == options.save_weights) {
+    throw ValueError("--save-weights: '" + options.save + "' is what --save writes; another name is allowed");
+  }
+
+  PreparedTraining prepared;
+  prepared.is_text = is_text;
+  const auto chosen = models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on));
+  prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
+  prepared.data->fit(options.setup.sizes);
+  check_techniques(options.setup, is_text);
+  TrainOptions checked = options;
+  if (options.setup.micro_batches == auto_micro_batches) {
+    if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
+      throw ValueError("--micro-batches: auto needs a --budget to choose for; a number is allowed without one");
+    }
+    checked.setup.micro_batches = 1;
+  }
+  Training training(checked, *prepared.data, on);
+  prepared.data->open(training.model().options(), options.setup.batch, options.setup.seed);
+  if (options.sample > 0 && !training.can_sample()) {
+    throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
+  }
+  if (!options.resume.empty()) {
+    prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
+  }
+  check_saving(options, training);
+  prepared.options = std::move(options);
+  const auto plan = [&prepared] {
+    prepared.options.plan.empty() ? detail::plan_in_budget(prepared) : detail::plan_from_file(prepared);
+    // Planning has freed all below its plan: a copy lies there, and the heap ends where it did.
+    prepared.plan = nn::Plan(std::as_const(prepared.plan));
+  };
+  if (prepared.options.process_budget_bytes > 0) {
+    if (prepared.options.device != cpu) {
+      throw ValueError("--process-budget: the host's bytes beside a " + to_string(prepared.options.device) +
+                       " are not known; cpu is allowed");
+    }
+    prepared.nodes = count_nodes(prepared);
+    fit_process(prepared, plan);
+  } else if (!prepared.options.plan.empty() || prepared.options.budget_bytes > 0) {
+    plan();
+  } else if (prepared.options.records_steps) {
+    place_recorded(prepared);
+  } else {
+    const nn::MemoryProfile profile = nn::profile_training(on, training_program(prepared));
+    prepared.plan.peak_bytes = profile.peak_bytes;
+    prepared.plan.tier_bytes = profile.tier_bytes;
+    prepared.nodes = profile.nodes;
+    prepared.is_steady = profile.is_steady;
+  }
+  return prepared;
+}
+
+std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report) {
+  if (!report.device_use) return {};
+  const memory::DeviceUse& use = *report.device_use;
+  const kernels::LibraryUse& libraries = *report.libraries;
+  return {{"device_total_bytes", use.total_bytes},
+          {"device_used_bytes", use.used_bytes},
+          {"device_outside_bytes", use.outside_bytes},
+          {"context_bytes", use.context_bytes},
+          {"handle_bytes", use.handle_bytes},
+          {"cublaslt_calls", libraries.cublaslt.calls},
+          {"cublaslt_refusals", libraries.cublaslt.refusals},
+          {"cudnn_calls", libraries.cudnn.calls},
+          {"cudnn_refusals", libraries.cudnn.refusals}};
+}
+
+bool TrainReport::is_finite() const noexcept {
+  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!has_validation || std::isfinite(validation.loss));
+}
+
+std::string TrainReport::differences() const {
+  std::string list;
+  const auto differs = [&list](const std::string& what, std::size_t measured, const char* than, std::size_t told) {
+    list += (list.empty() ? "" : "; ") + what + " measured " + memory::exact_bytes(measured) + than +
+            memory::exact_bytes(told);
+  };
+  const bool is_less_for_skipping = skipped_steps > 0 && measured_peak_bytes < predicted_peak_bytes;
+  if (measured_peak_bytes != predicted_peak_bytes && !is_less_for_skipping) {
+    differs("the arena's peak", measured_peak_bytes, ", predicted ", predicted_peak_bytes);
+  }
+  if (measured_tier_bytes > predicted_tier_bytes) {
+    differs("what is offloaded", measured_tier_bytes, ", predicted ", predicted_tier_bytes);
+  }
+  const std::size_t promised = predicted_peak_bytes + outside.total();
+  if (outside.total() > 0 && process_peak_bytes > promised) {
+    differs("the process", process_peak_bytes, ", promised ", promised);
+  }
+  if (process_budget_bytes > 0 && process_peak_bytes > process_budget_bytes) {
+    differs("the process", process_peak_bytes, ", its budget ", process_budget_bytes);
+  }
+  return list;
+}
+
+namespace training_run_detail {
+
+/// What is known before the first step: refused where it cannot be.
+void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch, TrainReport& report) {
+  report.outside = memory::outside_bytes(watch.base(), outside_facts(prepared));
+  report.process_budget_bytes = prepared.options.process_budget_bytes;
+  memory::require_room({prepared.plan.peak_bytes, report.outside});
+}
+
+}  // namespace training_run_detail
+
+TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher,
+                  const TrainControl& control) {
+  namespace detail = training_run_detail;
+  const TrainOptions& options = prepared.options;
+  TrainReport report;
+  report.predicted_peak_bytes = prepared.plan.peak_bytes;
+  report.time_overhead = prepared.plan.time_overhead;
+  report.cost_model = prepared.cost_model;
+  report.offloaded_bytes = prepared.plan.offloaded_bytes;
+  report.packing = prepared.packing;
+  report.predicted_tier_bytes = prepared.plan.tier_bytes;
+  report.first_step = prepared.first_step;
+  report.clip_norm = clip_norm(options.setup, prepared.is_text);
+  report.steps = prepared.first_step;
+  std::optional<memory::ProcessWatch> watch;
+  if (options.device == cpu) {
+    watch.emplace();
+    detail::promise(prepared, *watch, report);
+  }
+  memory::Options stack_options;
+  stack_options.arena.capacity_bytes = options.budget_bytes;
+  if (memory::has_address_limit()) stack_options.arena.reserve_bytes = prepared.plan.peak_bytes;
+  stack_options.plans = prepared.plan.placement;
+  const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
+  if (stack.placed) stack.placed->set_strict(options.is_strict);
+  if (watcher) watcher(stack);
+  const ResourceScope scope(stack.top);
+  const Tf32Scope products(options.allows_tf32);
+  Training training(options, *prepared.data, options.device, prepared.plan);
+  if (!options.resume.empty()) restore(training, options.resume);
+  training.prepare_steps();
+  report.parameters = training.model().parameter_count();
+  report.optimizer = training.optimizer().name();
+  report.state_bytes = training.optimizer().state_bytes();
+  report.full_state = optim::names_kept_full(training.optimizer());
+  TrainingLoop loop(prepared, stack, training, report, control);
+  loop.run(observer);
+  if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
+  if (report.scaler) report.skipped_steps = static_cast<std::size_t>(report.scaler->skipped_steps);
+  const bool is_complete = report.end == TrainEnd::complete;
+  if (is_complete) save_weights(training, prepared);
+  loop.rethrow_failed_save();
+  training.rest();
+  if (is_complete && options.sample > 0) report.sample = prepared.data->decode(training.sample());
+  report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  if (stack.placed) report.placed = stack.placed->statistics();
+  report.measured_tier_bytes = training.tier_bytes();
+  report.rss_peak_bytes = process::peak_rss_bytes();
+  if (watch) report.process_peak_bytes = watch->peak_bytes();
+  if (watch) report.control_group_peak_bytes = memory::control_group_peak_bytes();
+  if (options.device.is_cuda()) {
+    const std::size_t others = memory::statistics(options.device).committed_bytes;  // outside of the run
+    report.device_use = memory::device_use(options.device, stack.arena->statistics().committed_bytes + others);
+    report.libraries = kernels::device_runtime(options.device).library_use();
+  }
+  if (options.device == cpu) {
+    report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
+  }
+  return report;
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,18 @@
+#include <thimble/bench/timing/kernel_timing.h>
+
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble::bench {
+
+Lines lines(std::size_t bytes) { return Lines((bytes + sizeof(Line) - 1) / sizeof(Line)); }
+
+Lines normal_lines(std::int64_t elements) {
+  const std::vector<float> values = to_host<float>(randn({elements}));
+  Lines memory = lines(values.size() * sizeof(float));
+  std::copy(values.begin(), values.end(), floats(memory));
+  return memory;
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,61 @@
+#pragma once
+// Files that are either written whole or not at all.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace thimble {
+
+/// A file under construction. Bytes go to a temporary file in the target's folder; `commit` makes them durable and puts
+/// them in the target's place in one step (write, fsync, rename, fsync of the folder), so that a reader, a crash or a
+/// full disk sees the old file or the new one and never a part. Without `commit` the destructor removes the temporary
+/// file and the target stays as it was.
+///
+/// The temporary file has a random name and is locked while it is written (core/files/temporary_file.h); those of the
+/// same target that an ended process left behind are removed.
+///
+/// A target that exists keeps its permission bits. A target that is a symbolic link is followed: what it points to is
+/// replaced. Not thread-safe.
+class AtomicFile {
+ public:
+  /// Opens the temporary file. Throws FileError when the folder is not there or cannot be written, or when `path`
+  /// exists and is not a regular file (a folder, a device, a pipe).
+  explicit AtomicFile(const std::string& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  /// The path as given.
+  const std::string& path() const noexcept { return path_; }
+
+  /// Appends. Throws FileError with the offset at which writing stopped; the file can then only be given up.
+  void write(std::span<const std::byte> bytes) { write(size_, bytes); }
+  void write(std::string_view text);
+  /// Writes at `offset`; what lies between written ranges reads as zeros. Throws FileError.
+  void write(std::uint64_t offset, std::span<const std::byte> bytes);
+
+  /// End of the furthest write.
+  std::uint64_t size() const noexcept { return size_; }
+
+  /// Replaces the target. Throws FileError; the target is then the old file, unless the message names the folder's
+  /// fsync, after which the new file is in place but may not survive a power failure. Nothing can be written after.
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const std::string& what, int error) const;
+
+  std::string path_;       // what the caller named, for messages
+  std::string target_;     // with symbolic links resolved
+  std::string temporary_;  // empty once it is renamed or removed
+  int descriptor_ = -1;
+  std::uint64_t size_ = 0;
+};
+
+/// Writes `bytes` to `path` through an AtomicFile. Throws FileError.
+void write_file_atomically(const std::string& path, std::span<const std::byte> bytes);
+void write_file_atomically(const std::string& path, std::string_view text);
+
+}  // namespace thimble

@@ -1,0 +1,154 @@
+#pragma once
+// What the CPU's attention passes share.
+//
+// Scores are held transposed, (keys, queries): a block of up to 64 keys by a panel of queries two vectors wide. Every
+// tile is then what a product wants as it stands: k and v are read where they lie, a block of scores is the right
+// operand of the next product, and the softmax runs along rows, with the queries side by side in vector lanes.
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/cpu/attention/attention_move.h>
+#include <thimble/core/kernels/cpu/attention/attention_product.h>
+#include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/shared/attention_score.h>
+#include <thimble/core/kernels/shared/random_bits.h>
+
+namespace thimble::kernels::attention_detail {
+
+/// Keys of a block. Blocks are counted from key 0, and are part of the definition of every result: changing the number
+/// changes bits.
+inline constexpr std::int64_t key_block = 64;
+
+/// Hands out pieces of a workspace, each aligned to 64 bytes; without a workspace it counts their bytes.
+class Carver {
+ public:
+  explicit Carver(void* base) noexcept : base_(static_cast<std::byte*>(base)) {}
+  template <class T>
+  T* take(std::int64_t elements) noexcept {
+    T* const piece = base_ ? reinterpret_cast<T*>(base_ + bytes_) : nullptr;
+    bytes_ += (static_cast<std::size_t>(elements) * sizeof(T) + 63) / 64 * 64;
+    return piece;
+  }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  std::byte* base_;
+  std::size_t bytes_ = 0;
+};
+
+/// Panels of queries of one head.
+template <class T>
+std::int64_t panels_of(const AttentionProblem& p) {
+  const std::int64_t panel = panel_queries<T>(isa());
+  return (p.queries + panel - 1) / panel;
+}
+
+/// A block of rows in the type of the arithmetic.
+template <class T>
+struct Rows {
+  const T* data;
+  std::int64_t stride;
+};
+
+/// Rows [first, first + count) of one head: where they lie when they are of type T already, else converted into
+/// `buffer`, side by side.
+template <class T>
+Rows<T> read_rows(const AttentionProblem& p, const AttentionOperand& x, std::int64_t b, std::int64_t h,
+                  std::int64_t first, std::int64_t count, T* buffer) {
+  const std::int64_t at = b * x.batch + first * x.row + h * x.head;
+  if (p.dtype == dtype_of<T>) return {static_cast<const T*>(x.data) + at, x.row};
+  load_rows(x.data, p.dtype, at, x.row, count, p.width, buffer, p.width);
+  return {buffer, p.width};
+}
+
+/// Writes the rows of a panel, factor x the transpose of `tile` (D, panel). `buffer` (queries, D) is used where they
+/// are converted.
+template <class T>
+void store_transposed(const AttentionProblem& p, const AttentionResult& x, std::int64_t b, std::int64_t h,
+                      std::int64_t first, std::int64_t queries, T factor, const T* tile, T* buffer) {
+  const std::int64_t panel = panel_queries<T>(isa()), at = b * x.batch + first * x.row + h * x.head;
+  if (p.dtype == dtype_of<T>) {
+    run_panel<Transpose, T>(p.width, queries, factor, tile, panel, static_cast<T*>(x.data) + at, x.row);
+    return;
+  }
+  run_panel<Transpose, T>(p.width, queries, factor, tile, panel, buffer, p.width);
+  store_rows(buffer, p.width, x.data, p.dtype, at, x.row, queries, p.width);
+}
+
+/// tile (D, panel) = factor x the transpose of rows (queries, D); zeros in the columns of queries that are not there.
+template <class T>
+void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t width, T factor, T* tile) {
+  const std::int64_t panel = panel_queries<T>(isa());
+  if (queries < panel) std::fill_n(tile, width * panel, T(0));
+  run_panel<Transpose, T>(queries, width, factor, rows.data, rows.stride, tile, panel);
+}
+
+/// How many keys the queries before `end` see between them.
+inline std::int64_t visible_keys(const AttentionProblem& p, std::int64_t end) {
+  return p.is_causal ? end + p.keys - p.queries : p.keys;
+}
+
+/// Sets the scores of keys that a query must not see to -infinity.
+template <class T>
+void hide_future(const AttentionProblem& p, std::int64_t first_query, std::int64_t first_key, std::int64_t rows,
+                 T* scores) {
+  if (!p.is_causal) return;
+  const std::int64_t panel = panel_queries<T>(isa());
+  const std::int64_t seen_by_all = first_query + p.keys - p.queries + 1 - first_key;
+  for (std::int64_t j = std::max<std::int64_t>(0, seen_by_all); j < rows; ++j) {
+    std::fill_n(scores + j * panel, std::min(j - seen_by_all + 1, panel), -std::numeric_limits<T>::infinity());
+  }
+}
+
+/// Dropout's decisions on a block of probabilities: (key_block / 32, panel) words.
+template <class T>
+void draw_kept(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
+               std::int64_t queries, std::int64_t first_key, std::int64_t rows, KeptBits* kept) {
+  static_assert(key_block == 64);
+  const std::int64_t panel = panel_queries<T>(isa());
+  alignas(64) std::uint32_t words[key_block + 8] = {};
+  for (std::int64_t w = 0; w < queries; ++w) {
+    const std::int64_t element = (h * p.queries + first_query + w) * p.keys + first_key;
+    const std::int64_t skipped = element % 4;
+    sample_words(p.site, static_cast<std::uint32_t>(element / 4), static_cast<std::uint32_t>(p.site.first_sample + b),
+                 (skipped + rows + 3) / 4, words);
+    run_variant<PackKept>(p.threshold, words + skipped, panel, kept + w);
+  }
+}
+
+/// Element b, h, t of a dense (B, H, T) array.
+inline std::int64_t row_index(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t t) {
+  return (b * p.heads + h) * p.queries + t;
+}
+
+/// How many threads `jobs` are worth: none for less than about 10 us of work.
+inline int useful_threads(const AttentionProblem& p, std::int64_t jobs, int threads) {
+  constexpr std::int64_t smallest_work = 1 << 18;  // products of a score
+  const std::int64_t work = jobs == 0 ? 0 : p.batch * p.heads * p.queries * p.keys * p.width / smallest_work;
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(jobs, work), 1, threads));
+}
+
+/// Hands jobs 0 .. count - 1 to threads as these come for them: what a job computes does not depend on who does it.
+class Jobs {
+ public:
+  explicit Jobs(std::int64_t count) noexcept : count_(count) {}
+  /// The next job, or -1.
+  std::int64_t take() noexcept {
+    const std::int64_t job = next_.fetch_add(1, std::memory_order_relaxed);
+    return job < count_ ? job : -1;
+  }
+
+ private:
+  std::atomic<std::int64_t> next_{0};
+  std::int64_t count_;
+};
+
+std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept;
+void backward(const AttentionGradArgs& args, void* workspace, int threads) noexcept;
+
+}  // namespace thimble::kernels::attention_detail

@@ -1,0 +1,169 @@
+#include <thimble/core/kernels/cpu/base/narrow_float.h>
+
+#include <thimble/core/kernels/cpu/base/bf16_avx2.h>
+#include <thimble/core/kernels/cpu/base/unit_rates.h>
+#include <thimble/core/numbers/convert.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace thimble::kernels {
+namespace narrow_float_detail {
+
+// The codec in core/numbers/minifloat.h is free of branches, so these loops vectorize in whatever instruction set the
+// function around them is compiled for. Only f16 is worth intrinsics: the processor has the conversion itself.
+
+template <class T>
+THIMBLE_ALWAYS_INLINE void load_loop(const void* src, float* __restrict dst, std::int64_t n) {
+  const T* from = static_cast<const T*>(src);
+  for (std::int64_t i = 0; i < n; ++i) dst[i] = from[i];
+}
+
+template <class T>
+THIMBLE_ALWAYS_INLINE void store_loop(const float* __restrict src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  T* to = static_cast<T*>(dst);
+  for (std::int64_t i = 0; i < n; ++i) to[i] = convert_value<T>(src[i], overflow);
+}
+
+template <class T>
+void load_generic(const void* src, float* dst, std::int64_t n) {
+  load_loop<T>(src, dst, n);
+}
+
+template <class T>
+void store_generic(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  store_loop<T>(src, dst, n, overflow);
+}
+
+constexpr NarrowFloatLoops generic_loops = {
+    {load_generic<f16>, load_generic<bf16>, load_generic<f8e4m3>, load_generic<f8e5m2>},
+    {store_generic<f16>, store_generic<bf16>, store_generic<f8e4m3>, store_generic<f8e5m2>}};
+
+#if defined(__x86_64__)
+
+template <class T>
+THIMBLE_TARGET_AVX2 void load_avx2(const void* src, float* dst, std::int64_t n) {
+  load_loop<T>(src, dst, n);
+}
+
+template <class T>
+THIMBLE_TARGET_AVX2 void store_avx2(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  store_loop<T>(src, dst, n, overflow);
+}
+
+template <class T>
+THIMBLE_TARGET_AVX512 void load_avx512(const void* src, float* dst, std::int64_t n) {
+  load_loop<T>(src, dst, n);
+}
+
+template <class T>
+THIMBLE_TARGET_AVX512 void store_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  store_loop<T>(src, dst, n, overflow);
+}
+
+// The masked forms with all lanes on compile to the plain instructions, without g++ 12's false warning about them.
+constexpr __mmask16 all_lanes = 0xFFFF;
+
+// vcvtph2ps makes NaN quiet and keeps its payload, as Format::decode does.
+__attribute__((target("avx2,f16c"))) void load_f16_f16c(const void* src, float* dst, std::int64_t n) {
+  const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+  load_loop<f16>(from + i, dst + i, n - i);
+}
+
+THIMBLE_TARGET_AVX512 void load_f16_avx512(const void* src, float* dst, std::int64_t n) {
+  const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+    _mm512_storeu_ps(dst + i, _mm512_maskz_cvtph_ps(all_lanes, codes));
+  }
+  load_loop<f16>(from + i, dst + i, n - i);
+}
+
+// vcvtps2ph gives a NaN the upper bits of its payload: masking them away leaves the canonical 0x7E00 / 0xFE00.
+constexpr short canonical_nan_mask = static_cast<short>(0xFE00);
+
+__attribute__((target("avx2,f16c"))) void store_f16_f16c(const float* src, void* dst, std::int64_t n,
+                                                         Fp8Overflow overflow) {
+  std::uint16_t* to = static_cast<std::uint16_t*>(dst);
+  const __m128i mask = _mm_set1_epi16(canonical_nan_mask);
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    const __m256 values = _mm256_loadu_ps(src + i);
+    const __m128i codes = _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
+    const __m256i nan32 = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m128i nan = _mm_packs_epi32(_mm256_castsi256_si128(nan32), _mm256_extracti128_si256(nan32, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm_blendv_epi8(codes, _mm_and_si128(codes, mask), nan));
+  }
+  store_loop<f16>(src + i, to + i, n - i, overflow);
+}
+
+THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  std::uint16_t* to = static_cast<std::uint16_t*>(dst);
+  const __m256i mask = _mm256_set1_epi16(canonical_nan_mask);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512 values = _mm512_loadu_ps(src + i);
+    const __m256i codes = _mm512_maskz_cvtps_ph(all_lanes, values, _MM_FROUND_TO_NEAREST_INT);
+    const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
+                        _mm256_mask_mov_epi16(codes, nan, _mm256_and_si256(codes, mask)));
+  }
+  store_loop<f16>(src + i, to + i, n - i, overflow);
+}
+
+THIMBLE_TARGET_AVX2 void store_bf16_avx2(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
+  std::uint16_t* to = static_cast<std::uint16_t*>(dst);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store_bf16_16(src + i, to + i);
+  for (; i < n; ++i) to[i] = bf16_code(src[i]);
+}
+
+THIMBLE_TARGET_AVX512 void store_bf16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
+  std::uint16_t* to = static_cast<std::uint16_t*>(dst);
+  const __m512i half = _mm512_set1_epi32(0x7FFF), one = _mm512_set1_epi32(1);
+  const __m512i nan = _mm512_set1_epi32(0x7FC00000), sign = _mm512_set1_epi32(INT32_MIN);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m512 values = _mm512_loadu_ps(src + i);
+    const __m512i bits = _mm512_castps_si512(values);
+    const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, bits, 16), one);
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, half), odd);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    const __m512i code = _mm512_mask_or_epi32(rounded, is_nan, nan, _mm512_and_si512(bits, sign));
+    const __m512i upper = _mm512_maskz_srli_epi32(all_lanes, code, 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_maskz_cvtepi32_epi16(all_lanes, upper));
+  }
+  for (; i < n; ++i) to[i] = bf16_code(src[i]);
+}
+
+NarrowFloatLoops avx2_loops() noexcept {
+  const bool f16c = this_processor().has_f16c;
+  return {{f16c ? load_f16_f16c : load_avx2<f16>, load_avx2<bf16>, load_avx2<f8e4m3>, load_avx2<f8e5m2>},
+          {f16c ? store_f16_f16c : store_avx2<f16>, store_bf16_avx2, store_avx2<f8e4m3>, store_avx2<f8e5m2>}};
+}
+
+constexpr NarrowFloatLoops avx512_loops = {
+    {load_f16_avx512, load_avx512<bf16>, load_avx512<f8e4m3>, load_avx512<f8e5m2>},
+    {store_f16_avx512, store_bf16_avx512, store_avx512<f8e4m3>, store_avx512<f8e5m2>}};
+
+#endif
+
+}  // namespace narrow_float_detail
+
+const NarrowFloatLoops& narrow_float_loops(Isa isa) noexcept {
+#if defined(__x86_64__)
+  static const NarrowFloatLoops avx2_table = narrow_float_detail::avx2_loops();
+  if (isa == Isa::avx512) return narrow_float_detail::avx512_loops;
+  if (isa == Isa::avx2) return avx2_table;
+#endif
+  static_cast<void>(isa);
+  return narrow_float_detail::generic_loops;
+}
+
+}  // namespace thimble::kernels

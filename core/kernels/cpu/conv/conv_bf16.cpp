@@ -1,0 +1,230 @@
+#include <thimble/core/kernels/cpu/conv/conv_bf16.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <thimble/core/kernels/cpu/conv/conv_execute.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
+
+namespace thimble::kernels::conv_detail {
+namespace conv_bf16_detail {
+
+using gemm_detail::Bf16Operands;
+using gemm_detail::Bf16Place;
+
+/// A matrix with a row for every pixel of a map: the elements that the pixel's window sees of some channels of an
+/// image, (kh, kw, c), zeros outside of it.
+struct Patches {
+  const std::uint16_t* image = nullptr;  // its first channel that counts
+  std::int64_t height = 0, width = 0;    // of an image
+  std::int64_t pixel = 0;                // channels of the image: from pixel to pixel
+  std::int64_t channels = 0;             // that count
+  std::int64_t kernel_h = 1, kernel_w = 1, stride_h = 1, stride_w = 1, dilation_h = 1, dilation_w = 1;
+  std::int64_t top = 0, left = 0;  // of the window of pixel (0, 0)
+  std::int64_t map_height = 0, map_width = 0;
+
+  std::int64_t elements() const noexcept { return kernel_h * kernel_w * channels; }
+
+  /// Elements [p, p + count) of a row. What lies side by side in the image, the taps of a line where all channels
+  /// count, is copied at once.
+  void copy(std::int64_t row, std::int64_t p, std::int64_t count, std::uint16_t* out) const noexcept {
+    const std::int64_t taps = dilation_w == 1 && channels == pixel ? kernel_w : 1;  // of a run
+    const std::int64_t run = taps * channels, runs_of_line = kernel_w / taps;
+    const std::int64_t line = row / map_width, first_h = top + line % map_height * stride_h;
+    const std::int64_t first_w = left + row % map_width * stride_w;
+    const std::uint16_t* const of_image = image + line / map_height * height * width * pixel;
+    while (count > 0) {
+      const std::int64_t index = p / run, begin = p - index * run, end = std::min(run, begin + count);
+      const std::int64_t h = first_h + index / runs_of_line * dilation_h;
+      const std::int64_t w = first_w + index % runs_of_line * dilation_w;
+      const bool is_inside = h >= 0 && h < height;
+      const std::int64_t low = is_inside ? std::clamp(-w * channels, begin, end) : end;
+      const std::int64_t high = is_inside ? std::clamp((width - w) * channels, low, end) : end;
+      out = std::fill_n(out, low - begin, std::uint16_t{0});
+      if (high > low) {
+        const std::uint16_t* const from = of_image + (h * width + w) * pixel + low;
+        std::memcpy(out, from, static_cast<std::size_t>(high - low) * 2);
+      }
+      out = std::fill_n(out + (high - low), end - high, std::uint16_t{0});
+      p += end - begin, count -= end - begin;
+    }
+  }
+};
+
+/// The windows of a convolution over its input, of a group's channels.
+Patches input_patches(const ConvShape& s, const void* x) noexcept {
+  Patches p;
+  p.image = static_cast<const std::uint16_t*>(x);
+  p.height = s.height, p.width = s.width;
+  p.pixel = s.channels, p.channels = s.channels / s.groups;
+  p.kernel_h = s.kernel_h, p.kernel_w = s.kernel_w, p.stride_h = s.stride_h, p.stride_w = s.stride_w;
+  p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
+  p.top = -s.pad_top, p.left = -s.pad_left;
+  p.map_height = s.out_height(), p.map_width = s.out_width();
+  return p;
+}
+
+/// Those of the input's gradient over the result's: what a pixel of the input is seen by, with stride 1 another
+/// convolution, whose taps come in reverse.
+Patches turned_patches(const ConvShape& s, const void* dy) noexcept {
+  Patches p;
+  p.image = static_cast<const std::uint16_t*>(dy);
+  p.height = s.out_height(), p.width = s.out_width();
+  p.pixel = s.filters, p.channels = s.filters / s.groups;
+  p.kernel_h = s.kernel_h, p.kernel_w = s.kernel_w;
+  p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
+  p.top = s.pad_top - (s.kernel_h - 1) * s.dilation_h, p.left = s.pad_left - (s.kernel_w - 1) * s.dilation_w;
+  p.map_height = s.height, p.map_width = s.width;
+  return p;
+}
+
+/// A left operand of patches, read in place where every window is one pixel.
+class PatchRows : public Bf16Operands {
+ public:
+  PatchRows(const Patches& patches, std::int64_t rows, bool is_pixel) noexcept : patches_(patches) {
+    m = rows;
+    k = patches.elements();
+    reads_left = is_pixel;
+    a = patches.image, a_stride = patches.pixel;
+  }
+  void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
+                 std::uint16_t* out) const noexcept override {
+    for (int r = 0; r < rows; ++r, out += filled) {
+      patches_.copy(row + r, p, depth, out);
+      std::fill(out + depth, out + filled, std::uint16_t{0});
+    }
+  }
+
+ protected:
+  Patches patches_;
+};
+
+/// (pixels, taps and channels) x (taps and channels, filters).
+class Forward final : public PatchRows {
+ public:
+  Forward(const ConvForwardArgs& args, std::int64_t group) noexcept
+      : PatchRows(input_patches(args.shape, args.x), out_pixels(args.shape), is_pointwise(args.shape)) {
+    const Group sizes(args.shape);
+    n = sizes.filters;
+    reads_right = true;
+    b = static_cast<const std::uint16_t*>(args.weight) + group * sizes.weights();
+    b_row_stride = 1, b_column_stride = sizes.filter_elements;
+    patches_.image += group * sizes.channels;
+    a += group * sizes.channels;
+  }
+  void copy_right(std::int64_t, std::int64_t, std::int64_t, std::uint16_t*) const noexcept override {}
+};
+
+/// (pixels, taps and filters) x (taps and filters, channels), the taps in reverse.
+class InputGrad final : public PatchRows {
+ public:
+  InputGrad(const ConvInputGradArgs& args, std::int64_t group) noexcept
+      : PatchRows(turned_patches(args.shape, args.dy), args.shape.images * args.shape.height * args.shape.width,
+                  is_pointwise(args.shape)),
+        sizes_(args.shape),
+        taps_(args.shape.kernel_h * args.shape.kernel_w),
+        weight_(static_cast<const std::uint16_t*>(args.weight) + group * sizes_.weights()) {
+    n = sizes_.channels;
+    patches_.image += group * sizes_.filters;
+    a += group * sizes_.filters;
+  }
+  void copy_right(std::int64_t p, std::int64_t column, std::int64_t columns,
+                  std::uint16_t* out) const noexcept override {
+    const std::int64_t tap = taps_ - 1 - p / sizes_.filters, filter = p % sizes_.filters;
+    std::memcpy(out, weight_ + (filter * taps_ + tap) * sizes_.channels + column,
+                static_cast<std::size_t>(columns) * 2);
+  }
+
+ private:
+  Group sizes_;
+  std::int64_t taps_;
+  const std::uint16_t* weight_;
+};
+
+/// (filters, pixels) x (pixels, taps and channels).
+class WeightGrad final : public Bf16Operands {
+ public:
+  WeightGrad(const ConvWeightGradArgs& args, std::int64_t group) noexcept
+      : patches_(input_patches(args.shape, args.x)), stride_(args.shape.filters) {
+    const Group sizes(args.shape);
+    m = sizes.filters, n = sizes.filter_elements, k = out_pixels(args.shape);
+    dy_ = static_cast<const std::uint16_t*>(args.dy) + group * sizes.filters;
+    patches_.image += group * sizes.channels;
+  }
+  void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
+                 std::uint16_t* out) const noexcept override {
+    gemm_detail::copy_bf16_rows(dy_ + row + p * stride_, 1, stride_, rows, depth, filled, out);
+  }
+  void copy_right(std::int64_t p, std::int64_t column, std::int64_t columns,
+                  std::uint16_t* out) const noexcept override {
+    patches_.copy(p, column, columns, out);
+  }
+
+ private:
+  Patches patches_;
+  const std::uint16_t* dy_;
+  std::int64_t stride_;
+};
+
+template <class Args>
+gemm_detail::Output<float> output_of(const Args& args, void* c, std::int64_t row) noexcept {
+  gemm_detail::Output<float> output;
+  output.c = c;
+  output.dtype = args.out_dtype;
+  output.rows.pixel = row;
+  return output;
+}
+
+/// All groups, whose results lie `step` elements apart.
+template <class Operands, class Args>
+void multiply(const Args& args, const gemm_detail::Output<float>& output, std::int64_t step, void* workspace,
+              int threads, DotUnit unit) noexcept {
+  for (std::int64_t group = 0; group < args.shape.groups; ++group) {
+    const Operands operands(args, group);
+    gemm_detail::bf16_product(operands, output, {group * step, group * step}, workspace, threads, unit);
+  }
+}
+
+}  // namespace conv_bf16_detail
+
+bool is_for_bf16_unit(const ConvForwardArgs& args) noexcept { return args.dtype == DType::bf16; }
+bool is_for_bf16_unit(const ConvInputGradArgs& args) noexcept {
+  return args.dtype == DType::bf16 && args.shape.stride_h == 1 && args.shape.stride_w == 1;
+}
+bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept { return args.dtype == DType::bf16; }
+
+std::size_t bf16_workspace_bytes(const ConvForwardArgs& args, int threads) noexcept {
+  return gemm_detail::bf16_product_bytes(conv_bf16_detail::Forward(args, 0), threads);
+}
+std::size_t bf16_workspace_bytes(const ConvInputGradArgs& args, int threads) noexcept {
+  return gemm_detail::bf16_product_bytes(conv_bf16_detail::InputGrad(args, 0), threads);
+}
+std::size_t bf16_workspace_bytes(const ConvWeightGradArgs& args, int threads) noexcept {
+  return gemm_detail::bf16_product_bytes(conv_bf16_detail::WeightGrad(args, 0), threads);
+}
+
+void compute_bf16(const ConvForwardArgs& args, void* workspace, int threads, DotUnit unit) noexcept {
+  using namespace conv_bf16_detail;
+  gemm_detail::Output<float> output = output_of(args, args.y, args.shape.filters);
+  output.pre_activation = args.pre_activation;
+  output.bias = args.bias;
+  output.activation = args.activation;
+  multiply<Forward>(args, output, Group(args.shape).filters, workspace, threads, unit);
+}
+
+void compute_bf16(const ConvInputGradArgs& args, void* workspace, int threads, DotUnit unit) noexcept {
+  using namespace conv_bf16_detail;
+  gemm_detail::Output<float> output = output_of(args, args.dx, args.shape.channels);
+  output.accumulate = args.accumulate;
+  multiply<InputGrad>(args, output, Group(args.shape).channels, workspace, threads, unit);
+}
+
+void compute_bf16(const ConvWeightGradArgs& args, void* workspace, int threads, DotUnit unit) noexcept {
+  using namespace conv_bf16_detail;
+  const Group sizes(args.shape);
+  gemm_detail::Output<float> output = output_of(args, args.dweight, sizes.filter_elements);
+  output.accumulate = args.accumulate;
+  multiply<WeightGrad>(args, output, sizes.weights(), workspace, threads, unit);
+}
+
+}  // namespace thimble::kernels::conv_detail

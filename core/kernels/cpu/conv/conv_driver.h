@@ -1,0 +1,44 @@
+#pragma once
+// The loops of a convolution whose pixels have many channels: a matmul that leaves padding out.
+//
+// Rows of the left operand are pixels in the order (line, pixel of the line, image). The rows of a microtile are then
+// mostly one pixel of several images, which see the same taps: where these lie outside of the image, their part of a
+// block is not multiplied. Such products are exact zeros, so results are those of the matmul with padding.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/kernels/cpu/conv/conv_operand.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
+
+namespace thimble::kernels::conv_detail {
+
+/// A window read where it lies, rows in the order above.
+struct PixelWindow {
+  Window window;
+  std::int64_t images = 0;
+
+  std::int64_t rows() const noexcept { return images * window.grid_pixels(); }
+  /// Images of dtype T with enough channels.
+  template <class T>
+  static bool can_read(const Window& window) noexcept {
+    return window.dtype == dtype_of<T> && window.channels >= min_channels;
+  }
+  static constexpr std::int64_t min_channels = 64;
+};
+
+/// Where row (line i, pixel j, image) of C lies when the pixels of an image have these strides in elements.
+gemm_detail::RowMap pixel_rows(const PixelWindow& left, std::int64_t pixel, std::int64_t line,
+                               std::int64_t image) noexcept;
+
+/// Bytes of workspace that run_pixels needs.
+std::size_t pixels_workspace_bytes(const gemm_detail::Problem& problem, const gemm_detail::Tiling& tiling,
+                                   const gemm_detail::MicroShape& micro) noexcept;
+
+/// C = left right for every group, as gemm_detail::run computes it; output.rows is that of pixel_rows.
+template <class T>
+void run_pixels(const gemm_detail::Problem& problem, const gemm_detail::Tiling& tiling,
+                const gemm_detail::Microkernels<T>& kernels, const PixelWindow& left, const RightOperand<T>& right,
+                const gemm_detail::Output<T>& output, gemm_detail::Finish<T> finish, void* workspace) noexcept;
+
+}  // namespace thimble::kernels::conv_detail

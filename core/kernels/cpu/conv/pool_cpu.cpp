@@ -1,0 +1,266 @@
+// Pooling on the CPU. Every output is gathered by one thread, in a fixed order of its inputs, for up to `tile` channels
+// side by side.
+
+#include <algorithm>
+#include <limits>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/pool.h>
+#include <thimble/core/threads/parallel.h>
+
+namespace thimble::kernels {
+namespace pool_detail {
+
+constexpr std::int64_t tile = 256;
+constexpr std::int64_t grain_elements = 1 << 14;
+
+// Calls body(tap, pixel) for the elements of window (oh, ow) in row-major order; pixels are counted over (N, H, W).
+template <class F>
+inline void for_each_tap(const PoolWindows& w, std::int64_t image, std::int64_t oh, std::int64_t ow, F&& body) {
+  for (std::int64_t kh = 0; kh < w.kernel[0]; ++kh) {
+    const std::int64_t ih = oh * w.stride[0] - w.padding[0] + kh * w.dilation[0];
+    if (ih < 0 || ih >= w.in[0]) continue;
+    for (std::int64_t kw = 0; kw < w.kernel[1]; ++kw) {
+      const std::int64_t iw = ow * w.stride[1] - w.padding[1] + kw * w.dilation[1];
+      if (iw >= 0 && iw < w.in[1]) body(kh * w.kernel[1] + kw, (image * w.in[0] + ih) * w.in[1] + iw);
+    }
+  }
+}
+
+// The output along one axis that sees input i at place k of its window, or -1.
+inline std::int64_t window_of(const PoolWindows& w, std::size_t axis, std::int64_t i, std::int64_t k) {
+  const std::int64_t first = i + w.padding[axis] - k * w.dilation[axis];
+  if (first < 0 || first % w.stride[axis] != 0 || first / w.stride[axis] >= w.out[axis]) return -1;
+  return first / w.stride[axis];
+}
+
+// Calls body(tap, oh, ow) for the windows that see element (ih, iw), in their row-major order: an earlier window sees
+// it at a later place.
+template <class F>
+inline void for_each_window(const PoolWindows& w, std::int64_t ih, std::int64_t iw, F&& body) {
+  for (std::int64_t kh = w.kernel[0]; kh-- > 0;) {
+    const std::int64_t oh = window_of(w, 0, ih, kh);
+    if (oh < 0) continue;
+    for (std::int64_t kw = w.kernel[1]; kw-- > 0;) {
+      const std::int64_t ow = window_of(w, 1, iw, kw);
+      if (ow >= 0) body(kh * w.kernel[1] + kw, oh, ow);
+    }
+  }
+}
+
+// Calls body(pixel, image, h, w, channel, count) for the tiles of pixel rows [begin, end), counted over (N, H).
+template <class F>
+inline void for_each_pixel_tile(const std::array<std::int64_t, 2>& size, std::int64_t channels, std::int64_t begin,
+                                std::int64_t end, F&& body) {
+  for (std::int64_t row = begin; row < end; ++row) {
+    for (std::int64_t w = 0; w < size[1]; ++w) {
+      for (std::int64_t channel = 0; channel < channels; channel += tile) {
+        body(row * size[1] + w, row / size[0], row % size[0], w, channel, std::min(tile, channels - channel));
+      }
+    }
+  }
+}
+
+template <class T, class Tap>
+struct MaxRows {
+  static void run(const MaxPoolArgs& args, std::int64_t begin, std::int64_t end) {
+    const PoolWindows& windows = args.windows;
+    alignas(64) T best[tile], buffer[tile];
+    alignas(64) std::int32_t where[tile];
+    for_each_pixel_tile(windows.out, windows.channels, begin, end,
+                        [&](std::int64_t pixel, std::int64_t image, std::int64_t oh, std::int64_t ow,
+                            std::int64_t channel, std::int64_t n) {
+                          std::fill(best, best + n, -std::numeric_limits<T>::infinity());
+                          std::fill(where, where + n, static_cast<std::int32_t>(std::numeric_limits<Tap>::max()));
+                          for_each_tap(windows, image, oh, ow, [&](std::int64_t tap, std::int64_t from) {
+                            const T* const x =
+                                read_elements(args.x, args.dtype, from * windows.channels + channel, n, buffer);
+                            take_larger(x, static_cast<std::int32_t>(tap), n, best, args.taps ? where : nullptr);
+                          });
+                          const std::int64_t to = pixel * windows.channels + channel;
+                          if (args.y) store_elements(best, args.y, args.dtype, to, n);
+                          if (args.taps) std::copy(where, where + n, static_cast<Tap*>(args.taps) + to);
+                        });
+  }
+
+  // NaN is larger than everything; -inf is an element like any other, so the first one is taken where nothing is.
+  static void take_larger(const T* __restrict x, std::int32_t tap, std::int64_t n, T* __restrict best,
+                          std::int32_t* __restrict where) {
+    if (!where) {
+      for (std::int64_t i = 0; i < n; ++i) best[i] = x[i] > best[i] || x[i] != x[i] ? x[i] : best[i];
+      return;
+    }
+    constexpr std::int32_t none = std::numeric_limits<Tap>::max();
+    for (std::int64_t i = 0; i < n; ++i) {
+      const bool is_larger = x[i] > best[i] || x[i] != x[i] || where[i] == none;
+      where[i] = is_larger ? tap : where[i];
+      best[i] = is_larger ? x[i] : best[i];
+    }
+  }
+};
+
+template <class T, class Tap>
+struct MaxGradientRows {
+  static void run(const MaxPoolGradArgs& args, std::int64_t begin, std::int64_t end) {
+    const PoolWindows& windows = args.windows;
+    alignas(64) T sum[tile], buffer[tile];
+    for_each_pixel_tile(windows.in, windows.channels, begin, end,
+                        [&](std::int64_t pixel, std::int64_t image, std::int64_t ih, std::int64_t iw,
+                            std::int64_t channel, std::int64_t n) {
+                          std::fill(sum, sum + n, T(0));
+                          for_each_window(windows, ih, iw, [&](std::int64_t tap, std::int64_t oh, std::int64_t ow) {
+                            const std::int64_t from =
+                                ((image * windows.out[0] + oh) * windows.out[1] + ow) * windows.channels + channel;
+                            add_where(read_elements(args.dy, args.dtype, from, n, buffer),
+                                      static_cast<const Tap*>(args.taps) + from, static_cast<Tap>(tap), n, sum);
+                          });
+                          store_elements(sum, args.dx, args.dtype, pixel * windows.channels + channel, n);
+                        });
+  }
+
+  static void add_where(const T* __restrict dy, const Tap* __restrict taps, Tap tap, std::int64_t n,
+                        T* __restrict sum) {
+    for (std::int64_t i = 0; i < n; ++i) sum[i] += taps[i] == tap ? dy[i] : T(0);
+  }
+};
+
+// What the sum of window (oh, ow) is divided by.
+template <class T>
+inline T divisor(const AveragePoolArgs& args, std::int64_t oh, std::int64_t ow) {
+  const std::array<std::int64_t, 2> index{oh, ow};
+  std::int64_t places = 1;
+  for (std::size_t axis = 0; axis < 2; ++axis) {
+    const PoolWindows& w = args.windows;
+    const std::int64_t margin = args.counts_padding ? w.padding[axis] : 0;
+    const std::int64_t first = index[axis] * w.stride[axis] - w.padding[axis], last = first + w.kernel[axis];
+    places *= std::max<std::int64_t>(0, std::min(last, w.in[axis] + margin) - std::max(first, -margin));
+  }
+  return static_cast<T>(std::max<std::int64_t>(1, places));
+}
+
+template <class T>
+inline void add_quotients(const T* __restrict x, T by, std::int64_t n, T* __restrict sum) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i] / by;
+}
+
+template <class T>
+struct AverageRows {
+  static void run(const AveragePoolArgs& args, std::int64_t begin, std::int64_t end) {
+    const PoolWindows& windows = args.windows;
+    alignas(64) T sum[tile], buffer[tile];
+    for_each_pixel_tile(windows.out, windows.channels, begin, end,
+                        [&](std::int64_t pixel, std::int64_t image, std::int64_t oh, std::int64_t ow,
+                            std::int64_t channel, std::int64_t n) {
+                          std::fill(sum, sum + n, T(0));
+                          for_each_tap(windows, image, oh, ow, [&](std::int64_t, std::int64_t from) {
+                            const T* const x =
+                                read_elements(args.x, args.dtype, from * windows.channels + channel, n, buffer);
+                            for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
+                          });
+                          const T by = divisor<T>(args, oh, ow);
+                          for (std::int64_t i = 0; i < n; ++i) sum[i] /= by;
+                          store_elements(sum, args.y, args.dtype, pixel * windows.channels + channel, n);
+                        });
+  }
+};
+
+template <class T>
+struct AverageGradientRows {
+  static void run(const AveragePoolArgs& args, std::int64_t begin, std::int64_t end) {
+    const PoolWindows& windows = args.windows;
+    alignas(64) T sum[tile], buffer[tile];
+    for_each_pixel_tile(windows.in, windows.channels, begin, end,
+                        [&](std::int64_t pixel, std::int64_t image, std::int64_t ih, std::int64_t iw,
+                            std::int64_t channel, std::int64_t n) {
+                          std::fill(sum, sum + n, T(0));
+                          for_each_window(windows, ih, iw, [&](std::int64_t, std::int64_t oh, std::int64_t ow) {
+                            const std::int64_t from =
+                                ((image * windows.out[0] + oh) * windows.out[1] + ow) * windows.channels + channel;
+                            add_quotients(read_elements(args.x, args.dtype, from, n, buffer), divisor<T>(args, oh, ow),
+                                          n, sum);
+                          });
+                          store_elements(sum, args.y, args.dtype, pixel * windows.channels + channel, n);
+                        });
+  }
+};
+
+template <class T>
+struct GlobalAverageTile {
+  static void run(const GlobalAveragePoolArgs& args, std::int64_t image, std::int64_t channel, std::int64_t n) {
+    alignas(64) T sum[tile], buffer[tile];
+    double total[tile] = {};
+    for (std::int64_t at = 0; at < args.rows; at += pool_block) {
+      std::fill(sum, sum + n, T(0));
+      for (std::int64_t row = at; row < std::min(args.rows, at + pool_block); ++row) {
+        const std::int64_t from = (image * args.rows + row) * args.channels + channel;
+        const T* const x = read_elements(args.x, args.dtype, from, n, buffer);
+        for (std::int64_t i = 0; i < n; ++i) sum[i] += x[i];
+      }
+      for (std::int64_t i = 0; i < n; ++i) total[i] += static_cast<double>(sum[i]);
+    }
+    for (std::int64_t i = 0; i < n; ++i) total[i] /= static_cast<double>(args.rows);
+    store_elements(total, args.y, args.dtype, image * args.channels + channel, n);
+  }
+};
+
+// Runs Rows over the pixel rows (N, size[0]).
+template <class Rows, class Args>
+void for_rows(const Args& args, const std::array<std::int64_t, 2>& size) {
+  const std::int64_t elements = size[1] * args.windows.channels * args.windows.taps();
+  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::max<std::int64_t>(1, elements));
+  parallel_for(args.windows.images * size[0], grain,
+               [&](std::int64_t begin, std::int64_t end) { run_variant<Rows>(args, begin, end); });
+}
+
+template <template <class, class> class Rows, class Args>
+void for_tap_rows(const Args& args, const std::array<std::int64_t, 2>& size) {
+  const bool is_short = pool_tap_dtype(args.windows.taps()) == DType::u8;
+  if (args.dtype == DType::f64) {
+    return is_short ? for_rows<Rows<double, std::uint8_t>>(args, size)
+                    : for_rows<Rows<double, std::int32_t>>(args, size);
+  }
+  return is_short ? for_rows<Rows<float, std::uint8_t>>(args, size) : for_rows<Rows<float, std::int32_t>>(args, size);
+}
+
+void max(const MaxPoolArgs& args) { for_tap_rows<MaxRows>(args, args.windows.out); }
+
+void max_backward(const MaxPoolGradArgs& args) { for_tap_rows<MaxGradientRows>(args, args.windows.in); }
+
+void average(const AveragePoolArgs& args) {
+  if (args.dtype == DType::f64) return for_rows<AverageRows<double>>(args, args.windows.out);
+  for_rows<AverageRows<float>>(args, args.windows.out);
+}
+
+void average_backward(const AveragePoolArgs& args) {
+  if (args.dtype == DType::f64) return for_rows<AverageGradientRows<double>>(args, args.windows.in);
+  for_rows<AverageGradientRows<float>>(args, args.windows.in);
+}
+
+void global_average(const GlobalAveragePoolArgs& args) {
+  const std::int64_t tiles = (args.channels + tile - 1) / tile;
+  parallel_for(args.images * tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; ++at) {
+      const std::int64_t channel = at % tiles * tile, n = std::min(tile, args.channels - channel);
+      if (args.dtype == DType::f64) {
+        run_variant<GlobalAverageTile<double>>(args, at / tiles, channel, n);
+      } else {
+        run_variant<GlobalAverageTile<float>>(args, at / tiles, channel, n);
+      }
+    }
+  });
+}
+
+}  // namespace pool_detail
+
+const PoolKernels pool_cpu{pool_detail::max, pool_detail::max_backward, pool_detail::average,
+                           pool_detail::average_backward, pool_detail::global_average};
+
+const PoolKernels& pool_kernels(Device device) {
+  if (device.is_cpu()) return pool_cpu;
+  if (!pool_cuda) throw DeviceError("pool: " + to_string(device) + " is not in this build");
+  return *pool_cuda;
+}
+
+}  // namespace thimble::kernels

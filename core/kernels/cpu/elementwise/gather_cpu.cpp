@@ -1,0 +1,204 @@
+// Gathers and their gradients on the CPU.
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/gather.h>
+#include <thimble/core/kernels/shared/strided.h>
+#include <thimble/core/threads/parallel.h>
+
+namespace thimble::kernels {
+namespace gather_detail {
+
+constexpr std::int64_t grain_elements = 1 << 14;
+constexpr std::int64_t tile = 256;
+
+std::int64_t index_at(const void* data, DType dtype, std::int64_t element) {
+  if (dtype == DType::i32) return static_cast<const std::int32_t*>(data)[element];
+  return static_cast<const std::int64_t*>(data)[element];
+}
+
+// The smallest bad position that any thread has met.
+class FirstBad {
+ public:
+  void note(std::int64_t position) noexcept {
+    std::int64_t before = first_.load(std::memory_order_relaxed);
+    while (position < before && !first_.compare_exchange_weak(before, position, std::memory_order_relaxed)) {
+    }
+  }
+  bool found() const noexcept { return first_.load() != none; }
+  std::int64_t position() const noexcept { return first_.load(); }
+
+ private:
+  static constexpr std::int64_t none = std::numeric_limits<std::int64_t>::max();
+  std::atomic<std::int64_t> first_{none};
+};
+
+BadIndex embedding(const EmbeddingArgs& args) {
+  FirstBad bad;
+  const std::size_t row_bytes = static_cast<std::size_t>(args.columns) * size_of(args.dtype);
+  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / std::max<std::int64_t>(1, args.columns));
+  parallel_for(args.positions, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      const std::int64_t row = index_at(args.ids, args.ids_dtype, p);
+      if (row < 0 || row >= args.rows) {
+        bad.note(p);
+      } else if (row_bytes > 0) {
+        std::memcpy(element_at(args.out, args.dtype, p * args.columns),
+                    element_at(args.table, args.dtype, row * args.columns), row_bytes);
+      }
+    }
+  });
+  if (!bad.found()) return {};
+  return {bad.position(), index_at(args.ids, args.ids_dtype, bad.position())};
+}
+
+// Sorts positions by their id (counting sort, so ascending for each id): those of row r are
+// order[rows + 1 + starts[r]], ..., where starts is the front of `order`.
+void sort_positions(const EmbeddingGradArgs& args) {
+  std::int64_t* const starts = args.order;
+  std::int64_t* const sorted = args.order + args.rows + 1;
+  std::fill(starts, starts + args.rows + 1, 0);
+  for (std::int64_t p = 0; p < args.positions; ++p) ++starts[index_at(args.ids, args.ids_dtype, p)];
+  std::int64_t sum = 0;
+  for (std::int64_t r = 0; r <= args.rows; ++r) {
+    sum += starts[r];
+    starts[r] = sum;  // one past the row's last place
+  }
+  for (std::int64_t p = args.positions; p-- > 0;) sorted[--starts[index_at(args.ids, args.ids_dtype, p)]] = p;
+}
+
+// One row's columns [column, column + n).
+template <class T>
+void sum_rows(const EmbeddingGradArgs& args, std::int64_t row, std::int64_t column, std::int64_t n) {
+  const std::int64_t* const sorted = args.order + args.rows + 1;
+  const std::int64_t begin = args.order[row], end = args.order[row + 1];
+  alignas(64) T sum[tile], buffer[tile];
+  double total[tile] = {};
+  for (std::int64_t at = begin; at < end; at += embedding_block) {
+    std::fill(sum, sum + n, T(0));
+    for (std::int64_t i = at; i < std::min(end, at + embedding_block); ++i) {
+      const T* const dy = read_elements(args.dy, args.dtype, sorted[i] * args.columns + column, n, buffer);
+      for (std::int64_t c = 0; c < n; ++c) sum[c] += dy[c];
+    }
+    for (std::int64_t c = 0; c < n; ++c) total[c] += static_cast<double>(sum[c]);
+  }
+  store_elements(total, args.dtable, args.dtype, row * args.columns + column, n);
+}
+
+void embedding_backward(const EmbeddingGradArgs& args) {
+  sort_positions(args);
+  const std::int64_t tiles = (args.columns + tile - 1) / tile;
+  parallel_for(args.rows * tiles, 64, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; ++at) {
+      const std::int64_t row = at / tiles, column = at % tiles * tile, n = std::min(tile, args.columns - column);
+      if (args.order[row] == args.order[row + 1]) {
+        std::memset(element_at(args.dtable, args.dtype, row * args.columns + column), 0,
+                    static_cast<std::size_t>(n) * size_of(args.dtype));
+      } else if (args.dtype == DType::f64) {
+        sum_rows<double>(args, row, column, n);
+      } else {
+        sum_rows<float>(args, row, column, n);
+      }
+    }
+  });
+}
+
+// n elements of out (and index) that are visited together, the given steps apart, and where their lines of x begin.
+struct Run {
+  std::int64_t x, out, x_step, out_step, n;
+};
+
+// Calls body(run) for all elements of the lines, in parallel over lines; those of one line in ascending order. Runs go
+// across the lines where these lie side by side, else along them.
+template <class F>
+void for_each_run(const GatherArgs& args, F&& body) {
+  if (args.out_length == 0) return;
+  const MergedStrides<2> walk(args.lines, {&args.x_strides, &args.out_strides});
+  const std::int64_t x_step = walk.stride(0, walk.rank - 1), out_step = walk.stride(1, walk.rank - 1);
+  const std::int64_t grain = std::max<std::int64_t>(1, grain_elements / args.out_length);
+  parallel_for(args.lines.elements(), grain, [&](std::int64_t begin, std::int64_t end) {
+    walk.for_each_run(begin, end, [&](const std::array<std::int64_t, 2>& at, std::int64_t lines) {
+      if (out_step == 1 && lines > 1) {
+        for (std::int64_t j = 0; j < args.out_length; ++j) {
+          body(Run{at[0], at[1] + j * args.out_step, x_step, out_step, lines});
+        }
+      } else {
+        for (std::int64_t i = 0; i < lines; ++i) {
+          body(Run{at[0] + i * x_step, at[1] + i * out_step, 0, args.out_step, args.out_length});
+        }
+      }
+    });
+  });
+}
+
+template <class Word>
+BadIndex gather_words(const GatherArgs& args) {
+  FirstBad bad;
+  const auto* const x = static_cast<const std::byte*>(args.x);
+  auto* const out = static_cast<std::byte*>(args.out);
+  constexpr auto size = static_cast<std::int64_t>(sizeof(Word));
+  for_each_run(args, [&](const Run& run) {
+    for (std::int64_t i = 0; i < run.n; ++i) {
+      const std::int64_t to = run.out + i * run.out_step, index = index_at(args.index, args.index_dtype, to);
+      if (index < 0 || index >= args.x_length) {
+        bad.note(to);
+      } else {
+        std::memcpy(out + to * size, x + (run.x + i * run.x_step + index * args.x_step) * size, sizeof(Word));
+      }
+    }
+  });
+  if (!bad.found()) return {};
+  return {bad.position(), index_at(args.index, args.index_dtype, bad.position())};
+}
+
+BadIndex gather(const GatherArgs& args) {
+  switch (size_of(args.dtype)) {
+    case 1:
+      return gather_words<std::uint8_t>(args);
+    case 2:
+      return gather_words<std::uint16_t>(args);
+    case 4:
+      return gather_words<std::uint32_t>(args);
+    default:
+      return gather_words<std::uint64_t>(args);
+  }
+}
+
+template <class T>
+void add_all(const GatherArgs& args) {
+  T* const sums = static_cast<T*>(args.x);
+  for_each_run(args, [&](const Run& run) {
+    alignas(64) T dy[tile];
+    for (std::int64_t at = 0; at < run.n; at += tile) {
+      const std::int64_t n = std::min(tile, run.n - at);
+      load_elements(args.out, args.dtype, run.out + at * run.out_step, run.out_step, dy, n);
+      for (std::int64_t i = at; i < at + n; ++i) {
+        const std::int64_t index = index_at(args.index, args.index_dtype, run.out + i * run.out_step);
+        sums[run.x + i * run.x_step + index * args.x_step] += dy[i - at];
+      }
+    }
+  });
+}
+
+void scatter_add(const GatherArgs& args) {
+  if (args.dtype == DType::f64) return add_all<double>(args);
+  add_all<float>(args);
+}
+
+}  // namespace gather_detail
+
+const GatherKernels gather_cpu{gather_detail::embedding, gather_detail::embedding_backward, gather_detail::gather,
+                               gather_detail::scatter_add};
+
+const GatherKernels& gather_kernels(Device device) {
+  if (device.is_cpu()) return gather_cpu;
+  if (!gather_cuda) throw DeviceError("gather: " + to_string(device) + " is not in this build");
+  return *gather_cuda;
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,273 @@
+// C is cut into tiles of 1024 x 256, each the sum over blocks of k: a block of the right operand is packed, then every
+// 32 rows of the left one meet it. Sums are kept in scratch until the last block, and finished as in any gemm.
+
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_dot_kernel.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
+
+namespace thimble::kernels {
+namespace gemm_bf16_detail {
+
+using namespace gemm_detail;
+
+inline constexpr std::int64_t tile_rows = 1024, tile_columns = 256, unit_depth = 1024;
+inline constexpr std::int64_t step_elements = step_bytes / 2;
+inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
+
+std::int64_t up_to(std::int64_t value, std::int64_t unit) noexcept { return (value + unit - 1) / unit * unit; }
+
+/// The pieces of workspace, in bytes from its begin: every one a multiple of 64.
+struct Space {
+  std::int64_t columns, depth;  // of a tile and of a block, filled up
+  std::int64_t sums, packed;
+  std::int64_t right;  // rows of B that are copied before they are packed, or 0
+  std::int64_t left;   // for each thread, rows of A that are copied, or 0
+  std::int64_t total(int threads) const noexcept { return sums + packed + right + threads * left; }
+};
+
+Space space_of(const Bf16Operands& x) noexcept {
+  Space s{};
+  s.columns = std::min(tile_columns, up_to(x.n, dot_columns));
+  s.depth = std::min(unit_depth, up_to(std::max<std::int64_t>(x.k, 1), step_elements));
+  s.sums = std::min(tile_rows, up_to(x.m, dot_rows)) * s.columns * 4;
+  s.packed = up_to(static_cast<std::int64_t>(dot_packed_bytes(s.depth, s.columns, DType::bf16)), 64);
+  s.right = x.reads_right ? 0 : s.depth * s.columns * 2;
+  s.left = x.reads_left ? 0 : dot_rows * s.depth * 2;
+  return s;
+}
+
+int threads_of(const Bf16Operands& x, int threads) noexcept {
+  const std::int64_t rows = std::min(tile_rows, x.m), columns = std::min(tile_columns, x.n);
+  const std::int64_t panels = (rows + dot_rows - 1) / dot_rows;
+  const std::int64_t most = std::min(panels, rows * columns * std::min(unit_depth, x.k) / worthwhile_work);
+  return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
+}
+
+/// One tile of C, one block of k.
+struct Block {
+  std::int64_t row;    // of the tile
+  std::int64_t p;      // where the block begins
+  std::int64_t depth;  // elements of k
+};
+
+/// 32 rows of the left operand, side by side: what `Block::a` + row * a_row_stride has at every a_column_stride.
+struct PackRows {
+  static void run(const std::uint16_t* a, std::int64_t row_stride, std::int64_t column_stride, int rows,
+                  std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept {
+    for (std::int64_t p0 = 0; p0 < filled; p0 += step_elements) {
+      const std::int64_t count = std::clamp<std::int64_t>(depth - p0, 0, step_elements);
+      for (int r = 0; r < rows; ++r) {
+        const std::uint16_t* const from = a + r * row_stride + p0 * column_stride;
+        std::uint16_t* const to = out + r * filled + p0;
+        for (std::int64_t p = 0; p < count; ++p) to[p] = from[p * column_stride];
+        for (std::int64_t p = count; p < step_elements; ++p) to[p] = 0;
+      }
+    }
+  }
+};
+
+/// Adds the products of some rows of a tile to its sums.
+void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std::int64_t first, int rows,
+              std::int64_t columns, const std::uint8_t* packed, std::uint16_t* left, float* sums,
+              const DotKernel& kernel) noexcept {
+  alignas(64) std::uint8_t tail[dot_rows * step_bytes] = {};
+  alignas(64) float product[dot_rows * dot_columns];
+  const std::int64_t filled = up_to(block.depth, step_elements);
+  DotTile tile{};
+  tile.rows = rows;
+  tile.columns = dot_columns;
+  if (left != nullptr) {
+    x.copy_left(block.row + first, rows, block.p, block.depth, filled, left);
+    tile.a = reinterpret_cast<const std::uint8_t*>(left);
+    tile.a_stride = filled * 2;
+    tile.whole_steps = filled / step_elements;
+  } else {
+    const std::uint16_t* const a = x.a + (block.row + first) * x.a_stride + block.p;
+    tile.a = reinterpret_cast<const std::uint8_t*>(a);
+    tile.a_stride = x.a_stride * 2;
+    tile.whole_steps = block.depth / step_elements;
+    const std::int64_t rest = block.depth % step_elements;
+    tile.a_tail = rest != 0 ? tail : nullptr;
+    for (int r = 0; rest != 0 && r < rows; ++r) {
+      std::memcpy(tail + r * step_bytes, a + r * x.a_stride + tile.whole_steps * step_elements,
+                  static_cast<std::size_t>(rest * 2));
+    }
+  }
+  const bool is_first = block.p == 0;
+  const auto panel_bytes = static_cast<std::int64_t>(dot_packed_bytes(block.depth, dot_columns, DType::bf16));
+  for (std::int64_t column = 0; column < columns; column += dot_columns, packed += panel_bytes) {
+    float* const to = sums + first * space.columns + column;
+    tile.b = packed;
+    tile.out = is_first ? to : product;
+    tile.out_stride = is_first ? space.columns : dot_columns;
+    kernel.compute(tile);
+    if (is_first) continue;
+    for (int r = 0; r < rows; ++r) {
+      for (int c = 0; c < dot_columns; ++c) to[r * space.columns + c] += product[r * dot_columns + c];
+    }
+  }
+}
+
+/// Packs a block of B, columns [column, column + columns) of it.
+void pack_right(const Bf16Operands& x, const Block& block, std::int64_t column, std::int64_t columns,
+                std::uint16_t* rows, std::uint8_t* packed, int threads, DotUnit unit) noexcept {
+  DotGemmArgs right;
+  right.n = columns, right.k = block.depth;
+  right.a_dtype = right.b_dtype = DType::bf16;
+  if (x.reads_right) {
+    right.b = x.b + block.p * x.b_row_stride + column * x.b_column_stride;
+    right.b_row_stride = x.b_row_stride, right.b_column_stride = x.b_column_stride;
+  } else {
+    parallel_threads(threads, [&](int thread) {
+      const std::int64_t end = block.depth * (thread + 1) / threads;
+      for (std::int64_t p = block.depth * thread / threads; p < end; ++p) {
+        x.copy_right(block.p + p, column, columns, rows + p * columns);
+      }
+    });
+    right.b = rows;
+    right.b_row_stride = columns, right.b_column_stride = 1;
+  }
+  pack_dot_right(right, packed, unit, threads);
+}
+
+/// Finishes some rows of a tile, whose place in C is (row, column).
+void finish_rows(const Output<float>& output, Finish<float> finish, OutputTile tile, std::int64_t rows,
+                 std::int64_t columns, int piece, float* sums, std::int64_t stride) noexcept {
+  const std::int64_t row = tile.row, column = tile.column;
+  for (std::int64_t r = 0; r < rows; r += max_tile_rows) {
+    for (std::int64_t c = 0; c < columns; c += piece) {
+      tile.row = row + r, tile.column = column + c;
+      tile.rows = static_cast<int>(std::min<std::int64_t>(max_tile_rows, rows - r));
+      tile.columns = static_cast<int>(std::min<std::int64_t>(piece, columns - c));
+      finish(output, tile, sums + r * stride + c, static_cast<int>(stride));
+    }
+  }
+}
+
+void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Place& place, void* workspace, int threads,
+              DotUnit unit) noexcept {
+  threads = threads_of(x, threads);
+  const Space space = space_of(x);
+  auto* const sums = static_cast<float*>(workspace);
+  std::uint8_t* const packed = static_cast<std::uint8_t*>(workspace) + space.sums;
+  auto* const right_rows = reinterpret_cast<std::uint16_t*>(packed + space.packed);
+  std::uint8_t* const lefts = packed + space.packed + space.right;
+  const DotKernel& kernel = dot_kernel(unit, DType::bf16);
+  const Microkernels<float>& micro = microkernels<float>(isa());
+  const int piece = micro.lanes * micro.vectors;
+  const Finish<float> finisher = finish<float>(isa());
+  for (std::int64_t column = 0; column < x.n; column += tile_columns) {
+    const std::int64_t columns = std::min(tile_columns, x.n - column);
+    for (std::int64_t row = 0; row < x.m; row += tile_rows) {
+      const std::int64_t rows = std::min(tile_rows, x.m - row);
+      const std::int64_t panels = (rows + dot_rows - 1) / dot_rows;
+      for (std::int64_t p = 0; p == 0 || p < x.k; p += unit_depth) {
+        const Block block{row, p, std::min(unit_depth, x.k - p)};
+        pack_right(x, block, column, columns, right_rows, packed, threads, unit);
+        const bool is_last = p + unit_depth >= x.k;
+        const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
+        parallel_threads(workers, [&](int thread) {
+          auto* const left = space.left == 0 ? nullptr : reinterpret_cast<std::uint16_t*>(lefts + thread * space.left);
+          int begun = 0;
+          for (std::int64_t i = panels * thread / workers; i < panels * (thread + 1) / workers; ++i) {
+            const std::int64_t first = i * dot_rows;
+            const int count = static_cast<int>(std::min<std::int64_t>(dot_rows, rows - first));
+            if (count != begun) kernel.begin(count);
+            begun = count;
+            add_rows(x, space, block, first, count, columns, packed, left, sums, kernel);
+            if (!is_last) continue;
+            const OutputTile tile{place.c_offset, place.bias_offset, row + first, column, 0, 0};
+            finish_rows(output, finisher, tile, count, columns, piece, sums + first * space.columns, space.columns);
+          }
+          if (begun != 0) kernel.end();
+        });
+      }
+    }
+  }
+}
+
+/// The operands of one matrix of a gemm's batch: views.
+class Views final : public Bf16Operands {
+ public:
+  Views(const GemmArgs& args, std::int64_t a_offset, std::int64_t b_offset) noexcept
+      : rows_(static_cast<const std::uint16_t*>(args.a) + a_offset),
+        row_stride_(args.a_row_stride),
+        column_stride_(args.a_column_stride) {
+    m = args.m, n = args.n, k = args.k;
+    reads_left = column_stride_ == 1, reads_right = true;
+    a = rows_, a_stride = row_stride_;
+    b = static_cast<const std::uint16_t*>(args.b) + b_offset;
+    b_row_stride = args.b_row_stride, b_column_stride = args.b_column_stride;
+  }
+  void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
+                 std::uint16_t* out) const noexcept override {
+    copy_bf16_rows(rows_ + row * row_stride_ + p * column_stride_, row_stride_, column_stride_, rows, depth, filled,
+                   out);
+  }
+  void copy_right(std::int64_t, std::int64_t, std::int64_t, std::uint16_t*) const noexcept override {}
+
+ private:
+  const std::uint16_t* rows_;
+  std::int64_t row_stride_, column_stride_;
+};
+
+}  // namespace gemm_bf16_detail
+
+namespace gemm_detail {
+
+void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
+                    std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept {
+  run_variant<gemm_bf16_detail::PackRows>(from, row_stride, column_stride, rows, depth, filled, out);
+}
+
+std::size_t bf16_product_bytes(const Bf16Operands& operands, int threads) noexcept {
+  using namespace gemm_bf16_detail;
+  return static_cast<std::size_t>(space_of(operands).total(threads_of(operands, threads)));
+}
+
+void bf16_product(const Bf16Operands& operands, const Output<float>& output, const Bf16Place& place, void* workspace,
+                  int threads, DotUnit unit) noexcept {
+  gemm_bf16_detail::multiply(operands, output, place, workspace, threads, unit);
+}
+
+std::size_t bf16_workspace_bytes(const GemmArgs& args, int threads) noexcept {
+  return bf16_product_bytes(gemm_bf16_detail::Views(args, 0, 0), threads);
+}
+
+void compute_bf16(const GemmArgs& args, void* workspace, int threads, DotUnit unit) noexcept {
+  Output<float> output;
+  output.c = args.c;
+  output.pre_activation = args.pre_activation;
+  output.bias = args.bias;
+  output.accumulate = args.accumulate;
+  output.activation = args.activation;
+  output.dtype = args.c_dtype;
+  output.alpha = static_cast<float>(args.alpha);
+  output.rows.pixel = args.c_row_stride;
+  output.column_stride = args.c_column_stride;
+  std::int64_t count = 1;
+  for (int i = 0; i < args.batch_rank; ++i) count *= args.batch[static_cast<std::size_t>(i)].size;
+  for (std::int64_t index = 0; index < count; ++index) {
+    std::int64_t a = 0, b = 0, rest = index;
+    Bf16Place place;
+    for (int i = args.batch_rank; i-- > 0;) {
+      const GemmBatchDim& dim = args.batch[static_cast<std::size_t>(i)];
+      const std::int64_t at = rest % dim.size;
+      rest /= dim.size;
+      a += at * dim.a, b += at * dim.b;
+      place.c_offset += at * dim.c, place.bias_offset += at * dim.bias;
+    }
+    bf16_product(gemm_bf16_detail::Views(args, a, b), output, place, workspace, threads, unit);
+  }
+}
+
+}  // namespace gemm_detail
+}  // namespace thimble::kernels

@@ -1,0 +1,310 @@
+#include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include <thimble/core/threads/parallel.h>
+
+namespace thimble::kernels::gemm_detail {
+namespace driver_detail {
+
+inline constexpr std::int64_t max_microtile_elements = 64 * max_tile_rows;
+
+std::int64_t blocks_of(std::int64_t k) noexcept {
+  return std::max<std::int64_t>(1, (k + block_depth - 1) / block_depth);
+}
+
+/// Elements of one thread's sections of the workspace, each a whole number of cache lines.
+struct Sections {
+  std::int64_t right;
+  std::int64_t scratch;
+  std::int64_t left;
+
+  std::int64_t total() const noexcept { return right + scratch + left; }
+};
+
+Sections sections(const Problem& problem, const Tiling& tiling, const MicroShape& micro,
+                  std::int64_t left_elements) noexcept {
+  const std::int64_t line = 64 / micro.element_bytes;
+  const auto whole_lines = [&](std::int64_t elements) { return (elements + line - 1) / line * line; };
+  const std::int64_t panel = panel_stride(std::min(problem.k, block_depth), tiling.width, line);
+  const std::int64_t blocks = tiling.keeps_right ? blocks_of(problem.k) : 1;
+  const bool is_ragged = problem.n % micro.lanes != 0;  // a microtile ends within a vector
+  const std::int64_t scratch_columns = problem.k <= block_depth ? 0
+                                       : !tiling.sums_in_out    ? tiling.columns
+                                       : is_ragged              ? tiling.width
+                                                                : 0;
+  const std::int64_t panels = !tiling.reads_right ? tiling.columns / tiling.width : is_ragged ? 1 : 0;
+  return {panels * panel * blocks, whole_lines(tiling.rows * scratch_columns), whole_lines(left_elements)};
+}
+
+struct Offsets {
+  std::int64_t left = 0;
+  std::int64_t right = 0;
+  std::int64_t out = 0;
+  std::int64_t bias = 0;
+};
+
+Offsets batch_offsets(const Problem& problem, std::int64_t index) noexcept {
+  Offsets offsets;
+  for (int i = problem.batch_rank - 1; i >= 0; --i) {
+    const BatchDim& dim = problem.batch[static_cast<std::size_t>(i)];
+    const std::int64_t at = index % dim.size;
+    index /= dim.size;
+    offsets.left += at * dim.left;
+    offsets.right += at * dim.right;
+    offsets.out += at * dim.out;
+    offsets.bias += at * dim.bias;
+  }
+  return offsets;
+}
+
+/// A tile's place: in the batch, and counted in tiles in C.
+struct Tile {
+  std::int64_t batch;
+  std::int64_t row;
+  std::int64_t column;
+};
+
+/// What one thread does: tile after tile, remembering which right blocks are still packed.
+template <class T>
+class Worker {
+ public:
+  Worker(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
+         const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, const Sections& sections,
+         T* workspace) noexcept
+      : problem_(problem),
+        tiling_(tiling),
+        kernels_(kernels),
+        left_(left),
+        right_(right),
+        output_(output),
+        finish_(finish),
+        is_plain_(output.is_plain()),
+        is_small_(std::max(problem.k, problem.n) * problem.m * static_cast<std::int64_t>(sizeof(T)) < 512 * 1024),
+        right_panels_(workspace),
+        scratch_(right_panels_ + sections.right),
+        left_scratch_(scratch_ + sections.scratch) {}
+
+  void compute_tile(const Tile& tile) noexcept {
+    offsets_ = batch_offsets(problem_, tile.batch);
+    row_ = tile.row * tiling_.rows;
+    rows_ = std::min(tiling_.rows, problem_.m - row_);
+    column_ = tile.column * tiling_.columns;
+    columns_ = std::min(tiling_.columns, problem_.n - column_);
+    const std::int64_t blocks = blocks_of(problem_.k);
+    const bool is_packed = packed_offset_ == offsets_.right && packed_column_ == column_;
+    for (std::int64_t index = 0; index < blocks; ++index) {
+      const std::int64_t k = index * block_depth;
+      const std::int64_t depth = std::min(block_depth, problem_.k - k);
+      const Block block{k, depth, panels_of(index, depth), index == 0, index + 1 == blocks};
+      if (!is_packed) pack_right(block);
+      partial_ = scratch_;
+      for (std::int64_t i = 0; i < rows_; i += tiling_.left_rows) {
+        multiply_rows(block, i, std::min(tiling_.left_rows, rows_ - i));
+      }
+    }
+    if (tiling_.keeps_right || (blocks == 1 && !tiling_.reads_right)) {
+      packed_offset_ = offsets_.right;
+      packed_column_ = column_;
+    }
+  }
+
+ private:
+  /// A part of k, and where the right operand's is packed.
+  struct Block {
+    std::int64_t k;
+    std::int64_t depth;
+    Panels<T> panels;
+    bool is_first;
+    bool is_last;
+  };
+
+  /// Where a block of the right operand is packed: in its own place when all are kept.
+  Panels<T> panels_of(std::int64_t block, std::int64_t depth) const noexcept {
+    const int width = tiling_.width;
+    const std::int64_t count = (columns_ + width - 1) / width;
+    T* first = right_panels_;
+    if (tiling_.keeps_right) first += block * count * panel_stride(block_depth, width, line_elements<T>);
+    return {first, width, panel_stride(depth, width, line_elements<T>)};
+  }
+
+  /// Columns of the microtile with `rest` columns left. Three vectors and one are evened out to two and two, because a
+  /// single vector has too few chains of sums to keep the machine busy.
+  int microtile_columns(std::int64_t rest) const noexcept {
+    const int width = tiling_.width;
+    if (tiling_.reads_right && width == 3 * kernels_.lanes && rest > width && rest <= width + kernels_.lanes) {
+      return 2 * kernels_.lanes;
+    }
+    return static_cast<int>(std::min<std::int64_t>(width, rest));
+  }
+
+  /// Packs what is not read in place: everything, or the microtile that ends within a vector.
+  void pack_right(const Block& block) const noexcept {
+    const std::int64_t k = block.k, depth = block.depth;
+    if (!tiling_.reads_right) return right_.pack(offsets_.right, column_, columns_, k, depth, block.panels);
+    if (columns_ % kernels_.lanes == 0) return;
+    std::int64_t first = 0;
+    for (int step; first + (step = microtile_columns(columns_ - first)) < columns_;) first += step;
+    right_.pack(offsets_.right, column_ + first, columns_ - first, k, depth, block.panels);
+  }
+
+  /// Cache lines that are asked for while microtiles are computed, as many of them at a time as one has groups of k.
+  class Asking {
+   public:
+    Asking() = default;
+    Asking(const Lines& lines, std::int64_t depth) noexcept
+        : lines_(lines), step_(std::max<std::int64_t>(1, depth / group_depth / lines.ahead.rows)) {}
+    bool is_done() const noexcept { return lines_.columns <= 0; }
+    Ahead next() noexcept {
+      const Ahead ahead = lines_.ahead;
+      lines_.ahead.first += step_ * 64;
+      lines_.columns -= step_;
+      return ahead;
+    }
+
+   private:
+    Lines lines_;
+    std::int64_t step_ = 0;  // in columns of lines
+  };
+
+  /// The part of the left operand that comes after rows [i, i + count) of the tile.
+  Lines left_after(const Block& block, std::int64_t i, std::int64_t count) const noexcept {
+    const std::int64_t next = i + count;
+    if (next < rows_) {
+      return left_.lines(offsets_.left, row_ + next, std::min(count, rows_ - next), block.k, block.depth);
+    }
+    const std::int64_t k = block.k + block_depth;
+    if (block.is_last) return {};
+    return left_.lines(offsets_.left, row_, std::min(count, rows_), k, std::min(block_depth, problem_.k - k));
+  }
+
+  /// Rows of C below a panel, where the next panel's results or sums so far go.
+  Lines out_after(const Block& block, std::int64_t i) const noexcept {
+    const std::int64_t next = i + kernels_.rows;
+    if (next >= rows_ || !(block.is_last ? is_plain_ : tiling_.sums_in_out)) return {};
+    constexpr std::int64_t bytes = sizeof(T);
+    const auto* const first = reinterpret_cast<const std::byte*>(direct_out(row_ + next, column_));
+    return {{first, output_.rows.pixel * bytes, std::min<std::int64_t>(kernels_.rows, rows_ - next)},
+            (columns_ * bytes + 63) / 64};
+  }
+
+  /// Rows [first, first + count) of the tile. A panel of the left block stays in the first-level cache while the right
+  /// block streams by.
+  void multiply_rows(const Block& block, std::int64_t first, std::int64_t count) noexcept {
+    alignas(64) T finished[max_microtile_elements];
+    const LeftBlock<T> left =
+        left_.open(offsets_.left, row_ + first, count, block.k, block.depth, kernels_.rows, left_scratch_);
+    const RowsInPlace<T> right = tiling_.reads_right ? right_.rows(offsets_.right, column_, block.k) : RowsInPlace<T>{};
+    const int width = tiling_.width;
+    Asking left_ahead;
+    if (!is_small_ && problem_.copies_left) left_ahead = Asking(left_after(block, first, count), block.depth);
+    RowPointers<T> a;
+    std::int64_t panel = 0;
+    for (std::int64_t i = first; i < first + count; i += kernels_.rows, ++panel) {
+      const int rows = static_cast<int>(std::min<std::int64_t>(kernels_.rows, first + count - i));
+      left_.panel(left, panel, rows, a);
+      Asking out_ahead;
+      if (!is_small_) {
+        if (!problem_.copies_left) left_ahead = Asking(left_after(block, i, rows), block.depth);
+        out_ahead = Asking(out_after(block, i), block.depth);
+      }
+      const T* packed = block.panels.data;
+      int columns = 0;
+      for (std::int64_t j = 0; j < columns_; j += columns) {
+        columns = microtile_columns(columns_ - j);
+        const bool has_whole_vectors = kernels_.is_whole_vectors(columns);
+        const bool is_in_place = tiling_.reads_right && has_whole_vectors;
+        // Whole vectors of a plain C are written by the microkernel itself.
+        const bool is_direct = block.is_last && is_plain_ && has_whole_vectors;
+        const bool sums_in_out = tiling_.sums_in_out && has_whole_vectors;
+        T* const direct = is_direct || sums_in_out ? direct_out(row_ + i, column_ + j) : nullptr;
+        T* const sum = sums_in_out ? direct : partial_;
+        const std::int64_t sum_stride = sums_in_out ? output_.rows.pixel : width;
+        T* const out = is_direct ? direct : block.is_last ? finished : sum;
+        const std::int64_t out_stride = is_direct ? output_.rows.pixel : block.is_last ? width : sum_stride;
+        const Ahead ahead = !left_ahead.is_done()  ? left_ahead.next()
+                            : !out_ahead.is_done() ? out_ahead.next()
+                                                   : Ahead{};
+        kernels_.select(rows, columns)({a, left.runs, left.run_count, left.depth_stride,
+                                        is_in_place ? right.first + j : packed, block.is_first ? nullptr : sum,
+                                        sum_stride, out, out_stride, is_in_place ? right.stride : width, ahead});
+        if (!sums_in_out) partial_ += kernels_.rows * width;
+        if (!is_in_place) packed += block.panels.stride;
+        if (!block.is_last || is_direct) continue;
+        finish_(output_, {offsets_.out, offsets_.bias, row_ + i, column_ + j, rows, columns}, finished, width);
+      }
+    }
+  }
+
+  T* direct_out(std::int64_t row, std::int64_t column) const noexcept {
+    return static_cast<T*>(output_.c) + offsets_.out + row * output_.rows.pixel + column;
+  }
+
+  const Problem& problem_;
+  const Tiling& tiling_;
+  const Microkernels<T>& kernels_;
+  const LeftOperand<T>& left_;
+  const RightOperand<T>& right_;
+  const Output<T>& output_;
+  Finish<T> finish_;
+  bool is_plain_;
+  bool is_small_;  // the left operand and C stay in the cache
+  T* right_panels_;
+  T* scratch_;
+  T* left_scratch_;
+  T* partial_ = nullptr;  // of the next microtile, in scratch_
+  Offsets offsets_;
+  std::int64_t row_ = 0, rows_ = 0, column_ = 0, columns_ = 0;
+  std::int64_t packed_offset_ = 0;
+  std::int64_t packed_column_ = -1;  // none
+};
+
+}  // namespace driver_detail
+
+std::size_t workspace_bytes(const Problem& problem, const Tiling& tiling, const MicroShape& micro,
+                            std::int64_t left_elements) noexcept {
+  const auto sections = driver_detail::sections(problem, tiling, micro, left_elements);
+  return static_cast<std::size_t>(sections.total() * micro.element_bytes * tiling.threads);
+}
+
+template <class T>
+void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
+         const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, void* workspace) noexcept {
+  using namespace driver_detail;
+  const std::int64_t left_elements = left.scratch_elements(std::min(tiling.left_rows, problem.m), kernels.rows);
+  const Sections parts = sections(problem, tiling, micro_shape(kernels), left_elements);
+  const std::int64_t tile_rows = tiling.tile_rows(problem.m);
+  const std::int64_t tile_columns = tiling.tile_columns(problem.n);
+  const std::int64_t tiles = problem.batch_size() * tile_rows * tile_columns;
+  // Tiles are handed out in order, row by row of one column, so that a thread's next tile often needs the blocks that
+  // it has packed.
+  const auto tile_at = [&](std::int64_t index) {
+    return Tile{index / (tile_rows * tile_columns), index % tile_rows, index / tile_rows % tile_columns};
+  };
+  if (tiling.threads == 1) {
+    Worker<T> worker(problem, tiling, kernels, left, right, output, finish, parts, static_cast<T*>(workspace));
+    for (std::int64_t tile = 0; tile < tiles; ++tile) worker.compute_tile(tile_at(tile));
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  parallel_threads(tiling.threads, [&](int thread) {
+    Worker<T> worker(problem, tiling, kernels, left, right, output, finish, parts,
+                     static_cast<T*>(workspace) + thread * parts.total());
+    for (;;) {
+      const std::int64_t tile = next.fetch_add(1, std::memory_order_relaxed);
+      if (tile >= tiles) return;
+      worker.compute_tile(tile_at(tile));
+    }
+  });
+}
+
+template void run<float>(const Problem&, const Tiling&, const Microkernels<float>&, const LeftOperand<float>&,
+                         const RightOperand<float>&, const Output<float>&, Finish<float>, void*) noexcept;
+template void run<double>(const Problem&, const Tiling&, const Microkernels<double>&, const LeftOperand<double>&,
+                          const RightOperand<double>&, const Output<double>&, Finish<double>, void*) noexcept;
+template void run<std::int64_t>(const Problem&, const Tiling&, const Microkernels<std::int64_t>&,
+                                const LeftOperand<std::int64_t>&, const RightOperand<std::int64_t>&,
+                                const Output<std::int64_t>&, Finish<std::int64_t>, void*) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail

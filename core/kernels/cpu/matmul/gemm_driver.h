@@ -1,0 +1,90 @@
+#pragma once
+// The matmul's loops: C is cut into tiles, each computed by one thread from packed blocks.
+//
+//   tile      rows x columns of C that one thread computes at a time; its partial sums stay in scratch or in C
+//   block     block_depth columns of the left operand and rows of the right one
+//   panel     the columns of one microtile in a packed block of the right operand
+//   microtile what one call of a microkernel computes, in registers
+//
+// No tile shares anything with another, so threads need no barriers, and tile sizes do not touch results.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
+
+namespace thimble::kernels::gemm_detail {
+
+inline constexpr int max_batch_rank = 6;
+
+/// One dimension of the batch: its size and how far apart its matrices are (elements; 0 broadcasts).
+struct BatchDim {
+  std::int64_t size;
+  std::int64_t left;
+  std::int64_t right;
+  std::int64_t out;
+  std::int64_t bias;
+};
+
+/// Sizes, and what it costs to bring an element to a microkernel and home (cycles, about).
+struct Problem {
+  std::int64_t m = 0;
+  std::int64_t n = 0;
+  std::int64_t k = 0;
+  int batch_rank = 0;
+  std::array<BatchDim, max_batch_rank> batch;  ///< the first batch_rank; the others are not set: small products count
+  bool copies_left = false;                    ///< the left operand is not read in place
+  bool sums_in_out = false;                    ///< out's rows can hold sums over a part of k: rows of T, overwritten
+  bool has_right_rows = false;                 ///< the right operand's rows can be read in place, in whole cache lines
+  double left_cost = 0;
+  double right_cost = 0;
+  double output_cost = 0;
+
+  std::int64_t batch_size() const noexcept;
+};
+
+/// How a problem is cut. A pure function of the problem, the number of threads and the microkernel.
+struct Tiling {
+  std::int64_t rows = 0;       ///< of a tile; a multiple of the microtile's
+  std::int64_t columns = 0;    ///< of a tile; a multiple of the microtile's
+  std::int64_t left_rows = 0;  ///< of the left operand that are opened at a time
+  int width = 0;               ///< columns of a panel
+  bool reads_right = false;    ///< whole vectors of the right operand are read where they lie
+  bool sums_in_out = false;    ///< sums over a part of k stay where the result goes, instead of in scratch
+  bool keeps_right = false;    ///< all blocks of the tile's columns stay packed for the next tiles of the thread
+  int threads = 1;
+  double cost = 0;  ///< estimated cycles; 0 where there was nothing to choose from
+
+  std::int64_t tile_rows(std::int64_t m) const noexcept { return (m + rows - 1) / rows; }
+  std::int64_t tile_columns(std::int64_t n) const noexcept { return (n + columns - 1) / columns; }
+};
+
+/// Sizes of a microtile, and bytes of the type.
+struct MicroShape {
+  int rows;
+  int lanes;
+  int vectors;
+  int element_bytes;
+
+  int columns() const noexcept { return lanes * vectors; }
+};
+template <class T>
+MicroShape micro_shape(const Microkernels<T>& kernels) noexcept {
+  return {kernels.rows, kernels.lanes, kernels.vectors, static_cast<int>(sizeof(T))};
+}
+
+/// The cheapest tiling for up to `threads` threads.
+Tiling choose_tiling(const Problem& problem, const MicroShape& micro, int threads) noexcept;
+
+/// Bytes of workspace that `run` needs for a left operand that takes `left_elements` of scratch per tile.
+std::size_t workspace_bytes(const Problem& problem, const Tiling& tiling, const MicroShape& micro,
+                            std::int64_t left_elements) noexcept;
+
+/// C = left right for every matrix of the batch. `workspace` is 64-byte aligned.
+template <class T>
+void run(const Problem& problem, const Tiling& tiling, const Microkernels<T>& kernels, const LeftOperand<T>& left,
+         const RightOperand<T>& right, const Output<T>& output, Finish<T> finish, void* workspace) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail

@@ -1,0 +1,60 @@
+#pragma once
+// What happens to a finished block of C: scale, bias, activation, sum with what is there, conversion, store.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/core/tensor/dtype.h>
+
+namespace thimble::kernels::gemm_detail {
+
+/// Where row r of C begins. Rows are the pixels (image, line, pixel) of an image; a matrix is one endless line.
+struct RowMap {
+  std::int64_t width = INT64_MAX;  ///< pixels of a line
+  std::int64_t height = 1;         ///< lines of an image
+  std::int64_t pixel = 0;          ///< strides in elements
+  std::int64_t line = 0;
+  std::int64_t image = 0;
+};
+
+/// C and what is done to it. With v = alpha * accumulator + bias (in T): pre_activation = v, v = act(v),
+/// C = accumulate ? v + C : v.
+template <class T>
+struct Output {
+  void* c = nullptr;
+  void* pre_activation = nullptr;  ///< null, or laid out as C
+  const void* bias = nullptr;      ///< null, or one element per column (per row when bias_along_rows), dtype of C
+  bool bias_along_rows = false;
+  bool accumulate = false;
+  Activation activation = Activation::none;
+  DType dtype = DType::f32;
+  T alpha = T{1};
+  RowMap rows;
+  std::int64_t column_stride = 1;
+
+  /// C is the accumulators as they are, in rows of T.
+  bool is_plain() const noexcept {
+    return dtype == dtype_of<T> && column_stride == 1 && rows.width == INT64_MAX && alpha == T{1} && bias == nullptr &&
+           activation == Activation::none && pre_activation == nullptr && !accumulate;
+  }
+};
+
+/// The part of C that one microtile computes, and where the batch's C and bias begin (elements).
+struct OutputTile {
+  std::int64_t c_offset = 0;
+  std::int64_t bias_offset = 0;
+  std::int64_t row = 0;
+  std::int64_t column = 0;
+  int rows = 0;
+  int columns = 0;
+};
+
+/// Finishes `tile`, whose accumulators lie in rows of `stride` elements and are overwritten.
+template <class T>
+using Finish = void (*)(const Output<T>& output, const OutputTile& tile, T* accumulators, int stride);
+
+template <class T>
+Finish<T> finish(Isa isa) noexcept;
+
+}  // namespace thimble::kernels::gemm_detail

@@ -1,0 +1,161 @@
+#pragma once
+// The operands of a matmul as its driver sees them: a left one that is read row by row, a right one that is packed.
+// Plain matrices are here; convolution has its own, which read from images.
+
+#include <cstddef>
+#include <cstdint>
+
+#include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_pack.h>
+#include <thimble/core/tensor/dtype.h>
+
+namespace thimble::kernels::gemm_detail {
+
+/// The most runs (see Microtile) in a block: pieces of 16 elements and more, and their ends.
+inline constexpr std::int64_t max_runs = block_depth / 16 + 2;
+
+/// Where the pointers to the rows of a microtile's panel go, run after run.
+template <class T>
+using RowPointers = const T * [max_runs * max_tile_rows];
+
+/// A block of the left operand that has been opened. In the plain form, element (r, p) of panel i, the i-th group of a
+/// microtile's rows, is base[i * panel_stride + r * row_stride + p * depth_stride].
+template <class T>
+struct LeftBlock {
+  const T* base = nullptr;
+  std::int64_t panel_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t depth_stride = 1;
+  std::int64_t run_count = 1;
+  std::int64_t runs[max_runs];  ///< the depth of each; the first run_count are set, because small products count
+  // What was opened, for operands that find their rows one panel at a time.
+  std::int64_t offset = 0;
+  std::int64_t row = 0;
+  std::int64_t k = 0;
+  T* scratch = nullptr;
+};
+
+/// Where a part of an operand lies, in cache lines: `columns` columns of them.
+struct Lines {
+  Ahead ahead;
+  std::int64_t columns = 0;
+};
+
+/// op(A), m x k. Stateless: any number of threads open blocks at once.
+template <class T>
+class LeftOperand {
+ public:
+  /// Elements of scratch that a block of `rows` rows and up to block_depth columns needs; 0: read where it lies.
+  virtual std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept = 0;
+
+  /// Rows [row, row + rows) x columns [k, k + depth) of the matrix that begins `offset` elements into the operand, in
+  /// place or converted into `scratch` (64-byte aligned), for panels of `panel_rows`.
+  virtual LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
+                            std::int64_t depth, int panel_rows, T* scratch) const noexcept = 0;
+
+  /// What open() or the microkernels will read of a block, to be asked for early; none where that is not plain to say.
+  virtual Lines lines([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t row,
+                      [[maybe_unused]] std::int64_t rows, [[maybe_unused]] std::int64_t k,
+                      [[maybe_unused]] std::int64_t depth) const noexcept {
+    return {};
+  }
+
+  /// Points to the first `rows` rows of panel `index`, valid until the next call for this block. Here: the plain form.
+  virtual void panel(const LeftBlock<T>& block, std::int64_t index, int rows, RowPointers<T>& pointers) const noexcept {
+    const T* const first = block.base + index * block.panel_stride;
+    for (int r = 0; r < rows; ++r) pointers[r] = first + r * block.row_stride;
+  }
+
+ protected:
+  ~LeftOperand() = default;
+};
+
+/// The plain form: one run.
+template <class T>
+LeftBlock<T> plain_block(const T* base, std::int64_t panel_stride, std::int64_t row_stride, std::int64_t depth_stride,
+                         std::int64_t depth) noexcept {
+  LeftBlock<T> block;
+  block.base = base;
+  block.panel_stride = panel_stride;
+  block.row_stride = row_stride;
+  block.depth_stride = depth_stride;
+  block.runs[0] = depth;
+  return block;
+}
+
+/// Rows of a matrix that lie in memory as they are: element (p, j) is first[p * stride + j]. Null: they do not.
+template <class T>
+struct RowsInPlace {
+  const T* first = nullptr;
+  std::int64_t stride = 0;
+};
+
+/// op(B), k x n.
+template <class T>
+class RightOperand {
+ public:
+  /// The rows from (k, column) of the matrix that begins `offset` elements into the operand, where a microkernel can
+  /// read them as they lie.
+  virtual RowsInPlace<T> rows([[maybe_unused]] std::int64_t offset, [[maybe_unused]] std::int64_t column,
+                              [[maybe_unused]] std::int64_t k) const noexcept {
+    return {};
+  }
+
+  /// Packs rows [k, k + depth) x columns [column, column + columns) of the matrix that begins `offset` elements into
+  /// the operand.
+  virtual void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
+                    const Panels<T>& panels) const noexcept = 0;
+
+ protected:
+  ~RightOperand() = default;
+};
+
+/// From one row of a block to the next where it is copied row by row: an odd number of cache lines, so that the rows of
+/// a panel lie in different sets of the cache.
+template <class T>
+inline constexpr std::int64_t scratch_row_stride = (block_depth / line_elements<T> | 1) * line_elements<T>;
+
+/// A matrix in memory with any strides (elements) and any storage dtype.
+struct MatrixView {
+  const void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 0;
+  DType dtype = DType::f32;
+};
+
+template <class T>
+class LeftMatrix final : public LeftOperand<T> {
+ public:
+  explicit LeftMatrix(const MatrixView& view) noexcept : view_(view) {}
+  std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
+  LeftBlock<T> open(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k, std::int64_t depth,
+                    int panel_rows, T* scratch) const noexcept override;
+  Lines lines(std::int64_t offset, std::int64_t row, std::int64_t rows, std::int64_t k,
+              std::int64_t depth) const noexcept override;
+
+ private:
+  bool has_rows_together() const noexcept { return view_.row_stride == 1 && view_.column_stride != 1; }
+  bool is_in_place() const noexcept { return view_.dtype == dtype_of<T> && view_.column_stride == 1; }
+
+  MatrixView view_;
+};
+
+template <class T>
+class RightMatrix final : public RightOperand<T> {
+ public:
+  RightMatrix(const MatrixView& view, Isa isa) noexcept
+      : view_(view), transpose_(transpose<T>(isa)), transpose_bf16_(transpose<float, bf16>(isa)) {}
+  RowsInPlace<T> rows(std::int64_t offset, std::int64_t column, std::int64_t k) const noexcept override;
+  void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
+            const Panels<T>& panels) const noexcept override;
+
+ private:
+  void pack_columns(std::int64_t first, std::int64_t columns, std::int64_t depth,
+                    const Panels<T>& panels) const noexcept;
+
+  MatrixView view_;
+  Transpose<T> transpose_;
+  Transpose<float, bf16> transpose_bf16_;
+};
+
+}  // namespace thimble::kernels::gemm_detail

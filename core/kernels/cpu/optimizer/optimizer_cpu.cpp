@@ -1,0 +1,184 @@
+// Optimizer updates on the CPU: every element is independent, so threads do not change bits.
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/shared/square_root.h>
+#include <thimble/core/kernels/shared/update_rule.h>
+#include <thimble/core/numbers/convert.h>
+#include <thimble/core/threads/parallel.h>
+
+namespace thimble::kernels {
+namespace optimizer_detail {
+
+constexpr std::int64_t chunk = run_elements;
+constexpr std::int64_t grain = 16 * chunk;
+// Elements whose squares one thread adds up.
+constexpr std::int64_t square_stretch = 128 * chunk;
+
+template <class F>
+void for_chunks(std::int64_t n, F&& f) {
+  parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += chunk) f(at, std::min(chunk, end - at));
+  });
+}
+
+template <class T>
+struct SgdChunk {
+  static void run(const SgdRule<T>& rule, T* __restrict p, const T* __restrict g, T* __restrict m, std::int64_t n) {
+    if (!m) {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.plain(p[i], g[i]);
+    } else {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.with_momentum(p[i], g[i], m[i]);
+    }
+  }
+};
+
+template <class T>
+struct AdamMoments {
+  static void run(const AdamRule<T>& rule, const T* __restrict p, const T* __restrict g, T* __restrict m,
+                  T* __restrict v, T* __restrict roots, std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      rule.moments(p[i], g[i], m[i], v[i]);
+      roots[i] = v[i];
+    }
+  }
+};
+
+template <class T>
+struct AdamUpdate {
+  static void run(const AdamRule<T>& rule, T* __restrict p, const T* __restrict m, const T* __restrict roots,
+                  std::int64_t n) {
+    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], m[i], roots[i]);
+  }
+};
+
+template <class T>
+void sgd(const SgdArgs& a) {
+  const SgdRule<T> rule(a);
+  for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
+    ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
+    ElementRun<T> g(a.gradient, a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
+    T* const values = p.values();
+    run_variant<SgdChunk<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), n);
+    p.store();
+    m.store();
+  });
+}
+
+template <class T>
+void adam(const AdamArgs& a) {
+  const AdamRule<T> rule(a);
+  for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
+    ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
+    ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
+    ElementRun<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
+    alignas(64) T room[chunk];
+    T* const roots = room;
+    T* const values = p.values();
+    run_variant<AdamMoments<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), v.values(), roots, n);
+    square_roots(roots, roots, n);
+    run_variant<AdamUpdate<T>>(rule, values, m.values(), roots, n);
+    p.store();
+    m.store();
+    v.store();
+  });
+}
+
+void sgd_all(std::span<const SgdArgs> list) {
+  for (const SgdArgs& a : list) a.dtype == DType::f64 ? sgd<double>(a) : sgd<float>(a);
+}
+void adam_all(std::span<const AdamArgs> list) {
+  for (const AdamArgs& a : list) a.dtype == DType::f64 ? adam<double>(a) : adam<float>(a);
+}
+
+// Squares of n <= chunk values in eight chains, which are added in order.
+struct SquareChunk {
+  template <class T>
+  static void run(const T* values, std::int64_t n, double* total) {
+    double lanes[8] = {};
+    std::int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+      for (int k = 0; k < 8; ++k) {
+        const auto value = static_cast<double>(values[i + k]);
+        lanes[k] += value * value;
+      }
+    }
+    for (int k = 0; k < static_cast<int>(n - i); ++k) {
+      const auto value = static_cast<double>(values[i + k]);
+      lanes[k] += value * value;
+    }
+    for (const double lane : lanes) *total += lane;
+  }
+};
+
+// Elements [begin, end), in f64, chunk after chunk.
+double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
+  double total = 0;
+  for (std::int64_t at = begin; at < end; at += chunk) {
+    const std::int64_t n = std::min(chunk, end - at);
+    if (a.dtype == DType::f32) {
+      run_variant<SquareChunk>(static_cast<const float*>(a.gradient) + at, n, &total);
+    } else {
+      alignas(64) double values[chunk];
+      load_f64(static_cast<const std::byte*>(a.gradient) + at * static_cast<std::int64_t>(size_of(a.dtype)), a.dtype, 1,
+               values, n);
+      run_variant<SquareChunk>(static_cast<const double*>(values), n, &total);
+    }
+  }
+  return total;
+}
+
+// Stretches are summed side by side and added one after the other: the order depends on n alone.
+void square_sum(const SquareSumArgs& a) {
+  constexpr std::int64_t most = 64;  // stretches at a time
+  double total = 0;
+  for (std::int64_t first = 0; first < a.n; first += most * square_stretch) {
+    const std::int64_t end = std::min(a.n, first + most * square_stretch);
+    double sums[most] = {};
+    parallel_for(end - first, square_stretch, [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t at = from; at < to; at += square_stretch) {
+        sums[at / square_stretch] = squares_of(a, first + at, first + std::min(to, at + square_stretch));
+      }
+    });
+    for (const double sum : sums) total += sum;
+  }
+  *a.sum = total;
+}
+
+void square_sums(std::span<const SquareSumArgs> list) {
+  for (const SquareSumArgs& a : list) square_sum(a);
+}
+
+template <class T>
+void scale(const ClipArgs& a, T factor) {
+  for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
+    ElementRun<T> g(a.gradient, a.dtype, at, n);
+    for (std::int64_t i = 0; i < n; ++i) g.values()[i] *= factor;
+    g.store();
+  });
+}
+
+void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < norm.count; ++i) sum += norm.sums[i];
+  const double factor = std::min(1.0, norm.max_norm / (std::sqrt(sum) + 1e-6));
+  for (const ClipArgs& a : list) a.dtype == DType::f64 ? scale(a, factor) : scale(a, static_cast<float>(factor));
+}
+
+}  // namespace optimizer_detail
+
+const OptimizerKernels optimizer_cpu{optimizer_detail::sgd_all, optimizer_detail::adam_all,
+                                     optimizer_detail::square_sums, optimizer_detail::clip};
+
+const OptimizerKernels& optimizer_kernels(Device device) {
+  if (device.is_cpu()) return optimizer_cpu;
+  if (!optimizer_cuda) throw DeviceError("optimizer: " + to_string(device) + " is not in this build");
+  return *optimizer_cuda;
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,53 @@
+#pragma once
+// Loops over codes (core/numbers/quant_code.h), compiled for the instruction set of the function around them.
+
+#include <algorithm>
+#include <cstdint>
+
+#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/numbers/quant_code.h>
+
+namespace thimble::kernels {
+
+/// The most values that a loop takes at once.
+inline constexpr std::int64_t quant_tile = 512;
+
+/// codes[i] = code of values[i] * inverse(i).
+template <class Code, class Inverse>
+THIMBLE_ALWAYS_INLINE void encode_loop(const Code& code, const float* values, Inverse&& inverse,
+                                       typename Code::Bits* __restrict codes, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) codes[i] = code.encode(values[i] * inverse(i));
+}
+
+/// The same for dynamic codes, in three: only the look-ups in the middle are not vectors.
+template <bool is_signed, class Inverse>
+THIMBLE_ALWAYS_INLINE void encode_loop(const quant::DynamicCode<is_signed>& code, const float* values,
+                                       Inverse&& inverse, std::uint8_t* __restrict codes, std::int64_t n) {
+  using Code = quant::DynamicCode<is_signed>;
+  alignas(64) std::uint32_t bits[quant_tile], bucket[quant_tile], place[quant_tile];
+  for (std::int64_t i = 0; i < n; ++i) {
+    bits[i] = bit_cast<std::uint32_t>(values[i] * inverse(i));
+    bucket[i] = Code::bucket_of(bits[i]);
+  }
+  for (std::int64_t i = 0; i < n; ++i) place[i] = code.magnitude_of(bits[i], bucket[i]);
+  for (std::int64_t i = 0; i < n; ++i) codes[i] = Code::with_sign(bits[i], place[i]);
+}
+
+/// values[i] = codes[i] * scale(i).
+template <class Code, class Scale>
+THIMBLE_ALWAYS_INLINE void decode_loop(const Code& code, const typename Code::Bits* codes, Scale&& scale,
+                                       float* __restrict values, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) values[i] = code.decode(codes[i]) * scale(i);
+}
+
+/// The largest magnitude of n values, as bits.
+THIMBLE_ALWAYS_INLINE std::uint32_t largest_bits(const float* values, std::int64_t n) {
+  std::uint32_t most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::uint32_t magnitude = bit_cast<std::uint32_t>(values[i]) & 0x7FFFFFFFu;
+    most = most < magnitude ? magnitude : most;
+  }
+  return most;
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,224 @@
+// Cross entropy on the CPU: two passes over a row of logits forward (largest, sum), one backward.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/exp_below.h>
+#include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/cross_entropy.h>
+#include <thimble/core/kernels/shared/strided.h>
+#include <thimble/core/threads/parallel.h>
+
+namespace thimble::kernels {
+namespace cross_entropy_detail {
+
+constexpr std::int64_t grain_elements = 1 << 14;
+
+inline std::int64_t target_of(const ClassTargets& targets, std::int64_t row) {
+  return targets.dtype == DType::i32 ? static_cast<const std::int32_t*>(targets.data)[row]
+                                     : static_cast<const std::int64_t*>(targets.data)[row];
+}
+
+bool is_class(const ClassTargets& targets, std::int64_t target) { return target >= 0 && target < targets.classes; }
+
+std::int64_t find_bad_target(const ClassTargets& targets) {
+  for (std::int64_t row = 0; row < targets.rows; ++row) {
+    const std::int64_t target = target_of(targets, row);
+    if (target != targets.ignore_index && !is_class(targets, target)) return row;
+  }
+  return -1;
+}
+
+std::int64_t count_rows(const ClassTargets& targets) {
+  std::int64_t count = 0;
+  for (std::int64_t row = 0; row < targets.rows; ++row)
+    count += target_of(targets, row) != targets.ignore_index ? 1 : 0;
+  return count;
+}
+
+// body(row, base) for rows [begin, end); `base` is where each operand's row starts.
+template <int N, class F>
+inline void for_each_row(const MergedStrides<N>& rows, std::int64_t begin, std::int64_t end, F&& body) {
+  std::int64_t row = begin;
+  rows.for_each_run(begin, end, [&](std::array<std::int64_t, N> base, std::int64_t run) {
+    for (std::int64_t i = 0; i < run; ++i, ++row) {
+      body(row, base);
+      for (int n = 0; n < N; ++n) base[static_cast<std::size_t>(n)] += rows.stride(n, rows.rank - 1);
+    }
+  });
+}
+
+// Elements [at, at + n) of a row of scores.
+template <class T>
+inline const T* read_scores(const RowOperand& scores, std::int64_t base, std::int64_t at, std::int64_t n, T* buffer) {
+  return read_elements(scores, base + at * scores.step, n, buffer);
+}
+
+template <class T, bool is_fused>
+inline double log_sum(const CrossEntropyArgs& args, std::int64_t base) {
+  alignas(64) T room[row_chunk];
+  alignas(64) T e[row_chunk];
+  const std::int64_t classes = args.targets.classes;
+  T largest = -std::numeric_limits<T>::infinity();
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    largest = row_max(read_scores(args.scores, base, at, n, room), n, largest);
+  }
+  double total = 0;
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    const T* const x = read_scores(args.scores, base, at, n, room);
+    for (std::int64_t i = 0; i < n; ++i) e[i] = exp_below<is_fused>(x[i] - largest);
+    total += row_sum<T>(n, [&](std::int64_t i) { return e[i]; });
+  }
+  return static_cast<double>(largest) + std::log(total);
+}
+
+template <class T>
+inline double plain_sum(const CrossEntropyArgs& args, std::int64_t base) {
+  alignas(64) T room[row_chunk];
+  double total = 0;
+  for (std::int64_t at = 0; at < args.targets.classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, args.targets.classes - at);
+    const T* const x = read_scores(args.scores, base, at, n, room);
+    total += row_sum<T>(n, [&](std::int64_t i) { return x[i]; });
+  }
+  return total;
+}
+
+template <class T>
+inline double row_loss(const CrossEntropyArgs& args, std::int64_t row, std::int64_t base, double level) {
+  const std::int64_t target = target_of(args.targets, row);
+  if (target == args.targets.ignore_index) return 0;
+  if (!is_class(args.targets, target)) return std::numeric_limits<double>::quiet_NaN();
+  T room;
+  double loss = level - (1 - args.smoothing) * static_cast<double>(*read_scores(args.scores, base, target, 1, &room));
+  if (args.smoothing > 0) {
+    loss -= args.smoothing / static_cast<double>(args.targets.classes) * plain_sum<T>(args, base);
+  }
+  return loss;
+}
+
+template <class T, bool is_fused>
+struct ForwardRows {
+  static void run(const CrossEntropyArgs& args, const MergedStrides<1>& rows, std::int64_t begin, std::int64_t end) {
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 1>& base) {
+      const double level = args.are_logits ? log_sum<T, is_fused>(args, base[0]) : 0;
+      if (args.log_sums) static_cast<T*>(args.log_sums)[row] = static_cast<T>(level);
+      static_cast<T*>(args.losses)[row] = static_cast<T>(row_loss<T>(args, row, base[0], level));
+    });
+  }
+};
+
+std::int64_t row_grain(const ClassTargets& targets) {
+  return std::max<std::int64_t>(1, grain_elements / targets.classes);
+}
+
+// The rows' losses in blocks of row_chunk, one after the other.
+template <class T>
+void total_of(const LossTotalArgs& args) {
+  const T* const losses = static_cast<const T*>(args.losses);
+  double total = 0;
+  for (std::int64_t at = 0; at < args.targets.rows; at += row_chunk) {
+    total += row_sum<T>(std::min(row_chunk, args.targets.rows - at), [&](std::int64_t i) { return losses[at + i]; });
+  }
+  if (args.reduction == LossReduction::mean) total /= static_cast<double>(count_rows(args.targets));
+  *static_cast<T*>(args.out) = static_cast<T>(total);
+}
+
+void total_any(const LossTotalArgs& args) {
+  return args.dtype == DType::f64 ? total_of<double>(args) : total_of<float>(args);
+}
+
+template <class T>
+void forward(const CrossEntropyArgs& args) {
+  const MergedStrides<1> rows(args.outer, {&args.scores.strides});
+  parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
+    run_fused_variant<ForwardRows, T>(args, rows, begin, end);
+  });
+  if (args.reduction == LossReduction::none) return;
+  total_any({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
+}
+
+// One row's gradient; `g` is the gradient of its loss, 0 classes are left out for an ignored row.
+template <class T, bool is_fused>
+inline void backward_row(const CrossEntropyBackwardArgs& args, std::int64_t row, std::int64_t from, std::int64_t to,
+                         T g) {
+  alignas(64) T room[row_chunk];
+  alignas(64) T result[row_chunk];
+  const bool is_stored_directly = args.dx.step == 1 && args.dx.dtype == dtype_of<T>;
+  const std::int64_t classes = args.targets.classes, target = target_of(args.targets, row);
+  const bool counts = target != args.targets.ignore_index;
+  const T level = args.are_logits ? static_cast<const T*>(args.log_sums)[row] : T(0);
+  const T everywhere = static_cast<T>(args.smoothing / static_cast<double>(classes));
+  const T at_target = static_cast<T>(1 - args.smoothing);
+  for (std::int64_t at = 0; at < classes; at += row_chunk) {
+    const std::int64_t n = std::min(row_chunk, classes - at);
+    T* const dx = is_stored_directly ? static_cast<T*>(args.dx.data) + to + at : result;
+    if (!counts) {
+      std::fill(dx, dx + n, T(0));
+    } else {
+      const bool has_target = target >= at && target < at + n;
+      if (args.are_logits) {
+        const T* const x = read_scores(args.scores, from, at, n, room);
+        const T score = has_target ? x[target - at] : T(0);  // dx may lie where x lies
+        for (std::int64_t i = 0; i < n; ++i) dx[i] = (exp_below<is_fused>(x[i] - level) - everywhere) * g;
+        if (has_target) dx[target - at] = ((exp_below<is_fused>(score - level) - everywhere) - at_target) * g;
+      } else {
+        std::fill(dx, dx + n, -everywhere * g);
+        if (has_target) dx[target - at] = (-everywhere - at_target) * g;
+      }
+    }
+    if (!is_stored_directly) {
+      store_elements(dx, args.dx.data, args.dx.dtype, to + at * args.dx.step, args.dx.step, n);
+    }
+  }
+}
+
+template <class T, bool is_fused>
+struct BackwardRows {
+  static void run(const CrossEntropyBackwardArgs& args, const MergedStrides<2>& rows, double divisor,
+                  std::int64_t begin, std::int64_t end) {
+    const T* const dy = static_cast<const T*>(args.dy);
+    for_each_row(rows, begin, end, [&](std::int64_t row, const std::array<std::int64_t, 2>& base) {
+      const T g =
+          args.reduction == LossReduction::none ? dy[row] : static_cast<T>(static_cast<double>(dy[0]) / divisor);
+      backward_row<T, is_fused>(args, row, base[0], base[1], g);
+    });
+  }
+};
+
+template <class T>
+void backward(const CrossEntropyBackwardArgs& args) {
+  const MergedStrides<2> rows(args.outer,
+                              {args.are_logits ? &args.scores.strides : &args.dx.strides, &args.dx.strides});
+  const ClassTargets& batch = args.batch.data ? args.batch : args.targets;
+  const double divisor = args.reduction == LossReduction::mean ? static_cast<double>(count_rows(batch)) : 1;
+  parallel_for(args.targets.rows, row_grain(args.targets), [&](std::int64_t begin, std::int64_t end) {
+    run_fused_variant<BackwardRows, T>(args, rows, divisor, begin, end);
+  });
+}
+
+void forward_any(const CrossEntropyArgs& args) {
+  return args.scores.dtype == DType::f64 ? forward<double>(args) : forward<float>(args);
+}
+
+void backward_any(const CrossEntropyBackwardArgs& args) {
+  return args.dx.dtype == DType::f64 ? backward<double>(args) : backward<float>(args);
+}
+
+}  // namespace cross_entropy_detail
+
+const CrossEntropyKernels cross_entropy_cpu{cross_entropy_detail::find_bad_target, cross_entropy_detail::forward_any,
+                                            cross_entropy_detail::backward_any, cross_entropy_detail::total_any};
+
+const CrossEntropyKernels& cross_entropy_kernels(Device device) {
+  if (device.is_cpu()) return cross_entropy_cpu;
+  if (!cross_entropy_cuda) throw DeviceError("cross_entropy: " + to_string(device) + " is not in this build");
+  return *cross_entropy_cuda;
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,12 @@
+#pragma once
+// Activations that matmul and convolution can apply to their result before it is stored.
+
+#include <cstdint>
+
+namespace thimble::kernels {
+
+/// The operators ops::Relu, ops::GeluTanh, ops::GeluErf of core/ops/elementwise/unary.h: fused or not, the bits are the
+/// same where what is in between is not rounded.
+enum class Activation : std::uint8_t { none, relu, gelu_tanh, gelu_erf };
+
+}  // namespace thimble::kernels

@@ -1,0 +1,96 @@
+#pragma once
+// The scale of an FP8 tensor and the code of a number in it (core/ops/quant/fp8.h), shared by all devices.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/fp8.h>
+#include <thimble/core/numbers/quant_code.h>
+#include <thimble/core/tensor/dtype.h>
+
+namespace thimble::kernels {
+
+/// The code of an infinity, without its sign. E4M3 has none: its NaN.
+template <class Code>
+THIMBLE_HD constexpr std::uint32_t fp8_infinity_code() noexcept {
+  return Code::largest == 448.0f ? 0x7Fu : 0x7Cu;
+}
+
+/// The code of value x inverse. Free of branches; what is not finite is told from the value, not from the product,
+/// which may be infinite where the value is not.
+template <class Code>
+THIMBLE_HD inline std::uint8_t fp8_code(float value, float inverse) noexcept {
+  const float x = value * inverse;
+  const std::uint32_t bits = bit_cast<std::uint32_t>(value);
+  const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
+  const std::uint32_t scaled = bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu;
+  std::uint32_t code = Code{}.encode(x);
+  code = magnitude == quant::infinity_bits ? (fp8_infinity_code<Code>() | (bits >> 31 << 7)) : code;
+  code = scaled > quant::infinity_bits ? 0x7Fu : code;  // one NaN, whatever made it
+  return static_cast<std::uint8_t>(code);
+}
+
+/// What a code stands for times a factor, as the bits of a bf16; exact there, so its upper half is all of it.
+template <class Code>
+THIMBLE_HD inline std::uint16_t fp8_value_bits(std::uint8_t code, float factor) noexcept {
+  return static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(code) * factor) >> 16);
+}
+template <class Code>
+THIMBLE_HD inline std::uint16_t fp8_value_bits(std::uint8_t code) noexcept {
+  return static_cast<std::uint16_t>(bit_cast<std::uint32_t>(Code{}.decode(code)) >> 16);
+}
+
+/// Element by element of Fp8ScalesArgs.
+struct PlaceFp8Scales {
+  Fp8ScalesArgs args;
+
+  THIMBLE_HD static std::int64_t elements(const Fp8ScaleGrid& grid) noexcept { return grid.outer * grid.to_stride; }
+  THIMBLE_HD std::int64_t elements() const noexcept { return elements(args.a) + elements(args.b); }
+
+  THIMBLE_HD static void place(const Fp8ScaleGrid& grid, std::int64_t at) noexcept {
+    const std::int64_t outer = at / grid.to_stride, inner = at - outer * grid.to_stride;
+    grid.to[at] = inner < grid.inner
+                      ? quant::load_scale(grid.scales, DType::u8, outer * grid.outer_stride + inner * grid.inner_stride)
+                      : 0.0f;
+  }
+  THIMBLE_HD void operator()(std::int64_t i) const noexcept {
+    const std::int64_t first = elements(args.a);
+    i < first ? place(args.a, i) : place(args.b, i - first);
+  }
+};
+
+THIMBLE_HD inline bool fp8_is_finite(float amax) noexcept {
+  return (bit_cast<std::uint32_t>(amax) & 0x7FFFFFFFu) < quant::infinity_bits;
+}
+
+/// Where the ring has an amax of a step.
+struct Fp8Place {
+  bool is_new;  ///< nothing of this step is there yet
+  std::int64_t index;
+};
+
+/// The place of generator step `step` in a ring of `length`, counted in `steps` (Fp8ScaleArgs) where it is new. Counts
+/// are unsigned here: whatever they are, the place is inside of the ring.
+THIMBLE_HD inline Fp8Place fp8_place(std::int64_t* steps, std::int64_t step, std::int64_t length) noexcept {
+  const std::uint64_t number = static_cast<std::uint64_t>(step) + 1;
+  auto recorded = static_cast<std::uint64_t>(steps[0]);
+  const bool is_new = static_cast<std::uint64_t>(steps[1]) != number;
+  if (is_new) {
+    steps[0] = static_cast<std::int64_t>(++recorded);
+    steps[1] = static_cast<std::int64_t>(number);
+  }
+  return {is_new, static_cast<std::int64_t>((recorded - 1) % static_cast<std::uint64_t>(length))};
+}
+
+inline constexpr double fp8_scale_min = 0x1p-60, fp8_scale_max = 0x1p100;
+
+/// The scale of an amax >= 0.
+THIMBLE_HD inline float fp8_scale_from(float amax, DType dtype, int margin) noexcept {
+  if (!fp8_is_finite(amax)) return bit_cast<float>(0x7FC00000u);
+  if (amax == 0) return 1;
+  margin = margin < -900 ? -900 : margin > 900 ? 900 : margin;  // beyond it the result is one of the ends either way
+  const double power = bit_cast<double>(static_cast<std::uint64_t>(1023 + margin) << 52);
+  const double scale = static_cast<double>(amax) / (dtype == DType::f8e4m3 ? 448.0 : 57344.0) * power;
+  return static_cast<float>(scale < fp8_scale_min ? fp8_scale_min : scale > fp8_scale_max ? fp8_scale_max : scale);
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,42 @@
+#pragma once
+// How a parameter narrower than f32 is stored (NarrowArgs, core/kernels/optimizer.h), as far as all devices share it.
+// Every optimizer's kernel reads and stores parameters by one class: parameter_run.h on the CPU,
+// cuda/optimizer/parameter.h.
+
+#include <cstdint>
+
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/kernels/shared/random_bits.h>
+#include <thimble/core/numbers/convert.h>
+
+namespace thimble::kernels {
+
+/// Which of NarrowArgs' ways it is. With f32 and f64 parameters it is `rounded`: they are stored as they are.
+enum class NarrowForm : std::uint8_t { rounded, master, compensated, stochastic };
+
+inline NarrowForm form_of(const NarrowArgs& how) noexcept {
+  if (how.is_stochastic) return NarrowForm::stochastic;
+  if (how.master != nullptr) return NarrowForm::master;
+  return how.compensation != nullptr ? NarrowForm::compensated : NarrowForm::rounded;
+}
+
+/// `value` in bf16, up or down so that the mean over `random` (16 bits, uniform) is `value`: the bits below bf16's last
+/// one carry into it when random is added to them. Infinite and NaN stay what they are; beyond bf16's largest number it
+/// may give infinity, as rounding to nearest does.
+THIMBLE_HD inline bf16 round_stochastically(float value, std::uint32_t random) noexcept {
+  const auto bits = bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7F800000u) == 0x7F800000u) return bf16(value);
+  return bf16::from_bits(static_cast<std::uint16_t>((bits + random) >> 16));
+}
+
+/// The 16 random bits of an element: half i % 2 of word i / 2 % 4 of block i / 8.
+THIMBLE_HD inline std::uint32_t rounding_bits(const RandomSite& site, std::int64_t element) noexcept {
+  const std::int64_t block = element / 8;
+  const PhiloxBlock words =
+      random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));
+  const std::uint32_t low = element % 4 < 2 ? words.word[0] : words.word[1];  // no index: registers have none
+  const std::uint32_t high = element % 4 < 2 ? words.word[2] : words.word[3];
+  return (element % 8 < 4 ? low : high) >> (16 * (element % 2)) & 0xFFFFu;
+}
+
+}  // namespace thimble::kernels

@@ -1,0 +1,128 @@
+#pragma once
+// Launching is the single place where storages become addresses. On a dry device it does nothing else. An operator
+// first allocates all it needs, then launches; inside a launch nothing may allocate or free.
+//
+// Who moves blocks (memory/arena/arena.h) excludes launches, and launches exclude it: one atomic word counts the
+// launches of all threads and has a bit for "blocks are being moved". A launch adds one and, finding the bit, takes it
+// back and waits; a mover sets the bit and waits until the count is 0. Neither can wait for ever, because a launch
+// takes no lock of an arena.
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+struct AccessMaker {
+  static Access make() noexcept { return Access(); }
+};
+
+/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Who writes says so
+/// (Storage::bump_version).
+class Addresses {
+ public:
+  /// First element of the tensor; null when it is undefined or has no elements.
+  void* operator()(const Tensor& t) const noexcept {
+    if (!t.storage()) return nullptr;
+    return t.storage()->address(access_) + t.offset() * static_cast<std::int64_t>(size_of(t.dtype()));
+  }
+  template <class T>
+  T* as(const Tensor& t) const noexcept {
+    return static_cast<T*>((*this)(t));
+  }
+
+ private:
+  explicit Addresses(Access access) noexcept : access_(access) {}
+  Access access_;
+  template <class F>
+  friend void launch(Device device, F&& body);
+  friend class Pin;
+};
+
+/// True inside a launch of this thread. Arenas refuse to allocate then, and a test's malloc interposer watches it.
+bool is_launching() noexcept;
+
+/// The device of this thread's launch: where its kernels go. The cpu outside of one.
+Device launching_device() noexcept;
+
+/// True while any thread of the process is inside a launch: what a kernel's worker threads see, too.
+bool is_any_thread_launching() noexcept;
+
+namespace launch_detail {
+/// Counts this thread as launching. A launch inside of a launch is counted once.
+struct Guard {
+  explicit Guard(Device device) noexcept;
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  Device before_;
+};
+}  // namespace launch_detail
+
+/// While one lives no launch runs, and none begins: blocks may be moved. Waits for the launches of other threads to
+/// end. Must not be made inside of a launch. On a dry device nothing is launched, so there it does nothing.
+class NoLaunches {
+ public:
+  explicit NoLaunches(Device device) noexcept;
+  ~NoLaunches();
+  NoLaunches(const NoLaunches&) = delete;
+  NoLaunches& operator=(const NoLaunches&) = delete;
+
+ private:
+  bool is_real_;
+};
+
+/// Runs `body(addresses)` unless the device is dry. The body runs kernels; it must not allocate.
+template <class F>
+void launch(Device device, F&& body) {
+  if (device.is_dry) return;
+  const launch_detail::Guard guard(device);
+  body(Addresses(AccessMaker::make()));
+}
+
+/// A user's right to a raw pointer, for reading: the block does not move while the Pin lives, compaction slides the
+/// others around it. On a CUDA device it is an address of that device, for transfers and kernels; the host cannot read
+/// through it. Throws DeviceError on a dry device.
+class Pin {
+ public:
+  explicit Pin(const Tensor& tensor);
+  virtual ~Pin();
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+  const void* data() const noexcept { return address(); }
+  /// Throws DTypeError when T is not the tensor's element type, DeviceError when the tensor is not on the cpu.
+  template <class T>
+  const T* as() const {
+    check_dtype(dtype_of<T>);
+    return static_cast<const T*>(address());
+  }
+
+ protected:
+  void* address() const noexcept { return addresses_(tensor_); }
+  void check_dtype(DType dtype) const;
+
+  Tensor tensor_;
+
+ private:
+  Addresses addresses_;
+};
+
+/// The same for writing. Counts as an in-place write of the tensor from its begin to its end: a tape takes nothing that
+/// it has seen of these bytes until then for unchanged.
+class WritePin final : public Pin {
+ public:
+  explicit WritePin(const Tensor& tensor);
+  ~WritePin() override;
+
+  void* data() const noexcept { return address(); }
+  /// Throws as Pin::as() does.
+  template <class T>
+  T* as() const {
+    check_dtype(dtype_of<T>);
+    return static_cast<T*>(address());
+  }
+};
+
+}  // namespace thimble

@@ -1,0 +1,20 @@
+#pragma once
+// Sizes in whole units.
+
+#include <type_traits>
+
+namespace thimble {
+
+/// a / b, rounded up, for a >= 0 and b > 0.
+template <class T>
+constexpr T ceil_div(T a, std::type_identity_t<T> b) noexcept {
+  return (a + b - 1) / b;
+}
+
+/// `n` rounded up to a multiple of `unit`, for n >= 0 and unit > 0.
+template <class T>
+constexpr T round_up(T n, std::type_identity_t<T> unit) noexcept {
+  return ceil_div(n, unit) * unit;
+}
+
+}  // namespace thimble

@@ -1,0 +1,182 @@
+#pragma once
+// The codec that all narrow floating formats share: one rounding from float, double or integer, exact decoding.
+// core/numbers/half.h and core/numbers/float8.h name the four formats.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <thimble/core/config.h>
+#include <thimble/core/numbers/bits.h>
+
+namespace thimble {
+
+/// What a value too large for an FP8 format, infinity included, becomes. (The 16-bit formats always overflow to
+/// infinity: that is how a gradient scaler notices.)
+enum class Fp8Overflow : std::uint8_t {
+  nonfinite,  ///< infinity where the format has one, NaN where not (E4M3)
+  saturate,   ///< the largest finite value, sign kept; NaN stays NaN
+};
+
+namespace minifloat {
+
+/// Bit layout of a source type.
+template <class Source>
+struct Layout;
+template <>
+struct Layout<float> {
+  using Bits = std::uint32_t;
+  static constexpr int mantissa_bits = 23;
+  static constexpr int bias = 127;
+};
+template <>
+struct Layout<double> {
+  using Bits = std::uint64_t;
+  static constexpr int mantissa_bits = 52;
+  static constexpr int bias = 1023;
+};
+
+/// A sign-magnitude format of 1 + exponent_bits + mantissa_bits bits with gradual underflow and IEEE bias.
+/// `max_code` is the largest finite magnitude; the code after it is what overflow without saturation gives (infinity,
+/// or NaN in a format without infinity). `nan_code` is the one NaN that encoding produces (the sign is kept).
+template <class BitsType, int exponent_bits_, int mantissa_bits_, unsigned max_code_, unsigned nan_code_>
+struct Format {
+  using Bits = BitsType;
+  static constexpr int mantissa_bits = mantissa_bits_;
+  static constexpr int bias = (1 << (exponent_bits_ - 1)) - 1;
+  static constexpr unsigned sign_bit = 1u << (exponent_bits_ + mantissa_bits_);
+  static constexpr unsigned max_code = max_code_;
+  static constexpr unsigned nan_code = nan_code_;
+  static constexpr bool has_infinity = nan_code_ != max_code_ + 1;
+
+  /// Nearest code, ties to even, in one rounding; the sign survives, also on zero and NaN. Free of branches, so that
+  /// loops over it vectorize. Subnormal operands meet floating arithmetic only where they vanish in the sum, and no
+  /// result of it is subnormal, so processor modes that flush subnormals do not matter.
+  template <class Source>
+  THIMBLE_HD static constexpr Bits encode(Source value, Fp8Overflow overflow) noexcept {
+    using L = Layout<Source>;
+    using U = typename L::Bits;
+    constexpr int shift = L::mantissa_bits - mantissa_bits;
+    constexpr int bias_difference = L::bias - bias;
+    constexpr U source_infinity = static_cast<U>(2 * L::bias + 1) << L::mantissa_bits;
+    constexpr U source_sign = U{1} << (8 * sizeof(U) - 1);
+
+    const U whole = bit_cast<U>(value);
+    const U magnitude = whole & ~source_sign;
+    const U sign = (whole >> (8 * sizeof(U) - 1)) * sign_bit;
+
+    // Normal results: round the significand to mantissa_bits (a carry runs on into the exponent), then change the bias.
+    const U odd = (magnitude >> shift) & 1;
+    const U rounded = (magnitude + ((U{1} << (shift - 1)) - 1) + odd) >> shift;
+    U code = rounded - (static_cast<U>(bias_difference) << mantissa_bits);
+    if constexpr (bias_difference != 0) {
+      // Subnormal results: adding a power of two whose last place is the smallest subnormal rounds the sum there.
+      constexpr U smallest_normal = static_cast<U>(bias_difference + 1) << L::mantissa_bits;
+      constexpr U anchor = static_cast<U>(bias_difference + 1 + shift) << L::mantissa_bits;
+      const U small =
+          select_if_less(magnitude, smallest_normal, magnitude, U{0});  // no arithmetic with infinity or NaN
+      const U subnormal = bit_cast<U>(bit_cast<Source>(small) + bit_cast<Source>(anchor)) - anchor;
+      code = select_if_less(magnitude, smallest_normal, subnormal, code);
+    }
+    const bool saturates = sizeof(Bits) == 1 && overflow == Fp8Overflow::saturate;
+    const U too_large = saturates ? max_code : max_code + 1;
+    code = select_if_less(code, U{max_code + 1}, code, too_large);
+    code = select_if_less(source_infinity, magnitude, U{nan_code}, code);
+    return static_cast<Bits>(code | sign);
+  }
+
+  /// The exact value. A NaN decodes to a quiet NaN that keeps sign and payload (of bf16 the very bits, moved up).
+  THIMBLE_HD static constexpr float decode(Bits bits) noexcept {
+    using L = Layout<float>;
+    constexpr int shift = L::mantissa_bits - mantissa_bits;
+    constexpr int bias_difference = L::bias - bias;
+    if constexpr (bias_difference == 0) {
+      return bit_cast<float>(static_cast<std::uint32_t>(bits) << shift);
+    } else {
+      constexpr std::uint32_t smallest_normal = static_cast<std::uint32_t>(bias_difference + 1) << L::mantissa_bits;
+      constexpr std::uint32_t quiet_nan = 0x7FC00000u;
+      constexpr std::uint32_t float_infinity = 0x7F800000u;
+      const std::uint32_t magnitude = bits & (sign_bit - 1);
+      const std::uint32_t sign = static_cast<std::uint32_t>(bits & sign_bit) << (32 - 8 * sizeof(Bits));
+      const std::uint32_t moved = magnitude << shift;
+      const std::uint32_t normal = moved + (static_cast<std::uint32_t>(bias_difference) << L::mantissa_bits);
+      // 2^e (1 + m) - 2^e with the smallest normal's exponent e: exact, and free of float subnormals.
+      const std::uint32_t subnormal =
+          bit_cast<std::uint32_t>(bit_cast<float>(smallest_normal | moved) - bit_cast<float>(smallest_normal));
+      std::uint32_t result = select_if_less(magnitude, std::uint32_t{1} << mantissa_bits, subnormal, normal);
+      const std::uint32_t nan = quiet_nan | (moved & 0x007FFFFFu);
+      if constexpr (has_infinity) {
+        result = select_if_less(magnitude, max_code + 1, result, float_infinity);
+        result = select_if_less(magnitude, max_code + 2, result, nan);
+      } else {
+        result = select_if_less(magnitude, max_code + 1, result, nan);
+      }
+      return bit_cast<float>(result | sign);
+    }
+  }
+};
+
+/// An integer as a double rounded to odd: what is cut off stays visible in the last bit, so rounding the double to a
+/// format of at most 51 bits gives the nearest value to the integer itself.
+template <class Integer>
+THIMBLE_HD constexpr double to_odd_double(Integer value) noexcept {
+  if constexpr (sizeof(Integer) < 8) {
+    return static_cast<double>(value);
+  } else {
+    bool is_negative = false;
+    if constexpr (std::is_signed_v<Integer>) is_negative = value < 0;
+    std::uint64_t magnitude = static_cast<std::uint64_t>(value);
+    if (is_negative) magnitude = ~magnitude + 1;
+    if ((magnitude >> 53) != 0) {
+      const bool is_inexact = (magnitude & 0x7FF) != 0;
+      magnitude = (magnitude & ~std::uint64_t{0x7FF}) | (is_inexact ? 0x800u : 0u);
+    }
+    const double rounded = static_cast<double>(magnitude);
+    return is_negative ? -rounded : rounded;
+  }
+}
+
+/// What the four types have in common: storage, conversions, no arithmetic (which is done in float). Conversions from
+/// float, double and integers round once, to nearest even, and overflow to infinity (E4M3: NaN). NaN becomes the
+/// format's one quiet NaN with the sign of the operand. Default construction leaves `bits` unset; `T{}` is zero.
+template <class Derived, class FormatType>
+struct Value {
+  using Format = FormatType;
+  using Bits = typename Format::Bits;
+
+  Bits bits;
+
+  Value() = default;
+  THIMBLE_HD constexpr explicit Value(float value) noexcept : bits(Format::encode(value, Fp8Overflow::nonfinite)) {}
+  THIMBLE_HD constexpr explicit Value(double value) noexcept : bits(Format::encode(value, Fp8Overflow::nonfinite)) {}
+  template <class Integer, std::enable_if_t<std::is_integral_v<Integer>, int> = 0>
+  THIMBLE_HD constexpr explicit Value(Integer value) noexcept
+      : bits(Format::encode(to_odd_double(value), Fp8Overflow::nonfinite)) {}
+
+  /// Exact.
+  THIMBLE_HD constexpr operator float() const noexcept {
+    return Format::decode(bits);
+  }  // NOLINT: widening loses nothing
+
+  THIMBLE_HD static constexpr Derived from_bits(Bits bits) noexcept {
+    Derived result{};
+    result.bits = bits;
+    return result;
+  }
+  /// As the constructors, but what is too large, infinities included, becomes the largest finite value. FP8 only.
+  THIMBLE_HD static constexpr Derived saturate(float value) noexcept requires(sizeof(Bits) == 1) {
+    return from_bits(Format::encode(value, Fp8Overflow::saturate));
+  }
+  THIMBLE_HD static constexpr Derived saturate(double value) noexcept requires(sizeof(Bits) == 1) {
+    return from_bits(Format::encode(value, Fp8Overflow::saturate));
+  }
+  THIMBLE_HD static constexpr Derived max() noexcept { return from_bits(static_cast<Bits>(Format::max_code)); }
+  THIMBLE_HD static constexpr Derived quiet_nan() noexcept { return from_bits(static_cast<Bits>(Format::nan_code)); }
+
+  THIMBLE_HD constexpr bool is_nan() const noexcept {
+    const unsigned magnitude = bits & (Format::sign_bit - 1);
+    return magnitude > Format::max_code + (Format::has_infinity ? 1u : 0u);
+  }
+};
+
+}  // namespace minifloat
+}  // namespace thimble

@@ -1,0 +1,14 @@
+#include <thimble/core/numbers/quant_code.h>
+
+#include <thimble/core/numbers/quant_table.h>
+
+namespace thimble::quant {
+namespace quant_code_detail {
+
+constexpr DynamicTable tables[2] = {make_dynamic_table(false), make_dynamic_table(true)};
+
+}  // namespace quant_code_detail
+
+const DynamicTable& dynamic_table(bool is_signed) noexcept { return quant_code_detail::tables[is_signed ? 1 : 0]; }
+
+}  // namespace thimble::quant

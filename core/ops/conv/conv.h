@@ -1,0 +1,28 @@
+#pragma once
+// Two-dimensional convolution.
+
+#include <thimble/core/ops/op.h>
+
+namespace thimble::ops {
+
+/// x (N, H, W, C), weight (O, KH, KW, C / groups), bias (O) or undefined -> y (N, OH, OW, O), with
+/// OH = (H + 2 pad_h - dilation_h (KH - 1) - 1) / stride_h + 1. The formula stands at kernels::ConvShape. Keeps x for
+/// the weight's gradient and the weight for x's. No im2col: panels are packed straight from the image.
+struct Conv2d {
+  static constexpr const char* name = "conv2d";
+  static constexpr Cost cost = Cost::matmul;
+  struct Saved {
+    Tensor x, weight;
+    Shape x_shape, weight_shape;
+  };
+  std::int64_t stride_h = 1, stride_w = 1;
+  std::int64_t pad_h = 0, pad_w = 0;
+  std::int64_t dilation_h = 1, dilation_w = 1;
+  std::int64_t groups = 1;
+
+  Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+  double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
+};
+
+}  // namespace thimble::ops

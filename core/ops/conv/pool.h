@@ -1,0 +1,74 @@
+#pragma once
+// Pooling of images (N, H, W, C), in any floating dtype. All throw ShapeError, DTypeError, DeviceError, ValueError.
+
+#include <array>
+
+#include <thimble/core/ops/op.h>
+
+namespace thimble {
+
+/// Windows over (H, W). Output size = (in + 2 padding - dilation (kernel - 1) - 1) / stride + 1, rounded down, or up
+/// with ceil_mode, where the last window must begin inside of the image or its leading padding (PyTorch's rules).
+struct PoolWindow {
+  std::array<std::int64_t, 2> kernel{2, 2};
+  std::array<std::int64_t, 2> stride{0, 0};   ///< 0: that of the kernel
+  std::array<std::int64_t, 2> padding{0, 0};  ///< on both sides; at most half of the (dilated) kernel
+  std::array<std::int64_t, 2> dilation{1, 1};
+  bool ceil_mode = false;
+};
+
+/// What max pooling keeps to find the gradient's place again. The gradients have the same bits.
+enum class MaxPoolKeeps : std::uint8_t {
+  input,  ///< x by reference: free where x is kept anyway; backward needs a workspace of one byte per output
+  taps    ///< one byte per output (four for kernels of more than 255 elements)
+};
+
+}  // namespace thimble
+
+namespace thimble::ops {
+
+/// y = the largest element of each window; padding is -inf. NaN counts as larger than all. The gradient goes to the
+/// first of equal elements in row-major order of the window; of a window without elements (possible with dilation) y is
+/// -inf.
+struct MaxPool2d {
+  static constexpr const char* name = "max_pool2d";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Tensor x, taps;
+    Shape shape;
+  };
+  PoolWindow window;
+  MaxPoolKeeps keeps = MaxPoolKeeps::input;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// y = mean of each window. With count_include_pad the divisor counts the padding's zeros. Keeps nothing. No dilation.
+struct AvgPool2d {
+  static constexpr const char* name = "avg_pool2d";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Shape shape;
+  };
+  PoolWindow window;
+  bool count_include_pad = true;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// (N, ..., C) -> (N, C): mean over all axes between. Keeps nothing; the gradient is one value per (n, c), repeated by
+/// strides of 0.
+struct GlobalAvgPool {
+  static constexpr const char* name = "global_avg_pool";
+  static constexpr Cost cost = Cost::reduction;
+  struct Saved {
+    Shape shape;
+  };
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+}  // namespace thimble::ops

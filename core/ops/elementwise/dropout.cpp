@@ -1,0 +1,97 @@
+#include <thimble/core/ops/elementwise/dropout.h>
+
+#include <cmath>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/random.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/reuse.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+
+namespace thimble::ops {
+namespace dropout_detail {
+
+double scale_of(double p) { return 1 / (1 - p); }
+
+// Throws for what the operator does not take.
+void check(const char* name, const Tensor& x, double p, const RandomSite& site) {
+  if (!is_floating(x.dtype())) throw DTypeError(std::string(name) + ": " + describe(x) + " is not floating");
+  if (!(p >= 0 && p < 1)) {
+    throw ValueError(std::string(name) + ": probability " + std::to_string(p) + " is not in [0, 1)");
+  }
+  check_random_site(name, site);
+  const std::int64_t samples = x.rank() > 0 ? x.shape()[0] : 1;
+  constexpr std::int64_t words = std::int64_t{1} << 32;
+  if (site.first_sample < 0 || site.first_sample > words - samples ||
+      (samples > 0 && x.elements() / samples > 4 * words)) {
+    throw ValueError(std::string(name) + ": " + describe(x) + " from sample " + std::to_string(site.first_sample) +
+                     " on, samples must count below 2^32 and have at most 2^34 elements");
+  }
+}
+
+// out = in with elements dropped; x, out and mask (where defined) are dense and of one shape.
+void run(const Tensor& in, double p, const RandomSite& site, const Tensor& out, const Tensor& mask) {
+  if (in.elements() == 0) return;
+  launch(in.device(), [&](const Addresses& at) {
+    kernels::DropoutArgs args;
+    args.samples = in.rank() > 0 ? in.shape()[0] : 1;
+    args.sample_elements = in.elements() / args.samples;
+    args.site = site;
+    args.threshold = static_cast<std::uint32_t>(std::floor(p * 0x1p32));
+    args.scale = scale_of(p);
+    args.in = at(in);
+    args.out = at(out);
+    args.dtype = in.dtype();
+    args.mask = at.as<std::uint8_t>(mask);
+    kernels::random_kernels(in.device()).dropout(args);
+  });
+}
+
+}  // namespace dropout_detail
+
+Tensor Dropout::forward(const Tensor& x, Needs, Saved&) const {
+  dropout_detail::check(name, x, p, site);
+  const Tensor in = contiguous(x);
+  const Tensor y = Tensor::empty_like(x);
+  dropout_detail::run(in, p, site, y, Tensor());
+  return y;
+}
+
+Gradients Dropout::backward(Saved, Tensor dy, Needs) const {
+  dy = contiguous(dy);
+  const Tensor dx = reused_or_new(dy);
+  dropout_detail::run(dy, p, site, dx, Tensor());
+  return {dx};
+}
+
+Tensor DropoutTextbook::forward(const Tensor& x, Needs needs, Saved& saved) const {
+  dropout_detail::check(name, x, p, site);
+  const Tensor in = contiguous(x);
+  const Tensor y = Tensor::empty_like(x);
+  Tensor mask;
+  if (needs.any()) mask = Tensor::empty(x.shape(), DType::u8, x.device());
+  dropout_detail::run(in, p, site, y, mask);
+  saved.mask = mask;
+  return y;
+}
+
+Gradients DropoutTextbook::backward(Saved saved, Tensor dy, Needs) const {
+  dy = contiguous(dy);
+  const Tensor dx = reused_or_new(dy);
+  if (dy.elements() == 0) return {dx};
+  launch(dy.device(), [&](const Addresses& at) {
+    kernels::MaskArgs args;
+    args.elements = dy.elements();
+    args.mask = at.as<std::uint8_t>(saved.mask);
+    args.scale = dropout_detail::scale_of(p);
+    args.in = at(dy);
+    args.out = at(dx);
+    args.dtype = dy.dtype();
+    kernels::random_kernels(dy.device()).apply_mask(args);
+  });
+  return {dx};
+}
+
+}  // namespace thimble::ops

@@ -1,0 +1,39 @@
+#pragma once
+// Dropout (Srivastava et al. 2014, section 4; inverted form: kept values are scaled in training, nothing is done in
+// evaluation).
+
+#include <thimble/core/ops/op.h>
+#include <thimble/core/random/generator.h>
+
+namespace thimble::ops {
+
+/// y = keep x / (1 - p), keep = 0 with probability p in [0, 1), independently per element; any floating dtype and
+/// shape. A value dropped is 0 even where x is NaN or infinite. p is met to 2^-32. The mask is a function of (site,
+/// global sample index, element within the sample), with samples along axis 0; backward makes it again. Keeps nothing.
+/// Throws DTypeError, ValueError.
+struct Dropout {
+  static constexpr const char* name = "dropout";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  double p = 0.5;
+  RandomSite site;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// The textbook form: the same values for the same site, but the mask is kept: one byte per element.
+struct DropoutTextbook {
+  static constexpr const char* name = "dropout_textbook";
+  static constexpr Cost cost = Cost::elementwise;
+  struct Saved {
+    Tensor mask;
+  };
+  double p = 0.5;
+  RandomSite site;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+}  // namespace thimble::ops

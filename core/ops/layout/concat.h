@@ -1,0 +1,42 @@
+#pragma once
+// Putting tensors together, and around. Both keep nothing but sizes; their gradients are windows on dy, which move no
+// bytes.
+
+#include <array>
+#include <span>
+
+#include <thimble/core/ops/op.h>
+
+namespace thimble::ops {
+
+/// The operands one after the other along `axis`: same rank, dtype and device, same sizes of the other axes. At most 32
+/// may be recorded (Needs::max_operands); the function concat() takes any number.
+///
+/// The gradients share dy's storage, which lives until the last of them is used: at no moment does that take more than
+/// copies would, because those need dy and themselves at once.
+struct Concat {
+  static constexpr const char* name = "concat";
+  static constexpr Cost cost = Cost::elementwise;
+  struct Saved {
+    std::array<std::int64_t, Needs::max_operands> sizes{};  ///< along the axis
+    int count = 0;
+  };
+  int axis = 0;
+
+  Tensor forward(std::span<const Tensor> parts, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// x with low[i] elements of `value` before axis i and high[i] after it. Any dtype.
+struct Pad {
+  static constexpr const char* name = "pad";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  std::array<std::int64_t, max_rank> low{}, high{};
+  double value = 0;
+
+  Tensor forward(const Tensor& x, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+}  // namespace thimble::ops

@@ -1,0 +1,44 @@
+#pragma once
+// Reading what an index names. Indices are i32 or i64; one that is out of range throws ValueError, after the kernel,
+// with the first bad position and its value (never on a dry device, which has no values).
+
+#include <thimble/core/ops/op.h>
+
+namespace thimble::ops {
+
+/// y[..., :] = table[ids[...], :]. table: (V, C), ids: (...) in 0 .. V - 1, y: (..., C) in table's dtype.
+///
+/// Keeps ids. dtable[v] = sum of dy over the positions of v, ascending, in f32 (f64 for f64), rounded once.
+struct Embedding {
+  static constexpr const char* name = "embedding";
+  static constexpr Cost cost = Cost::elementwise;
+  static constexpr Needs differentiable{0b01};
+  struct Saved {
+    Tensor ids;
+    std::int64_t rows = 0;
+  };
+
+  Tensor forward(const Tensor& table, const Tensor& ids, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+/// y[i, j, k] = x[i, index[i, j, k], k] for axis 1 of three: y has the shape of index, whose other axes are at most
+/// those of x. Any dtype of x (gradients: floating).
+///
+/// Keeps index. dx = sum of dy over the places that read an element, ascending along the axis, in f32 (f64 for f64),
+/// rounded once.
+struct Gather {
+  static constexpr const char* name = "gather";
+  static constexpr Cost cost = Cost::elementwise;
+  static constexpr Needs differentiable{0b01};
+  struct Saved {
+    Tensor index;
+    Shape shape;
+  };
+  int axis = 0;
+
+  Tensor forward(const Tensor& x, const Tensor& index, Needs needs, Saved& saved) const;
+  Gradients backward(Saved saved, Tensor dy, Needs needs) const;
+};
+
+}  // namespace thimble::ops

@@ -1,0 +1,257 @@
+#include <thimble/core/ops/matmul/fp8_linear.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/unary.h>
+#include <thimble/core/ops/matmul/fp8_product.h>
+#include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+
+namespace thimble::ops {
+namespace fp8_linear_detail {
+
+/// Of decoded x: what a processor's caches hold some of, and on a GPU what keeps all of it at work.
+std::int64_t window_bytes(Device device) { return std::int64_t{4} << (device.is_cuda() ? 23 : 20); }
+constexpr std::int64_t fewest_rows = 64;
+constexpr std::int64_t turned_bytes = std::int64_t{32} << 20;  // of x's codes, for FP8 units
+
+bool is_gelu(kernels::Activation activation) {
+  return activation == kernels::Activation::gelu_tanh || activation == kernels::Activation::gelu_erf;
+}
+
+// (..., I) -> (rows, I), dense.
+Tensor as_rows(const Tensor& x) {
+  const std::int64_t columns = x.size(-1);
+  return view::reshape(contiguous(x), {columns > 0 ? x.elements() / columns : 0, columns});
+}
+
+Shape with_last(Shape shape, std::int64_t size) {
+  shape[shape.rank() - 1] = size;
+  return shape;
+}
+
+void check(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, const Fp8State& state,
+           bool weight_is_in_out) {
+  if (x.rank() < 1 || weight.rank() != 2 || x.size(-1) != weight.size(weight_is_in_out ? 0 : 1)) {
+    throw ShapeError("fp8_linear: input " + to_string(x.shape()) + " does not fit weight " + to_string(weight.shape()) +
+                     (weight_is_in_out ? " (in, out)" : " (out, in)"));
+  }
+  const std::int64_t out = weight.size(weight_is_in_out ? 1 : 0);
+  if (bias.defined() && bias.shape() != Shape{out}) {
+    throw ShapeError("fp8_linear: bias " + to_string(bias.shape()) + " for " + std::to_string(out) + " outputs");
+  }
+  if (weight.dtype() != x.dtype() || (bias.defined() && bias.dtype() != x.dtype())) {
+    throw DTypeError("fp8_linear: input " + describe(x) + ", weight " + describe(weight) + ", bias " + describe(bias) +
+                     "; one dtype is allowed");
+  }
+  if (scales.defined() && (scales.dtype() != DType::f32 || scales.shape() != Shape{3} || !scales.is_contiguous())) {
+    throw DTypeError("fp8_linear: scales " + describe(scales) + "; f32 (3) is needed");
+  }
+  if (x.device() != weight.device()) {
+    throw DeviceError("fp8_linear: input " + describe(x) + ", weight " + describe(weight));
+  }
+  if (scales.defined() && scales.device() != x.device()) {
+    throw DeviceError("fp8_linear: input " + describe(x) + ", scales " + describe(scales));
+  }
+  if (state.defined()) check_fp8_state("fp8_linear", state, x.device());
+}
+
+// dy through the activation's gradient.
+Tensor through(kernels::Activation activation, Tensor kept, Tensor dy) {
+  const auto run = [&]<class F>(const F& f) {
+    typename Elementwise<F>::Saved saved;
+    (activation == kernels::Activation::relu ? saved.out : saved.lhs) = std::move(kept);
+    saved.lhs_shape = dy.shape();
+    Gradients d = Elementwise<F>{f}.backward(std::move(saved), std::move(dy), Needs(1));
+    return std::exchange(d[0], Tensor());
+  };
+  if (activation == kernels::Activation::relu) return run(Relu{});
+  if (activation == kernels::Activation::gelu_tanh) return run(GeluTanh{});
+  if (activation == kernels::Activation::gelu_erf) return run(GeluErf{});
+  return dy;
+}
+
+// y = act(s x8 W8 + bias), a window of rows of x at a time. w is (I, O).
+void multiply(const MatmulCall& whole, const Fp8Operand& x, const Fp8Operand& w) {
+  const std::int64_t rows = x.values.size(0), in = x.values.size(1);
+  const std::int64_t most = std::max(
+      fewest_rows, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(in, 1)) / fewest_rows * fewest_rows);
+  const Tensor window = Tensor::empty({std::min(rows, most), in}, DType::bf16, x.values.device(), Category::workspace);
+  for (std::int64_t r = 0; r < rows; r += most) {
+    const std::int64_t end = std::min(rows, r + most);
+    MatmulCall call = whole;
+    call.a = view::slice(window, 0, 0, end - r);
+    call.b = w.values;
+    call.c = view::slice(whole.c, 0, r, end);
+    if (whole.pre_activation.defined()) call.pre_activation = view::slice(whole.pre_activation, 0, r, end);
+    call.b_scale = w.scale;
+    if (x.scale.dtype() == DType::f32) call.a_scale = x.scale;
+    fp8_decode_into(call.a, x, r, 0);
+    matmul_into(call);
+  }
+}
+
+// dW = s x8^T dy8 (I, O), a window of columns of x at a time; or its transpose.
+void multiply_transposed(const char* name, const Tensor& dweight, const Fp8Operand& x, const Fp8Operand& dy,
+                         bool is_in_out) {
+  const std::int64_t rows = x.values.size(0), in = x.values.size(1);
+  const std::int64_t most = std::max(
+      fp8_block, window_bytes(x.values.device()) / (2 * std::max<std::int64_t>(rows, 1)) / fp8_block * fp8_block);
+  const std::int64_t width = std::min(in, most);
+  const Tensor window = Tensor::empty({width * rows}, DType::bf16, x.values.device(), Category::workspace);
+  for (std::int64_t i = 0; i < in; i += width) {
+    const std::int64_t end = std::min(in, i + width);
+    const Tensor part = view::reshape(view::slice(window, 0, 0, rows * (end - i)), {rows, end - i});
+    fp8_decode_into(part, x, 0, i);
+    MatmulCall call{name, {}, {}, view::slice(dweight, is_in_out ? 0 : 1, i, end), {}, {}};
+    call.a = view::transpose(is_in_out ? part : dy.values);
+    call.b = is_in_out ? dy.values : part;
+    if (x.scale.dtype() == DType::f32) call.a_scale = x.scale;  // the factors of alpha, whichever side they are of
+    call.b_scale = dy.scale;
+    matmul_into(call);
+  }
+}
+
+bool is_block(const Fp8Use& use) { return use.format.scaling == Fp8Scaling::block; }
+
+// Whether the product of a's codes (rows, from) with the weight's reads codes: where a tensor has one scale on every
+// CUDA device, in blocks where units have them.
+bool reads_codes(Device device, const Fp8Use& use, Fp8Role a, std::int64_t rows, std::int64_t from, std::int64_t to,
+                 DType dtype) {
+  if (!is_block(use)) return device.is_cuda();
+  return fp8_blocks_on_units(device, {rows, to, from, use.dtype(a), use.dtype(Fp8Role::weight), dtype});
+}
+
+// dW = dy^T x is a sum over rows, and scales of blocks are those of one row each: units would need others, so bf16
+// values are multiplied, which codes with such scales are.
+bool weight_grad_reads_codes(Device device, const Fp8Use& use) { return device.is_cuda() && !is_block(use); }
+
+// The same three products of codes. A weight (out, in) is read as it lies forward and turned backward; (in, out) the
+// other way round.
+void multiply_codes(const MatmulCall& whole, const Fp8Operand& x, const Fp8Sides& w) {
+  const bool lies = w.plain.defined();
+  fp8_matmul_into({whole.operation,
+                   x,
+                   {lies ? w.plain : w.turned, lies || w.scale.rank() < 2 ? w.scale : view::transpose(w.scale)},
+                   whole.c,
+                   whole.bias,
+                   whole.pre_activation,
+                   whole.activation});
+}
+
+void multiply_codes_transposed(const char* name, const Tensor& dweight, const Fp8Operand& x, const Fp8Operand& dy,
+                               bool is_in_out) {
+  const std::int64_t in = x.values.size(1), rows = dy.values.size(1);  // padded
+  const std::int64_t most = std::max(fp8_block, turned_bytes / std::max<std::int64_t>(rows, 1) / fp8_block * fp8_block);
+  const std::int64_t width = std::min(in, most);
+  const Tensor window = Tensor::empty({width, rows}, x.values.dtype(), x.values.device(), Category::workspace);
+  for (std::int64_t i = 0; i < in; i += width) {
+    const std::int64_t end = std::min(in, i + width);
+    const Fp8Operand part{view::slice(window, 0, 0, end - i), x.scale};
+    fp8_turn_into(part.values, x.values, i, end);
+    const Tensor c = view::slice(dweight, is_in_out ? 0 : 1, i, end);
+    fp8_matmul_into({name, is_in_out ? part : dy, is_in_out ? dy : part, c, {}, {}});
+  }
+}
+
+}  // namespace fp8_linear_detail
+
+Tensor Fp8Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& scales, Needs needs,
+                          Saved& saved) const {
+  namespace detail = fp8_linear_detail;
+  detail::check(x, weight, bias, scales, use.state, weight_is_in_out);
+  const std::int64_t out = weight.size(weight_is_in_out ? 1 : 0);
+  const Fp8Operand codes = fp8_encode(detail::as_rows(x), Fp8Role::x, use, scales);  // (R, I)
+  const bool on_units =
+      detail::reads_codes(x.device(), use, Fp8Role::x, codes.values.size(0), codes.values.size(1), out, x.dtype());
+  Fp8Sides sides;
+  Fp8Operand w;
+  if (on_units) {
+    sides = fp8_encode_sides(contiguous(weight), Fp8Role::weight, use, scales, !weight_is_in_out, weight_is_in_out);
+  } else {
+    w = fp8_round(contiguous(weight), Fp8Role::weight, use, scales);
+    if (!weight_is_in_out) w.values = view::transpose(w.values);  // (I, O)
+  }
+  const Tensor y = Tensor::empty({codes.values.size(0), out}, x.dtype(), x.device());
+  MatmulCall call{name, {}, {}, y, bias.defined() ? contiguous(bias) : bias, {}};
+  call.activation = activation;
+  const bool keeps_input = detail::is_gelu(activation) && needs.any();
+  if (keeps_input) call.pre_activation = Tensor::empty_like(y);
+  if (on_units) {
+    detail::multiply_codes(call, codes, sides);
+  } else {
+    detail::multiply(call, codes, w);
+  }
+  const Shape shape = detail::with_last(x.shape(), out);
+  const Tensor result = view::reshape(y, shape);
+  if (needs[1]) saved.x = codes.values, saved.x_scale = codes.scale;
+  if (needs[0]) saved.weight = weight;
+  if (needs.any()) saved.scales = scales;
+  if (keeps_input) saved.activation = view::reshape(call.pre_activation, shape);
+  if (needs.any() && activation == kernels::Activation::relu) saved.activation = result;
+  saved.x_shape = x.shape();
+  return result;
+}
+
+Gradients Fp8Linear::backward(Saved saved, Tensor dy, Needs needs) const {
+  namespace detail = fp8_linear_detail;
+  dy = detail::through(activation, std::exchange(saved.activation, Tensor()), std::move(dy));
+  const DType dtype = dy.dtype();
+  Tensor rows = detail::as_rows(dy);  // (R, O)
+  dy = Tensor();
+  Tensor dx, dweight, dbias;
+  if (needs[2]) dbias = column_sum(rows);
+  if (!needs[0] && !needs[1]) return {dx, dweight, dbias};
+  Fp8Use again = use;  // forward has recorded the weight
+  again.records = false;
+  const Device device = rows.device();
+  const std::int64_t count = rows.size(0), out = rows.size(1), in = saved.x_shape[saved.x_shape.rank() - 1];
+  const bool dx_of_codes = needs[0] && detail::reads_codes(device, use, Fp8Role::gradient, count, out, in, dtype);
+  const bool dweight_of_codes = needs[1] && detail::weight_grad_reads_codes(device, use);
+  Fp8Sides sides;
+  Fp8Operand d;  // (R, O) of bf16 values
+  if (dx_of_codes || dweight_of_codes) {
+    sides = fp8_encode_sides(rows, Fp8Role::gradient, use, saved.scales, needs[0], dweight_of_codes);
+    if (dweight_of_codes || !needs[1]) rows = Tensor();
+  } else {
+    d = fp8_round(std::move(rows), Fp8Role::gradient, use, saved.scales);
+  }
+  const bool decodes_later = dx_of_codes && needs[1] && !dweight_of_codes;
+  if (dx_of_codes) {
+    const Fp8Sides w = fp8_encode_sides(contiguous(saved.weight), Fp8Role::weight, again, saved.scales,
+                                        weight_is_in_out, !weight_is_in_out);
+    dx = Tensor::empty({count, in}, dtype, device);
+    const Tensor codes = decodes_later ? sides.plain : std::exchange(sides.plain, Tensor());
+    detail::multiply_codes({name, {}, {}, dx, {}, {}}, {codes, sides.scale}, w);
+  } else if (needs[0]) {
+    Fp8Operand w = fp8_round(contiguous(saved.weight), Fp8Role::weight, again, saved.scales);
+    if (weight_is_in_out) w.values = view::transpose(w.values);  // (O, I)
+    dx = Tensor::empty({count, in}, dtype, device);
+    MatmulCall call{name, d.values, w.values, dx, {}, {}};
+    call.a_scale = d.scale, call.b_scale = w.scale;
+    matmul_into(call);
+  }
+  if (needs[0]) dx = view::reshape(dx, saved.x_shape);
+  if (needs[1]) {
+    if (decodes_later) d.values = fp8_decode(std::move(rows), {std::exchange(sides.plain, Tensor()), sides.scale});
+    dweight = Tensor::empty(weight_is_in_out ? Shape{in, out} : Shape{out, in}, dtype, device);
+    const Fp8Operand x{saved.x, saved.x_scale};
+    if (dweight_of_codes) {
+      detail::multiply_codes_transposed(name, dweight, x, {sides.turned, sides.scale}, weight_is_in_out);
+    } else {
+      detail::multiply_transposed(name, dweight, x, d, weight_is_in_out);
+    }
+  }
+  return {dx, dweight, dbias};
+}
+
+double Fp8Linear::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  return static_cast<double>(output.elements()) * static_cast<double>(inputs[0].size(-1));
+}
+
+}  // namespace thimble::ops

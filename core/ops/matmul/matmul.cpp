@@ -1,0 +1,170 @@
+#include <thimble/core/ops/matmul/matmul.h>
+
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/ops/reduction/reduce.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+
+namespace thimble::ops {
+namespace matmul_detail {
+
+Shape leading(const Shape& shape) {
+  Shape result;
+  for (int axis = 0; axis < shape.rank() - 2; ++axis) result.push_back(shape[axis]);
+  return result;
+}
+
+Shape with_matrix(Shape shape, std::int64_t rows, std::int64_t columns) {
+  shape.push_back(rows);
+  shape.push_back(columns);
+  return shape;
+}
+
+Tensor product(const char* name, const Tensor& a, const Tensor& b, double alpha) {
+  const Shape batch = broadcast(name, leading(a.shape()), leading(b.shape()));
+  const DType dtype = is_floating(a.dtype()) ? a.dtype() : DType::i64;
+  const Tensor c = Tensor::empty(with_matrix(batch, a.size(-2), b.size(-1)), dtype, a.device());
+  MatmulCall call{name, a, b, c, {}, {}};
+  call.alpha = alpha;
+  matmul_into(call);
+  return c;
+}
+
+// (..., I) -> (rows, I); a copy only where the layout forces one.
+Tensor as_rows(const Tensor& x) {
+  const std::int64_t columns = x.size(-1);
+  const Shape shape{columns == 0 ? 0 : x.elements() / columns, columns};
+  return view::reshape(view::can_reshape(x, shape) ? x : contiguous(x), shape);
+}
+
+}  // namespace matmul_detail
+
+Tensor Matmul::forward(const Tensor& a, const Tensor& b, Needs needs, Saved& saved) const {
+  if (a.rank() < 2 || b.rank() < 2) {
+    throw ShapeError("matmul: operands need at least two axes, lhs " + to_string(a.shape()) + ", rhs " +
+                     to_string(b.shape()));
+  }
+  const Tensor left = transpose_a ? view::transpose(a) : a, right = transpose_b ? view::transpose(b) : b;
+  if (left.size(-1) != right.size(-2)) {
+    throw ShapeError("matmul: inner sizes differ, lhs " + to_string(left.shape()) + ", rhs " +
+                     to_string(right.shape()));
+  }
+  const Tensor y = matmul_detail::product(name, left, right, alpha);
+  if (needs[0]) saved.b = b;
+  if (needs[1]) saved.a = a;
+  saved.a_shape = a.shape();
+  saved.b_shape = b.shape();
+  return y;
+}
+
+Gradients Matmul::backward(Saved saved, Tensor dy, Needs needs) const {
+  Tensor da, db;
+  if (needs[0]) {
+    const Tensor right = transpose_b ? view::transpose(saved.b) : saved.b;  // (..., K, N)
+    // d(left) = dy right^T; for a stored transposed, its transpose right dy^T is computed directly.
+    da = transpose_a ? matmul_detail::product(name, right, view::transpose(dy), alpha)
+                     : matmul_detail::product(name, dy, view::transpose(right), alpha);
+    da = sum_to(da, saved.a_shape);
+    saved.b = Tensor();
+  }
+  if (needs[1]) {
+    const Tensor left = transpose_a ? view::transpose(saved.a) : saved.a;  // (..., M, K)
+    db = transpose_b ? matmul_detail::product(name, view::transpose(dy), left, alpha)
+                     : matmul_detail::product(name, view::transpose(left), dy, alpha);
+    db = sum_to(db, saved.b_shape);
+  }
+  return {da, db};
+}
+
+double Matmul::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  return static_cast<double>(output.elements()) * static_cast<double>(inputs[0].size(transpose_a ? -2 : -1));
+}
+
+Tensor Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const {
+  if (x.rank() < 1 || weight.rank() != 2 || x.size(-1) != weight.size(weight_is_in_out ? 0 : 1)) {
+    throw ShapeError("linear: input " + to_string(x.shape()) + " does not fit weight " + to_string(weight.shape()) +
+                     (weight_is_in_out ? " (in, out)" : " (out, in)"));
+  }
+  const Tensor w = weight_is_in_out ? weight : view::transpose(weight);  // (I, O)
+  if (bias.defined() && bias.shape() != Shape{w.size(1)}) {
+    throw ShapeError("linear: bias " + to_string(bias.shape()) + " for " + std::to_string(w.size(1)) + " outputs");
+  }
+  if (bias.defined() && bias.dtype() != x.dtype()) {
+    throw DTypeError("linear: bias is " + describe(bias) + ", input " + describe(x));
+  }
+  const Tensor rows = matmul_detail::as_rows(x);  // (R, I)
+  const Tensor y = Tensor::empty({rows.size(0), w.size(1)}, x.dtype(), x.device());
+  const bool has_gelu = activation == kernels::Activation::gelu_tanh || activation == kernels::Activation::gelu_erf;
+  MatmulCall call{name, rows, w, y, bias.defined() ? contiguous(bias) : bias, {}};
+  call.activation = activation;
+  if (has_gelu && needs.any()) call.pre_activation = Tensor::empty_like(y);
+  matmul_into(call);
+  if (needs[1]) saved.x = x;
+  if (needs[0]) saved.weight = weight;
+  if (needs.any() && activation == kernels::Activation::relu) saved.activation = y;
+  if (needs.any() && has_gelu) saved.activation = call.pre_activation;
+  saved.x_shape = x.shape();
+  Shape shape = x.shape();
+  shape[shape.rank() - 1] = w.size(1);
+  const Tensor result = view::reshape(y, shape);
+  if (saved.activation.defined()) saved.activation = view::reshape(saved.activation, shape);
+  return result;
+}
+
+Tensor Linear::remake(Saved saved, std::span<const Tensor> inputs) const {
+  using kernels::Activation;
+  const bool has_gelu = activation == Activation::gelu_tanh || activation == Activation::gelu_erf;
+  const DType dtype = inputs[0].dtype();
+  // Narrower dtypes keep a rounded input of the activation.
+  if (has_gelu && saved.activation.defined() && (dtype == DType::f32 || dtype == DType::f64)) {
+    const auto apply_again = [&]<class F>(const F& f) {
+      typename Elementwise<F>::Saved nothing{};
+      return Elementwise<F>{f}.forward(saved.activation, Needs(), nothing);
+    };
+    return activation == Activation::gelu_tanh ? apply_again(GeluTanh{}) : apply_again(GeluErf{});
+  }
+  Saved nothing;
+  return forward(inputs[0], inputs[1], inputs[2], Needs(), nothing);
+}
+
+double Linear::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
+  return static_cast<double>(output.elements()) * static_cast<double>(inputs[0].size(-1));
+}
+
+Gradients Linear::backward(Saved saved, Tensor dy, Needs needs) const {
+  using kernels::Activation;
+  const auto through = [&]<class F>(const F& f) {
+    typename Elementwise<F>::Saved kept;
+    (activation == Activation::relu ? kept.out : kept.lhs) = std::exchange(saved.activation, Tensor());
+    kept.lhs_shape = dy.shape();
+    Gradients d = Elementwise<F>{f}.backward(std::move(kept), std::exchange(dy, Tensor()), Needs(1));
+    dy = std::exchange(d[0], Tensor());
+  };
+  if (activation == Activation::relu) through(Relu{});
+  if (activation == Activation::gelu_tanh) through(GeluTanh{});
+  if (activation == Activation::gelu_erf) through(GeluErf{});
+
+  const Tensor rows = matmul_detail::as_rows(dy);  // (R, O)
+  Tensor dx, dweight, dbias;
+  if (needs[0]) {
+    const Tensor w = weight_is_in_out ? view::transpose(saved.weight) : saved.weight;  // (O, I)
+    dx = Tensor::empty({rows.size(0), w.size(1)}, dy.dtype(), dy.device());
+    matmul_into({name, rows, w, dx, {}, {}});
+    dx = view::reshape(dx, saved.x_shape);
+  }
+  if (needs[1]) {
+    const Tensor x = matmul_detail::as_rows(saved.x);  // (R, I)
+    dweight = weight_is_in_out ? Tensor::empty({x.size(1), rows.size(1)}, dy.dtype(), dy.device())
+                               : Tensor::empty({rows.size(1), x.size(1)}, dy.dtype(), dy.device());
+    const Tensor left = view::transpose(weight_is_in_out ? x : rows);
+    matmul_into({name, left, weight_is_in_out ? rows : x, dweight, {}, {}});
+  }
+  if (needs[2]) dbias = column_sum(rows);
+  return {dx, dweight, dbias};
+}
+
+}  // namespace thimble::ops

@@ -1,0 +1,28 @@
+#pragma once
+// Matrix products on tensors, which the tape does not see: what operators are made of.
+
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+/// One product c = act(alpha a b + bias): a (..., M, K), b (..., K, N), c (..., M, N), any strides; leading axes of a
+/// and b are expanded to c's. bias (N) and pre_activation (as c) may be undefined. `accumulate` adds to c. The scales
+/// of a and b, f32 (1), are factors of alpha that are read when the product runs; on the CPU alone.
+struct MatmulCall {
+  const char* operation;  ///< for errors
+  Tensor a, b, c;
+  Tensor bias, pre_activation;
+  double alpha = 1;
+  bool accumulate = false;
+  kernels::Activation activation = kernels::Activation::none;
+  Tensor a_scale = {}, b_scale = {};
+};
+
+/// Takes the workspace, then launches. Throws ShapeError, DTypeError (floating and integer mixed), DeviceError.
+void matmul_into(const MatmulCall& call);
+
+/// x (R, C) summed over rows -> (C), in the order of the matmul kernels.
+Tensor column_sum(const Tensor& x);
+
+}  // namespace thimble

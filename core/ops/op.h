@@ -1,0 +1,169 @@
+#pragma once
+// What an operator is. One operator = one struct, forward and backward side by side.
+//
+// A *structured* operator:
+//
+//   struct MyOp {
+//     static constexpr const char* name = "my_op";
+//     static constexpr Cost cost = Cost::matmul;      // what running it again costs (core/ops/op.h)
+//     double epsilon = 1e-5;                           // attributes
+//     struct Saved { Tensor x, mean; };                // all that backward can read; undefined = not kept
+//     // forward: (N, C) x (C) -> (N, C)
+//     Tensor forward(const Tensor& x, const Tensor& weight, Needs needs, Saved& saved) const;
+//     Gradients backward(Saved saved, Tensor dy, Needs needs) const;   // one gradient per operand
+//   };
+//
+// An *elementwise* operator is a functor (core/ops/elementwise/elementwise.h). Both are called through `apply`
+// (autograd/apply.h), which records them on the tape when one is active.
+//
+// Rules for forward: allocate everything, then launch. Fill only those tensors of `saved` that backward needs for the
+// operands named by `needs` (needs.any() is false outside of a tape: keep nothing, allocate nothing for backward). A
+// tensor that is an operand or the result is kept by reference; any other one is an extra, counted as kept bytes.
+// Members that are not tensors (shapes, attributes) are free. The result's bits must not depend on `needs`.
+//
+// Two members are optional, for planning:
+//
+//   // The result again, bit for bit, from what is saved and the operands: where that is less work than forward.
+//   Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
+//   // Multiply-adds of forward; without it an operator counts as memory traffic alone.
+//   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+/// How an operator's time grows: what a recomputation policy looks at.
+enum class Cost : std::uint8_t {
+  view,         ///< no bytes move
+  elementwise,  ///< one pass over memory
+  reduction,    ///< a few passes over memory
+  matmul        ///< more arithmetic than memory traffic
+};
+
+/// Which operands need a gradient.
+class Needs {
+ public:
+  static constexpr int max_operands = 32;
+  constexpr Needs() = default;
+  constexpr explicit Needs(std::uint32_t bits) : bits_(bits) {}
+  constexpr bool operator[](int operand) const noexcept { return (bits_ >> operand) & 1u; }
+  constexpr bool any() const noexcept { return bits_ != 0; }
+  constexpr std::uint32_t bits() const noexcept { return bits_; }
+
+ private:
+  std::uint32_t bits_ = 0;
+};
+
+/// One gradient per operand, in operand order; undefined where none is needed. Holds up to `capacity` without
+/// allocating.
+class Gradients {
+ public:
+  static constexpr int capacity = 32;
+  Gradients() = default;
+  Gradients(std::initializer_list<Tensor> list) {
+    for (const Tensor& t : list) push_back(t);
+  }
+  void push_back(Tensor gradient) {
+    if (count_ < inline_count) {
+      few_[static_cast<std::size_t>(count_)] = std::move(gradient);
+    } else {
+      if (!more_) more_ = std::make_unique<std::array<Tensor, capacity - inline_count>>();
+      more_->at(static_cast<std::size_t>(count_ - inline_count)) = std::move(gradient);
+    }
+    ++count_;
+  }
+  int size() const noexcept { return count_; }
+  Tensor& operator[](int i) {
+    return i < inline_count ? few_[static_cast<std::size_t>(i)] : (*more_)[static_cast<std::size_t>(i - inline_count)];
+  }
+
+ private:
+  static constexpr int inline_count = 4;
+  std::array<Tensor, inline_count> few_;
+  std::unique_ptr<std::array<Tensor, capacity - inline_count>> more_;
+  int count_ = 0;
+};
+
+/// A `struct Saved` without members, for operators that keep nothing.
+struct SavesNothing {};
+
+namespace op_detail {
+// Converts to any type: how the members of an aggregate are counted.
+struct Anything {
+  template <class T>
+  operator T() const;  // NOLINT(google-explicit-constructor)
+};
+
+template <class T, std::size_t... I>
+constexpr bool takes(std::index_sequence<I...>) {
+  return requires { T{(static_cast<void>(I), Anything{})...}; };
+}
+
+template <class T, int N = 8>
+constexpr int member_count() {
+  if constexpr (N == 0 || takes<T>(std::make_index_sequence<N>{})) {
+    return N;
+  } else {
+    return member_count<T, N - 1>();
+  }
+}
+}  // namespace op_detail
+
+/// References to the members of a `struct Saved` (an aggregate of at most 8), in declaration order.
+template <class Saved>
+constexpr auto tie_members(Saved& saved) {
+  constexpr int n = op_detail::member_count<std::remove_const_t<Saved>>();
+  if constexpr (n == 0) {
+    return std::tuple<>();
+  } else if constexpr (n == 1) {
+    auto& [a] = saved;
+    return std::tie(a);
+  } else if constexpr (n == 2) {
+    auto& [a, b] = saved;
+    return std::tie(a, b);
+  } else if constexpr (n == 3) {
+    auto& [a, b, c] = saved;
+    return std::tie(a, b, c);
+  } else if constexpr (n == 4) {
+    auto& [a, b, c, d] = saved;
+    return std::tie(a, b, c, d);
+  } else if constexpr (n == 5) {
+    auto& [a, b, c, d, e] = saved;
+    return std::tie(a, b, c, d, e);
+  } else if constexpr (n == 6) {
+    auto& [a, b, c, d, e, g] = saved;
+    return std::tie(a, b, c, d, e, g);
+  } else if constexpr (n == 7) {
+    auto& [a, b, c, d, e, g, h] = saved;
+    return std::tie(a, b, c, d, e, g, h);
+  } else {
+    auto& [a, b, c, d, e, g, h, i] = saved;
+    return std::tie(a, b, c, d, e, g, h, i);
+  }
+}
+
+inline constexpr int max_saved_tensors = 8;
+
+/// Calls f(tensor) for every tensor among the members, and g(member) for every other one.
+template <class Saved, class F, class G>
+constexpr void for_each_member(Saved& saved, F&& f, G&& g) {
+  const auto one = [&](auto& member) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(member)>, Tensor>) {
+      f(member);
+    } else {
+      g(member);
+    }
+  };
+  std::apply([&](auto&... members) { (one(members), ...); }, tie_members(saved));
+}
+
+}  // namespace thimble

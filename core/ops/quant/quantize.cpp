@@ -1,0 +1,182 @@
+#include <thimble/core/ops/quant/quantize.h>
+
+#include <algorithm>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/quantize.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/unrecorded.h>
+
+namespace thimble {
+namespace blocks_detail {
+
+// The matrix that a tensor is seen as, and its blocks in values.
+struct Layout {
+  std::int64_t rows, columns, block_rows, block_columns;
+};
+
+std::string name(const Quantization& how) {
+  const ScaleBlocks& b = how.blocks;
+  return std::string(to_string(how.dtype)) + " with " + std::string(to_string(how.scale)) + " scales of blocks of " +
+         (b.is_flat ? std::to_string(b.columns) + " values"
+                    : std::to_string(b.rows) + " x " + std::to_string(b.columns) + " values");
+}
+
+Layout layout_of(const Shape& shape, const ScaleBlocks& blocks) {
+  if (blocks.rows < 0 || blocks.columns < 0) {
+    throw ValueError("quantize: blocks of " + std::to_string(blocks.rows) + " x " + std::to_string(blocks.columns) +
+                     "; allowed are sizes >= 1, or 0 for all");
+  }
+  const std::int64_t elements = shape.elements();
+  const bool is_row = blocks.is_flat || shape.rank() == 0;
+  const std::int64_t columns = is_row ? elements : shape.back();
+  const std::int64_t rows = is_row ? 1 : columns > 0 ? elements / columns : 0;
+  const auto size = [](std::int64_t block, std::int64_t all) {
+    return std::max<std::int64_t>(1, block == 0 ? all : std::min(block, all));
+  };
+  return {rows, columns, size(blocks.rows, rows), size(blocks.columns, columns)};
+}
+
+void check_description(const Quantization& how) {
+  const bool has_code =
+      how.dtype == DType::i8 || how.dtype == DType::u8 || how.dtype == DType::f8e4m3 || how.dtype == DType::f8e5m2;
+  const bool has_scale = how.scale == DType::f32 || how.scale == DType::f16 || how.scale == DType::u8;
+  if (has_code && has_scale) return;
+  throw DTypeError("quantize: " + name(how) +
+                   "; allowed are codes in i8, u8, f8e4m3, f8e5m2 with scales in f32, f16, u8");
+}
+
+void check_codes(const char* operation, const Tensor& codes, const Quantization& how) {
+  check_description(how);
+  const auto begin = [&] { return std::string(operation) + ": " + describe(codes); };
+  if (codes.dtype() != how.dtype) throw DTypeError(begin() + " is not " + name(how));
+  if (!codes.scale()) throw DTypeError(begin() + " has no scales");
+  const Tensor& scale = *codes.scale();
+  const Shape expected = scale_shape(codes.shape(), how.blocks);
+  if (scale.dtype() != how.scale || scale.shape() != expected) {
+    throw ShapeError(begin() + " has scales " + describe(scale) + "; " + name(how) + " have " +
+                     std::string(to_string(how.scale)) + " " + to_string(expected));
+  }
+  if (!codes.is_contiguous()) throw ShapeError(begin() + " is not dense: scales are those of the whole tensor");
+}
+
+void check_values(const char* operation, const Tensor& t) {
+  const auto begin = [&] { return std::string(operation) + ": " + describe(t); };
+  if (!t.defined()) throw ShapeError(begin());
+  if (!is_floating(t.dtype())) throw DTypeError(begin() + "; allowed are floating dtypes");
+  if (t.scale()) throw DTypeError(begin() + " has scales already");
+}
+
+kernels::QuantizeArgs arguments(const Addresses& at, const Tensor& values, const Tensor& codes,
+                                const Quantization& how) {
+  const Layout layout = layout_of(codes.shape(), how.blocks);
+  kernels::QuantizeArgs args;
+  args.rows = layout.rows;
+  args.columns = layout.columns;
+  args.block_rows = layout.block_rows;
+  args.block_columns = layout.block_columns;
+  args.values = at(values);
+  args.dtype = values.dtype();
+  args.codes = at(codes);
+  args.code_dtype = how.dtype;
+  args.is_signed = how.is_signed;
+  args.scales = at(*codes.scale());
+  args.scale_dtype = how.scale;
+  return args;
+}
+
+void wrote(const Tensor& t) {
+  if (t.storage()) t.storage()->bump_version();
+}
+
+Tensor empty(const Shape& shape, const Quantization& how, Device device, Category category) {
+  check_description(how);
+  Tensor codes = Tensor::empty(shape, how.dtype, device, category);
+  codes.set_scale(Tensor::empty(scale_shape(shape, how.blocks), how.scale, device, category));
+  return codes;
+}
+
+}  // namespace blocks_detail
+
+ScaleBlocks ScaleBlocks::per_channel(const Shape& shape, int axis) {
+  const int at = normalize_axis("per_channel", axis, shape.rank());
+  if (at == shape.rank() - 1) return {0, 1, false};
+  if (at != 0) {
+    throw ShapeError("per_channel: axis " + std::to_string(axis) + " of " + to_string(shape) +
+                     "; allowed are the first and the last");
+  }
+  std::int64_t rows = 1;
+  for (int i = 1; i < shape.rank() - 1; ++i) rows *= shape[i];
+  return {std::max<std::int64_t>(1, rows), 0, false};
+}
+
+Shape scale_shape(const Shape& shape, const ScaleBlocks& blocks) {
+  const blocks_detail::Layout layout = blocks_detail::layout_of(shape, blocks);
+  return {(layout.rows + layout.block_rows - 1) / layout.block_rows,
+          (layout.columns + layout.block_columns - 1) / layout.block_columns};
+}
+
+std::size_t quantized_bytes(const Shape& shape, const Quantization& how) {
+  return static_cast<std::size_t>(shape.elements()) * size_of(how.dtype) +
+         static_cast<std::size_t>(scale_shape(shape, how.blocks).elements()) * size_of(how.scale);
+}
+
+Tensor quantize(const Tensor& t, const Quantization& how, Category category) {
+  blocks_detail::check_values("quantize", t);
+  const Tensor codes = blocks_detail::empty(t.shape(), how, t.device(), category);
+  quantize_into(codes, t, how);
+  return codes;
+}
+
+void quantize_into(const Tensor& codes, const Tensor& t, const Quantization& how) {
+  check_unrecorded("quantize", t, "fake_quantize()");
+  blocks_detail::check_values("quantize", t);
+  blocks_detail::check_codes("quantize", codes, how);
+  if (codes.shape() != t.shape() || codes.device() != t.device()) {
+    throw ShapeError("quantize: " + describe(t) + " into " + describe(codes));
+  }
+  const Tensor dense = contiguous(t);
+  if (t.elements() > 0) {
+    launch(t.device(), [&](const Addresses& at) {
+      kernels::quantize_kernels(t.device()).quantize(blocks_detail::arguments(at, dense, codes, how));
+    });
+  }
+  blocks_detail::wrote(codes);
+  blocks_detail::wrote(*codes.scale());
+}
+
+Tensor zeros_quantized(const Shape& shape, const Quantization& how, Device device, Category category) {
+  const Tensor codes = blocks_detail::empty(shape, how, device, category);
+  fill(codes, how.dtype == DType::u8 && how.is_signed ? 127 : 0);  // the code of 0
+  fill(*codes.scale(), 0);
+  return codes;
+}
+
+Tensor dequantize(const Tensor& codes, const Quantization& how, DType dtype, Category category) {
+  blocks_detail::check_codes("dequantize", codes, how);
+  if (!is_floating(dtype)) {
+    throw DTypeError("dequantize: to " + std::string(to_string(dtype)) + "; allowed are floating dtypes");
+  }
+  Tensor t = Tensor::empty(codes.shape(), dtype, codes.device(), category);
+  dequantize_into(t, codes, how);
+  return t;
+}
+
+void dequantize_into(const Tensor& t, const Tensor& codes, const Quantization& how) {
+  blocks_detail::check_values("dequantize", t);
+  blocks_detail::check_codes("dequantize", codes, how);
+  if (codes.shape() != t.shape() || codes.device() != t.device() || !t.is_contiguous()) {
+    throw ShapeError("dequantize: " + describe(codes) + " into " + describe(t) +
+                     "; allowed is a dense tensor of the same shape and device");
+  }
+  if (t.elements() > 0) {
+    launch(t.device(), [&](const Addresses& at) {
+      kernels::quantize_kernels(t.device()).dequantize(blocks_detail::arguments(at, t, codes, how));
+    });
+  }
+  blocks_detail::wrote(t);
+}
+
+}  // namespace thimble

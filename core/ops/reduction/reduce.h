@@ -1,0 +1,69 @@
+#pragma once
+// Reductions that operators build on; the tape does not see them. The differentiable ones are in
+// autograd/functions/reduction.h.
+
+#include <array>
+#include <initializer_list>
+#include <span>
+#include <type_traits>
+
+#include <thimble/core/kernels/reduce.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+/// Axes as a caller names them: one, a list, or all of them (an empty list). Negative ones count from the end.
+class Axes {
+ public:
+  Axes() = default;
+  Axes(int axis) : axes_{axis}, count_(1) {}  // NOLINT(google-explicit-constructor)
+  /// `max(x, 0.0)` and `sum(x, true)` do not compile: neither is an axis.
+  template <class T>
+  requires(std::is_floating_point_v<T> || std::is_same_v<T, bool>) Axes(T)
+  = delete;
+  Axes(std::initializer_list<int> axes) : Axes(std::span<const int>(axes.begin(), axes.size())) {}
+  /// Throws ShapeError when there are more than max_rank.
+  explicit Axes(std::span<const int> axes);
+
+  std::span<const int> list() const noexcept { return {axes_.data(), count_}; }
+
+ private:
+  std::array<int, max_rank> axes_{};
+  std::size_t count_ = 0;
+};
+
+/// A set of axes: bit i is axis i.
+using AxisMask = std::uint32_t;
+
+/// Axes as a mask; an empty list means all of them. Throws ShapeError for an axis out of range or named twice.
+AxisMask axis_mask(const char* operation, std::span<const int> axes, int rank);
+
+/// Shape without the masked axes, or with size 1 there.
+Shape reduced_shape(const Shape& shape, AxisMask axes, bool keep_axes);
+
+/// Sizes (or strides) of the axes outside of a mask and inside of it.
+struct AxisSplit {
+  Shape kept, reduced;
+};
+AxisSplit split_axes(const Shape& sizes, AxisMask axes);
+
+/// Sum over the masked axes, in the fixed order of kernels/reduce.h. Result dtype: that of t (i64 for integers and
+/// bool).
+Tensor reduce_sum(const Tensor& t, AxisMask axes, bool keep_axes);
+
+/// out = (sum of map(t, other)) / divisor over the masked axes; `out` is dense and has an element for every kept one,
+/// with or without the masked axes. `other` broadcasts to t's shape; see kernels::ReduceArgs for the maps and their
+/// conditions. `out` may be `other`.
+void reduce_into(const Tensor& out, const Tensor& t, AxisMask axes, kernels::ReduceMap map = kernels::ReduceMap::value,
+                 const Tensor& other = {}, double divisor = 1);
+
+/// The largest (or smallest) element of each reduction into `values`, its place in row-major order of the masked axes
+/// into `places` (an integer dtype); both dense, either may be undefined. NaN wins; of equal values the first. Throws
+/// ShapeError when there is nothing to choose from.
+void extreme_into(const char* operation, const Tensor& values, const Tensor& places, const Tensor& t, AxisMask axes,
+                  bool is_max);
+
+/// The gradient of a broadcast: sums t down to `shape`; t itself when the shapes are equal.
+Tensor sum_to(const Tensor& t, const Shape& shape);
+
+}  // namespace thimble

@@ -1,0 +1,67 @@
+#include <thimble/core/tensor/context.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace thimble {
+namespace context_detail {
+
+// Paths live for the whole program: there are as many as there are modules.
+struct PathTable {
+  std::mutex mutex;
+  std::deque<std::string> names{std::string()};
+  // Keys view into `leaf_names`, so that a lookup on every forward needs no allocation.
+  std::deque<std::string> leaf_names;
+  std::map<std::pair<PathId, std::string_view>, PathId> children;
+};
+
+PathTable& path_table() {
+  static PathTable table;
+  return table;
+}
+
+}  // namespace context_detail
+
+Context& context() noexcept {
+  thread_local Context instance;
+  return instance;
+}
+
+std::shared_ptr<Resource> current_resource(Device device) {
+  const auto& resource = context().resource;
+  if (resource && resource->device() == device) return resource;
+  return default_resource(device);
+}
+
+Generator& current_generator() noexcept {
+  thread_local Generator fallback;
+  return context().generator ? *context().generator : fallback;
+}
+
+PathId join_path(PathId parent, std::string_view name) {
+  auto& table = context_detail::path_table();
+  const std::lock_guard lock(table.mutex);
+  const auto found = table.children.find(std::pair(parent, name));
+  if (found != table.children.end()) return found->second;
+  const std::string& above = table.names[parent];
+  table.names.push_back(above.empty() ? std::string(name) : above + "." + std::string(name));
+  const auto id = static_cast<PathId>(table.names.size() - 1);
+  table.children.emplace(std::pair(parent, std::string_view(table.leaf_names.emplace_back(name))), id);
+  return id;
+}
+
+std::string_view path_name(PathId id) {
+  auto& table = context_detail::path_table();
+  const std::lock_guard lock(table.mutex);
+  return table.names.at(id);
+}
+
+ResourceScope::ResourceScope(std::shared_ptr<Resource> resource) : before_(std::move(resource)) {
+  std::swap(before_, context().resource);
+}
+
+ResourceScope::~ResourceScope() { std::swap(before_, context().resource); }
+
+}  // namespace thimble

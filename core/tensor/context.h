@@ -1,0 +1,89 @@
+#pragma once
+// The only ambient state: one thread-local Context. Scopes change it and put it back.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/resource.h>
+
+namespace thimble {
+
+class Tape;
+class Transaction;
+
+struct Context {
+  Tape* tape = nullptr;                ///< records when set (autograd/tape.h)
+  PathId path = 0;                     ///< module path that allocations and nodes are labelled with
+  std::shared_ptr<Resource> resource;  ///< used for tensors on its device; null: default_resource
+  Generator* generator = nullptr;      ///< null: a thread-local default with seed 0
+  Transaction* transaction = nullptr;  ///< where side effects of a step are staged (core/tensor/transaction.h)
+  bool is_recomputing = false;         ///< a segment is run again: operators must have no side effects
+};
+
+/// This thread's context.
+Context& context() noexcept;
+
+/// The resource that a new tensor on `device` is taken from.
+std::shared_ptr<Resource> current_resource(Device device);
+
+/// The generator in force.
+Generator& current_generator() noexcept;
+
+/// Interns `parent`.`name` ("gpt" + "h" -> "gpt.h"); the same pair always gives the same id. Thread-safe.
+PathId join_path(PathId parent, std::string_view name);
+/// The dotted path of an id; the view stays valid for the life of the program.
+std::string_view path_name(PathId id);
+
+/// Puts `name` under the current path for a scope.
+class PathScope {
+ public:
+  explicit PathScope(std::string_view name) : before_(context().path) { context().path = join_path(before_, name); }
+  explicit PathScope(PathId path) : before_(context().path) { context().path = path; }
+  ~PathScope() { context().path = before_; }
+  PathScope(const PathScope&) = delete;
+  PathScope& operator=(const PathScope&) = delete;
+
+ private:
+  PathId before_;
+};
+
+/// Takes tensors of the resource's device from `resource` for a scope.
+class ResourceScope {
+ public:
+  explicit ResourceScope(std::shared_ptr<Resource> resource);
+  ~ResourceScope();
+  ResourceScope(const ResourceScope&) = delete;
+  ResourceScope& operator=(const ResourceScope&) = delete;
+
+ private:
+  std::shared_ptr<Resource> before_;
+};
+
+/// Draws random numbers from `generator` for a scope.
+class GeneratorScope {
+ public:
+  explicit GeneratorScope(Generator& generator) : before_(context().generator) { context().generator = &generator; }
+  ~GeneratorScope() { context().generator = before_; }
+  GeneratorScope(const GeneratorScope&) = delete;
+  GeneratorScope& operator=(const GeneratorScope&) = delete;
+
+ private:
+  Generator* before_;
+};
+
+/// Records nothing for a scope: `NoGrad off;`.
+class NoGrad {
+ public:
+  NoGrad() : before_(context().tape) { context().tape = nullptr; }
+  ~NoGrad() { context().tape = before_; }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  Tape* before_;
+};
+
+}  // namespace thimble

@@ -1,0 +1,162 @@
+#include <thimble/core/tensor/copy.h>
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/copy.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/tensor/unrecorded.h>
+#include <thimble/core/tensor/view.h>
+
+namespace thimble {
+namespace copy_detail {
+
+void run(const Tensor& to, const Tensor& from) {
+  if (to.device() != from.device()) {
+    throw DeviceError("copy: from " + describe(from) + " to " + describe(to) + " crosses devices; use to_device");
+  }
+  if (to.elements() == 0 && from.elements() == 0) return;
+  const Tensor source = from.shape() == to.shape() ? from : view::expand(from.detach(), to.shape());
+  launch(to.device(), [&](const Addresses& at) {
+    kernels::copy_kernels(to.device())
+        .copy({to.shape(), at(source), source.dtype(), source.strides(), at(to), to.dtype(), to.strides()});
+  });
+  to.storage()->bump_version();
+}
+
+Tensor copy(const Tensor& t, DType dtype, Category category) {
+  Tensor result = Tensor::empty(t.shape(), dtype, t.device(), category);
+  run(result, t);
+  result.set_tape_ref({}, t.origin_unrecorded());
+  return result;
+}
+
+}  // namespace copy_detail
+
+void copy_into(const Tensor& to, const Tensor& from) {
+  check_unrecorded("copy_into", from, "the value itself");
+  copy_detail::run(to, from);
+}
+
+Tensor clone(const Tensor& t, Category category) {
+  check_unrecorded("clone", t, "the tensor itself, or dense()");
+  return copy_detail::copy(t, t.dtype(), category);
+}
+
+Tensor contiguous(const Tensor& t) {
+  if (t.is_contiguous()) return t;
+  check_unrecorded("contiguous", t, "dense()");
+  return copy_detail::copy(t, t.dtype(), Category::temporary);
+}
+
+Tensor to_dtype(const Tensor& t, DType dtype) {
+  if (t.dtype() == dtype) return t;
+  check_unrecorded("to_dtype", t, "cast()");
+  return copy_detail::copy(t, dtype, Category::temporary);
+}
+
+Tensor to_device(const Tensor& t, Device device, Category category) {
+  if (t.device() == device) return t;
+  check_unrecorded("to_device", t, "a leaf or a constant of that device");
+  if (t.device().is_dry) throw DeviceError("to_device: " + describe(t) + " has no data to copy");
+  if (t.device().is_cuda() && device.is_cuda() && !device.is_dry) return to_device(to_device(t, cpu), device, category);
+  const Tensor source = contiguous(t);
+  Tensor result = Tensor::empty(t.shape(), t.dtype(), device, category);
+  result.set_tape_ref({}, t.origin_unrecorded());
+  if (device.is_dry || t.elements() == 0) return result;
+  const Device gpu = device.is_cuda() ? device : t.device();
+  launch(gpu, [&](const Addresses& at) {
+    const kernels::DeviceRuntime& runtime = kernels::device_runtime(gpu);
+    (device.is_cuda() ? runtime.upload : runtime.download)(at(result), at(source), source.bytes());
+  });
+  return result;
+}
+
+void check_scalar(const char* operation, const Tensor& t, double value) {
+  if (is_floating(t.dtype()) || (std::trunc(value) == value && std::abs(value) < 0x1p63)) return;
+  throw DTypeError(std::string(operation) + ": " + std::to_string(value) + " is no integer, and the tensor is " +
+                   describe(t) + "; to_dtype(x, DType::f32) first, or an integer is allowed");
+}
+
+void fill(const Tensor& t, double value) {
+  check_scalar("fill", t, value);
+  if (t.elements() == 0) return;
+  launch(t.device(), [&](const Addresses& at) {
+    kernels::copy_kernels(t.device()).fill({t.shape(), value, at(t), t.dtype(), t.strides()});
+  });
+  t.storage()->bump_version();
+}
+
+Tensor zeros(const Shape& shape, DType dtype, Device device, Category category) {
+  return full(shape, 0, dtype, device, category);
+}
+
+Tensor full(const Shape& shape, double value, DType dtype, Device device, Category category) {
+  Tensor result = Tensor::empty(shape, dtype, device, category);
+  fill(result, value);
+  return result;
+}
+
+Tensor arange(std::int64_t n, DType dtype, Device device) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int64_t>(i);
+  return to_dtype(from_host(values, {n}, device), dtype);
+}
+
+template <class T>
+Tensor from_host(std::span<const T> values, const Shape& shape, Device device, Category category) {
+  if (shape.elements() != static_cast<std::int64_t>(values.size())) {
+    throw ShapeError("from_host: " + std::to_string(values.size()) + " values for shape " + to_string(shape));
+  }
+  Tensor result = Tensor::empty(shape, dtype_of<T>, device, category);
+  if (device.is_dry || values.empty()) return result;
+  launch(device, [&](const Addresses& at) {
+    if (device.is_cpu()) {
+      std::memcpy(at(result), values.data(), values.size_bytes());
+    } else {
+      kernels::device_runtime(device).upload(at(result), values.data(), values.size_bytes());
+    }
+  });
+  return result;
+}
+
+template <class T>
+std::vector<T> to_host(const Tensor& t) {
+  if (t.device().is_dry) throw DeviceError("to_host: " + describe(t) + " has no values: a dry device runs no kernels");
+  std::vector<T> values(static_cast<std::size_t>(t.elements()));
+  const Tensor dense = contiguous(to_dtype(t.detach(), dtype_of<T>));
+  if (!values.empty()) {
+    launch(t.device(), [&](const Addresses& at) {
+      if (t.device().is_cpu()) {
+        std::memcpy(values.data(), at(dense), values.size() * sizeof(T));
+      } else {
+        kernels::device_runtime(t.device()).download(values.data(), at(dense), values.size() * sizeof(T));
+      }
+    });
+  }
+  return values;
+}
+
+#define THIMBLE_HOST_COPY(T)                                                        \
+  template Tensor from_host<T>(std::span<const T>, const Shape&, Device, Category); \
+  template std::vector<T> to_host<T>(const Tensor&);
+THIMBLE_HOST_COPY(double)
+THIMBLE_HOST_COPY(float)
+THIMBLE_HOST_COPY(f16)
+THIMBLE_HOST_COPY(bf16)
+THIMBLE_HOST_COPY(f8e4m3)
+THIMBLE_HOST_COPY(f8e5m2)
+THIMBLE_HOST_COPY(std::int8_t)
+THIMBLE_HOST_COPY(std::int32_t)
+THIMBLE_HOST_COPY(std::int64_t)
+THIMBLE_HOST_COPY(std::uint8_t)
+#undef THIMBLE_HOST_COPY
+
+double item(const Tensor& t) {
+  if (t.elements() != 1) throw ShapeError("item: " + describe(t) + " has not exactly one element");
+  return to_host<double>(t)[0];
+}
+
+}  // namespace thimble

@@ -1,0 +1,58 @@
+#pragma once
+// Copies that no tape sees, between layouts, dtypes and devices, and to and from the host's memory. The first throw
+// AutogradError where they would cut a gradient (core/tensor/unrecorded.h).
+
+#include <span>
+#include <vector>
+
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+/// to[i] = from[i], converted to to's dtype. Same shape (`from` may broadcast), same device. Counts as a write of `to`.
+/// Throws ShapeError, DeviceError.
+void copy_into(const Tensor& to, const Tensor& from);
+
+/// A dense copy with the same dtype.
+Tensor clone(const Tensor& t, Category category = Category::temporary);
+/// t itself when it is dense, else a dense copy.
+Tensor contiguous(const Tensor& t);
+/// A dense copy in another dtype; t itself when it has that dtype.
+Tensor to_dtype(const Tensor& t, DType dtype);
+/// A dense copy on another device; t itself when it is there. Between two CUDA devices the bytes go through the host's
+/// memory. A dry device has no data: copying to it copies nothing, copying *from* it throws DeviceError.
+Tensor to_device(const Tensor& t, Device device, Category category = Category::temporary);
+/// Sets every element, converted to t's dtype. Counts as a write. Throws DTypeError as check_scalar does; so do those
+/// that are made of it.
+void fill(const Tensor& t, double value);
+/// Throws DTypeError where t's dtype is not floating and `value` no integer in 64 bits: computed in integers, it would
+/// lose what makes it another number.
+void check_scalar(const char* operation, const Tensor& t, double value);
+
+Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+             Category category = Category::temporary);
+Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = cpu,
+            Category category = Category::temporary);
+/// 0, 1, ..., n - 1.
+Tensor arange(std::int64_t n, DType dtype = DType::i64, Device device = cpu);
+
+/// A tensor made of values from the host, in row-major order; T is the C++ type of the dtype. On a dry device the
+/// values are not read. Throws ShapeError when the count does not fit the shape.
+template <class T>
+Tensor from_host(std::span<const T> values, const Shape& shape, Device device = cpu,
+                 Category category = Category::temporary);
+template <class T>
+Tensor from_host(const std::vector<T>& values, const Shape& shape, Device device = cpu,
+                 Category category = Category::temporary) {
+  return from_host(std::span<const T>(values), shape, device, category);
+}
+
+/// The values in row-major order, converted to T. Throws DeviceError on a dry device: it has no values.
+template <class T>
+std::vector<T> to_host(const Tensor& t);
+
+/// The value of a tensor with one element. Throws ShapeError, and DeviceError on a dry device.
+double item(const Tensor& t);
+
+}  // namespace thimble

@@ -1,0 +1,64 @@
+#pragma once
+// The one interface through which bytes are had. Policies (ledger, limit, trace) are decorators that own their
+// upstream by shared_ptr; the arena at the bottom owns the address range.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include <thimble/core/tensor/device.h>
+
+namespace thimble {
+
+/// What a block is for. Every block has exactly one category at any time.
+enum class Category : std::uint8_t { parameter, gradient, optimizer, activation, temporary, workspace, input };
+inline constexpr std::size_t category_count = 7;
+/// "parameter", "gradient", ...
+std::string_view to_string(Category category) noexcept;
+
+/// An interned dotted module path (`gpt.block3.mlp.fc1`); 0 is the empty path. See core/tensor/context.h.
+using PathId = std::uint32_t;
+
+/// An execution queue of a device; the null stream on a CPU.
+using Stream = void*;
+
+/// What is asked of a resource. `bytes` > 0; `alignment` is a power of two.
+struct Request {
+  std::size_t bytes = 0;
+  std::size_t alignment = 64;
+  Category category = Category::temporary;
+  PathId path = 0;
+  Stream stream = nullptr;
+};
+
+/// One allocation. The resource that made it owns it and may move it while no launch runs and nobody pins it: `address`
+/// is looked up when a kernel is launched, never kept. On a dry device `address` is a number, never dereferenced. The
+/// handle itself never moves.
+struct Block {
+  std::byte* address = nullptr;
+  std::size_t bytes = 0;  ///< as requested
+  Category category = Category::temporary;
+  PathId path = 0;
+  std::atomic<std::uint32_t> pins{0};  ///< above 0: the block stays where it is (core/launch/launch.h, Pin)
+};
+
+/// A source of blocks on one device. All calls are thread-safe. `allocate` gives the strong guarantee: when it throws
+/// (OutOfMemory), nothing has changed.
+class Resource {
+ public:
+  virtual ~Resource() = default;
+
+  virtual Block* allocate(const Request& request) = 0;
+  virtual void deallocate(Block* block, Stream stream) noexcept = 0;
+  /// Changes what a live block counts as; no bytes move.
+  virtual void relabel(Block* block, Category category) noexcept = 0;
+  virtual Device device() const noexcept = 0;
+};
+
+/// The resource that tensors on `device` use unless the Context names another. Made at first use; throws DeviceError
+/// when the device is not there. Defined by memory/default_resource.cpp.
+std::shared_ptr<Resource> default_resource(Device device);
+
+}  // namespace thimble

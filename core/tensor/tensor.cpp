@@ -1,0 +1,94 @@
+#include <thimble/core/tensor/tensor.h>
+
+#include <limits>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/recycled.h>
+#include <thimble/core/tensor/unrecorded.h>
+
+namespace thimble {
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device, Category category) {
+  Tensor result;
+  result.shape_ = shape;
+  result.elements_ = shape.elements();
+  if (result.elements_ > std::numeric_limits<std::int64_t>::max() / 8) {
+    throw ShapeError("tensor: " + to_string(shape) + " has more bytes than 63 bits can count");
+  }
+  result.strides_ = contiguous_strides(shape);
+  result.dtype_ = dtype;
+  result.device_ = device;
+  result.defined_ = true;
+  if (result.elements_ > 0) {
+    result.storage_ =
+        std::allocate_shared<Storage>(Recycled<Storage>(), current_resource(device), result.bytes(), category);
+  }
+  return result;
+}
+
+Tensor Tensor::empty_like(const Tensor& like, Category category) { return empty_like(like, like.shape(), category); }
+
+Tensor Tensor::empty_like(const Tensor& like, const Shape& shape, Category category) {
+  return empty(shape, like.dtype(), like.device(), category);
+}
+
+bool Tensor::is_contiguous() const noexcept {
+  std::int64_t expected = 1;
+  for (int i = rank() - 1; i >= 0; --i) {
+    if (shape_[i] != 1 && strides_[i] != expected) return elements_ == 0;
+    expected *= shape_[i];
+  }
+  return true;
+}
+
+Tensor Tensor::window(const Shape& shape, const Shape& strides, std::int64_t offset) const {
+  check_unrecorded("a view of core", *this, "the recorded function of its name (autograd/functions/view.h)");
+  Tensor result = detach();
+  result.origin_ = origin_unrecorded();
+  result.shape_ = shape;
+  result.strides_ = strides;
+  result.offset_ = offset;
+  result.elements_ = shape.elements();
+  return result;
+}
+
+Tensor& Tensor::require_grad() {
+  if (!is_floating(dtype_)) {
+    throw DTypeError("require_grad: " + describe(*this) + " is not floating, so it has no gradient");
+  }
+  if (!leaf_) leaf_ = std::make_shared<Leaf>();
+  set_requires_grad(true);
+  set_tape_ref({}, Origin::constant);
+  return *this;
+}
+
+void Tensor::set_requires_grad(bool requires_grad) const {
+  if (!leaf_) {
+    throw AutogradError("set_requires_grad: " + describe(*this) + " is not a leaf; call require_grad() first");
+  }
+  if (leaf_->is_frozen == !requires_grad) return;
+  leaf_->is_frozen = !requires_grad;
+  leaf_->tape_ref = {};  // a tape that is recording asks anew
+  leaf_->grad = Tensor();
+}
+
+Tensor& Tensor::grad() const {
+  if (!leaf_) throw AutogradError("grad: " + describe(*this) + " is not a leaf; call require_grad() first");
+  return leaf_->grad;
+}
+
+Tensor Tensor::detach() const {
+  Tensor result = *this;
+  result.leaf_ = nullptr;
+  result.set_tape_ref({}, Origin::constant);
+  return result;
+}
+
+std::string describe(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined tensor";
+  return std::string(to_string(tensor.dtype())) + " " + to_string(tensor.shape()) + " on " + to_string(tensor.device());
+}
+
+}  // namespace thimble

@@ -1,0 +1,138 @@
+#pragma once
+// A tensor is a value handle: a storage, a shape, strides (in elements), an offset and a dtype. Copies alias; `clone()`
+// (core/tensor/copy.h) copies. This header knows no operators: those are functions (autograd/functions.h).
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
+#include <thimble/core/tensor/shape.h>
+#include <thimble/core/tensor/storage.h>
+
+namespace thimble {
+
+struct Leaf;
+class Transaction;
+
+/// Which value of which tape a tensor is. Opaque outside of autograd/; tape 0 is none.
+struct TapeRef {
+  std::uint32_t tape = 0;
+  std::uint32_t value = 0;
+};
+
+/// How a tensor that is no leaf depends on leaves that need a gradient. detach() makes it a constant.
+enum class Origin : std::uint8_t {
+  constant,    ///< it does not
+  recorded,    ///< through what a tape has recorded
+  unrecorded,  ///< through something that was computed where nothing was recorded: for a tape it is a constant
+  gradient     ///< it is a gradient, or made of one: to be used as a constant it must be detached
+};
+
+class Tensor {
+ public:
+  /// No tensor: defined() is false. Operators use it for "not kept" and "no gradient".
+  Tensor() = default;
+
+  /// A dense row-major tensor whose elements are not set. Takes its bytes from the Context's resource for `device`.
+  /// Throws ShapeError (negative or overflowing sizes), OutOfMemory, DeviceError.
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = cpu,
+                      Category category = Category::temporary);
+  /// Like empty, with the dtype and device of `like`.
+  static Tensor empty_like(const Tensor& like, Category category = Category::temporary);
+  static Tensor empty_like(const Tensor& like, const Shape& shape, Category category = Category::temporary);
+
+  bool defined() const noexcept { return defined_; }
+  const Shape& shape() const noexcept { return shape_; }
+  const Shape& strides() const noexcept { return strides_; }
+  /// Size along an axis; negative axes count from the end. Throws ShapeError.
+  std::int64_t size(int axis) const { return shape_[normalize_axis("size", axis, shape_.rank())]; }
+  int rank() const noexcept { return shape_.rank(); }
+  /// Number of elements.
+  std::int64_t elements() const noexcept { return elements_; }
+  /// elements() x size of one: what a dense copy needs. Not rounded.
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
+  std::int64_t offset() const noexcept { return offset_; }
+  DType dtype() const noexcept { return dtype_; }
+  Device device() const noexcept { return device_; }
+  /// Dense row-major without gaps.
+  bool is_contiguous() const noexcept;
+  /// True when no other handle (tensor, tape, module) shares the storage: its bytes may be reused in place.
+  bool is_unshared() const noexcept { return storage_ && storage_.use_count() == 1; }
+  /// Null when there are no elements.
+  const std::shared_ptr<Storage>& storage() const noexcept { return storage_; }
+
+  /// Another window on the same storage; bounds are the caller's business (core/tensor/view.h has the checked ones).
+  /// Carries neither tape nor leaf. Throws AutogradError where that would cut a gradient (core/tensor/unrecorded.h).
+  Tensor window(const Shape& shape, const Shape& strides, std::int64_t offset) const;
+
+  /// Scales for quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Undefined: 1.
+  const std::shared_ptr<const Tensor>& scale() const noexcept { return scale_; }
+  void set_scale(Tensor scale) { scale_ = std::make_shared<const Tensor>(std::move(scale)); }
+
+  /// Makes this tensor (and the copies made of it from now on) a leaf: backward accumulates its gradient. Throws
+  /// DTypeError when it is not floating.
+  Tensor& require_grad();
+  /// Freezes a leaf (false) or thaws it, for all of its handles. While it is frozen it is a constant everywhere:
+  /// nothing is kept, computed or accumulated for it, and the gradient that it had is dropped, so that no optimizer
+  /// updates it. Throws AutogradError when this is not a leaf.
+  void set_requires_grad(bool requires_grad) const;
+  /// A leaf that is not frozen.
+  bool requires_grad() const noexcept;
+  /// The accumulated gradient of a leaf; an undefined tensor before the first backward. Throws AutogradError when this
+  /// is not a leaf.
+  Tensor& grad() const;
+
+  /// Same storage, on no tape and no leaf: a constant.
+  Tensor detach() const;
+
+  const std::shared_ptr<Leaf>& leaf() const noexcept { return leaf_; }
+  TapeRef tape_ref() const noexcept { return tape_ref_; }
+  Origin origin() const noexcept { return origin_; }
+  /// Of a tensor that is made of this one, and not recorded.
+  Origin origin_unrecorded() const noexcept;
+  void set_tape_ref(TapeRef ref, Origin origin) noexcept {
+    tape_ref_ = ref;
+    origin_ = origin;
+  }
+
+ private:
+  std::shared_ptr<Storage> storage_;
+  std::shared_ptr<Leaf> leaf_;
+  std::shared_ptr<const Tensor> scale_;
+  Shape shape_;
+  Shape strides_;
+  std::int64_t offset_ = 0;
+  std::int64_t elements_ = 0;
+  TapeRef tape_ref_;
+  DType dtype_ = DType::f32;
+  Device device_;
+  bool defined_ = false;
+  Origin origin_ = Origin::constant;
+};
+
+/// What every handle of a leaf shares.
+struct Leaf {
+  Tensor grad;
+  TapeRef tape_ref;                    ///< its value on the tape that saw it last
+  bool is_trained = false;             ///< by that tape
+  bool is_frozen = false;              ///< needs no gradient at present (Tensor::set_requires_grad)
+  Transaction* transaction = nullptr;  ///< the step that will put grad back if it fails (core/tensor/transaction.h)
+  /// Where the modules that list this leaf as a parameter hold it (nn/layers/module.h); null where that handle has
+  /// gone.
+  std::vector<std::shared_ptr<Tensor* const>> members = {};
+};
+
+inline bool Tensor::requires_grad() const noexcept { return leaf_ && !leaf_->is_frozen; }
+
+inline Origin Tensor::origin_unrecorded() const noexcept {
+  if (leaf_) return leaf_->is_frozen ? Origin::constant : Origin::unrecorded;
+  return origin_ == Origin::recorded ? Origin::unrecorded : origin_;
+}
+
+/// "f32 (2, 3) on cpu".
+std::string describe(const Tensor& tensor);
+
+}  // namespace thimble

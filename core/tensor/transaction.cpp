@@ -1,0 +1,65 @@
+#include <thimble/core/tensor/transaction.h>
+
+#include <utility>
+
+#include <thimble/core/tensor/copy.h>
+
+namespace thimble {
+
+Transaction::Tables& Transaction::spare() noexcept {
+  thread_local Tables room;
+  return room;
+}
+
+Transaction::Transaction() : generator_(current_generator()), pass_(generator_), before_(context().transaction) {
+  entries_.swap(spare().entries);
+  gradients_.swap(spare().gradients);
+  context().transaction = this;
+  generator_.start_pass();
+}
+
+Transaction::~Transaction() {
+  context().transaction = before_;
+  // What a step has drawn does not count after it.
+  if (before_ != nullptr || generator_.is_in_pass()) generator_.start_pass();
+  for (GradientBefore& before : gradients_) {
+    before.leaf->transaction = before.transaction;
+    before.leaf->grad = std::move(before.grad);
+  }
+  entries_.clear();
+  gradients_.clear();
+  if (entries_.capacity() > spare().entries.capacity()) entries_.swap(spare().entries);
+  if (gradients_.capacity() > spare().gradients.capacity()) gradients_.swap(spare().gradients);
+}
+
+Tensor Transaction::staged(const Tensor& target) {
+  for (const Entry& entry : entries_) {
+    if (entry.target.storage() == target.storage() && entry.target.offset() == target.offset()) return entry.pending;
+  }
+  Tensor pending = clone(target);
+  entries_.push_back({target, pending});
+  return pending;
+}
+
+void Transaction::stage_gradient(const std::shared_ptr<Leaf>& leaf) {
+  if (leaf->transaction == this) return;
+  const Tensor before = leaf->grad;
+  Tensor own = before.defined() ? clone(before, Category::gradient) : Tensor();
+  gradients_.push_back({leaf, before, leaf->transaction});
+  leaf->grad = std::move(own);
+  leaf->transaction = this;
+}
+
+void Transaction::commit() {
+  for (Entry& entry : entries_) copy_into(entry.target, entry.pending);
+  entries_.clear();
+  for (const GradientBefore& before : gradients_) before.leaf->transaction = before.transaction;
+  gradients_.clear();
+  generator_.set_step(generator_.step() + 1);
+}
+
+Tensor writable_state(const Tensor& target) {
+  return context().transaction ? context().transaction->staged(target) : target;
+}
+
+}  // namespace thimble

@@ -1,0 +1,60 @@
+#pragma once
+// A step is a transaction: what a forward changes besides its result (batch-norm statistics, the generator's step) is
+// staged, and committed when the whole step has succeeded; the gradients it adds to are set aside. A step that throws
+// leaves no trace.
+
+#include <memory>
+#include <vector>
+
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+/// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor, and backward leaves the
+/// gradients of before untouched; `commit()` writes the copies back, keeps the new gradients and advances the generator
+/// by one step. Destruction without commit drops the copies and puts the gradients of before back.
+class Transaction {
+ public:
+  Transaction();
+  ~Transaction();
+  Transaction(const Transaction&) = delete;
+  Transaction& operator=(const Transaction&) = delete;
+
+  /// The pending value of `target`, equal to it at first; further changes in the same step see the earlier ones.
+  Tensor staged(const Tensor& target);
+  /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
+  /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
+  void stage_gradient(const std::shared_ptr<Leaf>& leaf);
+  /// Drops what is staged of state tensors; gradients and the generator are not touched.
+  void drop_state() noexcept { entries_.clear(); }
+  void commit();
+  std::size_t staged_count() const noexcept { return entries_.size(); }
+
+ private:
+  struct Entry {
+    Tensor target, pending;
+  };
+  struct GradientBefore {
+    std::shared_ptr<Leaf> leaf;
+    Tensor grad;               // as it was; undefined when there was none
+    Transaction* transaction;  // that had staged it before
+  };
+  /// Empty, with the room that this thread's last transaction has left: a steady step does not ask the heap.
+  struct Tables {
+    std::vector<Entry> entries;
+    std::vector<GradientBefore> gradients;
+  };
+  static Tables& spare() noexcept;
+
+  std::vector<Entry> entries_;
+  std::vector<GradientBefore> gradients_;
+  Generator& generator_;
+  PassScope pass_;  // what a step has drawn does not count after it
+  Transaction* before_;
+};
+
+/// Where an operator writes a change of `target`: its staged copy inside of a transaction, else `target` itself.
+Tensor writable_state(const Tensor& target);
+
+}  // namespace thimble

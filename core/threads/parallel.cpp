@@ -1,0 +1,227 @@
+// The team: workers that are made when a call first needs them, and stay. A call publishes its body, computes part 0
+// itself and then whatever part no worker has begun, so that it never waits for a thread that the machine does not run.
+//
+//   ticket   number of the call and its count of parts, in one word: what a worker has to know of a call
+//   claim    of a part: the last call whose part was taken; whoever raises it to the call's number computes the part
+//   bell     changes with every call; workers sleep on it. Those that had no part in the last call sleep on the
+//            reserve's bell, which changes when a call has more parts than the one before
+//   pending  parts of the call that are not computed yet; the caller sleeps on it
+//
+// Who waits spins for a moment and then sleeps (a futex): calls follow one another within microseconds in a training
+// step, and a machine that others use is not kept busy by those who wait.
+
+#include <thimble/core/threads/parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include <pthread.h>
+
+#include <thimble/core/error.h>
+#include <thimble/core/threads/cpu_quota.h>
+#include <thimble/core/threads/worker_stack.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace thimble {
+namespace parallel_detail {
+
+constexpr int most_threads = 1024;                   // of a team; parts beyond them are computed by the caller
+constexpr std::chrono::microseconds spin_time{100};  // see docs/performance.md, "Threads that wait"
+
+using Body = FunctionRef<void(int)>;
+
+struct alignas(64) Claim {
+  std::atomic<std::uint64_t> call{0};
+};
+
+/// One for the process, never destroyed: workers outlive main().
+struct Team {
+  std::atomic<bool> is_taken{false};  // by the thread whose call it is
+  int workers = 0;                    // written by that thread alone
+  const Body* body = nullptr;
+  alignas(64) std::atomic<std::uint64_t> ticket{0};
+  alignas(64) std::atomic<int> bell{0};
+  alignas(64) std::atomic<int> reserve_bell{0};
+  alignas(64) std::atomic<int> pending{0};
+  Claim claims[most_threads];
+};
+
+Team& team() noexcept {
+  static Team* const the_team = new Team;
+  return *the_team;
+}
+
+thread_local bool is_inside = false;  // of a body
+
+constexpr std::uint64_t parts_mask = 0xFFFF;
+std::uint64_t call_of(std::uint64_t ticket) noexcept { return ticket >> 16; }
+int parts_of(std::uint64_t ticket) noexcept { return static_cast<int>(ticket & parts_mask); }
+
+void pause() noexcept {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
+}
+
+/// Waits until word is not `value`: spinning for a while, unless there are more threads than processors, then asleep.
+void wait_while(const std::atomic<int>& word, int value, bool spins) noexcept {
+  const auto start = std::chrono::steady_clock::now();
+  while (spins && std::chrono::steady_clock::now() - start < spin_time) {
+    for (int i = 0; i < 32; ++i, pause()) {
+      if (word.load(std::memory_order_acquire) != value) return;
+    }
+  }
+  word.wait(value, std::memory_order_acquire);
+}
+
+int processors() noexcept {
+  static const int count = available_processors();
+  return count;
+}
+
+/// Takes a part of a call; false where somebody has.
+bool claim(Team& t, int part, std::uint64_t call) noexcept {
+  std::uint64_t last = t.claims[part].call.load(std::memory_order_relaxed);
+  return last < call && t.claims[part].call.compare_exchange_strong(last, call, std::memory_order_acq_rel);
+}
+
+/// Computes a part that was claimed. Its call cannot end before, so the body is there.
+void compute(Team& t, int part) noexcept {
+  (*t.body)(part);
+  if (t.pending.fetch_sub(1, std::memory_order_acq_rel) == 1) t.pending.notify_one();
+}
+
+void* work(void* argument) noexcept {
+  const int part = static_cast<int>(reinterpret_cast<std::intptr_t>(argument));
+  Team& t = team();
+  is_inside = true;
+  for (std::uint64_t seen = 0;;) {
+    const std::atomic<int>& word = part < parts_of(seen) ? t.bell : t.reserve_bell;
+    const int value = word.load(std::memory_order_acquire);
+    const std::uint64_t ticket = t.ticket.load(std::memory_order_acquire);
+    if (ticket == seen) {
+      wait_while(word, value, part < processors());
+    } else {
+      seen = ticket;
+      if (part < parts_of(ticket) && claim(t, part, call_of(ticket))) compute(t, part);
+    }
+  }
+}
+
+/// The child of a fork has none of the workers.
+void forget_workers() noexcept {
+  Team& t = team();
+  t.workers = 0;
+  t.pending.store(0);
+  t.is_taken.store(false);
+}
+
+/// Makes workers up to `count`, or as many as the system gives. They leave signals to the program's own threads.
+void hire(Team& t, int count) noexcept {
+  static const bool is_registered = pthread_atfork(nullptr, nullptr, forget_workers) == 0;
+  static_cast<void>(is_registered);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  pthread_attr_setstacksize(&attributes, worker_stack_bytes);
+  for (; t.workers < count; ++t.workers) {
+    pthread_t thread;
+    const auto part = static_cast<std::intptr_t>(t.workers + 1);
+    if (pthread_create(&thread, &attributes, work, reinterpret_cast<void*>(part)) != 0) break;
+  }
+  pthread_attr_destroy(&attributes);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void run_team(Team& t, int parts, const Body& body) noexcept {
+  if (t.workers < parts - 1) hire(t, parts - 1);
+  const std::uint64_t last = t.ticket.load(std::memory_order_relaxed), call = call_of(last) + 1;
+  t.body = &body;
+  t.pending.store(parts - 1, std::memory_order_relaxed);
+  t.ticket.store(call << 16 | static_cast<std::uint64_t>(parts), std::memory_order_release);
+  t.bell.fetch_add(1, std::memory_order_release);
+  t.bell.notify_all();
+  if (parts > parts_of(last)) {
+    t.reserve_bell.fetch_add(1, std::memory_order_release);
+    t.reserve_bell.notify_all();
+  }
+  is_inside = true;
+  body(0);
+  for (int part = 1; part < parts; ++part) {
+    if (claim(t, part, call)) compute(t, part);
+  }
+  is_inside = false;
+  for (int left = 0; (left = t.pending.load(std::memory_order_acquire)) > 0;) {
+    wait_while(t.pending, left, parts <= processors());
+  }
+}
+
+/// The first number of OMP_NUM_THREADS; 0 where there is none.
+int asked_threads() noexcept {
+  const char* const text = std::getenv("OMP_NUM_THREADS");
+  int count = 0;
+  if (text != nullptr) std::from_chars(text, text + std::strlen(text), count);
+  return std::max(0, count);
+}
+
+std::atomic<int>& chosen_threads() noexcept {
+  static std::atomic<int> threads{asked_threads() > 0 ? asked_threads() : processors()};
+  return threads;
+}
+
+}  // namespace parallel_detail
+
+int thread_count() noexcept { return parallel_detail::chosen_threads().load(std::memory_order_relaxed); }
+
+void set_thread_count(int threads) {
+  if (threads < 1) {
+    throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, allowed are 1 and more");
+  }
+  parallel_detail::chosen_threads().store(threads, std::memory_order_relaxed);
+}
+
+void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body) {
+  if (count <= 0) return;
+  grain = std::max<std::int64_t>(grain, 1);
+  const std::int64_t grains = (count - 1) / grain + 1;
+  const int threads = static_cast<int>(std::min<std::int64_t>(thread_count(), grains));
+  if (threads == 1 || parallel_detail::is_inside) {
+    body(0, count);
+    return;
+  }
+  // Each thread gets one contiguous run of whole grains, so that neighbouring blocks stay in one cache.
+  parallel_threads(threads, [&](int thread) {
+    const std::int64_t share = grains / threads;
+    const std::int64_t extra = grains % threads;
+    const std::int64_t first = thread * share + std::min<std::int64_t>(thread, extra);
+    const std::int64_t last = first + share + (thread < extra ? 1 : 0);
+    body(first * grain, std::min(last * grain, count));
+  });
+}
+
+void parallel_threads(int threads, FunctionRef<void(int)> body) {
+  using namespace parallel_detail;
+  int done = 0;
+  Team& t = team();
+  // A thread that finds the team at work for another one computes alone: the processors are in use.
+  if (threads > 1 && !is_inside && !t.is_taken.exchange(true, std::memory_order_acquire)) {
+    done = std::min(threads, most_threads);
+    run_team(t, done, body);
+    t.is_taken.store(false, std::memory_order_release);
+  }
+  for (int thread = done; thread < threads; ++thread) body(thread);
+}
+
+}  // namespace thimble

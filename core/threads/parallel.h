@@ -1,0 +1,45 @@
+#pragma once
+// Threads: the library's own (core/threads/parallel.cpp). Results do not depend on how many: borders of blocks do not,
+// either.
+
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+
+namespace thimble {
+
+/// Number of threads that kernels use: OMP_NUM_THREADS, or the processors that the process may use
+/// (core/threads/cpu_quota.h), unless set. Workspaces depend on it: kernels::describe_compute() names it.
+int thread_count() noexcept;
+
+/// Sets the number of threads (>= 1; more than there are cores is allowed). Throws ValueError.
+void set_thread_count(int threads);
+
+/// A non-owning reference to a callable, so that parallel_for needs no allocation.
+template <class Signature>
+class FunctionRef;
+template <class R, class... Args>
+class FunctionRef<R(Args...)> {
+ public:
+  template <class F, std::enable_if_t<!std::is_same_v<std::remove_cvref_t<F>, FunctionRef>, int> = 0>
+  FunctionRef(F&& f) noexcept  // NOLINT(google-explicit-constructor): a reference to any callable
+      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* object, Args... args) -> R {
+          return (*static_cast<std::remove_reference_t<F>*>(object))(static_cast<Args>(args)...);
+        }) {}
+  R operator()(Args... args) const { return call_(object_, static_cast<Args>(args)...); }
+
+ private:
+  void* object_;
+  R (*call_)(void*, Args...);
+};
+
+/// Calls body(begin, end) for the ranges [0, grain), [grain, 2 grain), ... of [0, count), each exactly once, on up to
+/// thread_count() threads. Ranges given to a call are always whole grains: which thread runs one is not specified. The
+/// body must not throw and must not allocate. Nested calls run in the caller's thread.
+void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body);
+
+/// Calls body(t) once for each t = 0 .. threads - 1, not always at a time; for kernels with a workspace per thread.
+void parallel_threads(int threads, FunctionRef<void(int)> body);
+
+}  // namespace thimble

@@ -1,0 +1,102 @@
+#pragma once
+// What the kernels of attention on CUDA devices share: rows of operands, the mask, dropout, and the size of tiles.
+
+#include <cmath>
+#include <cstdint>
+
+#include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/shared/random_bits.h>
+#include <thimble/core/numbers/math.h>
+#include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/runtime/live.h>
+
+namespace thimble::cuda_kernels {
+
+void attention_backward(const kernels::AttentionGradArgs& args, void* workspace, int threads);
+
+namespace attention_cuda_detail {
+
+using kernels::AttentionOperand;
+using kernels::AttentionProblem;
+using kernels::AttentionResult;
+
+/// Sizes and what is done to scores.
+struct Problem {
+  DType dtype;
+  std::int64_t heads, queries, keys, width;
+  bool is_causal, has_dropout;
+  std::uint32_t threshold;
+  double keep_scale, scale;
+  Live<RandomSite> live_site;
+  explicit Problem(const AttentionProblem& p)
+      : dtype(p.dtype),
+        heads(p.heads),
+        queries(p.queries),
+        keys(p.keys),
+        width(p.width),
+        is_causal(p.is_causal),
+        has_dropout(p.has_dropout),
+        threshold(p.threshold),
+        keep_scale(p.keep_scale),
+        scale(p.scale),
+        live_site(p.has_dropout ? live(p.site) : Live<RandomSite>{p.site, nullptr}) {}
+
+  /// Query t sees key s.
+  THIMBLE_DEVICE bool sees(std::int64_t t, std::int64_t s) const { return !is_causal || s <= t + (keys - queries); }
+  /// What dropout multiplies the probability of (h, t, s) in sample b by.
+  template <class T>
+  THIMBLE_DEVICE T kept(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
+    if (!has_dropout) return T(1);
+    const std::int64_t i = (h * queries + t) * keys + s;
+    const RandomSite& site = live_site.get();
+    const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(i / 4),
+                                                    static_cast<std::uint32_t>(site.first_sample + b));
+    return block.word[i % 4] < threshold ? T(0) : static_cast<T>(keep_scale);
+  }
+};
+
+/// Rows [begin, end) of one head of an operand into shared memory, (rows, width) dense; 0 behind `end`.
+template <class T, class Team>
+THIMBLE_DEVICE inline void load_rows(Team& team, const Problem& p, const AttentionOperand& x, std::int64_t b,
+                                     std::int64_t h, std::int64_t begin, std::int64_t end, int tile, T* to) {
+  const std::int64_t elements = tile * p.width;
+  for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+    const std::int64_t row = begin + e / p.width;
+    to[e] = row < end ? load<T>(x.data, p.dtype, b * x.batch + row * x.row + h * x.head + e % p.width) : T(0);
+  }
+}
+
+template <class T>
+THIMBLE_DEVICE inline T dot_rows(const T* a, const T* b, std::int64_t width) {
+  T sum = 0;
+  for (std::int64_t d = 0; d < width; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+/// Element e of q's gradient from the workspace, (B, H, T, D) of `dtype`, to its place, by way of T.
+template <class T>
+struct PlaceQueryGradient {
+  Problem p;
+  const void* from;
+  DType dtype;
+  AttentionResult dq;
+  THIMBLE_DEVICE void operator()(std::int64_t e) const {
+    const std::int64_t d = e % p.width, t = e / p.width % p.queries, h = e / p.width / p.queries % p.heads;
+    const std::int64_t b = e / p.width / p.queries / p.heads;
+    store<T>(dq.data, p.dtype, b * dq.batch + t * dq.row + h * dq.head + d, load<T>(from, dtype, e));
+  }
+};
+
+/// Rows of a tile such that `rows` arrays of them fit into what every kernel may have of shared memory.
+inline int tile_rows(std::int64_t width, std::size_t element_bytes, int arrays) {
+  int rows = 16;
+  while (rows > 1 &&
+         static_cast<std::size_t>(rows) * static_cast<std::size_t>(arrays * width + 4 * rows + 8) * element_bytes >
+             (std::size_t{48} << 10)) {
+    rows /= 2;
+  }
+  return rows;
+}
+
+}  // namespace attention_cuda_detail
+}  // namespace thimble::cuda_kernels

@@ -1,0 +1,187 @@
+// Attention on CUDA devices, backward. Probabilities are made again from the logarithms of forward's sums. First dq: a
+// team takes a tile of queries and walks over the keys; the result goes to the workspace, because dq may lie where q
+// does, which the second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries, so every
+// sum has one order. At last dq goes to its place.
+
+#include <thimble/core/kernels/cuda_workspace.h>
+#include <thimble/cuda/attention/attention.h>
+#include <thimble/cuda/attention/attention_mma.h>
+
+namespace thimble::cuda_kernels {
+namespace attention_cuda_detail {
+
+using kernels::AttentionGradArgs;
+
+/// What the two kernels share.
+template <class T>
+struct Backward {
+  Problem p;
+  AttentionOperand q, k, v, out, dout;
+  const T* lse;
+  int tile;
+
+  explicit Backward(const AttentionGradArgs& args)
+      : p(args),
+        q(args.q),
+        k(args.k),
+        v(args.v),
+        out(args.out),
+        dout(args.dout),
+        lse(static_cast<const T*>(args.lse)),
+        tile(tile_rows(args.width, sizeof(T), 6)) {}
+
+  /// Six arrays of (tile, width), two of (tile, tile), one of (tile).
+  std::size_t shared_bytes() const {
+    const auto rows = static_cast<std::size_t>(tile);
+    return (6 * rows * static_cast<std::size_t>(p.width) + 2 * rows * rows + rows) * sizeof(T);
+  }
+  THIMBLE_DEVICE std::int64_t row(std::int64_t b, std::int64_t h, std::int64_t t) const {
+    return (b * p.heads + h) * p.queries + t;
+  }
+  /// delta[i] = out . dout of query t0 + i.
+  template <class Team>
+  THIMBLE_DEVICE void load_delta(Team& team, std::int64_t b, std::int64_t h, std::int64_t t0, const T* douts,
+                                 T* delta) const {
+    for (int i = team.rank(); i < tile; i += Team::size) {
+      T sum = 0;
+      const std::int64_t t = t0 + i, base = b * out.batch + t * out.row + h * out.head;
+      for (std::int64_t d = 0; t < p.queries && d < p.width; ++d) {
+        sum += load<T>(out.data, p.dtype, base + d) * douts[i * p.width + d];
+      }
+      delta[i] = sum;
+    }
+  }
+  /// The probability (after dropout) and the score's gradient of each pair of a query and a key of two tiles.
+  template <class Team>
+  THIMBLE_DEVICE void score(Team& team, std::int64_t b, std::int64_t h, std::int64_t t0, std::int64_t s0, const T* qs,
+                            const T* ks, const T* vs, const T* douts, const T* delta, T* probability,
+                            T* gradient) const {
+    for (int e = team.rank(); e < tile * tile; e += Team::size) {
+      const int i = e / tile, j = e % tile;
+      const std::int64_t t = t0 + i, s = s0 + j;
+      probability[e] = gradient[e] = T(0);
+      if (t >= p.queries || s >= p.keys || !p.sees(t, s)) continue;
+      const T scale = static_cast<T>(p.scale), kept = p.kept<T>(b, h, t, s);
+      const T chance = math::exp(scale * dot_rows(qs + i * p.width, ks + j * p.width, p.width) - lse[row(b, h, t)]);
+      probability[e] = chance * kept;
+      gradient[e] = scale * chance * (kept * dot_rows(douts + i * p.width, vs + j * p.width, p.width) - delta[i]);
+    }
+  }
+};
+
+template <class T>
+struct QueryGradient {
+  static constexpr int threads = 128;
+  Backward<T> all;
+  std::int64_t tiles;
+  T* dq;  ///< (B, H, T, D), dense
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const Problem& p = all.p;
+    const int tile = all.tile;
+    const std::int64_t t0 = job % tiles * tile, h = job / tiles % p.heads, b = job / tiles / p.heads;
+    const std::int64_t area = tile * p.width;
+    T* const qs = team.template shared<T>();
+    T *const ks = qs + area, *const vs = ks + area, *const douts = vs + area, *const sums = douts + area;
+    T *const probability = sums + 2 * area, *const gradient = probability + tile * tile;
+    T* const delta = gradient + tile * tile;
+    load_rows(team, p, all.q, b, h, t0, p.queries, tile, qs);
+    load_rows(team, p, all.dout, b, h, t0, p.queries, tile, douts);
+    for (std::int64_t e = team.rank(); e < area; e += Team::size) sums[e] = T(0);
+    team.sync();
+    all.load_delta(team, b, h, t0, douts, delta);
+    for (std::int64_t s0 = 0; s0 < p.keys && p.sees(t0 + tile - 1, s0); s0 += tile) {
+      load_rows(team, p, all.k, b, h, s0, p.keys, tile, ks);
+      load_rows(team, p, all.v, b, h, s0, p.keys, tile, vs);
+      team.sync();
+      all.score(team, b, h, t0, s0, qs, ks, vs, douts, delta, probability, gradient);
+      team.sync();
+      for (std::int64_t e = team.rank(); e < area; e += Team::size) {
+        T sum = sums[e];
+        for (int j = 0; j < tile; ++j) sum += gradient[e / p.width * tile + j] * ks[j * p.width + e % p.width];
+        sums[e] = sum;
+      }
+      team.sync();
+    }
+    for (std::int64_t e = team.rank(); e < area; e += Team::size) {
+      const std::int64_t t = t0 + e / p.width;
+      if (t < p.queries) dq[all.row(b, h, t) * p.width + e % p.width] = sums[e];
+    }
+  }
+};
+
+template <class T>
+struct KeyGradients {
+  static constexpr int threads = 128;
+  Backward<T> all;
+  std::int64_t tiles;
+  AttentionResult dk, dv;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const Problem& p = all.p;
+    const int tile = all.tile;
+    const std::int64_t s0 = job % tiles * tile, h = job / tiles % p.heads, b = job / tiles / p.heads;
+    const std::int64_t area = tile * p.width;
+    T* const qs = team.template shared<T>();
+    T *const ks = qs + area, *const vs = ks + area, *const douts = vs + area;
+    T *const dks = douts + area, *const dvs = dks + area;
+    T *const probability = dvs + area, *const gradient = probability + tile * tile;
+    T* const delta = gradient + tile * tile;
+    load_rows(team, p, all.k, b, h, s0, p.keys, tile, ks);
+    load_rows(team, p, all.v, b, h, s0, p.keys, tile, vs);
+    for (std::int64_t e = team.rank(); e < area; e += Team::size) dks[e] = dvs[e] = T(0);
+    for (std::int64_t t0 = 0; t0 < p.queries; t0 += tile) {
+      if (!p.sees(t0 + tile - 1, s0)) continue;
+      load_rows(team, p, all.q, b, h, t0, p.queries, tile, qs);
+      load_rows(team, p, all.dout, b, h, t0, p.queries, tile, douts);
+      team.sync();
+      all.load_delta(team, b, h, t0, douts, delta);
+      team.sync();
+      all.score(team, b, h, t0, s0, qs, ks, vs, douts, delta, probability, gradient);
+      team.sync();
+      for (std::int64_t e = team.rank(); e < area; e += Team::size) {
+        const std::int64_t j = e / p.width, d = e % p.width;
+        T k_sum = dks[e], v_sum = dvs[e];
+        for (int i = 0; i < tile; ++i) {
+          k_sum += gradient[i * tile + j] * qs[i * p.width + d];
+          v_sum += probability[i * tile + j] * douts[i * p.width + d];
+        }
+        dks[e] = k_sum;
+        dvs[e] = v_sum;
+      }
+      team.sync();
+    }
+    team.sync();
+    for (std::int64_t e = team.rank(); e < area; e += Team::size) {
+      const std::int64_t s = s0 + e / p.width, d = e % p.width;
+      if (s >= p.keys) continue;
+      if (dk.data) store<T>(dk.data, p.dtype, b * dk.batch + s * dk.row + h * dk.head + d, dks[e]);
+      if (dv.data) store<T>(dv.data, p.dtype, b * dv.batch + s * dv.row + h * dv.head + d, dvs[e]);
+    }
+  }
+};
+
+}  // namespace attention_cuda_detail
+
+void attention_backward(const kernels::AttentionGradArgs& args, void* workspace, int) {
+  using namespace attention_cuda_detail;
+  if (kernels::is_tensor_core_attention(args)) return attention_mma_backward(args, workspace);
+  with_compute_type(args.dtype, [&]<class T>() {
+    const Backward<T> all(args);
+    const std::int64_t heads = args.batch * args.heads;
+    const std::int64_t query_tiles = (args.queries + all.tile - 1) / all.tile;
+    const std::int64_t key_tiles = (args.keys + all.tile - 1) / all.tile;
+    T* const dq = static_cast<T*>(workspace);
+    if (args.dq.data) {
+      for_each_team(heads * query_tiles, QueryGradient<T>{all, query_tiles, dq}, all.shared_bytes());
+    }
+    if (args.dk.data || args.dv.data) {
+      for_each_team(heads * key_tiles, KeyGradients<T>{all, key_tiles, args.dk, args.dv}, all.shared_bytes());
+    }
+    if (args.dq.data) {
+      for_each_item(heads * args.queries * args.width, PlaceQueryGradient<T>{all.p, dq, dtype_of<T>, args.dq});
+    }
+  });
+}
+
+}  // namespace thimble::cuda_kernels

@@ -1,0 +1,237 @@
+// Attention on tensor cores, backward, the keys' side: the gradients of k and v. A team takes 64 keys of one head and
+// walks over the queries that see them. Scores are made turned, keys by queries, so that the probabilities come out in
+// the shares of the left operand of both products: dv = (P M)^T dout, dk = scale dS^T q.
+//
+// Policy
+// - The walk begins at the first tile that sees a key, so the order of a sum depends on sizes alone.
+// - The chunk behind a query's row of a tile holds its logarithm and its delta.
+// - Where rows are wider than 128 a team walks twice, for half of the columns each time: its sums would not fit into
+//   registers. Its keys and values stay in shared memory, for their gradients may lie where they do.
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/cuda/attention/attention_mma.h>
+
+namespace thimble::cuda_kernels {
+namespace attention_mma_detail {
+
+template <class T, int W>
+struct KeyGradients {
+  static constexpr int threads = team_threads;
+  static constexpr int tile_keys = 64;
+  static constexpr int tile_queries = row_bytes<T, W> <= 128 ? 64 : row_bytes<T, W> <= 256 ? 32 : 16;
+  static constexpr int queries_at_once = W <= 128 && sizeof(T) == 2 ? 32 : 16;
+  static constexpr int columns = W <= 128 ? W : W / 2;  ///< of a walk
+  static constexpr bool holds_keys = W <= 64;           ///< k and v in registers; else in shared memory
+  using Tile = SharedTile<T, W>;
+  static constexpr int stage_rows = 2 * tile_queries;  ///< q, then dout
+
+  Problem p;
+  Rows<T> q, k, v, dout;
+  ResultRows<T> dk, dv;
+  const float *lse, *delta;
+  float exponent_scale;  ///< with log2(e)
+  std::int64_t key_tiles;
+
+  /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
+  /// it.
+  static constexpr std::size_t shared_bytes() {
+    constexpr int own_rows = 2 * tile_keys;
+    constexpr int rows = stage_rows + (holds_keys ? std::max(stage_rows, own_rows) : stage_rows + own_rows);
+    return static_cast<std::size_t>(rows) * Tile::row_bytes;
+  }
+
+  /// What a warp has of its 16 keys.
+  struct Own {
+    Tile keys, values;  // of all warps
+    int row;
+    Left<T> k[holds_keys ? W / 16 : 1], v[holds_keys ? W / 16 : 1];
+    Sums dk[columns / 8], dv[columns / 8];
+  };
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const Warp warp(team);
+    const std::int64_t s0 = job % key_tiles * tile_keys;  // those that most see come first
+    const std::int64_t h = job / key_tiles % p.heads, b = job / key_tiles / p.heads;
+    const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
+    Own own;
+    own.keys = Tile{stages.first.at(holds_keys ? stage_rows : 2 * stage_rows, 0)};
+    own.values = Tile{own.keys.at(tile_keys, 0)};
+    own.row = 16 * warp.rank;
+    AsyncLoads loads;
+    load_rows<tile_keys>(team, loads, k, k.at(b, h), s0, p.keys, p.width, own.keys);
+    load_rows<tile_keys>(team, loads, v, v.at(b, h), s0, p.keys, p.width, own.values);
+    if constexpr (holds_keys) {
+      loads.wait();
+      team.sync();
+      THIMBLE_UNROLL
+      for (int c = 0; c < W / 16; ++c) {
+        own.k[c] = load_left(warp, own.keys, own.row, 16 * c);
+        own.v[c] = load_left(warp, own.values, own.row, 16 * c);
+      }
+    }
+    const std::int64_t first = p.is_causal ? first_query(s0) / tile_queries * tile_queries : 0;
+    const bool has_keys = s0 + own.row < p.keys;
+    for (int column = 0; column < W; column += columns) {
+      if (column >= p.width) break;
+      clear(own.dk);
+      clear(own.dv);
+      if (column > 0) team.sync();  // the walk before may still read its last stages
+      load_queries(team, loads, b, h, first, stages.get(0));
+      int stage = 0;
+      for (std::int64_t t0 = first; t0 < p.queries; t0 += tile_queries, stage ^= 1) {
+        loads.wait();
+        team.sync();  // the tile is there, and nobody reads the other stage
+        if (t0 + tile_queries < p.queries) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
+        if (!has_keys) continue;
+        THIMBLE_ROLLED
+        for (int j = 0; j < tile_queries; j += queries_at_once) {
+          const bool sees_some = !p.is_causal || t0 + j + queries_at_once > first_query(s0 + own.row);
+          if (sees_some && t0 + j < p.queries) {
+            take_queries(warp, own, stages.get(stage), j, column, b, h, t0 + j, s0 + own.row);
+          }
+        }
+      }
+      if (has_keys) finish(warp, own, column, b, h, s0 + own.row);
+    }
+  }
+
+  /// The first query that sees key s under a causal mask.
+  THIMBLE_DEVICE std::int64_t first_query(std::int64_t s) const {
+    const std::int64_t t = s - (p.keys - p.queries);
+    return t > 0 ? t : 0;
+  }
+
+  template <class Team>
+  THIMBLE_DEVICE void load_queries(const Team& team, AsyncLoads& loads, std::int64_t b, std::int64_t h, std::int64_t t0,
+                                   const Tile& stage) const {
+    load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, stage);
+    load_rows<tile_queries>(team, loads, dout, dout.at(b, h), t0, p.queries, p.width, Tile{stage.at(tile_queries, 0)});
+    const std::int64_t row = (b * p.heads + h) * p.queries;
+    for (int j = team.rank(); j < 2 * tile_queries; j += Team::size) {
+      const std::int64_t t = t0 + j % tile_queries;
+      const float* const from = j < tile_queries ? lse : delta;
+      loads.template load<4>(stage.at(j, W), from + (t < p.queries ? row + t : 0), t < p.queries);
+    }
+  }
+
+  // dk and dv of the columns from `column` on, by the queries from row j of the stage on, the first of which is t0.
+  THIMBLE_DEVICE void take_queries(const Warp& warp, Own& own, const Tile& stage, int j, int column, std::int64_t b,
+                                   std::int64_t h, std::int64_t t0, std::int64_t s0) const {
+    constexpr int n_end = queries_at_once / 8;
+    Sums scores[n_end], gradient[n_end];  // (keys, queries)
+    clear(scores);
+    clear(gradient);
+    THIMBLE_UNROLL
+    for (int c = 0; c < W / 16; ++c) {
+      Left<T> key, value;
+      if constexpr (holds_keys) {
+        key = own.k[c], value = own.v[c];
+      } else {
+        key = load_left(warp, own.keys, own.row, 16 * c);
+        value = load_left(warp, own.values, own.row, 16 * c);
+      }
+      THIMBLE_UNROLL
+      for (int n = 0; n < n_end; n += 2) {
+        multiply<T>(scores[n], scores[n + 1], key, load_right(warp, stage, j + 8 * n, 16 * c));
+        multiply<T>(gradient[n], gradient[n + 1], value, load_right(warp, stage, tile_queries + j + 8 * n, 16 * c));
+      }
+    }
+    THIMBLE_UNROLL
+    for (int n = 0; n < n_end; ++n) {
+      std::uint32_t words[own_lanes][4] = {};
+      if (p.has_dropout) draw_words<true>(warp, p, site_of(p), b, h, t0 + 8 * n, s0, words);
+      for (int i = 0; i < own_lanes; ++i) {
+        THIMBLE_UNROLL
+        for (int side = 0; side < 2; ++side) {
+          const int query = j + 8 * n + lane_map::sums(warp.lane(i), side).column;
+          const float log_sum = load_shared(stage.at(query, W)) * log2_e;
+          const float row_delta = load_shared(stage.at(tile_queries + query, W));
+          THIMBLE_UNROLL
+          for (int e = side; e < 4; e += 2) {
+            const float power = power_of_two(std::fma(scores[n].value[i][e], exponent_scale, -log_sum));
+            float kept_power = power, g = gradient[n].value[i][e];
+            if (p.has_dropout) {
+              const bool is_dropped = words[i][e] < p.threshold;
+              kept_power = is_dropped ? 0.0f : power;
+              g = is_dropped ? 0.0f : g * static_cast<float>(p.keep_scale);
+            }
+            scores[n].value[i][e] = kept_power;
+            gradient[n].value[i][e] = power * (g - row_delta);
+          }
+        }
+      }
+    }
+    if (p.is_causal && first_query(s0 + 15) > t0) hide(warp, scores, gradient, t0, s0);
+    THIMBLE_UNROLL
+    for (int n = 0; n < n_end; n += 2) {
+      const auto probability = rounded<T>(scores[n], scores[n + 1]);
+      const auto left = rounded<T>(gradient[n], gradient[n + 1]);
+      THIMBLE_UNROLL
+      for (int d = 0; d < columns / 8; d += 2) {
+        multiply<T>(own.dv[d], own.dv[d + 1], probability,
+                    load_right_transposed(warp, stage, tile_queries + j + 8 * n, column + 8 * d));
+        multiply<T>(own.dk[d], own.dk[d + 1], left, load_right_transposed(warp, stage, j + 8 * n, column + 8 * d));
+      }
+    }
+  }
+
+  // Nothing comes from queries that do not see a key.
+  template <int N>
+  THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], std::int64_t t0,
+                           std::int64_t s0) const {
+    for (int i = 0; i < own_lanes; ++i) {
+      THIMBLE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const Place at = lane_map::sums(warp.lane(i), 2 * half);
+        const std::int64_t first = first_query(s0 + at.row) - t0;
+        const int hidden = static_cast<int>(first < 8 * N ? first : 8 * N);
+        THIMBLE_UNROLL
+        for (int n = 0; n < N; ++n) {
+          THIMBLE_UNROLL
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            if (8 * n + at.column + e % 2 < hidden) scores[n].value[i][e] = gradient[n].value[i][e] = 0;
+          }
+        }
+      }
+    }
+  }
+
+  THIMBLE_DEVICE void finish(const Warp& warp, const Own& own, int column, std::int64_t b, std::int64_t h,
+                             std::int64_t s0) const {
+    float of_keys[2][own_lanes], of_values[2][own_lanes];
+    for (int i = 0; i < own_lanes; ++i) {
+      of_keys[0][i] = of_keys[1][i] = static_cast<float>(p.scale);
+      of_values[0][i] = of_values[1][i] = p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f;
+    }
+    if (dk.to.data) dk.store(warp, b, h, s0, p.keys, column, p.width, of_keys, own.dk);
+    if (dv.to.data) dv.store(warp, b, h, s0, p.keys, column, p.width, of_values, own.dv);
+  }
+};
+
+}  // namespace attention_mma_detail
+
+void attention_mma_key_gradients(const AttentionMmaGrad& call) {
+  using namespace attention_mma_detail;
+  const kernels::AttentionGradArgs& args = call.args;
+  with_tile(args.dtype, args.width, [&]<class T, int W>() {
+    using Body = KeyGradients<T, W>;
+    const std::int64_t tiles = (args.keys + Body::tile_keys - 1) / Body::tile_keys;
+    const Body body{call.problem,
+                    Rows<T>(args.q),
+                    Rows<T>(args.k),
+                    Rows<T>(args.v),
+                    Rows<T>(args.dout),
+                    ResultRows<T>(args.dk),
+                    ResultRows<T>(args.dv),
+                    static_cast<const float*>(args.lse),
+                    call.delta,
+                    static_cast<float>(args.scale * 1.4426950408889634),
+                    tiles};
+    for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
+  });
+}
+
+}  // namespace thimble::cuda_kernels

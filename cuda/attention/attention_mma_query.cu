@@ -1,0 +1,282 @@
+// Attention on tensor cores, backward, the queries' side: delta, the gradient of q, and the call of all parts.
+//
+// Policy
+// - Scores are made twice, here with a team for 64 queries that walks over the keys, and in attention_mma_key.cu with a
+//   team for 64 keys that walks over the queries: seven products where one walk would need five, but every sum has one
+//   order, nothing is added atomically, and no gradient is ever held in f32. (One walk over tiles of 64 keys would read
+//   and write 4 D bytes of q's gradient for every 64 scores, in an order that has to be waited for.)
+// - q's gradient is computed before those of k and v, which may lie where k and v do; it goes to the workspace, in the
+//   operands' type, where it may lie on q, which the other kernel still reads.
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/core/kernels/cuda_workspace.h>
+#include <thimble/cuda/attention/attention_mma.h>
+
+namespace thimble::cuda_kernels {
+namespace attention_mma_detail {
+
+/// delta[row] of four rows (b, h, t) per warp: eight lanes have every eighth chunk of a row, then sum pairwise.
+template <class T>
+struct Delta {
+  static constexpr int threads = team_threads;
+  static constexpr int rows_of_team = 16;
+  static constexpr int n = chunk_elements<T>;
+  Problem p;
+  Rows<T> out, dout;
+  float* delta;
+  std::int64_t rows;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const Warp warp(team);
+    float sum[own_lanes], other[own_lanes];
+    for (int i = 0; i < own_lanes; ++i) {
+      const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane(i) / 8;
+      sum[i] = row < rows ? sum_chunks(row, warp.lane(i) % 8) : 0.0f;
+    }
+    for (int mask = 1; mask <= 4; mask *= 2) {
+      exchange(other, sum, mask);
+      for (int i = 0; i < own_lanes; ++i) sum[i] += other[i];
+    }
+    for (int i = 0; i < own_lanes; ++i) {
+      const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane(i) / 8;
+      if (warp.lane(i) % 8 == 0 && row < rows) delta[row] = sum[i];
+    }
+  }
+
+  THIMBLE_DEVICE float sum_chunks(std::int64_t row, int chunk) const {
+    const std::int64_t t = row % p.queries, h = row / p.queries % p.heads, b = row / p.queries / p.heads;
+    const Bits<T>* const x = out.at(b, h) + t * out.row;
+    const Bits<T>* const y = dout.at(b, h) + t * dout.row;
+    float sum = 0;
+    for (int d = n * chunk; d < p.width; d += 8 * n) {
+      Bits<T> left[n], right[n];
+      read_chunk(out, x + d, left);
+      read_chunk(dout, y + d, right);
+      for (int e = 0; e < n; ++e) {
+        sum += static_cast<float>(bit_cast<T>(left[e])) * static_cast<float>(bit_cast<T>(right[e]));
+      }
+    }
+    return sum;
+  }
+  THIMBLE_DEVICE static void read_chunk(const Rows<T>& x, const Bits<T>* from, Bits<T> (&to)[n]) {
+    if (x.has_chunks) {
+      struct alignas(16) Chunk {
+        Bits<T> bits[n];
+      };
+      const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
+      for (int e = 0; e < n; ++e) to[e] = chunk.bits[e];
+    } else {
+      for (int e = 0; e < n; ++e) to[e] = from[e];
+    }
+  }
+};
+
+template <class T, int W>
+struct QueryGradient {
+  static constexpr int threads = team_threads;
+  static constexpr int tile_queries = 64;
+  static constexpr int tile_keys = row_bytes<T, W> <= 256 ? 64 : row_bytes<T, W> <= 384 ? 32 : 16;
+  static constexpr int keys_at_once = row_bytes<T, W> <= 256 ? 32 : 16;
+  static constexpr bool holds_queries = row_bytes<T, W> <= 384;  ///< q and dout in registers; else in shared memory
+  using Tile = SharedTile<T, W>;
+  static constexpr int stage_rows = 2 * tile_keys;
+
+  Problem p;
+  Rows<T> q, k, v, dout;
+  ResultRows<T> dq;
+  const float *lse, *delta;
+  float exponent_scale;  ///< with log2(e)
+  std::int64_t query_tiles;
+
+  /// Two stages. What goes to registers comes through the second one, before it is used, and through the rows behind
+  /// it.
+  static constexpr std::size_t shared_bytes() {
+    constexpr int own_rows = 2 * tile_queries;
+    constexpr int rows = stage_rows + (holds_queries ? std::max(stage_rows, own_rows) : stage_rows + own_rows);
+    return static_cast<std::size_t>(rows) * Tile::row_bytes;
+  }
+
+  /// What a warp has of its 16 queries.
+  struct Own {
+    Tile queries, douts;  // of all warps
+    int row;
+    Left<T> q[holds_queries ? W / 16 : 1], dout[holds_queries ? W / 16 : 1];
+    float log_sum[2][own_lanes], delta[2][own_lanes];  ///< of two rows; log_sum with log2(e)
+    Sums dq[W / 8];
+  };
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const Warp warp(team);
+    const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;
+    const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
+    const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
+    Own own;
+    own.queries = Tile{stages.first.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
+    own.douts = Tile{own.queries.at(tile_queries, 0)};
+    own.row = 16 * warp.rank;
+    AsyncLoads loads;
+    load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, own.queries);
+    load_rows<tile_queries>(team, loads, dout, dout.at(b, h), t0, p.queries, p.width, own.douts);
+    load_keys(team, loads, b, h, 0, stages.get(0));
+    read_rows(warp, own, b, h, t0 + own.row);
+    loads.wait();
+    team.sync();
+    if constexpr (holds_queries) {
+      THIMBLE_UNROLL
+      for (int c = 0; c < W / 16; ++c) {
+        own.q[c] = load_left(warp, own.queries, own.row, 16 * c);
+        own.dout[c] = load_left(warp, own.douts, own.row, 16 * c);
+      }
+    }
+    clear(own.dq);
+    const std::int64_t end = seen_end(p, t0 + tile_queries - 1);
+    const bool has_queries = t0 + own.row < p.queries;
+    int stage = 0;
+    for (std::int64_t s0 = 0; s0 < end; s0 += tile_keys, stage ^= 1) {
+      loads.wait();
+      team.sync();  // the tile is there, and nobody reads the other stage
+      if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
+      if (!has_queries) continue;
+      THIMBLE_ROLLED
+      for (int j = 0; j < tile_keys; j += keys_at_once) {
+        if (s0 + j < seen_end(p, t0 + own.row + 15)) {
+          take_keys(warp, own, stages.get(stage), j, b, h, t0 + own.row, s0 + j);
+        }
+      }
+    }
+    if (!has_queries) return;
+    float factor[2][own_lanes];
+    for (int i = 0; i < own_lanes; ++i) factor[0][i] = factor[1][i] = static_cast<float>(p.scale);
+    dq.store(warp, b, h, t0 + own.row, p.queries, 0, p.width, factor, own.dq);
+  }
+
+  THIMBLE_DEVICE void read_rows(const Warp& warp, Own& own, std::int64_t b, std::int64_t h, std::int64_t t0) const {
+    for (int half = 0; half < 2; ++half) {
+      for (int i = 0; i < own_lanes; ++i) {
+        const std::int64_t t = t0 + lane_map::sums(warp.lane(i), 2 * half).row;
+        const std::int64_t row = (b * p.heads + h) * p.queries + t;
+        own.log_sum[half][i] = t < p.queries ? lse[row] * log2_e : 0.0f;
+        own.delta[half][i] = t < p.queries ? delta[row] : 0.0f;
+      }
+    }
+  }
+
+  template <class Team>
+  THIMBLE_DEVICE void load_keys(const Team& team, AsyncLoads& loads, std::int64_t b, std::int64_t h, std::int64_t s0,
+                                const Tile& stage) const {
+    load_rows<tile_keys>(team, loads, k, k.at(b, h), s0, p.keys, p.width, stage);
+    load_rows<tile_keys>(team, loads, v, v.at(b, h), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
+  }
+
+  // dq += dS k for the keys from row j of the stage on, the first of which is s0.
+  THIMBLE_DEVICE void take_keys(const Warp& warp, Own& own, const Tile& stage, int j, std::int64_t b, std::int64_t h,
+                                std::int64_t t0, std::int64_t s0) const {
+    constexpr int n_end = keys_at_once / 8;
+    Sums scores[n_end], gradient[n_end];
+    clear(scores);
+    clear(gradient);
+    THIMBLE_UNROLL
+    for (int c = 0; c < W / 16; ++c) {
+      Left<T> query, dout_left;
+      if constexpr (holds_queries) {
+        query = own.q[c], dout_left = own.dout[c];
+      } else {
+        query = load_left(warp, own.queries, own.row, 16 * c);
+        dout_left = load_left(warp, own.douts, own.row, 16 * c);
+      }
+      THIMBLE_UNROLL
+      for (int n = 0; n < n_end; n += 2) {
+        multiply<T>(scores[n], scores[n + 1], query, load_right(warp, stage, j + 8 * n, 16 * c));
+        multiply<T>(gradient[n], gradient[n + 1], dout_left, load_right(warp, stage, tile_keys + j + 8 * n, 16 * c));
+      }
+    }
+    THIMBLE_UNROLL
+    for (int n = 0; n < n_end; ++n) {
+      std::uint32_t words[own_lanes][4] = {};
+      if (p.has_dropout) draw_words<false>(warp, p, site_of(p), b, h, t0, s0 + 8 * n, words);
+      for (int i = 0; i < own_lanes; ++i) {
+        THIMBLE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const float exponent = std::fma(scores[n].value[i][e], exponent_scale, -own.log_sum[e / 2][i]);
+          float& g = gradient[n].value[i][e];
+          if (p.has_dropout) g = words[i][e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);
+          g = power_of_two(exponent) * (g - own.delta[e / 2][i]);
+        }
+      }
+    }
+    if (seen_keys(p, t0, s0, keys_at_once) < keys_at_once) {  // the first query sees least
+      for (int i = 0; i < own_lanes; ++i) {
+        THIMBLE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const Place at = lane_map::sums(warp.lane(i), 2 * half);
+          const int seen = seen_keys(p, t0 + at.row, s0, keys_at_once);
+          THIMBLE_UNROLL
+          for (int n = 0; n < n_end; ++n) {
+            float* const pair = gradient[n].value[i] + 2 * half;
+            if (8 * n + at.column >= seen) pair[0] = 0;
+            if (8 * n + at.column + 1 >= seen) pair[1] = 0;
+          }
+        }
+      }
+    }
+    THIMBLE_UNROLL
+    for (int n = 0; n < n_end; n += 2) {
+      const auto left = rounded<T>(gradient[n], gradient[n + 1]);
+      THIMBLE_UNROLL
+      for (int d = 0; d < W / 8; d += 2) {
+        multiply<T>(own.dq[d], own.dq[d + 1], left, load_right_transposed(warp, stage, j + 8 * n, 8 * d));
+      }
+    }
+  }
+};
+
+}  // namespace attention_mma_detail
+
+void attention_mma_query_gradient(const AttentionMmaGrad& call) {
+  using namespace attention_mma_detail;
+  const kernels::AttentionGradArgs& args = call.args;
+  with_tile(args.dtype, args.width, [&]<class T, int W>() {
+    using Body = QueryGradient<T, W>;
+    const std::int64_t tiles = (args.queries + Body::tile_queries - 1) / Body::tile_queries;
+    const Body body{call.problem,
+                    Rows<T>(args.q),
+                    Rows<T>(args.k),
+                    Rows<T>(args.v),
+                    Rows<T>(args.dout),
+                    ResultRows<T>(args.dq),
+                    static_cast<const float*>(args.lse),
+                    call.delta,
+                    static_cast<float>(args.scale * 1.4426950408889634),
+                    tiles};
+    for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
+  });
+}
+
+void attention_mma_backward(const kernels::AttentionGradArgs& args, void* workspace) {
+  using namespace attention_mma_detail;
+  const std::int64_t rows = args.batch * args.heads * args.queries;
+  AttentionMmaGrad call{args, Problem(args), static_cast<float*>(workspace)};
+  with_element(args.dtype, [&]<class T>() {
+    const Delta<T> body{call.problem, Rows<T>(args.out), Rows<T>(args.dout), call.delta, rows};
+    for_each_team((rows + Delta<T>::rows_of_team - 1) / Delta<T>::rows_of_team, body);
+  });
+  void* const held = static_cast<std::byte*>(workspace) + kernels::tensor_core_attention_delta_bytes(args);
+  const bool is_in_place = args.dq.data == args.q.data;
+  if (args.dq.data) {
+    if (is_in_place) {
+      const std::int64_t matrix = args.queries * args.width;
+      call.args.dq = {held, args.heads * matrix, args.width, matrix};
+    }
+    attention_mma_query_gradient(call);
+  }
+  if (args.dk.data || args.dv.data) attention_mma_key_gradients(call);
+  if (args.dq.data && is_in_place)
+    for_each_item(rows * args.width,
+                  attention_cuda_detail::PlaceQueryGradient<float>{call.problem, held, args.dtype, args.dq});
+}
+
+}  // namespace thimble::cuda_kernels

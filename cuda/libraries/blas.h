@@ -1,0 +1,63 @@
+#pragma once
+// What the calls of cuBLASLt share: descriptors, and the choice of an algorithm. It sees columns where we see rows.
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <optional>
+
+#include <cublasLt.h>
+
+#include <thimble/core/tensor/device.h>
+#include <thimble/core/tensor/dtype.h>
+
+namespace thimble::gpu {
+
+/// Throws DeviceError with the call that failed.
+void check_blas(cublasStatus_t status, const char* call);
+
+/// One for each device, made at first use.
+cublasLtHandle_t blas_handle(Device device);
+
+/// Of f32, f16, bf16, f8e4m3, f8e5m2, i8, i32.
+cudaDataType_t blas_type(DType dtype);
+
+/// An operand as columns: rows x columns, `stride` elements from column to column.
+struct BlasColumns {
+  std::int64_t rows, columns, stride;
+  bool is_transposed;
+};
+
+/// The descriptors of one call; destroyed with it.
+struct BlasCall {
+  cublasLtMatmulDesc_t operation = nullptr;
+  cublasLtMatrixLayout_t a = nullptr, b = nullptr, c = nullptr;
+  BlasCall(cublasComputeType_t compute, cudaDataType_t scale);
+  BlasCall(const BlasCall&) = delete;
+  BlasCall& operator=(const BlasCall&) = delete;
+  ~BlasCall();
+  template <class T>
+  void set(cublasLtMatmulDescAttributes_t attribute, T value) {
+    check_blas(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
+               "cublasLtMatmulDescSetAttribute");
+  }
+};
+
+cublasLtMatrixLayout_t blas_layout(cudaDataType_t type, const BlasColumns& m, std::int64_t matrices = 1,
+                                   std::int64_t batch_stride = 0);
+
+/// What the choice of an algorithm depends on.
+struct BlasKey {
+  std::array<std::int64_t, 16> descriptor = {};
+  std::array<std::uint32_t, 3> alignment = {16, 16, 16};  ///< of a, b and c
+  std::size_t workspace_bytes = 0;
+  auto operator<=>(const BlasKey&) const = default;
+};
+
+/// Largest power of two up to 16 that divides an address.
+std::uint32_t blas_alignment(const void* address);
+
+/// The heuristic's first choice, asked for once for each key; none where it has no algorithm.
+std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, const BlasCall& call, const BlasKey& key);
+
+}  // namespace thimble::gpu

@@ -1,0 +1,207 @@
+// Matrix products on CUDA devices: cuBLASLt where it has the product, else tiles in the order of the CPU's kernels. And
+// the table of the family.
+
+#include <thimble/core/kernels/cuda_workspace.h>
+#include <thimble/core/kernels/matmul.h>
+#include <thimble/cuda/conv/conv.h>
+#include <thimble/cuda/matmul/product.h>
+#include <thimble/cuda/runtime/library_use.h>
+
+namespace thimble::kernels {
+namespace matmul_cuda_detail {
+
+using namespace cuda_kernels;
+
+// Where matrix `number` of the batch begins in each operand.
+struct Batch {
+  int rank;
+  std::int64_t sizes[max_gemm_batch_rank];
+  std::int64_t strides[4][max_gemm_batch_rank];  // a, b, c, bias
+  explicit Batch(const GemmArgs& args) : rank(args.batch_rank) {
+    for (int i = 0; i < rank; ++i) {
+      const GemmBatchDim& dim = args.batch[static_cast<std::size_t>(i)];
+      sizes[i] = dim.size;
+      strides[0][i] = dim.a;
+      strides[1][i] = dim.b;
+      strides[2][i] = dim.c;
+      strides[3][i] = dim.bias;
+    }
+  }
+  std::int64_t matrices() const {
+    std::int64_t count = 1;
+    for (int i = 0; i < rank; ++i) count *= sizes[i];
+    return count;
+  }
+  THIMBLE_DEVICE std::int64_t offset(int operand, std::int64_t number) const {
+    std::int64_t offset = 0;
+    for (int i = rank - 1; i >= 0; --i) {
+      offset += number % sizes[i] * strides[operand][i];
+      number /= sizes[i];
+    }
+    return offset;
+  }
+};
+
+struct Matrix {
+  Batch batch;
+  int operand;
+  const void* data;
+  DType dtype;
+  std::int64_t row_stride, column_stride;
+  template <class T>
+  THIMBLE_DEVICE T at(std::int64_t matrix, std::int64_t i, std::int64_t j) const {
+    return load<T>(data, dtype, batch.offset(operand, matrix) + i * row_stride + j * column_stride);
+  }
+};
+
+template <class T>
+struct Result {
+  Batch batch;
+  void* c;
+  DType dtype;
+  std::int64_t row_stride, column_stride;
+  T alpha;
+  bool accumulate;
+  const void* bias;
+  Activation activation;
+  void* pre_activation;
+  THIMBLE_DEVICE void store(std::int64_t matrix, std::int64_t i, std::int64_t j, T sum) const {
+    const std::int64_t at = batch.offset(2, matrix) + i * row_stride + j * column_stride;
+    T value = multiply_alpha(sum);
+    if (bias) value = add(value, load_any<T>(bias, dtype, batch.offset(3, matrix) + j));
+    if (pre_activation) store_any<T>(pre_activation, dtype, at, value);
+    value = activate(activation, value);
+    if (accumulate) value = add(value, load_any<T>(c, dtype, at));
+    store_any<T>(c, dtype, at, value);
+  }
+  THIMBLE_DEVICE T multiply_alpha(T sum) const {
+    if constexpr (std::is_same_v<T, std::int64_t>) {
+      return multiply_add(alpha, sum, T(0));
+    } else {
+      return alpha * sum;
+    }
+  }
+  THIMBLE_DEVICE static T add(T a, T b) {
+    if constexpr (std::is_same_v<T, std::int64_t>) {
+      return multiply_add(T(1), a, b);
+    } else {
+      return a + b;
+    }
+  }
+};
+
+template <class T>
+void multiply_typed(const GemmArgs& args) {
+  const Batch batch(args);
+  cuda_kernels::multiply<T>(
+      batch.matrices(), args.m, args.n, args.k,
+      Matrix{batch, 0, args.a, args.dtype, args.a_row_stride, args.a_column_stride},
+      Matrix{batch, 1, args.b, args.dtype, args.b_row_stride, args.b_column_stride},
+      Result<T>{batch, args.c, args.c_dtype, args.c_row_stride, args.c_column_stride, static_cast<T>(args.alpha),
+                args.accumulate, args.bias, args.activation, args.pre_activation});
+}
+
+// What the library has stored, rounded, through gelu: the same bits whether its input is kept or not.
+struct Gelu {
+  Batch batch;
+  std::int64_t m, n, row_stride;
+  const void* stored;
+  void* c;
+  DType dtype;
+  Activation activation;
+  THIMBLE_DEVICE void operator()(std::int64_t e) const {
+    const std::int64_t i = e / n % m, at = batch.offset(2, e / n / m) + i * row_stride + e % n;
+    store_any<float>(c, dtype, at, activate(activation, load_any<float>(stored, dtype, at)));
+  }
+};
+
+bool by_library(const GemmArgs& args, void* workspace, int threads) {
+  if (!is_library_gemm(args)) return false;
+  const std::size_t bytes = cuda_gemm_workspace_bytes(args, threads);
+  if (args.activation == Activation::none || args.activation == Activation::relu) {
+    return gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(args, workspace, bytes));
+  }
+  GemmArgs plain = args;
+  plain.activation = Activation::none;
+  plain.pre_activation = nullptr;
+  if (args.pre_activation) plain.c = args.pre_activation;
+  if (!gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(plain, workspace, bytes))) return false;
+  const Batch batch(args);
+  for_each_item(batch.matrices() * args.m * args.n,
+                Gelu{batch, args.m, args.n, args.c_row_stride, plain.c, args.c, args.c_dtype, args.activation});
+  return true;
+}
+
+void gemm(const GemmArgs& args, void* workspace, int threads) {
+  if (by_library(args, workspace, threads)) return;
+  switch (compute_type(args.dtype)) {
+    case ComputeType::f32:
+      return multiply_typed<float>(args);
+    case ComputeType::f64:
+      return multiply_typed<double>(args);
+    case ComputeType::i64:
+      return multiply_typed<std::int64_t>(args);
+  }
+}
+
+// Sums over rows: blocks of 256 in ascending order, added in ascending order.
+template <class T>
+struct ColumnSum {
+  static constexpr int threads = 256, columns = 32, block = 256;
+  std::int64_t rows, width;
+  const void* in;
+  DType dtype;
+  void* out;
+  DType out_dtype;
+  bool accumulate;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    constexpr int wide = columns < Team::size ? columns : Team::size, lanes = Team::size / wide;
+    T* const sums = team.template shared<T>();  // (lanes, wide)
+    for (std::int64_t first = job * columns; first < (job + 1) * columns && first < width; first += wide) {
+      const int lane = team.rank() / wide;
+      const std::int64_t column = first + team.rank() % wide;
+      T total = 0;
+      for (std::int64_t round = 0; round < rows; round += lanes * block) {
+        const std::int64_t begin = round + lane * block, end = begin + block < rows ? begin + block : rows;
+        T sum = 0;
+        for (std::int64_t row = begin; column < width && row < end; ++row) {
+          sum += load<T>(in, dtype, row * width + column);
+        }
+        sums[team.rank()] = sum;
+        team.sync();
+        for (int l = 0; lane == 0 && l < lanes && round + l * block < rows; ++l) {
+          total += sums[l * wide + team.rank()];
+        }
+        team.sync();
+      }
+      if (lane != 0 || column >= width) continue;
+      if (accumulate) total += load_any<T>(out, out_dtype, column);
+      store_any<T>(out, out_dtype, column, total);
+    }
+  }
+};
+
+void column_sum(const ColumnSumArgs& args) {
+  with_compute_type(args.dtype, [&]<class T>() {
+    for_each_team((args.columns + ColumnSum<T>::columns - 1) / ColumnSum<T>::columns,
+                  ColumnSum<T>{args.rows, args.columns, args.in, args.dtype, args.out, args.out_dtype, args.accumulate},
+                  ColumnSum<T>::threads * sizeof(T));
+  });
+}
+
+constexpr MatmulKernels table{cuda_gemm_workspace_bytes,
+                              gemm,
+                              cuda_conv_forward_bytes,
+                              cuda_conv_input_grad_bytes,
+                              cuda_conv_weight_grad_bytes,
+                              cuda_kernels::conv_forward,
+                              cuda_kernels::conv_input_grad,
+                              cuda_kernels::conv_weight_grad,
+                              column_sum};
+
+}  // namespace matmul_cuda_detail
+
+const MatmulKernels* const matmul_cuda = &matmul_cuda_detail::table;
+
+}  // namespace thimble::kernels

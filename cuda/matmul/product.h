@@ -1,0 +1,97 @@
+#pragma once
+// Products of matrices in tiles, for operands that are functions of their indices: what no library computes (any
+// strides, integers, f64 and 8-bit floats, padding on one side) and what there is without one.
+
+#include <cstdint>
+#include <type_traits>
+
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/core/ops/elementwise/unary.h>
+#include <thimble/cuda/kernel/element.h>
+
+namespace thimble::cuda_kernels {
+
+/// a b + sum in one rounding; integers wrap around.
+template <class T>
+THIMBLE_DEVICE inline T multiply_add(T a, T b, T sum) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_fmaf(a, b, sum);
+  } else if constexpr (std::is_same_v<T, double>) {
+    return __builtin_fma(a, b, sum);
+  } else {
+    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b) +
+                          static_cast<std::uint64_t>(sum));
+  }
+}
+
+template <class T>
+THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
+  if (activation == kernels::Activation::relu) return ops::Relu{}.fwd(x);
+  if constexpr (!std::is_same_v<T, std::int64_t>) {
+    if (activation == kernels::Activation::gelu_tanh) return ops::GeluTanh{}.fwd(x);
+    if (activation == kernels::Activation::gelu_erf) return ops::GeluErf{}.fwd(x);
+  }
+  return x;
+}
+
+/// For every matrix of a batch: c.store(matrix, i, j, sum over p of a.at(matrix, i, p) b.at(matrix, p, j)). The order
+/// is that of GemmArgs: chains of 256 in ascending p, added in ascending order; a pure function of k.
+template <class T, class A, class B, class C>
+struct Product {
+  static constexpr int threads = 256, tile = 32, depth = 16, chain_elements = 256;
+  static constexpr std::size_t shared_bytes = 2 * tile * depth * sizeof(T);
+  std::int64_t m, n, k;
+  A a;
+  B b;
+  C c;
+
+  std::int64_t teams(std::int64_t matrices) const {
+    return matrices * ((m + tile - 1) / tile) * ((n + tile - 1) / tile);
+  }
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    constexpr int own = tile * tile / Team::size;
+    const std::int64_t columns = (n + tile - 1) / tile, rows = (m + tile - 1) / tile;
+    const std::int64_t j0 = job % columns * tile, i0 = job / columns % rows * tile, matrix = job / columns / rows;
+    T* const at = team.template shared<T>();  // (depth, tile)
+    T* const bt = at + tile * depth;          // (depth, tile)
+    T total[own], chain[own];
+    for (int o = 0; o < own; ++o) total[o] = chain[o] = T(0);
+    for (std::int64_t p0 = 0; p0 < k; p0 += depth) {
+      for (int e = team.rank(); e < tile * depth; e += Team::size) {
+        const std::int64_t i = i0 + e / depth, pa = p0 + e % depth, pb = p0 + e / tile, j = j0 + e % tile;
+        at[e % depth * tile + e / depth] = i < m && pa < k ? a.template at<T>(matrix, i, pa) : T(0);
+        bt[e] = pb < k && j < n ? b.template at<T>(matrix, pb, j) : T(0);
+      }
+      team.sync();
+      const int steps = k - p0 < depth ? static_cast<int>(k - p0) : depth;
+      for (int p = 0; p < steps; ++p) {
+        for (int o = 0; o < own; ++o) {
+          const int e = team.rank() + o * Team::size;
+          chain[o] = multiply_add(at[p * tile + e / tile], bt[p * tile + e % tile], chain[o]);
+        }
+      }
+      team.sync();
+      if ((p0 + depth) % chain_elements == 0 || p0 + depth >= k) {
+        for (int o = 0; o < own; ++o) {
+          total[o] = static_cast<T>(total[o] + chain[o]);
+          chain[o] = T(0);
+        }
+      }
+    }
+    for (int o = 0; o < own; ++o) {
+      const int e = team.rank() + o * Team::size;
+      if (i0 + e / tile < m && j0 + e % tile < n) c.store(matrix, i0 + e / tile, j0 + e % tile, total[o]);
+    }
+  }
+};
+
+template <class T, class A, class B, class C>
+void multiply(std::int64_t matrices, std::int64_t m, std::int64_t n, std::int64_t k, const A& a, const B& b,
+              const C& c) {
+  const Product<T, A, B, C> body{m, n, k, a, b, c};
+  for_each_team(body.teams(matrices), body, body.shared_bytes);
+}
+
+}  // namespace thimble::cuda_kernels

@@ -1,0 +1,237 @@
+// Quantization on CUDA devices. A block's magnitude is a maximum of integers, so its codes are those of the CPU, bit by
+// bit, however the work is cut:
+//
+//   small blocks     a warp for each, larger ones a team: the values are read twice, the second time from the cache
+//   columns          a team for 32 neighbouring ones, so that a row of them is read at once
+//   few large ones   (a scale for the tensor) parts of all blocks side by side, then their maxima, then the codes
+
+#include <algorithm>
+
+#include <thimble/core/kernels/quantize.h>
+#include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/runtime/dynamic_code.h>
+
+namespace thimble::kernels {
+namespace quantize_cuda_detail {
+
+using namespace cuda_kernels;
+
+constexpr std::int64_t small_block = 512;                     // values: a warp takes it
+constexpr std::int64_t column_tile = 32;                      // columns of a team
+constexpr std::int64_t most_parts = 1024;                     // of all blocks together
+constexpr std::int64_t part_values = 1 << 14;                 // at least, where a block is cut in parts
+constexpr std::int64_t most_cut = most_parts / 8;             // blocks: more of them are enough work for a device
+THIMBLE_DEVICE_GLOBAL std::uint32_t part_maxima[most_parts];  // written and read in the order of one stream
+THIMBLE_DEVICE_GLOBAL quant::BlockScale cut_scales[most_cut];
+
+THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
+
+THIMBLE_DEVICE inline std::int64_t quotient(std::int64_t a, std::int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return a / b;  // 64-bit divisions are slow
+}
+
+// The matrix, its blocks, and where codes and scales are.
+struct Matrix {
+  std::int64_t rows, columns, block_rows, block_columns, across;
+  void* values;
+  DType dtype;
+  void* codes;
+  void* scales;
+  DType scale_dtype;
+  explicit Matrix(const QuantizeArgs& a)
+      : rows(a.rows),
+        columns(a.columns),
+        block_rows(a.block_rows),
+        block_columns(a.block_columns),
+        across((a.columns + a.block_columns - 1) / a.block_columns),
+        values(a.values),
+        dtype(a.dtype),
+        codes(a.codes),
+        scales(a.scales),
+        scale_dtype(a.scale_dtype) {}
+
+  std::int64_t blocks() const { return across * ((rows + block_rows - 1) / block_rows); }
+  THIMBLE_DEVICE float value(std::int64_t at) const { return load_any<float>(values, dtype, at); }
+  template <class Code>
+  THIMBLE_DEVICE void encode(const Code& code, const quant::BlockScale& s, std::int64_t at) const {
+    static_cast<typename Code::Bits*>(codes)[at] =
+        s.is_finite ? code.encode(value(at) * s.inverse) : typename Code::Bits(0);
+  }
+};
+
+// A block: its first value, and its own rows and columns.
+struct Place {
+  std::int64_t first, rows, columns;
+  THIMBLE_DEVICE Place(const Matrix& m, std::int64_t block) {
+    const std::int64_t down = quotient(block, m.across), row = down * m.block_rows;
+    const std::int64_t column = (block - down * m.across) * m.block_columns;
+    first = row * m.columns + column;
+    rows = m.rows - row < m.block_rows ? m.rows - row : m.block_rows;
+    columns = m.columns - column < m.block_columns ? m.columns - column : m.block_columns;
+  }
+  THIMBLE_DEVICE std::int64_t count() const { return rows * columns; }
+  /// Value `i` of the block, row by row.
+  THIMBLE_DEVICE std::int64_t at(const Matrix& m, std::int64_t i) const {
+    if (rows == 1) return first + i;
+    const std::int64_t row = quotient(i, columns);
+    return first + row * m.columns + (i - row * columns);
+  }
+};
+
+template <class Code, int team_threads>
+struct QuantizeBlock {
+  static constexpr int threads = team_threads;
+  Matrix m;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t block) const {
+    const Place place(m, block);
+    const std::int64_t n = place.count();
+    std::uint32_t own = 0;
+    for (std::int64_t i = team.rank(); i < n; i += Team::size) {
+      own = larger_of(own, magnitude_bits(m.value(place.at(m, i))));
+    }
+    const quant::BlockScale s = quant::block_scale(team.max(own), Code::largest, m.scale_dtype);
+    if (team.rank() == 0) quant::store_scale(s.scale, m.scales, m.scale_dtype, block);
+    const Code code = MakeCode<Code>::make();
+    for (std::int64_t i = team.rank(); i < n; i += Team::size) m.encode(code, s, place.at(m, i));
+  }
+};
+
+// Blocks of one column: `Team::size / lanes` rows of up to 32 columns at a time.
+template <class Code>
+struct QuantizeColumns {
+  static constexpr int threads = 256;
+  Matrix m;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t unit) const {
+    constexpr int lanes = Team::size < column_tile ? Team::size : static_cast<int>(column_tile);
+    constexpr int groups = Team::size / lanes;
+    const std::int64_t tiles = (m.columns + column_tile - 1) / column_tile;
+    const std::int64_t down = quotient(unit, tiles), column = (unit - down * tiles) * column_tile;
+    const std::int64_t row = down * m.block_rows, row_end = row + m.block_rows < m.rows ? row + m.block_rows : m.rows;
+    auto* const maxima = team.template shared<std::uint32_t>();  // (groups, 32)
+    const int lane = team.rank() % lanes, group = team.rank() / lanes;
+    for (std::int64_t c = lane; c < column_tile; c += lanes) {
+      std::uint32_t own = 0;
+      for (std::int64_t r = row + group; column + c < m.columns && r < row_end; r += groups) {
+        own = larger_of(own, magnitude_bits(m.value(r * m.columns + column + c)));
+      }
+      maxima[group * column_tile + c] = own;
+    }
+    team.sync();
+    const Code code = MakeCode<Code>::make();
+    for (std::int64_t c = lane; c < column_tile && column + c < m.columns; c += lanes) {
+      std::uint32_t all = 0;
+      for (int g = 0; g < groups; ++g) all = larger_of(all, maxima[g * column_tile + c]);
+      const quant::BlockScale s = quant::block_scale(all, Code::largest, m.scale_dtype);
+      if (group == 0) quant::store_scale(s.scale, m.scales, m.scale_dtype, down * m.across + column + c);
+      for (std::int64_t r = row + group; r < row_end; r += groups) m.encode(code, s, r * m.columns + column + c);
+    }
+  }
+};
+
+// The largest magnitude of part `unit % parts` of block `unit / parts`.
+struct PartMaximum {
+  static constexpr int threads = 256;
+  Matrix m;
+  std::int64_t parts;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t unit) const {
+    const Place place(m, unit / parts);
+    const std::int64_t n = place.count(), size = (n + parts - 1) / parts, begin = unit % parts * size;
+    const std::int64_t end = begin + size < n ? begin + size : n;
+    std::uint32_t own = 0;
+    for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) {
+      own = larger_of(own, magnitude_bits(m.value(place.at(m, i))));
+    }
+    const std::uint32_t all = team.max(own);
+    if (team.rank() == 0) part_maxima[unit] = all;
+  }
+};
+
+struct CutScale {
+  Matrix m;
+  std::int64_t parts;
+  float largest;
+  THIMBLE_DEVICE void operator()(std::int64_t block) const {
+    std::uint32_t all = 0;
+    for (std::int64_t part = 0; part < parts; ++part) all = larger_of(all, part_maxima[block * parts + part]);
+    cut_scales[block] = quant::block_scale(all, largest, m.scale_dtype);
+    quant::store_scale(cut_scales[block].scale, m.scales, m.scale_dtype, block);
+  }
+};
+
+template <class Code>
+struct EncodeCut {
+  Matrix m;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t row = quotient(i, m.columns), column = i - row * m.columns;
+    const std::int64_t block = quotient(row, m.block_rows) * m.across + quotient(column, m.block_columns);
+    m.encode(MakeCode<Code>::make(), cut_scales[block], i);
+  }
+};
+
+template <class Code>
+struct Decode {
+  Matrix m;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t row = quotient(i, m.columns), column = i - row * m.columns;
+    const std::int64_t block = quotient(row, m.block_rows) * m.across + quotient(column, m.block_columns);
+    const auto bits = static_cast<const typename Code::Bits*>(m.codes)[i];
+    const float value = MakeCode<Code>::make().decode(bits) * quant::load_scale(m.scales, m.scale_dtype, block);
+    store_any<float>(m.values, m.dtype, i, value);
+  }
+};
+
+// f.template operator()<Code>() with the code of a dtype.
+template <class F>
+void with_code(const QuantizeArgs& a, F&& f) {
+  switch (a.code_dtype) {
+    case DType::i8:
+      return f.template operator()<quant::Int8Code>();
+    case DType::f8e4m3:
+      return f.template operator()<quant::Float8Code<f8e4m3>>();
+    case DType::f8e5m2:
+      return f.template operator()<quant::Float8Code<f8e5m2>>();
+    default:
+      return a.is_signed ? f.template operator()<quant::DynamicCode<true>>()
+                         : f.template operator()<quant::DynamicCode<false>>();
+  }
+}
+
+template <class Code>
+void quantize_as(const QuantizeArgs& a) {
+  const Matrix m(a);
+  const std::int64_t blocks = m.blocks(), values = a.block_rows * a.block_columns;
+  if (blocks <= most_cut && values > part_values) {
+    const std::int64_t parts = std::min((values + part_values - 1) / part_values, most_parts / blocks);
+    for_each_team(blocks * parts, PartMaximum{m, parts});
+    for_each_item(blocks, CutScale{m, parts, Code::largest});
+    for_each_item(a.rows * a.columns, EncodeCut<Code>{m});
+  } else if (a.block_columns == 1 && a.block_rows > 1) {
+    const std::int64_t tiles = (a.columns + column_tile - 1) / column_tile;
+    for_each_team(tiles * ((a.rows + a.block_rows - 1) / a.block_rows), QuantizeColumns<Code>{m},
+                  QuantizeColumns<Code>::threads * sizeof(std::uint32_t));
+  } else if (values <= small_block) {
+    for_each_team(blocks, QuantizeBlock<Code, 32>{m});
+  } else {
+    for_each_team(blocks, QuantizeBlock<Code, 256>{m});
+  }
+}
+
+void quantize(const QuantizeArgs& a) {
+  with_code(a, [&]<class Code>() { quantize_as<Code>(a); });
+}
+
+void dequantize(const QuantizeArgs& a) {
+  with_code(a, [&]<class Code>() { for_each_item(a.rows * a.columns, Decode<Code>{Matrix(a)}); });
+}
+
+constexpr QuantizeKernels table{quantize, dequantize};
+
+}  // namespace quantize_cuda_detail
+
+const QuantizeKernels* const quantize_cuda = &quantize_cuda_detail::table;
+
+}  // namespace thimble::kernels

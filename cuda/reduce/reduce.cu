@@ -1,0 +1,176 @@
+// Sums over any axes on CUDA devices, in the order that reduce.h states: the bits are those of the CPU's kernels.
+//
+// A team reduces one stretch of one output, or of up to 32 neighbouring outputs whose elements lie side by side. Its
+// threads stand in a grid of columns (outputs) and lanes; lane l sums block l of every round, one element after the
+// other, and the first lane adds the blocks' sums in order.
+
+#include <algorithm>
+
+#include <thimble/core/kernels/reduce.h>
+#include <thimble/core/numbers/math.h>
+#include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/reduce/reduce.h>
+
+namespace thimble::kernels {
+namespace reduce_cuda_detail {
+
+using namespace cuda_kernels;
+
+// i64 sums must stay exact, so totals have a type of their own.
+template <class T>
+using Total = std::conditional_t<std::is_same_v<T, std::int64_t>, std::int64_t, double>;
+
+template <class T>
+THIMBLE_DEVICE inline T finite_or_zero(T c) {
+  return c - c == T(0) ? c : T(0);
+}
+
+struct Operand {
+  const void* data;
+  DType dtype;
+};
+
+template <class T, ReduceMap Map>
+THIMBLE_DEVICE inline void finish(const Operand& other, double divisor, void* out, DType out_dtype, std::int64_t output,
+                                  Total<T> total) {
+  if constexpr (Map == ReduceMap::exp_difference) {
+    const T c = static_cast<const T*>(other.data)[output];
+    total = static_cast<double>(finite_or_zero(c)) + std::log(total);
+  } else if constexpr (!std::is_same_v<T, std::int64_t>) {
+    total /= divisor;
+  }
+  if constexpr (std::is_same_v<T, std::int64_t>) {
+    store<std::int64_t>(out, out_dtype, output, total);
+  } else {
+    store_total(out, out_dtype, output, total);
+  }
+}
+
+template <class T, ReduceMap Map>
+struct SumStretch {
+  static constexpr int threads = 256;
+  Walk<2> kept, reduced;
+  Operand in, other;
+  ReduceGrid grid;
+  double divisor;
+  void* out;
+  DType out_dtype;
+  Total<T>* partial;
+
+  THIMBLE_DEVICE T value(std::int64_t in_base, std::int64_t other_base, std::int64_t r) const {
+    std::int64_t at[2];
+    reduced.locate(r, at);
+    const T x = load<T>(in.data, in.dtype, in_base + at[0]);
+    if constexpr (Map == ReduceMap::value) {
+      return x;
+    } else {
+      const T c = load<T>(other.data, other.dtype, other_base + at[1]);
+      if constexpr (Map == ReduceMap::squared_difference) {
+        return (x - c) * (x - c);
+      } else {
+        return math::exp(x - finite_or_zero(c));
+      }
+    }
+  }
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const ReduceJobPlace place = grid.place(job);
+    const int columns = grid.columns < Team::size ? grid.columns : Team::size, lanes = Team::size / columns;
+    Total<T>* const sums = team.template shared<Total<T>>();  // (lanes, columns)
+    // A team smaller than the grid's columns takes them one group after the other.
+    for (std::int64_t group = 0; group < place.count; group += columns) {
+      const int column = team.rank() % columns, lane = team.rank() / columns;
+      const std::int64_t output = place.output + group + column;
+      const bool is_there = group + column < place.count;
+      std::int64_t base[2] = {0, 0};
+      if (is_there) kept.locate(output, base);
+      Total<T> total = 0;
+      for (std::int64_t round = place.begin; round < place.end; round += lanes * reduce_block) {
+        const std::int64_t begin = round + lane * reduce_block;
+        if (is_there && begin < place.end) {
+          const std::int64_t end = begin + reduce_block < place.end ? begin + reduce_block : place.end;
+          T sum = 0;
+          for (std::int64_t r = begin; r < end; ++r) sum += value(base[0], base[1], r);
+          sums[lane * columns + column] = static_cast<Total<T>>(sum);
+        }
+        team.sync();
+        if (lane == 0 && is_there) {
+          for (int l = 0; l < lanes && round + l * reduce_block < place.end; ++l) total += sums[l * columns + column];
+        }
+        team.sync();
+      }
+      if (lane != 0 || !is_there) continue;
+      if (grid.stretches == 1) {
+        finish<T, Map>(other, divisor, out, out_dtype, output, total);
+      } else {
+        partial[place.stretch * grid.outputs + output] = total;
+      }
+    }
+  }
+};
+
+template <class T, ReduceMap Map>
+struct AddStretches {
+  Operand other;
+  std::int64_t outputs, stretches;
+  double divisor;
+  void* out;
+  DType out_dtype;
+  const Total<T>* partial;
+  THIMBLE_DEVICE void operator()(std::int64_t output) const {
+    Total<T> total = 0;
+    for (std::int64_t s = 0; s < stretches; ++s) total += partial[s * outputs + output];
+    finish<T, Map>(other, divisor, out, out_dtype, output, total);
+  }
+};
+
+template <class T, ReduceMap Map>
+void sum_mapped(const ReduceArgs& args) {
+  const Shape& other_kept = Map == ReduceMap::value ? args.in.kept_strides : args.other.kept_strides;
+  const Shape& other_reduced = Map == ReduceMap::value ? args.in.reduced_strides : args.other.reduced_strides;
+  const Walk<2> kept(args.kept, {&args.in.kept_strides, &other_kept});
+  const Walk<2> reduced(args.reduced, {&args.in.reduced_strides, &other_reduced});
+  const ReduceGrid grid =
+      reduce_grid(args.kept, args.reduced, kept.strides[0][kept.rank - 1], kept.sizes[kept.rank - 1]);
+  const Operand in{args.in.data, args.in.dtype}, other{args.other.data, args.other.dtype};
+  auto* const partial = reinterpret_cast<Total<T>*>(args.partial);
+  for_each_team(grid.jobs(),
+                SumStretch<T, Map>{kept, reduced, in, other, grid, args.divisor, args.out, args.out_dtype, partial},
+                SumStretch<T, Map>::threads * sizeof(Total<T>));
+  if (grid.stretches == 1) return;
+  for_each_item(grid.outputs, AddStretches<T, Map>{other, grid.outputs, grid.stretches, args.divisor, args.out,
+                                                   args.out_dtype, partial});
+}
+
+template <class T>
+void sum_typed(const ReduceArgs& args) {
+  switch (args.map) {
+    case ReduceMap::value:
+      return sum_mapped<T, ReduceMap::value>(args);
+    case ReduceMap::squared_difference:
+      return sum_mapped<T, ReduceMap::squared_difference>(args);
+    case ReduceMap::exp_difference:
+      return sum_mapped<T, ReduceMap::exp_difference>(args);
+  }
+}
+
+void sum(const ReduceArgs& args) {
+  if (args.kept.elements() == 0) return;
+  switch (compute_type(args.in.dtype)) {
+    case ComputeType::f32:
+      return sum_typed<float>(args);
+    case ComputeType::f64:
+      return sum_typed<double>(args);
+    case ComputeType::i64:
+      return sum_mapped<std::int64_t, ReduceMap::value>(args);
+  }
+}
+
+constexpr ReduceKernels table{sum, cuda_kernels::reduce_extreme, cuda_kernels::reduce_place};
+
+}  // namespace reduce_cuda_detail
+
+const ReduceKernels* const reduce_cuda = &reduce_cuda_detail::table;
+
+}  // namespace thimble::kernels

@@ -1,0 +1,43 @@
+#pragma once
+// An argument of a kernel that changes from step to step: a value, or, in a step that is recorded, a place in device
+// memory where it stands (core/kernels/shared/step_numbers.h).
+
+#include <cstring>
+#include <type_traits>
+
+#include <thimble/core/kernels/shared/step_numbers.h>
+#include <thimble/cuda/kernel/kernel.h>
+
+namespace thimble::cuda_kernels {
+
+template <class T>
+struct Live {
+  T value;
+  const T* place;  // null: `value`
+  THIMBLE_DEVICE const T& get() const { return place ? *place : value; }
+};
+
+/// What make(args) gives, made again for every replay with the arguments of its step.
+template <class Args, class Make>
+auto live(const Args& args, Make make) {
+  using T = decltype(make(args));
+  static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= kernels::StepBlock::alignment);
+  Live<T> made{make(args), nullptr};
+  if (kernels::StepBlock* const block = kernels::current_step_block()) {
+    made.place = static_cast<const T*>(block->add(
+        sizeof(T), [args, make](const kernels::StepNumbers& recorded, const kernels::StepNumbers& now, std::byte* to) {
+          Args then = args;
+          kernels::go_to(then, recorded, now);
+          const T value = make(then);
+          std::memcpy(to, &value, sizeof value);
+        }));
+  }
+  return made;
+}
+
+/// The same of arguments that kernels take as they are.
+inline auto live(const RandomSite& site) {
+  return live(site, [](const RandomSite& s) { return s; });
+}
+
+}  // namespace thimble::cuda_kernels

@@ -1,0 +1,44 @@
+#pragma once
+// Calls of the CUDA runtime that may fail, and facts about devices.
+
+#include <cstdint>
+#include <string>
+
+#include <cuda_runtime_api.h>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/device.h>
+#include <thimble/cuda/runtime/call_text.h>
+#include <thimble/cuda/runtime/stream.h>
+
+namespace thimble::gpu {
+
+/// Throws DeviceError "CALL(ARGUMENTS): cudaErrorName: what it means" unless the call succeeded
+/// (cuda/runtime/call_text.h).
+template <class... Arguments>
+void check(cudaError_t error, const char* call, const Arguments&... arguments) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // said here, not by the next launch once more; what cannot be cleared stays
+  throw DeviceError(failure_text(call_text(call, arguments...), cudaGetErrorName(error), cudaGetErrorString(error)));
+}
+
+/// Makes a device the current one of this thread. Throws DeviceError when it is not there.
+void make_current(Device device);
+
+/// Waits for both streams of a device; counted.
+void synchronize(Device device);
+
+/// How often the host has waited for a device, in this process.
+std::uint64_t synchronization_count();
+
+/// Makes a library's handle for a device. What the device's bytes in use rise by meanwhile are its bytes.
+std::size_t used_bytes(Device device);
+void book_handle(Device device, std::size_t used_bytes_before);
+template <class Make>
+void make_handle(Device device, const Make& make) {
+  const std::size_t before = used_bytes(device);
+  make();
+  book_handle(device, before);
+}
+
+}  // namespace thimble::gpu

@@ -1,0 +1,286 @@
+#include <thimble/memory/arena/arena.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/launch/launch_depth.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process/process.h>
+
+namespace thimble {
+namespace arena_detail {
+
+constexpr std::size_t unbounded_bytes = std::size_t{1} << 40;
+
+// A process has 2^47 addresses, and hundreds of arenas are to find room in them: on the host an arena without a bound
+// reserves twice what the machine has, and can never fill it.
+std::size_t usual_reserve_bytes(Device device) {
+  const std::size_t memory = device == cpu ? process::physical_bytes() : 0;
+  return memory == 0 ? unbounded_bytes : std::min(unbounded_bytes, 2 * memory);
+}
+
+double share_of_holes(std::size_t used, std::size_t of) {
+  return of == 0 ? 0.0 : 1.0 - static_cast<double>(used) / static_cast<double>(of);
+}
+
+}  // namespace arena_detail
+
+Arena::Arena(std::unique_ptr<Backing> backing, Options options)
+    : LockedResource(std::make_shared<ResourceLock>()),
+      backing_(std::move(backing)),
+      poison_(options.poison),
+      compaction_(options.compaction),
+      tolerated_fragmentation_(options.tolerated_fragmentation),
+      remap_from_bytes_(backing_->can_remap() ? options.remap_from_bytes : 0) {
+  pages_.granule = backing_->granule();
+  reserve(options);
+  // Without a bound the books are those of a dry arena, on whatever machine; pages beyond what is reserved are refused.
+  const bool is_unbounded = options.reserve_bytes == 0 && options.capacity_bytes == 0;
+  std::size_t limit = is_unbounded ? arena_detail::unbounded_bytes : reserved_bytes_;
+  if (options.capacity_bytes != 0) limit = std::min(limit, options.capacity_bytes & ~(pages_.granule - 1));
+  now_.capacity_bytes = limit;
+  spans_ = std::make_unique<Tlsf>(backing_->alignment(), limit);
+}
+
+void Arena::reserve(const Options& options) {
+  std::size_t wanted = options.reserve_bytes;
+  if (wanted == 0) wanted = options.capacity_bytes;
+  if (wanted == 0) wanted = arena_detail::usual_reserve_bytes(device());
+  wanted = std::max(wanted & ~(pages_.granule - 1), pages_.granule);
+  for (std::size_t bytes = wanted; bytes >= pages_.granule; bytes = (bytes / 2) & ~(pages_.granule - 1)) {
+    base_ = backing_->reserve(bytes);
+    if (base_ == nullptr) continue;
+    reserved_bytes_ = bytes;
+    return;
+  }
+  throw DeviceError("arena: " + to_string(device()) + " refuses to reserve addresses, asked for " +
+                    memory::exact_bytes(wanted) + " down to one granule of " + memory::exact_bytes(pages_.granule));
+}
+
+Arena::~Arena() { assert(now_.live_blocks == 0 && "an arena outlives its blocks"); }
+
+void Arena::check(const Request& request) const {
+  if (request.bytes == 0) throw ValueError("arena: allocate of 0 bytes, allowed are 1 and more");
+  if (request.alignment == 0 || (request.alignment & (request.alignment - 1)) != 0 ||
+      request.alignment > pages_.granule) {
+    throw ValueError("arena: allocate with alignment " + std::to_string(request.alignment) +
+                     ", allowed are powers of two up to " + std::to_string(pages_.granule));
+  }
+  if (is_launching())
+    throw Error("arena: allocate inside a launch; an operator allocates all it needs before it launches");
+}
+
+Block* Arena::allocate(const Request& request) {
+  const ResourceLock::Hold hold(*lock());
+  return do_allocate(request);
+}
+
+void Arena::deallocate(Block* block, Stream stream) noexcept {
+  if (block == nullptr) return;
+  const ResourceLock::Hold hold(*lock());
+  do_deallocate(block, stream);
+}
+
+Block* Arena::do_allocate(const Request& request) {
+  const bool is_plain = request.bytes != 0 && request.alignment - 1 < spans_->unit() &&
+                        (request.alignment & (request.alignment - 1)) == 0 && launch_detail::depth == 0 &&
+                        compaction_ != Compaction::before_every_allocation;
+  Tlsf::Span* span = is_plain ? spans_->take_ready(request.bytes, pages_.solid_bytes) : nullptr;
+  if (span == nullptr) span = take_span(request);
+  span->address = base_ + span->offset;
+  span->bytes = request.bytes;
+  span->category = request.category;
+  span->path = request.path;
+  now_.requested_bytes += request.bytes;
+  now_.allocated_bytes += span->size;
+  ++now_.live_blocks;
+  ++now_.allocation_count;
+  now_.peak_requested_bytes = std::max(now_.peak_requested_bytes, now_.requested_bytes);
+  now_.peak_allocated_bytes = std::max(now_.peak_allocated_bytes, now_.allocated_bytes);
+  now_.peak_height_bytes = std::max(now_.peak_height_bytes, spans_->height());
+  if (poison_) backing_->fill(span->offset, span->size, poison_value, request.stream);
+  return span;
+}
+
+/// Any request: checked, with new pages or after sliding where it has to be. Throws what do_allocate throws.
+Tlsf::Span* Arena::take_span(const Request& request) {
+  check(request);
+  if (!spans_->ready()) refuse(request, "the host has no memory for the arena's own books");
+  if (compaction_ == Compaction::before_every_allocation) compact_locked();
+  Tlsf::Place place = spans_->find(request.bytes, request.alignment);
+  if (!place.is_found()) place = make_room(request);
+  if (!place.is_found()) refuse(request, "no free block is large enough within the capacity");
+  if (place.end() > pages_.solid_bytes) {
+    const std::errc error = commit(place.offset, place.end());
+    if (error != std::errc{}) place = make_room_on_pages(request);
+    if (!place.is_found()) {
+      refuse(request, "the system refuses more pages: " + backing_->refusal_text(error));
+    }
+  }
+  return spans_->take(place);
+}
+
+void Arena::do_deallocate(Block* block, Stream stream) noexcept {
+  // A launch that waited for this arena's lock would wait for whoever moves blocks, who waits for the launch.
+  assert(!is_launching() && "nothing is freed inside of a launch");
+  auto* const span = static_cast<Tlsf::Span*>(block);
+  if (poison_) backing_->fill(span->offset, span->size, poison_value, stream);
+  now_.requested_bytes -= span->bytes;
+  now_.allocated_bytes -= span->size;
+  --now_.live_blocks;
+  spans_->free(span);
+}
+
+void Arena::do_relabel(Block* block, Category category) noexcept { block->category = category; }
+
+/// Calls body(begin, end) in bytes for each maximal run of granules in [first, last) that all have pages, or all have
+/// none, while body returns true. Returns whether it always did.
+template <class Body>
+bool Arena::each_run(bool with_pages, std::size_t first, std::size_t last, Body&& body) const {
+  for (std::size_t at = first; at < last;) {
+    std::size_t end = at;
+    while (end < last && pages_.has_pages[end] == with_pages) ++end;
+    if (end > at && !body(at * pages_.granule, end * pages_.granule)) return false;
+    at = end + 1;
+  }
+  return true;
+}
+
+/// Puts pages under [begin, end) where there are none. Returns why not; then nothing has changed.
+std::errc Arena::commit(std::size_t begin, std::size_t end) noexcept {
+  const std::size_t first = begin / pages_.granule;
+  const std::size_t last = (end + pages_.granule - 1) / pages_.granule;
+  if (last * pages_.granule > reserved_bytes_) return std::errc::not_enough_memory;
+  try {
+    if (pages_.has_pages.size() < last) pages_.has_pages.resize(last, false);
+  } catch (const std::bad_alloc&) {
+    return std::errc::not_enough_memory;
+  }
+  std::errc error{};
+  std::size_t done = first;  // granules below it that are not marked yet were committed just now
+  const bool is_complete = each_run(false, first, last, [&](std::size_t from, std::size_t to) {
+    error = backing_->commit(from, to - from);
+    if (error != std::errc{}) return false;
+    now_.committed_bytes += to - from;
+    ++now_.commit_count;
+    done = to / pages_.granule;
+    return true;
+  });
+  if (!is_complete) {
+    each_run(false, first, done, [&](std::size_t from, std::size_t to) {
+      backing_->decommit(from, to - from);
+      now_.committed_bytes -= to - from;
+      ++now_.decommit_count;
+      return true;
+    });
+    return error;
+  }
+  for (std::size_t at = first; at < last; ++at) pages_.has_pages[at] = true;
+  pages_.extend_solid();
+  now_.peak_committed_bytes = std::max(now_.peak_committed_bytes, now_.committed_bytes);
+  return {};
+}
+
+std::size_t Arena::trim() {
+  const std::lock_guard guard(*lock());
+  const std::size_t before = now_.committed_bytes;
+  // [begin, end) holds no live block: give back the whole granules inside that have pages.
+  const auto give_back = [&](std::size_t begin, std::size_t end) {
+    const std::size_t first = (begin + pages_.granule - 1) / pages_.granule;
+    const std::size_t last = end / pages_.granule;
+    each_run(true, first, last, [&](std::size_t from, std::size_t to) {
+      backing_->decommit(from, to - from);
+      now_.committed_bytes -= to - from;
+      ++now_.decommit_count;
+      pages_.solid_bytes = std::min(pages_.solid_bytes, from);
+      return true;
+    });
+    for (std::size_t at = first; at < last; ++at) pages_.has_pages[at] = false;
+  };
+  for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
+    if (span->is_free) give_back(span->offset, span->end());
+  }
+  give_back(spans_->height(), pages_.has_pages.size() * pages_.granule);
+  return before - now_.committed_bytes;
+}
+
+std::uint64_t Arena::layout_digest() const {
+  const std::lock_guard guard(*lock());
+  return spans_->digest();
+}
+
+const Arena* Arena::find(const Resource& resource) noexcept {
+  const Resource* at = &resource;
+  while (at != nullptr) {
+    if (const auto* const arena = dynamic_cast<const Arena*>(at)) return arena;
+    const auto* const decorator = dynamic_cast<const Decorator*>(at);
+    at = decorator != nullptr ? &decorator->upstream() : nullptr;
+  }
+  return nullptr;
+}
+
+Arena::Statistics Arena::statistics() const {
+  const std::lock_guard guard(*lock());
+  Statistics all = now_;
+  all.device_time = backing_->move_time();
+  all.height_bytes = spans_->height();
+  all.largest_free_bytes = largest_free_bytes();
+  all.fragmentation = fragmentation();
+  all.peak_fragmentation = arena_detail::share_of_holes(all.peak_allocated_bytes, all.peak_committed_bytes);
+  return all;
+}
+
+void Arena::reset_peak() {
+  const std::lock_guard guard(*lock());
+  now_.peak_requested_bytes = now_.requested_bytes;
+  now_.peak_allocated_bytes = now_.allocated_bytes;
+  now_.peak_height_bytes = spans_->height();
+  now_.peak_committed_bytes = now_.committed_bytes;
+}
+
+std::vector<Arena::Placed> Arena::blocks() const {
+  const std::lock_guard guard(*lock());
+  std::vector<Placed> placed;
+  placed.reserve(now_.live_blocks);
+  for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
+    if (!span->is_free) placed.push_back({span, span->offset, span->size});
+  }
+  return placed;
+}
+
+std::size_t Arena::largest_free_bytes() const noexcept {
+  return std::max(spans_->largest_free_bytes(), spans_->limit() - spans_->height());
+}
+
+double Arena::fragmentation() const noexcept {
+  return arena_detail::share_of_holes(now_.allocated_bytes, spans_->height());
+}
+
+void Arena::refuse(const Request& request, const std::string& why) const {
+  using memory::exact_bytes;
+  char percent[16];
+  std::snprintf(percent, sizeof percent, "%.1f %%", 100 * fragmentation());
+  const std::string path(path_name(request.path));
+  throw OutOfMemory("out of memory on " + to_string(device()) + ": requested " + exact_bytes(request.bytes) +
+                        " with alignment " + std::to_string(request.alignment) + " as " +
+                        std::string(to_string(request.category)) + (path.empty() ? "" : " of '" + path + "'") + ": " +
+                        why + "; in use " + exact_bytes(now_.requested_bytes) + " in " +
+                        std::to_string(now_.live_blocks) + " blocks, peak " + exact_bytes(now_.peak_requested_bytes) +
+                        ", committed " + exact_bytes(now_.committed_bytes) + ", capacity " +
+                        exact_bytes(now_.capacity_bytes) + ", largest free block " + exact_bytes(largest_free_bytes()) +
+                        ", fragmentation " + percent + "; " + compaction_text(),
+                    {.requested_bytes = request.bytes,
+                     .in_use_bytes = now_.requested_bytes,
+                     .peak_bytes = now_.peak_requested_bytes,
+                     .capacity_bytes = now_.capacity_bytes,
+                     .largest_free_bytes = largest_free_bytes()});
+}
+
+}  // namespace thimble

@@ -1,0 +1,175 @@
+#pragma once
+// Two-level segregated fit over a range of offsets (Masmano, Ripoll, Crespo, Real: "TLSF: a new dynamic memory
+// allocator for real-time systems", ECRTS 2004), with all metadata outside of the range.
+//
+// Policy
+// - Constant time: two bitmaps find the bin, at most `walk_limit` entries of a bin are looked at. Only a request that
+//   would otherwise be refused looks at every free span.
+// - Good fit: the request's own bin is searched for its smallest span that fits, then the next occupied bin serves.
+// - Low height: bins are kept (nearly) in address order and the lowest address wins among equals; the top is extended
+//   only when no free span fits. Free bytes at the top are no span at all: the top sinks, and an extension begins
+//   there.
+// - Coalescing is immediate: no two free spans are neighbours.
+// - Deterministic: offsets depend on the sequence of requests alone, never on addresses or time.
+// - Spans come from chunks and are recycled, so a steady state calls no allocator. They never move, so a Block is a
+//   stable handle; `first()` and `Span::next` list them by address, which is what sliding blocks together needs.
+// - A span is one cache line: a free one keeps its links in the fields that only a live one uses.
+// - Few branches that a processor cannot foresee: taking a span out of its bin has one, finding the next occupied bin
+//   none. A list ends at a span that may be read and written like any other (`nil_`), not at a null pointer.
+// - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready`
+// is
+//   both at once for the request that needs nothing else, which in a steady state is every one.
+//
+// Terms
+//   unit     smallest distance of offsets in bytes; sizes are rounded up to it
+//   span     a stretch of the range, live or free; the live one is the Block that was handed out
+//   bin      a list of free spans of one size class: 32 classes per power of two, exact below 32 units
+//   height   end of the highest live span; 0 when there is none
+//   limit    the height's bound
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include <thimble/core/tensor/resource.h>
+
+namespace thimble {
+
+class Tlsf {
+ public:
+  /// A cache line on common ABIs, where the first three stand in what Block leaves of its last word.
+  struct alignas(64) Span : Block {
+    std::uint16_t bin = 0;             // of a free span
+    std::uint8_t alignment_power = 0;  // of a live span's offset
+    bool is_free = false;
+    std::size_t offset = 0;
+    std::size_t size = 0;      // bytes, a multiple of the unit
+    Span* previous = nullptr;  // neighbours by address
+    Span* next = nullptr;
+
+    std::size_t end() const noexcept { return offset + size; }
+    std::size_t alignment() const noexcept { return std::size_t{1} << alignment_power; }
+
+   private:
+    // Links of a free span: the next one of its bin, and the link that points to this one.
+    friend class Tlsf;
+    using Link = std::byte*;
+    Link& link() noexcept { return address; }
+    Span* linked() const noexcept { return reinterpret_cast<Span*>(address); }
+    Link* linked_from() const noexcept { return reinterpret_cast<Link*>(Block::bytes); }
+    void set_linked_from(Link* link) noexcept { Block::bytes = reinterpret_cast<std::uintptr_t>(link); }
+  };
+
+  /// Where a request would go.
+  struct Place {
+    Span* span;          // the free span to cut; null: extend the top
+    std::size_t offset;  // aligned
+    std::size_t size;    // bytes, a multiple of the unit; 0: there is no place
+    std::uint32_t alignment = 1;
+
+    bool is_found() const noexcept { return size != 0; }
+    std::size_t end() const noexcept { return offset + size; }
+  };
+
+  /// `unit_bytes` is a power of two; `limit_bytes` is rounded down to units.
+  Tlsf(std::size_t unit_bytes, std::size_t limit_bytes);
+
+  ~Tlsf();
+  Tlsf(const Tlsf&) = delete;
+  Tlsf& operator=(const Tlsf&) = delete;
+
+  /// Gets the spans ready that one `take` may need. False when the host has no memory for them.
+  bool ready() noexcept { return recycled_count_ >= spans_per_take || add_chunk(); }
+
+  /// What find and take make of `bytes` > 0 at the unit's alignment; null, and nothing has changed, when that needs
+  /// more than is there: a new chunk of spans, or a place that ends above `ready_bytes`.
+  Span* take_ready(std::size_t bytes, std::size_t ready_bytes) noexcept;
+
+  /// Finds a place for `bytes` > 0 at a multiple of `alignment` (a power of two). Changes nothing.
+  Place find(std::size_t bytes, std::size_t alignment) const noexcept;
+
+  /// Makes the place a live span. `place` was found since the last change, and ready() was true since then.
+  Span* take(const Place& place) noexcept;
+
+  /// Frees a live span.
+  void free(Span* span) noexcept;
+
+  /// The lowest aligned offset, not below `floor`, to which a live span can slide: into the free span just below it.
+  /// Its own offset when there is none.
+  std::size_t slide_target(const Span* span, std::size_t floor) const noexcept;
+
+  /// Slides a live span down to `offset`, its slide_target; the free bytes it passes come to lie above it. ready() was
+  /// true since the last change.
+  void slide(Span* span, std::size_t offset) noexcept;
+
+  std::size_t unit() const noexcept { return unit_; }
+  std::size_t height() const noexcept { return height_; }
+  std::size_t limit() const noexcept { return limit_; }
+
+  /// Size of the largest free span below the height. Walks one bin.
+  std::size_t largest_free_bytes() const noexcept;
+
+  /// A number made of all that decides where requests go from here on: the spans by address, live and free, and the
+  /// order in each bin. Two states that answer some request differently have two numbers (but for one chance in 2^64).
+  std::uint64_t digest() const noexcept;
+
+  /// The span with the lowest address; follow `next`.
+  const Span* first() const noexcept { return below_.next; }
+  Span* first() noexcept { return below_.next; }
+
+ private:
+  static constexpr int second_level_bits = 5;
+  static constexpr std::size_t bins_per_level = std::size_t{1} << second_level_bits;
+  static constexpr std::size_t bin_count = bins_per_level * (64 - second_level_bits + 1);
+  static constexpr std::size_t word_bits = 64;
+  static constexpr std::size_t word_count = bin_count / word_bits + 1;  // the last one has the bit of no bin
+  static constexpr int walk_limit = 8;
+  static constexpr std::size_t spans_per_take = 3;  // free ahead, live, free behind
+
+  struct Chunk {
+    Chunk* next;
+    std::array<Span, 256> spans;
+  };
+
+  static Span* span_of(Span::Link link) noexcept { return reinterpret_cast<Span*>(link); }
+  Span::Link no_link() noexcept { return reinterpret_cast<Span::Link>(&nil_); }
+  std::size_t bin_of(std::size_t size) const noexcept;
+  Span* next_occupied(std::size_t bin) const noexcept;
+  Span* find_in_bins(std::size_t size, std::size_t alignment) const noexcept;
+  Span* find_in_bins(std::size_t size) const noexcept;
+  Span* find_anywhere(std::size_t size, std::size_t alignment) const noexcept;
+
+  Span* extend_top(std::size_t end) noexcept;
+  Span* cut_front(Span* span, std::size_t size) noexcept;
+  void insert(Span* span) noexcept;
+  void remove(Span* span) noexcept;
+  Span* span_ahead(Span* span, std::size_t offset, std::size_t size) noexcept;
+  void unlink(Span* span) noexcept;
+
+  bool add_chunk() noexcept;
+  Span* new_span() noexcept;
+  void recycle(Span* span) noexcept;
+
+  std::size_t unit_;
+  int unit_bits_;
+  std::size_t limit_;
+  std::size_t height_ = 0;
+  Span below_;            // ahead of the span with the lowest address; never free
+  Span* last_ = &below_;  // the span with the highest address
+
+  // A first level of words and a second of bins. Bit set: there is something. The bit and bin past the last are always
+  // set and lead to nil_, so that a search needs no end.
+  std::uint64_t occupied_words_ = std::uint64_t{1} << (word_count - 1);
+  std::array<std::uint64_t, word_count> occupied_{};
+  std::array<Span::Link, bin_count + 1> bins_;  // the span of each bin that is first by address
+  Span nil_;                                    // ends every list of a bin; above all by address
+
+  Chunk* chunks_ = nullptr;
+  std::size_t span_count_ = 0;
+  std::unique_ptr<Span*[]> recycled_;  // the first recycled_count_; there is room for every span
+  std::size_t recycled_count_ = 0;
+  std::size_t recycled_room_ = 0;
+};
+
+}  // namespace thimble

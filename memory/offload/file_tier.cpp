@@ -1,0 +1,326 @@
+#include <thimble/memory/offload/file_tier.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include <thimble/core/numbers/integers.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/offload/direct_file.h>
+
+namespace thimble {
+namespace file_tier_detail {
+
+constexpr int most_workers = 16;
+
+std::size_t rounded_up(std::size_t bytes) {
+  return round_up(bytes, DirectFile::alignment);
+}
+
+std::string chosen_folder(const std::string& folder) {
+  if (!folder.empty()) return folder;
+  const char* const temporary = std::getenv("TMPDIR");
+  return temporary != nullptr && *temporary != '\0' ? temporary : "/var/tmp";
+}
+
+void check(const FileTier::Options& options, Device device) {
+  if (!device.is_cpu() && !device.is_dry) {
+    throw DeviceError("file tier: " + to_string(device) + "; allowed: the cpu or a dry device");
+  }
+  if (options.chunk_bytes == 0 || options.chunk_bytes % DirectFile::alignment != 0) {
+    throw ValueError("file tier: chunks of " + std::to_string(options.chunk_bytes) + " bytes; allowed: multiples of " +
+                     std::to_string(DirectFile::alignment));
+  }
+  if (options.workers < 1 || options.workers > most_workers) {
+    throw ValueError("file tier: " + std::to_string(options.workers) + " workers; allowed: 1 to " +
+                     std::to_string(most_workers));
+  }
+}
+
+Tensor make_bounce(const FileTier::Options& options, Device device) {
+  check(options, device);
+  const PathScope path("offload");
+  const auto bytes = static_cast<std::int64_t>(FileTier::workspace_bytes(options));
+  return Tensor::empty({bytes}, DType::u8, device, Category::workspace);
+}
+
+// Adds the life of the object, in ms.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& ms) : ms_(ms) {}
+  ~Stopwatch() { ms_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& ms_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// What a ticket names, and its transfer while there is one.
+struct Entry {
+  std::uint64_t offset = 0;  // of the slot
+  std::size_t bytes = 0;
+  std::byte* memory = nullptr;
+  std::size_t begun = 0;  // bytes that workers have taken on
+  int active = 0;         // workers that move some at this moment
+  int error = 0;          // errno of the transfer
+  bool is_write = false;
+  bool is_queued = false;
+  bool is_lost = false;  // the write failed
+
+  bool is_busy() const noexcept { return is_queued || active > 0; }
+};
+
+}  // namespace file_tier_detail
+
+class FileTier::State {
+ public:
+  State(Device device, const Options& options)
+      : options_(options), device_(device), bounce_(file_tier_detail::make_bounce(options, device)) {
+    if (device.is_dry) return;
+    pin_.emplace(bounce_);
+    file_.emplace(file_tier_detail::chosen_folder(options.folder));
+    try {
+      for (int w = 0; w < options.workers; ++w) workers_.emplace_back([this, w] { work(w); });
+    } catch (...) {
+      join();
+      throw;
+    }
+  }
+  ~State() { join(); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  Device device() const noexcept { return device_; }
+
+  Ticket write(const void* from, std::size_t bytes) {
+    if (bytes == 0) throw ValueError("file tier: a write of 0 bytes");
+    const std::lock_guard lock(mutex_);
+    const Ticket ticket = last_ticket_ + 1;
+    Entry& entry = entries_[ticket];
+    try {
+      entry.offset = take_slot(file_tier_detail::rounded_up(bytes));
+      entry.bytes = bytes;
+      begin(entry, const_cast<std::byte*>(static_cast<const std::byte*>(from)), true);
+    } catch (...) {
+      if (entry.bytes != 0) give_slot(entry);
+      entries_.erase(ticket);
+      throw;
+    }
+    last_ticket_ = ticket;
+    ++statistics_.writes;
+    statistics_.bytes_written += bytes;
+    statistics_.live_bytes += bytes;
+    return ticket;
+  }
+
+  void read(Ticket ticket, void* to) {
+    std::unique_lock lock(mutex_);
+    Entry& entry = find("read", ticket);
+    wait_until_idle(entry, lock);
+    if (entry.is_write) throw_error(entry);
+    if (entry.is_lost) fail(entry, "what was to be offloaded there was never written");
+    entry.error = 0;
+    begin(entry, static_cast<std::byte*>(to), false);
+    ++statistics_.reads;
+    statistics_.bytes_read += entry.bytes;
+  }
+
+  void wait(Ticket ticket) {
+    std::unique_lock lock(mutex_);
+    Entry& entry = find("wait", ticket);
+    wait_until_idle(entry, lock);
+    throw_error(entry);
+  }
+
+  void drop(Ticket ticket) noexcept {
+    std::unique_lock lock(mutex_);
+    const auto found = entries_.find(ticket);
+    if (found == entries_.end()) return;
+    Entry& entry = found->second;
+    leave_queue(entry);
+    wait_until_idle(entry, lock);
+    give_slot(entry);
+    statistics_.live_bytes -= entry.bytes;
+    entries_.erase(found);
+  }
+
+  TierStatistics statistics() const {
+    const std::lock_guard lock(mutex_);
+    return statistics_;
+  }
+
+ private:
+  using Entry = file_tier_detail::Entry;
+
+  std::uint64_t take_slot(std::size_t bytes) {
+    std::vector<std::uint64_t>& free = free_slots_[bytes];
+    if (!free.empty()) {
+      const std::uint64_t offset = free.back();
+      free.pop_back();
+      return offset;
+    }
+    const std::uint64_t offset = statistics_.committed_bytes;
+    if (options_.capacity_bytes != 0 && bytes > options_.capacity_bytes - std::min(offset, options_.capacity_bytes)) {
+      throw FileError(file_tier_detail::chosen_folder(options_.folder), offset,
+                      "no room for " + std::to_string(bytes) + " offloaded bytes: the capacity is " +
+                          std::to_string(options_.capacity_bytes) + " bytes, " + std::to_string(offset) +
+                          " of them are taken");
+    }
+    std::size_t& slots = slot_counts_[bytes];
+    free.reserve(slots + 1);  // so that drop() needs no memory
+    if (file_) file_->reserve(offset, bytes);
+    ++slots;
+    statistics_.committed_bytes += bytes;
+    return offset;
+  }
+
+  void give_slot(const Entry& entry) noexcept {  // take_slot() made room in the list
+    free_slots_[file_tier_detail::rounded_up(entry.bytes)].push_back(entry.offset);
+  }
+
+  Entry& find(const char* operation, Ticket ticket) {
+    const auto found = entries_.find(ticket);
+    if (found == entries_.end()) {
+      throw ValueError(std::string("file tier: ") + operation + " of ticket " + std::to_string(ticket) +
+                       ", which was never given or is dropped");
+    }
+    return found->second;
+  }
+
+  void begin(Entry& entry, std::byte* memory, bool is_write) {
+    entry.memory = memory;
+    entry.is_write = is_write;
+    if (!file_) return;
+    queue_.push_back(&entry);
+    entry.begun = 0;
+    entry.is_queued = true;
+    work_.notify_all();
+  }
+
+  void leave_queue(Entry& entry) noexcept {
+    if (!entry.is_queued) return;
+    queue_.erase(std::find(queue_.begin(), queue_.end(), &entry));
+    entry.is_queued = false;
+  }
+
+  void wait_until_idle(Entry& entry, std::unique_lock<std::mutex>& lock) noexcept {
+    if (!entry.is_busy()) return;
+    const file_tier_detail::Stopwatch watch(statistics_.wait_ms);  // read and written with the lock held
+    done_.wait(lock, [&] { return !entry.is_busy(); });
+  }
+
+  [[noreturn]] void fail(const Entry& entry, const std::string& why) const {
+    throw FileError(file_tier_detail::chosen_folder(options_.folder), entry.offset, why);
+  }
+
+  void throw_error(Entry& entry) {
+    const int error = std::exchange(entry.error, 0);
+    if (error == 0) return;
+    entry.is_lost = entry.is_lost || entry.is_write;
+    entry.is_write = false;
+    fail(entry, std::string(entry.is_lost ? "writing" : "reading") + " " + std::to_string(entry.bytes) +
+                    " offloaded bytes failed: " + std::strerror(error));
+  }
+
+  std::byte* bounce(int worker) const {
+    const auto first = reinterpret_cast<std::uintptr_t>(pin_->data());
+    const std::size_t aligned = file_tier_detail::rounded_up(first) - first;
+    return static_cast<std::byte*>(pin_->data()) + aligned + static_cast<std::size_t>(worker) * options_.chunk_bytes;
+  }
+
+  // Moves one chunk. Returns 0 or an errno.
+  int move(const Entry& entry, std::size_t at, std::size_t bytes, std::byte* buffer) noexcept {
+    const std::size_t whole = file_tier_detail::rounded_up(bytes);
+    if (entry.is_write) {
+      std::memcpy(buffer, entry.memory + at, bytes);
+      std::memset(buffer + bytes, 0, whole - bytes);
+      return file_->write(entry.offset + at, buffer, whole);
+    }
+    const int error = file_->read(entry.offset + at, buffer, whole);
+    if (error == 0) std::memcpy(entry.memory + at, buffer, bytes);
+    return error;
+  }
+
+  void work(int worker) {
+    std::byte* const buffer = bounce(worker);
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      work_.wait(lock, [&] { return is_stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      Entry& entry = *queue_.front();
+      const std::size_t at = entry.begun, bytes = std::min(options_.chunk_bytes, entry.bytes - at);
+      entry.begun += bytes;
+      ++entry.active;
+      if (entry.begun == entry.bytes) leave_queue(entry);
+      lock.unlock();
+      double ms = 0;
+      int error = 0;
+      {
+        const file_tier_detail::Stopwatch watch(ms);
+        error = move(entry, at, bytes, buffer);
+      }
+      lock.lock();
+      statistics_.transfer_ms += ms;
+      --entry.active;
+      if (error != 0 && entry.error == 0) {
+        entry.error = error;
+        leave_queue(entry);  // the rest is of no use
+      }
+      if (!entry.is_busy()) done_.notify_all();
+    }
+  }
+
+  void join() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      is_stopping_ = true;
+    }
+    work_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
+  const Options options_;
+  const Device device_;
+  const Tensor bounce_;
+  std::optional<WritePin> pin_;     // of bounce_: empty on a dry device
+  std::optional<DirectFile> file_;  // empty on a dry device
+
+  mutable std::mutex mutex_;  // of all below
+  std::condition_variable work_, done_;
+  std::deque<Entry*> queue_;  // transfers with bytes that no worker has taken on
+  std::unordered_map<Ticket, Entry> entries_;
+  std::map<std::size_t, std::vector<std::uint64_t>> free_slots_;  // by size
+  std::map<std::size_t, std::size_t> slot_counts_;
+  Ticket last_ticket_ = 0;
+  TierStatistics statistics_;
+  bool is_stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+FileTier::FileTier(Device device, const Options& options) : state_(std::make_unique<State>(device, options)) {}
+FileTier::~FileTier() = default;
+
+Device FileTier::device() const noexcept { return state_->device(); }
+Ticket FileTier::write(const void* from, std::size_t bytes, Stream) { return state_->write(from, bytes); }
+void FileTier::read(Ticket ticket, void* to, Stream) { state_->read(ticket, to); }
+void FileTier::wait(Ticket ticket) { state_->wait(ticket); }
+void FileTier::drop(Ticket ticket) noexcept { state_->drop(ticket); }
+TierStatistics FileTier::statistics() const { return state_->statistics(); }
+
+std::size_t FileTier::workspace_bytes(const Options& options) noexcept {
+  return static_cast<std::size_t>(options.workers) * options.chunk_bytes + DirectFile::alignment;
+}
+
+}  // namespace thimble

@@ -1,0 +1,37 @@
+#pragma once
+// A limit on live bytes.
+//
+// Policy
+// - A request that would bring the live requested bytes above the limit is refused with OutOfMemory; nothing has
+//   changed, upstream has not been asked.
+// - It stands below the ledger, so that the refusal carries the table of categories.
+//
+// Terms
+//   limit   largest sum of live requested bytes; what the arena rounds up or loses to holes does not count
+
+#include <cstddef>
+#include <memory>
+
+#include <thimble/memory/arena/lock.h>
+
+namespace thimble {
+
+/// allocate throws OutOfMemory when the limit would be exceeded, and what upstream throws.
+class Limit final : public Decorator {
+ public:
+  Limit(std::shared_ptr<Resource> upstream, std::size_t limit_bytes);
+
+  std::size_t limit_bytes() const noexcept { return limit_bytes_; }
+  std::size_t live_bytes() const;
+
+ private:
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+
+  std::size_t limit_bytes_;
+  std::size_t live_bytes_ = 0;
+  std::size_t peak_bytes_ = 0;
+};
+
+}  // namespace thimble

@@ -1,0 +1,363 @@
+#include <thimble/memory/policies/placed.h>
+
+#include <algorithm>
+#include <cassert>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/launch/launch_depth.h>
+#include <thimble/core/tensor/context.h>
+
+namespace thimble {
+namespace placed_detail {
+
+std::string text(const PlanDeviation::Side& side, const char* who) {
+  using Event = PlanDeviation::Event;
+  if (side.event == Event::end) return std::string(who) + " ends";
+  return std::string(who) + (side.event == Event::free ? " frees " : " allocates ") + std::to_string(side.bytes) +
+         " bytes of " + std::string(to_string(side.category)) + " in '" + std::string(path_name(side.path)) + "'";
+}
+
+PlanDeviation::Side side_of(PlanDeviation::Event event, const Block& block) {
+  return {event, block.bytes, block.category, block.path};
+}
+
+}  // namespace placed_detail
+
+std::string to_string(const PlanDeviation& deviation) {
+  return "step " + std::to_string(deviation.step) + ", event " + std::to_string(deviation.event) + ": " +
+         placed_detail::text(deviation.planned, "the plan") + ", " + placed_detail::text(deviation.done, "the step");
+}
+
+Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans)
+    : Decorator(upstream), plans_(make_plans(plans)), arena_(dynamic_cast<Arena*>(upstream.get())) {
+  counts_.region_bytes = plans_.region_bytes;
+}
+
+Placed::Plans Placed::make_plans(const std::vector<StepPlan>& plans) {
+  if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
+  Plans made;
+  for (const StepPlan& plan : plans) {
+    memory::check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
+    made.handle_count += plan.buffers.size();
+    made.region_bytes = std::max(made.region_bytes, plan.placement.height);
+  }
+  made.handles = std::make_unique<Handle[]>(made.handle_count);
+  Handle* handles = made.handles.get();
+  for (const StepPlan& plan : plans) {
+    add_plan(plan, handles, made);
+    handles += plan.buffers.size();
+  }
+  return made;
+}
+
+void Placed::set_plans(const std::vector<StepPlan>& plans) {
+  Plans made = make_plans(plans);
+  const std::lock_guard guard(*lock());
+  if (is_in_replay_ || live_ > 0 || holds_ > 0) {
+    throw PlanError("placed: other plans while a step is under way or its blocks live; allowed is between two steps");
+  }
+  give_region_back();
+  region_address_ = nullptr;
+  plans_ = std::move(made);
+  counts_.region_bytes = plans_.region_bytes;
+}
+
+Placed::~Placed() {
+  assert(live() == 0 && "a placed arena outlives its blocks");
+  if (region_ != nullptr) {
+    --region_->pins;
+    upstream_deallocate(region_, nullptr);
+  }
+}
+
+/// Throws ValueError unless every placed block is allocated once, at its lower, and freed once, at its upper.
+void Placed::add_plan(const StepPlan& plan, Handle* handles, Plans& plans) {
+  const auto refuse = [](std::size_t at, const char* why) {
+    throw ValueError("placed: event " + std::to_string(at) + " of a plan " + why);
+  };
+  std::vector<Event> events;
+  std::vector<PlanDeviation::Side> sides;
+  events.reserve(plan.events.size() + 1);
+  sides.reserve(plan.events.size() + 1);
+  std::size_t placed_events = 0;
+  std::uint32_t live = 0;
+  for (std::size_t at = 0; at < plan.events.size(); ++at) {
+    const StepPlan::Event& event = plan.events[at];
+    const bool is_free = event.bytes == 0;
+    sides.push_back({PlanDeviation::Event::allocation, event.bytes, event.category, event.path});
+    if (event.block == StepPlan::not_placed) {
+      if (is_free) refuse(at, "frees a block that is not placed");
+      events.push_back({event.bytes, nullptr, event.alignment, live});
+      continue;
+    }
+    if (event.block >= plan.buffers.size()) refuse(at, "names a block that is not there");
+    const memory::Buffer& buffer = plan.buffers[event.block];
+    const bool is_planned =
+        is_free ? buffer.upper == at
+                : buffer.lower == at && buffer.bytes == event.bytes && buffer.alignment == event.alignment;
+    if (!is_planned) refuse(at, "is not in the lifetime of its block");
+    ++placed_events;
+    Handle* const handle = handles + event.block;
+    if (is_free) {
+      sides.back() = sides[buffer.lower];
+      sides.back().event = PlanDeviation::Event::free;
+      events.push_back({0, handle, 0, live--});
+      continue;
+    }
+    handle->bytes = event.bytes;
+    handle->offset = plan.placement.offsets[event.block];
+    plans.region_alignment = std::max(plans.region_alignment, std::size_t{event.alignment});
+    events.push_back({event.bytes, handle, event.alignment, live++});
+  }
+  if (placed_events != 2 * plan.buffers.size()) refuse(plan.events.size(), "is missing: a block has no two events");
+  events.push_back({0, nullptr, 0, live});
+  sides.emplace_back();
+  plans.events.push_back(std::move(events));
+  plans.sides.push_back(std::move(sides));
+}
+
+// In a replay on the thread that the lock is biased to, a request is a comparison: these two call nothing then. All
+// else goes the usual way.
+Block* Placed::allocate(const Request& request) {
+  ResourceLock& guard = *lock();
+  if (guard.enter_by_bias()) {
+    Block* const block = take_planned(request);
+    guard.leave(true);
+    if (block != nullptr) return block;
+  }
+  return Decorator::allocate(request);
+}
+
+void Placed::deallocate(Block* block, Stream stream) noexcept {
+  ResourceLock& guard = *lock();
+  if (block != nullptr && guard.enter_by_bias()) {
+    const bool is_planned = next_->handle == block;
+    next_ += is_planned;
+    guard.leave(true);
+    if (is_planned) return;
+  }
+  Decorator::deallocate(block, stream);
+}
+
+/// The block of the next event, if that is this request and placed; else null, and nothing has changed.
+Block* Placed::take_planned(const Request& request) noexcept {
+  const Event& planned = *next_;
+  if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
+  Handle* const handle = planned.handle;
+  if (handle == nullptr || launch_detail::depth > 0) return nullptr;
+  ++next_;
+  handle->category = request.category;
+  handle->path = request.path;
+  return handle;
+}
+
+Block* Placed::do_allocate(const Request& request) {
+  if (Block* const block = take_planned(request)) return block;
+  if (launch_detail::depth > 0) {
+    throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
+  }
+  return allocate_unplaced(request);
+}
+
+/// A request that the plan does not place, or that is not the planned one.
+Block* Placed::allocate_unplaced(const Request& request) {
+  if (!is_in_replay_) {
+    refuse_in_strict();
+    return allocate_dynamically(request);
+  }
+  if (next_ == end_ || next_->bytes != request.bytes || next_->alignment != request.alignment) {
+    deviate({PlanDeviation::Event::allocation, request.bytes, request.category, request.path});
+    refuse_in_strict();
+    return allocate_dynamically(request);
+  }
+  Block* const block = allocate_dynamically(request);  // not yet past the event: this may throw
+  ++next_;
+  return block;
+}
+
+void Placed::do_deallocate(Block* block, Stream stream) noexcept {
+  // A live block is the next event's only where that is its free: the plan allocates a handle once.
+  if (next_->handle == block) {
+    ++next_;
+  } else if (!is_placed(block)) {
+    if (has_left_) outside_bytes_ -= static_cast<std::int64_t>(block->bytes);
+    upstream_deallocate(block, stream);
+  } else {
+    if (is_in_replay_) deviate(placed_detail::side_of(PlanDeviation::Event::free, *block));
+    --live_;
+  }
+}
+
+void Placed::do_relabel(Block* block, Category category) noexcept {
+  if (is_placed(block)) {
+    block->category = category;
+  } else {
+    upstream_relabel(block, category);
+  }
+}
+
+Block* Placed::allocate_dynamically(const Request& request) {
+  Block* block = nullptr;
+  try {
+    block = upstream_allocate(request);
+  } catch (const OutOfMemory&) {
+    if (give_region_back() == 0) throw;
+    block = upstream_allocate(request);
+  }
+  if (has_left_) {
+    outside_bytes_ += static_cast<std::int64_t>(request.bytes);
+    counts_.bytes_above_plan =
+        std::max(counts_.bytes_above_plan, static_cast<std::size_t>(std::max<std::int64_t>(outside_bytes_, 0)));
+  }
+  return block;
+}
+
+void Placed::deviate(const PlanDeviation::Side& done) noexcept {
+  const auto at = static_cast<std::size_t>(next_ - first_);
+  ++counts_.deviations;
+  counts_.last_deviation = at;
+  last_deviation_ = PlanDeviation{counts_.steps - 1, at, plans_.sides[current_][at], done};
+  if (!counts_.first_deviation) counts_.first_deviation = last_deviation_;
+  has_left_ = true;
+  outside_bytes_ = 0;
+  stop_replay();
+}
+
+void Placed::refuse_in_strict() const {
+  if (!is_strict_ || !has_left_) return;
+  throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
+}
+
+void Placed::stop_replay() noexcept {
+  live_ = live();
+  is_in_replay_ = false;
+  next_ = &no_event;
+}
+
+void Placed::take_region() {
+  if (region_ != nullptr || plans_.region_bytes == 0) return;
+  region_ = upstream_allocate({.bytes = plans_.region_bytes, .alignment = plans_.region_alignment});
+  ++region_->pins;
+  if (region_->address == region_address_) return;
+  region_address_ = region_->address;
+  for (std::size_t i = 0; i < plans_.handle_count; ++i)
+    plans_.handles[i].address = region_address_ + plans_.handles[i].offset;
+}
+
+std::size_t Placed::give_region_back() noexcept {
+  if (region_ == nullptr || is_in_replay_ || live_ > 0 || holds_ > 0) return 0;
+  --region_->pins;
+  upstream_deallocate(region_, nullptr);
+  region_ = nullptr;
+  return plans_.region_bytes;
+}
+
+Placed::Hold::Hold(Placed& placed) : placed_(placed) {
+  {
+    const std::lock_guard guard(*placed_.lock());
+    placed_.take_region();
+    ++placed_.holds_;
+  }
+  if (placed_.arena_ != nullptr) still_ = std::make_unique<Arena::Still>(*placed_.arena_);
+}
+
+Placed::Hold::~Hold() {
+  const std::lock_guard guard(*placed_.lock());
+  --placed_.holds_;
+}
+
+void Placed::begin(std::size_t plan) {
+  finish();
+  if (is_strict_ && live_ > 0) {
+    throw PlanError("placed: a step begins while " + std::to_string(live_) +
+                    " blocks of the one before live in the region; steps that free what they allocate are allowed");
+  }
+  is_in_step_ = false;
+  take_region();
+  is_in_step_ = true;
+  has_left_ = false;
+  last_deviation_.reset();
+  ++counts_.steps;
+  if (live_ > 0) {
+    ++counts_.dynamic_steps;
+    return;
+  }
+  current_ = std::min(plan, plans_.events.size() - 1);
+  const std::vector<Event>& events = plans_.events[current_];
+  first_ = next_ = events.data();
+  end_ = first_ + events.size() - 1;
+  is_in_replay_ = true;
+}
+
+void Placed::finish() noexcept {
+  if (is_in_replay_ && next_ != end_) deviate({});
+  stop_replay();
+  has_left_ = false;
+}
+
+void Placed::begin_step() {
+  const std::lock_guard guard(*lock());
+  begin(static_cast<std::size_t>(counts_.steps));
+}
+
+void Placed::begin_step(std::size_t plan) {
+  const std::lock_guard guard(*lock());
+  begin(plan);
+}
+
+void Placed::end_step() noexcept {
+  const std::lock_guard guard(*lock());
+  finish();
+  is_in_step_ = false;
+}
+
+bool Placed::is_in_step() const {
+  const std::lock_guard guard(*lock());
+  return is_in_step_;
+}
+
+void Placed::set_strict(bool is_strict) {
+  const std::lock_guard guard(*lock());
+  is_strict_ = is_strict;
+}
+
+void Placed::require_kept() const {
+  const std::lock_guard guard(*lock());
+  if (!is_strict_ || !last_deviation_) return;
+  throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
+}
+
+std::size_t Placed::release_region() noexcept {
+  const std::lock_guard guard(*lock());
+  return give_region_back();
+}
+
+bool Placed::is_replaying() const {
+  const std::lock_guard guard(*lock());
+  return is_in_replay_;
+}
+
+const Placed* Placed::find(const Resource& resource) noexcept {
+  const Resource* at = &resource;
+  while (at != nullptr) {
+    if (const auto* const placed = dynamic_cast<const Placed*>(at)) return placed;
+    const auto* const decorator = dynamic_cast<const Decorator*>(at);
+    at = decorator != nullptr ? &decorator->upstream() : nullptr;
+  }
+  return nullptr;
+}
+
+Placed* Placed::find(Resource& resource) noexcept { return const_cast<Placed*>(find(std::as_const(resource))); }
+
+Placed::Statistics Placed::statistics() const {
+  const std::lock_guard guard(*lock());
+  Statistics all = counts_;
+  all.live_blocks = live();
+  all.is_region_held = region_ != nullptr;
+  return all;
+}
+
+}  // namespace thimble

@@ -1,0 +1,211 @@
+#pragma once
+// The placed arena: a training step replayed at offsets that were planned before.
+//
+// Policy
+// - It stands directly above the arena and holds one block of it, the region, as high as its plans. A block that the
+//   plan places is a stretch of the region: an allocation compares the request with the event that is next in the plan,
+//   and takes the planned offset.
+// - Frees are events too. As long as every event is the planned one, what lives is what the plan says, so no two live
+//   blocks overlap. From the first that is not, and outside of steps, requests go to the arena until the next step
+//   begins: slower and higher, never wrong. Every such step is counted.
+// - Blocks that live before the step or after it are not placed; their frees are no events.
+// - A step that begins while blocks of the step before still live in the region goes to the arena, and is counted.
+// - Handles are stable. The region is pinned while it is held: the arena's compaction slides other blocks around it.
+// - Outside of a replay the region is given back to the arena before a request is refused for want of memory; the next
+//   step takes it again.
+//
+// Terms
+//   region      the arena's block that holds all placed blocks; as high as the highest plan
+//   replay      from begin_step to end_step or the first deviation
+//   deviation   an event that is not the planned one, or a step that ends before its plan; at most one per step
+//   strict      a step that leaves its plan is an error instead
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/memory/arena/arena.h>
+#include <thimble/memory/policies/ledger.h>
+#include <thimble/memory/policies/step_plan.h>
+
+namespace thimble {
+
+/// Where a step left its plan: what came next in the plan, and what the step did.
+struct PlanDeviation {
+  enum class Event : std::uint8_t { allocation, free, end };
+  struct Side {
+    Event event = Event::end;
+    std::size_t bytes = 0;
+    Category category = Category::temporary;  ///< of the block, as asked for
+    PathId path = 0;                          ///< the same
+    friend bool operator==(const Side&, const Side&) = default;
+  };
+  std::uint64_t step = 0;  ///< from 0, of all that were begun
+  std::size_t event = 0;   ///< index in its plan
+  Side planned, done;
+  friend bool operator==(const PlanDeviation&, const PlanDeviation&) = default;
+};
+/// "step 3, event 17: the plan allocates 4096 bytes of activation in 'gpt.h.0', the step allocates 64 bytes of
+/// workspace in 'gpt.h.1'"
+std::string to_string(const PlanDeviation& deviation);
+
+class Placed final : public Decorator {
+ public:
+  struct Statistics {
+    std::uint64_t steps = 0;          ///< begun
+    std::uint64_t dynamic_steps = 0;  ///< of these, begun while blocks in the region lived: not replayed
+    std::uint64_t deviations = 0;     ///< of these, replayed until an event was not the planned one
+    std::size_t last_deviation = 0;   ///< index in its plan of the event at which the last of them left it
+    std::size_t region_bytes = 0;     ///< height of the plans; the arena's block is as large while it is held
+    std::size_t live_blocks = 0;      ///< in the region
+    bool is_region_held = false;
+    std::optional<PlanDeviation> first_deviation;  ///< none: every step that was replayed kept its plan
+    /// What steps asked of the arena after they had left their plans, less what they gave back to it: the most that it
+    /// ever was.
+    std::size_t bytes_above_plan = 0;
+
+    friend bool operator==(const Statistics&, const Statistics&) = default;
+  };
+
+  /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans,
+  /// or when one does not hold together (an event without its block, offsets that overlap).
+  Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans);
+  ~Placed() override;
+  Placed(const Placed&) = delete;
+  Placed& operator=(const Placed&) = delete;
+
+  Block* allocate(const Request& request) override;
+  void deallocate(Block* block, Stream stream) noexcept override;
+
+  /// A step begins; one that has not ended, ends. Replays the plan of that index (the last, where there are fewer), or
+  /// without one that of the step's number. Takes the region where it is not held: throws OutOfMemory then, and nothing
+  /// has changed.
+  void begin_step();
+  void begin_step(std::size_t plan);
+
+  /// Whether a step that leaves its plan is an error from now on: the request that is not the planned one, and those
+  /// after it, throw PlanError, and so does a step that begins while blocks of the one before live in the region. What
+  /// no request shows (a block that is freed elsewhere, a step that is too short) is found by require_kept().
+  void set_strict(bool is_strict);
+  /// After a step. Throws PlanError when it left its plan and that is an error.
+  void require_kept() const;
+
+  /// Replays these plans from the next step on, as if it had been made with them; steps go on being counted. Throws
+  /// PlanError while a step is under way, a block lives in the region or something holds it, ValueError as the
+  /// constructor does; nothing has changed then.
+  void set_plans(const std::vector<StepPlan>& plans);
+
+  /// The step ends; nothing without one.
+  void end_step() noexcept;
+
+  /// Whether a step has begun and not ended, replayed or not.
+  bool is_in_step() const;
+
+  /// Gives the region back to the arena unless a block lives in it or a plan is being replayed. Returns its bytes, 0
+  /// where it stays.
+  std::size_t release_region() noexcept;
+
+  Statistics statistics() const;
+
+  /// Whether the step that is under way has been the planned one up to now: what the plan places then takes nothing
+  /// from the arena.
+  bool is_replaying() const;
+
+  /// The placed arena that `resource` is or stands on; null: there is none.
+  static const Placed* find(const Resource& resource) noexcept;
+  static Placed* find(Resource& resource) noexcept;
+
+  /// While one lives the region stays where it is, and no block of the arena below moves: what a step used lies at the
+  /// same addresses (nn/step/recorded_step.h). Takes the region: throws OutOfMemory.
+  class Hold {
+   public:
+    explicit Hold(Placed& placed);
+    ~Hold();
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    Placed& placed_;
+    std::unique_ptr<Arena::Still> still_;  // null: it stands on no arena
+  };
+
+  /// A step as a scope: ended when it is left, by an exception too.
+  class Step {
+   public:
+    explicit Step(Placed& placed) : placed_(placed) { placed_.begin_step(); }
+    Step(Placed& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
+    ~Step() { placed_.end_step(); }
+    Step(const Step&) = delete;
+    Step& operator=(const Step&) = delete;
+
+   private:
+    Placed& placed_;
+  };
+
+ private:
+  Block* do_allocate(const Request& request) override;
+  void do_deallocate(Block* block, Stream stream) noexcept override;
+  void do_relabel(Block* block, Category category) noexcept override;
+
+  struct Handle : Block {
+    std::size_t offset = 0;  // in the region
+  };
+  /// A plan's event, ready to be compared. After the last of a plan there is one that no request is equal to.
+  struct Event {
+    std::size_t bytes;        // 0: a free
+    Handle* handle;           // null: not placed
+    std::uint32_t alignment;  // of an allocation
+    std::uint32_t live;       // placed blocks before it: in a replay nothing is counted
+  };
+  static constexpr Event no_event{0, nullptr, 0, 0};
+  /// Plans ready to be replayed. Handles stay where they are while a block lives, because others hold their addresses.
+  struct Plans {
+    std::unique_ptr<Handle[]> handles;  // of all plans
+    std::size_t handle_count = 0;
+    std::vector<std::vector<Event>> events;
+    std::vector<std::vector<PlanDeviation::Side>> sides;  // the same events, for messages
+    std::size_t region_bytes = 0;
+    std::size_t region_alignment = 1;
+  };
+
+  static Plans make_plans(const std::vector<StepPlan>& plans);
+  static void add_plan(const StepPlan& plan, Handle* handles, Plans& plans);
+  void begin(std::size_t plan);
+  void finish() noexcept;
+  void deviate(const PlanDeviation::Side& done) noexcept;
+  void refuse_in_strict() const;
+  void stop_replay() noexcept;
+  std::size_t live() const noexcept { return is_in_replay_ ? next_->live : live_; }
+  Block* take_planned(const Request& request) noexcept;
+  Block* allocate_unplaced(const Request& request);
+  Block* allocate_dynamically(const Request& request);
+  void take_region();
+  std::size_t give_region_back() noexcept;
+  bool is_placed(const Block* block) const noexcept {
+    const auto first = reinterpret_cast<std::uintptr_t>(plans_.handles.get());
+    return reinterpret_cast<std::uintptr_t>(block) - first < plans_.handle_count * sizeof(Handle);
+  }
+
+  Plans plans_;
+  Arena* arena_;                         // that it stands on; null: on something else
+  Block* region_ = nullptr;              // null: not held
+  std::byte* region_address_ = nullptr;  // that the handles point into
+
+  bool is_in_step_ = false, is_in_replay_ = false;
+  const Event* next_ = &no_event;  // of the plan that is replayed
+  const Event* first_ = nullptr;
+  const Event* end_ = nullptr;
+  std::size_t live_ = 0;  // blocks in the region, outside of a replay
+  int holds_ = 0;         // alive
+  bool is_strict_ = false;
+  std::size_t current_ = 0;                      // plan of the step
+  bool has_left_ = false;                        // the step its plan
+  std::int64_t outside_bytes_ = 0;               // that it has asked for since, less those given back
+  std::optional<PlanDeviation> last_deviation_;  // that require_kept() tells of
+  Statistics counts_;
+};
+
+}  // namespace thimble

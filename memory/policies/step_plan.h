@@ -1,0 +1,38 @@
+#pragma once
+// What a training step asks of memory, in order, and where its blocks go: from a trace to a placement.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <thimble/memory/placement/placement.h>
+#include <thimble/memory/policies/trace.h>
+
+namespace thimble {
+
+/// The events of one step in order, and where its blocks go.
+struct StepPlan {
+  static constexpr std::uint32_t not_placed = ~std::uint32_t{0};
+
+  struct Event {
+    std::size_t bytes = 0;                    ///< of an allocation, as requested; 0: a free
+    std::uint32_t alignment = 0;              ///< of an allocation
+    std::uint32_t block = not_placed;         ///< index into `buffers`
+    Category category = Category::temporary;  ///< of an allocation, as asked for
+    PathId path = 0;
+    friend bool operator==(const Event&, const Event&) = default;
+  };
+  std::vector<Event> events;
+  std::vector<memory::Buffer> buffers;  ///< what is placed; lifetimes are indices into `events`
+  memory::Placement placement;          ///< of `buffers`
+};
+
+/// The plan of a step with these events, which are a stretch of a trace: what is allocated and freed in it is placed,
+/// what lives at its begin or at its end is not. Relabels are left out. Throws ValueError for events that are no
+/// stretch of a trace (a block allocated or freed twice), and what `place` throws. Where `like` is given and places the
+/// same blocks in the same order of allocations and frees, its placement is taken over and nothing is searched.
+StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
+                        const StepPlan* like = nullptr);
+
+}  // namespace thimble

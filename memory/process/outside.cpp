@@ -1,0 +1,111 @@
+#include <thimble/memory/process/outside.h>
+
+#include <malloc.h>
+#include <pthread.h>
+
+#include <algorithm>
+
+#include <thimble/core/threads/worker_stack.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process/process.h>
+
+namespace thimble::memory {
+namespace outside_detail {
+
+constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
+
+/// What is made after the base was measured and is no part of any other term: model and optimizer objects without
+/// their tensors, a file being written, streams, texts.
+constexpr std::size_t later_bytes = 1 * MiB;
+/// Of a thread beside its stack: its own data and tables; where each may have a heap, the first pages of it (132 KiB in
+/// glibc).
+constexpr std::size_t thread_tables_bytes = 32 * KiB, thread_heap_bytes = 160 * KiB;
+constinit bool has_one_heap = false;  // by bound_heap_and_stacks()
+/// Of threads that compute nothing: tiers, signals, progress.
+constexpr std::size_t other_stack_bytes = 256 * KiB;
+/// tests/memory/memory_outside_test.cpp holds it against steps: a tape needs about 250 bytes per node, the arena's
+/// books 64 for each block, storages and saved tensors the rest.
+constexpr std::size_t node_bytes = 2 * KiB;
+
+}  // namespace outside_detail
+
+ProcessBase ProcessBase::measure(std::size_t arena_bytes) {
+#if defined(__GLIBC__)
+  malloc_trim(0);
+#endif
+  ProcessBase base;
+  base.code_bytes = process::file_mapped_bytes();
+  const std::size_t data = process::data_bytes();
+  // More than the machine has is reserved and never meant to be filled, as a sanitizer's shadow is.
+  const bool is_reserved = data > process::physical_bytes();
+  const std::size_t writable = std::max(process::anonymous_rss_bytes(), is_reserved ? 0 : data);
+  base.writable_bytes = writable - std::min(writable, arena_bytes);
+  return base;
+}
+
+ProcessWatch::ProcessWatch(std::size_t arena_bytes) : base_(ProcessBase::measure(arena_bytes)) {
+  if (!process::reset_peak_rss()) peak_before_ = process::peak_rss_bytes();
+}
+
+std::size_t ProcessWatch::peak_bytes() const {
+  const std::size_t peak = process::peak_rss_bytes();
+  return peak > peak_before_ ? peak : 0;
+}
+
+std::vector<std::pair<std::string_view, std::size_t>> OutsideBytes::parts() const {
+  return {{"code", code}, {"heap", heap}, {"threads", threads}, {"nodes", nodes}, {"staging", staging}, {"data", data}};
+}
+
+OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
+  using namespace outside_detail;
+  OutsideBytes outside;
+  outside.code = base.code_bytes;
+  const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
+  // In whole MiB, so that two processes that do the same state the same, wherever the kernel put their pages.
+  outside.heap = (base.writable_bytes - held + later_bytes + MiB - 1) / MiB * MiB;
+  const auto workers = static_cast<std::size_t>(std::max(0, facts.threads - 1));
+  const std::size_t beside = thread_tables_bytes + (has_one_heap ? 0 : thread_heap_bytes);
+  outside.threads = workers * (worker_stack_bytes + beside) +
+                    static_cast<std::size_t>(facts.tier_threads) * (thread_stack_bytes() + beside);
+  outside.nodes = facts.nodes * node_bytes;
+  outside.staging = facts.staging;
+  outside.data = facts.data;
+  return outside;
+}
+
+std::string to_string(const OutsideBytes& outside) {
+  std::string list;
+  for (const auto& [name, bytes] : outside.parts()) {
+    if (bytes > 0) list += (list.empty() ? "" : ", ") + std::string(name) + " " + human_bytes(bytes);
+  }
+  return human_bytes(outside.total()) + (list.empty() ? "" : " (" + list + ")");
+}
+
+std::size_t thread_stack_bytes() noexcept {
+  std::size_t bytes = 8 * outside_detail::MiB;
+#if defined(__GLIBC__)
+  pthread_attr_t attributes;
+  if (pthread_getattr_default_np(&attributes) == 0) {
+    pthread_attr_getstacksize(&attributes, &bytes);
+    pthread_attr_destroy(&attributes);
+  }
+#endif
+  return bytes;
+}
+
+void bound_heap_and_stacks() noexcept {
+#if defined(__GLIBC__)
+  // Naming a threshold also ends its growth: a block that large is mapped by itself, and unmapped when it is freed.
+  mallopt(M_MMAP_THRESHOLD, 64 * outside_detail::KiB);
+  mallopt(M_TRIM_THRESHOLD, 128 * outside_detail::KiB);
+  outside_detail::has_one_heap = mallopt(M_ARENA_MAX, 1) == 1;  // a step's threads ask the heap for nothing
+  pthread_attr_t attributes;
+  if (pthread_getattr_default_np(&attributes) != 0) return;
+  if (pthread_attr_setstacksize(&attributes, outside_detail::other_stack_bytes) == 0) {
+    pthread_setattr_default_np(&attributes);
+  }
+  pthread_attr_destroy(&attributes);
+#endif
+}
+
+}  // namespace thimble::memory

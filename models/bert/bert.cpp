@@ -1,0 +1,159 @@
+#include <thimble/models/bert/bert.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/models/transformer/transformer.h>
+#include <thimble/nn/layers/init.h>
+
+namespace thimble::models {
+namespace bert_detail {
+
+constexpr double deviation = 0.02, epsilon = 1e-12;
+constexpr std::int64_t segments = 2;
+
+nn::LinearOptions dense(kernels::Activation activation = kernels::Activation::none) {
+  nn::LinearOptions options;
+  options.deviation = deviation;
+  options.activation = activation;
+  return options;
+}
+
+nn::LinearOptions dense_gelu(const ModelOptions& sizes) {
+  return dense(sizes.build == Build::fused ? kernels::Activation::gelu_erf : kernels::Activation::none);
+}
+
+// The activation under `name`, where it is an operator of its own.
+Tensor gelu_if_textbook(const Tensor& x, Build build, std::string_view name) {
+  if (build == Build::fused) return x;
+  const PathScope scope(name);
+  return gelu(x, GeluForm::erf);
+}
+
+}  // namespace bert_detail
+
+BertLayer::BertLayer(const ModelOptions& sizes, const nn::Placement& on)
+    : sizes_(sizes),
+      compute_(on.compute),
+      query_(child<nn::Linear>("attention.self.query", sizes.width, sizes.width, on, bert_detail::dense())),
+      key_(child<nn::Linear>("attention.self.key", sizes.width, sizes.width, on, bert_detail::dense())),
+      value_(child<nn::Linear>("attention.self.value", sizes.width, sizes.width, on, bert_detail::dense())),
+      attention_out_(child<nn::Linear>("attention.output.dense", sizes.width, sizes.width, on, bert_detail::dense())),
+      attention_dropout_(child<nn::Dropout>("attention.output.dropout", sizes.dropout, sizes.build == Build::textbook)),
+      norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon)),
+      up_(child<nn::Linear>("intermediate.dense", sizes.width, 4 * sizes.width, on, bert_detail::dense_gelu(sizes))),
+      down_(child<nn::Linear>("output.dense", 4 * sizes.width, sizes.width, on, bert_detail::dense())),
+      mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
+      norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon)) {}
+
+Tensor BertLayer::attend(const Tensor& in) {      // (B, T, C)
+  const Tensor x = nn::as_operand(in, compute_);  // once for the three of them
+  const Shape heads{x.size(0), x.size(1), sizes_.heads, sizes_.width / sizes_.heads};
+  const Tensor q = reshape(query_(x), heads), k = reshape(key_(x), heads), v = reshape(value_(x), heads);
+  AttentionOptions options;
+  options.causal = false;
+  options.dropout = is_training() ? sizes_.dropout : 0;
+  const PathScope scope("attention.self");
+  const Tensor y = sizes_.build == Build::fused ? attention(q, k, v, options)
+                                                : attention_textbook(q, k, v, options);  // (B, T, H, D)
+  return attention_dropout_(attention_out_(reshape(y, x.shape())));
+}
+
+Tensor BertLayer::feed_forward(const Tensor& x) {
+  const Tensor y = bert_detail::gelu_if_textbook(up_(x), sizes_.build, "intermediate.gelu");  // (B, T, 4C)
+  return mlp_dropout_(down_(y));
+}
+
+Tensor BertLayer::forward(const Tensor& x) {
+  const Tensor y = norm1_(nn::residual_sum(x, attend(x)));
+  return norm2_(nn::residual_sum(y, feed_forward(y)));
+}
+
+Bert::Bert(const ModelOptions& sizes, const nn::Placement& on)
+    : Model(sizes),
+      compute_(on.compute),
+      words_(child<nn::Embedding>("bert.embeddings.word_embeddings", sizes.vocabulary, sizes.width, on,
+                                  bert_detail::deviation)),
+      positions_(child<nn::Embedding>("bert.embeddings.position_embeddings", sizes.sequence, sizes.width, on,
+                                      bert_detail::deviation)),
+      types_(child<nn::Embedding>("bert.embeddings.token_type_embeddings", bert_detail::segments, sizes.width, on,
+                                  bert_detail::deviation)),
+      norm_(child<nn::LayerNorm>("bert.embeddings.LayerNorm", sizes.width, on, bert_detail::epsilon)),
+      dropout_(child<nn::Dropout>("bert.embeddings.dropout", sizes.dropout, sizes.build == Build::textbook)) {
+  for (std::int64_t i = 0; i < sizes.layers; ++i) {
+    layers_.push_back(&child<BertLayer>("bert.encoder.layer." + std::to_string(i), sizes, on));
+  }
+  transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.without_fp8(),
+                                  bert_detail::dense_gelu(sizes));
+  transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
+  const PathScope scope("cls.predictions");
+  bias_ = add_parameter("cls.predictions.bias", nn::init::constant({sizes.vocabulary}, 0, on.dtype, on.device));
+}
+
+Tensor Bert::embed(const Tensor& ids) {  // (B, T)
+  const PathScope scope("bert.embeddings");
+  const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
+  const Tensor type = slice(types_.weight, 0, 0, 1);                     // (1, C): segment 0
+  return dropout_(norm_(add(words_(ids), add(positions, type))));
+}
+
+// Ids (B, T) -> what the head reads (B, T, C).
+Tensor Bert::features(const Tensor& ids) {
+  if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
+    throw ShapeError("bert: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
+                     " is allowed");
+  }
+  const PathScope scope(path());
+  const Tensor x = through_blocks(layers_, embed(ids), recomputes_blocks_);
+  return (*transform_norm_)(
+      bert_detail::gelu_if_textbook((*transform_)(x), options_.build, "cls.predictions.transform.gelu"));
+}
+
+Tensor Bert::forward(const Tensor& ids) {
+  const Tensor x = features(ids);
+  const PathScope scope(path());
+  const PathScope decoder("cls.predictions.decoder");
+  return linear(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
+                nn::as_operand(bias_, compute_));  // (B, T, V)
+}
+
+Tensor Bert::loss(const Batch& batch) {
+  if (options_.head == Head::chunked) {
+    const Tensor x = features(batch.input);
+    const PathScope scope(path());
+    const PathScope head("loss");
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
+                              nn::as_operand(bias_, compute_), batch.target);
+  }
+  const Tensor logits = forward(batch.input);
+  const PathScope scope(path());
+  const PathScope head("loss");
+  return token_loss(logits, batch.target, options_.build);
+}
+
+Batch Bert::empty_batch(std::int64_t samples, Device device) const {
+  return empty_token_batch(options_, samples, device);
+}
+
+namespace bert_detail {
+
+constexpr std::array<TokenSizes, 2> family{
+    {{"bert-base", 12, 12, 768, 512, 30522, 0.1}, {"bert-large", 24, 16, 1024, 512, 30522, 0.1}}};
+
+}  // namespace bert_detail
+
+ModelOptions bert_options(std::string_view name, const ModelOptions& options) {
+  return token_options("bert", bert_detail::family, name, options);
+}
+
+std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
+  if (std::none_of(bert_detail::family.begin(), bert_detail::family.end(), is_named)) return nullptr;
+  const PathScope scope("bert");
+  return std::make_unique<Bert>(bert_options(name, options), on);
+}
+
+}  // namespace thimble::models

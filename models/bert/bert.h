@@ -1,0 +1,85 @@
+#pragma once
+// BERT (Devlin et al. 2018, arXiv:1810.04805): a post-norm encoder that sees the whole sequence, with the head that
+// predicts hidden tokens, tied to the table of words. Parameter names and layouts are those of its public files:
+// `bert.embeddings.word_embeddings.weight` (V, C), `bert.encoder.layer.0.attention.self.query.weight` (C, C) [out, in],
+// ..., `cls.predictions.transform.dense.weight`, `cls.predictions.bias`. What those files hold besides for other tasks
+// (`bert.pooler`, `cls.seq_relationship`) and the tied copy (`cls.predictions.decoder`) is not built.
+//
+// Samples are whole windows of text, so there is no padding and no mask for it; all tokens are of segment 0.
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// norm(x + proj(attention(q, k, v))), then norm(x + mlp(x)).
+class BertLayer final : public nn::Layer {
+ public:
+  BertLayer(const ModelOptions& sizes, const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Tensor attend(const Tensor& in);
+  Tensor feed_forward(const Tensor& x);
+
+  ModelOptions sizes_;
+  std::optional<DType> compute_;
+  nn::Linear &query_, &key_, &value_, &attention_out_;
+  nn::Dropout& attention_dropout_;
+  nn::LayerNorm& norm1_;
+  nn::Linear &up_, &down_;
+  nn::Dropout& mlp_dropout_;
+  nn::LayerNorm& norm2_;
+};
+
+/// Batches have hidden tokens in the input and their true ones in the target, -100 at all other positions
+/// (nn/data/masking.h makes them). The loss is the mean over hidden tokens.
+class Bert final : public Model {
+ public:
+  Bert(const ModelOptions& sizes, const nn::Placement& on);
+
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
+  Tensor forward(const Tensor& ids) override;
+  Tensor loss(const Batch& batch) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return true; }
+  bool is_masked() const noexcept override { return true; }
+  /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
+  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+
+ private:
+  Tensor embed(const Tensor& ids);
+  Tensor features(const Tensor& ids);
+
+  std::optional<DType> compute_;
+  nn::Embedding &words_, &positions_, &types_;
+  nn::LayerNorm& norm_;
+  nn::Dropout& dropout_;
+  std::vector<BertLayer*> layers_;
+  nn::Linear* transform_ = nullptr;
+  nn::LayerNorm* transform_norm_ = nullptr;
+  nn::Parameter bias_;  // (V)
+  bool recomputes_blocks_ = false;
+};
+
+/// The sizes of a named model of the family (see make_bert) with `options` replacing some; none is left open. Throws
+/// ValueError: another name, heads that do not divide the width, dropout outside of [0, 1), an option of images.
+ModelOptions bert_options(std::string_view name, const ModelOptions& options = {});
+
+/// `bert-base` (12 layers, width 768, 12 heads) or `bert-large` (24, 1024, 16), T 512, 30,522 word pieces, dropout 0.1,
+/// with `options` replacing sizes; null for another name. Throws ValueError as bert_options does.
+std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+/// The id of [MASK]: 103 in the public vocabulary of 30,522 word pieces, the last one in any other.
+constexpr std::int64_t bert_mask_token(std::int64_t vocabulary) noexcept {
+  return vocabulary == 30522 ? 103 : vocabulary - 1;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,108 @@
+#include <thimble/models/googlenet/googlenet.h>
+
+#include <string>
+
+#include <thimble/autograd/functions/indexing.h>
+#include <thimble/autograd/functions/pool.h>
+#include <thimble/core/error.h>
+#include <thimble/models/images.h>
+
+namespace thimble::models {
+namespace googlenet_detail {
+
+constexpr double norm_epsilon = 1e-3;  // torchvision's
+constexpr std::int64_t smallest_image = 16;
+
+}  // namespace googlenet_detail
+
+ConvNormRelu::ConvNormRelu(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, Build build,
+                           const nn::Placement& on)
+    : build_(build),
+      conv_(child<nn::Conv2d>("conv", in, out, kernel, Conv2dOptions{.stride = stride, .padding = kernel / 2}, false,
+                              on)),
+      norm_(child<nn::BatchNorm2d>("bn", out, on, 0.1, googlenet_detail::norm_epsilon)) {}
+
+Tensor ConvNormRelu::forward(const Tensor& x) {  // (N, H, W, I)
+  return build_ == Build::fused ? norm_.with_relu(conv_(x)) : relu(norm_(conv_(x)));
+}
+
+InceptionBlock::InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Build build, const nn::Placement& on)
+    : branch1_(child<ConvNormRelu>("branch1", in, sizes.branch1, 1, 1, build, on)),
+      branch2_(child<nn::Sequential>("branch2")),
+      branch3_(child<nn::Sequential>("branch3")),
+      branch4_(child<ConvNormRelu>("branch4.1", in, sizes.branch4, 1, 1, build, on)) {
+  branch2_.add<ConvNormRelu>(in, sizes.reduce2, 1, 1, build, on);
+  branch2_.add<ConvNormRelu>(sizes.reduce2, sizes.branch2, 3, 1, build, on);
+  branch3_.add<ConvNormRelu>(in, sizes.reduce3, 1, 1, build, on);
+  branch3_.add<ConvNormRelu>(sizes.reduce3, sizes.branch3, 3, 1, build, on);
+}
+
+Tensor InceptionBlock::forward(const Tensor& x) {  // (N, H, W, I)
+  const auto pooled = [&] {
+    const PathScope scope("branch4.0");
+    return max_pool2d(x, {.kernel = {3, 3}, .stride = {1, 1}, .padding = {1, 1}, .ceil_mode = true});
+  };
+  return concat({branch1_(x), branch2_(x), branch3_(x), branch4_(pooled())}, 3);  // (N, H, W, O)
+}
+
+ModelOptions googlenet_options(ModelOptions options) {
+  ModelOptions of_images = options;
+  of_images.dropout = -1;  // an option of this one, too
+  require_image_options("googlenet", of_images, googlenet_detail::smallest_image);
+  if (options.layers > 0) {
+    throw ValueError("googlenet: layers " + std::to_string(options.layers) + ": their number is fixed");
+  }
+  options.image = options.image > 0 ? options.image : 224;
+  options.channels = options.channels > 0 ? options.channels : 3;
+  options.classes = options.classes > 0 ? options.classes : has_small_stem(options.image) ? 10 : 1000;
+  options.width = options.width > 0 ? options.width : 64;
+  options.vocabulary = options.sequence = options.layers = options.heads = 0;  // it has none
+  if (options.dropout < 0) options.dropout = 0.2;
+  if (options.width % 8 != 0) {
+    throw ValueError("googlenet: width " + std::to_string(options.width) + ": multiples of 8 are allowed");
+  }
+  if (options.dropout >= 1) {
+    throw ValueError("googlenet: dropout " + std::to_string(options.dropout) + " is not in [0, 1)");
+  }
+  return options;
+}
+
+Googlenet::Googlenet(const ModelOptions& options, const nn::Placement& on)
+    : Model(googlenet_options(options)),
+      dtype_(on.dtype),
+      conv1_(child<ConvNormRelu>("conv1", options_.channels, options_.width, has_small_stem(options_.image) ? 3 : 7,
+                                 has_small_stem(options_.image) ? 1 : 2, options_.build, on)),
+      conv2_(child<ConvNormRelu>("conv2", options_.width, options_.width, 1, 1, options_.build, on)),
+      conv3_(child<ConvNormRelu>("conv3", options_.width, 3 * options_.width, 3, 1, options_.build, on)) {
+  std::int64_t channels = 3 * options_.width;
+  for (const InceptionSizes& block : inception_blocks) {
+    const InceptionSizes sizes = scaled(block, options_.width);
+    blocks_.push_back(&child<InceptionBlock>(std::string(sizes.name), channels, sizes, options_.build, on));
+    channels = sizes.out();
+  }
+  dropout_ = &child<nn::Dropout>("dropout", options_.dropout, options_.build == Build::textbook);
+  fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.without_fp8());
+}
+
+Tensor Googlenet::pool(const Tensor& x, std::int64_t size) const {
+  return max_pool2d(x, {.kernel = {size, size}, .stride = {2, 2}, .ceil_mode = true},
+                    options_.build == Build::fused ? MaxPoolKeeps::taps : MaxPoolKeeps::input);
+}
+
+Tensor Googlenet::forward(const Tensor& images) {
+  const PathScope scope(path());
+  Tensor x = conv1_(images);  // (N, H', W', width)
+  if (!has_small_stem(options_.image)) x = pool(x, 3);
+  x = conv3_(conv2_(x));
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (inception_blocks[i].pool_before > 0) x = pool(x, inception_blocks[i].pool_before);
+    x = (*blocks_[i])(x);
+  }
+  return (*fc_)((*dropout_)(global_avg_pool(x)));  // (N, C) -> (N, K)
+}
+
+Batch Googlenet::empty_batch(std::int64_t samples, Device device) const {
+  return empty_image_batch(options_, samples, dtype_, device);
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,106 @@
+#pragma once
+// GoogLeNet, Inception v1 (Szegedy et al. 2014, arXiv:1409.4842, table 1), with a batch norm behind every convolution
+// and without the auxiliary heads. Names and layouts of parameters are torchvision's: `conv1.conv.weight`,
+// `conv1.bn.weight`, `inception3a.branch1.conv.weight`, `inception3a.branch2.0.conv.weight`, ..., `fc.weight`. As
+// there, the branch that the paper gives 5x5 kernels has 3x3 ones, and pools round their sizes up.
+
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// Channels of one inception block: results of its four branches, and what the second and third reduce to before their
+/// 3x3 convolution. `pool_before`: size of the maximum of stride 2 in front of the block, 0 for none.
+struct InceptionSizes {
+  std::string_view name;
+  std::int64_t pool_before;
+  std::int64_t branch1, reduce2, branch2, reduce3, branch3, branch4;
+
+  constexpr std::int64_t out() const noexcept { return branch1 + branch2 + branch3 + branch4; }
+};
+
+/// The nine blocks for a width of 64 (channels of the first convolution); other widths scale all of them.
+inline constexpr std::array<InceptionSizes, 9> inception_blocks = {{
+    {"inception3a", 3, 64, 96, 128, 16, 32, 32},
+    {"inception3b", 0, 128, 128, 192, 32, 96, 64},
+    {"inception4a", 3, 192, 96, 208, 16, 48, 64},
+    {"inception4b", 0, 160, 112, 224, 24, 64, 64},
+    {"inception4c", 0, 128, 128, 256, 24, 64, 64},
+    {"inception4d", 0, 112, 144, 288, 32, 64, 64},
+    {"inception4e", 0, 256, 160, 320, 32, 128, 128},
+    {"inception5a", 2, 256, 160, 320, 32, 128, 128},
+    {"inception5b", 0, 384, 192, 384, 48, 128, 128},
+}};
+
+/// A block of the table at the channels of a model whose first convolution has `width`.
+constexpr InceptionSizes scaled(InceptionSizes sizes, std::int64_t width) noexcept {
+  for (std::int64_t* c :
+       {&sizes.branch1, &sizes.reduce2, &sizes.branch2, &sizes.reduce3, &sizes.branch3, &sizes.branch4}) {
+    *c = *c * width / 64;
+  }
+  return sizes;
+}
+
+/// Convolution, batch norm, relu; "same" padding.
+class ConvNormRelu final : public nn::Layer {
+ public:
+  ConvNormRelu(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, Build build,
+               const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Build build_;
+  nn::Conv2d& conv_;
+  nn::BatchNorm2d& norm_;
+};
+
+/// Four branches over one image, put together along the channels: 1x1; 1x1, 3x3; 1x1, 3x3; 3x3 maximum, 1x1.
+class InceptionBlock final : public nn::Layer {
+ public:
+  InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Build build, const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  ConvNormRelu& branch1_;
+  nn::Sequential &branch2_, &branch3_;
+  ConvNormRelu& branch4_;
+};
+
+/// The options with nothing left open: image 224, channels 3, classes 1000, width 64, dropout 0.2. Images of at most 64
+/// pixels (then classes 10) enter by a 3x3 convolution of stride 1 and skip the first pool. Throws ValueError: an image
+/// below 16, a width that is no multiple of 8, dropout outside of [0, 1), an option of another family.
+ModelOptions googlenet_options(ModelOptions options = {});
+
+/// Images (N, H, W, C) -> class scores (N, K).
+///
+/// textbook: convolution, batch norm and relu are separate operators; max pools keep their input; dropout keeps a mask.
+/// fused: batch norm takes in the relu; a max pool keeps one byte per output, but for those inside of blocks, whose
+/// input is kept by the convolutions beside them. Both give the same bits.
+class Googlenet final : public Model {
+ public:
+  /// Throws ValueError as googlenet_options does.
+  explicit Googlenet(const ModelOptions& options = {}, const nn::Placement& on = {});
+
+  Tensor forward(const Tensor& images) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return false; }
+
+ private:
+  Tensor pool(const Tensor& x, std::int64_t size) const;
+
+  DType dtype_;
+  ConvNormRelu &conv1_, &conv2_, &conv3_;
+  std::vector<InceptionBlock*> blocks_;  // as inception_blocks
+  nn::Dropout* dropout_ = nullptr;
+  nn::Linear* fc_ = nullptr;
+};
+
+}  // namespace thimble::models

@@ -1,0 +1,74 @@
+#pragma once
+// GPT-2 (Radford et al. 2019): a pre-norm decoder with learned positions and a head tied to the token table. Parameter
+// names and layouts are those of its public files: `wte.weight` (V, C), `wpe.weight` (T, C), `h.0.attn.c_attn.weight`
+// (C, 3C) [in, out], ...
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// x + proj(attention(qkv(norm(x)))), then x + mlp(norm(x)).
+class GptBlock final : public nn::Layer {
+ public:
+  GptBlock(const ModelOptions& sizes, const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Tensor attend(const Tensor& x);
+  Tensor feed_forward(const Tensor& x);
+
+  ModelOptions sizes_;
+  nn::LayerNorm& norm1_;
+  nn::Linear &qkv_, &attention_out_;
+  nn::LayerNorm& norm2_;
+  nn::Linear &up_, &down_;
+  nn::Dropout &attention_dropout_, &mlp_dropout_;
+};
+
+class Gpt final : public Model {
+ public:
+  Gpt(const ModelOptions& sizes, const nn::Placement& on);
+
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
+  Tensor forward(const Tensor& ids) override;
+  Tensor loss(const Batch& batch) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return true; }
+  /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
+  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+
+ private:
+  Tensor features(const Tensor& ids);
+
+  std::optional<DType> compute_;
+  nn::Embedding &tokens_, &positions_;
+  nn::Dropout& dropout_;
+  std::vector<GptBlock*> blocks_;
+  nn::LayerNorm& norm_;
+  bool recomputes_blocks_ = false;
+};
+
+/// The sizes of a named model of the family (see make_gpt) with `options` replacing some; none is left open. Throws
+/// ValueError: another name, heads that do not divide the width, dropout of 1 or more.
+ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {});
+
+/// `gpt2` (124M), `gpt2-medium`, `gpt2-large`, `gpt2-xl`, `char-gpt` (6 layers, width 384, 6 heads, T 256, 65
+/// characters), with `options` replacing its sizes; null for another name. Throws ValueError as gpt_options does.
+std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+/// Continues `prompt` (at least one token) by `count` tokens, drawn from softmax(logits / temperature) over the `top_k`
+/// most likely (0: all); temperature 0 takes the most likely. The same seed gives the same tokens. Runs without a tape,
+/// in evaluation mode, on the model's device; a dry one has no values, so there every token drawn is 0. Throws
+/// ValueError.
+std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt, std::int64_t count,
+                                   double temperature = 0.8, std::int64_t top_k = 0, std::uint64_t seed = 0);
+
+}  // namespace thimble::models

@@ -1,0 +1,49 @@
+#include <thimble/models/mlp/mlp.h>
+
+#include <string>
+
+#include <thimble/autograd/functions/view.h>
+#include <thimble/models/images.h>
+
+namespace thimble::models {
+
+ModelOptions mlp_options(ModelOptions options) {
+  require_image_options("mlp", options, 1);
+  options.image = options.image > 0 ? options.image : 28;
+  options.channels = options.channels > 0 ? options.channels : 1;
+  options.classes = options.classes > 0 ? options.classes : 10;
+  options.layers = options.layers > 0 ? options.layers : 2;
+  options.width = options.width > 0 ? options.width : 256;
+  options.vocabulary = options.sequence = options.heads = 0;  // it has none
+  options.dropout = 0;
+  return options;
+}
+
+Mlp::Mlp(const ModelOptions& options, const nn::Placement& on) : Model(mlp_options(options)), dtype_(on.dtype) {
+  std::int64_t in = options_.image * options_.image * options_.channels;
+  for (std::int64_t i = 0; i <= options_.layers; ++i) {
+    const bool is_last = i == options_.layers;
+    const std::int64_t out = is_last ? options_.classes : options_.width;
+    nn::LinearOptions linear;
+    if (!is_last && options_.build == Build::fused) linear.activation = kernels::Activation::relu;
+    layers_.push_back(
+        &child<nn::Linear>("fc" + std::to_string(i + 1), in, out, is_last ? on.without_fp8() : on, linear));
+    in = out;
+  }
+}
+
+Tensor Mlp::forward(const Tensor& images) {
+  const PathScope scope(path());
+  Tensor x = flatten(images, 1);  // (N, H W C)
+  for (nn::Linear* layer : layers_) {
+    x = (*layer)(x);  // (N, width), in the end (N, K)
+    if (options_.build == Build::textbook && layer != layers_.back()) x = relu(x);
+  }
+  return x;
+}
+
+Batch Mlp::empty_batch(std::int64_t samples, Device device) const {
+  return empty_image_batch(options_, samples, dtype_, device);
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,32 @@
+#pragma once
+// The multilayer perceptron: an image as one row of numbers, hidden layers with relu, class scores.
+
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// The options with nothing left open: image 28, channels 1, classes 10, two hidden layers ("layers") of 256 ("width").
+/// Throws ValueError for options of models over text.
+ModelOptions mlp_options(ModelOptions options);
+
+/// Images (N, H, W, C) -> class scores (N, K). Its layers are fc1, fc2, ..., each with weight (O, I) and bias.
+///
+/// textbook: product and relu are separate operators; fused: one. Both give the same bits and keep the same.
+class Mlp final : public Model {
+ public:
+  /// Throws ValueError as mlp_options does.
+  explicit Mlp(const ModelOptions& options = {}, const nn::Placement& on = {});
+
+  Tensor forward(const Tensor& images) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return false; }
+
+ private:
+  DType dtype_;
+  std::vector<nn::Linear*> layers_;
+};
+
+}  // namespace thimble::models

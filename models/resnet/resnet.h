@@ -1,0 +1,86 @@
+#pragma once
+// Residual networks for images: He et al. 2015 (arXiv:1512.03385), table 1, with the stride of a bottleneck on its 3x3
+// convolution ("v1.5"). Names of parameters and buffers are torchvision's.
+
+#include <array>
+#include <string_view>
+
+#include <thimble/models/images.h>
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// What tells one ResNet from another: the blocks of its four stages, and of which kind they are.
+struct ResnetArchitecture {
+  std::string_view name;
+  std::array<std::int64_t, 4> blocks;
+  bool is_bottleneck;  ///< 1x1, 3x3, 1x1 with four times the channels, instead of 3x3, 3x3
+
+  /// Channels of a block's result for each channel of its 3x3 convolution.
+  constexpr std::int64_t expansion() const noexcept { return is_bottleneck ? 4 : 1; }
+};
+
+/// resnet18, 34, 50 and 101.
+inline constexpr std::array<ResnetArchitecture, 4> resnet_architectures = {{{"resnet18", {2, 2, 2, 2}, false},
+                                                                            {"resnet34", {3, 4, 6, 3}, false},
+                                                                            {"resnet50", {3, 4, 6, 3}, true},
+                                                                            {"resnet101", {3, 4, 23, 3}, true}}};
+
+/// Throws ValueError, listing the four, for any other name.
+const ResnetArchitecture& resnet_architecture(std::string_view name);
+
+/// The options with nothing left open: image 224, channels 3, classes 1000 (10 with the small stem), width 64 (channels
+/// of the first stage). The small stem is a 3x3 convolution of stride 1 without a pool, the other one a 7x7 of stride 2
+/// and a 3x3 maximum of stride 2. Throws ValueError: an image below 8, or a size that belongs to another family of
+/// models.
+ModelOptions resnet_options(std::string_view name, ModelOptions options);
+
+/// Two or three convolutions around which the input passes: relu(F(x) + x), x through a strided 1x1 convolution and a
+/// batch norm ("downsample") where the shapes differ.
+class ResnetBlock final : public nn::Layer {
+ public:
+  /// `planes`: channels of the 3x3 convolutions.
+  ResnetBlock(const ResnetArchitecture& architecture, std::int64_t in, std::int64_t planes, std::int64_t stride,
+              Build build, const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  struct ConvNorm {
+    nn::Conv2d& conv;
+    nn::BatchNorm2d& norm;
+  };
+  void add_conv(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, const nn::Placement& on);
+
+  Build build_;
+  std::vector<ConvNorm> convs_;
+  nn::Sequential* downsample_ = nullptr;
+};
+
+/// Images (N, H, W, C) -> class scores (N, K).
+///
+/// textbook: convolution, batch norm and relu are separate operators; the max pool keeps its input. fused: batch norm
+/// takes in the addition and the relu, and the max pool keeps one byte per output. Both give the same bits.
+class Resnet final : public Model {
+ public:
+  /// Throws ValueError as resnet_architecture and resnet_options do.
+  Resnet(std::string_view name, const ModelOptions& options, const nn::Placement& on = {});
+
+  Tensor forward(const Tensor& images) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return false; }
+
+ private:
+  nn::Sequential& add_stage(int stage, std::int64_t& in, const nn::Placement& on);
+
+  const ResnetArchitecture& architecture_;
+  DType dtype_;
+  nn::Conv2d& conv1_;
+  nn::BatchNorm2d& bn1_;
+  std::array<nn::Sequential*, 4> stages_{};
+  nn::Linear* fc_ = nullptr;
+};
+
+}  // namespace thimble::models

@@ -1,0 +1,75 @@
+#include <thimble/models/transformer/transformer.h>
+
+#include <algorithm>
+#include <string>
+
+#include <thimble/autograd/functions/loss.h>
+#include <thimble/autograd/functions/view.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+
+namespace thimble::models {
+
+void require_transformer_sizes(std::string_view name, const ModelOptions& sizes) {
+  if (!(sizes.dropout >= 0 && sizes.dropout < 1)) {
+    throw ValueError(std::string(name) + ": dropout " + std::to_string(sizes.dropout) + " is not in [0, 1)");
+  }
+  if (sizes.width % sizes.heads != 0) {
+    throw ValueError(std::string(name) + ": " + std::to_string(sizes.heads) + " heads do not divide width " +
+                     std::to_string(sizes.width));
+  }
+}
+
+ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> family, std::string_view name,
+                           ModelOptions options) {
+  const auto own = std::find_if(family.begin(), family.end(), [&](const TokenSizes& row) { return row.name == name; });
+  if (own == family.end()) {
+    std::string names;
+    for (const TokenSizes& row : family) names += (names.empty() ? "" : ", ") + std::string(row.name);
+    throw ValueError(std::string(kind) + ": no model is named '" + std::string(name) + "'; there are " + names);
+  }
+  const auto refuse = [&](const char* option, std::int64_t value) {
+    if (value <= 0) return;
+    throw ValueError(std::string(name) + ": " + option + " " + std::to_string(value) +
+                     ": models over text have no such option");
+  };
+  if (!options.shares_kernels) {
+    throw ValueError(std::string(name) +
+                     ": it has no convolutions that share kernels, so there is nothing to turn off");
+  }
+  if (options.head == Head::chunked && options.build == Build::textbook) {
+    throw ValueError(std::string(name) + ": the textbook build has the full head alone");
+  }
+  refuse("image", options.image);
+  refuse("channels", options.channels);
+  refuse("classes", options.classes);
+  const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };
+  fill_in(options.layers, own->layers);
+  fill_in(options.heads, own->heads);
+  fill_in(options.width, own->width);
+  fill_in(options.sequence, own->sequence);
+  fill_in(options.vocabulary, own->vocabulary);
+  if (options.dropout < 0) options.dropout = own->dropout;
+  require_transformer_sizes(name, options);
+  return options;
+}
+
+Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build) {
+  const Tensor rows = reshape(logits, {-1, logits.size(-1)});  // (B T, V)
+  const Tensor classes = view::reshape(contiguous(targets), {-1});
+  return build == Build::fused ? cross_entropy(rows, classes) : cross_entropy_textbook(rows, classes);
+}
+
+Tensor chunked_token_loss(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets) {
+  const Tensor rows = reshape(x, {-1, x.size(-1)});  // (B T, C)
+  return linear_cross_entropy(rows, weight, view::reshape(contiguous(targets), {-1}), {}, bias);
+}
+
+Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device) {
+  if (samples < 1) throw ValueError("empty_batch: " + std::to_string(samples) + " samples; at least 1");
+  const Shape shape{samples, options.sequence};
+  return {zeros(shape, DType::i64, device, Category::input), zeros(shape, DType::i64, device, Category::input)};
+}
+
+}  // namespace thimble::models

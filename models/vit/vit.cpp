@@ -1,0 +1,190 @@
+#include <thimble/models/vit/vit.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/models/images.h>
+#include <thimble/models/transformer/transformer.h>
+#include <thimble/nn/layers/init.h>
+
+namespace thimble::models {
+namespace vit_detail {
+
+constexpr double epsilon = 1e-6, position_deviation = 0.02;
+
+// Glorot & Bengio 2010, equation 16: the uniform's bound for a (out, in) weight.
+double glorot_bound(std::int64_t in, std::int64_t out) { return std::sqrt(6.0 / static_cast<double>(in + out)); }
+
+// A dense layer with Glorot's variance, as a normal, and bias 0.
+nn::LinearOptions dense(std::int64_t in, std::int64_t out, kernels::Activation activation = {}) {
+  nn::LinearOptions options;
+  options.deviation = glorot_bound(in, out) / std::sqrt(3.0);
+  options.activation = activation;
+  return options;
+}
+
+kernels::Activation fused_gelu(Build build) {
+  return build == Build::fused ? kernels::Activation::gelu_erf : kernels::Activation::none;
+}
+
+// (N, T, C) -> (N, C), the class token's; a view.
+Tensor class_row(const Tensor& x) { return squeeze(slice(x, 1, 0, 1), 1); }
+
+// The head starts from zeros (Dosovitskiy et al. 2020, section 3.2).
+nn::LinearOptions zeros_head() {
+  nn::LinearOptions options;
+  options.deviation = 0;
+  return options;
+}
+
+}  // namespace vit_detail
+
+VitAttention::VitAttention(const ModelOptions& sizes, const nn::Placement& on)
+    : heads_(sizes.heads),
+      build_(sizes.build),
+      compute_(on.compute),
+      in_weight_(add_parameter(
+          "in_proj_weight",
+          nn::init::uniform({3 * sizes.width, sizes.width}, vit_detail::glorot_bound(sizes.width, 3 * sizes.width),
+                            on.dtype, on.device))),
+      in_bias_(add_parameter("in_proj_bias", nn::init::constant({3 * sizes.width}, 0, on.dtype, on.device))),
+      in_fp8_(on, sizes.width, 3 * sizes.width),
+      out_(child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {
+  if (!in_fp8_.state().defined()) return;
+  add_buffer("fp8_amax", in_fp8_.state().amax);
+  add_buffer("fp8_scale", in_fp8_.state().scale);
+  add_buffer("fp8_steps", in_fp8_.state().steps);
+}
+
+Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
+  const Tensor in = nn::as_operand(x, compute_), weight = nn::as_operand(in_weight_, compute_),
+               bias = nn::as_operand(in_bias_, compute_);
+  const Tensor qkv =
+      in_fp8_.runs() ? in_fp8_(in, weight, bias, is_training()) : linear(in, weight, bias);  // (N, T, 3C)
+  AttentionOptions options;
+  options.causal = false;
+  return out_(build_ == Build::fused ? attention(qkv, heads_, options) : attention_textbook(qkv, heads_, options));
+}
+
+VitBlock::VitBlock(const ModelOptions& sizes, const nn::Placement& on)
+    : build_(sizes.build),
+      norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon)),
+      attention_(child<VitAttention>("self_attention", sizes, on)),
+      attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
+      norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon)),
+      up_(child<nn::Linear>("mlp.0", sizes.width, 4 * sizes.width, on,
+                            vit_detail::dense(sizes.width, 4 * sizes.width, vit_detail::fused_gelu(sizes.build)))),
+      gelu_dropout_(child<nn::Dropout>("mlp.2", sizes.dropout, sizes.build == Build::textbook)),
+      down_(child<nn::Linear>("mlp.3", 4 * sizes.width, sizes.width, on,
+                              vit_detail::dense(4 * sizes.width, sizes.width))),
+      mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
+
+Tensor VitBlock::feed_forward(const Tensor& x) {
+  Tensor y = up_(norm2_(x));  // (N, T, 4C)
+  if (build_ == Build::textbook) {
+    const PathScope scope("mlp.1");
+    y = gelu(y, GeluForm::erf);
+  }
+  return mlp_dropout_(down_(gelu_dropout_(y)));
+}
+
+Tensor VitBlock::forward(const Tensor& x) {
+  const Tensor y = nn::residual_sum(x, attention_dropout_(attention_(norm1_(x))));
+  return nn::residual_sum(y, feed_forward(y));
+}
+
+Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
+    : Model(sizes),
+      dtype_(on.dtype),
+      class_token_(add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device))),
+      patches_(child<nn::Conv2d>("conv_proj", sizes.channels, sizes.width, vit_patch,
+                                 Conv2dOptions{.stride = vit_patch}, true, on.without_fp8())),
+      positions_(add_parameter("encoder.pos_embedding",
+                               nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
+                                                vit_detail::position_deviation, on.dtype, on.device))),
+      dropout_(child<nn::Dropout>("encoder.dropout", sizes.dropout, sizes.build == Build::textbook)) {
+  const auto patch_elements = static_cast<double>(vit_patch * vit_patch * sizes.channels);
+  fill_normal(patches_.weight, 0, 1 / std::sqrt(patch_elements),
+              initial_random_site());  // as a dense layer's over a patch
+  for (std::int64_t i = 0; i < sizes.layers; ++i) {
+    blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
+  }
+  norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon);
+  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.without_fp8(), vit_detail::zeros_head());
+}
+
+Tensor Vit::embed(const Tensor& images) {
+  const Tensor grid = cast(patches_(images), dtype_);                        // (N, H / 16, W / 16, C)
+  const Tensor patches = reshape(grid, {grid.size(0), -1, options_.width});  // (N, T - 1, C)
+  const PathScope scope("encoder");
+  const Tensor first = expand(class_token_, {images.size(0), 1, options_.width});  // (N, 1, C)
+  return dropout_(add(concat({first, patches}, 1), positions_));                   // (N, T, C)
+}
+
+Tensor Vit::forward(const Tensor& images) {
+  if (images.rank() != 4 || images.size(1) != options_.image || images.size(2) != options_.image) {
+    throw ShapeError("vit: images " + to_string(images.shape()) + "; (N, " + std::to_string(options_.image) + ", " +
+                     std::to_string(options_.image) + ", C) is allowed");
+  }
+  const PathScope scope(path());
+  const Tensor x = through_blocks(blocks_, embed(images), recomputes_blocks_);  // (N, T, C)
+  if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
+  const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
+  return (*head_)((*norm_)(rows));
+}
+
+Batch Vit::empty_batch(std::int64_t samples, Device device) const {
+  return empty_image_batch(options_, samples, dtype_, device);
+}
+
+namespace vit_detail {
+
+struct Sizes {
+  std::string_view name;
+  std::int64_t layers, heads, width;
+};
+constexpr std::array<Sizes, 2> family{{{"vit-b16", 12, 12, 768}, {"vit-l16", 24, 16, 1024}}};
+
+const Sizes* find(std::string_view name) {
+  const auto found = std::find_if(family.begin(), family.end(), [&](const Sizes& row) { return row.name == name; });
+  return found == family.end() ? nullptr : &*found;
+}
+
+}  // namespace vit_detail
+
+ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
+  const vit_detail::Sizes* const own = vit_detail::find(name);
+  if (!own) throw ValueError("vit: no model is named '" + std::string(name) + "'; there are vit-b16, vit-l16");
+  ModelOptions of_images = options;
+  of_images.heads = 0, of_images.dropout = -1;  // options of vision transformers, too
+  require_image_options(name, of_images, vit_patch);
+  ModelOptions sizes = options;
+  const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };
+  fill_in(sizes.image, 224);
+  fill_in(sizes.channels, 3);
+  fill_in(sizes.classes, sizes.image <= 64 ? 10 : 1000);
+  fill_in(sizes.layers, own->layers);
+  fill_in(sizes.heads, own->heads);
+  fill_in(sizes.width, own->width);
+  sizes.vocabulary = sizes.sequence = 0;  // it has none
+  if (sizes.dropout < 0) sizes.dropout = 0;
+  require_transformer_sizes(name, sizes);
+  if (sizes.image % vit_patch != 0) {
+    throw ValueError(std::string(name) + ": image " + std::to_string(sizes.image) + ": multiples of " +
+                     std::to_string(vit_patch) + " pixels are allowed");
+  }
+  return sizes;
+}
+
+std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  if (!vit_detail::find(name)) return nullptr;
+  const PathScope scope("vit");
+  return std::make_unique<Vit>(vit_options(name, options), on);
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,104 @@
+#pragma once
+// Vision transformers (Dosovitskiy et al. 2020, arXiv:2010.11929): an image as a row of 16x16 patches behind a class
+// token, through a pre-norm encoder; the class token's result is classified. Names and layouts of parameters are
+// torchvision's: `class_token` (1, 1, C), `conv_proj.weight` (C, 3, 16, 16), `encoder.pos_embedding` (1, T, C),
+// `encoder.layers.encoder_layer_0.self_attention.in_proj_weight` (3 C, C) [out, in], ..., `heads.head.weight`.
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// Height and width of a patch in pixels.
+inline constexpr std::int64_t vit_patch = 16;
+
+/// Tokens of an image: its patches and the class token.
+constexpr std::int64_t vit_tokens(std::int64_t image) noexcept { return (image / vit_patch) * (image / vit_patch) + 1; }
+
+/// Attention with query, key and value from one product, as torch.nn.MultiheadAttention names its parameters.
+class VitAttention final : public nn::Layer {
+ public:
+  VitAttention(const ModelOptions& sizes, const nn::Placement& on);
+  nn::Fp8Status fp8_status() const override { return in_fp8_.status(); }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  std::int64_t heads_;
+  Build build_;
+  std::optional<DType> compute_;
+  nn::Parameter in_weight_, in_bias_;  // (3 C, C), (3 C)
+  nn::Fp8Product in_fp8_;
+  nn::Linear& out_;
+};
+
+/// x + attention(norm(x)), then x + mlp(norm(x)).
+class VitBlock final : public nn::Layer {
+ public:
+  VitBlock(const ModelOptions& sizes, const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Tensor feed_forward(const Tensor& x);
+
+  Build build_;
+  nn::LayerNorm& norm1_;
+  VitAttention& attention_;
+  nn::Dropout& attention_dropout_;
+  nn::LayerNorm& norm2_;
+  nn::Linear& up_;
+  nn::Dropout& gelu_dropout_;
+  nn::Linear& down_;
+  nn::Dropout& mlp_dropout_;
+};
+
+/// Images (N, H, W, C) -> class scores (N, K).
+///
+/// textbook: gelu and the attention's steps are separate operators, and the last norm runs over all tokens. fused: the
+/// last norm sees the class token alone, so the others' results are not kept.
+class Vit final : public Model {
+ public:
+  Vit(const ModelOptions& sizes, const nn::Placement& on);
+
+  /// Throws ShapeError unless the images have options().image pixels on either side.
+  Tensor forward(const Tensor& images) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return false; }
+  /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
+  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+
+ private:
+  Tensor embed(const Tensor& images);
+
+  DType dtype_;
+  nn::Parameter class_token_;  // (1, 1, C)
+  nn::Conv2d& patches_;
+  nn::Parameter positions_;  // (1, T, C)
+  nn::Dropout& dropout_;
+  std::vector<VitBlock*> blocks_;
+  nn::LayerNorm* norm_ = nullptr;
+  nn::Linear* head_ = nullptr;
+  bool recomputes_blocks_ = false;
+};
+
+/// The sizes of a named model of the family (see make_vit) with `options` replacing some; none is left open: image 224,
+/// channels 3, classes 1000 (10 for images of at most 64 pixels), no dropout. Throws ValueError: another name, an image
+/// that patches of 16 pixels do not tile, heads that do not divide the width, dropout outside of [0, 1), an option of
+/// models over text.
+ModelOptions vit_options(std::string_view name, const ModelOptions& options = {});
+
+/// `vit-b16` (12 layers, width 768, 12 heads) or `vit-l16` (24, 1024, 16) with `options` replacing sizes; null for
+/// another name. Dropout, where asked for, is where the paper has it: after the positions are added and after every
+/// dense layer but those for queries, keys and values; never on attention's probabilities. Throws ValueError as
+/// vit_options does.
+std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+}  // namespace thimble::models

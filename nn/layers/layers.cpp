@@ -1,0 +1,148 @@
+#include <thimble/nn/layers/layers.h>
+
+#include <cmath>
+
+#include <thimble/autograd/functions/dropout.h>
+#include <thimble/autograd/functions/indexing.h>
+#include <thimble/autograd/functions/norm.h>
+#include <thimble/autograd/functions/q8.h>
+#include <thimble/autograd/functions/view.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/transaction.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/nn/layers/init.h>
+
+namespace thimble::nn {
+
+Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
+  return t.defined() && compute ? cast(t, *compute) : t;
+}
+
+Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const LinearOptions& options)
+    : options_(options), compute_(on.compute), fp8_(on, in, out) {
+  const Shape shape = options.weight_is_in_out ? Shape{in, out} : Shape{out, in};
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const bool is_normal = options.deviation >= 0;
+  weight = add_parameter("weight", is_normal ? init::normal(shape, options.deviation, on.dtype, on.device)
+                                             : init::uniform(shape, bound, on.dtype, on.device));
+  if (options.has_bias) {
+    bias = add_parameter("bias", is_normal ? init::constant({out}, 0, on.dtype, on.device)
+                                           : init::uniform({out}, bound, on.dtype, on.device));
+  }
+  if (fp8_.state().defined()) {
+    add_buffer("fp8_amax", fp8_.state().amax);
+    add_buffer("fp8_scale", fp8_.state().scale);
+    add_buffer("fp8_steps", fp8_.state().steps);
+  }
+}
+
+void Linear::quantize_weight() {
+  if (has_quantized_weight()) throw ValueError("linear: the weight is quantized already");
+  const PathScope scope(path());
+  const NoGrad off;
+  weight_q8 = add_buffer("weight_q8", quantize_q8(options_.weight_is_in_out ? view::transpose(weight) : weight));
+  weight = Tensor();
+}
+
+Tensor Linear::forward(const Tensor& x) {
+  const Tensor operand = as_operand(x, compute_), addend = as_operand(bias, compute_);
+  if (has_quantized_weight()) return linear_q8(operand, weight_q8, addend, options_.activation);
+  if (fp8_.runs()) {
+    return fp8_(operand, as_operand(weight, compute_), addend, is_training(), options_.activation,
+                options_.weight_is_in_out);
+  }
+  return linear(operand, as_operand(weight, compute_), addend, options_.activation, options_.weight_is_in_out);
+}
+
+Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options, bool has_bias,
+               const Placement& on)
+    : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
+  check_fp8_strict(on.fp8, fp8_fallback_);
+  if (options.groups < 1 || in % options.groups != 0 || out % options.groups != 0) {
+    throw ValueError("conv2d: " + std::to_string(options.groups) + " groups do not divide " + std::to_string(in) +
+                     " and " + std::to_string(out) + " channels");
+  }
+  const Shape shape{out, kernel, kernel, in / options.groups};  // (O, KH, KW, I / groups)
+  weight =
+      add_parameter("weight", init::kaiming_fan_out(shape, out * kernel * kernel / options.groups, on.dtype, on.device),
+                    FileLayout::oihw);
+  if (has_bias) bias = add_parameter("bias", init::constant({out}, 0, on.dtype, on.device));
+}
+
+Tensor Conv2d::forward(const Tensor& x) {
+  return conv2d(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_);
+}
+
+BatchNorm2d::BatchNorm2d(std::int64_t channels, const Placement& on, double momentum, double epsilon)
+    : momentum_(momentum), epsilon_(epsilon) {
+  const DType dtype = on.norm_dtype(), statistics = dtype == DType::f64 ? DType::f64 : DType::f32;
+  weight = add_parameter("weight", init::constant({channels}, 1, dtype, on.device));
+  bias = add_parameter("bias", init::constant({channels}, 0, dtype, on.device));
+  running_mean = add_buffer("running_mean", init::constant({channels}, 0, statistics, on.device));
+  running_var = add_buffer("running_var", init::constant({channels}, 1, statistics, on.device));
+  num_batches_tracked = add_buffer("num_batches_tracked", init::constant({}, 0, DType::i64, on.device));
+}
+
+void BatchNorm2d::count_batch() {
+  if (!is_training() || context().is_recomputing) return;
+  const NoGrad off;
+  const Tensor count = writable_state(num_batches_tracked);
+  copy_into(count, add(count, 1.0));
+}
+
+Tensor BatchNorm2d::forward(const Tensor& x) {
+  count_batch();
+  return batch_norm(x, weight, bias, running_mean, running_var, {is_training(), momentum_, epsilon_});
+}
+
+Tensor BatchNorm2d::with_relu(const Tensor& x) {
+  const PathScope scope(path());
+  count_batch();
+  return batch_norm_relu(x, weight, bias, running_mean, running_var, {is_training(), momentum_, epsilon_});
+}
+
+Tensor BatchNorm2d::with_add_relu(const Tensor& x, const Tensor& residual) {
+  const PathScope scope(path());
+  count_batch();
+  return batch_norm_add_relu(x, residual, weight, bias, running_mean, running_var,
+                             {is_training(), momentum_, epsilon_});
+}
+
+LayerNorm::LayerNorm(std::int64_t width, const Placement& on, double epsilon) : epsilon_(epsilon) {
+  weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
+  bias = add_parameter("bias", init::constant({width}, 0, on.norm_dtype(), on.device));
+}
+
+Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, weight, bias, epsilon_); }
+
+RmsNorm::RmsNorm(std::int64_t width, const Placement& on, double epsilon) : epsilon_(epsilon) {
+  weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
+}
+
+Tensor RmsNorm::forward(const Tensor& x) { return rms_norm(x, weight, epsilon_); }
+
+GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on, double epsilon)
+    : groups_(groups), epsilon_(epsilon) {
+  weight = add_parameter("weight", init::constant({channels}, 1, on.norm_dtype(), on.device));
+  bias = add_parameter("bias", init::constant({channels}, 0, on.norm_dtype(), on.device));
+}
+
+Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }
+
+Embedding::Embedding(std::int64_t count, std::int64_t width, const Placement& on, double deviation) {
+  weight = add_parameter("weight", init::normal({count, width}, deviation, on.dtype, on.device));
+}
+
+Tensor Embedding::forward(const Tensor& ids) { return embedding(weight, ids); }
+
+Dropout::Dropout(double p, bool is_textbook) : p_(p), is_textbook_(is_textbook) {
+  if (!(p >= 0 && p < 1)) throw ValueError("dropout: probability " + std::to_string(p) + " is not in [0, 1)");
+}
+
+Tensor Dropout::forward(const Tensor& x) {
+  if (!is_training() || p_ == 0) return x;
+  return is_textbook_ ? dropout_textbook(x, p_) : dropout(x, p_);
+}
+
+}  // namespace thimble::nn

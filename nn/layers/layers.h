@@ -1,0 +1,165 @@
+#pragma once
+// The usual layers. Names of parameters and buffers are PyTorch's ("weight", "bias", "running_mean", ...).
+
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/autograd/functions/matmul.h>
+#include <thimble/nn/layers/module.h>
+#include <thimble/nn/precision/fp8.h>
+
+namespace thimble::nn {
+
+/// t as an operand of a product that computes in `compute`: cast, recorded, so that its gradient comes back in t's own
+/// dtype; t itself without a dtype to compute in, or when it is undefined.
+Tensor as_operand(const Tensor& t, std::optional<DType> compute);
+
+struct LinearOptions {
+  bool has_bias = true;
+  /// Weight (I, O), as GPT-2's files have it, instead of (O, I).
+  bool weight_is_in_out = false;
+  kernels::Activation activation = kernels::Activation::none;  ///< fused into the product
+  /// Deviation of the normal the weight starts from (bias 0). Negative: uniform in +-1/sqrt(I), weight and bias (He et
+  /// al. 2015 with a = sqrt(5), PyTorch's default).
+  double deviation = -1;
+};
+
+/// (..., I) -> (..., O). In FP8 where the placement has a recipe and 16 divides I and O (nn/precision/fp8.h).
+class Linear final : public Layer {
+ public:
+  Linear(std::int64_t in, std::int64_t out, const Placement& on = {}, const LinearOptions& options = {});
+  Parameter weight, bias;
+
+  /// Puts Q8_0 blocks (core/ops/matmul/linear_q8.h) in the weight's place, which is gone from then on: 34 bytes for 32
+  /// numbers. They are the buffer "weight_q8" (O, 34 I / 32), and bias stays a parameter. Throws ShapeError unless 32
+  /// divides I, DTypeError, DeviceError, ValueError as quantize_q8() does, and where it was called before.
+  void quantize_weight();
+  /// I; before that.
+  std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
+  bool weight_is_in_out() const noexcept { return options_.weight_is_in_out; }
+  bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
+  Buffer weight_q8;
+  Fp8Status fp8_status() const override { return fp8_.status(); }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  LinearOptions options_;
+  std::optional<DType> compute_;
+  Fp8Product fp8_;
+};
+
+/// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW. Falls back
+/// where the placement has a recipe for FP8.
+class Conv2d final : public Layer {
+ public:
+  Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
+         bool has_bias = false, const Placement& on = {});
+  Parameter weight, bias;
+  Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Conv2dOptions options_;
+  std::optional<DType> compute_;
+  std::string fp8_fallback_;
+};
+
+/// Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, algorithm 1), with running statistics.
+class BatchNorm2d final : public Layer {
+ public:
+  explicit BatchNorm2d(std::int64_t channels, const Placement& on = {}, double momentum = 0.1, double epsilon = 1e-5);
+  Parameter weight, bias;
+  Buffer running_mean, running_var, num_batches_tracked;
+
+  /// relu(norm(x)) as one operator: bitwise the composition, one buffer fewer.
+  Tensor with_relu(const Tensor& x);
+  /// relu(norm(x) + residual) as one operator.
+  Tensor with_add_relu(const Tensor& x, const Tensor& residual);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  void count_batch();
+  double momentum_, epsilon_;
+};
+
+/// Over the last axis (Ba et al. 2016, equation 4).
+class LayerNorm final : public Layer {
+ public:
+  explicit LayerNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-5);
+  Parameter weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  double epsilon_;
+};
+
+/// Over the last axis, without mean and bias (Zhang & Sennrich 2019, equation 4).
+class RmsNorm final : public Layer {
+ public:
+  explicit RmsNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-6);
+  Parameter weight;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  double epsilon_;
+};
+
+/// Over groups of channels (Wu & He 2018, equation 7).
+class GroupNorm final : public Layer {
+ public:
+  GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on = {}, double epsilon = 1e-5);
+  Parameter weight, bias;
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  std::int64_t groups_;
+  double epsilon_;
+};
+
+/// Ids (...) -> rows (..., C) of a table (V, C).
+class Embedding final : public Layer {
+ public:
+  Embedding(std::int64_t count, std::int64_t width, const Placement& on = {}, double deviation = 1);
+  Parameter weight;
+
+ protected:
+  Tensor forward(const Tensor& ids) override;
+};
+
+/// Inverted dropout (Srivastava et al. 2014) while training; keeps nothing, or a one-byte mask in the textbook form.
+class Dropout final : public Layer {
+ public:
+  /// Throws ValueError unless 0 <= p < 1.
+  explicit Dropout(double p, bool is_textbook = false);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  double p_;
+  bool is_textbook_;
+};
+
+/// An activation function as a layer: `Activation(relu)`.
+class Activation final : public Layer {
+ public:
+  explicit Activation(Tensor (*function)(const Tensor&)) : function_(function) {}
+
+ protected:
+  Tensor forward(const Tensor& x) override { return function_(x); }
+
+ private:
+  Tensor (*function_)(const Tensor&);
+};
+
+}  // namespace thimble::nn

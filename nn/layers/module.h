@@ -1,0 +1,255 @@
+#pragma once
+// A module owns parameters, buffers and child modules under dotted names, and runs under its path, so that every byte
+// it allocates is booked there.
+//
+//   struct Scaled final : nn::Layer {
+//     explicit Scaled(std::int64_t n) : gain(add_parameter("gain", nn::init::constant({n}, 1, DType::f32, cpu))) {}
+//     nn::Linear& inner = child<nn::Linear>("inner", 8, 8);
+//     nn::Parameter gain;
+//     Tensor forward(const Tensor& x) override { return inner(x) * gain; }
+//   };
+//
+// - A parameter is the member that forward uses: the lists of the module look there. What is assigned to it before
+//   the optimizer is made is what is trained and saved; two members that hold one tensor are one parameter.
+// - A module that is not made by child() is not part of its parent until child(name, module) says so.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/nn/precision/fp8_recipe.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::nn {
+
+using optim::Named;
+
+/// Where a module's tensors live, of which dtype its parameters are, and what its products compute in. Policies that
+/// fill it in have names: nn/precision/precision.h.
+struct Placement {
+  Device device = cpu;
+  DType dtype = DType::f32;
+  std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
+  std::optional<DType> compute = {};  ///< linear layers and convolutions cast their operands to it; none: they do not
+  std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
+
+  DType norm_dtype() const noexcept { return norms.value_or(dtype); }
+  /// The same without FP8: for what is no linear layer inside of a block (embeddings, heads).
+  Placement without_fp8() const {
+    Placement other = *this;
+    other.fp8.reset();
+    return other;
+  }
+};
+
+/// How public files lay a parameter out.
+enum class FileLayout : std::uint8_t {
+  same,  ///< as in memory
+  oihw   ///< memory (O, KH, KW, I), file (O, I, KH, KW)
+};
+
+/// A parameter or buffer with its dotted name.
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+  FileLayout layout = FileLayout::same;
+};
+
+/// A tensor as the member of a module that lists it. It can be moved, and the module's list follows; a copy is a handle
+/// like any other. Assigning gives the module another tensor, an undefined one none. It must be kept as what it is: a
+/// parameter that was turned into a plain Tensor and went away is missing, and the next list of parameters says so.
+class Member : public Tensor {
+ public:
+  Member() = default;
+  Member(const Member& other) : Tensor(other) {}
+  Member(Member&& other) noexcept : Tensor(std::move(other)) { take_place(other); }
+  Member& operator=(Tensor value) noexcept {
+    Tensor::operator=(std::move(value));
+    return *this;
+  }
+  Member& operator=(const Member& other) { return *this = static_cast<const Tensor&>(other); }
+  /// Takes the other's place in its module's list, where this one has none.
+  Member& operator=(Member&& other) noexcept {
+    if (this == &other) return *this;
+    if (place_) return *this = static_cast<const Tensor&>(other);
+    Tensor::operator=(std::move(other));
+    take_place(other);
+    return *this;
+  }
+  ~Member() {
+    if (place_) *place_ = nullptr;
+  }
+
+ private:
+  friend class Module;
+  explicit Member(Tensor value) : Tensor(std::move(value)), place_(std::make_shared<Tensor*>(this)) {}
+  void take_place(Member& other) noexcept {
+    place_ = std::move(other.place_);
+    if (place_) *place_ = this;
+  }
+
+  std::shared_ptr<Tensor*> place_;  // points to this; null: no module lists it
+};
+using Parameter = Member;  ///< trained
+using Buffer = Member;     ///< saved, not trained
+
+class Module {
+ public:
+  virtual ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// Leaves that are trained, in the order of construction, children included. Shared ones are listed once, under their
+  /// first name; those that are undefined are not. A tensor that was assigned to a parameter becomes a leaf here.
+  /// Throws AutogradError for a parameter whose member has gone.
+  std::vector<NamedTensor> parameters() const;
+  /// State that is saved but not trained (batch-norm statistics).
+  std::vector<NamedTensor> buffers() const;
+  /// The parameters that are not frozen, as optimizers take them. Throws ValueError when there are none.
+  std::vector<Named> trainable() const;
+  /// Makes constants of the parameter `name`, or of all below the module of that name ("": of all), until unfreeze():
+  /// nothing is kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). An
+  /// optimizer that has them leaves them as they are. Throws ValueError when no parameter has that name.
+  void freeze(std::string_view name = "") { set_requires_grad(name, false); }
+  void unfreeze(std::string_view name = "") { set_requires_grad(name, true); }
+  /// Elements of all parameters.
+  std::int64_t parameter_count() const;
+
+  /// Training or evaluation, for this module and all below it.
+  void train(bool is_training = true);
+  void eval() { train(false); }
+  bool is_training() const noexcept { return is_training_; }
+
+  /// Calls f for this module, then for all below it, in the order of construction.
+  void for_each_module(const std::function<void(Module&)>& f);
+  void for_each_module(const std::function<void(const Module&)>& f) const;
+
+  /// What a recipe for FP8 made of this module's own products; nothing for those that have none.
+  virtual Fp8Status fp8_status() const { return {}; }
+
+  /// The path the module runs and allocates under: where it was made, or what child(name, module) has made of it.
+  PathId path() const noexcept { return path_; }
+
+ protected:
+  /// Takes the current path as its own: `child` makes it `parent.name`.
+  Module() : path_(context().path) {}
+
+  /// Makes a leaf of `value` under `name` and books its bytes as a parameter: for a member of type Parameter. Throws
+  /// ValueError when there is one of that name.
+  [[nodiscard]] Parameter add_parameter(std::string name, Tensor value, FileLayout layout = FileLayout::same);
+  /// The same for state that is not trained; without its member it is the module's alone.
+  Buffer add_buffer(std::string name, Tensor value);
+
+  /// Makes a child module under `name` (which may have dots: "h.0"); this module owns it.
+  template <class M, class... Args>
+  M& child(const std::string& name, Args&&... args) {
+    const PathScope own(path_);
+    const PathScope below(name);
+    auto made = std::make_unique<M>(std::forward<Args>(args)...);
+    M& reference = *made;
+    adopt(name, reference, std::move(made));
+    return reference;
+  }
+  /// Makes a child of a module that is made and owned elsewhere: a plain member, one behind a pointer. From now on it
+  /// runs under this module's path; its bytes stay booked where it was made. It may go before this module does. Throws
+  /// ValueError for one that is a child already, or for this module.
+  void child(const std::string& name, Module& module);
+
+ private:
+  struct Entry {
+    std::string name;
+    std::shared_ptr<Tensor* const> member;  // null inside: it has gone
+    Tensor kept;                            // of a buffer, for that case
+    FileLayout layout;
+  };
+  struct Child {
+    std::string name;
+    Module* module;
+    std::unique_ptr<Module> owned;  // null: owned elsewhere
+  };
+  Member register_member(std::vector<Entry>& entries, std::string name, Tensor value, FileLayout layout);
+  void adopt(const std::string& name, Module& module, std::unique_ptr<Module> owned);
+  void move_to(PathId path);
+  void set_requires_grad(std::string_view name, bool requires_grad);
+  void collect(const std::string& prefix, std::vector<NamedTensor>& list) const;
+  void collect_buffers(const std::string& prefix, std::vector<NamedTensor>& list) const;
+
+  PathId path_;
+  bool is_training_ = true;
+  Module* parent_ = nullptr;  // of a child that is owned elsewhere
+  std::vector<Entry> parameters_, buffers_;
+  std::vector<Child> children_;
+};
+
+/// A module from one tensor to one tensor.
+class Layer : public Module {
+ public:
+  /// Runs forward under the module's path.
+  Tensor operator()(const Tensor& x) {
+    const PathScope scope(path());
+    return forward(x);
+  }
+
+ protected:
+  virtual Tensor forward(const Tensor& x) = 0;
+};
+
+/// Layers one after the other.
+class Sequential final : public Layer {
+ public:
+  /// Makes a layer named by its place ("0", "1", ...), or as given.
+  template <class L, class... Args>
+  L& add(Args&&... args) {
+    return add_named<L>(std::to_string(layers_.size()), std::forward<Args>(args)...);
+  }
+  template <class L, class... Args>
+  L& add_named(const std::string& name, Args&&... args) {
+    L& layer = child<L>(name, std::forward<Args>(args)...);
+    layers_.push_back(&layer);
+    return layer;
+  }
+  using Layer::operator();
+  /// Takes x over: it is held no longer than its readers need it.
+  Tensor operator()(Tensor&& x);
+
+  std::size_t size() const noexcept { return layers_.size(); }
+  Layer& operator[](std::size_t i) { return *layers_.at(i); }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  std::vector<Layer*> layers_;
+};
+
+/// x + inner(x); the inner layer is made by the constructor's arguments.
+template <class Inner>
+class Residual final : public Layer {
+ public:
+  template <class... Args>
+  explicit Residual(Args&&... args) : inner_(child<Inner>("inner", std::forward<Args>(args)...)) {}
+  Inner& inner() noexcept { return inner_; }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Inner& inner_;
+};
+
+/// x + y, recorded; where their dtypes differ, the narrower one is cast to the wider one. What Residual is made of.
+Tensor residual_sum(const Tensor& x, const Tensor& y);
+
+template <class Inner>
+Tensor Residual<Inner>::forward(const Tensor& x) {
+  return residual_sum(x, inner_(x));
+}
+
+}  // namespace thimble::nn

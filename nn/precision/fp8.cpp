@@ -1,0 +1,142 @@
+#include <thimble/nn/precision/fp8.h>
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <set>
+
+#include <thimble/autograd/functions/fp8.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/matmul/fp8_product.h>
+
+namespace thimble::nn {
+namespace fp8_layer_detail {
+
+void check(const Fp8Recipe& recipe) {
+  const bool is_block = recipe.kind == Fp8Scaling::block;
+  if (recipe.margin < 0 || recipe.margin > (is_block ? 0 : fp8_margin_max)) {
+    throw ValueError("fp8: margin " + std::to_string(recipe.margin) + "; allowed are " +
+                     (is_block ? "0 alone, with scales of blocks" : "0 to " + std::to_string(fp8_margin_max)));
+  }
+}
+
+// "gpt.h.0.mlp" -> "gpt.h.*.mlp".
+std::string kind_of(const std::string& path) {
+  std::string kind;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (std::isdigit(static_cast<unsigned char>(path[i])) == 0) {
+      kind += path[i];
+    } else if (kind.empty() || kind.back() != '*') {
+      kind += '*';
+    }
+  }
+  return kind;
+}
+
+}  // namespace fp8_layer_detail
+
+std::string why_not_fp8(std::int64_t in, std::int64_t out) {
+  if (in % fp8_multiple == 0 && out % fp8_multiple == 0) return {};
+  return std::to_string(in) + " to " + std::to_string(out) + " features, and both must be multiples of " +
+         std::to_string(fp8_multiple);
+}
+
+std::string fp8_products_text(Device device, const Fp8Format& format) {
+  if (!device.is_cuda()) return "of bf16 values, in which FP8 ones are exact";
+  if (format.scaling != Fp8Scaling::block) return "of codes: y, dx, dW";
+  const std::string why = why_no_fp8_blocks(device);
+  if (!why.empty()) return "of bf16 values: " + why;
+  if (!fp8_blocks_on_units(device, {8, 16, 16, format.forward, format.forward, DType::bf16})) {
+    return "of bf16 values: E5M2 codes are not multiplied with each other";
+  }
+  return "of codes: y and dx, of rows in multiples of 8; of bf16 values: dW, whose sum is over rows with their own "
+         "scales";
+}
+
+std::string fp8_recipe_text(const Fp8Format& format) {
+  const char* const kind = format.scaling == Fp8Scaling::delayed   ? "delayed"
+                           : format.scaling == Fp8Scaling::current ? "current"
+                                                                   : "block";
+  return std::string(kind) + ", " + std::string(to_string(format.forward)) + " forward, " +
+         std::string(to_string(format.gradient)) + " gradients, margin " + std::to_string(format.margin);
+}
+
+std::string fp8_recipe_text(const Module& model) {
+  std::set<std::string> seen;
+  std::string text;
+  model.for_each_module([&](const Module& module) {
+    const std::string recipe = module.fp8_status().recipe;
+    if (!recipe.empty() && seen.insert(recipe).second) text += (text.empty() ? "" : "; ") + recipe;
+  });
+  return text.empty() ? "none" : text;
+}
+
+void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why) {
+  if (!recipe || !recipe->strict || why.empty()) return;
+  throw ValueError("fp8: " + std::string(path_name(context().path)) + " would fall back to a higher precision: " + why +
+                   "; a recipe that is not strict allows it");
+}
+
+Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) : device_(on.device) {
+  if (!on.fp8) return;
+  fp8_layer_detail::check(*on.fp8);
+  why_ = why_not_fp8(in, out);
+  check_fp8_strict(on.fp8, why_);
+  runs_ = why_.empty();
+  format_ = on.fp8->format();
+  if (runs_ && on.fp8->kind == Fp8Scaling::delayed) state_ = make_fp8_state(on.fp8->history, on.device);
+}
+
+Fp8Status Fp8Product::status() const {
+  if (!runs_) return {false, why_};
+  return {true, why_, fp8_recipe_text(format_), fp8_products_text(device_, format_)};
+}
+
+Tensor Fp8Product::operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,
+                              kernels::Activation activation, bool weight_is_in_out) const {
+  return fp8_linear(x, weight, bias, format_, state_, is_training, activation, weight_is_in_out);
+}
+
+Fp8Layers fp8_layers(Module& model) {
+  Fp8Layers result;
+  std::set<std::string> paths;
+  model.for_each_module([&](Module& module) {
+    const Fp8Status status = module.fp8_status();
+    if (!status.runs && status.fallback.empty()) return;
+    const std::string path(path_name(module.path()));
+    paths.insert(path);
+    if (status.runs) {
+      result.layers.push_back(path);
+      result.products = status.products;
+    } else {
+      result.fallbacks.push_back({path, status.fallback});
+    }
+  });
+  const std::string root(path_name(model.path()));
+  for (const NamedTensor& p : model.parameters()) {
+    const std::size_t dot = p.name.rfind('.');
+    const std::string owner = dot == std::string::npos ? "" : p.name.substr(0, dot);
+    const std::string path = root + (root.empty() || owner.empty() ? "" : ".") + owner;
+    if (paths.insert(path).second) result.higher.push_back(path);
+  }
+  return result;
+}
+
+std::vector<Fp8Fallback> fp8_fallbacks(Module& model) { return fp8_layers(model).fallbacks; }
+
+std::string fp8_paths_text(const std::vector<std::string>& paths) {
+  std::vector<std::string> kinds;
+  std::map<std::string, int> counts;
+  for (const std::string& path : paths) {
+    const std::string kind = fp8_layer_detail::kind_of(path);
+    if (counts[kind]++ == 0) kinds.push_back(kind);
+  }
+  std::string text;
+  for (const std::string& kind : kinds) {
+    text += (text.empty() ? "" : ", ") + kind;
+    if (counts[kind] > 1) text += " (" + std::to_string(counts[kind]) + ")";
+  }
+  return text;
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,75 @@
+#pragma once
+// Training in FP8: which layers do it, with which scales, and what falls back. Formats and scales are
+// core/ops/quant/fp8.h, the operator core/ops/matmul/fp8_linear.h.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <thimble/core/kernels/shared/activation.h>
+#include <thimble/nn/layers/module.h>
+#include <thimble/nn/precision/fp8_recipe.h>
+
+namespace thimble::nn {
+
+/// Why a product of `in` to `out` features does not run in FP8; empty: it does. A rule of sizes alone, the same on
+/// every device, so that plans agree: FP8 units multiply in steps of 16.
+std::string why_not_fp8(std::int64_t in, std::int64_t out);
+
+/// What the products of layers that run are of on a device: codes, or bf16 values, and which, and why. Neither is a
+/// fallback: operands and scales are the same.
+std::string fp8_products_text(Device device, const Fp8Format& format);
+
+/// Of a recipe that is strict: throws ValueError, naming the current path and `why`, unless that is empty.
+void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string& why);
+
+/// "delayed, f8e4m3 forward, f8e5m2 gradients, margin 0": what a checkpoint says of a recipe, so that training does not
+/// go on with another.
+std::string fp8_recipe_text(const Fp8Format& format);
+/// That of a model; several are joined by "; " in their order. "none": no layer runs in FP8.
+std::string fp8_recipe_text(const Module& model);
+
+/// One product of a module in FP8, with its state.
+class Fp8Product {
+ public:
+  /// Does nothing without a recipe, or where the sizes fall back. Throws ValueError: a strict recipe and sizes that do,
+  /// a history or margin out of range.
+  Fp8Product(const Placement& on, std::int64_t in, std::int64_t out);
+
+  bool runs() const noexcept { return runs_; }
+  Fp8Status status() const;
+  /// The state of delayed scaling, to be registered as buffers by the module: "fp8_amax", "fp8_scale", "fp8_steps".
+  const Fp8State& state() const noexcept { return state_; }
+  /// act(x W^T + bias); records amax when `is_training`.
+  Tensor operator()(const Tensor& x, const Tensor& weight, const Tensor& bias, bool is_training,
+                    kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false) const;
+
+ private:
+  bool runs_ = false;
+  std::string why_;
+  Device device_;
+  Fp8Format format_;
+  Fp8State state_;
+};
+
+/// A layer that a recipe is for and that runs in a higher precision.
+struct Fp8Fallback {
+  std::string path, reason;
+};
+
+/// What a model made with a recipe does in FP8.
+struct Fp8Layers {
+  std::vector<std::string> layers;     ///< paths of those that run in FP8
+  std::vector<Fp8Fallback> fallbacks;  ///< and of those that do not, though they multiply
+  std::vector<std::string> higher;     ///< paths of all other modules with parameters: they stay by design
+  std::string products;                ///< fp8_products_text, where a layer runs in FP8
+};
+Fp8Layers fp8_layers(Module& model);
+
+/// The fallbacks alone: what the model does in a higher precision than its recipe asks for.
+std::vector<Fp8Fallback> fp8_fallbacks(Module& model);
+
+/// "gpt.h.*.mlp.c_fc (2), gpt.wte": paths with their numbers as *, each kind once, and how many there are.
+std::string fp8_paths_text(const std::vector<std::string>& paths);
+
+}  // namespace thimble::nn

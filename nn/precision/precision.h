@@ -1,0 +1,52 @@
+#pragma once
+// Precision policies: of which dtype parameters, norms and products are, how parameters are updated, and whether the
+// loss is scaled. What the dtypes do is done by the layers that get them (nn::Placement); arithmetic inside of norms,
+// softmax, attention and losses is in f32 under every policy, and losses are f32.
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include <thimble/nn/layers/module.h>
+#include <thimble/optim/narrow.h>
+
+namespace thimble::nn {
+
+/// name             parameters  norms  products  update      loss scale
+/// O0               f32         f32    f32       plain       none
+/// O1               f32         f32    f16       plain       dynamic
+/// O2               f16         f32    f16       master      dynamic
+/// O3               f16         f16    f16       rounded     none (1)
+/// bf16             bf16        f32    bf16      master      none
+/// bf16-stochastic  bf16        bf16   bf16      stochastic  none
+/// bf16-kahan       bf16        bf16   bf16      kahan       none
+/// fp8              bf16        f32    bf16      master      none
+/// fp8-current      bf16        f32    bf16      master      none
+/// fp8-block        bf16        f32    bf16      master      none
+///
+/// O0 to O3 are the levels of NVIDIA's Apex (amp). Embeddings, positions and the residual stream are of the
+/// parameters' dtype; under O1, as there, what a product gives stays f16 until it meets f32.
+///
+/// The last three are bf16 but for linear layers inside of blocks, whose operands are FP8 (nn/precision/fp8.h): fp8
+/// with delayed and fp8-current with current scaling, E4M3 forward and E5M2 for gradients; fp8-block in E4M3 with
+/// scales for 1 x 128 of x and dy and 128 x 128 of weights.
+struct Precision {
+  std::string_view name;
+  DType parameters = DType::f32;      ///< of all but norms, and of activations outside of products
+  DType norms = DType::f32;           ///< of norms' parameters
+  std::optional<DType> compute = {};  ///< of the operands of products, where it is not `parameters`: they are cast
+  optim::NarrowUpdate update = optim::NarrowUpdate::rounded;
+  bool scales_loss = false;  ///< dynamically: optim::GradScaler as it comes
+  std::optional<Fp8Recipe> fp8 = {};
+
+  /// Where a model of this policy is put.
+  Placement on(Device device) const { return {device, parameters, norms, compute, fp8}; }
+};
+
+/// All policies, O0 first.
+std::span<const Precision> precisions();
+
+/// The policy of that name. Throws ValueError, listing all.
+const Precision& precision(std::string_view name);
+
+}  // namespace thimble::nn

@@ -1,0 +1,111 @@
+#pragma once
+// What a training run needs, byte for byte: the same program on a dry device, or for real, in an arena of its own.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <thimble/autograd/graph.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/layers/module.h>
+#include <thimble/nn/step/step.h>
+
+namespace thimble::nn {
+
+/// What a run shows of itself between steps, to be compared with another one.
+struct RunView {
+  std::vector<double> losses;                 ///< of the last step, one for each update; of a dry run 0
+  std::vector<optim::Optimizer*> optimizers;  ///< their parameters and state
+  std::vector<NamedTensor> buffers;           ///< state that is not trained
+  Generator* generator = nullptr;
+  const optim::GradScaler* scaler = nullptr;  ///< null: the loss is not scaled
+};
+
+/// One run: makes model and optimizer when called, then `step()` runs one training step. What it owns dies with it.
+class TrainingRun {
+ public:
+  virtual ~TrainingRun() = default;
+  virtual void step() = 0;
+  /// How the next steps are made.
+  virtual StepOptions& options() = 0;
+  /// Whether step() itself begins and ends the steps of a placed arena, as RecordedStep does.
+  virtual bool begins_placed_steps() const { return false; }
+  /// What the program does between and after its steps (evaluates, samples): it may need more than they do. `step` runs
+  /// a further one as the others were run.
+  virtual void finish([[maybe_unused]] FunctionRef<void()> step) {}
+  /// Elements of all parameters.
+  virtual std::int64_t parameters() const = 0;
+  /// Nothing of a run that cannot be compared.
+  virtual RunView view() { return {}; }
+  /// What the tiers of the run occupy, beside the device's memory.
+  virtual std::size_t tier_bytes() const { return 0; }
+};
+
+/// The tiers of a run's optimizer and steps: what they occupy.
+std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
+
+/// Makes a run whose tensors live on `device`.
+using MakeRun = std::function<std::unique_ptr<TrainingRun>(Device device)>;
+
+struct MemoryProfile {
+  std::int64_t parameters = 0;
+  std::size_t peak_bytes = 0;         ///< committed by the arena: its height, in whole granules
+  std::size_t peak_height_bytes = 0;  ///< the same in bytes: end of the highest block there was
+  std::size_t peak_live_bytes = 0;    ///< largest sum of requested bytes
+  std::size_t lower_bound_bytes = 0;  ///< the load: largest sum of allocated bytes; no placement needs less. With plans
+                                      ///< it counts the region as one block
+  CategoryBytes peak_by_category{};   ///< of peak_live_bytes, at its moment
+  std::size_t tier_bytes = 0;    ///< that the run's tiers occupied, beside the device's memory: a file's length, or
+                                 ///< the host's pinned memory. Tiers only grow
+  std::size_t steps = 0;         ///< that were run: more than were asked for where the arena had not settled by then
+  bool is_steady = false;        ///< the last two steps left the arena in the same state: further ones need no more
+  std::size_t nodes = 0;         ///< of a step's recording, of a micro-batch where there are several
+  double ms_per_step = 0;        ///< of the last step; 0 for a dry run
+  std::size_t rss_bytes = 0;     ///< of the arena's mapping as the kernel counts it; 0 for a dry run
+  memory::OutsideBytes outside;  ///< of a run on the cpu: the bound of what is outside of the arena
+  std::size_t process_peak_bytes = 0;  ///< of it: resident in the process since its set-up; 0: not known
+  std::vector<Trace::Event> events;    ///< of the whole run, when asked for
+  std::size_t setup_end = 0;           ///< with a trace: index of the first event of the first step
+  std::vector<std::size_t> step_ends;  ///< with a trace: index of the event after each step
+  Placed::Statistics placed;           ///< with plans: whether the steps were replayed
+};
+
+/// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must
+/// not depend on what there is.
+memory::Options profile_options(Device device);
+
+/// Runs `steps` training steps (the first and a steady one by default) in a fresh arena on `device` and reports what it
+/// had to commit. On a dry device this is a prediction; on a real one a measurement. With `plans` every step is
+/// replayed by them. Where the arena is in another state after the last step than after the one before
+/// (Arena::layout_digest), further ones are run, up to eight, so that two are known to tell all; not with a trace,
+/// whose steps are as many as were asked for. Throws what the run throws.
+MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
+                               std::vector<StepPlan> plans = {});
+
+/// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it, and the
+/// recording. Throws what the run throws.
+TapeGraph record_step(Device device, const MakeRun& make,
+                      const std::function<void(TrainingRun&, const TapeGraph&)>& look = nullptr);
+
+/// What is asked of the placement of a step: the alignment of the device's arena as unit, and a limit of 20,000 nodes,
+/// of which the steps of our models need 2,500 at most. The limit of 60 seconds is for machines that are very busy:
+/// where it is not reached, the plan is the same everywhere.
+memory::PlacementOptions placement_options(Device device);
+
+/// The same for a plan that is wanted now, of a step of so many micro-batches: without the exact search, and with
+/// greedy placement alone for more than two, because the time of an improvement grows with the square of the blocks.
+memory::PlacementOptions placement_options(Device device, std::int64_t micro_batches);
+
+/// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. What a run
+/// with these plans needs is predicted by a dry run with them.
+std::vector<StepPlan> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options);
+inline std::vector<StepPlan> plan_steps(Device device, const MakeRun& make) {
+  return plan_steps(device, make, placement_options(device));
+}
+
+/// The plan of every step of a traced profile.
+std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
+
+}  // namespace thimble::nn

@@ -1,0 +1,23 @@
+#pragma once
+// Reading values in a program that is also run dry. `to_host` and `item` throw on a dry device, which has no values,
+// and a program that asks there whether it is dry allocates something else than the real one: its steps leave their
+// plans.
+
+#include <vector>
+
+#include <thimble/core/tensor/copy.h>
+
+namespace thimble::nn {
+
+/// to_host<T>(t); on a dry device its allocations, and zeros.
+template <class T>
+std::vector<T> read_values(const Tensor& t) {
+  if (!t.device().is_dry) return to_host<T>(t);
+  contiguous(to_dtype(t, dtype_of<T>));
+  return std::vector<T>(static_cast<std::size_t>(t.elements()));
+}
+
+/// item(t); on a dry device its allocations, and 0. Throws ShapeError.
+double read_value(const Tensor& t);
+
+}  // namespace thimble::nn

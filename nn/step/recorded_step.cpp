@@ -1,0 +1,220 @@
+#include <thimble/nn/step/recorded_step.h>
+
+#include <string>
+#include <utility>
+
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+
+namespace thimble::nn {
+namespace recorded_step_detail {
+
+constexpr std::size_t eager_steps = 2;  // the first one and a steady one
+constexpr std::int64_t block_bytes = 64 << 10, parameter_bytes = 128;
+
+[[noreturn]] void refuse(const std::string& why) { throw PlanError("recorded step: " + why); }
+
+Device device_of(const optim::Optimizer& optimizer) {
+  if (optimizer.parameters().empty()) refuse("the optimizer has no parameters");
+  const Device device = optimizer.parameters().front().tensor.device();
+  if (!device.is_cuda()) {
+    throw DeviceError("recorded step: parameters are on " + to_string(device) + "; allowed is a CUDA device");
+  }
+  return device;
+}
+
+void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOptions& options, Device device) {
+  if (Placed::find(*current_resource(device)) != &placed) {
+    refuse("tensors on " + to_string(device) +
+           " are taken from another resource than the placed arena that was given; allowed is one that stands on it");
+  }
+  if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
+  if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
+  if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
+  if (!options.parts.empty())
+    refuse("micro-batches that differ have other weights in every step; allowed are equal ones");
+  if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
+}
+
+}  // namespace recorded_step_detail
+
+void load_input(const Tensor& to, const Tensor& from) {
+  const auto both = [&] { return "load_input: " + describe(from) + " into " + describe(to); };
+  if (to.shape() != from.shape()) throw ShapeError(both() + "; the same shape is allowed");
+  if (to.dtype() != from.dtype()) throw DTypeError(both() + "; the same dtype is allowed");
+  if (!to.device().is_cuda() || !from.device().is_cpu() || !to.is_contiguous() || !from.is_contiguous()) {
+    throw DeviceError(both() + "; allowed is from a dense tensor of the cpu into one of a CUDA device");
+  }
+  if (to.elements() == 0 || to.device().is_dry) return;
+  if (from.device().is_dry) throw DeviceError(both() + "; a dry device has no values");
+  launch(to.device(),
+         [&](const Addresses& at) { kernels::device_runtime(to.device()).upload(at(to), at(from), from.bytes()); });
+  to.storage()->bump_version();
+}
+
+/// Cuts a step in two where the host decides. What it will read, and the loss, which a skipped step has too, are
+/// written before.
+class RecordedStep::Seam final : public StepSeam {
+ public:
+  explicit Seam(RecordedStep& step) : step_(step) {}
+
+  optim::GradScaler::Verdict judge(const Tensor& loss, const Tensor& square_sums) override {
+    copy_into(step_.loss_, view::reshape(loss, {}));
+    step_.sum_count_ = square_sums.defined() ? square_sums.elements() : 0;
+    if (step_.sum_count_ > 0) copy_into(view::slice(step_.sums_, 0, 0, step_.sum_count_), square_sums);
+    cut();
+    return {false, 1 / step_.options_.scaler->scale()};  // the update's factor is one of the step's numbers
+  }
+
+  LaunchGraph::Cut cut;
+
+ private:
+  RecordedStep& step_;
+};
+
+RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
+                           StepOptions options)
+    : placed_(placed),
+      optimizer_(optimizer),
+      loss_of_(std::move(loss_of)),
+      options_(std::move(options)),
+      generator_(current_generator()),
+      device_(recorded_step_detail::device_of(optimizer)) {
+  using namespace recorded_step_detail;
+  check(placed_, optimizer_, options_, device_);
+  const std::int64_t bytes = block_bytes + parameter_bytes * static_cast<std::int64_t>(optimizer_.parameters().size());
+  memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
+  const bool is_wide = optimizer_.parameters().front().tensor.dtype() == DType::f64;
+  loss_ = Tensor::empty({}, is_wide ? DType::f64 : DType::f32, device_);
+  if (!looks()) return;
+  const auto parameters = static_cast<std::int64_t>(optimizer_.parameters().size());
+  sums_ = Tensor::empty({parameters}, DType::f64, device_, Category::workspace);
+}
+
+RecordedStep::~RecordedStep() { drop(); }
+
+// The recording goes before what it uses.
+void RecordedStep::drop() noexcept {
+  graph_.reset();
+  block_.reset();
+  hold_.reset();
+}
+
+Tensor RecordedStep::run() {
+  if (&current_generator() != &generator_) {
+    recorded_step_detail::refuse("another generator is in force than when it was made");
+  }
+  optimizer_.check_members();
+  if (is_recorded()) {
+    replay();
+  } else if (steps_ < recorded_step_detail::eager_steps) {
+    run_once(options_);
+  } else {
+    record();
+    if (!device_.is_dry) replay();
+  }
+  ++steps_;
+  return loss_;
+}
+
+void RecordedStep::run_once(const StepOptions& options) {
+  const Placed::Step step(placed_, steps_);
+  const Tensor loss = training_step(optimizer_, loss_of_, options);
+  if (options.seam == nullptr) copy_into(loss_, view::reshape(loss, {}));
+}
+
+kernels::StepNumbers RecordedStep::numbers() const {
+  kernels::StepNumbers now;
+  now.rate = optimizer_.rate();
+  const double scale = options_.scaler != nullptr ? options_.scaler->scale() : 1;
+  now.gradient_factor = optimizer_.gradient_factor() * (1 / scale);  // as training_step has it
+  now.loss_scale = scale;
+  now.update = optimizer_.step_count() + 1;
+  now.random_step = generator_.step();
+  return now;
+}
+
+void RecordedStep::record() {
+  const std::int64_t updates = optimizer_.step_count();
+  const std::uint64_t random_step = generator_.step();
+  const Placed::Statistics before = placed_.statistics();
+  auto hold = std::make_unique<Placed::Hold>(placed_);
+  if (device_.is_dry) {
+    run_once(options_);
+    hold_ = std::move(hold);
+    return;
+  }
+  const WritePin pin(memory_);
+  block_.emplace(static_cast<std::byte*>(pin.data()), memory_.bytes(), numbers());
+  std::vector<Tensor> uses{memory_, loss_};
+  if (sums_.defined()) uses.push_back(sums_);
+  for (const optim::Named& p : optimizer_.parameters()) uses.push_back(p.tensor);
+  for (const optim::Named& s : optimizer_.state()) uses.push_back(s.tensor);
+  std::unique_ptr<LaunchGraph> graph;
+  // Nothing has been run: the host's counts go back, and so does what a step that failed has counted.
+  const auto go_back = [&] {
+    optimizer_.set_step_count(updates);
+    generator_.set_step(random_step);
+  };
+  Seam seam(*this);
+  StepOptions options = options_;
+  if (looks()) options.seam = &seam;
+  const auto work = [&] {
+    const kernels::StepBlockScope scope(*block_);
+    run_once(options);
+  };
+  try {
+    graph = std::make_unique<LaunchGraph>(device_, uses, work, &seam.cut);
+  } catch (...) {
+    go_back();
+    block_.reset();
+    throw;
+  }
+  go_back();
+  const Placed::Statistics after = placed_.statistics();
+  if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
+    block_.reset();
+    recorded_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
+                                 ", so its addresses are not those of the next; allowed is a step as it was planned");
+  }
+  image_.resize(block_->bytes());
+  graph_ = std::move(graph);
+  hold_ = std::move(hold);
+}
+
+/// Puts a part of the recording in the stream, with these numbers.
+void RecordedStep::replay_part(std::size_t part, const kernels::StepNumbers& now) {
+  block_->write(now, image_.data());
+  launch(device_, [&](const Addresses& at) {
+    if (!image_.empty()) kernels::device_runtime(device_).upload(at(memory_), image_.data(), image_.size());
+  });
+  graph_->replay(part);
+}
+
+void RecordedStep::replay() {
+  optim::GradScaler::Verdict verdict;
+  if (!device_.is_dry) {
+    kernels::StepNumbers now = numbers();
+    replay_part(0, now);
+    if (looks()) {
+      const Tensor sums = sum_count_ > 0 ? view::slice(sums_, 0, 0, sum_count_) : Tensor();
+      verdict = options_.scaler->judge_sums(sums, options_.clip_norm);
+      now.gradient_factor = optimizer_.gradient_factor() * verdict.gradient_factor;  // as training_step has it
+      if (!verdict.is_skipped) replay_part(1, now);
+    }
+  }
+  if (looks()) options_.scaler->record(verdict);
+  generator_.set_step(generator_.step() + 1);
+  if (verdict.is_skipped) return;
+  optimizer_.begin_step();
+  const auto wrote = [](const Tensor& t) {
+    if (t.storage()) t.storage()->bump_version();
+  };
+  for (const optim::Named& p : optimizer_.parameters()) wrote(p.tensor);
+  for (const optim::Named& s : optimizer_.state()) wrote(s.tensor);
+}
+
+}  // namespace thimble::nn

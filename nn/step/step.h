@@ -1,0 +1,101 @@
+#pragma once
+// One training step as a transaction.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/optim/accumulate.h>
+#include <thimble/optim/grad_scaler.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::nn {
+
+/// Whether a parameter is updated, and its gradient freed, as soon as backward has done with it, so that gradients need
+/// the bytes of those that are there at a time instead of all.
+enum class FusedUpdate : std::uint8_t {
+  off,
+  /// Only while a placed step is replayed (memory/policies/placed.h), whose memory is there before it begins; on a dry
+  /// device always. A step that has left its plan before the first update makes all updates at its end.
+  secured,
+  /// Anywhere. Out of memory after the first update throws PartialUpdateError.
+  unsecured
+};
+
+/// Replaces the scaler in a captured step (nn/step/recorded_step.h), where the host cannot read values.
+class StepSeam {
+ public:
+  virtual ~StepSeam() = default;
+  /// What becomes of the step: between backward and the update. `loss` is what training_step returns, `square_sums` are
+  /// those of the gradients (optim/clip.h); undefined where there is none.
+  virtual optim::GradScaler::Verdict judge(const Tensor& loss, const Tensor& square_sums) = 0;
+};
+
+struct StepOptions {
+  double clip_norm = 0;            ///< > 0: gradients are clipped by their global norm; 0: they are not
+  std::int64_t micro_batches = 1;  ///< gradient accumulation
+  std::int64_t micro_samples = 0;  ///< samples per micro-batch; needed when there are several that are alike
+  /// One for each micro-batch, where they differ in samples or in what counts of them: set for the step that comes. No
+  /// bytes depend on it.
+  std::vector<optim::MicroBatch> parts = {};
+  optim::RecordingOptions recording = {};
+  FusedUpdate fuses_optimizer = FusedUpdate::off;
+  /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.
+  std::shared_ptr<Tier> gradient_tier = nullptr;
+  optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
+  StepSeam* seam = nullptr;  ///< asked in place of a scaler that looks at gradients, and told nothing; null: the scaler
+};
+
+/// A step that is fused, or whose gradients or optimizer state are in a tier, failed after it had updated some of the
+/// parameters: those, their optimizer state and the count of updates stay changed. Its cause is nested
+/// (std::rethrow_if_nested) and in the text.
+class PartialUpdateError : public Error {
+ public:
+  PartialUpdateError(const std::string& message, std::size_t updated, std::size_t parameters)
+      : Error(message), updated_(updated), parameters_(parameters) {}
+  /// Parameters that are updated, of so many.
+  std::size_t updated() const noexcept { return updated_; }
+  std::size_t parameters() const noexcept { return parameters_; }
+
+ private:
+  std::size_t updated_, parameters_;
+};
+
+/// Forward and backward of every micro-batch (`loss_of(i)` gives its mean loss; optim/accumulate.h), clipping, one
+/// update, gradients freed.
+/// The optimizer's parameters alone are trained: every other leaf is a constant of the step, for which nothing is
+/// computed, kept or accumulated, and `options.recording.leaves` is not looked at. So several optimizers take turns
+/// over one net, and what none has is frozen. A parameter that the loss does not depend on stays as it is; a loss that
+/// depends on none of them throws AutogradError.
+/// What the forward changes besides (batch-norm statistics, the generator's step) is committed at the end: a step that
+/// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
+/// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not
+/// read. Throws ValueError for options out of range, or a scaler and an optimizer that takes no gradient factor,
+/// PlanError where a placed arena stands behind the parameters' resource and none of its steps has begun
+/// (memory/policies/placed.h), AutogradError as Optimizer::check_members does, and what `loss_of` throws.
+///
+/// With a `scaler` gradients are those of the scaled loss, and the optimizer divides them as it reads them; clipping
+/// takes part in that factor and does not write to them. Under a dynamic scale a step whose gradients are not all
+/// finite is skipped: parameters, optimizer state, its count and batch-norm statistics stay as they were, bit by bit;
+/// the generator goes on by a step, as the batch is used up, the scale falls, and gradients are freed. A step that
+/// throws leaves the scaler as it was. What is planned is a step that is not skipped, which needs more.
+///
+/// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
+/// segments included: the same bits. Optimizer state is there since the optimizer was made, and an update needs no
+/// memory. Throws PlanError, before anything is run, together with clipping (the norm is known when all gradients are),
+/// several micro-batches (gradients are complete after the last), gradients that were there before (they could not be
+/// put back), a dynamic scaler (whether to update is known when all gradients are), and `secured` without a replayed
+/// step; PartialUpdateError as above.
+///
+/// With `gradient_tier` every gradient goes there as soon as it is complete, and comes back for its update: the same
+/// bits, clipped or not. Throws PlanError, before anything is run, together with a fused optimizer (whose gradients
+/// never wait), several micro-batches (all of which add to every gradient), a scaler (which judges gradients that are
+/// here), and gradients that were there before; FileError with nothing changed before the first update,
+/// PartialUpdateError after it.
+Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
+                     const StepOptions& options = {});
+
+}  // namespace thimble::nn

@@ -1,0 +1,139 @@
+#pragma once
+// What nn/trainer/trainer.h does, without the types of the user's model and batch.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/memory/stack.h>
+#include <thimble/nn/certify/certify.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::nn {
+
+struct TrainerOptions {
+  std::size_t budget_bytes = 0;  ///< that the arena may commit; 0: as many as it takes, and nothing is planned
+  Device device = cpu;
+  std::uint64_t seed = 1;
+  std::int64_t steps = 100;                       ///< of run()
+  std::int64_t evaluate_every = 0;                ///< steps between evaluations; 0: after the last of them alone
+  std::vector<std::int64_t> example_steps = {0};  ///< whose shapes are planned before the first step
+  /// Clipping, micro-batches (with micro_samples) and the fused optimizer. The rest of it is the trainer's.
+  StepOptions step = {};
+  std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
+  std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
+  std::string hardware = {};    ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
+  PlannerOptions planner = {};  ///< what plans may do that is not for nothing, or not exact
+  bool is_strict = false;       ///< a step that leaves its plan is a PlanError
+};
+
+/// What a trainer will need.
+struct TrainerPlan {
+  struct Part {
+    std::string name, description;
+    double time_overhead = 0;  ///< over keeping everything, by the cost model
+  };
+  struct Shapes {
+    std::string key;
+    std::int64_t example_step = 0;
+    std::vector<Part> parts;
+  };
+  std::size_t budget_bytes = 0;
+  std::size_t peak_bytes = 0;             ///< that the arena will commit: steps of all shapes, and the evaluation
+  std::size_t keep_everything_bytes = 0;  ///< of the step that needs most, not placed
+  std::vector<Shapes> shapes;
+  std::string text() const;
+};
+
+/// After a step.
+struct Progress {
+  std::int64_t step = 0;       ///< steps done
+  double loss = 0;             ///< of the first part, before its update
+  std::vector<double> losses;  ///< of all parts
+  std::optional<double> evaluation;
+  std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
+  double ms = 0;
+};
+
+namespace trainer_detail {
+
+/// A program on one device. What it owns dies with it.
+class ErasedRun {
+ public:
+  virtual ~ErasedRun() = default;
+  virtual optim::Optimizer& optimizer(std::size_t part) = 0;
+  virtual std::vector<Module*> modules() = 0;
+  virtual void take_batch(std::int64_t step) = 0;
+  virtual void drop_batch() noexcept = 0;
+  virtual Tensor loss(std::size_t part, std::int64_t index, std::int64_t count) = 0;
+  virtual double evaluate() = 0;
+};
+
+class ErasedProgram {
+ public:
+  virtual ~ErasedProgram() = default;
+  virtual std::unique_ptr<ErasedRun> make(Device device) const = 0;
+  virtual std::string key(std::int64_t step, Device device) const = 0;
+  virtual std::vector<std::string> part_names() const = 0;
+  virtual bool evaluates() const = 0;
+  virtual bool cuts_batches() const = 0;
+};
+
+/// The plan of the steps of one key.
+struct ShapePlan {
+  std::string key;
+  std::int64_t example_step = 0;
+  std::vector<std::unique_ptr<Planner>> planners;  // of each part; none without a budget
+  std::vector<Plan> parts;                         // of which the tape's plan counts
+  std::vector<StepPlan> placement;                 // of the first and of a steady step, all parts together
+  std::size_t first_plan = 0;                      // of those that all keys have together
+};
+
+class TrainerRun;
+
+class TrainerCore {
+ public:
+  TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options);
+  ~TrainerCore();
+  TrainerCore(const TrainerCore&) = delete;
+  TrainerCore& operator=(const TrainerCore&) = delete;
+
+  const TrainerPlan& plan() const noexcept { return plan_; }
+  Progress step();
+  void run(const std::function<void(const Progress&)>& observer);
+  double evaluate();
+  ErasedRun& live();
+  Certificate certify(std::int64_t steps);
+  std::size_t peak_bytes() const;
+  Placed::Statistics placed() const;
+
+ private:
+  void check() const;
+  void start();
+  void require_planned(std::int64_t step, const std::string& key);
+  void add_shape(std::int64_t step, std::string key);
+  void fit_all();
+  bool fit_parts(std::size_t target_bytes);
+  void fit_smallest();
+  MemoryProfile place_all();
+  MakeRun whole_steps(std::vector<std::int64_t> steps, bool is_planned) const;
+  MakeRun part_steps(std::int64_t step, std::size_t part) const;
+  std::vector<StepPlan> placements() const;
+  void describe();
+
+  std::unique_ptr<const ErasedProgram> program_;
+  TrainerOptions options_;
+  CostModel costs_;
+  std::string machine_;                             // that the plans are made for
+  std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them
+  TrainerPlan plan_;
+  memory::Stack stack_;  // empty before the first step
+  std::unique_ptr<TrainerRun> run_;
+};
+
+}  // namespace trainer_detail
+
+}  // namespace thimble::nn

@@ -1,0 +1,173 @@
+// Gradients that wait in a tier for the update of their parameter: the same bits, and the bytes that a dry run says.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/offload_gradients.h>
+
+#include "support/catch.h"
+#include "support/offload_data.h"
+#include "support/store_run.h"
+#include "support/store_tier.h"
+
+using namespace thimble;
+using store_test::MemoryTier;
+
+namespace {
+
+/// Three products in a chain, a parameter that nothing reads, and one without elements.
+struct Net {
+  std::vector<optim::Named> parameters;
+  std::unique_ptr<optim::Adam> optimizer;
+  Tensor input;  // (15, 20)
+  Net() {
+    Generator generator(3);
+    const GeneratorScope random(generator);
+    for (const Shape& shape : {Shape{20, 30}, Shape{30, 10}, Shape{10, 25}, Shape{4}, Shape{0}}) {
+      Tensor t = randn(shape);
+      if (t.storage()) t.storage()->set_category(Category::parameter);
+      parameters.push_back({"p" + std::to_string(parameters.size()), t.require_grad()});
+    }
+    input = randn({15, 20});
+    optimizer = std::make_unique<optim::Adam>(parameters, optim::AdamOptions{.rate = 0.1});
+  }
+  Tensor loss() const {
+    Tensor hidden = input;
+    for (int i = 0; i < 3; ++i) hidden = relu(matmul(hidden, parameters[static_cast<std::size_t>(i)].tensor));
+    return add(mean(square(hidden)), sum(parameters[4].tensor));
+  }
+  void step(const nn::StepOptions& options) {
+    nn::training_step(
+        *optimizer, [&](std::int64_t) { return loss(); }, options);
+  }
+  std::vector<std::vector<float>> values() const {
+    std::vector<std::vector<float>> list;
+    for (const optim::Named& p : parameters) list.push_back(to_host<float>(p.tensor));
+    for (const optim::Named& s : optimizer->state()) list.push_back(to_host<float>(s.tensor));
+    return list;
+  }
+  bool has_gradient() const {
+    for (const optim::Named& p : parameters) {
+      if (p.tensor.grad().defined()) return true;
+    }
+    return false;
+  }
+};
+
+constexpr std::size_t largest_two_bytes = (20 * 30 + 30 * 10) * 4, all_bytes = (20 * 30 + 30 * 10 + 10 * 25) * 4;
+
+}  // namespace
+
+TEST_CASE("gradient store: the same bits with fewer gradients at a time", "[store]") {
+  for (const double clip_norm : {0.0, 1e-3, 1e9}) {
+    INFO("clip " << clip_norm);
+    nn::StepOptions options{.clip_norm = clip_norm};
+    const memory::Stack plain_stack = memory::make_resource(cpu), stack = memory::make_resource(cpu);
+    const auto tier = std::make_shared<MemoryTier>();
+    std::vector<std::vector<float>> expected;
+    {
+      const ResourceScope scope(plain_stack.top);
+      Net net;
+      for (int i = 0; i < 3; ++i) net.step(options);
+      expected = net.values();
+    }
+    options.gradient_tier = tier;
+    const ResourceScope scope(stack.top);
+    Net net;
+    for (int i = 0; i < 3; ++i) net.step(options);
+    CHECK(net.values() == expected);
+    CHECK_FALSE(net.has_gradient());
+    CHECK(tier->statistics().writes == 9);
+    CHECK(tier->statistics().reads == 6);  // what goes last has not left when its update, the first, is due
+    CHECK(tier->statistics().bytes_written == 3 * all_bytes);
+    CHECK(tier->statistics().live_bytes == 0);
+    CHECK(plain_stack.ledger->max_allocated(Category::gradient) >= all_bytes);
+    CHECK(stack.ledger->max_allocated(Category::gradient) <= largest_two_bytes);
+  }
+}
+
+TEST_CASE("gradient store: a failing tier throws with a type, and says what was updated", "[store]") {
+  const nn::StepOptions plain{.clip_norm = 0.5};
+  const auto counting = std::make_shared<MemoryTier>();
+  {
+    nn::StepOptions options = plain;
+    options.gradient_tier = counting;
+    Net().step(options);
+  }
+  Net expected;
+  const auto untouched = expected.values();
+  expected.step(plain);
+  std::size_t clean = 0, partial = 0;
+  for (std::uint64_t k = 1; k <= counting->calls(); ++k) {
+    INFO("call " << k << " of " << counting->calls());
+    nn::StepOptions options = plain;
+    options.gradient_tier = std::make_shared<MemoryTier>(cpu, k);
+    Net net;
+    try {
+      net.step(options);
+      FAIL("no error");
+    } catch (const nn::PartialUpdateError& error) {
+      CHECK(error.updated() > 0);
+      CHECK(error.updated() < 3);
+      ++partial;
+    } catch (const FileError&) {
+      CHECK(net.values() == untouched);
+      CHECK(net.optimizer->step_count() == 0);
+      CHECK_FALSE(net.has_gradient());
+      net.step(options);
+      CHECK(net.values() == expected.values());
+      ++clean;
+    }
+    CHECK(options.gradient_tier->statistics().live_bytes == 0);
+  }
+  CHECK(clean > 4);
+  CHECK(partial > 0);
+}
+
+TEST_CASE("gradient store: what does not go together is refused", "[store]") {
+  Net net;
+  const auto before = net.values();
+  nn::StepOptions options;
+  options.gradient_tier = std::make_shared<MemoryTier>();
+  nn::StepOptions fused = options, parts = options;
+  fused.fuses_optimizer = nn::FusedUpdate::unsecured;
+  parts.micro_batches = 2;
+  parts.micro_samples = 1;
+  CHECK_THROWS_AS(net.step(fused), PlanError);
+  CHECK_THROWS_AS(net.step(parts), PlanError);
+  net.parameters[0].tensor.grad() = zeros({20, 30});
+  CHECK_THROWS_AS(net.step(options), PlanError);
+  net.parameters[0].tensor.grad() = Tensor();
+  nn::StepOptions elsewhere = options;
+  elsewhere.gradient_tier = std::make_shared<MemoryTier>(dry(cpu));
+  CHECK_THROWS_AS(net.step(elsewhere), DeviceError);
+  CHECK(net.values() == before);
+  std::vector<optim::Named> twice = net.parameters;
+  twice.push_back(twice.front());
+  CHECK_THROWS_AS(optim::OffloadedGradients(twice, options.gradient_tier, 0), ValueError);
+  CHECK_THROWS_AS(optim::OffloadedGradients(net.parameters, nullptr, 0), ValueError);
+  CHECK_THROWS_AS(optim::OffloadedGradients(net.parameters, options.gradient_tier, -1), ValueError);
+}
+
+TEST_CASE("gradient store: a run needs what its dry run says, and less than with gradients here", "[store]") {
+  const std::string folder = offload_test::disk_folder();
+  if (folder.empty()) return;
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  setup.sizes.layers = 4, setup.sizes.heads = 4, setup.sizes.width = 256, setup.sizes.sequence = 16;
+  setup.optimizer = "sgd";
+  setup.batch = 1;
+  const std::size_t here = nn::profile_training(dry(cpu), bench::training_run(setup)).peak_bytes;
+  setup.offloads_gradients = true;
+  store_run_test::check(setup, folder, here);
+}

@@ -1,0 +1,356 @@
+// Stores of a plan: saved tensors that are offloaded come back with the same bits, packed ones within their dtype's
+// error, and what is allocated is told by a dry run.
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/optim/sgd.h>
+
+#include "random_program.h"
+#include "support/catch.h"
+#include "support/offload_data.h"
+#include "support/store_chain.h"
+#include "support/store_tier.h"
+
+using namespace thimble;
+
+namespace {
+
+using namespace random_program_test;
+using store_test::Chain;
+using store_test::chain_bytes;
+using store_test::MemoryTier;
+using Store = TapePlan::Store;
+
+struct Outcome {
+  std::vector<std::vector<float>> values;
+  std::size_t kept = 0;  // bytes, when backward begins
+};
+
+struct Followed {
+  std::shared_ptr<const TapePlan> plan;
+  std::shared_ptr<Tier> tier;
+};
+
+// Two passes of a program; all numbers that they change. On a dry device there are none.
+Outcome run(std::uint64_t seed, const Followed& followed, Device device = cpu) {
+  Outcome outcome;
+  RandomProgram program(seed, device);
+  Generator generator(seed);
+  const GeneratorScope random(generator);
+  Tape tape;
+  tape.follow(followed.plan, followed.tier);
+  const auto read = [&](const Tensor& t) {
+    if (!device.is_dry && t.defined()) outcome.values.push_back(to_host<float>(t));
+  };
+  for (int pass = 0; pass < 2; ++pass) {
+    generator.start_pass();
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = program.forward(false);
+    }
+    outcome.kept = tape.kept_bytes();
+    read(loss);
+    tape.backward(loss);
+    CHECK(tape.kept_bytes() == 0);
+  }
+  for (const Tensor& leaf : program.leaves()) read(leaf.grad());
+  for (const Tensor& t : program.statistics()) read(t);
+  return outcome;
+}
+
+TapePlan random_plan_with_stores(std::uint64_t seed, std::size_t round) {
+  const TapeGraph graph = observed(seed);
+  Random random(seed * 100 + round);
+  TapePlan plan = random_plan(graph, random);
+  if (round % 2 == 1) plan.segments.clear();
+  add_stores(graph, random, plan);
+  return plan;
+}
+
+}  // namespace
+
+TEST_CASE("store: random programs with random stores have the bits of the plain run", "[store]") {
+  const std::string folder = offload_test::disk_folder();
+  std::uint64_t writes = 0, reads = 0;
+  std::size_t smaller = 0;
+  for (const int threads : {1, 2}) {
+    const int before = thread_count();
+    set_thread_count(threads);
+    for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+      const Outcome plain = run(seed, {});
+      for (std::size_t round = 0; round < 4; ++round) {
+        INFO("seed " << seed << ", round " << round);
+        std::shared_ptr<Tier> tier = std::make_shared<MemoryTier>();
+        if (round == 3 && seed % 4 == 0 && !folder.empty()) {
+          tier = std::make_shared<FileTier>(cpu, offload_test::options_at(folder));
+        }
+        const auto plan = std::make_shared<TapePlan>(random_plan_with_stores(seed, round));
+        const Outcome stored = run(seed, {plan, tier});
+        CHECK(stored.values == plain.values);
+        CHECK(tier->statistics().live_bytes == 0);
+        auto unstored = std::make_shared<TapePlan>(*plan);
+        unstored->stores.clear();
+        smaller += stored.kept < run(seed, {unstored, nullptr}).kept;
+        writes += tier->statistics().writes;
+        reads += tier->statistics().reads;
+      }
+    }
+    set_thread_count(before);
+  }
+  CHECK(writes > 2000);
+  CHECK(reads > 1000);
+  CHECK(smaller > 200);
+}
+
+TEST_CASE("store: a dry run allocates what a real one does", "[store]") {
+  const std::string folder = offload_test::disk_folder();
+  std::size_t events = 0;
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
+      INFO("seed " << seed << ", " << to_string(dtype));
+      auto plan = std::make_shared<TapePlan>(random_plan_with_stores(seed, seed % 2));
+      if (dtype != DType::f32) pack_stores(*plan, dtype);
+      const auto traced = [&](Device device) {
+        memory::Options options;
+        options.trace = true;
+        const memory::Stack stack = memory::make_resource(device, options);
+        const ResourceScope scope(stack.top);
+        std::shared_ptr<Tier> tier = std::make_shared<MemoryTier>(device);
+        if (seed % 4 == 0 && !folder.empty()) {
+          tier = std::make_shared<FileTier>(device, offload_test::options_at(device.is_dry ? "/nowhere" : folder));
+        }
+        run(seed, {plan, tier}, device);
+        return stack.trace->events();
+      };
+      const auto real = traced(cpu);
+      CHECK(real == traced(dry(cpu)));
+      events += real.size();
+    }
+  }
+  CHECK(events > 10000);
+}
+
+TEST_CASE("store: what is kept, and when", "[store]") {
+  const Chain chain;
+  const auto tier = std::make_shared<MemoryTier>();
+  const auto kept_with = [&](const std::vector<Store>& stores) {
+    auto plan = std::make_shared<TapePlan>(chain.plan());
+    plan->stores = stores;
+    Tape tape;
+    tape.follow(plan, tier);
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = chain.loss();
+    }
+    std::size_t listed = 0;
+    for (std::size_t n = 1; n < 6; n += 2) {
+      for (const KeptTensor& kept : tape.kept(n)) {
+        CHECK(kept.shape == Shape{64, 32});
+        listed += kept.bytes;
+      }
+    }
+    const std::size_t bytes = tape.kept_bytes();
+    CHECK(listed == bytes);
+    tape.backward(loss);
+    return bytes;
+  };
+  // Each tanh saves its result, which the linear and the square after it save as well.
+  const auto stored = [](std::uint32_t node, Store::Form form, DType dtype = DType::bf16) {
+    return Store{node, Store::result, form, dtype, node + 1, node + 1, node + 1};  // read by the next node alone
+  };
+  using enum Store::Form;
+  CHECK(kept_with({}) == 3 * chain_bytes);
+  CHECK(kept_with({stored(1, offload)}) == 2 * chain_bytes);
+  CHECK(kept_with({stored(1, offload), stored(3, offload), stored(5, offload)}) == 0);
+  CHECK(kept_with({stored(1, pack)}) == 2 * chain_bytes + chain_bytes / 2);
+  CHECK(kept_with({stored(1, pack), stored(3, pack, DType::f8e4m3)}) ==
+        chain_bytes + chain_bytes / 2 + packed_bytes(64 * 32, DType::f8e4m3));
+  CHECK(kept_with({stored(0, offload)}) == 3 * chain_bytes);  // nobody keeps it
+  CHECK(kept_with({stored(1, pack, DType::f16)}) == 5 * chain_bytes / 2);
+  CHECK(tier->statistics().live_bytes == 0);
+}
+
+TEST_CASE("store: bytes that something else holds stay where they are", "[store]") {
+  const auto tier = std::make_shared<MemoryTier>();
+  const Tensor w = full({8, 8}, 0.25).require_grad();
+  const Tensor x = full({8, 8}, 0.5);
+  w.storage()->set_category(Category::parameter);
+  x.storage()->set_category(Category::input);
+  // Nodes: linear, tanh, [reshape,] linear, mean; the store is that of the tanh.
+  struct Case {
+    const char* what;
+    bool has_view, holds, holds_view;
+    std::size_t kept;  // activations
+  };
+  constexpr std::size_t bytes = 8 * 8 * sizeof(float);
+  for (const Store::Form form : {Store::Form::offload, Store::Form::pack}) {
+    const std::size_t stored = form == Store::Form::offload ? 0 : bytes / 2;
+    for (const Case& c : {Case{"nothing", false, false, false, stored}, Case{"the program", false, true, false, bytes},
+                          Case{"a view on the tape", true, false, false, stored},
+                          Case{"a view of the program", true, false, true, bytes}}) {
+      INFO(c.what);
+      std::vector<Tensor> held;
+      const auto forward = [&] {
+        held.clear();
+        Tensor t = tanh(linear(x, w));
+        if (c.holds) held.push_back(t);
+        if (c.has_view) t = reshape(t, {4, 16});
+        if (c.holds_view) held.push_back(t);
+        if (c.has_view) t = reshape(t, {8, 8});
+        t = linear(t, w);
+        return mean(t);
+      };
+      auto plan = std::make_shared<TapePlan>();
+      {
+        Tape tape;
+        tape.observe();
+        const Recording on(tape);
+        forward();
+        const TapeGraph graph = TapeGraph::of(tape);
+        for (const TapeGraph::Node& node : graph.nodes) plan->types.push_back(node.type);
+        const std::uint32_t until = graph.values[graph.nodes[1].output].program_until;
+        CHECK((until == TapeGraph::none) == (c.holds || c.holds_view));
+      }
+      const auto last = static_cast<std::uint32_t>(plan->types.size() - 1);
+      plan->fates.assign(plan->types.size(), Fate::keep);
+      plan->stores.push_back({1, Store::result, form, DType::bf16, last - 1, last - 1, last});
+      Tape tape;
+      tape.follow(plan, tier);
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = forward();
+      }
+      CHECK(tape.kept_bytes() == c.kept);
+      tape.backward(loss);
+      for (const Tensor& t : held) CHECK(to_host<float>(t)[0] == to_host<float>(tanh(linear(x, w)))[0]);
+    }
+  }
+}
+
+TEST_CASE("store: what was overwritten is an error", "[store]") {
+  const auto tier = std::make_shared<MemoryTier>();
+  const Chain chain;
+  for (const std::uint32_t gone_after : {2u, 5u}) {
+    auto plan = std::make_shared<TapePlan>(chain.plan());
+    plan->stores.push_back({1, Store::result, Store::Form::offload, DType::f32, 1, gone_after, 3});
+    Tape tape;
+    tape.follow(plan, tier);
+    Tensor loss;
+    {
+      const Recording on(tape);
+      Tensor t = tanh(linear(chain.x, chain.w[0]));
+      Tensor u = tanh(linear(t, chain.w[1]));
+      fill(t, 0);  // while it is written, or has been
+      t = Tensor();
+      loss = mean(square(tanh(linear(u, chain.w[2]))));
+    }
+    CHECK_THROWS_AS(tape.backward(loss), AutogradError);
+    CHECK(tape.node_count() == 0);
+  }
+}
+
+TEST_CASE("store: a failing tier leaves a step without a trace, and the next one succeeds", "[store]") {
+  const auto stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  std::uint64_t failures = 0;
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    const auto plan = std::make_shared<TapePlan>(random_plan_with_stores(seed, 1));
+    const auto trained = [&](const std::shared_ptr<Tier>& tier, const std::shared_ptr<Tier>& next) {
+      RandomProgram program(seed);
+      Generator generator(seed);
+      const GeneratorScope random(generator);
+      std::vector<optim::Named> parameters;
+      for (const Tensor& leaf : program.leaves()) parameters.push_back({"p", leaf});
+      optim::Sgd sgd(parameters, {.rate = 0.1, .momentum = 0.9});
+      nn::StepOptions options;
+      options.recording = {plan, tier};
+      const auto step = [&] {
+        nn::training_step(
+            sgd, [&](std::int64_t) { return program.forward(false); }, options);
+      };
+      std::vector<std::vector<float>> state;
+      const auto note = [&] {
+        state.clear();
+        for (const optim::Named& named : parameters) state.push_back(to_host<float>(named.tensor));
+        for (const optim::Named& named : sgd.state()) state.push_back(to_host<float>(named.tensor));
+        for (const Tensor& t : program.statistics()) state.push_back(to_host<float>(t));
+      };
+      if (next) {
+        note();
+        const auto before = state;
+        const std::size_t bytes = stack.ledger->bytes();
+        CHECK_THROWS_AS(step(), FileError);
+        note();
+        CHECK(state == before);
+        CHECK(stack.ledger->bytes() == bytes);
+        CHECK(tier->statistics().live_bytes == 0);
+        options.recording.tier = next;
+        ++failures;
+      }
+      step();
+      note();
+      return state;
+    };
+    const auto whole = std::make_shared<MemoryTier>();
+    const auto plain = trained(whole, nullptr);
+    for (std::uint64_t k = 1; k <= whole->calls(); ++k) {
+      INFO("seed " << seed << ", call " << k);
+      CHECK(trained(std::make_shared<MemoryTier>(cpu, k), std::make_shared<MemoryTier>()) == plain);
+    }
+  }
+  CHECK(failures > 100);
+}
+
+TEST_CASE("store: plans that contradict themselves", "[store]") {
+  const Chain chain;
+  const TapePlan plain = chain.plan();
+  const auto message = [&](std::vector<Store> stores) -> std::string {
+    auto plan = std::make_shared<TapePlan>(plain);
+    plan->stores = std::move(stores);
+    try {
+      plan->validate();
+    } catch (const PlanError& error) {
+      Tape tape;
+      CHECK_THROWS_AS(tape.follow(plan, std::make_shared<MemoryTier>()), PlanError);
+      return error.what();
+    }
+    return {};
+  };
+  using enum Store::Form;
+  const Store good{1, Store::result, offload, DType::bf16, 2, 3, 2};
+  CHECK(message({good}).empty());
+  const auto with = [&](auto&& change) {
+    Store store = good;
+    change(store);
+    return message({store});
+  };
+  CHECK(with([](Store& s) { s.node = 8; }).find("there are 8") != std::string::npos);
+  CHECK(with([](Store& s) { s.which = 8; }).find("tanh saves ") != std::string::npos);
+  CHECK(with([](Store& s) { s.which = -2; }).find("saves") != std::string::npos);
+  CHECK(with([](Store& s) { s.away_after = 0; }).find("goes after node 0") != std::string::npos);
+  CHECK(with([](Store& s) { s.gone_after = 1; }).find("gone after 1") != std::string::npos);
+  CHECK(with([](Store& s) { s.gone_after = 8; }).find("gone after 8") != std::string::npos);
+  CHECK(with([](Store& s) { s.back_before = 0; }).find("comes back before node 0") != std::string::npos);
+  CHECK(with([](Store& s) { s.form = pack; }).find("different nodes") != std::string::npos);
+  CHECK(with([](Store& s) { s.form = pack, s.which = 0; }).find("only results") != std::string::npos);
+  CHECK(with([](Store& s) { s.form = pack, s.dtype = DType::i32; }).find("i32") != std::string::npos);
+  CHECK(with([](Store& s) { s.form = pack, s.dtype = DType::f32; }).find("f32") != std::string::npos);
+  CHECK(message({good, good}).find("two stores of node 1") != std::string::npos);
+  auto plan = std::make_shared<TapePlan>(plain);
+  plan->stores.push_back(good);
+  Tape tape;
+  CHECK_THROWS_AS(tape.follow(plan), PlanError);  // no tier
+}

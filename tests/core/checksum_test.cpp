@@ -1,0 +1,176 @@
+// Checksums in safetensors files: what is written here has them, what has none loads as ever, and every flipped bit of
+// data is found before anything is loaded.
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/crc32c.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/layers/layers.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/tensor_files.h"
+
+namespace {
+
+using namespace thimble;
+using files_test::contains;
+using files_test::file_error;
+using files_test::read_text_file;
+using files_test::TemporaryFolder;
+using files_test::write_text_file;
+
+std::string write_two(const TemporaryFolder& folder) {
+  const std::string path = folder / "two";
+  SafetensorsWriter writer(path, {{"b", SafetensorsDType::u8, {3}}, {"a", SafetensorsDType::f32, {2}}}, {{"k", "v"}});
+  writer.append("b", bytes_of(std::string("xyz")));
+  writer.append("a", bytes_of(std::string("ABCDEFGH")));
+  writer.commit();
+  return path;
+}
+
+std::string hexadecimal(std::uint32_t sum) {
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", sum);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("checksums: of the header and each tensor, by name", "[files][checksum]") {
+  const TemporaryFolder folder;
+  const std::string path = write_two(folder), file = read_text_file(path);
+  const SafetensorsReader reader(path);
+  CHECK(reader.header().metadata == std::map<std::string, std::string>{{"k", "v"}});
+  CHECK(reader.entry("a").crc32c == crc32c("ABCDEFGH"));
+  CHECK(reader.entry("b").crc32c == crc32c("xyz"));
+  // The text, built by hand.
+  const std::string key = "\"thimble.crc32c\":\"";
+  const std::size_t at = file.find(key) + key.size();
+  REQUIRE(at > key.size());
+  std::string header = file.substr(0, reader.header().data_offset);
+  const std::string own = header.substr(at, 8);
+  CHECK(header.substr(at + 8, 17) == hexadecimal(crc32c("ABCDEFGH")) + hexadecimal(crc32c("xyz")) + "\"");
+  header.replace(at, 8, "00000000");
+  CHECK(own == hexadecimal(crc32c(header)));
+}
+
+TEST_CASE("checksums: every flipped bit of data is refused by the tensor's name, read whole or in pieces",
+          "[files][checksum]") {
+  const TemporaryFolder folder;
+  const std::string path = write_two(folder), good = read_text_file(path);
+  const std::uint64_t data = SafetensorsReader(path).header().data_offset;
+  for (std::size_t bit = 8 * data; bit < 8 * good.size(); ++bit) {
+    std::string bad = good;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
+    write_text_file(path, bad);
+    const SafetensorsReader reader(path);
+    const bool is_a = bit / 8 < data + 8;
+    for (const SafetensorsEntry& entry : reader.header().tensors) {
+      std::vector<std::byte> all(static_cast<std::size_t>(entry.bytes()));
+      const std::string read = file_error([&] { reader.read(entry, all); });
+      CHECK(read == file_error([&] { reader.verify(entry); }));
+      if ((entry.name == "a") != is_a) {
+        CHECK(read == "no error");
+      } else {
+        CHECK(contains(read, path + ": at byte "));
+        CHECK(contains(read, "tensor '" + entry.name + "' has the checksum "));
+        CHECK(contains(read, "its bytes have changed"));
+      }
+    }
+  }
+}
+
+TEST_CASE("checksums: a flipped bit of the header is refused, or leaves names, shapes and values as they were",
+          "[files][checksum]") {
+  const TemporaryFolder folder;
+  const std::string path = write_two(folder), good = read_text_file(path);
+  const SafetensorsHeader expected = SafetensorsReader(path).header();
+  int harmless = 0;
+  for (std::size_t bit = 0; bit < 8 * expected.data_offset; ++bit) {
+    std::string bad = good;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
+    write_text_file(path, bad);
+    try {
+      SafetensorsHeader header = SafetensorsReader(path).header();
+      // Only a flip in the key's own name is not found: the file then has a key of no meaning, and no sums.
+      REQUIRE(header.tensors.size() == expected.tensors.size());
+      for (std::size_t i = 0; i < header.tensors.size(); ++i) {
+        CHECK(!header.tensors[i].crc32c);
+        header.tensors[i].crc32c = expected.tensors[i].crc32c;
+      }
+      CHECK(header.tensors == expected.tensors);
+      CHECK(header.metadata.at("k") == "v");
+      ++harmless;
+    } catch (const FileError&) {
+    }
+  }
+  CHECK(harmless <= 8 * 14);  // "thimble.crc32c"
+}
+
+TEST_CASE("checksums: files without them load, and their bytes are taken as they are", "[files][checksum]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "plain";
+  const SafetensorsHeader header = lay_out_safetensors({{"weight", SafetensorsDType::f32, {1, 2}}}, {});
+  write_text_file(path, format_safetensors_header(header) + std::string(4, '\0') + std::string("\0\0\x80\x3F", 4));
+  CHECK_FALSE(contains(read_text_file(path), "crc32c"));
+  nn::Linear model(2, 1, {}, {.has_bias = false});
+  nn::load_weights(model, path);
+  CHECK(to_host<float>(model.weight) == std::vector<float>{0, 1});
+}
+
+TEST_CASE("checksums: malformed ones are refused", "[files][checksum]") {
+  const TemporaryFolder folder;
+  const std::string path = folder / "bad";
+  for (const char* value :
+       {"", "00000000", "0000000000000000", "zzzzzzzzzzzzzzzz", "00000000000000000", "ABCDEF0000000000"}) {
+    SafetensorsHeader header = lay_out_safetensors({{"a", SafetensorsDType::u8, {1}}}, {{"thimble.crc32x", value}});
+    std::string text = format_safetensors_header(header);
+    text.replace(text.find("crc32x"), 6, "crc32c");
+    write_text_file(path, text + "x");
+    INFO(value);
+    CHECK(contains(file_error([&] { SafetensorsReader reader(path); }), "the metadata's thimble.crc32c is n"));
+  }
+  CHECK_THROWS_AS(lay_out_safetensors({}, {{"thimble.crc32c", "0"}}), ValueError);
+}
+
+TEST_CASE("checksums: loading weights changes nothing when one tensor has changed", "[files][checksum][weights]") {
+  const TemporaryFolder folder;
+  nn::Linear model(3, 2), other(3, 2);
+  nn::save_weights(model, folder / "w");
+  std::string file = read_text_file(folder / "w");
+  file.back() = static_cast<char>(file.back() ^ 1);  // of the tensor that comes last
+  write_text_file(folder / "w", file);
+  const auto before = to_host<float>(other.weight);
+  CHECK(contains(file_error([&] { nn::load_weights(other, folder / "w"); }), "its bytes have changed"));
+  CHECK(to_host<float>(other.weight) == before);
+}
+
+TEST_CASE("checksums: a writer knows of numbers that are not finite, wherever pieces are cut", "[files][checksum]") {
+  const TemporaryFolder folder;
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> good{0, -1, 3e38f, 1e-45f, 5, 6};
+  for (const float bad : {1.0f, infinity, -infinity, nan}) {
+    for (std::size_t place = 0; place < good.size(); ++place) {
+      for (const std::size_t piece : {std::size_t{1}, std::size_t{3}, std::size_t{5}, std::size_t{24}}) {
+        std::vector<float> values = good;
+        values[place] = bad;
+        SafetensorsWriter writer(folder / "x", {{"v", SafetensorsDType::f32, {6}}});
+        std::span<const std::byte> bytes = std::as_bytes(std::span(values));
+        for (; !bytes.empty(); bytes = bytes.subspan(std::min(piece, bytes.size()))) {
+          writer.append("v", bytes.first(std::min(piece, bytes.size())));
+        }
+        CHECK(writer.not_finite() == (bad == 1 ? "" : "v"));
+      }
+    }
+  }
+}

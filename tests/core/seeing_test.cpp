@@ -1,0 +1,400 @@
+// Seeing a plan: the trace of a step, its page, its exports, and the live picture.
+
+#include "support/catch.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/live.h>
+#include <thimble/bench/report/pickle.h>
+#include <thimble/bench/report/plan_page.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/bench/runs/units.h>
+#include <thimble/memory/placement/csv.h>
+
+#include "support/files.h"
+#include "support/markup.h"
+#include "support/program.h"
+#include "support/skip.h"
+
+namespace {
+
+using namespace thimble;
+using bench::PlanOptions;
+using bench::PlanView;
+using bench::StepTrace;
+using files_test::contains;
+using files_test::TemporaryFolder;
+using nlohmann::json;
+
+PlanOptions small_options() {
+  PlanOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.batch = 4;
+  options.setup.sizes.layers = 3;
+  options.setup.sizes.heads = 2;
+  options.setup.sizes.width = 64;
+  options.setup.sizes.sequence = 128;
+  return options;
+}
+
+// With a budget half-way between the smallest plan and keeping everything; made once.
+const PlanView& small_view() {
+  static const PlanView view = [] {
+    PlanOptions options = small_options();
+    const bench::PlanReport unlimited = bench::make_plan(options);
+    options.budget_bytes = (unlimited.minimum_bytes + unlimited.keep_everything_bytes) / 2;
+    return bench::see_plan(options, bench::make_plan(options));
+  }();
+  return view;
+}
+
+// What the page's script reads.
+json page_data(const std::string& page) {
+  const std::string start = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t at = page.find(start) + start.size();
+  return json::parse(page.substr(at, page.find("</script>", at) - at));
+}
+
+std::size_t event_count(const StepTrace& step) { return step.events.size() - step.before; }
+
+}  // namespace
+
+TEST_CASE("seeing: a step's trace stands on its own, at the arena's addresses", "[seeing]") {
+  const PlanView& view = small_view();
+  REQUIRE(view.steps.size() == 2);
+  CHECK(view.steps[0].name == "keep everything");
+  REQUIRE(view.report.plan.tape);
+  CHECK(view.steps[1].live_peak_bytes < view.steps[0].live_peak_bytes);
+  CHECK(event_count(view.steps[1]) > event_count(view.steps[0]));  // parts run twice
+  for (const StepTrace& step : view.steps) {
+    CAPTURE(step.name);
+    const std::vector<Trace::Lifetime> blocks = lifetimes(step.events);
+    CHECK(step.before > 0);  // parameters
+    CHECK(step.dynamic.height_bytes <= step.dynamic.committed_bytes);
+    CHECK(step.dynamic.height_bytes >= step.live_peak_bytes);
+    CHECK(step.placed.height_bytes >= step.live_peak_bytes);
+    std::vector<memory::Buffer> buffers;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      REQUIRE(blocks[i].block == i);
+      buffers.push_back({i, blocks[i].lower, blocks[i].upper, blocks[i].bytes, blocks[i].alignment});
+    }
+    for (const bench::StepLayout* layout : {&step.dynamic, &step.placed}) {
+      CHECK_NOTHROW(memory::check_placement(buffers, layout->offsets, layout->height_bytes));
+    }
+    std::size_t peak = 0;
+    for (const CategoryBytes& state : timeline(step.events)) {
+      std::size_t sum = 0;
+      for (const std::size_t bytes : state) sum += bytes;
+      peak = std::max(peak, sum);
+    }
+    CHECK(peak == step.live_peak_bytes);
+  }
+}
+
+TEST_CASE("seeing: the page holds the exact figures, and the data of its pictures add up", "[seeing]") {
+  const PlanView& view = small_view();
+  const std::string page = report::write_plan_page(view);
+  CHECK(markup::problem(page) == "");
+  CHECK_FALSE(contains(page, "http://"));
+  CHECK_FALSE(contains(page, "https://"));
+  CHECK(page == report::write_plan_page(view));
+  const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
+  for (const std::size_t bytes :
+       {view.report.budget_bytes, view.report.plan.peak_bytes, view.report.minimum_bytes,
+        view.report.keep_everything_bytes, view.steps[0].live_peak_bytes, view.steps[1].live_peak_bytes,
+        view.steps[1].dynamic.committed_bytes, view.steps[1].placed.height_bytes}) {
+    CHECK(contains(page, grouped(bytes)));
+  }
+  CHECK(contains(page, report::escape_markup(view.report.cost_model)));
+
+  const json data = page_data(page);
+  CHECK(data["budget"] == view.report.budget_bytes);
+  REQUIRE(data["steps"].size() == 2);
+  for (std::size_t s = 0; s < 2; ++s) {
+    const json& step = data["steps"][s];
+    const StepTrace& trace = view.steps[s];
+    CHECK(step["count"] == event_count(trace));
+    CHECK(step["peak"] == trace.live_peak_bytes);
+    // The differences lead to the state after the last event, with the peak on the way.
+    const std::size_t entries = step["at"].size();
+    REQUIRE(entries == event_count(trace) + 1);
+    const std::vector<CategoryBytes> states = timeline(trace.events);
+    std::vector<std::int64_t> sums(data["stack"].size());
+    std::int64_t highest = 0, time = 0;
+    for (std::size_t i = 0; i < entries; ++i) {
+      time += step["at"][i].get<std::int64_t>();
+      std::int64_t total = 0;
+      for (std::size_t k = 0; k < sums.size(); ++k) total += sums[k] += step["bytes"][k][i].get<std::int64_t>();
+      if (total > highest) {
+        highest = total;
+        CHECK(time <= step["peakAt"].get<std::int64_t>());
+      }
+    }
+    CHECK(highest == step["peak"].get<std::int64_t>());
+    for (std::size_t k = 0; k < sums.size(); ++k) {
+      CHECK(sums[k] == static_cast<std::int64_t>(states.back()[data["stack"][k].get<std::size_t>()]));
+    }
+    CHECK(step["blocks"]["bytes"].size() == lifetimes(trace.events).size());
+    CHECK(step["layouts"][1]["offset"].size() == step["blocks"]["bytes"].size());
+  }
+  const json& nodes = data["nodes"];
+  CHECK(nodes["name"].size() == view.report.planner->graph().nodes.size());
+  CHECK(data["segments"].size() == view.report.segments.size());
+  CHECK(data["plans"].size() >= view.plans.size());
+  CHECK(data["plans"][data["current"].get<std::size_t>()]["peak"] == view.report.plan.peak_bytes);
+  for (std::size_t n = 0; n < nodes["made"].size(); ++n) {
+    const std::size_t made = nodes["made"][n], kept = nodes["kept"][n];
+    CAPTURE(n, made, kept, nodes["fate"][n]);
+    CHECK(kept <= made);
+    if (nodes["segment"][n] == -1) {
+      CHECK((nodes["fate"][n] == 0 || nodes["fate"][n] == 4));
+      CHECK((nodes["fate"][n] == 0) == (kept > 0));
+    } else {
+      CHECK(nodes["fate"][n] != 4);
+      if (nodes["fate"][n] == 0) CHECK(kept == made);
+      if (nodes["fate"][n] == 3) CHECK(kept == 0);
+    }
+  }
+}
+
+TEST_CASE("seeing: pages of other plans", "[seeing]") {
+  PlanOptions options = small_options();
+  SECTION("nothing is dropped") {
+    const PlanView view = bench::see_plan(options, bench::make_plan(options));
+    CHECK(view.steps.size() == 1);
+    CHECK(contains(report::write_plan_page(view), "Everything that backward reads is kept."));
+  }
+  SECTION("a forward") {
+    options.is_inference = true;
+    const PlanView view = bench::see_plan(options, bench::make_plan(options));
+    const std::string page = report::write_plan_page(view);
+    CHECK(markup::problem(page) == "");
+    CHECK_FALSE(page_data(page).contains("nodes"));
+  }
+  SECTION("an infeasible budget") {
+    options.budget_bytes = 1000;
+    const std::string page = report::write_plan_page(bench::see_plan(options, bench::make_plan(options)));
+    CHECK(markup::problem(page) == "");
+    CHECK(contains(page, "No plan fits the budget of 1000 B (1,000 bytes)"));
+  }
+}
+
+TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
+  PlanView view;
+  view.setup.model = "a <b> & \"c\"";
+  StepTrace step;
+  step.name = "long";
+  step.before = 0;
+  // Twice as many blocks as a page holds; a single high event in the middle.
+  const std::size_t count = 2 * report::mapped_blocks_max;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t bytes = i == count / 2 ? 1'000'000 : 64 + i % 7;
+    step.events.push_back({Trace::Action::allocate, Category::activation, 0, 64, i, bytes});
+    step.events.push_back({Trace::Action::free, Category::activation, 0, 0, i, bytes});
+    step.dynamic.offsets.push_back(0);
+    step.placed.offsets.push_back(0);
+  }
+  step.live_peak_bytes = 1'000'000;
+  view.steps.push_back(step);
+  const std::string page = report::write_plan_page(view);
+  CHECK(markup::problem(page) == "");
+  CHECK(page.size() < 1'000'000);
+  CHECK(contains(page, format_grouped(static_cast<std::int64_t>(report::mapped_blocks_max)) + " small or short-lived"));
+  const json data = page_data(page);
+  const json& shown = data["steps"][0];
+  CHECK(shown["at"].size() == report::told_events_max);
+  CHECK(shown["peakAt"] == count + 1);
+  std::int64_t sum = 0, highest = 0;
+  for (const json& difference : shown["bytes"][0]) highest = std::max(highest, sum += difference.get<std::int64_t>());
+  CHECK(highest == 1'000'000);
+  const auto& bytes = shown["blocks"]["bytes"];
+  CHECK(std::find(bytes.begin(), bytes.end(), 1'000'000) != bytes.end());
+}
+
+TEST_CASE("seeing: the trace for Perfetto has a counter per event and slices that nest", "[seeing]") {
+  const PlanView& view = small_view();
+  const json trace = json::parse(report::write_chrome_trace(view));
+  std::map<int, std::size_t> counters;
+  std::map<int, std::size_t> peaks;
+  std::map<int, std::vector<std::string>> open;
+  std::map<int, std::size_t> times;
+  for (const json& event : trace["traceEvents"]) {
+    const int process = event["pid"];
+    if (event["ph"] == "M") continue;
+    CHECK(event["ts"].get<std::size_t>() >= times[process]);
+    times[process] = event["ts"];
+    if (event["ph"] == "C") {
+      ++counters[process];
+      std::size_t sum = 0;
+      for (const auto& [name, bytes] : event["args"].items()) sum += bytes.get<std::size_t>();
+      peaks[process] = std::max(peaks[process], sum);
+    } else if (event["ph"] == "B") {
+      open[process].push_back(event["name"]);
+    } else {
+      REQUIRE(event["ph"] == "E");
+      REQUIRE_FALSE(open[process].empty());
+      CHECK(open[process].back() == event["name"]);
+      open[process].pop_back();
+    }
+  }
+  for (int process = 1; process <= 2; ++process) {
+    const StepTrace& step = view.steps[static_cast<std::size_t>(process - 1)];
+    CHECK(counters[process] == event_count(step) + 1);
+    CHECK(peaks[process] == step.live_peak_bytes);
+    CHECK(open[process].empty());
+  }
+}
+
+TEST_CASE("seeing: pickles, byte by byte", "[seeing]") {
+  report::PickleWriter out;
+  out.begin_dict();
+  out.text("a");
+  out.begin_list();
+  out.integer(0);
+  out.integer(255);
+  out.integer(-1);
+  out.next_batch();
+  out.integer(std::int64_t{1} << 36);
+  out.end_list();
+  const std::uint32_t list = out.remember();
+  out.text("b");
+  out.again(list);
+  out.text("c");
+  out.text("a");
+  out.end_dict();
+  using namespace std::string_literals;
+  CHECK(out.finish() ==
+        "\x80\x02}(X\x01\0\0\0aq\0](K\0K\xFFJ\xFF\xFF\xFF\xFF"
+        "e(\x8A\x08\0\0\0\0\x10\0\0\0eq\x01X\x01\0\0\0bq\x02h\x01X\x01\0\0\0cq\x03h\0u."s);
+}
+
+TEST_CASE("seeing: Python reads the snapshot and finds the peak", "[seeing]") {
+  if (std::getenv("THIMBLE_PYTHON") == nullptr) {
+    thimble_test::skip("THIMBLE_PYTHON does not name a Python");
+    return;
+  }
+  const TemporaryFolder folder;
+  const PlanView& view = small_view();
+  files_test::write_text_file(folder / "snapshot.pickle", report::write_snapshot(view));
+  const auto check = [&](std::size_t peak) {
+    return files_test::run_oracle("snapshot_check.py",
+                                  "'" + (folder / "snapshot.pickle") + "' " + std::to_string(peak) + " 2> /dev/null");
+  };
+  CHECK(check(view.planned().live_peak_bytes) == 0);
+  CHECK(check(view.planned().live_peak_bytes - 1) == 1);
+}
+
+TEST_CASE("seeing: the lifetimes are read by the packer", "[seeing]") {
+  const StepTrace& step = small_view().planned();
+  const memory::PlacementFile file = memory::parse_placement(to_csv(step.events), "x.csv");
+  CHECK(file.buffers.size() == lifetimes(step.events).size());
+  memory::PlacementOptions options;
+  options.unit = 1;
+  options.node_limit = 1;
+  CHECK(memory::place(file.buffers, options).load == step.live_peak_bytes);
+}
+
+TEST_CASE("seeing: a live picture shows what the bytes are, to the column", "[seeing]") {
+  bench::LiveBytes bytes;
+  bytes.now[static_cast<std::size_t>(Category::parameter)] = 25 << 20;
+  bytes.now[static_cast<std::size_t>(Category::activation)] = 25 << 20;
+  bytes.committed_bytes = 60 << 20;
+  bytes.peak_bytes = 80 << 20;
+  bytes.budget_bytes = 100 << 20;
+  const std::string picture = bench::live_picture(bytes, 100);
+  // Without the colours.
+  std::string plain;
+  for (std::size_t i = 0; i < picture.size(); ++i) {
+    if (picture[i] == '\033')
+      i = picture.find('m', i);
+    else
+      plain += picture[i];
+  }
+  const auto cells = [](const char* cell, int count) {
+    std::string text;
+    for (int i = 0; i < count; ++i) text += cell;
+    return text;
+  };
+  CHECK(plain == cells("\xE2\x96\x88", 50) + cells("\xE2\x96\x91", 10) + cells("\xC2\xB7", 19) + "\xE2\x94\x83" +
+                     cells("\xC2\xB7", 20) +
+                     "\n\xE2\x96\x88 parameters 25.00 MiB  \xE2\x96\x88 activations 25.00 MiB\n"
+                     "committed 60.00 MiB  peak 80.00 MiB  budget 100.00 MiB\n");
+  bytes.peak_bytes = 30 << 20;  // inside of the activations: no column is lost
+  const std::string inside = bench::live_picture(bytes, 100);
+  CHECK(contains(inside, "\xE2\x94\x83"));
+  CHECK(std::count(inside.begin(), inside.end(), '\n') == bench::live_lines);
+  CHECK_NOTHROW(bench::live_picture({}, 1));
+}
+
+TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing]") {
+  const TemporaryFolder folder;
+  std::FILE* const file = std::fopen((folder / "terminal").c_str(), "w");
+  REQUIRE(file != nullptr);
+  {
+    const memory::Stack stack = memory::make_resource(cpu);
+    bench::LiveView view(file, stack, std::size_t{1} << 20);
+    Block* const block = stack.top->allocate({1 << 19, 64, Category::gradient, 0, nullptr});
+    view.print("step 1", true);
+    stack.top->deallocate(block, nullptr);
+    view.print(std::string(300, '3'), true);
+    view.print("step 2", false);
+  }
+  std::fclose(file);
+  const std::string text = files_test::read_text_file(folder / "terminal");
+  CHECK(contains(text, "step 1\n"));
+  CHECK(contains(text, "gradients 512.00 KiB"));
+  CHECK(contains(text, "budget 1.00 MiB"));
+  CHECK(contains(text, std::string(300, '3') + "\n"));  // what stays is whole
+  CHECK(contains(text, "step 2\n"));
+  const std::string gone = "\033[3A\033[J";  // the picture; the line above it stays
+  CHECK(text.substr(text.size() - gone.size()) == gone);
+}
+
+TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {
+  const TemporaryFolder folder;
+  const std::string model = "plan mlp --batch 2 --image 8 --width 8 ";
+  const auto help = program_test::run(folder, "plan --help");
+  if (!help) {
+    thimble_test::skip("THIMBLE_PROGRAM does not name the program");
+    return;
+  }
+  for (const char* flag : {"--html", "--trace", "--csv", "--snapshot"}) CHECK(contains(help->out, flag));
+  const auto train_help = program_test::run(folder, "train --help");
+  CHECK(contains(train_help->out, "--live"));
+
+  const std::size_t before = folder.entries();  // what the runs themselves print to
+  struct Case {
+    std::string arguments, reason;
+  };
+  const std::string here = "'" + folder.path() + "'", there = "'" + (folder / "none/x") + "'";
+  for (const Case& c : {Case{"--html " + there, folder / "none/x"}, Case{"--html " + here, folder.path()},
+                        Case{"--html '" + (folder / "a") + "' --csv " + there, folder / "none/x"},
+                        Case{"--html '" + (folder / "a") + "' --csv '" + (folder / "a") + "'", "is what --html writes"},
+                        Case{"--snapshot", "--snapshot"}}) {
+    CAPTURE(c.arguments);
+    const auto bad = program_test::run(folder, model + c.arguments);
+    CHECK(bad->status == 2);
+    CHECK(contains(bad->error, c.reason));
+    CHECK(bad->out.empty());
+    CHECK(folder.entries() == before);
+  }
+  const auto live = program_test::run(folder, "train mlp --data synthetic --steps 1 --live");
+  CHECK(live->status == 2);
+  CHECK(contains(live->error, "--live: standard error is no terminal"));
+
+  const auto good = program_test::run(folder, model + "--budget 1 --html '" + (folder / "p.html") + "' --trace '" +
+                                                  (folder / "t.json") + "' --csv '" + (folder / "l.csv") +
+                                                  "' --snapshot '" + (folder / "s.pickle") + "'");
+  CHECK(good->status == 3);  // infeasible: the smallest plan is shown all the same
+  CHECK(folder.entries() == before + 4);
+  CHECK(markup::problem(files_test::read_text_file(folder / "p.html")) == "");
+  const auto packed = program_test::run(folder, "pack '" + (folder / "l.csv") + "'");
+  CHECK(packed->status == 0);
+}

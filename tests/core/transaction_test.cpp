@@ -1,0 +1,90 @@
+// A transaction and random numbers: a step that was given up, and what was drawn before one, change no draw.
+
+#include <cstdint>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/transaction.h>
+
+#include "support/catch.h"
+
+using namespace thimble;
+
+namespace {
+
+std::tuple<std::uint64_t, std::uint32_t> drawn(const RandomSite& site) { return {site.step, site.site}; }
+
+std::vector<float> mask() { return to_host<float>(dropout(full({64}, 1), 0.5)); }
+
+}  // namespace
+
+TEST_CASE("transaction: a pass of random numbers begins with it and ends with it", "[step]") {
+  Generator generator(5);
+  const GeneratorScope scope(generator);
+  using Site = std::tuple<std::uint64_t, std::uint32_t>;
+  const Site before = drawn(next_random_site());
+  Site first, second;
+  {
+    const Transaction given_up;
+    first = drawn(next_random_site());
+    second = drawn(next_random_site());
+  }
+  const Site between = drawn(next_random_site());
+  CHECK(std::set<Site>{before, first, second, between}.size() == 4);
+  {
+    Transaction kept;  // draws what the one before drew
+    CHECK(drawn(next_random_site()) == first);
+    CHECK(drawn(next_random_site()) == second);
+    kept.commit();
+  }
+  const auto [step, site] = drawn(next_random_site());  // outside again, of the next step
+  CHECK(step == std::get<0>(before) + 1);
+  CHECK(site == std::get<1>(before));
+}
+
+TEST_CASE("transaction: a throw after dropout leaves the masks of a run without it", "[step]") {
+  const auto masks = [](bool has_failure) {
+    Generator generator(7);
+    const GeneratorScope scope(generator);
+    std::vector<std::vector<float>> list;
+    for (int step = 0; step < 3; ++step) {
+      if (has_failure) {
+        try {
+          const Transaction given_up;
+          mask(), mask();
+          throw step;
+        } catch (int) {
+        }
+      }
+      list.push_back(mask());  // outside of a step, as an evaluation with dropout draws
+      Transaction kept;
+      list.push_back(mask());
+      kept.commit();
+    }
+    return list;
+  };
+  CHECK(masks(true) == masks(false));
+  CHECK(masks(false)[1] != masks(false)[3]);
+}
+
+TEST_CASE("transaction: what is staged is written when it is committed, and only then", "[step]") {
+  const Tensor statistic = full({3}, 1);
+  {
+    Transaction given_up;
+    const Tensor pending = given_up.staged(statistic);
+    fill(pending, 5);
+    CHECK(given_up.staged(statistic).storage() == pending.storage());
+    CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
+  }
+  CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
+  Transaction kept;
+  fill(writable_state(statistic), 5);
+  CHECK(to_host<float>(statistic) == std::vector<float>(3, 1));
+  kept.commit();
+  CHECK(to_host<float>(statistic) == std::vector<float>(3, 5));
+  CHECK(kept.staged_count() == 0);
+}

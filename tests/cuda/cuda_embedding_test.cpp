@@ -1,0 +1,60 @@
+// The embedding's gradient on a CUDA device: rows that few positions name and rows that thousands do, with the CPU's
+// bits. On a GPU where there is one, else on tests/emulated.
+
+#include <bit>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/tape.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+
+#include "support/catch.h"
+#include "support/operator_table.h"
+
+using namespace thimble;
+using thimble::testing::has_cuda;
+
+namespace {
+
+Tensor table_gradient(const std::vector<std::int64_t>& ids, std::int64_t rows, std::int64_t columns, DType dtype,
+                      Device device) {
+  Generator generator(11);
+  const auto n = static_cast<std::int64_t>(ids.size());
+  Tensor table = to_device(normal({rows, columns}, 0, 1, dtype, cpu, generator.next_site(0)), device);
+  const Tensor dy = to_device(normal({n, columns}, 0, 1, dtype, cpu, generator.next_site(0)), device);
+  table.require_grad();
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = embedding(table, from_host(ids, {n}, device));
+  }
+  tape.backward(y, dy);
+  return to_device(table.grad(), cpu);
+}
+
+}  // namespace
+
+TEST_CASE("cuda_embedding: gradients of rows with few and with many positions have the CPU's bits", "[cuda]") {
+  if (!has_cuda()) return;
+  struct Case {
+    std::int64_t positions, often;  // one of `often` names row 3, the rest all rows in turn
+  };
+  for (const auto& [positions, often] : {Case{5000, 2}, Case{4097, 1}, Case{1500, 10}, Case{129, 1}, Case{128, 1}}) {
+    std::vector<std::int64_t> ids;
+    for (std::int64_t p = 0; p < positions; ++p) ids.push_back(p % often == 0 ? 3 : p * 7 % 11);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const std::int64_t columns : {1, 40}) {
+        INFO(positions << " positions, one of " << often << " " << to_string(dtype) << " columns " << columns);
+        const std::vector<double> here = to_host<double>(table_gradient(ids, 12, columns, dtype, cpu));
+        const std::vector<double> there = to_host<double>(table_gradient(ids, 12, columns, dtype, cuda()));
+        std::size_t different = 0;
+        for (std::size_t i = 0; i < here.size(); ++i) {
+          different += std::bit_cast<std::uint64_t>(here[i]) != std::bit_cast<std::uint64_t>(there[i]);
+        }
+        CHECK(here.size() == static_cast<std::size_t>(12 * columns));
+        CHECK(different == 0);
+      }
+    }
+  }
+}

@@ -1,0 +1,259 @@
+// Offloading from a GPU to the host's pinned memory, by the tier itself and by all of the program that asks for one: on
+// a GPU where there is one, in a build without CUDA on the host's emulation.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/planning/planning.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/offload.h>
+#include <thimble/memory/offload/pinned_memory.h>
+#include <thimble/memory/offload/pinned_tier.h>
+#include <thimble/memory/summary.h>
+
+#include "emulated/pinned.h"
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/offload_data.h"
+#include "support/operator_table.h"
+#include "support/trained.h"
+
+using namespace thimble;
+using files_test::contains;
+using thimble::testing::has_cuda;
+using trained_test::run;
+using trained_test::Run;
+
+namespace cuda_offload_test {
+
+constexpr std::size_t kib = 1024, mib = 1024 * kib;
+
+template <class F>
+std::string message_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::vector<Device> devices() { return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())}; }
+
+bench::TrainOptions gpt(Device device) {
+  bench::TrainOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.batch = 6;
+  options.setup.sizes.layers = 4, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
+  options.setup.sizes.sequence = 64;
+  options.data = "synthetic";
+  options.steps = 2;
+  options.eval_batches = 1;
+  options.device = device;
+  return options;
+}
+
+void check_predicted(const bench::TrainReport& report) {
+  CHECK(report.predicted_peak_bytes == report.measured_peak_bytes);
+  CHECK(report.predicted_tier_bytes == report.measured_tier_bytes);
+}
+
+}  // namespace cuda_offload_test
+
+using namespace cuda_offload_test;
+
+TEST_CASE("pinned tier: grows by slabs that its writes alone decide, in books of their own", "[cuda][offload]") {
+  for (const Device device : devices()) {
+    INFO(to_string(device));
+    const std::shared_ptr<Ledger>& books = pinned_ledger(device);
+    const std::size_t before = books->bytes(), arena = memory::default_stack(device).ledger->bytes();
+    const Tensor large = zeros({static_cast<std::int64_t>(5 * mib)}, DType::u8, device);
+    const Tensor small = zeros({700}, DType::u8, device);
+    {
+      const PathScope path("somewhere");
+      const auto tier = memory::make_tier(device);
+      const auto committed = [&] { return static_cast<std::size_t>(tier->statistics().committed_bytes); };
+      CHECK(tier->device() == device);
+      CHECK(committed() == 0);
+      std::vector<memory::Offloaded> away;
+      away.push_back(memory::offload(small, tier));
+      CHECK(committed() == 2 * mib);
+      away.push_back(memory::offload(large, tier));
+      CHECK(committed() == 8 * mib);  // a slab of the slot, in whole 2 MiB
+      away.push_back(memory::offload(small, tier));
+      CHECK(committed() == 8 * mib);  // behind the first
+      away.push_back(memory::offload(large, tier));
+      CHECK(committed() == 16 * mib);  // as much as there is
+      CHECK(books->bytes() - before == committed());
+      CHECK(books->bytes(Category::workspace, "offload") == books->bytes());
+      for (memory::Offloaded& tensor : away) tensor.drop();
+      away.push_back(memory::offload(large, tier));
+      CHECK(committed() == 16 * mib);  // a slot that was there
+      CHECK(contains(memory::summary(device), "pinned memory: 16.00 MiB"));
+    }
+    CHECK(books->bytes() == before);
+    CHECK(memory::default_stack(device).ledger->bytes() == arena + large.bytes() + small.bytes());
+  }
+}
+
+TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was there as it is", "[cuda][offload]") {
+  for (const Device device : devices()) {
+    PinnedTier tier(device, 3 * mib);
+    const Tensor t = zeros({static_cast<std::int64_t>(2 * mib)}, DType::u8, device);
+    const auto write = [&](std::size_t bytes) {
+      if (device.is_dry) return tier.write(nullptr, bytes);
+      const Pin pin(t);
+      const Ticket ticket = tier.write(pin.data(), bytes);
+      tier.wait(ticket);
+      return ticket;
+    };
+    const Ticket first = write(2 * mib);
+    CHECK(contains(message_of([&] { write(2 * mib); }), "within the capacity of 3145728, 2097152 of them are taken"));
+    write(1 * mib);  // the last slab is what is left
+    CHECK(tier.statistics().committed_bytes == 3 * mib);
+    CHECK_THROWS_AS(write(512), FileError);
+    tier.drop(first);
+    write(2 * mib);
+    CHECK(tier.statistics().live_bytes == 3 * mib);
+  }
+  CHECK_THROWS_AS(PinnedMemory(cpu), DeviceError);
+  CHECK_THROWS_AS(pinned_ledger(dry(cpu)), DeviceError);
+  CHECK(contains(message_of([] { memory::make_tier(dry(cuda()), {.folder = "/var/tmp"}); }), "no folder is allowed"));
+}
+
+TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload]") {
+  if (!has_cuda()) return;
+  const files_test::TemporaryFolder folder;
+  bench::TrainOptions here = gpt(cuda());
+  here.save = folder / "here";
+  const Run free = run(here);
+  check_predicted(free.report);
+  CHECK(free.report.measured_tier_bytes == 0);
+  const std::size_t budget = free.report.measured_peak_bytes - 2 * mib;
+  struct Row {
+    const char* name;
+    bool optimizer, gradients;
+    std::size_t budget_bytes;
+  };
+  for (const Row& row : {Row{"saved tensors", false, false, budget}, Row{"optimizer", true, false, 0},
+                         Row{"gradients", false, true, 0}, Row{"all", true, true, budget - 2 * mib}}) {
+    INFO(row.name);
+    bench::TrainOptions options = gpt(cuda());
+    options.setup.offload = "host";
+    options.setup.offloads_optimizer = row.optimizer;
+    options.setup.offloads_gradients = row.gradients;
+    options.budget_bytes = row.budget_bytes;
+    options.save = folder / row.name;
+    const Run away = run(options);
+    check_predicted(away.report);
+    CHECK(away.report.measured_tier_bytes > 0);
+    CHECK(away.report.measured_tier_bytes >= away.report.offloaded_bytes);
+    CHECK((away.report.offloaded_bytes > 0) == (row.budget_bytes > 0));
+    if (row.optimizer) CHECK(away.report.measured_tier_bytes >= away.report.state_bytes);
+    if (row.budget_bytes > 0) CHECK(away.report.measured_peak_bytes <= row.budget_bytes);
+    CHECK(away.losses == free.losses);
+    CHECK(away.report.validation.loss == free.report.validation.loss);
+    CHECK(files_test::read_text_file(options.save) == files_test::read_text_file(here.save));
+  }
+}
+
+TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the run", "[cuda][offload]") {
+  bench::PlanOptions options;
+  options.setup = gpt(cuda()).setup;
+  options.setup.sizes.vocabulary = 40;
+  options.device = cuda();
+  options.budget_bytes = std::size_t{1} << 40;
+  const std::size_t most = bench::make_plan(options).keep_everything_bytes;
+  options.budget_bytes = most - 4 * mib;
+  options.setup.offload = "host", options.setup.offloads_optimizer = options.setup.offloads_gradients = true;
+  const bench::PlanReport report = bench::make_plan(options);
+  REQUIRE(report.is_feasible);
+  const nn::Plan& plan = report.plan;
+  CHECK(report.keep_everything_bytes <= most);
+  CHECK(plan.offloaded_bytes > 0);
+  CHECK(plan.tier_bytes > plan.offloaded_bytes);
+  CHECK(plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] <
+        FileTier::workspace_bytes({}));  // nothing of the device's is the tiers'
+  if (!has_cuda()) return;
+  const nn::MakeRun planned = [&](Device device) {
+    auto run = report.run(device);
+    plan.apply(run->options(), device);
+    return run;
+  };
+  const nn::MemoryProfile measured = nn::profile_training(cuda(), planned, 3, false, plan.placement);
+  CHECK(measured.peak_bytes == plan.peak_bytes);
+  CHECK(measured.tier_bytes == plan.tier_bytes);
+}
+
+TEST_CASE("cuda offload: a host without so much pinned memory is told of, and the step can be tried again",
+          "[cuda][offload]") {
+  if (!testing::is_emulated()) return;  // a GPU's host cannot be told what it has
+  const memory::Stack stack = memory::make_resource(cuda());
+  const ResourceScope scope(stack.top);
+  bench::Setup setup = gpt(cuda()).setup;
+  setup.sizes.layers = 1, setup.sizes.vocabulary = 40;
+  setup.offload = "host", setup.offloads_gradients = true;
+  const auto train = bench::training_run(setup)(cuda());
+  {
+    const emulated::PinnedBound none(0);
+    CHECK(contains(message_of([&] { train->step(); }), "pinned memory"));
+    CHECK(train->tier_bytes() == 0);
+  }
+  train->step();
+  CHECK(train->tier_bytes() == 2 * mib);
+}
+
+TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offload]") {
+  bench::Setup setup = gpt(cpu).setup;
+  setup.offloads_gradients = true;
+  setup.offload = "/var/tmp";
+  CHECK(contains(message_of([&] { bench::planner_options(setup, cuda()); }),
+                 "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
+  CHECK_THROWS_AS(bench::training_run(setup)(dry(cuda())), ValueError);
+  setup.offload = "host";
+  CHECK(bench::planner_options(setup, cuda()).storing.offloads);
+  CHECK(contains(message_of([&] { bench::planner_options(setup, cpu); }), "host is for --device cuda"));
+  CHECK_THROWS_AS(bench::training_run(setup)(dry(cpu)), ValueError);
+  // What gradients that are away do not go with is not proposed beside them.
+  bench::PlanOptions plan;
+  plan.setup = setup;
+  plan.setup.sizes.layers = 1, plan.setup.sizes.vocabulary = 40;
+  plan.device = cuda();
+  plan.budget_bytes = 1;
+  const bench::PlanReport refused = bench::make_plan(plan);
+  REQUIRE(refused.techniques.size() == 2);
+  CHECK(refused.techniques[1].flags == "--head chunked");
+  setup.offload.clear();
+  CHECK(contains(message_of([&] { bench::training_run(setup)(dry(cuda())); }), "on a GPU --offload host"));
+}
+
+TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned with its own numbers", "[fit]") {
+  CHECK(nn::hardware("h100-80gb").tier_bytes_per_s > nn::hardware("a100-40gb").tier_bytes_per_s);
+  CHECK(nn::hardware("rtx-3060-12gb").tier_bytes_per_s > nn::hardware("cpu").tier_bytes_per_s);
+  CHECK(nn::hardware_of_gpu("NVIDIA H200").name == "h200-141gb");
+  CHECK(nn::hardware_of_gpu("NVIDIA A100-SXM4-40GB").name == "a100-40gb");
+  CHECK(nn::hardware_of_gpu("NVIDIA GeForce RTX 4090").name == "rtx-4090-24gb");
+  CHECK(nn::hardware_of_gpu("a GPU of its own").name == "h100-80gb");
+  CHECK(nn::CostModel(nn::hardware_of_gpu("a GPU of its own")).source ==
+        "h100-80gb: unknown GPU 'a GPU of its own', costed as H100");
+  CHECK(bench::hardware_for({}, cuda()).name == "h100-80gb");
+  CHECK(bench::hardware_for({}, cpu).name == "cpu");
+  CHECK(bench::hardware_for({"cpu", false, ""}, cuda()).name == "cpu");
+  CHECK_THROWS_AS(bench::hardware_for({"abacus", false, ""}, cuda()), ValueError);
+
+  bench::Setup setup = gpt(cuda()).setup;
+  setup.sizes.vocabulary = 40;
+  setup.offload = "host";
+  nn::Hardware bus = nn::hardware("h100-80gb"), disk = bus;
+  disk.tier_bytes_per_s = nn::hardware("cpu").tier_bytes_per_s;
+  const nn::PlannerOptions options = bench::planner_options(setup, cuda());
+  nn::Planner fast(bench::training_run(setup), cuda(), bus, options);
+  nn::Planner slow(bench::training_run(setup), cuda(), disk, options);
+  const std::size_t budget = std::max(fast.smallest().peak_bytes, slow.smallest().peak_bytes);
+  CHECK(fast.fit(budget).step_s < slow.fit(budget).step_s);
+}

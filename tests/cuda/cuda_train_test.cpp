@@ -1,0 +1,86 @@
+// What `thimble train --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's
+// emulation.
+
+#include <algorithm>
+#include <vector>
+
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/operator_table.h"
+#include "support/trained.h"
+
+using namespace thimble;
+using files_test::TemporaryFolder;
+using thimble::testing::has_cuda;
+using trained_test::run;
+using trained_test::Run;
+
+namespace {
+
+bench::TrainOptions tiny(const char* model, Device device) {
+  bench::TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 2;
+  options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
+  options.setup.sizes.sequence = 16;
+  options.data = "synthetic";
+  options.steps = 4;
+  options.eval_batches = 2;
+  options.device = device;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that goes on anywhere", "[cuda]") {
+  if (!has_cuda()) return;
+  const TemporaryFolder folder;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    INFO(to_string(dtype));
+    bench::TrainOptions here = tiny("char-gpt", cpu), there = tiny("char-gpt", cuda());
+    here.setup.dtype = there.setup.dtype = dtype;
+    const Run expected = run(here);
+    there.save = folder / "half.safetensors";
+    there.save_every = 2;
+    const Run got = run(there);
+    CHECK(got.report.predicted_peak_bytes == got.report.measured_peak_bytes);
+    REQUIRE(got.losses.size() == expected.losses.size());
+    const double tolerance = dtype == DType::f32 ? 1e-4 : 3e-2;
+    for (std::size_t i = 0; i < got.losses.size(); ++i) {
+      CHECK(got.losses[i] == Approx(expected.losses[i]).epsilon(tolerance));
+    }
+    CHECK(got.report.validation.loss == Approx(expected.report.validation.loss).epsilon(tolerance));
+    CHECK(run(there).losses == got.losses);  // the same bits again
+
+    // A run that is cut in two, the first half on the GPU, is the run on the GPU.
+    bench::TrainOptions first = there, second = tiny("char-gpt", cuda());
+    first.steps = 2;
+    first.warmup = second.warmup = 0;
+    second.setup.dtype = dtype;
+    run(first);
+    second.resume = first.save;
+    const Run rest = run(second);
+    REQUIRE(rest.losses.size() == 2);
+    CHECK(rest.losses[1] == got.losses[3]);
+    second.device = cpu;
+    CHECK(run(second).losses[1] == Approx(got.losses[3]).epsilon(tolerance));
+  }
+}
+
+TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda][slow]") {
+  if (!has_cuda()) return;
+  bench::TrainOptions options = tiny("char-gpt", cuda());
+  options.setup.sizes.layers = 4, options.setup.sizes.width = 48, options.setup.sizes.sequence = 64;
+  options.setup.batch = 4;
+  options.steps = 2;
+  options.eval_batches = 1;
+  const Run free = run(options);
+  options.budget_bytes = free.report.measured_peak_bytes - (std::size_t{2} << 20);
+  const Run planned = run(options);
+  CHECK(planned.report.measured_peak_bytes <= options.budget_bytes);
+  CHECK(planned.report.predicted_peak_bytes == planned.report.measured_peak_bytes);
+  CHECK(planned.losses == free.losses);
+}

@@ -1,0 +1,110 @@
+// A budget as a user meets it: training inside of it, plans for it, and what is said when there is none.
+
+#include <string>
+#include <vector>
+
+#include <thimble/bench/planning/planning.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+
+#include "support/catch.h"
+#include "support/trained.h"
+
+using namespace thimble;
+
+namespace {
+
+constexpr std::size_t budget_MiB = std::size_t{1} << 20;
+
+bench::TrainOptions budget_options() {
+  bench::TrainOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.batch = 16;
+  options.setup.sizes.layers = 6, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
+  options.setup.sizes.sequence = 48, options.setup.sizes.dropout = 0.1;
+  options.data = "synthetic";
+  options.steps = 4;
+  options.eval_every = 2;
+  options.eval_batches = 1;
+  options.sample = 8;
+  return options;
+}
+
+trained_test::Run run_within(const bench::TrainOptions& options) {
+  return trained_test::run(options, [&](const bench::TrainProgress& p) {
+    if (options.budget_bytes > 0) CHECK(p.peak_bytes <= options.budget_bytes);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("budget: training inside of one has the losses of training without", "[budget]") {
+  bench::TrainOptions options = budget_options();
+  const trained_test::Run plain = run_within(options);
+  CHECK(plain.report.time_overhead == 0);
+  const std::size_t all = plain.report.measured_peak_bytes;
+  for (const std::size_t part : {9, 6}) {
+    options.budget_bytes = all * part / 10;
+    INFO("budget " << options.budget_bytes << " of " << all);
+    const trained_test::Run run = run_within(options);
+    CHECK(run.report.predicted_peak_bytes == run.report.measured_peak_bytes);
+    CHECK(run.report.arena_rss_bytes <= run.report.measured_peak_bytes);
+    CHECK(run.report.measured_peak_bytes <= options.budget_bytes);
+    CHECK(run.report.time_overhead > 0);
+    CHECK(run.losses == plain.losses);
+    CHECK(run.report.validation.loss == plain.report.validation.loss);
+    CHECK(run.report.sample == plain.report.sample);
+  }
+  options.budget_bytes = budget_MiB;
+  CHECK_THROWS_AS(bench::prepare_training(options), nn::BudgetError);
+}
+
+TEST_CASE("budget: plans by name", "[budget]") {
+  bench::PlanOptions options;
+  options.setup = budget_options().setup;
+  const bench::PlanReport free = bench::make_plan(options);
+  CHECK(free.is_feasible);
+  CHECK(free.segments.empty());
+  CHECK(free.plan.peak_bytes == free.keep_everything_bytes);
+  CHECK(free.minimum_bytes < free.keep_everything_bytes);
+
+  options.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
+  const bench::PlanReport planned = bench::make_plan(options);
+  CHECK(planned.is_feasible);
+  CHECK_FALSE(planned.segments.empty());
+  CHECK(planned.plan.peak_bytes <= options.budget_bytes);
+  CHECK(planned.plan.time_overhead > 0);
+
+  options.budget_bytes = free.minimum_bytes - 1;
+  const bench::PlanReport refused = bench::make_plan(options);
+  CHECK_FALSE(refused.is_feasible);
+  CHECK(refused.plan.peak_bytes == free.minimum_bytes);
+  CHECK(refused.why_infeasible.minimum_bytes() == free.minimum_bytes);
+
+  options.is_inference = true;
+  const bench::PlanReport forward = bench::make_plan(options);
+  CHECK(forward.plan.peak_bytes < free.minimum_bytes);
+  CHECK(forward.parameters == free.parameters);
+}
+
+TEST_CASE("budget: the largest batch", "[budget]") {
+  bench::PlanOptions options;
+  options.setup = budget_options().setup;
+  CHECK_THROWS_AS(([&] {
+                    bench::PlanOptions unbounded = options;
+                    unbounded.finds_batch = true;
+                    bench::make_plan(unbounded);
+                  })(),
+                  ValueError);
+  const std::size_t budget = 24 * budget_MiB;
+  const std::int64_t most = bench::largest_batch(options, budget);
+  REQUIRE(most > 1);
+  const auto fits = [&](std::int64_t batch) {
+    options.setup.batch = batch;
+    options.budget_bytes = budget;
+    return bench::make_plan(options).is_feasible;
+  };
+  CHECK(fits(most));
+  CHECK_FALSE(fits(most + 1));
+  CHECK_THROWS_AS(bench::largest_batch(options, budget_MiB), nn::BudgetError);
+}

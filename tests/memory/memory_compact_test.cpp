@@ -1,0 +1,328 @@
+// Compaction: what is slid, what stays, and who waits for whom.
+
+#include <thimble/memory/arena/compact.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/memory/arena/arena.h>
+#include <thimble/memory/summary.h>
+
+#include "support/catch.h"
+
+namespace {
+
+using thimble::Arena;
+using thimble::Backing;
+using thimble::Block;
+using thimble::Device;
+using thimble::OutOfMemory;
+using thimble::Tlsf;
+using thimble::Window;
+
+constexpr std::size_t compact_MiB = std::size_t{1} << 20;
+constexpr std::size_t compact_unit = 64;
+
+/// Arena addresses in units of 64 bytes, written as text: one digit or letter per unit of the block of that name, '.'
+/// for a free one: "aa.b".
+class Map {
+ public:
+  explicit Map(std::size_t units) : text_(units, '.') {}
+  void draw(const Arena& arena, const Block* block, char name) {
+    const auto first = static_cast<std::size_t>(block->address - arena.base()) / compact_unit;
+    for (std::size_t i = 0; i < (block->bytes + compact_unit - 1) / compact_unit; ++i) text_.at(first + i) = name;
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+/// A layout by hand: every unit of a 2 MiB arena is asked for in turn, and what is '.' is given back.
+class Layout {
+ public:
+  Layout(Device device, const std::string& picture, Arena::Options options = {}) {
+    options.capacity_bytes = 2 * compact_MiB;
+    arena = std::make_unique<Arena>(thimble::make_backing(device), options);
+    units_ = picture.size();
+    std::vector<Block*> holes;
+    for (std::size_t i = 0, end = 0; i < units_; i = end) {
+      end = std::min(picture.find_first_not_of(picture[i], i), units_);
+      Block* const block = arena->allocate({.bytes = (end - i) * compact_unit});
+      if (picture[i] == '.') {
+        holes.push_back(block);
+      } else {
+        names_.emplace_back(picture[i], block);
+        if (!device.is_dry) std::memset(block->address, picture[i], block->bytes);
+      }
+    }
+    rest_ = arena->allocate({.bytes = 2 * compact_MiB - units_ * compact_unit});
+    rest_->pins = 1;
+    for (Block* hole : holes) arena->deallocate(hole, nullptr);
+  }
+  ~Layout() {
+    for (auto [name, block] : names_) arena->deallocate(block, nullptr);
+    rest_->pins = 0;
+    arena->deallocate(rest_, nullptr);
+  }
+
+  Block* operator[](char name) const {
+    for (auto [n, block] : names_) {
+      if (n == name) return block;
+    }
+    return nullptr;
+  }
+  void add(char name, std::size_t units, std::size_t alignment = compact_unit) {
+    Block* const block = arena->allocate({.bytes = units * compact_unit, .alignment = alignment});
+    names_.emplace_back(name, block);
+    if (!arena->device().is_dry) std::memset(block->address, name, block->bytes);
+  }
+  std::string picture() const {
+    Map map(units_);
+    for (auto [name, block] : names_) map.draw(*arena, block, name);
+    return map.text();
+  }
+  bool is_intact() const {
+    for (auto [name, block] : names_) {
+      const auto* bytes = reinterpret_cast<const char*>(block->address);
+      if (bytes[0] != name || std::memcmp(bytes, bytes + 1, block->bytes - 1) != 0) return false;
+    }
+    return true;
+  }
+
+  std::unique_ptr<Arena> arena;
+
+ private:
+  std::size_t units_;
+  std::vector<std::pair<char, Block*>> names_;
+  Block* rest_;
+};
+
+/// Fewest bytes that have to move for a hole of `need` bytes, by looking at every window.
+std::size_t fewest_bytes(Tlsf& spans, std::size_t need) {
+  std::size_t fewest = std::numeric_limits<std::size_t>::max();
+  if (spans.limit() - spans.height() >= need) return 0;
+  for (const Tlsf::Span* from = spans.first(); from != nullptr; from = from->next) {
+    std::size_t free = 0, bytes = 0;
+    for (const Tlsf::Span* to = from; to != nullptr && (to->is_free || !is_pinned(*to)); to = to->next) {
+      if (to->is_free) {
+        free += to->size;
+      } else if (free > 0) {
+        bytes += to->bytes;
+      }
+      const std::size_t above = to->next == nullptr ? spans.limit() - spans.height() : 0;
+      if (free + above >= need) fewest = std::min(fewest, bytes);
+    }
+  }
+  return fewest;
+}
+
+}  // namespace
+
+TEST_CASE("memory compact: a request slides as little as makes its hole", "[memory][compact]") {
+  struct Row {
+    const char* before;
+    std::size_t units;
+    const char* pinned;
+    const char* after;  // the new block is N; "": refused
+    std::size_t moved_units;
+  };
+  const Row rows[] = {
+      {"a.b.c", 2, "", "abNNc", 1},
+      {"a..bbbb..c..", 4, "", "a..bbbbcNNNN", 1},
+      {"aa.bb.cc.dd.", 4, "", "aabbccddNNNN", 6},
+      {"aa.bb.cc.dd.", 5, "", "", 0},
+      {"a.b.c.d.", 2, "b", "a.bcNNd.", 1},
+      {"a.b.c.d.", 2, "bd", "a.bcNNd.", 1},
+      {"a.b.c.", 2, "b", "a.bcNN", 1},
+      {"a.b.", 2, "b", "", 0},
+      {"..a.b", 3, "", "aNNNb", 1},
+      {"...a.b", 3, "", "NNNa.b", 0},
+      {".aaaa.b.", 2, "", ".aaaabNN", 1},
+  };
+  for (const Row& row : rows) {
+    for (const Device device : {thimble::cpu, thimble::dry(thimble::cpu)}) {
+      INFO(row.before << " + " << row.units << " on " << to_string(device));
+      Layout layout(device, row.before);
+      for (const char* p = row.pinned; *p != 0; ++p) layout[*p]->pins = 1;
+      const std::string before = layout.picture();
+      CHECK(before == row.before);
+      const Arena::Statistics figures = layout.arena->statistics();
+      if (*row.after == 0) {
+        CHECK_THROWS_AS(layout.add('N', row.units), OutOfMemory);
+        CHECK(layout.picture() == before);
+        CHECK(layout.arena->statistics() == figures);
+      } else {
+        layout.add('N', row.units);
+        CHECK(layout.picture() == row.after);
+        CHECK(layout.arena->statistics().moved_bytes == row.moved_units * compact_unit);
+        CHECK(layout.arena->statistics().compaction_count == (row.moved_units > 0 ? 1 : 0));
+      }
+      if (device == thimble::cpu) CHECK(layout.is_intact());
+      for (const char* p = row.pinned; *p != 0; ++p) layout[*p]->pins = 0;
+    }
+  }
+}
+
+TEST_CASE("memory compact: no other window moves fewer bytes", "[memory][compact]") {
+  std::mt19937 random(17);
+  std::size_t windows = 0, differences = 0;
+  for (int round = 0; round < 300; ++round) {
+    Tlsf spans(compact_unit, 400 * compact_unit);
+    std::vector<Tlsf::Span*> live;
+    for (int i = 0; i < 60; ++i) {
+      const Tlsf::Place place = spans.find((1 + random() % 8) * compact_unit, compact_unit);
+      if (!place.is_found()) break;
+      REQUIRE(spans.ready());
+      live.push_back(spans.take(place));
+      live.back()->bytes = live.back()->size - random() % compact_unit;
+    }
+    for (std::size_t i = 0; i < live.size(); ++i) {
+      if (random() % 2 == 0) {
+        spans.free(live[i]);
+      } else if (random() % 8 == 0) {
+        live[i]->pins = 1;
+      }
+    }
+    for (std::size_t units = 1; units < 400; units += 7) {
+      const Window window = thimble::cheapest_window(spans, nullptr, units * compact_unit, compact_unit);
+      const std::size_t fewest = fewest_bytes(spans, units * compact_unit);
+      if (window.is_found() != (fewest != std::numeric_limits<std::size_t>::max())) ++differences;
+      if (window.is_found() && window.bytes != fewest) ++differences;
+      windows += window.is_found() && window.blocks > 0 ? 1 : 0;
+      // What no window gives, sliding everything does not give either: nothing here is aligned.
+      if (!window.is_found() && thimble::bytes_after_sliding_all(spans, compact_unit) >= units * compact_unit) {
+        ++differences;
+      }
+    }
+    for (Tlsf::Span* span = spans.first(); span != nullptr; span = span->next) span->pins = 0;
+  }
+  CHECK(windows > 1000);
+  CHECK(differences == 0);
+}
+
+TEST_CASE("memory compact: on demand, and at a safe point", "[memory][compact]") {
+  for (const Device device : {thimble::cpu, thimble::dry(thimble::cpu)}) {
+    INFO(to_string(device));
+    Layout layout(device, "a.bb..c.dd..", {.poison = true, .tolerated_fragmentation = 0.001});
+    const std::byte* const left = layout['c']->address;
+    // 6 of 32768 units are holes, which is below what is tolerated.
+    CHECK(layout.arena->safe_point() == 0);
+    CHECK(layout.arena->compact() == 5 * compact_unit);
+    CHECK(layout.picture() == "abbcdd......");
+    CHECK(layout.arena->compact() == 0);
+    const Arena::Statistics figures = layout.arena->statistics();
+    CHECK(figures.compaction_count == 1);
+    CHECK(figures.moved_blocks == 3);
+    CHECK(figures.moved_bytes == 5 * compact_unit);
+    if (device == thimble::cpu) {
+      CHECK(layout.is_intact());
+      CHECK(std::to_integer<int>(*left) == 0xFF);  // poison where the block was
+    }
+  }
+  Layout holes(thimble::cpu, "a.b", {.tolerated_fragmentation = 0});
+  CHECK(holes.arena->safe_point() == compact_unit);
+  CHECK(holes.arena->safe_point() == 0);
+  bool was_refused = false;
+  thimble::launch(thimble::cpu, [&](const thimble::Addresses&) {
+    for (const bool is_safe_point : {false, true}) {
+      try {
+        is_safe_point ? holes.arena->safe_point() : holes.arena->compact();
+        was_refused = false;
+        break;
+      } catch (const thimble::Error&) {
+        was_refused = true;
+      }
+    }
+  });
+  CHECK(was_refused);
+}
+
+TEST_CASE("memory compact: never, and before every allocation", "[memory][compact]") {
+  Layout never(thimble::cpu, "a.b.c", {.compaction = Arena::Compaction::never});
+  try {
+    never.add('N', 2);
+    FAIL("blocks were moved");
+  } catch (const OutOfMemory& error) {
+    const std::string text = error.what();
+    INFO(text);
+    CHECK(text.find("0 compactions moved 0 blocks, 0 B, in 0.00 ms, switched off for requests") != std::string::npos);
+    CHECK(text.find("1 blocks of") != std::string::npos);  // the pinned rest of the layout
+  }
+  CHECK(never.arena->compact() == 2 * compact_unit);
+  never.add('N', 2);
+  CHECK(never.picture() == "abcNN");
+
+  Layout always(thimble::cpu, "a.b.c..", {.compaction = Arena::Compaction::before_every_allocation});
+  always.add('N', 1);
+  CHECK(always.picture() == "abcN...");
+  CHECK(always.is_intact());
+  const std::string text = thimble::memory::to_string(always.arena->statistics());
+  INFO(text);
+  CHECK(text.find("1 compactions moved 2 blocks, 128 B, in") != std::string::npos);
+}
+
+TEST_CASE("memory compact: alignment is kept", "[memory][compact]") {
+  for (const Device device : {thimble::cpu, thimble::dry(thimble::cuda())}) {
+    INFO(to_string(device));
+    const Arena::Options options{.capacity_bytes = 4 * compact_MiB};
+    Arena arena(thimble::make_backing(device), options);
+    std::mt19937 random(3);
+    std::size_t errors = 0, refusals = 0;
+    struct Live {
+      Block* block;
+      std::size_t alignment;
+    };
+    std::vector<Live> live;
+    for (int i = 0; i < 20000; ++i) {
+      if (random() % 100 < 55 || live.empty()) {
+        const std::size_t alignment = std::size_t{64} << random() % 10;
+        try {
+          live.push_back({arena.allocate({.bytes = 1 + random() % 100000, .alignment = alignment}), alignment});
+        } catch (const OutOfMemory&) {
+          ++refusals;
+        }
+        for (const Live& one : live) {
+          errors += static_cast<std::size_t>(one.block->address - arena.base()) % one.alignment == 0 ? 0 : 1;
+        }
+      } else {
+        const std::size_t which = random() % live.size();
+        arena.deallocate(live[which].block, nullptr);
+        live[which] = live.back();
+        live.pop_back();
+      }
+    }
+    CHECK(errors == 0);
+    CHECK(refusals > 0);
+    CHECK(arena.statistics().moved_blocks > 1000);
+    for (const Live& one : live) arena.deallocate(one.block, nullptr);
+  }
+}
+
+TEST_CASE("memory compact: while it is to be still nothing is moved, however full it is", "[memory][compact]") {
+  Layout layout(thimble::cpu, "a.b.c");
+  {
+    const Arena::Still still(*layout.arena);
+    const Arena::Still nested(*layout.arena);
+    CHECK_THROWS_AS(layout.add('N', 2), OutOfMemory);
+    CHECK(layout.arena->compact() == 0);
+    CHECK(layout.arena->safe_point() == 0);
+    CHECK(layout.picture() == "a.b.c");
+    layout.add('S', 1);  // what needs no room to be made is served
+    CHECK(layout.picture() == "aSb.c");
+  }
+  layout.add('N', 1);
+  CHECK(layout.picture() == "aSbNc");
+
+  Layout freed(thimble::cpu, "a.b.c");
+  { const Arena::Still still(*freed.arena); }
+  freed.add('N', 2);
+  CHECK(freed.picture() == "abNNc");
+  CHECK(freed.is_intact());
+}

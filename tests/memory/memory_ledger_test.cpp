@@ -1,0 +1,288 @@
+#include <thimble/memory/policies/ledger.h>
+
+#include <atomic>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/arena/arena.h>
+#include <thimble/memory/policies/limit.h>
+
+#include "support/catch.h"
+
+namespace {
+
+using thimble::Arena;
+using thimble::Block;
+using thimble::Category;
+using thimble::CategoryBytes;
+using thimble::Ledger;
+using thimble::OutOfMemory;
+using thimble::PathId;
+
+constexpr std::size_t ledger_category_count = thimble::category_count;
+
+std::shared_ptr<Arena> dry_arena(Arena::Options options = {}) {
+  return std::make_shared<Arena>(thimble::make_dry_backing(thimble::cpu), options);
+}
+
+/// Interns a dotted path.
+PathId ledger_path(std::string_view dotted) {
+  PathId id = 0;
+  while (!dotted.empty()) {
+    const std::size_t dot = dotted.find('.');
+    id = thimble::join_path(id, dotted.substr(0, dot));
+    dotted = dot == std::string_view::npos ? std::string_view{} : dotted.substr(dot + 1);
+  }
+  return id;
+}
+
+}  // namespace
+
+TEST_CASE("memory ledger: every category has a name of its own", "[memory][ledger]") {
+  std::map<std::string_view, int> names;
+  for (std::size_t i = 0; i < ledger_category_count; ++i) ++names[to_string(static_cast<Category>(i))];
+  CHECK(names.size() == ledger_category_count);
+  CHECK(names.count("parameter") == 1);
+  CHECK(names.count("unknown") == 0);
+}
+
+TEST_CASE("memory ledger: books agree with a slow account", "[memory][ledger]") {
+  const auto ledger = std::make_shared<Ledger>(dry_arena());
+  const std::vector<std::string> paths = {"", "net", "net.a", "net.a.w", "net.ab", "other"};
+  std::vector<PathId> ids;
+  for (const std::string& path : paths) ids.push_back(ledger_path(path));
+
+  // The account: live bytes per (path, category), copied whole whenever the sum reaches a new peak.
+  using Table = std::map<std::pair<std::size_t, std::size_t>, std::size_t>;
+  struct Entry {
+    Block* block;
+    std::size_t path, category;
+  };
+  Table live, at_peak;
+  CategoryBytes category_peak{};
+  std::size_t sum = 0, peak = 0, differences = 0;
+  std::vector<Entry> blocks;
+  std::mt19937 random(3);
+
+  const auto category_sum = [](const Table& table, std::size_t category) {
+    std::size_t bytes = 0;
+    for (const auto& [key, value] : table) bytes += key.second == category ? value : 0;
+    return bytes;
+  };
+  const auto compare = [&] {
+    if (ledger->bytes() != sum || ledger->max_allocated() != peak) ++differences;
+    for (std::size_t c = 0; c < ledger_category_count; ++c) {
+      const auto category = static_cast<Category>(c);
+      if (ledger->bytes(category) != category_sum(live, c)) ++differences;
+      if (ledger->bytes_by_category()[c] != category_sum(live, c)) ++differences;
+      if (ledger->peak_by_category()[c] != category_sum(at_peak, c)) ++differences;
+      if (ledger->max_allocated(category) != category_peak[c]) ++differences;
+    }
+    // "net.a" takes net.a and net.a.w, not net.ab.
+    std::size_t now = 0, then = 0, now_activation = 0, then_activation = 0;
+    for (const std::size_t p : {std::size_t{2}, std::size_t{3}}) {
+      for (std::size_t c = 0; c < ledger_category_count; ++c) {
+        now += live[{p, c}];
+        then += at_peak[{p, c}];
+      }
+      now_activation += live[{p, static_cast<std::size_t>(Category::activation)}];
+      then_activation += at_peak[{p, static_cast<std::size_t>(Category::activation)}];
+    }
+    if (ledger->bytes_by_path("net.a") != now || ledger->peak_bytes_by_path("net.a") != then) ++differences;
+    if (ledger->bytes(Category::activation, "net.a") != now_activation) ++differences;
+    if (ledger->peak_bytes(Category::activation, "net.a") != then_activation) ++differences;
+    if (ledger->bytes_by_path("") != sum || ledger->peak_bytes_by_path("") != peak) ++differences;
+    if (ledger->bytes_by_path("nowhere") != 0 || ledger->bytes_by_path("net.a.") != 0) ++differences;
+  };
+
+  for (int i = 0; i < 20000; ++i) {
+    const unsigned what = random() % 10;
+    if (what < 5 || blocks.empty()) {
+      const std::size_t path = random() % paths.size(), category = random() % ledger_category_count;
+      const std::size_t bytes = 1 + random() % 5000;
+      blocks.push_back(
+          {ledger->allocate({.bytes = bytes, .category = static_cast<Category>(category), .path = ids[path]}), path,
+           category});
+      live[{path, category}] += bytes;
+      sum += bytes;
+      category_peak[category] = std::max(category_peak[category], category_sum(live, category));
+      if (sum > peak) {
+        peak = sum;
+        at_peak = live;
+      }
+    } else {
+      const std::size_t which = random() % blocks.size();
+      Entry& entry = blocks[which];
+      live[{entry.path, entry.category}] -= entry.block->bytes;
+      if (what < 6) {
+        entry.category = random() % ledger_category_count;
+        live[{entry.path, entry.category}] += entry.block->bytes;
+        ledger->relabel(entry.block, static_cast<Category>(entry.category));
+        if (static_cast<std::size_t>(entry.block->category) != entry.category) ++differences;
+        category_peak[entry.category] = std::max(category_peak[entry.category], category_sum(live, entry.category));
+      } else {
+        sum -= entry.block->bytes;
+        ledger->deallocate(entry.block, nullptr);
+        entry = blocks.back();
+        blocks.pop_back();
+      }
+    }
+    if (i == 12345) {
+      ledger->reset_peak();
+      peak = sum;
+      at_peak = live;
+      for (std::size_t c = 0; c < ledger_category_count; ++c) category_peak[c] = category_sum(live, c);
+    }
+    if (i % 16 == 0) compare();
+  }
+  CHECK(differences == 0);
+  for (const Entry& entry : blocks) ledger->deallocate(entry.block, nullptr);
+  CHECK(ledger->bytes() == 0);
+  CHECK(ledger->max_allocated() == peak);
+}
+
+TEST_CASE("memory ledger: the peak is the first moment of the largest sum", "[memory][ledger]") {
+  const auto ledger = std::make_shared<Ledger>(dry_arena());
+  for (const Category category : {Category::temporary, Category::activation}) {
+    Block* const block = ledger->allocate({.bytes = 100, .category = category});
+    ledger->relabel(block, Category::workspace);
+    ledger->deallocate(block, nullptr);
+  }
+  CategoryBytes expected{};
+  expected[static_cast<std::size_t>(Category::temporary)] = 100;
+  CHECK(ledger->peak_by_category() == expected);
+  CHECK(ledger->max_allocated() == 100);
+  CHECK(ledger->max_allocated(Category::workspace) == 100);
+}
+
+TEST_CASE("memory ledger: the table names categories and paths", "[memory][ledger]") {
+  const auto ledger = std::make_shared<Ledger>(dry_arena());
+  const PathId fc = ledger_path("gpt.h.3.mlp.fc");
+  Block* const weight = ledger->allocate({.bytes = 1536, .category = Category::parameter, .path = fc});
+  Block* const kept =
+      ledger->allocate({.bytes = 3 << 20, .category = Category::activation, .path = ledger_path("gpt")});
+  ledger->deallocate(kept, nullptr);
+  const std::string text = ledger->summary();
+  INFO(text);
+  CHECK(text.find("memory on dry(cpu)") != std::string::npos);
+  CHECK(text.find("1.50 KiB (1536 B)") != std::string::npos);
+  CHECK(text.find("3.00 MiB (3145728 B)") != std::string::npos);
+  CHECK(text.find("gpt.h.3.mlp.fc") != std::string::npos);
+  CHECK(text.find("gpt ") < text.find("gpt.h.3.mlp.fc"));  // most bytes at the peak first
+  for (std::size_t i = 0; i < ledger_category_count; ++i) {
+    CHECK(text.find(to_string(static_cast<Category>(i))) != std::string::npos);
+  }
+  CHECK(ledger->summary(1).find("and 1 more paths") != std::string::npos);
+  CHECK(ledger->paths().size() == 2);
+  ledger->deallocate(weight, nullptr);
+}
+
+TEST_CASE("memory ledger: out of memory carries the categories", "[memory][ledger]") {
+  const auto ledger = std::make_shared<Ledger>(dry_arena({.capacity_bytes = 4 << 20}));
+  Block* const block = ledger->allocate({.bytes = 1536, .category = Category::optimizer});
+  try {
+    ledger->allocate({.bytes = 8 << 20, .category = Category::activation, .path = ledger_path("net.a")});
+    FAIL("the capacity was exceeded");
+  } catch (const OutOfMemory& error) {
+    const std::string text = error.what();
+    INFO(text);
+    CHECK(error.facts().requested_bytes == 8 << 20);
+    CHECK(error.facts().in_use_bytes == 1536);
+    CHECK(error.facts().peak_bytes == 1536);
+    CHECK(error.facts().capacity_bytes == 4 << 20);
+    CHECK(error.facts().largest_free_bytes == (4 << 20) - 1536);
+    for (const char* part : {"requested 8.00 MiB (8388608 B)", "of 'net.a'", "in use by category: parameter 0 B",
+                             "optimizer 1.50 KiB (1536 B)", "capacity", "largest free block", "fragmentation"}) {
+      INFO(part);
+      CHECK(text.find(part) != std::string::npos);
+    }
+  }
+  CHECK(ledger->bytes() == 1536);
+  CHECK(ledger->max_allocated() == 1536);
+  ledger->deallocate(block, nullptr);
+}
+
+TEST_CASE("memory limit: refuses above the limit and serves again below it", "[memory][limit]") {
+  const auto arena = dry_arena();
+  const auto limit = std::make_shared<thimble::Limit>(arena, 1000);
+  const auto ledger = std::make_shared<Ledger>(limit);
+  Block* const a = ledger->allocate({.bytes = 600, .category = Category::gradient});
+  for (const std::size_t bytes : {std::size_t{401}, ~std::size_t{0}}) {
+    try {
+      ledger->allocate({.bytes = bytes});
+      FAIL("the limit was exceeded");
+    } catch (const OutOfMemory& error) {
+      const std::string text = error.what();
+      INFO(text);
+      CHECK(error.facts().requested_bytes == bytes);
+      CHECK(error.facts().in_use_bytes == 600);
+      CHECK(error.facts().peak_bytes == 600);
+      CHECK(error.facts().capacity_bytes == 1000);
+      CHECK(error.facts().largest_free_bytes == 400);
+      CHECK(text.find("above the limit of 1000 B") != std::string::npos);
+      CHECK(text.find("gradient 600 B") != std::string::npos);
+    }
+  }
+  CHECK(limit->live_bytes() == 600);
+  CHECK(arena->statistics().allocation_count == 1);  // upstream was not asked
+  Block* const b = ledger->allocate({.bytes = 400});
+  CHECK(limit->live_bytes() == 1000);
+  ledger->deallocate(a, nullptr);
+  Block* const c = ledger->allocate({.bytes = 600});
+  ledger->relabel(c, Category::workspace);
+  CHECK(c->category == Category::workspace);
+  CHECK(limit->limit_bytes() == 1000);
+  ledger->deallocate(b, nullptr);
+  ledger->deallocate(c, nullptr);
+  CHECK(limit->live_bytes() == 0);
+}
+
+TEST_CASE("memory limit: what upstream refuses is not counted", "[memory][limit]") {
+  const auto limit = std::make_shared<thimble::Limit>(dry_arena({.capacity_bytes = 2 << 20}), std::size_t{1} << 40);
+  CHECK_THROWS_AS(limit->allocate({.bytes = 3 << 20}), OutOfMemory);
+  CHECK(limit->live_bytes() == 0);
+}
+
+TEST_CASE("memory ledger: threads do not disturb the books", "[memory][ledger]") {
+  const auto arena = dry_arena();
+  const auto ledger = std::make_shared<Ledger>(arena);
+  const PathId path = ledger_path("net.a");
+  std::atomic<bool> is_done{false};
+  std::atomic<std::size_t> differences{0};
+  std::thread reader([&] {
+    while (!is_done) {
+      const CategoryBytes bytes = ledger->peak_by_category();
+      std::size_t sum = 0;
+      for (const std::size_t value : bytes) sum += value;
+      if (sum > ledger->max_allocated()) ++differences;
+    }
+  });
+  std::vector<std::thread> writers;
+  for (std::uint32_t seed = 0; seed < 3; ++seed) {
+    writers.emplace_back([&, seed] {
+      std::mt19937 random(seed);
+      std::vector<Block*> live;
+      for (int i = 0; i < 20000; ++i) {
+        if (random() % 2 == 0 || live.empty()) {
+          live.push_back(ledger->allocate({.bytes = 1 + random() % 4096, .path = path}));
+          ledger->relabel(live.back(), Category::activation);
+        } else {
+          ledger->deallocate(live.back(), nullptr);
+          live.pop_back();
+        }
+      }
+      for (Block* block : live) ledger->deallocate(block, nullptr);
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  is_done = true;
+  reader.join();
+  CHECK(differences == 0);
+  CHECK(ledger->bytes() == 0);
+  CHECK(ledger->max_allocated() == arena->statistics().peak_requested_bytes);
+}

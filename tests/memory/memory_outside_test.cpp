@@ -1,0 +1,140 @@
+// What a process takes beside its arena: the formula, and the process itself.
+
+#include <thimble/memory/process/outside.h>
+
+#include <vector>
+
+#include <thimble/bench/runs/process_bytes.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/threads/worker_stack.h>
+#include <thimble/memory/process/process.h>
+
+#include "support/catch.h"
+#include "support/sanitizer.h"
+#include "support/skip.h"
+
+using namespace thimble;
+
+namespace {
+
+constexpr std::size_t outside_KiB = 1024, outside_MiB = 1024 * outside_KiB;
+
+[[maybe_unused]] bench::TrainOptions small_training(const char* model, std::int64_t steps) {
+  bench::TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 4;
+  if (std::string(model) == "char-gpt") {
+    options.setup.sizes.layers = 2, options.setup.sizes.heads = 2;
+    options.setup.sizes.width = 32, options.setup.sizes.sequence = 16;
+  } else {
+    options.setup.sizes.image = 28;
+  }
+  options.data = "synthetic";
+  options.steps = steps;
+  options.eval_batches = 2;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("outside: the formula, term by term", "[outside]") {
+  memory::ProcessBase base;
+  base.code_bytes = 7 * outside_MiB;
+  base.writable_bytes = 5 * outside_MiB;
+  const memory::OutsideBytes least = memory::outside_bytes(base, {});
+  CHECK(least.code == 7 * outside_MiB);
+  CHECK(least.heap == 6 * outside_MiB);  // and 1 MiB for what comes later
+  CHECK(least.total() == 13 * outside_MiB);
+  const memory::OutsideBytes all = memory::outside_bytes(
+      base, {.threads = 3, .tier_threads = 2, .nodes = 100, .staging = 2 * outside_MiB, .data = 4 * outside_MiB});
+  CHECK(all.threads == 2 * (worker_stack_bytes + memory::thread_stack_bytes() + 2 * 192 * outside_KiB));
+  CHECK(memory::thread_stack_bytes() >= 64 * outside_KiB);
+  CHECK(all.nodes == 200 * outside_KiB);
+  CHECK(all.staging == 2 * outside_MiB);
+  CHECK(all.data == 4 * outside_MiB);
+  CHECK(all.heap == 2 * outside_MiB);  // the data were in the base
+  CHECK(all.total() == 7 * outside_MiB + all.heap + all.threads + all.nodes + all.staging + all.data);
+  const memory::OutsideBytes later = memory::outside_bytes(base, {.data = 4 * outside_MiB, .holds_data = false});
+  CHECK(later.heap == 6 * outside_MiB);
+  CHECK(to_string(later) == "17.00 MiB (code 7.00 MiB, heap 6.00 MiB, data 4.00 MiB)");
+}
+
+TEST_CASE("outside: what differs is said", "[outside]") {
+  bench::TrainReport report;
+  report.predicted_peak_bytes = report.measured_peak_bytes = 100;
+  CHECK(report.differences().empty());
+  report.measured_peak_bytes = 90;
+  CHECK(report.differences() == "the arena's peak measured 90 B, predicted 100 B");
+  report.skipped_steps = 1;  // an update that was never made needs less
+  CHECK(report.differences().empty());
+  report.measured_peak_bytes = 110;
+  CHECK_FALSE(report.differences().empty());
+  report.measured_peak_bytes = 100;
+  report.outside.code = 10;
+  report.process_peak_bytes = 110;
+  CHECK(report.differences().empty());
+  report.process_peak_bytes = 111;
+  CHECK(report.differences() == "the process measured 111 B, promised 110 B");
+  report.process_peak_bytes = 110;
+  report.process_budget_bytes = 109;
+  CHECK(report.differences() == "the process measured 110 B, its budget 109 B");
+}
+
+#ifndef THIMBLE_TEST_HAS_SANITIZER
+TEST_CASE("outside: a watch sees what the process took since, and no more", "[outside]") {
+  const memory::ProcessWatch before;
+  const std::size_t quiet = before.peak_bytes();
+  if (quiet == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
+  constexpr std::size_t bytes = 24 * outside_MiB;
+  {
+    const std::vector<char> heap(bytes, 1);
+    CHECK(before.peak_bytes() >= quiet + bytes - outside_MiB);
+  }
+  const memory::ProcessWatch after;
+  CHECK(after.peak_bytes() < quiet + bytes / 2);  // that peak is over
+  CHECK(after.base().writable_bytes + after.base().code_bytes >= after.peak_bytes());
+}
+
+TEST_CASE("outside: a run stays within its promise, over many steps as over few", "[outside]") {
+  for (const char* model : {"char-gpt", "mlp"}) {
+    INFO(model);
+    std::vector<std::size_t> growth;
+    for (const std::int64_t steps : {std::int64_t{20}, std::int64_t{400}}) {
+      const bench::PreparedTraining prepared = bench::prepare_training(small_training(model, steps));
+      REQUIRE(prepared.nodes >= 4);
+      REQUIRE(prepared.is_steady);
+      const bench::TrainReport report = bench::train(prepared);
+      CHECK(report.differences().empty());
+      CHECK(report.outside.nodes == prepared.nodes * 2 * outside_KiB);
+      if (report.process_peak_bytes == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
+      CHECK(report.process_peak_bytes <= report.predicted_peak_bytes + report.outside.total());
+      CHECK(report.process_peak_bytes >= report.measured_peak_bytes);
+      // Code is touched or not, as it comes; what is the run's own does not grow with its steps.
+      const std::size_t known = report.measured_peak_bytes + report.outside.code + report.outside.heap;
+      growth.push_back(report.process_peak_bytes > known ? report.process_peak_bytes - known : 0);
+    }
+    CHECK(growth[1] <= growth[0] + 256 * outside_KiB);
+  }
+}
+
+TEST_CASE("outside: a budget for the process leaves the arena the rest, or says what is missing", "[outside]") {
+  bench::TrainOptions options = small_training("char-gpt", 3);
+  const bench::PreparedTraining free = bench::prepare_training(options);
+  const memory::OutsideBytes outside =
+      memory::outside_bytes(memory::ProcessBase::measure(), bench::outside_facts(free));
+  options.process_budget_bytes = outside.total() + 4 * free.plan.peak_bytes;
+  const bench::PreparedTraining planned = bench::prepare_training(options);
+  CHECK(planned.options.budget_bytes > 0);
+  CHECK(planned.options.budget_bytes < options.process_budget_bytes);
+  const bench::TrainReport report = bench::train(planned);
+  CHECK(report.differences().empty());
+  CHECK(report.process_budget_bytes == options.process_budget_bytes);
+  CHECK(report.loss_last == bench::train(free).loss_last);
+  options.process_budget_bytes = outside.code;
+  CHECK_THROWS_AS(bench::prepare_training(options), nn::BudgetError);
+  memory::OutsideBytes part;
+  part.heap = 60;
+  CHECK(bench::arena_budget(100, part) == 40);
+  CHECK_THROWS_AS(bench::arena_budget(60, part), nn::BudgetError);
+}
+#endif

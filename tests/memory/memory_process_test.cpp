@@ -1,0 +1,201 @@
+#include <thimble/memory/process/process.h>
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <random>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/stack.h>
+
+#include "support/catch.h"
+#include "support/sanitizer.h"
+
+namespace {
+
+using thimble::Arena;
+using thimble::Block;
+using thimble::OutOfMemory;
+namespace process = thimble::process;
+
+constexpr std::size_t process_MiB = std::size_t{1} << 20;
+
+/// Runs `body` in a child process and returns what it returned; 255 when it died.
+template <class Body>
+int in_child(Body&& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+std::size_t arena_rss(const Arena& arena) { return process::mapping_rss_bytes(arena.base(), arena.reserved_bytes()); }
+
+/// Lowers RLIMIT_DATA to what the process has now and `more`.
+[[maybe_unused]] bool limit_data(std::size_t more) {
+  const rlim_t bytes = process::data_bytes() + more;
+  const rlimit limit{bytes, bytes};
+  return setrlimit(RLIMIT_DATA, &limit) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("memory process: resident bytes of the arena are its committed bytes", "[memory][process]") {
+  thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+  const Arena& arena = *stack.arena;
+  CHECK(arena_rss(arena) == 0);
+  std::mt19937 random(17);
+  std::vector<Block*> live;
+  std::size_t differences = 0;
+  for (int i = 0; i < 120; ++i) {
+    if (random() % 3 != 0 || live.empty()) {
+      live.push_back(stack.top->allocate({.bytes = 1 + random() % (5 * process_MiB)}));
+      // Written or not, a block's pages are resident.
+      if (i % 2 == 0) std::memset(live.back()->address, 1, live.back()->bytes);
+    } else {
+      const std::size_t which = random() % live.size();
+      stack.top->deallocate(live[which], nullptr);
+      live[which] = live.back();
+      live.pop_back();
+    }
+    if (i % 20 == 19) stack.arena->trim();
+    if (arena_rss(arena) != arena.statistics().committed_bytes) ++differences;
+  }
+  CHECK(arena.statistics().committed_bytes > 50 * process_MiB);
+  CHECK(differences == 0);
+  for (Block* block : live) stack.top->deallocate(block, nullptr);
+  stack.arena->trim();
+  CHECK(arena_rss(arena) == 0);
+}
+
+TEST_CASE("memory process: the process grows by what the arena commits", "[memory][process]") {
+  const int result = in_child([] {
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+    // Anonymous pages: the program's own file pages come and go while this runs.
+    const std::size_t rss = process::anonymous_rss_bytes(), data = process::data_bytes();
+    const auto is_near = [](std::size_t bytes, std::size_t expected) {
+      return bytes >= expected && bytes < expected + process_MiB;
+    };
+    Block* const block = stack.top->allocate({.bytes = 100 * process_MiB});
+    const std::size_t taken_rss = process::anonymous_rss_bytes(), taken_data = process::data_bytes();
+    std::memset(block->address, 1, block->bytes);
+    const std::size_t written_rss = process::anonymous_rss_bytes();
+    stack.top->deallocate(block, nullptr);
+    stack.arena->trim();
+    if (!is_near(taken_rss, rss + 100 * process_MiB)) return 1;
+    if (!is_near(taken_data, data + 100 * process_MiB)) return 2;
+    if (!is_near(written_rss, taken_rss)) return 3;  // nothing is touched twice
+    if (!is_near(process::anonymous_rss_bytes(), rss)) return 4;
+    if (!is_near(process::data_bytes(), data)) return 5;
+    if (process::peak_rss_bytes() < 100 * process_MiB) return 6;
+    return 0;
+  });
+  CHECK(result == 0);
+}
+
+TEST_CASE("memory process: more than the machine has is refused before it is taken", "[memory][process]") {
+  CHECK(process::available_bytes() > 0);
+  const int result = in_child([] {
+    // Should the refusal fail to come, this process is the one to be killed.
+    if (std::FILE* const file = std::fopen("/proc/self/oom_score_adj", "w")) {
+      std::fputs("1000", file);
+      std::fclose(file);
+    }
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+    // Another process may give memory back between the two readings of what is available: then once more.
+    for (int attempt = 0; attempt < 20; ++attempt) {
+      Block* granted = nullptr;
+      try {
+        granted = stack.top->allocate({.bytes = process::available_bytes() + 64 * process_MiB});
+      } catch (const OutOfMemory&) {
+        return stack.arena->statistics().committed_bytes == 0 ? 0 : 2;
+      }
+      stack.top->deallocate(granted, nullptr);
+      stack.arena->trim();
+    }
+    return 1;
+  });
+  CHECK(result == 0);
+}
+
+// A sanitizer takes memory of its own beside the program's: it ends the process at a limit that the program survives,
+// and its allocator has more when the heap has none.
+#ifndef THIMBLE_TEST_HAS_SANITIZER
+TEST_CASE("memory process: reserving costs no data, and a data limit is met as OutOfMemory", "[memory][process]") {
+  const int result = in_child([] {
+    if (!limit_data(64 * process_MiB)) return 1;
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu);
+    if (stack.arena->reserved_bytes() < 1024 * process_MiB) return 2;
+    std::vector<Block*> blocks;
+    try {
+      for (;;) blocks.push_back(stack.top->allocate({.bytes = 4 * process_MiB}));
+    } catch (const OutOfMemory& error) {
+      if (std::strstr(error.what(), "the system refuses more pages") == nullptr) return 3;
+    }
+    if (blocks.size() < 14 || blocks.size() > 16) return 4;
+    const Arena::Statistics before = stack.arena->statistics();
+    try {
+      stack.top->allocate({.bytes = 4 * process_MiB});
+      return 5;
+    } catch (const OutOfMemory&) {
+    }
+    if (!(before == stack.arena->statistics())) return 6;
+    stack.top->deallocate(blocks.back(), nullptr);
+    blocks.back() = stack.top->allocate({.bytes = 4 * process_MiB});  // a retry in what is there
+    for (Block* block : blocks) stack.top->deallocate(block, nullptr);
+    return 0;
+  });
+  CHECK(result == 0);
+}
+
+TEST_CASE("memory process: a steady state calls no allocator", "[memory][process]") {
+  const int result = in_child([] {
+    thimble::memory::Stack stack = thimble::memory::make_resource(thimble::cpu, {.limit_bytes = 512 * process_MiB});
+    const thimble::PathId paths[] = {0, thimble::join_path(0, "a"), thimble::join_path(0, "b")};
+    std::vector<Block*> live(400, nullptr);
+    const auto step = [&] {
+      std::mt19937 random(1);
+      for (int i = 0; i < 20000; ++i) {
+        Block*& slot = live[random() % live.size()];
+        stack.top->deallocate(slot, nullptr);
+        slot = nullptr;
+        slot = stack.top->allocate({.bytes = 1 + random() % 20000, .path = paths[random() % 3]});
+        stack.top->relabel(slot, thimble::Category::activation);
+      }
+      for (Block*& slot : live) {
+        stack.top->deallocate(slot, nullptr);
+        slot = nullptr;
+      }
+    };
+    step();
+    // From here on the heap has nothing left to give, not even a few bytes.
+    if (!limit_data(0)) return 1;
+    for (std::size_t bytes = 64 * process_MiB; bytes > 0; bytes = bytes > 16 ? bytes / 2 : 0) {
+      void* volatile block = nullptr;  // volatile: an unused malloc may be assumed to succeed
+      do {
+        block = std::malloc(bytes);
+      } while (block != nullptr);
+    }
+    void* volatile block = ::operator new(1, std::nothrow);
+    if (block != nullptr) return 2;
+    try {
+      for (int repeat = 0; repeat < 3; ++repeat) step();
+    } catch (...) {
+      return 3;
+    }
+    return 0;
+  });
+  CHECK(result == 0);
+}
+#endif
+#undef THIMBLE_TEST_HAS_SANITIZER

@@ -1,0 +1,92 @@
+#pragma once
+// What tests of the placed arena share: scripts of allocations, and an actor that plays them and sees every overlap.
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <thimble/memory/stack.h>
+
+#include "support/catch.h"
+
+namespace placed_test {
+
+using namespace thimble;
+
+// One line of a script: allocate `bytes` under a name, or free the name.
+struct Line {
+  char name;
+  std::size_t bytes;  // 0: free
+};
+using Script = std::vector<Line>;
+
+// Runs scripts on a resource; every live block is filled with its name, so that an overlap shows.
+class Actor {
+ public:
+  explicit Actor(Resource& resource) : resource_(resource) {}
+  ~Actor() {
+    while (!live_.empty()) free(live_.begin()->first);
+  }
+
+  Block* allocate(char name, std::size_t bytes, std::size_t alignment = 64) {
+    Block* const block = resource_.allocate({.bytes = bytes, .alignment = alignment});
+    CHECK(block->bytes == bytes);
+    CHECK(reinterpret_cast<std::uintptr_t>(block->address) % alignment == 0);
+    std::memset(block->address, name, bytes);
+    REQUIRE(live_.emplace(name, block).second);
+    return block;
+  }
+  void free(char name) {
+    Block* const block = live_.at(name);
+    CHECK(is_intact(name, *block));
+    live_.erase(name);
+    resource_.deallocate(block, nullptr);
+  }
+  void play(const Script& script) {
+    for (const Line& line : script)
+      line.bytes > 0 ? static_cast<void>(allocate(line.name, line.bytes)) : free(line.name);
+  }
+  Block* block(char name) const { return live_.at(name); }
+  bool is_live(char name) const { return live_.count(name) > 0; }
+  std::size_t live() const { return live_.size(); }
+  void check_all() const {
+    for (const auto& [name, block] : live_) CHECK(is_intact(name, *block));
+  }
+
+ private:
+  static bool is_intact(char name, const Block& block) {
+    return std::all_of(block.address, block.address + block.bytes, [&](std::byte b) { return b == std::byte(name); });
+  }
+  Resource& resource_;
+  std::map<char, Block*> live_;
+};
+
+inline const Script step_script = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300},
+                                   {'d', 900},  {'b', 0},    {'d', 0}, {'c', 0}};
+
+// The plan of a script, by way of a trace.
+inline StepPlan plan_of(const Script& script) {
+  memory::Options options;
+  options.trace = true;
+  const memory::Stack stack = memory::make_resource(cpu, options);
+  Actor actor(*stack.top);
+  actor.play(script);
+  return make_step_plan(stack.trace->events());
+}
+
+inline memory::Stack stack_of(std::vector<StepPlan> plans, std::size_t capacity = 0) {
+  memory::Options options;
+  options.plans = std::move(plans);
+  options.arena.capacity_bytes = capacity;
+  options.trace = true;
+  return memory::make_resource(cpu, options);
+}
+
+inline bool lies_in_region(const memory::Stack& stack, const Block* block) {
+  const auto blocks = stack.arena->blocks();
+  return std::none_of(blocks.begin(), blocks.end(), [&](const Arena::Placed& p) { return p.block == block; });
+}
+
+}  // namespace placed_test

@@ -1,0 +1,233 @@
+// The placed arena: steps are replayed at their planned offsets, and what is not planned goes to the arena.
+
+#include <thimble/memory/policies/placed.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/memory/stack.h>
+
+#include "placed_actor.h"
+#include "support/catch.h"
+
+namespace {
+
+using namespace thimble;
+using namespace placed_test;
+
+}  // namespace
+
+TEST_CASE("placed: a plan is what a step allocates and frees", "[placed]") {
+  memory::Options options;
+  options.trace = true;
+  const memory::Stack stack = memory::make_resource(cpu, options);
+  Actor actor(*stack.top);
+  actor.play({{'x', 64}, {'y', 640}});
+  const std::size_t begin = stack.trace->event_count();
+  actor.play({{'a', 100}, {'x', 0}, {'b', 200}, {'c', 300}});
+  stack.top->relabel(actor.block('b'), Category::activation);
+  actor.play({{'a', 0}, {'z', 50}, {'c', 0}});
+  const std::vector<Trace::Event> events = stack.trace->events();
+  const StepPlan plan = make_step_plan(std::span(events).subspan(begin));
+  constexpr std::uint32_t no = StepPlan::not_placed;
+  CHECK(plan.events ==
+        std::vector<StepPlan::Event>{{100, 64, 0}, {200, 64, no}, {300, 64, 1}, {0, 0, 0}, {50, 64, no}, {0, 0, 1}});
+  CHECK(plan.buffers == std::vector<memory::Buffer>{{0, 0, 3, 100, 64}, {1, 2, 5, 300, 64}});
+  CHECK(plan.placement.height == 128 + 320);
+  CHECK(make_step_plan({}).placement.height == 0);
+
+  std::vector<Trace::Event> twice = {events[begin], events[begin]};
+  CHECK_THROWS_AS(make_step_plan(twice), ValueError);
+  twice = {events[begin], events[begin + 5], events[begin + 5]};
+  CHECK_THROWS_AS(make_step_plan(twice), ValueError);
+}
+
+TEST_CASE("placed: a step that places the same blocks is not searched again", "[placed]") {
+  const auto events_of = [](const Script& script) {
+    memory::Options options;
+    options.trace = true;
+    const memory::Stack stack = memory::make_resource(cpu, options);
+    Actor actor(*stack.top);
+    actor.play(script);
+    return stack.trace->events();
+  };
+  const Script steady = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300}, {'b', 0}, {'c', 0}};
+  Script first = steady;  // makes what stays
+  first.insert(first.begin() + 3, {'z', 4096});
+  const StepPlan like = make_step_plan(events_of(first));
+  StepPlan told = like;
+  told.placement.height += 64;  // a mark: what is taken over has it
+  CHECK(make_step_plan(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
+  CHECK(make_step_plan(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
+  CHECK(make_step_plan(events_of(steady)).placement.offsets == like.placement.offsets);
+  Script other = steady;
+  std::swap(other[4], other[5]);  // the order of the frees
+  CHECK(make_step_plan(events_of(other), {}, &told).placement.height == like.placement.height);
+  other = steady;
+  other[3].bytes = 301;
+  CHECK(make_step_plan(events_of(other), {}, &told).placement.height == like.placement.height);
+}
+
+TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
+  const StepPlan plan = plan_of(step_script);
+  CHECK(plan.placement.height == plan.placement.load);
+  const memory::Stack stack = stack_of({plan});
+  REQUIRE(stack.placed != nullptr);
+  CHECK(stack.placed->lock() == stack.arena->lock());
+  Actor actor(*stack.top);
+  actor.allocate('p', 100);
+  std::vector<std::pair<const Block*, std::byte*>> first;
+  for (int step = 0; step < 3; ++step) {
+    const Placed::Step scope(*stack.placed);
+    actor.check_all();
+    std::vector<std::pair<const Block*, std::byte*>> seen;
+    std::size_t block = 0;
+    for (const Line& line : step_script) {
+      if (line.bytes == 0) {
+        actor.free(line.name);
+        continue;
+      }
+      const Block* const now = actor.allocate(line.name, line.bytes);
+      CHECK(lies_in_region(stack, now));
+      seen.emplace_back(now, now->address);
+      CHECK(now->address - seen.front().second == static_cast<std::ptrdiff_t>(plan.placement.offsets[block++]) -
+                                                      static_cast<std::ptrdiff_t>(plan.placement.offsets[0]));
+    }
+    if (step == 0) first = seen;
+    CHECK(seen == first);  // handles and addresses repeat
+  }
+  Placed::Statistics expected;
+  expected.steps = 3;
+  expected.region_bytes = plan.placement.height;
+  expected.is_region_held = true;
+  CHECK(stack.placed->statistics() == expected);
+  CHECK(stack.arena->statistics().peak_height_bytes == 128 + plan.placement.height);
+  CHECK(stack.arena->statistics().allocation_count == 2);  // 'p' and the region
+  CHECK(stack.ledger->max_allocated() == 100 + 6200);      // the ledger sees the blocks
+}
+
+TEST_CASE("placed: plans follow each other, the last repeats", "[placed]") {
+  const Script first_script = {{'a', 4096}, {'b', 64}, {'a', 0}, {'b', 0}};
+  const memory::Stack stack = stack_of({plan_of(first_script), plan_of(step_script)});
+  Actor actor(*stack.top);
+  for (const Script& script : {first_script, step_script, step_script}) {
+    const Placed::Step scope(*stack.placed);
+    actor.play(script);
+  }
+  CHECK(stack.placed->statistics().deviations == 0);
+  stack.placed->begin_step(0);  // by its index
+  actor.play(first_script);
+  stack.placed->begin_step(7);  // ends the one before; the last plan where there are fewer
+  actor.play(step_script);
+  stack.placed->end_step();
+  stack.placed->end_step();  // nothing to end
+  CHECK(stack.placed->statistics().deviations == 0);
+  CHECK(stack.placed->statistics().steps == 5);
+  CHECK(stack.arena->statistics().allocation_count == 1);
+}
+
+TEST_CASE("placed: every kind of deviation is counted once and goes to the arena", "[placed]") {
+  struct Case {
+    const char* what;
+    Script script;
+    std::size_t index;   // of the event that deviates
+    std::size_t placed;  // allocations before it
+  };
+  const std::vector<Case> cases = {
+      {"other bytes", {{'a', 1000}, {'b', 5001}, {'a', 0}, {'b', 0}}, 1, 1},
+      {"one more", {{'a', 1000}, {'b', 5000}, {'e', 8}, {'a', 0}, {'b', 0}, {'e', 0}}, 2, 2},
+      {"other order of frees", {{'a', 1000}, {'b', 5000}, {'b', 0}, {'c', 300}, {'a', 0}, {'c', 0}}, 2, 2},
+      {"freed early", {{'a', 1000}, {'a', 0}, {'b', 5000}, {'b', 0}}, 1, 1},
+      {"ends early", {{'a', 1000}, {'b', 5000}, {'a', 0}, {'b', 0}}, 3, 2},
+      {"nothing at all", {}, 0, 0},
+      {"goes on",
+       [] {
+         Script longer = step_script;
+         longer.insert(longer.end(), {{'e', 77}, {'e', 0}});
+         return longer;
+       }(),
+       8, 4}};
+  for (const Case& c : cases) {
+    INFO(c.what);
+    const memory::Stack stack = stack_of({plan_of(step_script)});
+    Actor actor(*stack.top);
+    for (int step = 0; step < 4; ++step) {
+      const Placed::Step scope(*stack.placed);
+      const bool is_odd = step % 2 == 1;
+      std::size_t allocation = 0;
+      for (const Line& line : is_odd ? c.script : step_script) {
+        if (line.bytes == 0) {
+          actor.free(line.name);
+          continue;
+        }
+        const bool is_placed = lies_in_region(stack, actor.allocate(line.name, line.bytes));
+        CHECK(is_placed == (!is_odd || allocation < c.placed));
+        ++allocation;
+        actor.check_all();
+      }
+    }
+    const Placed::Statistics statistics = stack.placed->statistics();
+    CHECK(statistics.deviations == 2);
+    CHECK(statistics.last_deviation == c.index);
+    CHECK(statistics.dynamic_steps == 0);
+    CHECK(statistics.live_blocks == 0);
+  }
+}
+
+TEST_CASE("placed: alignment is compared, outside of steps nothing is placed", "[placed]") {
+  const memory::Stack stack = stack_of({plan_of(step_script)});
+  Actor actor(*stack.top);
+  CHECK_FALSE(lies_in_region(stack, actor.allocate('a', 1000)));
+  actor.free('a');
+  CHECK_FALSE(stack.placed->statistics().is_region_held);
+  stack.placed->begin_step();
+  CHECK_FALSE(lies_in_region(stack, actor.allocate('a', 1000, 128)));
+  CHECK(stack.placed->statistics().deviations == 1);
+  actor.free('a');
+  stack.placed->begin_step();
+  CHECK_THROWS_AS(stack.top->allocate({.bytes = 0, .alignment = 0}), ValueError);
+}
+
+TEST_CASE("placed: a block that outlives its step makes the next one dynamic", "[placed]") {
+  const memory::Stack stack = stack_of({plan_of(step_script)});
+  Actor actor(*stack.top);
+  stack.placed->begin_step();
+  actor.allocate('a', 1000);
+  stack.placed->end_step();
+  CHECK(stack.placed->statistics().deviations == 1);
+  CHECK(stack.placed->release_region() == 0);  // something lives in it
+  stack.placed->begin_step();
+  CHECK_FALSE(lies_in_region(stack, actor.allocate('b', 1000)));
+  actor.check_all();
+  actor.free('a');
+  CHECK_FALSE(lies_in_region(stack, actor.allocate('c', 1000)));
+  stack.placed->end_step();
+  CHECK(stack.placed->statistics().dynamic_steps == 1);
+  CHECK(stack.placed->statistics().deviations == 1);
+  stack.placed->begin_step();  // 'b' and 'c' are the arena's: nothing lives in the region
+  CHECK(lies_in_region(stack, actor.allocate('a', 1000)));
+  stack.placed->end_step();
+  CHECK(stack.placed->statistics().dynamic_steps == 1);
+}
+
+TEST_CASE("placed: plans that do not hold together are refused", "[placed]") {
+  const StepPlan good = plan_of(step_script);
+  const auto with = [&](const std::function<void(StepPlan&)>& change) {
+    StepPlan plan = good;
+    change(plan);
+    return [plan] { stack_of({plan}); };
+  };
+  CHECK_THROWS_AS(Placed(std::make_shared<Arena>(make_cpu_backing()), {}), ValueError);
+  CHECK_NOTHROW(with([](StepPlan&) {})());
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.placement.offsets[1] = p.placement.offsets[0]; })(), PlanError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.placement.height -= 64; })(), PlanError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.placement.offsets.pop_back(); })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.events.pop_back(); })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.events[0].block = 99; })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.events[0].bytes = 1; })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { p.events[2].block = StepPlan::not_placed; })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlan& p) { std::swap(p.events[0], p.events[1]); })(), ValueError);
+}

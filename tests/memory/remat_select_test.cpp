@@ -1,0 +1,350 @@
+// The selection of kept tensors: against every selection of small graphs, and on the blocks that it is for.
+
+#include <thimble/memory/remat/select.h>
+
+#include <cstdio>
+#include <ctime>
+
+#include <thimble/memory/remat/known.h>
+
+#include "remat_graphs.h"
+#include "support/catch.h"
+
+namespace {
+
+using namespace thimble::remat;
+using remat_test::GraphBuilder;
+using remat_test::Random;
+using remat_test::random_graph;
+using remat_test::resnet50_graph;
+using thimble::PlanError;
+using thimble::ValueError;
+
+/// Leaves the points whose cost is below that of all points with fewer bytes.
+void keep_pareto(std::map<Bytes, Time>& least) {
+  for (auto it = least.begin(); it != least.end();) {
+    const bool is_worse = it != least.begin() && std::prev(it)->second <= it->second;
+    it = is_worse ? least.erase(it) : std::next(it);
+  }
+}
+
+/// Least cost by kept bytes over every set of kept tensors; each selection runs through the simulator.
+std::map<Bytes, Time> every_selection(const Graph& graph, bool is_simulated) {
+  std::map<Bytes, Time> least;
+  const std::size_t n = graph.tensors.size();
+  for (std::uint32_t set = 0; set < (1U << n); ++set) {
+    std::vector<bool> wanted(n);
+    for (std::size_t t = 0; t < n; ++t) wanted[t] = ((set >> t) & 1U) != 0;
+    const Selection selection = close_selection(graph, wanted);
+    if (is_simulated) REQUIRE(simulate(graph, selection).cost == selection.cost);
+    const auto [entry, is_new] = least.emplace(selection.kept_bytes, selection.cost);
+    if (!is_new) entry->second = std::min(entry->second, selection.cost);
+  }
+  keep_pareto(least);
+  return least;
+}
+
+/// Points of a Pareto front that are on its lower convex hull.
+std::map<Bytes, Time> hull_of(const std::map<Bytes, Time>& front) {
+  std::vector<std::pair<Bytes, Time>> hull;
+  for (const auto& point : front) {
+    while (hull.size() > 1) {
+      const auto& [b0, t0] = hull[hull.size() - 2];
+      const auto& [b1, t1] = hull.back();
+      if ((t0 - t1) * (point.first - b0) > (t0 - point.second) * (b1 - b0)) break;
+      hull.pop_back();
+    }
+    hull.push_back(point);
+  }
+  return {hull.begin(), hull.end()};
+}
+
+/// The bytes kept when nothing runs again.
+Bytes all_bytes(const Graph& graph) {
+  return close_selection(graph, std::vector<bool>(graph.tensors.size(), true)).kept_bytes;
+}
+
+constexpr Bytes rows = 1024, width = 768;
+
+/// A transformer's feed-forward block: norm, expand, gelu, contract, dropout, add. Costs are multiply-adds or elements.
+std::uint32_t add_feed_forward(GraphBuilder& builder, std::uint32_t x) {
+  const auto bytes = [](Bytes columns) { return 4 * rows * columns; };
+  const std::uint32_t norm = builder.add("norm", {x}, bytes(width), rows * width, {x});
+  builder.save_besides("statistics", 8 * rows);
+  const std::uint32_t expand = builder.add("expand", {norm}, bytes(4 * width), rows * width * 4 * width, {norm});
+  const std::uint32_t gelu = builder.add("gelu", {expand}, bytes(4 * width), rows * 4 * width, {expand});
+  const std::uint32_t contract = builder.add("contract", {gelu}, bytes(width), rows * width * 4 * width, {gelu});
+  const std::uint32_t dropout = builder.add("dropout", {contract}, bytes(width), rows * width, {});
+  builder.save_besides("mask", rows * width);
+  return builder.add("add", {x, dropout}, bytes(width), rows * width, {});
+}
+
+/// `blocks` of them, each a segment.
+Graph feed_forward(std::size_t blocks) {
+  GraphBuilder builder;
+  std::uint32_t x = builder.given("x", 4 * rows * width, 4 * rows * width);
+  for (std::size_t i = 0; i < blocks; ++i) {
+    x = add_feed_forward(builder, x);
+    builder.end_segment();
+  }
+  return builder.build();
+}
+
+std::vector<std::string> kept_names(const Graph& graph, const Selection& selection) {
+  std::vector<std::string> names;
+  for (const std::uint32_t t : selection.kept) names.push_back(graph.tensors[t].name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("remat select: gradients that are written over what goes", "[remat]") {
+  // x -> [0] -> y -> [1] -> z; 10 bytes each, gradients too. Operator 1 reads y, which is kept.
+  Graph graph;
+  graph.tensors = {{"x", 10, 10, true}, {"y", 10, 10, false}, {"z", 10, 10, false}};
+  graph.operators.resize(2);
+  graph.operators[0].inputs = {0};
+  graph.operators[0].outputs = {1};
+  graph.operators[1].inputs = {0, 1};
+  graph.operators[1].outputs = {2};
+  graph.operators[1].backward_reads = {1};
+  const Selection kept = close_selection(graph, {true, true, true});
+  CHECK(simulate(graph, kept).peak_bytes == 40);  // y, and the gradients of z, y and x
+  graph.operators[1].is_backward_in_place = true;
+  // Those of x and y over that of z and over y. Then as much as in the forward: y and z.
+  CHECK(simulate(graph, kept).peak_bytes == 20);
+  graph.tensors[0].gradient_bytes = 8;  // of another size: beside y, whose gradient is in z's
+  CHECK(simulate(graph, kept).peak_bytes == 28);
+  graph.operators[0].backward_reads = {1};  // y is read again
+  CHECK(simulate(graph, kept).peak_bytes == 28);
+}
+
+TEST_CASE("remat select: block options are the hull of all selections", "[remat]") {
+  Random random(11);
+  std::size_t vertices = 0;
+  for (int round = 0; round < 300; ++round) {
+    Graph graph = random_graph(random, 3 + static_cast<std::size_t>(random.below(5)), 1);
+    if (graph.tensors.size() > 11) continue;
+    INFO("round " << round);
+    const std::map<Bytes, Time> front = every_selection(graph, round < 20);
+    std::map<Bytes, Time> found;
+    for (const KeptPlan& plan : block_options(graph, 1000)) {
+      found.emplace(plan.selection.kept_bytes, plan.selection.cost);
+      REQUIRE(plan.cost.cost == plan.selection.cost);
+    }
+    const std::map<Bytes, Time> hull = hull_of(front);
+    REQUIRE(std::includes(found.begin(), found.end(), hull.begin(), hull.end()));
+    REQUIRE(std::includes(front.begin(), front.end(), found.begin(), found.end()));
+    vertices += found.size();
+    REQUIRE(block_options(graph, 3).size() == std::min<std::size_t>(3, found.size()));
+  }
+  CHECK(vertices > 600);
+}
+
+TEST_CASE("remat select: a budget of kept bytes is kept, at close to the least cost", "[remat]") {
+  Random random(12);
+  std::size_t budgets = 0;
+  std::size_t optimal = 0;
+  for (int round = 0; round < 150; ++round) {
+    const std::size_t segments = 1 + static_cast<std::size_t>(random.below(3));
+    const Graph graph = random_graph(random, 3 + static_cast<std::size_t>(random.below(5)), segments);
+    if (graph.tensors.size() > 11) continue;
+    INFO("round " << round << ", segments " << graph.segment_count());
+    const std::map<Bytes, Time> front = every_selection(graph, false);
+    for (const auto& [bytes, cost] : front) {
+      const KeptPlan plan = select_kept(graph, bytes);
+      REQUIRE(plan.selection.kept_bytes <= bytes);
+      REQUIRE(plan.selection.cost >= cost);
+      REQUIRE(plan.lower_bound <= cost);
+      ++budgets;
+      optimal += plan.selection.cost == cost ? 1 : 0;
+    }
+    const Bytes least = front.begin()->first;
+    if (least == 0) continue;
+    try {
+      select_kept(graph, least - 1);
+      FAIL("kept fewer bytes than can be");
+    } catch (const InfeasibleBudget& error) {
+      REQUIRE(error.smallest_bytes() == least);
+    }
+  }
+  CAPTURE(budgets, optimal);
+  CHECK(budgets > 300);
+  CHECK(static_cast<double>(optimal) > 0.9 * static_cast<double>(budgets));
+}
+
+TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[remat]") {
+  const Graph block = feed_forward(1);
+  const std::vector<KeptPlan> options = block_options(block);
+  CHECK(options.size() >= 3);
+  CHECK(options.front().selection.cost == 0);
+  std::vector<std::vector<std::string>> kept;
+  for (const KeptPlan& option : options) kept.push_back(kept_names(block, option.selection));
+  // The matmul output that backward needs is kept; the norm, its statistics and the activation are made again.
+  const std::vector<std::string> cheap{"expand", "mask"};
+  CHECK(std::find(kept.begin(), kept.end(), cheap) != kept.end());
+  CHECK(kept.back().size() <= 1);
+  for (std::size_t i = 1; i < options.size(); ++i) {
+    CHECK(options[i].selection.kept_bytes < options[i - 1].selection.kept_bytes);
+    CHECK(options[i].selection.cost > options[i - 1].selection.cost);
+  }
+  CHECK_THROWS_AS(block_options(block, 1), ValueError);
+  CHECK_THROWS_AS(block_options(resnet50_graph()), ValueError);
+}
+
+TEST_CASE("remat select: a selection becomes an option of a chain", "[remat]") {
+  // y = relu(x W), relu reads its output: what the block keeps is its input's and its output's.
+  GraphBuilder builder;
+  const std::uint32_t x = builder.given("x", 100, 100);
+  const std::uint32_t h = builder.add("matmul", {x}, 60, 1000, {x});
+  builder.add("relu", {h}, 60, 7, {}, true);
+  const Graph block = builder.build();
+  const std::vector<KeptPlan> plans = block_options(block);
+  REQUIRE(plans.size() == 2);
+  const Option all = chain_option(block, plans[0].selection, "all");
+  CHECK(all.keeps_output);
+  CHECK(all.kept_bytes == 0);
+  CHECK(all.forward_time == 1007);
+  CHECK(all.recompute_time == 0);
+  CHECK(all.forward_peak_bytes == 60);  // h while relu runs
+  CHECK(all.backward_peak_bytes == 0);  // dy, y; then dh, dx: never more than y, dy, dx
+  const Option none = chain_option(block, plans[1].selection, "none");
+  CHECK_FALSE(none.keeps_output);
+  CHECK(none.kept_bytes == 0);
+  CHECK(none.recompute_time == 1007);
+  CHECK(none.recompute_peak_bytes == 120);
+}
+
+TEST_CASE("remat select: a chain of blocks needs what the graph of all blocks needs", "[remat]") {
+  // The same choices, once as options of stages in the chain's simulator, once tensor by tensor in the graph's. The
+  // graph gets its input for nothing; the chain rounds up where the peaks of gradients and temporaries do not coincide.
+  constexpr std::size_t blocks = 4;
+  const Graph block = feed_forward(1);
+  const Graph all = feed_forward(blocks);
+  const Bytes input = block.tensors[0].bytes;
+  const std::vector<KeptPlan> plans = block_options(block);
+  REQUIRE(plans.size() >= 3);
+  for (std::size_t o = 0; o < plans.size(); ++o) {
+    Stage stage;
+    stage.output_bytes = input;
+    stage.output_gradient_bytes = input;
+    stage.options = {chain_option(block, plans[o].selection, "option")};
+    const Chain chain{input, input, std::vector<Stage>(blocks, stage)};
+    const Cost by_chain = simulate(chain, keep_all(blocks));
+
+    std::vector<bool> wanted(all.tensors.size());
+    const std::size_t made = block.tensors.size() - 1;  // by each block
+    for (std::size_t i = 0; i < blocks; ++i) {
+      for (const std::uint32_t t : plans[o].selection.kept) wanted[i * made + t] = true;
+    }
+    const Selection selection = close_selection(all, wanted);
+    const GraphCost by_graph = simulate(all, selection);
+    INFO("option " << o);
+    CHECK(by_chain.extra_time == selection.cost);
+    CHECK(by_chain.peak_bytes >= by_graph.peak_bytes + input);
+    CHECK(by_chain.peak_bytes <= by_graph.peak_bytes + 2 * input);
+  }
+}
+
+TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
+  // Three operators of 10 bytes each, every backward reads its input; two segments of which the second has one.
+  GraphBuilder builder;
+  const std::uint32_t x = builder.given("x", 1000, 0);
+  const std::uint32_t a = builder.add("a", {x}, 10, 1, {x});
+  const std::uint32_t b = builder.add("b", {a}, 10, 2, {a});
+  builder.end_segment();
+  builder.add("c", {b}, 10, 4, {b});
+  builder.end_segment();
+  const Graph graph = builder.build();
+
+  const GraphCost all = simulate(graph, close_selection(graph, std::vector<bool>(4, true)));
+  CHECK(all.cost == 0);
+  CHECK(all.forward_peak_bytes == 30);
+  CHECK(all.segment_peak_bytes == std::vector<Bytes>{30, 40});  // a, db, da; a, b, dc, db
+  CHECK(all.rerun_peak_bytes == std::vector<Bytes>{0, 0});
+  const Selection none = close_selection(graph, std::vector<bool>(4, false));
+  CHECK(none.kept == std::vector<std::uint32_t>{b});  // it crosses the boundary
+  CHECK(none.rerun == std::vector<std::uint32_t>{0});
+  const GraphCost cost = simulate(graph, none);
+  CHECK(cost.cost == 1);
+  CHECK(cost.segment_peak_bytes == std::vector<Bytes>{30, 30});
+  CHECK(cost.rerun_peak_bytes == std::vector<Bytes>{20, 0});  // db, a
+
+  Selection broken = none;
+  broken.rerun.clear();
+  CHECK_THROWS_AS(simulate(graph, broken), PlanError);
+}
+
+TEST_CASE("remat select: bad graphs are refused", "[remat]") {
+  const Graph good = feed_forward(1);
+  const auto broken = [&](auto&& change) {
+    Graph graph = good;
+    change(graph);
+    return graph;
+  };
+  const Graph graphs[] = {
+      Graph{},
+      broken([](Graph& g) { g.tensors[1].bytes = -1; }),
+      broken([](Graph& g) { g.tensors[1].gradient_bytes = largest_total; }),
+      broken([](Graph& g) { g.operators[0].cost = -5; }),
+      broken([](Graph& g) { g.operators[0].inputs = {99}; }),
+      broken([](Graph& g) { g.operators[0].inputs = {3}; }),
+      broken([](Graph& g) { g.operators[2].outputs = g.operators[0].outputs; }),
+      broken([](Graph& g) { g.operators[2].outputs.clear(); }),
+      broken([](Graph& g) { g.operators[0].backward_reads = {6}; }),
+      broken([](Graph& g) { g.segment_ends = {2}; }),
+      broken([](Graph& g) {
+        g.segment_ends = {4, 2, 6};
+      }),
+      broken([](Graph& g) {
+        g.segment_ends = {6, 7};
+      }),
+  };
+  CHECK_NOTHROW(validate(good));
+  for (std::size_t i = 0; i < std::size(graphs); ++i) {
+    INFO("graph " << i);
+    CHECK_THROWS_AS(validate(graphs[i]), ValueError);
+  }
+  CHECK_THROWS_AS(close_selection(good, std::vector<bool>(2)), ValueError);
+}
+
+TEST_CASE("remat select: ResNet-50 gives up cheap bytes first", "[remat]") {
+  const Graph graph = resnet50_graph();
+  Time forward = 0;
+  for (const GraphOperator& op : graph.operators) forward += op.cost;
+  const Bytes all = all_bytes(graph);
+  Time before = -1;
+  for (const int percent : {100, 80, 60, 50, 40}) {
+    const KeptPlan plan = select_kept(graph, all / 100 * percent);
+    INFO(percent << " %, cost " << static_cast<double>(plan.selection.cost) / static_cast<double>(forward));
+    CHECK(plan.selection.kept_bytes <= all / 100 * percent);
+    CHECK(plan.selection.cost > before);
+    CHECK(plan.selection.cost <= plan.lower_bound + forward / 50);
+    before = plan.selection.cost;
+  }
+  CHECK(static_cast<double>(select_kept(graph, all / 100 * 75).selection.cost) < 0.05 * static_cast<double>(forward));
+}
+
+// kept: the budget, as a part of what backward reads.
+TEST_CASE("remat select: selection times", "[.benchmark]") {
+  Random random(13);
+  struct Case {
+    const char* name;
+    Graph graph;
+  };
+  const Case cases[] = {{"1000 operators, 50 segments", random_graph(random, 1000, 50)},
+                        {"1000 operators, 1 segment", random_graph(random, 1000, 1)},
+                        {"5000 operators, 200 segments", random_graph(random, 5000, 200)},
+                        {"ResNet-50", resnet50_graph()}};
+  std::printf("%-30s %8s %12s %12s %12s\n", "graph", "kept", "ms", "cost", "bound");
+  for (const Case& c : cases) {
+    const Bytes all = all_bytes(c.graph);
+    for (const int percent : {80, 65}) {
+      const std::clock_t start = std::clock();  // of this process: the machine may be busy
+      const KeptPlan plan = select_kept(c.graph, all / 100 * percent);
+      const double ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+      std::printf("%-30s %7d%% %12.2f %12lld %12lld\n", c.name, percent, ms,
+                  static_cast<long long>(plan.selection.cost), static_cast<long long>(plan.lower_bound));
+    }
+  }
+}

@@ -1,0 +1,180 @@
+// The exact solver for chains: against every persistent schedule of short chains, and its promises on long ones.
+
+#include <thimble/memory/remat/frontier.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
+#include <thimble/memory/remat/known.h>
+
+#include "remat_chains.h"
+#include "support/catch.h"
+
+namespace {
+
+using namespace thimble::remat;
+using remat_test::Enumeration;
+using remat_test::Random;
+using remat_test::random_chain;
+using thimble::PlanError;
+using thimble::ValueError;
+
+constexpr SolveLimits unlimited{0};
+
+/// What is wrong with the plans of a frontier; empty when nothing is.
+std::string first_problem(const Chain& chain, const Frontier& solved) {
+  const Frontier::Point* before = nullptr;
+  for (const Frontier::Point& point : solved.points()) {
+    const Cost cost = simulate(chain, solved.plan(point.budget_bytes));
+    const std::string at = "budget " + std::to_string(point.budget_bytes) + ": ";
+    if (cost.peak_bytes > point.budget_bytes) return at + "peak " + std::to_string(cost.peak_bytes);
+    if (cost.time != point.time) return at + "time " + std::to_string(cost.time) + " not " + std::to_string(point.time);
+    if (point.lower_bound > point.time) return at + "lower bound above time";
+    if (before != nullptr && (before->time <= point.time || before->budget_bytes >= point.budget_bytes)) {
+      return at + "not monotone";
+    }
+    before = &point;
+  }
+  return {};
+}
+
+/// Blocks as in a transformer: equal ones between an embedding and a head, six options each.
+Chain transformer_like(std::size_t blocks) {
+  Random random(7);
+  Chain chain = random_chain(random, 3, 6, {1 << 20, 1000, true});
+  chain.stages.insert(chain.stages.begin() + 1, blocks - 2, chain.stages[1]);
+  chain.stages.pop_back();
+  return chain;
+}
+
+}  // namespace
+
+TEST_CASE("remat: the frontier of short chains is that of all persistent schedules", "[remat]") {
+  // From 2000 on with options that span up to all stages, from 4000 on with options for the first visit alone.
+  Random random(1);
+  std::size_t schedules = 0, with_spans = 0;
+  for (int round = 0; round < 6000; ++round) {
+    const std::int64_t longest = round < 2000 ? 1 : 5;
+    const std::size_t options = 1 + static_cast<std::size_t>(random.below(longest > 1 ? 4 : 3));
+    const std::size_t n = 1 + static_cast<std::size_t>(random.below(options >= 3 && round % 8 != 0 ? 4 : 5));
+    const Chain chain = random_chain(random, n, options, {20, 10, round % 2 == 0, longest, round >= 4000});
+    const Enumeration all(chain);
+    schedules += all.count();
+    const Frontier solved(chain, unlimited);
+    INFO("round " << round << ", n " << n << ", options " << options);
+    REQUIRE(solved.is_exact());
+    std::map<Bytes, Time> least;
+    for (const Frontier::Point& point : solved.points()) least.emplace(point.budget_bytes, point.time);
+    REQUIRE(least == all.least_time());
+    REQUIRE(first_problem(chain, solved) == "");
+    REQUIRE(minimum_budget(chain) == all.least_time().begin()->first);
+    for (const Frontier::Point& point : solved.points()) {
+      const Plan plan = solved.plan(point.budget_bytes);
+      with_spans += std::any_of(plan.items.begin(), plan.items.end(),
+                                [](const Plan::Item& item) { return !item.is_dropped() && item.end > item.begin + 1; });
+    }
+  }
+  CHECK(schedules > 500'000);
+  CHECK(with_spans > 1000);
+}
+
+TEST_CASE("remat: solve keeps the budget and refuses less than the smallest", "[remat]") {
+  Random random(2);
+  const Chain chain = random_chain(random, 12, 3);
+  const Bytes least = minimum_budget(chain);
+  const Solution solution = solve(chain, least);
+  CHECK(solution.cost.peak_bytes == least);
+  CHECK(solution.is_optimal());
+  try {
+    solve(chain, least - 1);
+    FAIL("a budget below the smallest was accepted");
+  } catch (const InfeasibleBudget& error) {
+    CHECK(error.budget_bytes() == least - 1);
+    CHECK(error.smallest_bytes() == least);
+    CHECK(std::string(error.what()).find(std::to_string(least)) != std::string::npos);
+  }
+  CHECK_THROWS_AS(Frontier(chain, SolveLimits{-1}), ValueError);
+  CHECK_THROWS_AS(Frontier(homogeneous_chain(2049, 1, 1, 1, 1)), PlanError);
+}
+
+TEST_CASE("remat: thinned frontiers are feasible, bounded and monotone", "[remat]") {
+  Random random(3);
+  for (int round = 0; round < 20; ++round) {
+    const Chain chain = random_chain(random, 12, 4, {1000, 100, true});
+    const Frontier exact(chain, unlimited);
+    const Frontier thinned(chain, SolveLimits{8 * 78 * 12});
+    INFO("round " << round);
+    REQUIRE(exact.is_exact());
+    REQUIRE_FALSE(thinned.is_exact());
+    CHECK(thinned.minimum_budget() == exact.minimum_budget());
+    CHECK(thinned.points().back().time == exact.points().back().time);
+    CHECK(first_problem(chain, thinned) == "");
+    for (const Frontier::Point& point : exact.points()) {
+      REQUIRE(thinned.at(point.budget_bytes).time >= point.time);
+      REQUIRE(thinned.lower_bound(point.budget_bytes) <= point.time);
+    }
+  }
+}
+
+TEST_CASE("remat: with room for one recorded stage the exact solver is Revolve", "[remat]") {
+  // Recording costs 1000 activations, so that c slots and one recorded stage leave no room for a second. Beside the
+  // slots live the output in the making or, in a backward, two gradients.
+  for (const std::size_t n : {1U, 2U, 7U, 10U, 35U, 60U}) {
+    const Chain chain = homogeneous_chain(n, 1, 1000, 1, 0);
+    const Frontier solved(chain, unlimited);
+    for (std::size_t slots = 1; slots <= std::min<std::size_t>(n, 5); ++slots) {
+      const Cost revolve = simulate(chain, binomial(n, slots));
+      INFO("n " << n << ", slots " << slots);
+      CHECK(solved.at(revolve.peak_bytes).time == revolve.time);
+      CHECK(revolve.time == static_cast<Time>(n) + revolve_forward_count(n, slots));
+    }
+  }
+}
+
+TEST_CASE("remat: long chains are solved and proven", "[remat]") {
+  const Chain equal = transformer_like(100);
+  const Frontier solved(equal);
+  CHECK(solved.size().intervals < 1000);
+  CHECK(first_problem(equal, solved) == "");
+
+  Random random(5);
+  const Chain uneven = random_chain(random, 100, 6, {1 << 20, 1000, true});
+  const Frontier thinned(uneven);
+  CHECK(first_problem(uneven, thinned) == "");
+  CHECK(thinned.minimum_budget() == minimum_budget(uneven));
+}
+
+TEST_CASE("remat: solve times", "[.benchmark]") {
+  Random random(5);
+  struct Case {
+    const char* name;
+    Chain chain;
+  };
+  std::vector<Case> cases;
+  cases.push_back({"100 uneven stages, 6 options", random_chain(random, 100, 6, {1 << 20, 1000, false})});
+  cases.push_back({"the same with all flags", random_chain(random, 100, 6, {1 << 20, 1000, true})});
+  cases.push_back({"100 equal blocks, 6 options", transformer_like(100)});
+  cases.push_back({"24 equal blocks, 6 options", transformer_like(24)});
+  cases.push_back({"20 uneven stages, 6 options", random_chain(random, 20, 6, {1 << 20, 1000, true})});
+  cases.push_back({"12 uneven stages, 6 options", random_chain(random, 12, 6, {1 << 20, 1000, true})});
+  cases.push_back({"17 uneven, 60 options, span 6", random_chain(random, 17, 60, {1 << 20, 1000, false, 6})});
+  cases.push_back({"40 uneven, 60 options, span 6", random_chain(random, 40, 60, {1 << 20, 1000, false, 6})});
+  std::printf("%-30s %9s %9s %9s %9s %9s %8s %8s %8s\n", "chain", "ms", "classes", "points", "largest", "front",
+              "exact", "gap max", "gap mean");
+  for (const Case& c : cases) {
+    const std::clock_t start = std::clock();  // of this process: the machine may be busy
+    const Frontier solved(c.chain);
+    const double ms = 1e3 * static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    double worst = 0;
+    double sum = 0;
+    for (const Frontier::Point& point : solved.points()) {
+      const double gap = static_cast<double>(point.time) / static_cast<double>(point.lower_bound) - 1;
+      worst = std::max(worst, gap);
+      sum += gap;
+    }
+    std::printf("%-30s %9.1f %9zu %9zu %9zu %9zu %8s %7.2f%% %7.2f%%\n", c.name, ms, solved.size().intervals,
+                solved.size().breakpoints, solved.size().largest, solved.points().size(),
+                solved.is_exact() ? "yes" : "no", 100 * worst, 100 * sum / static_cast<double>(solved.points().size()));
+  }
+}

@@ -1,0 +1,201 @@
+// BERT: counts, names, what its tokens see, the two builds, training on hidden tokens, and its memory against theory
+// and between dry and real runs, as integers.
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/bert/bert.h>
+#include <thimble/models/bert/theory.h>
+
+#include "support/catch.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace thimble::models;
+using namespace thimble::testing;
+
+namespace {
+
+ModelOptions tiny(Build build, double dropout = 0) {
+  ModelOptions options;
+  options.layers = 2, options.width = 32, options.heads = 4, options.sequence = 16, options.vocabulary = 17;
+  options.dropout = dropout;
+  options.build = build;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("models bert: parameter counts are the published ones", "[models][bert][quick]") {
+  const struct {
+    const char* name;
+    std::int64_t parameters;
+    std::size_t tensors;
+  } rows[] = {{"bert-base", 109514298, 5 + 12 * 16 + 5}, {"bert-large", 335174458, 5 + 24 * 16 + 5}};
+  for (const auto& row : rows) {
+    INFO(row.name);
+    const auto model = make_bert(row.name, {}, {dry(cpu), DType::f32});
+    REQUIRE(model);
+    CHECK(model->parameter_count() == row.parameters);
+    CHECK(model->parameters().size() == row.tensors);
+    CHECK(model->buffers().empty());
+    CHECK(model->is_masked());
+    CHECK(theory::bert_state(row.name).parameter_elements == row.parameters);
+    CHECK(theory::bert_state(row.name).total() == row.parameters * (4 + 4 + 8));
+  }
+  CHECK(make_bert("bert", {}, {}) == nullptr);
+  CHECK(bert_mask_token(30522) == 103);
+  CHECK(bert_mask_token(66) == 65);
+}
+
+TEST_CASE("models bert: names and shapes are those of the public files", "[models][bert][quick]") {
+  const auto model = make_bert("bert-base", {}, {dry(cpu), DType::f32});
+  check_file_shapes(*model, {{"bert.embeddings.word_embeddings.weight", "(30522, 768)"},
+                             {"bert.embeddings.position_embeddings.weight", "(512, 768)"},
+                             {"bert.embeddings.token_type_embeddings.weight", "(2, 768)"},
+                             {"bert.embeddings.LayerNorm.weight", "(768)"},
+                             {"bert.encoder.layer.0.attention.self.query.weight", "(768, 768)"},
+                             {"bert.encoder.layer.3.attention.self.key.bias", "(768)"},
+                             {"bert.encoder.layer.11.attention.self.value.weight", "(768, 768)"},
+                             {"bert.encoder.layer.0.attention.output.dense.weight", "(768, 768)"},
+                             {"bert.encoder.layer.0.attention.output.LayerNorm.bias", "(768)"},
+                             {"bert.encoder.layer.0.intermediate.dense.weight", "(3072, 768)"},
+                             {"bert.encoder.layer.0.output.dense.weight", "(768, 3072)"},
+                             {"bert.encoder.layer.0.output.LayerNorm.weight", "(768)"},
+                             {"cls.predictions.transform.dense.weight", "(768, 768)"},
+                             {"cls.predictions.transform.LayerNorm.weight", "(768)"},
+                             {"cls.predictions.bias", "(30522)"}});
+}
+
+TEST_CASE("models bert: fused and textbook builds agree up to rounding", "[models][bert][quick]") {
+  // A key's bias has no gradient: softmax does not change when all keys move alike. What is left is rounding.
+  check_builds_agree<Bert>("bert-base", tiny, as_made, "key.bias");
+}
+
+TEST_CASE("models bert: a token sees all others of its own sample", "[models][bert][quick]") {
+  const Threads alone;
+  const auto model = make_seeded("bert-base", tiny(Build::fused, 0.1));
+  model->eval();
+  std::vector<std::int64_t> ids(2 * 16, 3);
+  const auto logits = [&] { return to_host<double>(model->forward(from_host(ids, {2, 16}))); };  // (2, 16, 17)
+  const auto before = logits();
+  ids[9] = 8;
+  const auto after = logits();
+  for (std::int64_t t = 0; t < 16; ++t) {
+    const auto row = [&](const std::vector<double>& from) {
+      return std::vector<double>(from.begin() + t * 17, from.begin() + (t + 1) * 17);
+    };
+    CHECK(row(before) != row(after));
+  }
+  CHECK(std::equal(before.begin() + 16 * 17, before.end(), after.begin() + 16 * 17));
+  CHECK_THROWS_AS(model->forward(zeros({1, 17}, DType::i64)), ShapeError);
+  CHECK_THROWS_AS(model->forward(zeros({17}, DType::i64)), ShapeError);
+}
+
+TEST_CASE("models bert: only hidden tokens are learned", "[models][bert][quick]") {
+  const Threads alone;
+  const auto model = make_seeded("bert-base", tiny(Build::fused));
+  Batch batch = make_batch(*model, 2);
+  const auto pass = run_pass(*model, batch);
+  // The mean over the hidden ones, by hand.
+  const auto logits = to_host<double>(model->forward(batch.input));
+  const auto targets = to_host<std::int64_t>(batch.target);
+  double sum = 0;
+  int count = 0;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    if (targets[i] < 0) continue;
+    double total = 0;
+    for (std::size_t v = 0; v < 17; ++v) total += std::exp(logits[i * 17 + v]);
+    sum += std::log(total) - logits[i * 17 + static_cast<std::size_t>(targets[i])];
+    ++count;
+  }
+  CHECK(count == 11);
+  CHECK(pass[0].values[0] == Approx(sum / count).epsilon(1e-5));
+}
+
+TEST_CASE("models bert: the loss starts at log V and falls", "[models][bert][quick]") {
+  const Threads alone;
+  for (const Build build : {Build::fused, Build::textbook}) {
+    const auto model = make_seeded("bert-base", tiny(build, 0.1));
+    optim::AdamOptions options;
+    options.rate = 3e-3, options.weight_decay = 0.1, options.smallest_decayed_rank = 2;
+    optim::Adam optimizer(model->trainable(), options);
+    Generator generator(2);
+    const GeneratorScope scope(generator);
+    const auto losses = train_on(*model, optimizer, make_batch(*model, 4), 30);
+    CAPTURE(losses);
+    CHECK(losses.front() == Approx(std::log(17.0)).margin(0.15));
+    CHECK(losses.back() < 0.7 * losses.front());
+  }
+}
+
+namespace {
+
+Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
+  Theory all;
+  const auto layer = theory::bert_layer_kept("bert-base", options, dtype, is_recomputed);
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    all.parts.emplace_back("bert.bert.encoder.layer." + std::to_string(i),
+                           theory::bytes_of(layer, Category::activation, samples));
+  }
+  const auto kept = [&](Category category) {
+    return theory::bert_kept_bytes("bert-base", options, dtype, category, samples, is_recomputed);
+  };
+  all.activation = kept(Category::activation), all.input = kept(Category::input);
+  all.state = theory::bert_state("bert-base", options, 2, dtype);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theory][quick]") {
+  struct Sizes {
+    std::int64_t b, s, h, a, layers, vocabulary;
+  };
+  const Sizes rows[] = {{2, 16, 32, 4, 2, 17}, {1, 9, 12, 3, 3, 5}, {3, 512, 768, 12, 2, 30522}};
+  for (const Sizes& row : rows) {
+    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
+      ModelOptions options;
+      options.sequence = row.s, options.width = row.h, options.heads = row.a, options.layers = row.layers;
+      options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
+      for (const bool is_recomputed : {false, true}) {
+        CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
+        check_theory<Bert>(theory_of(options, dtype, row.b, is_recomputed), "bert-base", options, dtype, row.b,
+                           [&](Bert& model) { model.recompute_blocks(is_recomputed); });
+      }
+    });
+  }
+  // The literature's figure and one named remainder.
+  ModelOptions textbook;
+  textbook.build = Build::textbook;
+  std::int64_t sum = 0;
+  for (const theory::Term& term : theory::bert_layer_kept("bert-large", textbook, DType::f16)) {
+    if (term.name != "norm statistics") sum += term.bytes(4);
+  }
+  CHECK(sum == theory::transformer_layer_bytes(512, 4, 1024, 16, 2, true));
+}
+
+TEST_CASE("models bert: dry and real steps are the same events and the same peak", "[models][bert][quick]") {
+  for (const Build build : {Build::fused, Build::textbook}) check_dry_run("bert-base", tiny(build, 0.1), 3);
+}
+
+TEST_CASE("models bert: bert-large is planned at full size within a second", "[models][bert][quick]") {
+  check_planned_within_a_second("bert-large", 8, theory::bert_state("bert-large"),
+                                theory::bert_kept_bytes("bert-large", {}, DType::f32, Category::activation, 8));
+}
+
+TEST_CASE("models bert: weights are saved and loaded byte for byte", "[models][bert][quick]") {
+  const Threads alone;
+  check_weights_round_trip("bert-base", tiny(Build::fused));
+}
+
+TEST_CASE("models bert: what does not fit is refused by name", "[models][bert][quick]") {
+  CHECK_THROWS_AS(bert_options("bert"), ValueError);
+  CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::heads, 5)), ValueError);
+  CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::dropout, 1.0)), ValueError);
+  CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::image, 32)), ValueError);
+  CHECK_THROWS_AS(theory::bert_state("bert-base", {}, -1), ValueError);
+  CHECK_THROWS_AS(make_bert("bert-base", {}, {dry(cpu)})->empty_batch(0, dry(cpu)), ValueError);
+}

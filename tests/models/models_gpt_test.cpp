@@ -1,0 +1,255 @@
+// GPT: counts, names, training, the two builds, and its memory against theory and between dry and real runs, as
+// integers.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/gpt/gpt.h>
+#include <thimble/models/gpt/theory.h>
+#include <thimble/models/transformer/theory.h>
+#include <thimble/nn/files/checkpoint.h>
+
+#include "support/catch.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace thimble::models;
+using namespace thimble::testing;
+
+namespace {
+
+ModelOptions tiny(Build build, double dropout = 0) {
+  ModelOptions options;
+  options.layers = 2, options.width = 32, options.heads = 4, options.sequence = 16, options.vocabulary = 17;
+  options.dropout = dropout;
+  options.build = build;
+  return options;
+}
+
+std::unique_ptr<Gpt> made(const ModelOptions& options, std::uint64_t seed = 1) {
+  return make_seeded<Gpt>("char-gpt", options, {}, seed);
+}
+
+optim::AdamOptions adam_options() {
+  optim::AdamOptions options;
+  options.rate = 3e-3, options.weight_decay = 0.1, options.smallest_decayed_rank = 2;
+  return options;
+}
+
+// One step on a batch of its own.
+double train_step(Gpt& model, optim::Optimizer& optimizer, Generator& generator, std::uint64_t step) {
+  const GeneratorScope scope(generator);
+  return train_on(model, optimizer, make_batch(model, 4, step), 1).front();
+}
+
+}  // namespace
+
+TEST_CASE("models gpt: parameter counts are the published ones", "[models][gpt]") {
+  const struct {
+    const char* name;
+    std::int64_t parameters;
+    std::size_t tensors;
+  } rows[] = {{"gpt2", 124439808, 148},
+              {"gpt2-medium", 354823168, 292},
+              {"gpt2-large", 774030080, 436},
+              {"gpt2-xl", 1557611200, 580},
+              {"char-gpt", 10770816, 76}};
+  for (const auto& row : rows) {
+    INFO(row.name);
+    const auto model = make_gpt(row.name, {}, {dry(cpu), DType::f32});
+    REQUIRE(model);
+    CHECK(model->parameter_count() == row.parameters);
+    CHECK(model->parameters().size() == row.tensors);
+    CHECK(model->buffers().empty());
+    CHECK(theory::gpt_state(row.name).parameter_elements == row.parameters);
+    CHECK(theory::gpt_state(row.name).total() == row.parameters * (4 + 4 + 8));
+  }
+  CHECK(make_gpt("gpt3", {}, {}) == nullptr);
+  CHECK_THROWS_AS(gpt_options("gpt3"), ValueError);
+  CHECK_THROWS_AS(make_gpt("gpt2", options_with(&ModelOptions::heads, 5), {dry(cpu), DType::f32}), ValueError);
+  CHECK_THROWS_AS(gpt_options("gpt2", options_with(&ModelOptions::dropout, 1.0)), ValueError);
+}
+
+TEST_CASE("models gpt: names and shapes are those of the public files", "[models][gpt]") {
+  const auto model = make_gpt("gpt2", {}, {dry(cpu), DType::f32});
+  std::vector<std::pair<std::string, Shape>> expected{{"wte.weight", {50257, 768}}, {"wpe.weight", {1024, 768}}};
+  for (int i = 0; i < 12; ++i) {
+    const std::string h = "h." + std::to_string(i) + ".";
+    const std::vector<std::pair<std::string, Shape>> layer{{"ln_1.weight", {768}},
+                                                           {"ln_1.bias", {768}},
+                                                           {"attn.c_attn.weight", {768, 2304}},
+                                                           {"attn.c_attn.bias", {2304}},
+                                                           {"attn.c_proj.weight", {768, 768}},
+                                                           {"attn.c_proj.bias", {768}},
+                                                           {"ln_2.weight", {768}},
+                                                           {"ln_2.bias", {768}},
+                                                           {"mlp.c_fc.weight", {768, 3072}},
+                                                           {"mlp.c_fc.bias", {3072}},
+                                                           {"mlp.c_proj.weight", {3072, 768}},
+                                                           {"mlp.c_proj.bias", {768}}};
+    for (const auto& [name, shape] : layer) expected.emplace_back(h + name, shape);
+  }
+  expected.emplace_back("ln_f.weight", Shape{768});
+  expected.emplace_back("ln_f.bias", Shape{768});
+  const auto parameters = model->parameters();
+  REQUIRE(parameters.size() == expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    INFO(expected[i].first);
+    const auto found = std::find_if(parameters.begin(), parameters.end(),
+                                    [&](const nn::NamedTensor& p) { return p.name == expected[i].first; });
+    REQUIRE(found != parameters.end());
+    CHECK(found->tensor.shape() == expected[i].second);
+    CHECK(found->layout == nn::FileLayout::same);
+  }
+}
+
+TEST_CASE("models gpt: the loss starts at log V and falls", "[models][gpt]") {
+  const Threads alone;
+  for (const Build build : {Build::fused, Build::textbook}) {
+    for (const double dropout : {0.0, 0.1}) {
+      const auto model = made(tiny(build, dropout));
+      optim::Adam optimizer(model->trainable(), adam_options());
+      Generator generator(2);
+      const GeneratorScope scope(generator);
+      const auto losses = train_on(*model, optimizer, make_batch(*model, 4, 0), 20);
+      CAPTURE(losses);
+      CHECK(losses.front() == Approx(std::log(17.0)).margin(0.1));
+      CHECK(losses.back() < 0.8 * losses.front());
+    }
+  }
+}
+
+TEST_CASE("models gpt: a token sees what is before it alone", "[models][gpt]") {
+  const Threads alone;
+  for (const Build build : {Build::fused, Build::textbook}) {
+    const auto model = made(tiny(build));
+    model->eval();
+    std::vector<std::int64_t> ids(16, 3);
+    const auto logits = [&] { return to_host<double>(model->forward(from_host(ids, {1, 16}))); };  // (1, 16, 17)
+    const auto before = logits();
+    ids[9] = 8;
+    const auto after = logits();
+    CHECK(std::equal(before.begin(), before.begin() + 9 * 17, after.begin()));
+    CHECK(!std::equal(before.begin() + 9 * 17, before.begin() + 10 * 17, after.begin() + 9 * 17));
+    CHECK(!std::equal(before.begin() + 15 * 17, before.end(), after.begin() + 15 * 17));
+  }
+}
+
+TEST_CASE("models gpt: fused and textbook builds agree up to rounding", "[models][gpt]") {
+  check_builds_agree<Gpt>("char-gpt", tiny);
+}
+
+namespace {
+
+Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
+  Theory all;
+  const auto layer = theory::gpt_layer_kept("gpt2", options, dtype, is_recomputed);
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    all.parts.emplace_back("gpt.h." + std::to_string(i), theory::bytes_of(layer, Category::activation, samples));
+  }
+  const auto kept = [&](Category category) {
+    return theory::gpt_kept_bytes("gpt2", options, dtype, category, samples, is_recomputed);
+  };
+  all.activation = kept(Category::activation), all.input = kept(Category::input);
+  all.state = theory::gpt_state("gpt2", options, 2, dtype);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("models gpt: theory is the ledger, to the byte", "[models][gpt][theory]") {
+  struct Sizes {
+    std::int64_t b, s, h, a, layers, vocabulary;
+  };
+  const Sizes rows[] = {{2, 16, 32, 4, 2, 17}, {1, 8, 12, 3, 3, 5},          {3, 33, 40, 5, 2, 101},
+                        {5, 1, 16, 2, 2, 3},   {4, 1024, 768, 12, 2, 50257}, {2, 128, 64, 1, 4, 64}};
+  for (const Sizes& row : rows) {
+    for_each_form(0.1, [&](Build build, double dropout, DType dtype) {
+      ModelOptions options;
+      options.sequence = row.s, options.width = row.h, options.heads = row.a, options.layers = row.layers;
+      options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
+      for (const bool is_recomputed : {false, true}) {
+        CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
+        check_theory<Gpt>(theory_of(options, dtype, row.b, is_recomputed), "gpt2", options, dtype, row.b,
+                          [&](Gpt& model) { model.recompute_blocks(is_recomputed); });
+      }
+    });
+  }
+}
+
+TEST_CASE("models gpt: the textbook's terms are the literature's and one named remainder", "[models][gpt][theory]") {
+  for (const double dropout : {0.0, 0.1}) {
+    for (const DType dtype : {DType::f32, DType::f16}) {
+      ModelOptions options;
+      options.dropout = dropout, options.build = Build::textbook;
+      std::int64_t sum = 0, remainder = 0;
+      for (const theory::Term& term : theory::gpt_layer_kept("gpt2", options, dtype)) {
+        (term.name == "norm statistics" ? remainder : sum) += term.bytes(4);
+      }
+      const auto e = static_cast<std::int64_t>(size_of(dtype));
+      CHECK(sum == theory::transformer_layer_bytes(1024, 4, 768, 12, e, dropout > 0));
+      CHECK(remainder == 4 * 1024 * 4 * 4);
+    }
+  }
+  // Korthikanti et al. 2022, equation 1, at 16 bit: sbh (34 + 5 a s / h).
+  CHECK(theory::transformer_layer_bytes(2048, 4, 12288, 96, 2, true) == 2048LL * 4 * (34 * 12288 + 5 * 96 * 2048LL));
+  // The fused build keeps less.
+  ModelOptions fused, textbook;
+  textbook.build = Build::textbook;
+  const auto bytes = [](const ModelOptions& options) {
+    return theory::gpt_kept_bytes("gpt2", options, DType::f32, Category::activation, 4);
+  };
+  CHECK(bytes(fused) * 2 < bytes(textbook));
+}
+
+TEST_CASE("models gpt: dry and real steps are the same events and the same peak", "[models][gpt]") {
+  for (const Build build : {Build::fused, Build::textbook}) {
+    for (const bool is_recomputed : {false, true}) {
+      check_dry_run<Gpt>("char-gpt", tiny(build, 0.1), 3, [&](Gpt& model) { model.recompute_blocks(is_recomputed); });
+    }
+  }
+}
+
+TEST_CASE("models gpt: weights and checkpoints", "[models][gpt]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  const auto a = made(tiny(Build::fused, 0.1));
+  const auto b = made(tiny(Build::textbook, 0.1), 2);
+  nn::save_weights(*a, folder / "w");
+  nn::load_weights(*b, folder / "w");
+  nn::save_weights(*b, folder / "v");
+  CHECK(files_test::read_text_file(folder / "w") == files_test::read_text_file(folder / "v"));
+  CHECK(SafetensorsReader(folder / "w").entry("h.1.attn.c_attn.weight").shape == std::vector<std::int64_t>{32, 96});
+
+  std::vector<double> straight, resumed;
+  Generator generator(4), half(4), other(5);
+  optim::Adam optimizer(a->trainable(), adam_options());
+  const auto c = made(tiny(Build::fused, 0.1)), d = made(tiny(Build::fused, 0.1), 9);
+  optim::Adam first(c->trainable(), adam_options()), second(d->trainable(), adam_options());
+  for (std::uint64_t i = 0; i < 6; ++i) straight.push_back(train_step(*a, optimizer, generator, i));
+  for (std::uint64_t i = 0; i < 3; ++i) resumed.push_back(train_step(*c, first, half, i));
+  nn::save_checkpoint(folder / "c", *c, first, half, {{"characters", "abc"}});
+  CHECK(nn::load_checkpoint(folder / "c", *d, second, other).at("characters") == "abc");
+  for (std::uint64_t i = 3; i < 6; ++i) resumed.push_back(train_step(*d, second, other, i));
+  CHECK(straight == resumed);
+}
+
+TEST_CASE("models gpt: generation continues a prompt, the same for the same seed", "[models][gpt]") {
+  const Threads alone;
+  const auto model = made(tiny(Build::fused, 0.1));
+  const auto tokens = generate(*model, {1, 2}, 20, 0.8, 0, 7);  // beyond the sequence's 16
+  REQUIRE(tokens.size() == 22);
+  CHECK((tokens[0] == 1 && tokens[1] == 2));
+  for (const std::int64_t t : tokens) CHECK((t >= 0 && t < 17));
+  CHECK(generate(*model, {1, 2}, 20, 0.8, 0, 7) == tokens);
+  CHECK(generate(*model, {1, 2}, 20, 0.8, 0, 8) != tokens);
+  CHECK(generate(*model, {1, 2}, 20, 0.8, 1, 7) == generate(*model, {1, 2}, 20, 0, 0, 8));
+  CHECK(model->is_training());
+  CHECK_THROWS_AS(generate(*model, {}, 1), ValueError);
+  CHECK_THROWS_AS(generate(*model, {1}, 1, -1), ValueError);
+  CHECK_THROWS_AS(model->forward(zeros({1, 17}, DType::i64)), ShapeError);
+  CHECK_THROWS_AS(model->forward(zeros({17}, DType::i64)), ShapeError);
+}

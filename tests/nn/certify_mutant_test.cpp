@@ -1,0 +1,403 @@
+// A planner that is wrong is found: plans broken on purpose are refused, seen to be left, or change bits that a
+// certificate names. What a broken plan is, and what breaks under a plan that is right.
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/core/error.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/arena/lock.h>
+#include <thimble/nn/trainer/trainer_run.h>
+
+#include "own_program.h"
+#include "support/catch.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace own_program;
+
+namespace {
+
+/// The program as runs that a planner plans and a certificate compares.
+struct Runs {
+  explicit Runs(Program own) : program(std::move(own)) {}
+  nn::MakeRun make() const {
+    return [this](Device device) {
+      return std::make_unique<nn::trainer_detail::TrainerRun>(program, options, device,
+                                                              nn::trainer_detail::RunRequest{});
+    };
+  }
+  nn::trainer_detail::TypedProgram<Net, Batch> program;
+  nn::TrainerOptions options = {.seed = 11};
+};
+
+Sizes mutant_sizes() {
+  Sizes sizes;
+  sizes.width = 48, sizes.depth = 4;
+  sizes.samples = [](std::int64_t) { return std::int64_t{600}; };
+  return sizes;
+}
+
+/// The smallest plan: it runs most again.
+nn::Plan smallest_plan(const Runs& runs) {
+  nn::Planner planner(runs.make(), cpu, nn::hardware("cpu"));
+  nn::Plan plan = planner.smallest();
+  REQUIRE(plan.tape);
+  REQUIRE_FALSE(plan.tape->segments.empty());
+  if (plan.placement.empty()) {
+    const nn::MakeRun follow = [&](Device device) {
+      auto run = runs.make()(device);
+      plan.apply(run->options(), device);
+      return run;
+    };
+    plan.placement = nn::plan_steps(cpu, follow);
+  }
+  return plan;
+}
+
+/// What became of a broken plan.
+enum class Ending { refused, left, bits_differ, same };
+struct Outcome {
+  Ending ending;
+  std::string text;
+};
+
+Outcome outcome_of(const Runs& runs, const nn::Plan& plan, std::int64_t steps = 2) {
+  try {
+    const nn::Certificate certificate = nn::certify(runs.make(), cpu, plan, {.steps = steps});
+    if (!certificate.holds()) return {Ending::bits_differ, certificate.text()};
+    const bool is_left = certificate.planned.placed.deviations + certificate.planned.placed.dynamic_steps > 0;
+    return {is_left ? Ending::left : Ending::same, certificate.text()};
+  } catch (const PlanError& error) {
+    return {Ending::refused, error.what()};
+  } catch (const ValueError& error) {
+    return {Ending::refused, error.what()};
+  }
+}
+
+nn::Plan with_tape(nn::Plan plan, const std::function<void(TapePlan&)>& change) {
+  auto tape = std::make_shared<TapePlan>(*plan.tape);
+  change(*tape);
+  plan.tape = std::move(tape);
+  return plan;
+}
+
+nn::Plan with_step(nn::Plan plan, const std::function<void(StepPlan&)>& change) {
+  for (StepPlan& step : plan.placement) change(step);
+  return plan;
+}
+
+/// Bytes of a live tensor change behind everyone's back, as when its block was given to another one too early, or two
+/// lie in one place: at an allocation, the oldest activation that lives.
+class Corrupting final : public Decorator {
+ public:
+  explicit Corrupting(std::shared_ptr<Resource> upstream) : Decorator(std::move(upstream)) {}
+  /// At the k-th allocation from now; 0: never.
+  void arm(std::uint64_t k) { k_ = k, count_ = 0; }
+  std::uint64_t count() const { return count_; }
+  bool has_struck() const { return has_struck_; }
+
+ private:
+  Block* do_allocate(const Request& request) override {
+    Block* const block = upstream_allocate(request);
+    live_.push_back(block);
+    if (++count_ == k_) strike();
+    return block;
+  }
+  void do_deallocate(Block* block, Stream stream) noexcept override {
+    live_.erase(std::find(live_.begin(), live_.end(), block));
+    upstream_deallocate(block, stream);
+  }
+  void do_relabel(Block* block, Category category) noexcept override { upstream_relabel(block, category); }
+  void strike() {
+    for (Block* const block : live_) {
+      if (block->category != Category::activation) continue;
+      auto* const first = reinterpret_cast<float*>(block->address);
+      first[block->bytes / sizeof(float) / 2] += 1;
+      has_struck_ = true;
+      return;
+    }
+  }
+
+  std::vector<Block*> live_;
+  std::uint64_t k_ = 0, count_ = 0;
+  bool has_struck_ = false;
+};
+
+/// An operator that counts its runs in a buffer, in a recompute as well: what a batch norm would do that was run twice.
+struct CountsRuns {
+  static constexpr const char* name = "counts_runs";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  Tensor count;  // ()
+  Tensor forward(const Tensor& x, Needs, Saved&) const {
+    Tensor y = clone(x);
+    launch(count.device(), [&](const Addresses& at) { *at.as<float>(count) += 1; });
+    return y;
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
+};
+
+/// An operator that draws its site when it runs: a recompute takes the next one, as after a restart that was lost. It
+/// makes noise and nothing else.
+struct DrawsLate {
+  static constexpr const char* name = "draws_late";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  Tensor forward(const Tensor& x, Needs, Saved&) const {
+    const Tensor y = Tensor::empty_like(x);
+    fill_uniform(y, 0.5, 1.5);
+    return y;
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
+};
+
+/// An operator that reads what is no operand of it, and so is held by nobody: another source when it runs again.
+struct ReadsAside {
+  static constexpr const char* name = "reads_aside";
+  static constexpr Cost cost = Cost::elementwise;
+  using Saved = SavesNothing;
+  Tensor aside;  // ()
+  Tensor forward(const Tensor& x, Needs, Saved&) const {
+    Tensor y = clone(x);
+    launch(y.device(), [&](const Addresses& at) {
+      for (std::int64_t i = 0; i < y.elements(); ++i) at.as<float>(y)[i] += *at.as<float>(aside);
+    });
+    return y;
+  }
+  Gradients backward(Saved, Tensor dy, Needs) const { return {std::move(dy)}; }
+};
+
+/// The net with something between its input and itself, in front of which a scale makes the input need a gradient.
+class Mutant : public Net {
+ public:
+  Mutant(const Sizes& sizes, Device device) : Net(sizes.width, sizes.depth, device) {
+    scale = add_parameter("scale", full({sizes.width}, 1.0, DType::f32, device));
+    count = add_buffer("count", zeros({}, DType::f32, device));
+  }
+  nn::Parameter scale;
+  nn::Buffer count;
+};
+
+Program mutant_program(const std::function<Tensor(Mutant&, const Tensor&)>& between,
+                       const std::function<void(Mutant&)>& after_forward = nullptr) {
+  const Sizes sizes = mutant_sizes();
+  Program own = program(sizes);
+  own.evaluate = nullptr;
+  own.model = [sizes](Device device) { return std::make_unique<Mutant>(sizes, device); };
+  own.loss = [between, after_forward](Net& net, const Batch& batch) {
+    auto& mutant = dynamic_cast<Mutant&>(net);
+    const Tensor loss = mse_loss(net(square(between(mutant, mul(batch.x, mutant.scale)))), batch.y);
+    if (after_forward) after_forward(mutant);
+    return loss;
+  };
+  return own;
+}
+
+/// The whole recording as one segment that keeps nothing.
+nn::Plan all_again(const Runs& runs) {
+  nn::Plan plan;
+  auto tape = std::make_shared<TapePlan>();
+  const TapeGraph graph = nn::record_step(cpu, runs.make());
+  for (const TapeGraph::Node& node : graph.nodes) tape->types.push_back(node.type);
+  tape->sizes = graph.sizes();
+  tape->fates.assign(graph.nodes.size(), thimble::Fate::drop);
+  tape->segments.push_back({0, static_cast<std::uint32_t>(graph.nodes.size() - 1), TapePlan::none});
+  plan.tape = std::move(tape);
+  return plan;
+}
+
+/// Under a plan that runs all again; a plan that keeps everything does no harm.
+nn::Certificate certify_mutant(const Program& own) {
+  const Runs runs(own);
+  const nn::Certificate kept = nn::certify(runs.make(), cpu, nn::Plan(), {.steps = 2});
+  INFO(kept.text());
+  CHECK(kept.holds());
+  return nn::certify(runs.make(), cpu, all_again(runs), {.steps = 2});
+}
+
+bool names(const nn::Certificate& certificate, std::int64_t step, nn::Compared kind, const std::string& name = "") {
+  return std::any_of(certificate.differences.begin(), certificate.differences.end(), [&](const nn::Difference& d) {
+    return d.step == step && d.kind == kind && (name.empty() || d.name == name);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("planner mutants: a plan that is right is certified", "[certify]") {
+  const testing::Threads alone;
+  Program own = program(mutant_sizes());
+  own.evaluate = nullptr;
+  const Runs runs(own);
+  const Outcome good = outcome_of(runs, smallest_plan(runs));
+  INFO(good.text);
+  CHECK(good.ending == Ending::same);
+}
+
+TEST_CASE("planner mutants: a wrong cut or fate is refused, or seen", "[certify]") {
+  const testing::Threads alone;
+  Program own = program(mutant_sizes());
+  own.evaluate = nullptr;
+  const Runs runs(own);
+  const nn::Plan good = smallest_plan(runs);
+  const auto nodes = static_cast<std::uint32_t>(good.tape->fates.size());
+  std::size_t found = 0, tried = 0;
+  const auto try_it = [&](const std::string& what, const std::function<void(TapePlan&)>& change) {
+    const Outcome outcome = outcome_of(runs, with_tape(good, change), 1);
+    INFO(what << ": " << outcome.text);
+    ++tried;
+    // The tape itself finds what a node is run again from: other fates give other bytes, never other bits.
+    CHECK(outcome.ending != Ending::bits_differ);
+    found += outcome.ending != Ending::same;
+  };
+  const auto refused = [&](const std::string& what, const std::function<void(TapePlan&)>& change) {
+    const Outcome outcome = outcome_of(runs, with_tape(good, change), 1);
+    INFO(what << ": " << outcome.text);
+    CHECK(outcome.ending == Ending::refused);
+  };
+  const std::vector<std::int32_t> innermost = good.tape->innermost();
+  for (std::uint32_t n = 0; n < nodes; n += 3) {
+    if (innermost[n] == TapePlan::none) continue;
+    try_it("fate of node " + std::to_string(n), [&](TapePlan& tape) {
+      tape.fates[n] = tape.fates[n] == thimble::Fate::drop ? thimble::Fate::keep : thimble::Fate::drop;
+    });
+  }
+  for (std::size_t s = 0; s < good.tape->segments.size(); ++s) {
+    try_it("end of segment " + std::to_string(s), [&](TapePlan& tape) { --tape.segments[s].end; });
+    try_it("begin of segment " + std::to_string(s), [&](TapePlan& tape) { ++tape.segments[s].first; });
+  }
+  // A node that changes nothing either way (a view, the last of a segment) may go unseen.
+  CHECK(tried > 10);
+  CHECK(found * 2 > tried);
+  refused("a segment that crosses another one", [&](TapePlan& tape) {
+    tape.segments = {{0, nodes / 2, TapePlan::none}, {nodes / 2 - 1, nodes, TapePlan::none}};
+  });
+  refused("a segment beyond the end", [&](TapePlan& tape) { tape.segments.back().end = nodes + 1; });
+  refused("a segment inside of one that comes after it", [](TapePlan& tape) { tape.segments.front().parent = 1; });
+  refused("a fate that is missing", [](TapePlan& tape) { tape.fates.pop_back(); });
+  refused("another operator", [](TapePlan& tape) { tape.types[1] = tape.types[0]; });
+  refused("another size of a result", [](TapePlan& tape) { tape.sizes[2].result[0] += 1; });
+  refused("other operands", [](TapePlan& tape) { tape.sizes[2].operands ^= 1; });
+}
+
+TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]") {
+  const testing::Threads alone;
+  Program own = program(mutant_sizes());
+  own.evaluate = nullptr;
+  const Runs runs(own);
+  const nn::Plan good = smallest_plan(runs);
+  const auto fate = [&](const std::function<void(StepPlan&)>& change) {
+    return outcome_of(runs, with_step(good, change), 1).ending;
+  };
+  const auto neighbour = [](const StepPlan& step) {  // one that lives while block 0 does
+    for (std::size_t b = 1; b < step.buffers.size(); ++b) {
+      if (step.buffers[b].lower < step.buffers[0].upper) return b;
+    }
+    return std::size_t{0};
+  };
+  REQUIRE(neighbour(good.placement[0]) > 0);
+  CHECK(fate([&](StepPlan& s) { s.placement.offsets[neighbour(s)] = s.placement.offsets[0]; }) == Ending::refused);
+  CHECK(fate([](StepPlan& s) { s.placement.height -= 64; }) == Ending::refused);
+  CHECK(fate([](StepPlan& s) { --s.buffers[0].upper; }) == Ending::refused);
+  CHECK(fate([](StepPlan& s) { s.buffers[0].bytes /= 2; }) == Ending::refused);
+  CHECK(fate([](StepPlan& s) { s.placement.offsets[0] += 1; }) == Ending::refused);
+  // Plans that hold together, of another program: a block is freed earlier, is smaller, is not there.
+  const auto placed_anew = [](StepPlan& s) { s.placement = memory::place(s.buffers); };
+  CHECK(fate([&](StepPlan& s) {
+          for (std::size_t at = 1; at < s.events.size(); ++at) {
+            if (s.events[at].bytes > 0 || s.events[at - 1].bytes == 0) continue;
+            if (s.events[at - 1].block == StepPlan::not_placed || s.events[at - 1].block == s.events[at].block)
+              continue;
+            std::swap(s.events[at], s.events[at - 1]);  // the free comes first
+            s.buffers[s.events[at - 1].block].upper = at - 1;
+            s.buffers[s.events[at].block].lower = at;
+            return placed_anew(s);
+          }
+        }) == Ending::left);
+  CHECK(fate([&](StepPlan& s) {
+          const auto largest = std::max_element(s.buffers.begin(), s.buffers.end(),
+                                                [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+          s.events[largest->lower].bytes = largest->bytes = 64;
+          placed_anew(s);
+        }) == Ending::left);
+}
+
+TEST_CASE("planner mutants: a lost hold and blocks that overlap change bits, and are named", "[certify]") {
+  const testing::Threads alone;
+  Program own = program(mutant_sizes());
+  own.evaluate = nullptr;
+  const Runs runs(own);
+  const nn::Plan plan = smallest_plan(runs);
+  const auto trajectory = [&](std::uint64_t strike_at, std::uint64_t* requests) {
+    const memory::Stack stack = memory::make_resource(cpu);
+    const auto corrupting = std::make_shared<Corrupting>(stack.top);
+    const ResourceScope scope(corrupting);
+    const auto run = runs.make()(cpu);
+    plan.apply(run->options(), cpu);
+    nn::Witness witness(*run);
+    nn::Trajectory noted;
+    corrupting->arm(strike_at);
+    run->step();
+    if (requests != nullptr) *requests = corrupting->count();
+    CHECK(corrupting->has_struck() == (strike_at > 0));
+    witness.note_step(noted);
+    return noted;
+  };
+  std::uint64_t requests = 0;
+  const nn::Trajectory clean = trajectory(0, &requests);
+  CHECK(nn::compare(clean, trajectory(0, nullptr)).empty());
+  // In the middle of the step what lives longest is the source of a closed segment.
+  for (const std::uint64_t part : {3, 4, 5}) {
+    const std::vector<nn::Difference> differences = nn::compare(clean, trajectory(requests * part / 10, nullptr));
+    INFO("struck at " << part << " tenths");
+    REQUIRE_FALSE(differences.empty());
+    const bool has_gradient = std::any_of(differences.begin(), differences.end(),
+                                          [](const nn::Difference& d) { return d.kind == nn::Compared::gradient; });
+    CHECK(has_gradient);
+  }
+}
+
+TEST_CASE("planner mutants: statistics doubled", "[certify]") {
+  const testing::Threads alone;
+  const nn::Certificate found =
+      certify_mutant(mutant_program([](Mutant& net, const Tensor& x) { return apply(CountsRuns{net.count}, x); }));
+  CHECK(found.differences == std::vector<nn::Difference>{{0, nn::Compared::statistics, "count", false},
+                                                         {1, nn::Compared::statistics, "count", false}});
+}
+
+TEST_CASE("planner mutants: a restart of the generator lost", "[certify]") {
+  const testing::Threads alone;
+  const nn::Certificate found =
+      certify_mutant(mutant_program([](Mutant&, const Tensor& x) { return apply(DrawsLate{}, x); }));
+  CHECK(names(found, 0, nn::Compared::generator, "calls"));
+  CHECK(names(found, 0, nn::Compared::gradient, "scale"));
+  CHECK_FALSE(names(found, 0, nn::Compared::loss));
+  CHECK(names(found, 1, nn::Compared::loss));
+}
+
+TEST_CASE("planner mutants: run again from another source, or a stale one", "[certify]") {
+  const testing::Threads alone;
+  // `count` is read beside the operands, and is another one when backward runs the operator again.
+  const auto next = [](float by) {
+    return
+        [by](Mutant& net) { launch(net.count.device(), [&](const Addresses& at) { *at.as<float>(net.count) += by; }); };
+  };
+  const nn::Certificate found = certify_mutant(
+      mutant_program([](Mutant& net, const Tensor& x) { return apply(ReadsAside{net.count}, x); }, next(1)));
+  CHECK(names(found, 0, nn::Compared::gradient, "scale"));
+  CHECK_FALSE(names(found, 0, nn::Compared::loss));
+  CHECK_FALSE(names(found, 0, nn::Compared::statistics));
+  // The weight that the recompute reads is a newer version, which nobody counted.
+  const nn::Certificate stale = certify_mutant(mutant_program(
+      [](Mutant&, const Tensor& x) { return x; },
+      [](Mutant& net) { launch(net.scale.device(), [&](const Addresses& at) { at.as<float>(net.scale)[0] += 1; }); }));
+  CHECK(names(stale, 0, nn::Compared::gradient));
+  CHECK_FALSE(names(stale, 0, nn::Compared::loss));
+  CHECK_FALSE(names(stale, 0, nn::Compared::parameter, "count"));
+}

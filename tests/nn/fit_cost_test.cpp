@@ -1,0 +1,105 @@
+// Cost models: measured factors, files of them, and plans that follow from them.
+
+#include <filesystem>
+#include <fstream>
+
+#include <thimble/bench/planning/costs.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/nn/fit/fit.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+
+namespace {
+
+using namespace thimble;
+
+bench::Setup small_gpt(std::int64_t batch) {
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  setup.sizes.layers = 2;
+  setup.sizes.heads = 2;
+  setup.sizes.width = 32;
+  setup.sizes.sequence = 32;
+  setup.batch = batch;
+  return setup;
+}
+
+TapeGraph graph_of(const bench::Setup& setup) {
+  return nn::Planner(bench::training_run(setup), cpu, nn::hardware("cpu")).graph();
+}
+
+}  // namespace
+
+TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
+  const TapeGraph graph = graph_of(small_gpt(4));
+  nn::CostModel costs(nn::hardware("cpu"));
+  const std::vector<nn::NodeTimes> roofline = nn::node_times(graph, costs);
+  CHECK(nn::step_seconds(roofline) > 0);
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    costs.operators.emplace_back(graph.nodes[n].type->name);
+    costs.factors.push_back({1.0 + static_cast<double>(n), 2, 0.5});
+  }
+  const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    CHECK(times[n].forward == roofline[n].forward * (1.0 + static_cast<double>(n)));
+    CHECK(times[n].remake == roofline[n].remake * 2);
+    CHECK(times[n].backward == roofline[n].backward * 0.5);
+  }
+  costs.operators[3] = "another";
+  CHECK_THROWS_AS(nn::node_times(graph, costs), ValueError);
+  costs.operators[3] = graph.nodes[3].type->name;
+  costs.operators.pop_back();
+  costs.factors.pop_back();
+  CHECK_THROWS_AS(nn::node_times(graph, costs), ValueError);
+}
+
+TEST_CASE("fit cost: what is measured is written, read, and gives the same plans for a larger batch", "[fit]") {
+  const files_test::TemporaryFolder folder;
+  const std::string path = folder / "times.json";
+  const bench::Setup setup = small_gpt(16);
+  const nn::CostModel measured = bench::plan_costs(setup, {"cpu", true, path}, 0);
+  CHECK(measured.factors.size() == graph_of(setup).nodes.size());
+  for (const nn::NodeFactors& f : measured.factors) CHECK((f.forward > 0 && f.remake > 0 && f.backward > 0));
+  const nn::CostModel stored = bench::plan_costs(setup, {"cpu", false, path}, 0);
+  CHECK(stored.operators == measured.operators);
+  CHECK(stored.source == measured.source);
+  nn::Planner a(bench::training_run(setup), cpu, measured), b(bench::training_run(setup), cpu, stored);
+  const std::vector<nn::Plan> plans = a.plans(), same = b.plans();
+  REQUIRE(plans.size() == same.size());
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    CHECK(plans[i].peak_bytes == same[i].peak_bytes);
+    CHECK(plans[i].step_s == same[i].step_s);
+    CHECK((plans[i].tape == nullptr) == (same[i].tape == nullptr));
+  }
+}
+
+TEST_CASE("fit cost: bad files, machines and budgets", "[fit]") {
+  const files_test::TemporaryFolder folder;
+  const std::string path = folder / "times.json";
+  const bench::Setup setup = small_gpt(2);
+  CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", false, path}, 0), FileError);
+  const std::string node = R"({"operator":"add","forward":1,"remake":1,"backward":1})";
+  const std::string head = R"({"format":"thimble cost model 1","hardware":"cpu","source":"s","nodes":[)";
+  const std::string bad[] = {
+      "",
+      "{}",
+      "[1]",
+      head + "]}",
+      head + R"({"operator":"add","forward":0,"remake":1,"backward":1}]})",
+      head + R"({"operator":"add","forward":1,"remake":1}]})",
+      R"({"format":"thimble cost model 1","hardware":"abacus","source":"s","nodes":[)" + node + "]}",
+      R"({"format":"another","hardware":"cpu","source":"s","nodes":[)" + node + "]}"};
+  for (const std::string& text : bad) {
+    INFO(text);
+    std::ofstream(path) << text;
+    CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", false, path}, 0), FileError);
+  }
+  std::ofstream(path) << head + node + "]}";
+  CHECK(bench::plan_costs(setup, {"cpu", false, path}, 0).operators == std::vector<std::string>{"add"});
+  CHECK_THROWS_AS(bench::plan_costs(setup, {"a100-40gb", true, ""}, 0), ValueError);
+  CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", true, ""}, 1 << 20), nn::BudgetError);
+  CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", true, folder / "no/such"}, 0), FileError);
+  CHECK_THROWS_AS(nn::measure_costs(bench::training_run(setup), dry(cpu), nn::hardware("cpu")), ValueError);
+}

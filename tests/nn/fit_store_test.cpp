@@ -1,0 +1,199 @@
+// fit with stores: what offloading and packing allow, to the byte, and what they leave as it is.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/offload/file_tier.h>
+#include <thimble/nn/fit/fit.h>
+
+#include "support/catch.h"
+#include "support/offload_data.h"
+
+using namespace thimble;
+
+namespace {
+
+bench::Setup store_setup(const std::string& model) {
+  bench::Setup setup;
+  setup.model = model;
+  models::ModelOptions& sizes = setup.sizes;
+  if (model == "char-gpt") {
+    setup.batch = 24;
+    sizes.layers = 6, sizes.width = 64, sizes.heads = 4, sizes.sequence = 48, sizes.dropout = 0.1;
+  } else {
+    setup.batch = 16;
+    sizes.image = 32, sizes.width = 8;
+  }
+  return setup;
+}
+
+nn::PlannerOptions offloading(const std::string& folder) {
+  nn::PlannerOptions options;
+  options.storing.offloads = true;
+  options.make_tier = [folder](Device device) {
+    return std::make_shared<FileTier>(device, offload_test::options_at(folder));
+  };
+  return options;
+}
+
+nn::Hardware fast_disk() {
+  nn::Hardware hardware = nn::hardware("cpu");
+  hardware.tier_bytes_per_s = 20e9;
+  return hardware;
+}
+
+struct Trained {
+  std::vector<float> losses;
+  std::vector<std::vector<float>> parameters;
+  std::size_t peak_bytes = 0;
+};
+
+// Three steps inside of the plan's peak.
+Trained train(const bench::Setup& setup, const nn::Plan& plan) {
+  memory::Options options;
+  options.arena.capacity_bytes = plan.peak_bytes;
+  options.plans = plan.placement;
+  const memory::Stack stack = memory::make_resource(cpu, options);
+  const ResourceScope scope(stack.top);
+  Generator generator(7);
+  const GeneratorScope random(generator);
+  const auto model = models::make_model(setup.model, setup.sizes);
+  const auto optimizer = bench::make_optimizer(setup, *model);
+  models::Batch batch = model->empty_batch(setup.batch, cpu);
+  if (!model->is_text()) fill_normal(batch.input, 0, 1);
+  nn::StepOptions step;
+  step.clip_norm = bench::clip_norm(setup, model->is_text());
+  plan.apply(step, cpu);
+  Trained trained;
+  for (int i = 0; i < 3; ++i) {
+    if (stack.placed) stack.placed->begin_step();
+    const Tensor loss = nn::training_step(
+        *optimizer, [&](std::int64_t) { return model->loss(batch); }, step);
+    if (stack.placed) stack.placed->end_step();
+    trained.losses.push_back(static_cast<float>(item(loss)));
+  }
+  for (const nn::NamedTensor& named : model->parameters()) {
+    trained.parameters.push_back(to_host<float>(named.tensor));
+  }
+  trained.peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  return trained;
+}
+
+std::size_t measured_peak(const bench::Setup& setup, const nn::Plan& plan) {
+  const nn::MakeRun make = [&](Device device) {
+    auto run = bench::training_run(setup)(device);
+    plan.apply(run->options(), device);
+    return run;
+  };
+  return nn::profile_training(cpu, make, 3, false, plan.placement).peak_bytes;
+}
+
+}  // namespace
+
+TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][store][slow]") {
+  const std::string folder = offload_test::disk_folder();
+  if (folder.empty()) return;
+  for (const char* const model : {"char-gpt", "resnet18"}) {
+    INFO(model);
+    const bench::Setup setup = store_setup(model);
+    nn::Planner exact(bench::training_run(setup), cpu, fast_disk());
+    nn::Planner planner(bench::training_run(setup), cpu, fast_disk(), offloading(folder));
+    CHECK(planner.keep_everything().peak_bytes == exact.keep_everything().peak_bytes);
+    const Trained plain = train(setup, planner.keep_everything());
+    std::vector<nn::Plan> plans = planner.plans();
+    plans.erase(std::remove_if(plans.begin(), plans.end(), [](const nn::Plan& p) { return p.offloaded_bytes == 0; }),
+                plans.end());
+    REQUIRE(plans.size() > 1);
+    for (std::size_t i = 0; i < plans.size(); i += 1 + plans.size() / 4) {
+      const nn::Plan& plan = plans[i];
+      INFO(plan.description);
+      CHECK(plan.packed_bytes == 0);
+      if (plan.peak_bytes >= exact.smallest().peak_bytes) {
+        CHECK(plan.time_overhead < exact.fit(plan.peak_bytes).time_overhead);
+      }
+      CHECK(measured_peak(setup, plan) == plan.peak_bytes);
+      const Trained trained = train(setup, plan);
+      CHECK(trained.peak_bytes <= plan.peak_bytes);
+      CHECK(trained.losses == plain.losses);
+      CHECK(trained.parameters == plain.parameters);
+    }
+    // More budget never costs time, and more options never do.
+    double before = 1e9;
+    const std::size_t least = exact.smallest().peak_bytes, most = exact.keep_everything().peak_bytes;
+    for (std::size_t k = 0; k <= 8; ++k) {
+      const std::size_t budget = least + (most - least) * k / 8;
+      const nn::Plan& plan = planner.fit(budget);
+      CHECK(plan.peak_bytes <= budget);
+      CHECK(plan.time_overhead <= before);
+      CHECK(plan.time_overhead <= exact.fit(budget).time_overhead);
+      before = plan.time_overhead;
+    }
+  }
+}
+
+TEST_CASE("fit: a budget that only offloading keeps", "[fit][store]") {
+  const std::string folder = offload_test::disk_folder();
+  if (folder.empty()) return;
+  bench::Setup setup = store_setup("resnet18");
+  setup.batch = 128;
+  nn::Planner exact(bench::training_run(setup), cpu, fast_disk());
+  nn::Planner planner(bench::training_run(setup), cpu, fast_disk(), offloading(folder));
+  const nn::Plan& least = planner.smallest();
+  REQUIRE(least.peak_bytes < exact.smallest().peak_bytes);
+  CHECK_THROWS_AS(exact.fit(least.peak_bytes), nn::BudgetError);
+  CHECK(planner.fit(least.peak_bytes).offloaded_bytes > 0);
+  CHECK(least.offloaded_bytes > 0);
+  const Trained stored = train(setup, least);
+  CHECK(stored.peak_bytes == least.peak_bytes);
+  CHECK(stored.losses == train(setup, planner.keep_everything()).losses);
+}
+
+TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][store][slow]") {
+  bench::Setup setup = store_setup("char-gpt");
+  setup.batch *= 3;  // several granules between plans
+  nn::Planner exact(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  const Trained plain = train(setup, exact.keep_everything());
+  for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
+    INFO(to_string(dtype));
+    nn::PlannerOptions options;
+    options.storing.packs = true;
+    options.storing.packed = dtype;
+    nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"), options);
+    const std::vector<nn::Plan> plans = planner.plans();
+    // Packing is worth something at some budget, and a budget's plan is never worse for being allowed it.
+    const auto found = std::find_if(plans.begin(), plans.end(), [&](const nn::Plan& plan) {
+      return plan.packed_bytes > 0 && plan.time_overhead < exact.fit(plan.peak_bytes).time_overhead;
+    });
+    REQUIRE(found != plans.end());
+    CHECK(found->offloaded_bytes == 0);
+    CHECK(found->make_tier == nullptr);
+    for (std::size_t i = 0; i < std::min<std::size_t>(plans.size(), 6); ++i) {
+      const std::size_t budget = plans[i].peak_bytes;
+      CHECK(planner.fit(budget).time_overhead <= exact.fit(budget).time_overhead);
+    }
+    CHECK(measured_peak(setup, *found) == found->peak_bytes);
+    const Trained packed = train(setup, *found);
+    CHECK(packed.losses != plain.losses);
+    CHECK(packed.losses[0] == plain.losses[0]);  // forward reads nothing that is packed
+    for (std::size_t i = 1; i < 3; ++i) CHECK(std::fabs(packed.losses[i] - plain.losses[i]) < 0.01 * plain.losses[i]);
+  }
+}
+
+TEST_CASE("fit: stores are not made unless they are asked for", "[fit][store]") {
+  const bench::Setup setup = store_setup("resnet18");
+  nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  for (const nn::Plan& plan : planner.plans()) {
+    CHECK(plan.offloaded_bytes + plan.packed_bytes == 0);
+    if (plan.tape) CHECK(plan.tape->stores.empty());
+  }
+  nn::PlannerOptions without_tier;
+  without_tier.storing.offloads = true;
+  CHECK_THROWS_AS(nn::Planner(bench::training_run(setup), cpu, nn::hardware("cpu"), without_tier), PlanError);
+}

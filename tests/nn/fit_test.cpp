@@ -1,0 +1,184 @@
+// fit: every plan needs exactly what it says, and changes no bit.
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
+#include <thimble/core/launch/tf32.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/optim/sgd.h>
+
+#include "support/catch.h"
+
+using namespace thimble;
+
+namespace {
+
+bench::Setup fit_setup(const char* model, std::int64_t batch) {
+  bench::Setup setup;
+  setup.model = model;
+  setup.batch = batch;
+  models::ModelOptions& sizes = setup.sizes;
+  if (setup.model == "char-gpt") {
+    setup.batch *= 8;
+    sizes.layers = 4, sizes.width = 64, sizes.heads = 4, sizes.sequence = 48, sizes.dropout = 0.1;
+  } else if (setup.model == "mlp") {
+    sizes.image = 28, sizes.width = 64;
+  } else {
+    sizes.image = setup.model == "resnet50" ? 16 : 32, sizes.width = 8;
+  }
+  return setup;
+}
+
+// All that a run of three steps can change, as bytes.
+std::vector<std::vector<float>> train(const bench::Setup& setup, const nn::Plan& plan, std::size_t capacity_bytes) {
+  memory::Options options;
+  options.arena.capacity_bytes = capacity_bytes;
+  options.plans = plan.placement;
+  const memory::Stack stack = memory::make_resource(cpu, options);
+  const ResourceScope scope(stack.top);
+  Generator generator(7);
+  const GeneratorScope random(generator);
+  const auto model = models::make_model(setup.model, setup.sizes);
+  const auto optimizer = bench::make_optimizer(setup, *model);
+  models::Batch batch = model->empty_batch(setup.batch, cpu);
+  if (!model->is_text()) fill_normal(batch.input, 0, 1);
+  std::vector<std::vector<float>> state;
+  nn::StepOptions step;
+  plan.apply(step, cpu);
+  step.clip_norm = bench::clip_norm(setup, model->is_text());
+  for (int i = 0; i < 3; ++i) {
+    if (stack.placed) stack.placed->begin_step();
+    const Tensor loss = nn::training_step(
+        *optimizer, [&](std::int64_t) { return model->loss(batch); }, step);
+    if (stack.placed) stack.placed->end_step();
+    state.push_back(to_host<float>(loss));
+  }
+  for (const auto& list : {model->parameters(), model->buffers()}) {
+    for (const nn::NamedTensor& named : list) {
+      if (named.tensor.dtype() == DType::f32) state.push_back(to_host<float>(named.tensor));
+    }
+  }
+  CHECK(generator.step() == 3);
+  return state;
+}
+
+}  // namespace
+
+TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
+  for (const char* model : {"mlp", "resnet18", "resnet50", "char-gpt"}) {
+    const bench::Setup setup = fit_setup(model, 6);
+    nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+    const auto plain = train(setup, nn::Plan(), 0);
+    const std::vector<nn::Plan> plans = planner.plans();
+    if (setup.model == "char-gpt") CHECK(plans.size() > 3);
+    CHECK(planner.keep_everything().time_overhead == 0);
+    for (std::size_t i = 0; i < plans.size(); i += 1 + plans.size() / 3) {
+      const nn::Plan& plan = plans[i];
+      INFO(model << ": " << plan.description);
+      const nn::MakeRun make = [&](Device device) {
+        auto run = bench::training_run(setup)(device);
+        plan.apply(run->options(), device);
+        return run;
+      };
+      CHECK(nn::profile_training(cpu, make, 3, false, plan.placement).peak_bytes == plan.peak_bytes);
+      CHECK(train(setup, plan, 0) == plain);
+    }
+  }
+}
+
+TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
+  const bench::Setup setup = fit_setup("char-gpt", 16);
+  nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  const std::size_t least = planner.smallest().peak_bytes, most = planner.plans().back().peak_bytes;
+  CHECK(least < most);
+  double before = 1e9;
+  for (std::size_t i = 0; i <= 40; ++i) {
+    const std::size_t budget = least + (most + (most - least) / 4 - least) * i / 40;
+    const nn::Plan& plan = planner.fit(budget);
+    CHECK(plan.peak_bytes <= budget);
+    CHECK(plan.lower_bound_bytes <= plan.peak_bytes);
+    CHECK(plan.time_overhead <= before);
+    before = plan.time_overhead;
+  }
+  CHECK(before == 0);
+  CHECK(train(setup, planner.fit(least), least) == train(setup, nn::Plan(), 0));
+  try {
+    planner.fit(least - 1);
+    FAIL("a plan below the minimum");
+  } catch (const nn::BudgetError& error) {
+    CHECK(error.budget_bytes() == least - 1);
+    CHECK(error.minimum_bytes() == least);
+    CHECK(planner.fit(error.minimum_bytes()).peak_bytes == least);
+  }
+}
+
+TEST_CASE("fit: where a chain is cut", "[fit]") {
+  bench::Setup setup = fit_setup("char-gpt", 2);
+  const nn::Planner gpt(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  // Before each half of a block but the first, whose input is the sum of embeddings.
+  const std::vector<std::uint32_t> cuts = nn::cut_points(gpt.graph());
+  CHECK(cuts.size() >= 8);
+  CHECK(std::is_sorted(cuts.begin(), cuts.end()));
+  CHECK(cuts.front() == 0);
+  CHECK(cuts.back() == gpt.graph().nodes.size());
+}
+
+TEST_CASE("fit: options that span stages", "[fit]") {
+  const nn::Planner planner(bench::training_run(fit_setup("resnet18", 4)), cpu, nn::hardware("cpu"));
+  const TapeGraph& graph = planner.graph();
+  const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
+  nn::StageLimits limits;
+  limits.span = 3;
+  const nn::StagedGraph staged = nn::make_stages(graph, nn::node_times(graph, nn::hardware("cpu")), cuts, limits);
+  remat::validate(staged.chain);
+  REQUIRE(staged.chain.size() == cuts.size() - 1);
+  std::size_t longest = 0;
+  for (std::size_t i = 0; i < staged.chain.size(); ++i) {
+    const remat::Stage& stage = staged.chain.stages[i];
+    REQUIRE(staged.stages[i].fates.size() == stage.options.size());
+    for (std::size_t o = 0; o < stage.options.size(); ++o) {
+      const std::size_t end = staged.chain.end_of(i, o);
+      INFO("stage " << i << ", option " << o);
+      CHECK(staged.stages[i].fates[o].size() == cuts[end] - cuts[i]);
+      // What crosses inside of a span is not kept.
+      for (std::size_t k = i + 1; k < end; ++k) {
+        CHECK_FALSE(keeps_output(staged.stages[i].fates[o][cuts[k] - 1 - cuts[i]]));
+      }
+      longest = std::max<std::size_t>(longest, stage.options[o].span);
+    }
+  }
+  CHECK(longest == 3);
+}
+
+TEST_CASE("fit: hardware by name", "[fit]") {
+  for (const auto& [name, bytes] : std::vector<std::pair<const char*, std::size_t>>{{"rtx-3090-24gb", 24ull << 30},
+                                                                                    {"rtx-4090-24gb", 24ull << 30},
+                                                                                    {"a100-40gb", 40ull << 30},
+                                                                                    {"a6000-48gb", 48ull << 30},
+                                                                                    {"h100-80gb", 80ull << 30},
+                                                                                    {"h200-141gb", 141'000'000'000}}) {
+    CHECK(nn::hardware(name).memory_bytes == bytes);
+  }
+  for (const nn::Hardware& h : nn::hardware_list()) {
+    CHECK(h.bytes_per_s > 0);
+    CHECK(h.multiply_adds_per_s(DType::f32) > 0);
+    CHECK(h.multiply_adds_per_s(DType::bf16) >= h.multiply_adds_per_s(DType::f32));
+  }
+  const nn::Hardware& h100 = nn::hardware("h100-80gb");
+  CHECK(h100.multiply_adds_per_s(DType::f32) == h100.f32_per_s);
+  CHECK(h100.multiply_adds_per_s(DType::f16) == h100.narrow_per_s);
+  {
+    const Tf32Scope allowed(true);
+    CHECK(h100.multiply_adds_per_s(DType::f32) == h100.tf32_per_s);
+    CHECK(h100.multiply_adds_per_s(DType::f64) == h100.f32_per_s);
+    CHECK(nn::hardware("cpu").multiply_adds_per_s(DType::f32) == nn::hardware("cpu").f32_per_s);
+  }
+  CHECK_THROWS_AS(nn::hardware("abacus"), ValueError);
+}

@@ -1,0 +1,164 @@
+// What the papers say of weights before the first step, and of what a model reads and writes.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/models/bert/bert.h>
+#include <thimble/models/gpt/gpt.h>
+
+#include "support/catch.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace thimble::models;
+using namespace thimble::testing;
+
+namespace {
+
+struct Moments {
+  double mean = 0, deviation = 0, count = 0;
+};
+
+Moments moments_of(const Tensor& t) {
+  const std::vector<double> values = to_host<double>(t);
+  Moments m;
+  m.count = static_cast<double>(values.size());
+  for (const double v : values) m.mean += v / m.count;
+  for (const double v : values) m.deviation += (v - m.mean) * (v - m.mean) / m.count;
+  m.deviation = std::sqrt(m.deviation);
+  return m;
+}
+
+// Whether values are drawn from a normal of mean 0 and this deviation: within five standard errors.
+void check_normal(const Tensor& t, double deviation) {
+  const Moments m = moments_of(t);
+  INFO("mean " << m.mean << ", deviation " << m.deviation << " of " << m.count << ", expected " << deviation);
+  CHECK(std::abs(m.mean) < 5 * deviation / std::sqrt(m.count));
+  CHECK(std::abs(m.deviation - deviation) < 5 * deviation / std::sqrt(2 * m.count));
+}
+
+void check_constant(const Tensor& t, double value) {
+  for (const double v : to_host<double>(t)) CHECK(v == value);
+}
+
+ModelOptions sizes_of(std::int64_t layers) {
+  ModelOptions options;
+  options.layers = layers, options.width = 64, options.heads = 4, options.sequence = 16, options.vocabulary = 101;
+  options.dropout = 0;
+  return options;
+}
+
+Tensor parameter(Model& model, const std::string& name) {
+  for (const auto& p : model.parameters()) {
+    if (p.name == name) return p.tensor;
+  }
+  FAIL("no parameter " << name);
+  return {};
+}
+
+std::vector<double> output_for(Model& model, std::int64_t id) {
+  const NoGrad off;
+  model.eval();
+  return to_host<double>(model.forward(full({1, 3}, static_cast<double>(id), DType::i64)));
+}
+
+}  // namespace
+
+TEST_CASE("initial values: GPT-2's deviation is 0.02, of projections onto the residual stream 0.02 / sqrt(2 L)",
+          "[models][gpt]") {
+  for (const std::int64_t layers : {2, 8}) {  // Radford et al. 2019, section 2.3
+    const auto model = make_seeded("gpt2", sizes_of(layers));
+    for (const auto& p : model->parameters()) {
+      const auto& [name, tensor] = std::tie(p.name, p.tensor);
+      INFO(layers << " layers, " << name);
+      if (name.ends_with("c_proj.weight")) {
+        check_normal(tensor, 0.02 / std::sqrt(2.0 * static_cast<double>(layers)));
+      } else if (name.ends_with(".bias")) {
+        check_constant(tensor, 0);
+      } else if (name.find("ln_") != std::string::npos) {
+        check_constant(tensor, 1);
+      } else {
+        check_normal(tensor, 0.02);
+      }
+    }
+  }
+}
+
+TEST_CASE("initial values: BERT's deviation is 0.02", "[models][bert]") {
+  const auto model = make_seeded("bert-base", sizes_of(2));
+  for (const auto& p : model->parameters()) {
+    const auto& [name, tensor] = std::tie(p.name, p.tensor);
+    INFO(name);
+    if (name.ends_with("bias")) {
+      check_constant(tensor, 0);
+    } else if (name.find("LayerNorm") != std::string::npos) {
+      check_constant(tensor, 1);
+    } else {
+      check_normal(tensor, 0.02);
+    }
+  }
+}
+
+TEST_CASE("initial values: BERT's single segment is the first", "[models][bert]") {
+  const auto model = make_seeded("bert-base", sizes_of(1));
+  const Tensor types = parameter(*model, "bert.embeddings.token_type_embeddings.weight");  // (2, C)
+  const std::vector<double> before = output_for(*model, 5);
+  fill_normal(view::slice(types, 0, 1, 2), 0, 3);
+  CHECK(output_for(*model, 5) == before);
+  fill_normal(view::slice(types, 0, 0, 1), 0, 3);
+  CHECK(output_for(*model, 5) != before);
+}
+
+TEST_CASE("initial values: a token's place counts, not the token alone", "[models]") {
+  for (const char* const name : {"gpt2", "bert-base"}) {
+    INFO(name);
+    const auto model = make_seeded(name, sizes_of(1));
+    const std::vector<double> scores = output_for(*model, 5);  // (1, 3, V)
+    const auto row = [&](std::ptrdiff_t t) {
+      return std::vector<double>(scores.begin() + 101 * t, scores.begin() + 101 * (t + 1));
+    };
+    CHECK(row(0) != row(1));
+    CHECK(row(1) != row(2));
+  }
+}
+
+TEST_CASE("generate: tokens are drawn from the softmax of scores over the temperature", "[models][gpt]") {
+  const auto model = make_seeded<Gpt>("gpt2", [] {
+    ModelOptions options = sizes_of(1);
+    options.vocabulary = 7;
+    return options;
+  }());
+  Generator generator(2);
+  const GeneratorScope scope(generator);
+  fill_normal(parameter(*model, "wte.weight"), 0, 0.2);  // scores that differ
+  std::vector<double> scores = output_for(*model, 3);    // (1, 3, 7)
+  scores.erase(scores.begin(), scores.end() - 7);        // the last position's
+  const auto most = *std::max_element(scores.begin(), scores.end());
+  CHECK(most - *std::min_element(scores.begin(), scores.end()) > 1);
+  constexpr int draws = 2000;
+  for (const double temperature : {0.5, 1.0, 3.0}) {
+    for (const std::int64_t top : {0, 3}) {
+      INFO("temperature " << temperature << ", top " << top);
+      std::vector<double> sorted = scores;
+      std::sort(sorted.rbegin(), sorted.rend());
+      const double least = top == 0 ? sorted.back() : sorted[static_cast<std::size_t>(top - 1)];
+      double sum = 0;
+      for (const double s : scores) sum += s >= least ? std::exp((s - most) / temperature) : 0;
+      std::vector<double> counts(scores.size());
+      for (std::uint64_t seed = 0; seed < draws; ++seed) {
+        counts[static_cast<std::size_t>(generate(*model, {3, 3, 3}, 1, temperature, top, seed).back())] += 1;
+      }
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        const double p = scores[i] >= least ? std::exp((scores[i] - most) / temperature) / sum : 0;
+        INFO("token " << i << ": " << counts[i] << " of " << draws << ", probability " << p);
+        CHECK(std::abs(counts[i] - draws * p) <= 5 * std::sqrt(draws * p * (1 - p)) + (p > 0 ? 1 : 0));
+      }
+    }
+  }
+}

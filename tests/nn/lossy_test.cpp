@@ -1,0 +1,207 @@
+// Everything packed that can be: gradients stay near the exact ones, bytes are those of the dry run, and running again
+// what reads nothing packed changes no bit.
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/node.h>
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/quant/pack.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/fit/pack_all.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/precision/gradient_report.h>
+#include <thimble/nn/step/step.h>
+
+#include "support/catch.h"
+#include "support/store_chain.h"
+
+using namespace thimble;
+using store_test::Chain;
+using Store = TapePlan::Store;
+
+namespace {
+
+bench::Setup small_gpt() {
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  setup.batch = 4;
+  setup.sizes.layers = 2;
+  setup.sizes.heads = 2;
+  setup.sizes.width = 32;
+  setup.sizes.sequence = 32;
+  return setup;
+}
+
+nn::MakeRun with_plan(const nn::MakeRun& make, const nn::Plan& plan) {
+  return [&](Device device) {
+    std::unique_ptr<nn::TrainingRun> run = make(device);
+    plan.apply(run->options(), device);
+    return run;
+  };
+}
+
+nn::Storing storing(DType dtype) {
+  nn::Storing s;
+  s.packs = true;
+  s.packed = dtype;
+  return s;
+}
+
+std::vector<optim::Named> parameters_of(const Chain& chain) {
+  std::vector<optim::Named> list;
+  for (const Tensor& w : chain.w) list.push_back({"w" + std::to_string(list.size()), w});
+  return list;
+}
+
+}  // namespace
+
+TEST_CASE("lossy: what is packed needs the bytes that a dry run says", "[lossy]") {
+  const nn::MakeRun make = bench::training_run(small_gpt());
+  const std::size_t plain = nn::profile_training(dry(cpu), make).peak_live_bytes;
+  std::size_t before = plain;
+  for (const DType dtype : {DType::bf16, DType::i8}) {
+    const nn::Plan plan = nn::packed_plan(make, cpu, storing(dtype));
+    CHECK(plan.packed_bytes > 0);
+    for (const Store& store : plan.tape->stores) CHECK(store.dtype == dtype);
+    const auto predicted = nn::profile_training(dry(cpu), with_plan(make, plan));
+    const auto measured = nn::profile_training(cpu, with_plan(make, plan));
+    CHECK(predicted.peak_bytes == plan.peak_bytes);
+    CHECK(measured.peak_bytes == plan.peak_bytes);
+    CHECK(measured.peak_live_bytes == predicted.peak_live_bytes);
+    CHECK(predicted.peak_live_bytes < before);
+    before = predicted.peak_live_bytes;
+  }
+}
+
+TEST_CASE("lossy: rules choose by operator", "[lossy]") {
+  nn::Storing s = storing(DType::bf16);
+  s.rules = {{"linear", DType::i8}, {"layer_norm", DType::f8e4m3}};
+  s.packs_rest = false;
+  s.smallest = 1;
+  const auto dtype_by_rule = [](const TapePlan& plan, const Store& store) -> std::optional<DType> {
+    const std::string_view name = plan.types[store.node]->name;
+    if (name == "linear") return DType::i8;
+    if (name == "layer_norm") return DType::f8e4m3;
+    return std::nullopt;
+  };
+  const auto plan = nn::packed_plan(bench::training_run(small_gpt()), cpu, s).tape;
+  std::size_t kinds[2] = {};
+  for (const Store& store : plan->stores) {
+    const std::optional<DType> dtype = dtype_by_rule(*plan, store);
+    REQUIRE(dtype.has_value());
+    CHECK(store.dtype == dtype);
+    ++kinds[dtype == DType::i8 ? 0 : 1];
+  }
+  CHECK(kinds[0] > 0);
+  CHECK(kinds[1] > 0);
+  // And in plans for a budget.
+  nn::PlannerOptions options;
+  options.storing = s;
+  nn::Planner planner(bench::training_run(small_gpt()), cpu, nn::hardware("cpu"), options);
+  for (const nn::Plan& p : planner.plans()) {
+    if (!p.tape) continue;
+    for (const Store& store : p.tape->stores) CHECK(store.dtype == dtype_by_rule(*p.tape, store));
+  }
+}
+
+TEST_CASE("lossy: gradients against exact ones", "[lossy]") {
+  const Chain chain;
+  const std::vector<optim::Named> parameters = parameters_of(chain);
+  const auto loss_of = [&](std::int64_t) { return chain.loss(); };
+  parameters[1].tensor.grad() = full({32, 32}, 7);
+  const auto report_of = [&](const std::shared_ptr<const TapePlan>& plan) {
+    return nn::compare_gradients(parameters, loss_of, {}, {.plan = plan});
+  };
+  const nn::GradientReport same = report_of(nullptr);
+  CHECK(same.exact_loss == same.lossy_loss);
+  REQUIRE(same.parameters.size() == 3);
+  for (const nn::GradientError& e : same.parameters) {
+    CHECK(e.norm > 0);
+    CHECK(e.relative_error == 0);
+    CHECK(e.cosine == Approx(1).epsilon(1e-12));
+  }
+  double earlier = 0;
+  for (const DType dtype : {DType::f16, DType::bf16, DType::i8, DType::f8e4m3, DType::f8e5m2}) {
+    INFO(to_string(dtype));
+    TapeGraph graph;
+    {
+      const Chain absent(dry(cpu));
+      Tape tape;
+      tape.observe();
+      const Recording on(tape);
+      absent.loss();
+      graph = TapeGraph::of(tape);
+    }
+    auto plan = std::make_shared<TapePlan>(nn::pack_all(graph, storing(dtype)));
+    CHECK(plan->stores.size() >= 3);
+    plan->validate();
+    const nn::GradientReport report = report_of(plan);
+    CHECK(report.lossy_loss == report.exact_loss);
+    CHECK(report.all.relative_error > earlier);  // the fewer digits, the more error
+    CHECK(report.all.relative_error < (dtype == DType::f8e5m2 ? 0.15 : 0.06));
+    CHECK(report.smallest_cosine() > 0.99);
+    CHECK(report.smallest_cosine() < 1);
+    earlier = report.all.relative_error;
+  }
+  // Nothing has changed.
+  CHECK(to_host<float>(parameters[1].tensor.grad()) == std::vector<float>(32 * 32, 7.0f));
+  CHECK(!parameters[0].tensor.grad().defined());
+}
+
+TEST_CASE("lossy: running again what reads nothing packed changes no bit", "[lossy]") {
+  // Nodes: linear 0, tanh 1, linear 2, tanh 3, linear 4, tanh 5, square 6, mean 7.
+  const Chain chain;
+  for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
+    const auto gradients = [&](bool runs_again, bool packs) {
+      auto plan = std::make_shared<TapePlan>(chain.plan());
+      if (packs) plan->stores.push_back({5, Store::result, Store::Form::pack, dtype, 6, 6, 6});
+      if (runs_again) {
+        plan->segments.push_back({0, 4});
+        for (const std::size_t n : {0, 1, 2, 3}) plan->fates[n] = Fate::drop;
+      }
+      Tape tape;
+      tape.follow(plan);
+      Tensor loss;
+      {
+        const Recording on(tape);
+        loss = chain.loss();
+      }
+      const std::size_t kept = tape.kept_bytes();
+      tape.backward(loss);
+      const auto list = chain.gradients();
+      for (const Tensor& w : chain.w) w.grad() = Tensor();
+      return std::pair(list, kept);
+    };
+    const auto [packed, packed_bytes_kept] = gradients(false, true);
+    const auto [again, again_bytes_kept] = gradients(true, true);
+    CHECK(packed == again);
+    CHECK(again_bytes_kept < packed_bytes_kept);
+    const auto [plain, plain_bytes_kept] = gradients(false, false);
+    CHECK(packed != plain);
+    CHECK(plain_bytes_kept - packed_bytes_kept == store_test::chain_bytes - packed_bytes(64 * 32, dtype));
+  }
+}
+
+TEST_CASE("lossy: the statistics of a batch norm are those of before a comparison", "[lossy]") {
+  nn::Placement on;
+  struct Net final : nn::Module {
+    explicit Net(const nn::Placement& p)
+        : in(child<nn::Linear>("in", 8, 16, p)), norm(child<nn::BatchNorm2d>("norm", 16, p)) {}
+    nn::Linear& in;
+    nn::BatchNorm2d& norm;
+  } net(on);
+  const Tensor x = full({4, 8}, 0.5);
+  std::vector<std::vector<float>> before;
+  for (const auto& b : net.buffers()) before.push_back(to_host<float>(b.tensor));
+  const auto report = nn::compare_gradients(
+      net.trainable(), [&](std::int64_t) { return mean(square(net.norm.with_relu(net.in(x)))); }, {}, {});
+  CHECK(report.exact_loss == report.lossy_loss);
+  std::size_t i = 0;
+  for (const auto& b : net.buffers()) CHECK(to_host<float>(b.tensor) == before[i++]);
+}

@@ -1,0 +1,220 @@
+// A module's list of parameters and what its forward uses are one thing: what is assigned, tied, dropped or not
+// registered.
+
+#include <memory>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/layers/init.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/optim/sgd.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace thimble;
+
+namespace {
+
+std::vector<float> host(const Tensor& t) { return to_host<float>(t); }
+
+struct TwoLayers final : nn::Layer {
+  nn::Linear& first = child<nn::Linear>("first", 3, 4);
+  nn::Linear& second = child<nn::Linear>("second", 4, 2);
+  Tensor forward(const Tensor& x) override { return second(relu(first(x))); }
+};
+
+struct Scaled final : nn::Layer {
+  explicit Scaled(Tensor value) : gain(add_parameter("gain", std::move(value))) {}
+  nn::Parameter gain;
+  Tensor forward(const Tensor& x) override { return x * gain; }
+};
+
+Tensor step(nn::Layer& net, optim::Optimizer& optimizer, const Tensor& x) {
+  return nn::training_step(optimizer, [&](std::int64_t) { return sum(square(net(x))); });
+}
+
+const nn::NamedTensor& named(const std::vector<nn::NamedTensor>& list, const std::string& name) {
+  for (const nn::NamedTensor& t : list) {
+    if (t.name == name) return t;
+  }
+  throw std::runtime_error("no " + name);
+}
+
+}  // namespace
+
+TEST_CASE("module: what is assigned to a parameter is what is trained and saved") {
+  TwoLayers net;
+  const std::vector<nn::NamedTensor> before = net.parameters();  // a list that was made earlier changes nothing
+  net.first.weight = nn::init::constant({4, 3}, 0.5, DType::f32, cpu);
+  net.first.bias = Tensor();  // the layer has none any more
+  CHECK(net.parameter_count() == 12 + 8 + 2);
+  CHECK(named(net.parameters(), "first.weight").tensor.leaf() == net.first.weight.leaf());
+
+  optim::Sgd sgd(net.trainable(), {.rate = 0.125});
+  const Tensor x = full({1, 3}, 1);
+  step(net, sgd, x);
+  CHECK(host(net.first.weight) != std::vector<float>(12, 0.5f));
+  CHECK(host(named(net.parameters(), "first.weight").tensor) == host(net.first.weight));
+  const files_test::TemporaryFolder folder;
+  nn::save_weights(net, folder / "w.safetensors");
+  TwoLayers other;
+  other.first.bias = Tensor();
+  nn::load_weights(other, folder / "w.safetensors");
+  CHECK(host(other.first.weight) == host(net.first.weight));
+  CHECK(host(other(x)) == host(net(x)));
+}
+
+TEST_CASE("module: a parameter that is assigned under an optimizer ends the next step, with nothing changed") {
+  TwoLayers net;
+  optim::Sgd sgd(net.trainable(), {.rate = 0.125});
+  const Tensor x = full({1, 3}, 1), old = net.first.weight;
+  net.first.weight = nn::init::constant({4, 3}, 0.5, DType::f32, cpu);
+  const std::vector<float> second = host(net.second.weight), first = host(old);
+  CHECK_THROWS_AS(step(net, sgd, x), AutogradError);
+  CHECK_THROWS_AS(sgd.step(), AutogradError);
+  CHECK(host(net.second.weight) == second);
+  CHECK(host(old) == first);
+  CHECK(sgd.step_count() == 0);
+  net.first.weight = old;  // as it was
+  step(net, sgd, x);
+  CHECK(host(net.second.weight) != second);
+  net.second.bias = Tensor();
+  CHECK_THROWS_WITH(
+      step(net, sgd, x),
+      "optimizer: the module's second.bias is undefined and no longer the tensor that is trained, f32 (2) "
+      "on cpu; make the optimizer after parameters are assigned, or write into them (copy_into)");
+}
+
+TEST_CASE("module: an optimizer may outlive its module") {
+  auto net = std::make_unique<TwoLayers>();
+  optim::Sgd sgd(net->trainable(), {.rate = 0.125});
+  net.reset();
+  sgd.step();
+  CHECK(sgd.step_count() == 1);
+}
+
+TEST_CASE("module: members that hold one tensor are one parameter") {
+  struct Tied final : nn::Layer {
+    nn::Embedding& words = child<nn::Embedding>("words", 10, 4);
+    nn::Linear& head = child<nn::Linear>("head", 4, 10, nn::Placement{}, nn::LinearOptions{.has_bias = false});
+    Tensor forward(const Tensor& ids) override { return head(words(ids)); }
+  } net;
+  CHECK(net.parameter_count() == 80);
+  SECTION("of a leaf") { net.head.weight = net.words.weight; }
+  SECTION("of a tensor that is none yet") {
+    net.words.weight = nn::init::constant({10, 4}, 1, DType::f32, cpu);
+    net.head.weight = net.words.weight;
+  }
+  CHECK(net.parameter_count() == 40);
+  CHECK(net.parameters().size() == 1);
+  CHECK(net.parameters()[0].name == "words.weight");
+  CHECK(net.head.weight.leaf() == net.words.weight.leaf());
+
+  optim::Sgd sgd(net.trainable(), {.rate = 0.125});
+  const Tensor ids = from_host(std::vector<std::int64_t>{1, 2}, {2});
+  step(net, sgd, ids);
+  CHECK(host(net.head.weight) == host(net.words.weight));
+  net.head.weight = clone(net.words.weight);  // untied under the optimizer
+  CHECK_THROWS_AS(step(net, sgd, ids), AutogradError);
+}
+
+TEST_CASE("module: the handle that add_parameter gives is the parameter") {
+  Scaled net(full({3}, 2));
+  CHECK(net.gain.requires_grad());
+  optim::Sgd sgd(net.trainable(), {.rate = 0.125});
+  step(net, sgd, full({1, 3}, 1));
+  CHECK(host(net.gain) == std::vector<float>(3, 1.5f));
+
+  struct Dropping final : nn::Module {
+    Tensor gain = full({3}, 2);
+    Dropping() { static_cast<void>(add_parameter("gain", gain)); }
+  } dropping;
+  CHECK_THROWS_WITH(
+      dropping.parameters(),
+      "module: the handle of parameter 'gain' has gone; keep what add_parameter gives as a member of type "
+      "nn::Parameter");
+  struct Slicing final : nn::Module {
+    Tensor gain = add_parameter("gain", full({3}, 2));
+  } slicing;
+  CHECK_THROWS_AS(slicing.trainable(), AutogradError);
+
+  struct List final : nn::Module {
+    List() {
+      for (int i = 0; i < 20; ++i) gains.push_back(add_parameter("g" + std::to_string(i), full({1}, i)));
+    }
+    std::vector<nn::Parameter> gains;  // they move when it grows
+  } list;
+  const std::vector<nn::NamedTensor> parameters = list.parameters();
+  REQUIRE(parameters.size() == 20);
+  for (std::size_t i = 0; i < 20; ++i) CHECK(parameters[i].tensor.leaf() == list.gains[i].leaf());
+  CHECK(item(parameters[17].tensor) == 17);
+  struct Twice final : nn::Module {
+    nn::Parameter a = add_parameter("a", full({1}, 0)), b = add_parameter("a", full({1}, 0));
+  };
+  CHECK_THROWS_AS(Twice(), ValueError);
+}
+
+TEST_CASE("module: a buffer that is assigned is the one that is saved") {
+  nn::BatchNorm2d norm(2);
+  norm.running_mean = full({2}, 3);
+  CHECK(host(named(norm.buffers(), "running_mean").tensor) == std::vector<float>{3, 3});
+}
+
+TEST_CASE("module: plain members and modules behind pointers are children when they are registered") {
+  struct Net final : nn::Layer {
+    nn::Linear in{2, 3};
+    std::vector<std::unique_ptr<TwoLayers>> blocks;
+    Net() {
+      child("in", in);
+      blocks.push_back(std::make_unique<TwoLayers>());
+      child("blocks.0", *blocks[0]);
+    }
+    Tensor forward(const Tensor& x) override { return (*blocks[0])(in(x)); }
+  };
+  {
+    const PathScope scope("net");
+    Net net;
+    CHECK(net.parameter_count() == 9 + 16 + 10);
+    CHECK(net.parameters()[0].name == "in.weight");
+    CHECK(net.parameters().back().name == "blocks.0.second.bias");
+    CHECK(path_name(net.in.path()) == "net.in");
+    CHECK(path_name(net.blocks[0]->second.path()) == "net.blocks.0.second");
+    net.eval();
+    CHECK(!net.blocks[0]->second.is_training());
+    optim::Sgd sgd(net.trainable(), {.rate = 0.125});
+    const std::vector<float> before = host(net.in.weight);
+    step(net, sgd, full({1, 2}, 1));
+    CHECK(host(net.in.weight) != before);
+    net.blocks.clear();  // it goes before its parent
+    CHECK(net.parameter_count() == 9);
+  }
+  struct Again final : nn::Module {
+    nn::Linear in{2, 3};
+    Again() {
+      child("in", in);
+      child("in2", in);
+    }
+  };
+  CHECK_THROWS_AS(Again(), ValueError);
+  struct SameName final : nn::Module {
+    nn::Linear a{2, 3}, b{2, 3};
+    SameName() {
+      child("in", a);
+      child("in", b);
+    }
+  };
+  CHECK_THROWS_AS(SameName(), ValueError);
+}
+
+TEST_CASE("module: one without parameters has nothing to train, and says how that is mended") {
+  struct Net final : nn::Module {
+    nn::Linear in{2, 3};  // not registered
+  } net;
+  CHECK(net.parameters().empty());
+  CHECK_THROWS_AS(net.trainable(), ValueError);
+}

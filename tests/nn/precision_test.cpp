@@ -1,0 +1,269 @@
+// Precision policies: dtypes of parameters and products, bytes against theory as integers, predicted against measured.
+
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
+#include <thimble/models/bert/theory.h>
+#include <thimble/models/theory/precision.h>
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/layers/shared_conv.h>
+#include <thimble/nn/precision/precision.h>
+
+#include "support/catch.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace thimble::testing;
+using models::theory::parameter_bytes;
+
+namespace {
+
+models::ModelOptions small_gpt(models::Build build = models::Build::fused, double dropout = 0.1) {
+  models::ModelOptions options;
+  options.layers = 2, options.heads = 2, options.width = 16, options.sequence = 8, options.vocabulary = 19;
+  options.build = build;
+  options.dropout = dropout;
+  return options;
+}
+
+models::ModelOptions small_resnet() {
+  models::ModelOptions options;
+  options.image = 16, options.width = 8;
+  options.build = models::Build::textbook;
+  return options;
+}
+
+/// Holds theory against the ledger of a dry pass, and of an optimizer.
+void check_bytes(const nn::Precision& precision, std::string_view name, const models::ModelOptions& options,
+                 const models::theory::ModelState& state, std::int64_t activation, std::int64_t input) {
+  constexpr std::int64_t samples = 3;
+  const memory::Stack stack = memory::make_resource(dry(cpu));
+  const ResourceScope scope(stack.top);
+  const auto booked = [&](Category category) { return static_cast<std::int64_t>(stack.ledger->bytes(category)); };
+  const auto model = make_seeded(name, options, precision.on(dry(cpu)));
+  const models::Batch batch = model->empty_batch(samples, dry(cpu));
+  Tape tape;
+  Tensor loss;
+  {
+    const Recording on(tape);
+    loss = model->loss(batch);
+  }
+  CHECK(loss.dtype() == DType::f32);
+  CHECK(booked(Category::activation) == activation);
+  CHECK(booked(Category::input) == input);
+  CHECK(booked(Category::parameter) == state.parameters + state.buffers);
+  CHECK(booked(Category::temporary) == 4);  // the loss
+  tape.backward(loss, full({}, precision.scales_loss ? 65536 : 1, DType::f32, dry(cpu)));
+  CHECK(booked(Category::activation) == 0);
+  CHECK(booked(Category::gradient) == state.gradients);
+  const optim::Adam adam(model->trainable(), {.narrow = precision.update});
+  CHECK(booked(Category::optimizer) == state.optimizer);
+  CHECK(model->parameter_count() == state.parameter_elements);
+}
+
+}  // namespace
+
+TEST_CASE("precision: names", "[precision]") {
+  CHECK(nn::precisions().size() == 10);
+  for (const nn::Precision& p : nn::precisions()) CHECK(&nn::precision(p.name) == &p);
+  try {
+    nn::precision("O4");
+    FAIL("O4 was found");
+  } catch (const ValueError& error) {
+    CHECK(std::string(error.what()) ==
+          "precision: 'O4' is not one of O0, O1, O2, O3, bf16, bf16-stochastic, bf16-kahan, fp8, fp8-current, "
+          "fp8-block");
+  }
+}
+
+TEST_CASE("precision: bytes of a parameter with Adam", "[precision][theory]") {
+  struct Row {
+    const char* name;
+    std::int64_t weight, norm;
+  };
+  for (const Row& row : {Row{"O0", 16, 16},
+                         {"O1", 16, 16},
+                         {"O2", 16, 16},
+                         {"O3", 12, 12},
+                         {"bf16", 16, 16},
+                         {"bf16-stochastic", 12, 12},
+                         {"bf16-kahan", 14, 14},
+                         {"fp8", 16, 16},
+                         {"fp8-current", 16, 16},
+                         {"fp8-block", 16, 16}}) {
+    INFO(row.name);
+    CHECK(parameter_bytes(nn::precision(row.name), 2).total() == row.weight);
+    CHECK(parameter_bytes(nn::precision(row.name), 2, true).total() == row.norm);
+  }
+  CHECK_THROWS_AS(parameter_bytes(nn::precision("O0"), -1), ValueError);
+}
+
+TEST_CASE("precision: bytes of models against the ledger, as integers", "[precision][theory]") {
+  constexpr std::int64_t samples = 3;
+  for (const nn::Precision& precision : nn::precisions()) {
+    for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
+      for (const double dropout : {0.0, 0.1}) {
+        INFO(precision.name << ", gpt, dropout " << dropout);
+        const models::ModelOptions gpt = small_gpt(build, dropout);
+        const auto kept = [&](Category category) {
+          return models::theory::gpt_kept_bytes("char-gpt", gpt, precision, category, samples);
+        };
+        // Outside of a step a product keeps the three scales that it began with.
+        const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
+        check_bytes(precision, "char-gpt", gpt, models::theory::gpt_state("char-gpt", gpt, 2, precision),
+                    kept(Category::activation) + (is_delayed ? 4 * gpt.layers * 12 : 0), kept(Category::input));
+      }
+    }
+    for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
+      for (const double dropout : {0.0, 0.1}) {
+        if (precision.compute) continue;  // casts have no formula for BERT
+        INFO(precision.name << ", bert, dropout " << dropout);
+        const models::ModelOptions bert = small_gpt(build, dropout);
+        const auto kept = [&](Category category) {
+          return models::theory::bert_kept_bytes("bert-base", bert, precision, category, samples);
+        };
+        const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
+        check_bytes(precision, "bert-base", bert, models::theory::bert_state("bert-base", bert, 2, precision),
+                    kept(Category::activation) + (is_delayed ? 6 * bert.layers * 12 : 0), kept(Category::input));
+      }
+    }
+    for (const std::int64_t image : {16, 72}) {
+      INFO(precision.name << ", resnet, image " << image);
+      models::ModelOptions resnet = small_resnet();
+      resnet.image = image;
+      const auto terms = models::theory::resnet_kept("resnet18", resnet, precision);
+      check_bytes(precision, "resnet18", resnet, models::theory::resnet_state("resnet18", resnet, 2, precision),
+                  models::theory::bytes_of(terms, Category::activation, samples),
+                  models::theory::bytes_of(terms, Category::input, samples));
+    }
+  }
+}
+
+TEST_CASE("precision: every model trains under every policy, in the bytes that were predicted", "[precision]") {
+  struct Row {
+    const char* model;
+    models::ModelOptions sizes;
+  };
+  models::ModelOptions text = small_gpt(), image;
+  image.image = 16, image.width = 8;
+  models::ModelOptions vit;
+  vit.image = 32, vit.layers = 1, vit.heads = 2, vit.width = 16;
+  const Threads alone;
+  for (const Row& row : {Row{"char-gpt", text},
+                         {"bert-base", text},
+                         {"vit-b16", vit},
+                         {"resnet18", image},
+                         {"googlenet", image},
+                         {"sharedconv", image},
+                         {"mlp", image}}) {
+    for (const nn::Precision& precision : nn::precisions()) {
+      INFO(row.model << ", " << precision.name);
+      bench::Setup setup;
+      setup.model = row.model;
+      setup.sizes = row.sizes;
+      if (setup.model == "bert-base") setup.sizes.dropout = 0.1;
+      setup.batch = 4;
+      bench::set_precision(setup, std::string(precision.name));
+      const nn::MakeRun make = bench::training_run(setup);
+      const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), make, 2, true);
+      const nn::MemoryProfile measured = nn::profile_training(cpu, make, 2, true);
+      CHECK(predicted.peak_bytes == measured.peak_bytes);
+      CHECK(predicted.peak_height_bytes == measured.peak_height_bytes);
+      CHECK(predicted.peak_live_bytes == measured.peak_live_bytes);
+      CHECK(predicted.peak_by_category == measured.peak_by_category);
+    }
+  }
+}
+
+TEST_CASE("precision: under O1 weights and gradients are f32, products f16", "[precision]") {
+  const Threads alone;
+  Generator generator(1);
+  const GeneratorScope scope(generator);
+  nn::Linear wide(8, 6, {}, {.activation = kernels::Activation::gelu_tanh});
+  nn::Linear mixed(8, 6, nn::precision("O1").on(cpu), {.activation = kernels::Activation::gelu_tanh});
+  copy_into(mixed.weight, wide.weight);
+  copy_into(mixed.bias, wide.bias);
+  Tensor x = randn({5, 8});
+  x.require_grad();
+  const auto gradients = [&](nn::Linear& layer, DType of_result) {
+    Tape tape;
+    Tensor y, loss;
+    {
+      const Recording on(tape);
+      y = layer(x);
+      loss = sum(cast(y, DType::f32));
+    }
+    CHECK(y.dtype() == of_result);
+    x.grad() = Tensor();
+    layer.weight.grad() = layer.bias.grad() = Tensor();
+    tape.backward(loss);
+    std::vector<std::vector<double>> all;
+    for (const Tensor& t : {x.grad(), layer.weight.grad(), layer.bias.grad()}) {
+      CHECK(t.dtype() == DType::f32);
+      all.push_back(to_host<double>(t));
+    }
+    return all;
+  };
+  const auto in_f32 = gradients(wide, DType::f32), in_f16 = gradients(mixed, DType::f16);
+  for (std::size_t i = 0; i < in_f32.size(); ++i) {
+    CHECK(in_f16[i] != in_f32[i]);
+    CHECK(distance(in_f16[i], in_f32[i]) < 4e-3);
+  }
+}
+
+TEST_CASE("precision: norms have parameters of their own dtype", "[precision]") {
+  for (const nn::Precision& precision : nn::precisions()) {
+    INFO(precision.name);
+    const nn::Placement on = precision.on(dry(cpu));
+    CHECK(nn::LayerNorm(4, on).weight.dtype() == precision.norms);
+    CHECK(nn::RmsNorm(4, on).weight.dtype() == precision.norms);
+    CHECK(nn::GroupNorm(2, 4, on).bias.dtype() == precision.norms);
+    const nn::BatchNorm2d norm(4, on);
+    CHECK(norm.bias.dtype() == precision.norms);
+    CHECK(norm.running_var.dtype() == DType::f32);
+    CHECK(nn::Linear(4, 4, on).bias.dtype() == precision.parameters);
+    CHECK(nn::Conv2d(4, 4, 1, {}, false, on).weight.dtype() == precision.parameters);
+    CHECK(nn::Embedding(4, 4, on).weight.dtype() == precision.parameters);
+  }
+}
+
+TEST_CASE("precision: a sum of two dtypes is of the wider one", "[precision]") {
+  const Tensor a = full({3}, 1, DType::f32), b = full({3}, 2, DType::f16);
+  CHECK(nn::residual_sum(a, b).dtype() == DType::f32);
+  CHECK(nn::residual_sum(b, a).dtype() == DType::f32);
+  CHECK(nn::residual_sum(b, b).dtype() == DType::f16);
+  CHECK(to_host<float>(nn::residual_sum(b, a)) == std::vector<float>{3, 3, 3});
+}
+
+TEST_CASE("precision: what contradicts a policy is refused", "[precision]") {
+  const auto error_of = [](bench::Setup setup) -> std::string {
+    try {
+      bench::check_techniques(setup, true);
+      bench::placement(setup, cpu);
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  bench::set_precision(setup, "O2");
+  CHECK(setup.dtype == DType::f16);
+  CHECK(error_of(setup).empty());
+  setup.fuses_optimizer = true;
+  CHECK(error_of(setup).starts_with("--fuse-optimizer: not with --precision O2"));
+  setup.fuses_optimizer = false;
+  setup.sizes.head = models::Head::chunked;
+  CHECK(error_of(setup).starts_with("--head: chunked is not for --precision O2"));
+  bench::set_precision(setup, "bf16");
+  setup.fuses_optimizer = true;
+  setup.clip_norm = 0;
+  CHECK(error_of(setup).empty());
+  setup.dtype = DType::f32;
+  CHECK(error_of(setup).starts_with("--dtype: f32 contradicts --precision bf16, whose parameters are bf16"));
+  CHECK_THROWS_AS(bench::set_precision(setup, "half"), ValueError);
+  CHECK(setup.precision == "bf16");
+}

@@ -1,0 +1,245 @@
+// Rows of the operator table: the chunked loss head; then what equals the full head, bytes, recomputation and edges.
+
+#include <cmath>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/matmul/linear_cross_entropy.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/model.h>
+
+#include "support/catch.h"
+#include "support/near.h"
+#include "support/operator_table.h"
+
+using namespace thimble;
+using namespace thimble::testing;
+
+namespace {
+
+using ops::LinearCrossEntropy;
+
+// From the definition, in f64.
+std::vector<double> head_of(const std::vector<HostArray>& in, const LinearCrossEntropy& head) {
+  const std::int64_t n = in[0].shape[0], width = in[0].shape[1], classes = in[1].shape[0];
+  double total = 0, count = 0;
+  for (std::int64_t r = 0; r < n; ++r) {
+    const auto target = static_cast<std::int64_t>(in[2][r]);
+    if (target == head.ignore_index) continue;
+    double norm = 0, all = 0, own = 0;
+    for (std::int64_t v = 0; v < classes; ++v) {
+      double logit = in.size() > 3 ? in[3][v] : 0;
+      for (std::int64_t c = 0; c < width; ++c) logit += in[0][r * width + c] * in[1][v * width + c];
+      norm += std::exp(logit);
+      all += logit;
+      if (v == target) own = logit;
+    }
+    total += std::log(norm) - (1 - head.label_smoothing) * own - head.label_smoothing / double(classes) * all;
+    ++count;
+  }
+  return {head.reduction == kernels::LossReduction::mean ? total / count : total};
+}
+
+struct Operands {
+  Tensor x, weight, bias, targets;
+
+  Operands(std::int64_t n, std::int64_t width, std::int64_t classes, DType dtype = DType::f32)
+      : x(randn({n, width}, dtype)), weight(randn({classes, width}, dtype)), bias(randn({classes}, dtype)) {
+    std::vector<std::int64_t> numbers;
+    for (std::int64_t i = 0; i < n; ++i) numbers.push_back(i % 5 == 2 ? -100 : (i * i + 3 * i) % classes);
+    targets = from_host(numbers, {n});
+  }
+};
+
+struct Passed {
+  std::vector<double> loss, dx, dweight, dbias;
+  bool operator==(const Passed&) const = default;
+};
+
+// chunk_rows < 0: the full head.
+Passed pass(const Operands& in, std::int64_t chunk_rows, double seed = 1, bool is_checkpointed = false) {
+  Tensor x = clone(in.x), weight = clone(in.weight), bias = clone(in.bias);
+  for (Tensor* t : {&x, &weight, &bias}) t->require_grad();
+  Tape tape;
+  Tensor loss;
+  {
+    const Recording on(tape);
+    const auto head = [&](const Tensor& rows) {
+      if (chunk_rows < 0) return cross_entropy(linear(rows, weight, bias), in.targets);
+      return apply(LinearCrossEntropy{.chunk_rows = chunk_rows}, rows, weight, bias, in.targets);
+    };
+    loss = is_checkpointed ? checkpoint(head, x) : head(x);
+  }
+  tape.backward(loss, full({}, seed, loss.dtype()));
+  return {to_host<double>(loss), to_host<double>(x.grad()), to_host<double>(weight.grad()),
+          to_host<double>(bias.grad())};
+}
+
+using thimble_test::largest_difference;
+
+}  // namespace
+
+TEST_CASE("ops: linear cross entropy in chunks", "[linear_loss]") {
+  const std::int64_t n = 7, width = 6, classes = 5;
+  using Reduction = kernels::LossReduction;
+  for (const std::int64_t chunk_rows : {0, 1, 3, 7}) {
+    for (const LinearCrossEntropy& head : {LinearCrossEntropy{-100, 0, Reduction::mean, chunk_rows},
+                                           LinearCrossEntropy{2, 0.1, Reduction::mean, chunk_rows},
+                                           LinearCrossEntropy{2, 0, Reduction::sum, chunk_rows}}) {
+      for (const bool has_bias : {false, true}) {
+        std::vector<Operand> operands{{{n, width}, -1, 1}, {{classes, width}, -1, 1}, integers({n}, 0, classes - 1)};
+        if (has_bias) operands.push_back({{classes}, -1, 1});
+        const std::int64_t gradients = n * width + classes * width + (has_bias ? classes : 0);
+        check_operator({"linear_cross_entropy, chunks of " + std::to_string(chunk_rows) + ", reduction " +
+                            std::to_string(static_cast<int>(head.reduction)) + (has_bias ? ", bias" : ""),
+                        operands,
+                        [=](auto in) { return apply(head, in[0], in[1], has_bias ? in[3] : Tensor(), in[2]); },
+                        [=](const std::vector<HostArray>& in) { return head_of(in, head); },
+                        [=](std::int64_t e, std::int64_t) { return gradients * e; }, 2});
+      }
+    }
+  }
+}
+
+TEST_CASE("ops: linear cross entropy equals the full head", "[linear_loss]") {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    INFO(to_string(dtype));
+    const Operands in(50, 40, 301, dtype);
+    const Passed full_head = pass(in, -1);
+    CHECK(pass(in, 50) == full_head);  // one chunk: every bit
+    CHECK(pass(in, 0) == full_head);
+    const Passed full_scaled = pass(in, -1, 0.37);
+    const double unit = dtype == DType::f32 ? 0x1p-23 : 0x1p-52;
+    for (const std::int64_t chunk_rows : {1, 7, 16, 49}) {
+      INFO("chunks of " << chunk_rows);
+      const Passed chunked = pass(in, chunk_rows);
+      CHECK(chunked.loss == full_head.loss);  // these bits do not depend on chunks
+      CHECK(chunked.dx == full_head.dx);
+      // Sums of 50 terms up to 3 / 40 in another order.
+      CHECK(largest_difference(chunked.dweight, full_head.dweight) <= 50 * unit);
+      CHECK(largest_difference(chunked.dbias, full_head.dbias) <= 50 * unit);
+      CHECK(pass(in, chunk_rows, 1, true) == chunked);  // recomputed
+      const Passed scaled = pass(in, chunk_rows, 0.37);
+      CHECK(largest_difference(scaled.dx, full_scaled.dx) <= 4 * unit);
+      CHECK(largest_difference(scaled.dweight, full_scaled.dweight) <= 50 * unit);
+      CHECK_FALSE(scaled.dx == chunked.dx);
+    }
+  }
+}
+
+TEST_CASE("ops: linear cross entropy adds narrow chunks up in f32", "[linear_loss]") {
+  const Operands in(256, 16, 8, DType::bf16);
+  Operands exact = in;
+  for (Tensor* t : {&exact.x, &exact.weight, &exact.bias}) *t = to_dtype(*t, DType::f64);
+  const Passed expected = pass(exact, -1);
+  double scale = 0;
+  for (const double v : expected.dweight) scale = std::max(scale, std::abs(v));
+  // Logits and their gradients are rounded to bf16 in both; a running sum in bf16 would lose up to 256 times more.
+  const double once = largest_difference(pass(in, -1).dweight, expected.dweight);
+  CHECK(largest_difference(pass(in, 1).dweight, expected.dweight) <= once + 0x1p-8 * scale);
+}
+
+TEST_CASE("ops: linear cross entropy never holds the logits", "[linear_loss]") {
+  const std::int64_t n = 256, width = 8, classes = 3000, chunk = 16;
+  const auto peak = [&](std::int64_t chunk_rows, bool has_gradients) {
+    const auto stack = memory::make_resource(cpu);
+    const ResourceScope scope(stack.top);
+    Operands in(n, width, classes);
+    Tensor y = clone(in.x);
+    if (has_gradients) {
+      in.weight.require_grad();
+      y.require_grad();
+    }
+    const std::size_t before = stack.ledger->bytes();
+    stack.ledger->reset_peak();
+    Tape tape;
+    Tensor loss;
+    const auto head = [&] {
+      if (chunk_rows < 0) return cross_entropy(linear(y, in.weight, in.bias), in.targets);
+      return apply(LinearCrossEntropy{.chunk_rows = chunk_rows}, y, in.weight, in.bias, in.targets);
+    };
+    if (has_gradients) {
+      const Recording on(tape);
+      loss = head();
+    } else {
+      loss = head();
+    }
+    if (has_gradients) tape.backward(loss);
+    return static_cast<std::int64_t>(stack.ledger->max_allocated() - before);
+  };
+  const std::int64_t logits = n * classes * 4, gradients = (n * width + classes * width) * 4;
+  const std::int64_t workspace = std::int64_t{thread_count()} << 20;  // packing of the products: at most
+  CHECK(peak(-1, true) > logits + gradients);
+  CHECK(peak(chunk, true) < logits / 16 + gradients + workspace);
+  CHECK(peak(chunk, true) < logits);
+  CHECK(peak(-1, false) > logits);
+  CHECK(peak(chunk, false) < logits / 16 + workspace);
+  CHECK(peak(chunk, true) - peak(chunk, false) >= gradients);
+}
+
+TEST_CASE("ops: linear cross entropy chooses its chunks by shape", "[linear_loss]") {
+  CHECK(LinearCrossEntropy::chunk_rows_of(10, 65, 4) == 10);
+  CHECK(LinearCrossEntropy::chunk_rows_of(0, 65, 4) == 1);
+  CHECK(LinearCrossEntropy::chunk_rows_of(100'000, 65, 4) == (16 << 20) / (65 * 4));
+  CHECK(LinearCrossEntropy::chunk_rows_of(2048, 50257, 4) == 128);
+  CHECK(LinearCrossEntropy::chunk_rows_of(2048, 8192, 4) == 512);
+}
+
+TEST_CASE("ops: linear cross entropy and its operands", "[linear_loss]") {
+  const Operands in(6, 4, 5);
+  const auto head = [&](const Tensor& x, const Tensor& w, const Tensor& t, CrossEntropyOptions options = {},
+                        const Tensor& bias = {}) { return linear_cross_entropy(x, w, t, options, bias); };
+  CHECK(item(head(in.x, in.weight, in.targets)) == item(cross_entropy(linear(in.x, in.weight), in.targets)));
+  CHECK_THROWS_AS(head(in.x, randn({5, 3}), in.targets), ShapeError);
+  CHECK_THROWS_AS(head(randn({2, 3, 4}), in.weight, in.targets), ShapeError);
+  CHECK_THROWS_AS(head(in.x, in.weight, full({5}, 0, DType::i64)), ShapeError);
+  CHECK_THROWS_AS(head(in.x, in.weight, in.targets, {}, randn({4})), ShapeError);
+  CHECK_THROWS_AS(head(in.x, Tensor::empty({0, 4}), in.targets), ShapeError);
+  CHECK_THROWS_AS(head(in.x, randn({5, 4}, DType::bf16), in.targets), DTypeError);
+  CHECK_THROWS_AS(head(in.x, in.weight, rand({6})), DTypeError);
+  CHECK_THROWS_AS(head(in.x, in.weight, Tensor::empty({6}, DType::i64, dry(cpu))), DeviceError);
+  CHECK_THROWS_AS(head(in.x, in.weight, in.targets, {-100, 2}), ValueError);
+  CHECK_THROWS_AS(head(in.x, in.weight, in.targets, {-100, 0, LossReduction::none}), ValueError);
+  CHECK_THROWS_AS(apply(LinearCrossEntropy{.chunk_rows = -1}, in.x, in.weight, Tensor(), in.targets), ValueError);
+  try {
+    head(in.x, in.weight, from_host(std::vector<std::int64_t>{0, 1, 2, 3, 4, 5}, {6}));
+    FAIL("class 5 of 5 was taken");
+  } catch (const ValueError& error) {
+    CHECK(std::string(error.what()) ==
+          "linear_cross_entropy: target 5 at row 5 is neither a class in [0, 5) nor the ignored index -100");
+  }
+  // Nothing counts, or nothing is there.
+  Operands none(6, 4, 5);
+  none.targets = full({6}, -100, DType::i64);
+  const Passed ignored = pass(none, 2);
+  CHECK(std::isnan(ignored.loss[0]));
+  CHECK(ignored.dx == std::vector<double>(24, 0));
+  CHECK(ignored.dweight == std::vector<double>(20, 0));
+  const Passed empty = pass(Operands(0, 4, 5), 0);
+  CHECK(std::isnan(empty.loss[0]));
+  CHECK(empty.dweight == std::vector<double>(20, 0));
+}
+
+TEST_CASE("ops: models with a chunked head have the same loss", "[linear_loss]") {
+  for (const char* name : {"char-gpt", "bert-base"}) {
+    INFO(name);
+    models::ModelOptions sizes;
+    sizes.layers = 1, sizes.heads = 2, sizes.width = 8, sizes.sequence = 6, sizes.vocabulary = 13;
+    const auto loss = [&](models::Head head) {
+      Generator generator(3);
+      const GeneratorScope draws(generator);
+      sizes.head = head;
+      const auto model = models::make_model(name, sizes);
+      return item(model->loss(model->empty_batch(3, cpu)));
+    };
+    CHECK(loss(models::Head::chunked) == loss(models::Head::full));
+    sizes.head = models::Head::chunked;
+    sizes.build = models::Build::textbook;
+    CHECK_THROWS_AS(models::make_model(name, sizes), ValueError);
+  }
+}

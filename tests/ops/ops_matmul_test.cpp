@@ -1,0 +1,253 @@
+// Rows of the operator table: matrix products and convolutions.
+
+#include <cmath>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+
+#include "support/catch.h"
+#include "support/operator_table.h"
+
+using namespace thimble;
+using namespace thimble::testing;
+
+namespace {
+
+using Values = std::vector<double>;
+using Arrays = std::vector<HostArray>;
+
+// y[b, i, j] = alpha sum_k a[b, i, k] c[k, j] with a (B, M, K), c (K, N)
+Values product(const HostArray& a, const HostArray& c, std::int64_t rows, std::int64_t inner, std::int64_t columns,
+               double alpha = 1) {
+  Values y(static_cast<std::size_t>(rows * columns));
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      double sum = 0;
+      for (std::int64_t k = 0; k < inner; ++k) sum += a[i * inner + k] * c[k * columns + j];
+      y[static_cast<std::size_t>(i * columns + j)] = alpha * sum;
+    }
+  }
+  return y;
+}
+
+// (rows, columns) -> (columns, rows)
+HostArray transposed(const HostArray& a, std::int64_t rows, std::int64_t columns) {
+  HostArray t = a;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t j = 0; j < columns; ++j) t.values[static_cast<std::size_t>(j * rows + i)] = a[i * columns + j];
+  }
+  return t;
+}
+
+// A product per batch: a (..., M, K), b (..., K, N), or transposed; b's batch may be left out.
+Values batched_product(const Arrays& in, bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t k,
+                       std::int64_t n) {
+  const std::int64_t batches = static_cast<std::int64_t>(in[0].values.size()) / (m * k);
+  const bool is_shared = static_cast<std::int64_t>(in[1].values.size()) == k * n;
+  Values y;
+  for (std::int64_t i = 0; i < batches; ++i) {
+    const auto part = [&](const HostArray& x, std::int64_t size, std::int64_t at) {
+      return HostArray{{size}, Values(x.values.begin() + at * size, x.values.begin() + (at + 1) * size)};
+    };
+    HostArray a = part(in[0], m * k, i), b = part(in[1], k * n, is_shared ? 0 : i);
+    if (transpose_a) a = transposed(a, k, m);
+    if (transpose_b) b = transposed(b, n, k);
+    const Values one = product(a, b, m, k, n);
+    y.insert(y.end(), one.begin(), one.end());
+  }
+  return y;
+}
+
+Values linear_reference(const Arrays& in, double (*act)(double)) {  // x (2, 3, 5), w (4, 5), b (4)
+  Values y = product(in[0], transposed(in[1], 4, 5), 6, 5, 4);
+  for (std::size_t i = 0; i < y.size(); ++i) y[i] = act(y[i] + in[2][static_cast<std::int64_t>(i % 4)]);
+  return y;
+}
+
+double gelu_of(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+
+// Seven loops; x (N, H, W, C), w (O, KH, KW, C / groups).
+Values convolution(const Arrays& in, Conv2dOptions o) {
+  const Shape &x = in[0].shape, &w = in[1].shape;
+  const std::int64_t oh = (x[1] + 2 * o.padding - o.dilation * (w[1] - 1) - 1) / o.stride + 1;
+  const std::int64_t ow = (x[2] + 2 * o.padding - o.dilation * (w[2] - 1) - 1) / o.stride + 1;
+  Values y;
+  for (std::int64_t n = 0; n < x[0]; ++n) {
+    for (std::int64_t i = 0; i < oh; ++i) {
+      for (std::int64_t j = 0; j < ow; ++j) {
+        for (std::int64_t f = 0; f < w[0]; ++f) {
+          const std::int64_t group = f / (w[0] / o.groups);
+          double sum = in.size() > 2 ? in[2][f] : 0;
+          for (std::int64_t kh = 0; kh < w[1]; ++kh) {
+            for (std::int64_t kw = 0; kw < w[2]; ++kw) {
+              const std::int64_t h = i * o.stride + kh * o.dilation - o.padding;
+              const std::int64_t v = j * o.stride + kw * o.dilation - o.padding;
+              if (h < 0 || v < 0 || h >= x[1] || v >= x[2]) continue;
+              for (std::int64_t c = 0; c < w[3]; ++c) {
+                sum += in[0][((n * x[1] + h) * x[2] + v) * x[3] + group * w[3] + c] *
+                       in[1][((f * w[1] + kh) * w[2] + kw) * w[3] + c];
+              }
+            }
+          }
+          y.push_back(sum);
+        }
+      }
+    }
+  }
+  return y;
+}
+
+OperatorCase conv_row(const char* name, Shape x, Shape w, Conv2dOptions o) {
+  return {name,
+          {{x}, {w}},
+          [o](auto in) { return conv2d(in[0], in[1], {}, o); },
+          [o](const Arrays& in) { return convolution(in, o); },
+          [x, w](std::int64_t e, std::int64_t) { return (x.elements() + w.elements()) * e; },
+          30};
+}
+
+}  // namespace
+
+TEST_CASE("ops: matmul and linear") {
+  const std::vector<OperatorCase> rows{
+      {"matmul (2, 3, 5) x (5, 4)",
+       {{{2, 3, 5}}, {{5, 4}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) { return product(in[0], in[1], 6, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (30 + 20) * e; },
+       20},
+      {"matmul transposed b, scaled",
+       {{{3, 5}}, {{4, 5}}},
+       [](auto in) { return matmul(in[0], in[1], false, true, 0.5); },
+       [](const Arrays& in) { return product(in[0], transposed(in[1], 4, 5), 3, 5, 4, 0.5); },
+       [](std::int64_t e, std::int64_t) { return (15 + 20) * e; },
+       20},
+      {"matmul transposed a",
+       {{{5, 3}}, {{5, 4}}},
+       [](auto in) { return matmul(in[0], in[1], true, false); },
+       [](const Arrays& in) { return product(transposed(in[0], 5, 3), in[1], 3, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (15 + 20) * e; },
+       20},
+      {"matmul, both transposed, b without a batch",
+       {{{2, 5, 3}}, {{4, 5}}},
+       [](auto in) { return matmul(in[0], in[1], true, true); },
+       [](const Arrays& in) { return batched_product(in, true, true, 3, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (30 + 20) * e; },
+       20},
+      {"matmul in batches",
+       {{{2, 3, 5}}, {{2, 5, 4}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) { return batched_product(in, false, false, 3, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (30 + 40) * e; },
+       20},
+      {"matmul in batches of batches, b transposed",
+       {{{2, 3, 2, 5}}, {{2, 3, 4, 5}}},
+       [](auto in) { return matmul(in[0], in[1], false, true); },
+       [](const Arrays& in) { return batched_product(in, false, true, 2, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (60 + 120) * e; },
+       20},
+      {"matmul whose batches broadcast",
+       {{{2, 1, 3, 5}}, {{4, 5, 2}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) {
+         Values y;
+         for (std::int64_t i = 0; i < 8; ++i) {
+           const auto a = in[0].values.begin() + i / 4 * 15, b = in[1].values.begin() + i % 4 * 10;
+           const Values one = product({{3, 5}, Values(a, a + 15)}, {{5, 2}, Values(b, b + 10)}, 3, 5, 2);
+           y.insert(y.end(), one.begin(), one.end());
+         }
+         return y;
+       },
+       [](std::int64_t e, std::int64_t) { return (30 + 40) * e; },
+       20},
+      {"matmul shared by threads",
+       {{{150, 70}}, {{70, 90}}},
+       [](auto in) { return matmul(in[0], in[1]); },
+       [](const Arrays& in) { return product(in[0], in[1], 150, 70, 90); },
+       [](std::int64_t e, std::int64_t) { return (150 * 70 + 70 * 90) * e; },
+       100,
+       true,
+       true,
+       false,
+       "larger than central differences are worth; the rows above check the gradients"},
+      {"linear with gelu in its erf form",
+       {{{2, 3, 5}}, {{4, 5}}, {{4}}},
+       [](auto in) { return linear(in[0], in[1], in[2], kernels::Activation::gelu_erf); },
+       [](const Arrays& in) {
+         return linear_reference(in, [](double v) { return 0.5 * v * std::erfc(-v / std::sqrt(2)); });
+       },
+       [](std::int64_t e, std::int64_t) { return (30 + 20 + 24) * e; },
+       20},
+      {"linear",
+       {{{2, 3, 5}}, {{4, 5}}, {{4}}},
+       [](auto in) { return linear(in[0], in[1], in[2]); },
+       [](const Arrays& in) { return linear_reference(in, [](double v) { return v; }); },
+       [](std::int64_t e, std::int64_t) { return (30 + 20) * e; },
+       20},
+      {"linear with relu: its output is kept",
+       {{{2, 3, 5}}, {{4, 5}}, {{4}}},
+       [](auto in) { return linear(in[0], in[1], in[2], kernels::Activation::relu); },
+       [](const Arrays& in) { return linear_reference(in, [](double v) { return v > 0 ? v : 0; }); },
+       [](std::int64_t e, std::int64_t) { return (30 + 20 + 24) * e; },
+       20},
+      {"linear with gelu: its input is kept",
+       {{{2, 3, 5}}, {{4, 5}}, {{4}}},
+       [](auto in) { return linear(in[0], in[1], in[2], kernels::Activation::gelu_tanh); },
+       [](const Arrays& in) { return linear_reference(in, gelu_of); },
+       [](std::int64_t e, std::int64_t) { return (30 + 20 + 24) * e; },
+       20},
+      {"linear with (in, out) weight, without bias",
+       {{{6, 5}}, {{5, 4}}},
+       [](auto in) { return linear(in[0], in[1], {}, kernels::Activation::none, true); },
+       [](const Arrays& in) { return product(in[0], in[1], 6, 5, 4); },
+       [](std::int64_t e, std::int64_t) { return (30 + 20) * e; },
+       20},
+  };
+  for (const OperatorCase& row : rows) check_operator(row);
+}
+
+TEST_CASE("ops: conv2d") {
+  std::vector<OperatorCase> rows{
+      conv_row("conv 3x3 pad 1", {2, 5, 6, 3}, {4, 3, 3, 3}, {1, 1, 1, 1}),
+      conv_row("conv 3x3 stride 2 pad 1", {2, 5, 6, 3}, {4, 3, 3, 3}, {2, 1, 1, 1}),
+      conv_row("conv 1x1", {2, 4, 5, 6}, {3, 1, 1, 6}, {}),
+      conv_row("conv 1x1 stride 2", {2, 5, 5, 6}, {3, 1, 1, 6}, {2, 0, 1, 1}),
+      conv_row("conv 3x3 dilation 2", {1, 7, 7, 2}, {3, 3, 3, 2}, {1, 2, 2, 1}),
+      conv_row("conv 3x3 in 2 groups", {2, 5, 5, 4}, {6, 3, 3, 2}, {1, 1, 1, 2}),
+      conv_row("conv 7x7 stride 2 pad 3", {1, 9, 9, 3}, {2, 7, 7, 3}, {2, 3, 1, 1}),
+      conv_row("conv 3x3 depthwise", {2, 5, 5, 4}, {4, 3, 3, 1}, {1, 1, 1, 4}),
+      conv_row("conv 3x3 stride 2 pad 2 dilation 2 in 2 groups", {2, 7, 8, 4}, {4, 3, 3, 2}, {2, 2, 2, 2}),
+      conv_row("conv 2x3 kernel", {1, 5, 6, 2}, {3, 2, 3, 2}, {1, 1, 1, 1}),
+  };
+  OperatorCase with_bias = conv_row("conv with bias", {2, 4, 4, 3}, {4, 3, 3, 3}, {1, 1, 1, 1});
+  with_bias.operands.push_back({{4}});
+  with_bias.run = [](auto in) { return conv2d(in[0], in[1], in[2], {1, 1, 1, 1}); };
+  rows.push_back(with_bias);
+  for (const OperatorCase& row : rows) check_operator(row);
+}
+
+TEST_CASE("ops: matmul and conv2d name both shapes") {
+  const Tensor a = Tensor::empty({2, 3}), b = Tensor::empty({4, 5});
+  CHECK_THROWS_AS(matmul(a, b), ShapeError);
+  CHECK_THROWS_WITH(matmul(a, b), "matmul: inner sizes differ, lhs (2, 3), rhs (4, 5)");
+  CHECK_THROWS_AS(matmul(a, Tensor::empty({3, 2}, DType::f64)), DTypeError);
+  CHECK_THROWS_AS(linear(a, b), ShapeError);
+  CHECK_THROWS_AS(conv2d(Tensor::empty({1, 4, 4, 3}), Tensor::empty({2, 3, 3, 4})), ShapeError);
+  CHECK_THROWS_AS(conv2d(Tensor::empty({1, 2, 2, 3}), Tensor::empty({2, 3, 3, 3})), ShapeError);
+  const auto message = [](const Shape& image, const Shape& weight, std::int64_t groups = 1) {
+    try {
+      conv2d(Tensor::empty(image), Tensor::empty(weight), {}, {.groups = groups});
+    } catch (const ShapeError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(message({2, 3, 8, 8}, {4, 5, 5, 3}) ==
+        "conv2d takes images (N, H, W, C) and weights (O, KH, KW, C / groups), groups dividing C and O; got input "
+        "(2, 3, 8, 8), weight (4, 5, 5, 3), groups 1; the image looks like (N, C, H, W): permute(x, {0, 2, 3, 1})");
+  CHECK(message({2, 8, 8, 3}, {4, 3, 5, 5}).find("weight looks like (O, I, KH, KW): permute(weight") !=
+        std::string::npos);
+  CHECK(message({2, 8, 8, 6}, {4, 3, 5, 5}, 2).find("weight looks like") != std::string::npos);
+  CHECK(message({2, 3, 8, 8}, {4, 3, 5, 5}).find("both look like") != std::string::npos);
+  CHECK(message({2, 8, 8, 6}, {4, 5, 5, 7}).find("looks like") == std::string::npos);
+}

@@ -1,0 +1,279 @@
+// Narrow parameters beside narrow state: 8-bit and bf16 moments and Adafactor, with master copies, stochastic rounding
+// and Kahan's sum. An update is that of an f32 parameter that has the number which is read, bit for bit (tests of
+// narrow state hold that one against plain loops); how the result is stored is an element-by-element twin's.
+
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/shared/optimizer_narrow.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/layers/layers.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/kernel_data.h"
+#include "support/optim8.h"
+#include "support/store_tier.h"
+
+using namespace optim8_test;
+
+namespace {
+
+constexpr NarrowUpdate updates[] = {NarrowUpdate::rounded, NarrowUpdate::master, NarrowUpdate::stochastic,
+                                    NarrowUpdate::kahan};
+
+bool is_allowed(NarrowUpdate update, DType dtype) {
+  if (update == NarrowUpdate::stochastic) return dtype == DType::bf16;
+  return update != NarrowUpdate::kahan || size_of(dtype) == 2;
+}
+
+std::unique_ptr<Optimizer> make_with(const std::string& name, const std::vector<Named>& list, NarrowUpdate update,
+                                     std::shared_ptr<Tier> tier = nullptr) {
+  if (name != "adafactor without momentum") return make(name, list, std::move(tier), update);
+  return std::make_unique<Adafactor>(list, AdafactorOptions{.rate = 0.02, .tier = std::move(tier), .narrow = update});
+}
+const std::vector<std::string> all_names{"adamw8",        "adamw_bf16", "momentum8",
+                                         "momentum_bf16", "adafactor",  "adafactor without momentum"};
+
+// More than a thread's range of blocks, in rows whose length is no multiple of eight.
+std::vector<Named> parameters_in(DType dtype) {
+  std::vector<Named> list = make_parameters(dtype);
+  Generator generator(8);
+  const GeneratorScope random(generator);
+  Tensor large = to_dtype(randn({67, 271}), dtype);
+  list.push_back({"large.w", large.require_grad()});
+  return list;
+}
+
+std::vector<Named> copies_in_f32(const std::vector<Named>& list) {
+  std::vector<Named> copies;
+  for (const Named& p : list) {
+    Tensor t = to_dtype(p.tensor.detach(), DType::f32);
+    copies.push_back({p.name, t.require_grad()});
+  }
+  return copies;
+}
+
+std::uint32_t site_of(const std::string& name) {
+  std::uint32_t hash = 2166136261u;
+  for (const char c : name + "#round") hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash;
+}
+
+/// A narrow parameter, element by element.
+template <class T>
+struct Twin {
+  std::vector<T> stored;
+  std::vector<float> extra;  // master, or compensation
+
+  Twin(const Tensor& p, NarrowUpdate update) : extra(static_cast<std::size_t>(p.elements())) {
+    const Pin pin(p);
+    stored.assign(pin.as<T>(), pin.as<T>() + p.elements());
+    for (std::size_t i = 0; i < extra.size() && update == NarrowUpdate::master; ++i) {
+      extra[i] = static_cast<float>(stored[i]);
+    }
+  }
+  float read(NarrowUpdate update, std::size_t i) const {
+    if (update == NarrowUpdate::master) return extra[i];
+    const auto value = static_cast<float>(stored[i]);
+    return update == NarrowUpdate::kahan ? value + extra[i] : value;
+  }
+  void store(NarrowUpdate update, std::size_t i, float value, [[maybe_unused]] const RandomSite& site) {
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (update == NarrowUpdate::stochastic) {
+        const auto element = static_cast<std::int64_t>(i);
+        stored[i] = kernels::round_stochastically(value, kernels::rounding_bits(site, element));
+        return;
+      }
+    }
+    stored[i] = T(value);
+    if (update == NarrowUpdate::master) extra[i] = value;
+    if (update == NarrowUpdate::kahan) extra[i] = static_cast<float>(T(value - static_cast<float>(stored[i])));
+  }
+};
+
+template <class T>
+void check_against_twin(const std::string& name, NarrowUpdate update) {
+  INFO(name << ", " << to_string(update) << ", " << to_string(dtype_of<T>));
+  Generator generator(77);
+  const GeneratorScope scope(generator);
+  const std::vector<Named> list = parameters_in(dtype_of<T>), wide = copies_in_f32(list);
+  const auto optimizer = make_with(name, list, update), oracle = make_with(name, wide, NarrowUpdate::rounded);
+  std::vector<Twin<T>> twins;
+  for (const Named& p : list) twins.emplace_back(p.tensor, update);
+  for (int step = 1; step <= 3; ++step) {
+    set_gradients(list, step);
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      wide[k].tensor.grad() = to_dtype(list[k].tensor.grad(), DType::f32);
+      const WritePin pin(wide[k].tensor);
+      for (std::size_t i = 0; i < twins[k].stored.size(); ++i) pin.as<float>()[i] = twins[k].read(update, i);
+    }
+    optimizer->set_gradient_factor(0.375), oracle->set_gradient_factor(0.375);
+    set_thread_count(step);
+    optimizer->step(), oracle->step();
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      RandomSite site;
+      site.seed = 77, site.step = static_cast<std::uint64_t>(step), site.site = site_of(list[k].name);
+      const std::vector<float> updated = to_host<float>(wide[k].tensor);
+      for (std::size_t i = 0; i < updated.size(); ++i) twins[k].store(update, i, updated[i], site);
+      const Pin pin(list[k].tensor);
+      CHECK(std::memcmp(pin.data(), twins[k].stored.data(), updated.size() * sizeof(T)) == 0);
+    }
+  }
+  // Moments are those of the oracle, and what is besides is the twin's.
+  std::vector<Named> moments;
+  std::size_t extras = 0;
+  for (const Named& s : optimizer->state()) {
+    const bool is_extra = s.name.ends_with(".master") || s.name.ends_with(".compensation");
+    if (!is_extra) {
+      moments.push_back(s);
+      continue;
+    }
+    CHECK(s.name.starts_with(list[extras].name));
+    CHECK(to_host<float>(s.tensor) == twins[extras].extra);
+    ++extras;
+  }
+  const bool has_extra = update == NarrowUpdate::master || update == NarrowUpdate::kahan;
+  CHECK(extras == (has_extra ? list.size() : 0));
+  CHECK(values(moments) == values(oracle->state()));
+}
+
+std::vector<std::vector<float>> all_of(const std::vector<Named>& list, Optimizer& optimizer) {
+  optimizer.fetch_state();
+  std::vector<std::vector<float>> all = values(list);
+  for (const auto& s : values(optimizer.state())) all.push_back(s);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("narrow state and updates: bit for bit those of f32, stored by their twins", "[optim8][precision]") {
+  const Restore restore;
+  for (const std::string& name : all_names) {
+    for (const NarrowUpdate update : updates) {
+      check_against_twin<bf16>(name, update);
+      if (is_allowed(update, DType::f16)) check_against_twin<f16>(name, update);
+    }
+    check_against_twin<f8e4m3>(name, NarrowUpdate::master);
+  }
+}
+
+TEST_CASE("narrow state and updates: a variant of the instruction set changes no bit", "[optim8][precision]") {
+  const Restore restore;
+  for (const std::string& name : all_names) {
+    for (const NarrowUpdate update : {NarrowUpdate::master, NarrowUpdate::kahan}) {
+      std::vector<std::vector<float>> first;
+      for (const kernels::Isa isa : kernel_test::supported()) {
+        kernels::set_isa(isa);
+        const std::vector<Named> list = make_parameters(DType::bf16);
+        const auto optimizer = make_with(name, list, update);
+        for (int step = 1; step <= 2; ++step) set_gradients(list, step), optimizer->step();
+        const auto all = all_of(list, *optimizer);
+        if (first.empty()) first = all;
+        CHECK(all == first);
+      }
+    }
+  }
+}
+
+TEST_CASE("narrow state and updates: bytes are moments and copies, and a step takes none", "[optim8][precision]") {
+  const std::size_t n = 1233 + 1000 + 7;
+  for (const std::string& name : all_names) {
+    for (const NarrowUpdate update : updates) {
+      for (const Device device : {cpu, dry(cpu)}) {
+        INFO(name << ", " << to_string(update) << " on " << to_string(device));
+        const memory::Stack stack = memory::make_resource(device);
+        const ResourceScope on(stack.top);
+        const std::vector<Named> list = make_parameters(DType::bf16, device);
+        const std::size_t moments = make_with(name, list, NarrowUpdate::rounded)->state_bytes();
+        const std::size_t each = update == NarrowUpdate::master ? 4 : update == NarrowUpdate::kahan ? 2 : 0;
+        const auto optimizer = make_with(name, list, update);
+        CHECK(optimizer->state_bytes() == moments + each * n);
+        CHECK(stack.ledger->bytes(Category::optimizer) == moments + each * n);
+        if (!device.is_dry) set_gradients(list, 1);
+        stack.ledger->reset_peak();
+        const std::size_t peak = stack.ledger->max_allocated();
+        optimizer->step();
+        CHECK(stack.ledger->max_allocated() == peak);
+        // Of f32 parameters there is nothing to keep.
+        const std::vector<Named> wide = make_parameters(DType::f32, device);
+        CHECK(make_with(name, wide, update)->state_bytes() == moments);
+      }
+    }
+  }
+}
+
+TEST_CASE("narrow state and updates: what cannot be stored so is refused", "[optim8][precision]") {
+  for (const std::string& name : all_names) {
+    for (const DType dtype : {DType::f16, DType::f8e5m2}) {
+      for (const NarrowUpdate update : updates) {
+        if (is_allowed(update, dtype)) {
+          CHECK_NOTHROW(make_with(name, make_parameters(dtype), update));
+        } else {
+          CHECK_THROWS_AS(make_with(name, make_parameters(dtype), update), DTypeError);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkpoint", "[optim8][precision]") {
+  const files_test::TemporaryFolder folder;
+  struct Net final : nn::Module {
+    explicit Net(std::uint64_t) : in(child<nn::Linear>("in", 40, 30, nn::Placement{cpu, DType::bf16})) {}
+    nn::Linear& in;
+  };
+  const auto make_net = [](std::uint64_t seed) {
+    Generator generator(seed);
+    const GeneratorScope random(generator);
+    return std::make_unique<Net>(seed);
+  };
+  const auto train = [](const std::vector<Named>& list, Optimizer& optimizer, int first, int end) {
+    Generator generator(21);
+    const GeneratorScope random(generator);
+    for (int step = first; step < end; ++step) set_gradients(list, step), optimizer.step();
+  };
+  for (const std::string& name : all_names) {
+    for (const NarrowUpdate update : updates) {
+      INFO(name << ", " << to_string(update));
+      const auto whole = make_net(1), away = make_net(1), part = make_net(1), resumed = make_net(2);
+      const auto expected = make_with(name, whole->trainable(), update);
+      train(whole->trainable(), *expected, 1, 5);
+      const auto bits = all_of(whole->trainable(), *expected);
+
+      const auto in_tier = make_with(name, away->trainable(), update, std::make_shared<store_test::MemoryTier>());
+      CHECK(in_tier->state_bytes() == expected->state_bytes());
+      train(away->trainable(), *in_tier, 1, 5);
+      CHECK(all_of(away->trainable(), *in_tier) == bits);
+
+      const auto before = make_with(name, part->trainable(), update);
+      train(part->trainable(), *before, 1, 3);
+      const std::string path = folder / (name + to_string(update) + ".safetensors");
+      Generator generator(4);
+      nn::save_checkpoint(path, *part, *before, generator);
+      const auto after = make_with(name, resumed->trainable(), update);
+      nn::load_checkpoint(path, *resumed, *after, generator);
+      train(resumed->trainable(), *after, 3, 5);
+      CHECK(all_of(resumed->trainable(), *after) == bits);
+
+      // In the other order, one at a time, as backward does that updates as it goes.
+      const auto singly = make_net(1);
+      const auto one_by_one = make_with(name, singly->trainable(), update);
+      Generator same(21);
+      const GeneratorScope random(same);
+      for (int step = 1; step < 5; ++step) {
+        set_gradients(singly->trainable(), step);
+        one_by_one->begin_step();
+        for (std::size_t i = singly->trainable().size(); i-- > 0;) one_by_one->step_one(i);
+        one_by_one->end_step();
+      }
+      CHECK(all_of(singly->trainable(), *one_by_one) == bits);
+    }
+  }
+}

@@ -1,0 +1,301 @@
+// Optimizers against plain loops in f64, and learning-rate schedules against their formulas.
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <numbers>
+
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/schedule.h>
+#include <thimble/optim/sgd.h>
+
+#include "support/catch.h"
+#include "support/near.h"
+
+using namespace thimble;
+using namespace thimble::optim;
+
+namespace {
+
+using Values = std::vector<double>;
+
+constexpr int steps = 20;
+
+// The parameters of every test: a matrix longer than a kernel's chunk, a vector, and one that never gets a gradient.
+const std::vector<Shape> shapes{{3, 411}, {7}, {5, 2}};
+constexpr std::size_t with_gradient = 2;
+
+double start_value(std::size_t p, std::size_t i) { return std::sin(0.37 * double(i) + double(p)); }
+// Changes sign over steps and elements; the first step of every seventh element has no gradient at all.
+double gradient_value(std::size_t p, std::size_t i, int step) {
+  return i % 7 == 3 && step == 1 ? 0 : 0.5 * std::cos(0.11 * double(i) + 0.9 * step + double(p));
+}
+double rate_at(int step) { return 0.02 / (1 + 0.1 * step); }
+
+// The state of one element in a plain loop.
+struct Scalar {
+  double p = 0, m = 0, v = 0;
+};
+using Update = void (*)(Scalar&, double gradient, double rate, double decay, int step);
+
+void sgd_plain(Scalar& s, double g, double rate, double decay, int) { s.p -= rate * (g + decay * s.p); }
+void sgd_momentum(Scalar& s, double g, double rate, double decay, int) {
+  s.m = 0.9 * s.m + g + decay * s.p;
+  s.p -= rate * s.m;
+}
+void sgd_nesterov(Scalar& s, double g, double rate, double decay, int) {
+  const double d = g + decay * s.p;
+  s.m = 0.9 * s.m + d;
+  s.p -= rate * (d + 0.9 * s.m);
+}
+// Kingma & Ba 2015, algorithm 1: both moments corrected for their start at zero.
+void adam_step(Scalar& s, double d, double rate, int step) {
+  s.m = 0.8 * s.m + (1 - 0.8) * d;
+  s.v = 0.95 * s.v + (1 - 0.95) * d * d;
+  const double m = s.m / (1 - std::pow(0.8, step)), v = s.v / (1 - std::pow(0.95, step));
+  s.p -= rate * m / (std::sqrt(v) + 1e-6);
+}
+void adam_l2(Scalar& s, double g, double rate, double decay, int step) { adam_step(s, g + decay * s.p, rate, step); }
+void adamw(Scalar& s, double g, double rate, double decay, int step) {
+  s.p -= rate * decay * s.p;
+  adam_step(s, g, rate, step);
+}
+
+std::unique_ptr<Optimizer> make_sgd(const std::vector<Named>& list, double momentum, double decay, bool nesterov) {
+  return std::make_unique<Sgd>(list, SgdOptions{0.1, momentum, decay, nesterov});
+}
+std::unique_ptr<Optimizer> make_adam(const std::vector<Named>& list, double decay, bool is_decoupled, int rank) {
+  return std::make_unique<Adam>(list, AdamOptions{0.1, 0.8, 0.95, 1e-6, decay, is_decoupled, rank});
+}
+
+struct Row {
+  const char* what;
+  std::unique_ptr<Optimizer> (*make)(const std::vector<Named>&);
+  Update update;
+  double decay;
+  int smallest_decayed_rank;
+  std::size_t state_values;  // per element of every parameter
+  const char* name;
+};
+
+using List = const std::vector<Named>&;
+const std::vector<Row> rows{
+    {"sgd", [](List l) { return make_sgd(l, 0, 0, false); }, sgd_plain, 0, 0, 0, "sgd"},
+    {"sgd, decay", [](List l) { return make_sgd(l, 0, 0.1, false); }, sgd_plain, 0.1, 0, 0, "sgd"},
+    {"momentum", [](List l) { return make_sgd(l, 0.9, 0, false); }, sgd_momentum, 0, 0, 1, "sgd"},
+    {"momentum, decay", [](List l) { return make_sgd(l, 0.9, 0.1, false); }, sgd_momentum, 0.1, 0, 1, "sgd"},
+    {"nesterov", [](List l) { return make_sgd(l, 0.9, 0, true); }, sgd_nesterov, 0, 0, 1, "sgd"},
+    {"nesterov, decay", [](List l) { return make_sgd(l, 0.9, 0.1, true); }, sgd_nesterov, 0.1, 0, 1, "sgd"},
+    {"adam", [](List l) { return make_adam(l, 0, false, 0); }, adam_l2, 0, 0, 2, "adam"},
+    {"adam, L2", [](List l) { return make_adam(l, 0.1, false, 0); }, adam_l2, 0.1, 0, 2, "adam"},
+    {"adamw", [](List l) { return make_adam(l, 0.1, true, 0); }, adamw, 0.1, 0, 2, "adamw"},
+    {"adamw, matrices decayed", [](List l) { return make_adam(l, 0.1, true, 2); }, adamw, 0.1, 2, 2, "adamw"},
+};
+
+std::vector<Named> make_parameters(DType dtype, Device device = cpu) {
+  std::vector<Named> list;
+  for (std::size_t p = 0; p < shapes.size(); ++p) {
+    Values values(static_cast<std::size_t>(shapes[p].elements()));
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = start_value(p, i);
+    Tensor t = to_dtype(from_host(values, shapes[p], device), dtype);
+    if (t.storage()) t.storage()->set_category(Category::parameter);
+    list.push_back({"p" + std::to_string(p), t.require_grad()});
+  }
+  return list;
+}
+
+void set_gradients(const std::vector<Named>& list, int step, DType dtype) {
+  for (std::size_t p = 0; p < with_gradient; ++p) {
+    Values g(static_cast<std::size_t>(shapes[p].elements()));
+    for (std::size_t i = 0; i < g.size(); ++i) g[i] = gradient_value(p, i, step);
+    list[p].tensor.grad() = to_dtype(from_host(g, shapes[p]), dtype);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("optim: twenty steps against plain loops in f64", "[optim]") {
+  for (const Row& row : rows) {
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      INFO(row.what << ", " << to_string(dtype));
+      const std::vector<Named> list = make_parameters(dtype);
+      const std::unique_ptr<Optimizer> optimizer = row.make(list);
+      CHECK(std::string(optimizer->name()) == row.name);
+      std::vector<std::vector<Scalar>> expected(with_gradient);
+      for (std::size_t p = 0; p < with_gradient; ++p) {
+        for (const double v : to_host<double>(list[p].tensor)) expected[p].push_back({v});
+      }
+      for (int step = 1; step <= steps; ++step) {
+        set_gradients(list, step, dtype);
+        optimizer->set_rate(rate_at(step));
+        optimizer->step();
+        for (std::size_t p = 0; p < with_gradient; ++p) {
+          const double decay = shapes[p].rank() >= row.smallest_decayed_rank ? row.decay : 0;
+          const Values g = to_host<double>(list[p].tensor.grad());  // as the dtype has it
+          for (std::size_t i = 0; i < g.size(); ++i) row.update(expected[p][i], g[i], rate_at(step), decay, step);
+        }
+      }
+      CHECK(optimizer->step_count() == steps);
+      // Values stay below 2 and every step moves them by less than 0.2 (the rate times a momentum sum of 10 gradients):
+      // a step rounds the parameter once or twice (half a unit of 2 each) and the move by a few units of 0.2.
+      const double unit = dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
+      const double tolerance = steps * (2 * unit + 5 * 0.2 * unit);
+      for (std::size_t p = 0; p < with_gradient; ++p) {
+        const Values got = to_host<double>(list[p].tensor);
+        double worst = 0, moved = 0;
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          worst = thimble_test::worse(worst, std::abs(got[i] - expected[p][i].p));
+          moved = thimble_test::worse(moved, std::abs(got[i] - start_value(p, i)));
+        }
+        INFO("largest error " << worst << ", allowed " << tolerance << ", largest move " << moved);
+        CHECK(worst <= tolerance);
+        CHECK(moved > 0.005);
+        CHECK(moved < 2);
+      }
+    }
+  }
+}
+
+TEST_CASE("optim: parameters without a gradient are left alone", "[optim]") {
+  for (const Row& row : rows) {
+    INFO(row.what);
+    const std::vector<Named> list = make_parameters(DType::f32);
+    const std::unique_ptr<Optimizer> optimizer = row.make(list);
+    const Values before = to_host<double>(list[with_gradient].tensor);
+    const std::uint32_t version = list[with_gradient].tensor.storage()->version();
+    for (int step = 1; step <= 3; ++step) {
+      set_gradients(list, step, DType::f32);
+      optimizer->step();
+    }
+    CHECK(to_host<double>(list[with_gradient].tensor) == before);
+    CHECK(list[with_gradient].tensor.storage()->version() == version);
+    for (const Named& s : optimizer->state()) {
+      const Values values = to_host<double>(s.tensor);
+      const bool is_untouched = s.name.substr(0, 3) == "p" + std::to_string(with_gradient) + ".";
+      CHECK((values == Values(values.size())) == is_untouched);
+    }
+    optimizer->zero_grad();
+    const Values at_rest = to_host<double>(list[0].tensor);
+    optimizer->step();  // no gradients at all
+    CHECK(to_host<double>(list[0].tensor) == at_rest);
+  }
+}
+
+TEST_CASE("optim: state_bytes is what the ledger books", "[optim]") {
+  std::size_t elements = 0;
+  for (const Shape& shape : shapes) elements += static_cast<std::size_t>(shape.elements());
+  for (const Row& row : rows) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+      for (const Device device : {cpu, dry(cpu)}) {
+        INFO(row.what << ", " << to_string(dtype) << " on " << to_string(device));
+        const memory::Stack stack = memory::make_resource(device);
+        const ResourceScope on(stack.top);
+        const std::vector<Named> list = make_parameters(dtype, device);
+        const std::unique_ptr<Optimizer> optimizer = row.make(list);
+        const std::size_t expected = elements * row.state_values * (dtype == DType::f64 ? 8 : 4);
+        CHECK(optimizer->state_bytes() == expected);
+        CHECK(stack.ledger->bytes(Category::optimizer) == expected);
+        CHECK(optimizer->state().size() == row.state_values * shapes.size());
+        const std::size_t all = stack.ledger->bytes();
+        if (!device.is_dry) set_gradients(list, 1, dtype);
+        stack.ledger->reset_peak();
+        const std::size_t peak = stack.ledger->max_allocated();
+        optimizer->step();  // needs no memory of its own
+        CHECK(stack.ledger->max_allocated() == peak);
+        optimizer->zero_grad();
+        CHECK(stack.ledger->bytes() == all);
+      }
+    }
+  }
+}
+
+TEST_CASE("optim: narrow parameters are updated in f32 and rounded once", "[optim]") {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const Row& row : rows) {
+      INFO(row.what << ", " << to_string(dtype));
+      const std::vector<Named> narrow = make_parameters(dtype);
+      std::vector<Named> wide;
+      for (const Named& p : narrow) {
+        Tensor t = to_dtype(p.tensor.detach(), DType::f32);
+        wide.push_back({p.name, t.require_grad()});
+      }
+      const std::unique_ptr<Optimizer> a = row.make(narrow), b = row.make(wide);
+      set_gradients(narrow, 1, dtype);
+      for (std::size_t p = 0; p < with_gradient; ++p) {
+        wide[p].tensor.grad() = to_dtype(narrow[p].tensor.grad(), DType::f32);
+      }
+      a->step(), b->step();
+      for (std::size_t p = 0; p < shapes.size(); ++p) {
+        CHECK(to_host<float>(narrow[p].tensor) == to_host<float>(to_dtype(wide[p].tensor.detach(), dtype)));
+      }
+    }
+  }
+}
+
+TEST_CASE("optim: options that make no sense are refused", "[optim]") {
+  const std::vector<Named> list = make_parameters(DType::f32);
+  const double nan = std::nan(""), infinity = std::numeric_limits<double>::infinity();
+  for (const SgdOptions& options :
+       {SgdOptions{-1}, SgdOptions{nan}, SgdOptions{infinity}, SgdOptions{0.1, -0.1}, SgdOptions{0.1, 1},
+        SgdOptions{0.1, nan}, SgdOptions{0.1, 0, -1}, SgdOptions{0.1, 0, nan}, SgdOptions{0.1, 0, 0, true}}) {
+    CHECK_THROWS_AS(Sgd(list, options), ValueError);
+  }
+  for (const AdamOptions& options :
+       {AdamOptions{-1}, AdamOptions{nan}, AdamOptions{0.1, -0.1}, AdamOptions{0.1, 1}, AdamOptions{0.1, nan},
+        AdamOptions{0.1, 0.9, 1}, AdamOptions{0.1, 0.9, nan}, AdamOptions{0.1, 0.9, 0.999, -1},
+        AdamOptions{0.1, 0.9, 0.999, nan}, AdamOptions{0.1, 0.9, 0.999, 1e-8, -1}}) {
+    CHECK_THROWS_AS(Adam(list, options), ValueError);
+  }
+  Sgd sgd(list, {});
+  for (const double rate : {-1.0, nan, infinity}) CHECK_THROWS_AS(sgd.set_rate(rate), ValueError);
+  CHECK(sgd.rate() == 0.1);
+  CHECK_THROWS_AS(Sgd({{"constant", zeros({2})}}, {}), AutogradError);
+}
+
+TEST_CASE("optim: schedules at their corners", "[optim]") {
+  const double pi = std::numbers::pi;
+  for (const std::int64_t step : {0, 1, 1000000}) CHECK(constant_rate(0.3, step) == 0.3);
+
+  for (const std::int64_t step : {0, 1, 9, 10, 19, 20, 99, 100}) {
+    const auto drops = static_cast<int>(step / 10);
+    CHECK(step_rate(2, step, 10, 0.5) == 2 * std::pow(0.5, drops));
+  }
+  CHECK(step_rate(1, 9, 10) == 1);
+  CHECK(step_rate(1, 10, 10) == 0.1);
+  CHECK_THROWS_AS(step_rate(1, 5, 0), ValueError);
+  CHECK_THROWS_AS(step_rate(1, 5, -3), ValueError);
+
+  struct Row {
+    std::int64_t step, warmup, total;
+    double lowest, expected;
+  };
+  for (const Row& row : {
+           Row{0, 10, 110, 0.1, 0.2},                                     // the first step already learns
+           Row{8, 10, 110, 0.1, 1.8},                                     //
+           Row{9, 10, 110, 0.1, 2},                                       // the last of the warm-up: all of it
+           Row{10, 10, 110, 0.1, 2},                                      // the cosine's top
+           Row{11, 10, 110, 0.1, 0.1 + 0.95 * (1 + std::cos(pi / 100))},  //
+           Row{60, 10, 110, 0.1, 1.05},                                   // half way: the mean
+           Row{109, 10, 110, 0.1, 0.1 + 0.95 * (1 + std::cos(0.99 * pi))},
+           Row{110, 10, 110, 0.1, 0.1},  // the end
+           Row{100000, 10, 110, 0.1, 0.1},
+           Row{0, 0, 4, 0, 2},  // without a warm-up
+           Row{1, 0, 4, 0, 1 + std::cos(pi / 4)},
+           Row{2, 0, 4, 0, 1},
+           Row{4, 0, 4, 0, 0},
+           Row{0, 4, 4, 0.5, 0.5},  // a warm-up and nothing else
+           Row{3, 4, 4, 0.5, 2},
+           Row{4, 4, 4, 0.5, 0.5},
+           Row{0, 0, 0, 0.5, 0.5},
+       }) {
+    INFO("step " << row.step << " of " << row.total << ", warm-up " << row.warmup);
+    CHECK(std::abs(cosine_rate(2, row.step, row.warmup, row.total, row.lowest) - row.expected) <= 4 * 0x1p-52);
+  }
+  for (std::int64_t step = 10; step < 110; ++step)
+    CHECK(cosine_rate(2, step + 1, 10, 110) < cosine_rate(2, step, 10, 110));
+  CHECK_THROWS_AS(cosine_rate(1, 0, -1, 10), ValueError);
+  CHECK_THROWS_AS(cosine_rate(1, 0, 11, 10), ValueError);
+}

@@ -1,0 +1,309 @@
+// Techniques as choices of `plan` and `train`: alone and together they need what was predicted and change no bit that
+// they promise to leave; what does not go together is refused; their prices are what plans with them need.
+
+#include <string>
+#include <vector>
+
+#include <thimble/bench/planning/choices.h>
+#include <thimble/bench/planning/planning.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/trained.h"
+
+using namespace thimble;
+using trained_test::Run;
+
+namespace {
+
+constexpr std::size_t choices_MiB = std::size_t{1} << 20;
+
+bench::TrainOptions choices_options(const std::string& model) {
+  bench::TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 8;
+  if (model == "char-gpt") {
+    options.setup.sizes.layers = 2, options.setup.sizes.heads = 4, options.setup.sizes.width = 96;
+    options.setup.sizes.sequence = 32, options.setup.sizes.dropout = 0.1;
+  } else {
+    options.setup.sizes.width = 8, options.setup.sizes.image = 32;
+  }
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_every = 2;
+  options.eval_batches = 1;
+  return options;
+}
+
+Run train_with(const bench::TrainOptions& options) {
+  const Run result = trained_test::run(options);
+  CHECK(result.report.predicted_peak_bytes == result.report.measured_peak_bytes);
+  CHECK(result.report.arena_rss_bytes <= result.report.measured_peak_bytes);
+  if (options.budget_bytes > 0) CHECK(result.report.measured_peak_bytes <= options.budget_bytes);
+  return result;
+}
+
+/// The smallest budget that training with these options, which have none, is possible in.
+std::size_t smallest_budget(const bench::TrainOptions& options) {
+  const bench::PreparedTraining prepared = bench::prepare_training(options);
+  return nn::Planner(bench::training_program(prepared), cpu, nn::hardware("cpu")).smallest().peak_bytes;
+}
+
+/// The smallest budget that the refusal of a byte names.
+std::size_t refused_by(bench::TrainOptions options) {
+  options.budget_bytes = 1;
+  try {
+    bench::prepare_training(options);
+  } catch (const nn::BudgetError& error) {
+    CHECK(files_test::contains(error.what(), "--head chunked"));
+    return error.minimum_bytes();
+  }
+  FAIL("a budget of one byte was kept");
+  return 0;
+}
+
+void switch_on(bench::Setup& setup, bool fuses, std::int64_t parts, bool has_chunks) {
+  setup.fuses_optimizer = fuses;
+  setup.micro_batches = parts;
+  if (has_chunks) setup.sizes.head = models::Head::chunked;
+}
+
+std::string choices_refusal(const bench::PlanOptions& options) {
+  try {
+    bench::make_plan(options);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("choices: techniques need what was predicted, alone and together, and keep their bits", "[choices]") {
+  struct Row {
+    const char* model;
+    bool fuses;
+    std::int64_t parts;
+    bool has_chunks;
+  };
+  const Row rows[] = {{"char-gpt", false, 1, false}, {"char-gpt", true, 1, false}, {"char-gpt", false, 2, false},
+                      {"char-gpt", false, 1, true},  {"char-gpt", true, 1, true},  {"char-gpt", false, 4, true},
+                      {"resnet18", false, 1, false}, {"resnet18", true, 1, false}, {"resnet18", false, 2, false}};
+  for (const Row& row : rows) {
+    INFO(row.model << (row.fuses ? ", fused" : "") << ", " << row.parts << " parts"
+                   << (row.has_chunks ? ", chunked" : ""));
+    bench::TrainOptions options = choices_options(row.model);
+    options.setup.clip_norm = 0;
+    switch_on(options.setup, row.fuses, row.parts, row.has_chunks);
+    const Run free = train_with(options);
+    CHECK(free.report.clip_norm == 0);
+    if (row.fuses) {
+      bench::TrainOptions unfused = options;
+      unfused.setup.fuses_optimizer = false;
+      CHECK(train_with(unfused).losses == free.losses);
+    }
+    options.budget_bytes = smallest_budget(options);
+    // The arena grows by 2 MiB at a time, which is coarse for such models.
+    CHECK(options.budget_bytes <= free.report.predicted_peak_bytes);
+    const Run planned = train_with(options);
+    CHECK(planned.losses == free.losses);
+    CHECK(planned.report.validation.loss == free.report.validation.loss);
+    if (row.parts == 1 && !row.has_chunks) CHECK(planned.report.time_overhead > 0);
+  }
+}
+
+TEST_CASE("choices: clipping by default, and without it", "[choices]") {
+  bench::TrainOptions options = choices_options("char-gpt");
+  CHECK(train_with(options).report.clip_norm == 1);
+  options.setup.fuses_optimizer = true;
+  const Run fused = train_with(options);
+  CHECK(fused.report.clip_norm == 0);
+  options.setup.fuses_optimizer = false;
+  options.setup.clip_norm = 0;
+  CHECK(train_with(options).losses == fused.losses);
+}
+
+TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
+  bench::TrainOptions options = choices_options("char-gpt");
+  const Run whole = train_with(options);
+  options.setup.micro_batches = 4;
+  const Run parts = train_with(options);
+  CHECK(parts.report.predicted_peak_bytes < whole.report.predicted_peak_bytes);
+  // The same samples and the same dropout masks; gradients are summed in another order.
+  for (std::size_t i = 0; i < whole.losses.size(); ++i) CHECK(parts.losses[i] == Approx(whole.losses[i]).epsilon(1e-3));
+  CHECK(parts.report.validation.loss == Approx(whole.report.validation.loss).epsilon(1e-3));
+}
+
+TEST_CASE("choices: what does not go together is refused and named", "[choices]") {
+  struct Row {
+    void (*change)(bench::PlanOptions&);
+    const char* first;
+    const char* second;
+  };
+  const Row rows[] = {
+      {[](bench::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.clip_norm = 0.5; }, "--fuse-optimizer",
+       "--clip 0.5"},
+      {[](bench::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.micro_batches = 2; }, "--fuse-optimizer",
+       "--micro-batches 2"},
+      {[](bench::PlanOptions& o) {
+         o.setup.fuses_optimizer = true, o.setup.micro_batches = bench::auto_micro_batches,
+         o.budget_bytes = 64 * choices_MiB;
+       },
+       "--fuse-optimizer", "--micro-batches auto"},
+      {[](bench::PlanOptions& o) { o.setup.micro_batches = 3; }, "--micro-batches: 3", "--batch 8"},
+      {[](bench::PlanOptions& o) { o.setup.micro_batches = 16; }, "--micro-batches: 16", "--batch 8"},
+      {[](bench::PlanOptions& o) { o.setup.micro_batches = bench::auto_micro_batches; }, "--micro-batches", "budget"},
+      {[](bench::PlanOptions& o) {
+         o.setup.micro_batches = bench::auto_micro_batches, o.finds_batch = true, o.budget_bytes = 64 * choices_MiB;
+       },
+       "--max-batch", "--micro-batches auto"},
+      {[](bench::PlanOptions& o) { o.setup.micro_batches = 2, o.is_inference = true; }, "--inference",
+       "--micro-batches"},
+      {[](bench::PlanOptions& o) {
+         o.setup.model = "mlp", o.setup.sizes = {}, o.setup.sizes.head = models::Head::chunked;
+       },
+       "--head: chunked", "mlp"},
+  };
+  for (const Row& row : rows) {
+    bench::PlanOptions options;
+    options.setup = choices_options("char-gpt").setup;
+    row.change(options);
+    const std::string message = choices_refusal(options);
+    INFO(message);
+    CHECK(files_test::contains(message, row.first));
+    CHECK(files_test::contains(message, row.second));
+    CHECK(files_test::contains(message, "allowed") != options.is_inference);
+  }
+  bench::TrainOptions options = choices_options("char-gpt");
+  options.setup.micro_batches = bench::auto_micro_batches;
+  CHECK_THROWS_AS(bench::prepare_training(options), ValueError);
+}
+
+TEST_CASE("choices: the price of a technique is what a plan with it needs", "[choices]") {
+  for (const char* model : {"char-gpt", "resnet18"}) {
+    bench::PlanOptions options;
+    options.setup = choices_options(model).setup;
+    options.budget_bytes = choices_MiB;
+    const bench::PlanReport refused = bench::make_plan(options);
+    REQUIRE_FALSE(refused.is_feasible);
+    REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 8u : 5u));
+    CHECK(refused.techniques[0].flags.empty());
+    CHECK(refused.techniques[0].minimum_bytes == refused.minimum_bytes);
+    for (const bench::TechniquePrice& price : refused.techniques) {
+      INFO(model << " " << price.flags);
+      CHECK_FALSE(price.time_overhead_in_budget.has_value());
+      bench::PlanOptions with = options;
+      const std::size_t parts = price.flags.find("--micro-batches ");
+      switch_on(with.setup, files_test::contains(price.flags, "--fuse-optimizer"),
+                parts == std::string::npos ? 1 : std::stoll(price.flags.substr(parts + 16)),
+                files_test::contains(price.flags, "--head chunked"));
+      CHECK(files_test::contains(price.note, "not clipped") ==
+            (with.setup.fuses_optimizer && options.setup.model == "char-gpt"));
+      CHECK(files_test::contains(price.note, "batch norm") ==
+            (with.setup.micro_batches > 1 && options.setup.model == "resnet18"));
+      if (with.setup.micro_batches > 2) continue;
+      with.budget_bytes = price.minimum_bytes;
+      const bench::PlanReport planned = bench::make_plan(with);
+      CHECK(planned.is_feasible);
+      CHECK(planned.techniques.empty());
+      // The plain step is recorded for one and planned for the other, which rounds each stage to nanoseconds.
+      CHECK(planned.plan.time_overhead <= price.time_overhead + 1e-4);
+      CHECK(planned.minimum_bytes == price.minimum_bytes);
+    }
+    CHECK_FALSE(bench::to_line(refused.techniques).empty());
+  }
+}
+
+TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choices]") {
+  bench::PlanOptions options;
+  options.setup = choices_options("char-gpt").setup;
+  const bench::PlanReport free = bench::make_plan(options);
+  CHECK(free.techniques.empty());
+  options.prices_techniques = true;
+  options.budget_bytes = free.keep_everything_bytes;
+  const bench::PlanReport report = bench::make_plan(options);
+  REQUIRE(report.techniques.size() == 8);
+  CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
+  for (const bench::TechniquePrice& price : report.techniques) {
+    REQUIRE(price.time_overhead_in_budget.has_value());
+    CHECK(*price.time_overhead_in_budget <= price.time_overhead);
+  }
+  // What is on already is not offered again.
+  options.setup.fuses_optimizer = true;
+  const bench::PlanReport fused = bench::make_plan(options);
+  REQUIRE(fused.techniques.size() == 2);
+  CHECK(fused.techniques[1].flags == "--head chunked");
+}
+
+TEST_CASE("choices: overheads are counted from one step", "[choices]") {
+  const bench::Setup plain = choices_options("char-gpt").setup;
+  const bench::ChoiceOptions choices;
+  const nn::Planner planner(bench::training_run(plain), cpu, nn::hardware("cpu"));
+  const double seconds = planner.keep_everything().step_s;
+  CHECK(bench::plain_step_seconds(choices, plain, planner) == seconds);
+  bench::Setup parts = plain;
+  parts.micro_batches = 4;
+  const nn::Planner other(bench::training_run(parts), cpu, nn::hardware("cpu"));
+  CHECK(bench::plain_step_seconds(choices, parts, other) == Approx(seconds).epsilon(1e-4));
+  CHECK(other.keep_everything().step_s > seconds);  // more calls, and gradients to add up
+}
+
+TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
+  bench::TrainOptions train = choices_options("char-gpt");
+  train.setup.sizes.sequence = 256;  // some granules of the arena
+  bench::PlanOptions options;
+  options.setup = train.setup;
+  options.setup.micro_batches = bench::auto_micro_batches;
+  std::vector<nn::Planner> planners;
+  for (const std::int64_t parts : {1, 2, 4, 8}) {
+    bench::Setup setup = train.setup;
+    setup.micro_batches = parts;
+    planners.emplace_back(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  }
+  const std::size_t most = planners[0].keep_everything().peak_bytes, least = planners[0].smallest().peak_bytes;
+  bool has_split = false;
+  for (const std::size_t budget : {most, least, least - 1}) {
+    options.budget_bytes = budget;
+    const bench::PlanReport chosen = bench::make_plan(options);
+    if (budget == most) CHECK(chosen.micro_batches == 1);
+    has_split = has_split || chosen.micro_batches > 1;
+    CHECK(chosen.is_feasible);
+    for (nn::Planner& planner : planners) {
+      if (planner.smallest().peak_bytes <= budget) CHECK(chosen.plan.step_s <= planner.fit(budget).step_s);
+    }
+  }
+  CHECK(has_split);
+  options.budget_bytes = choices_MiB;
+  const bench::PlanReport refused = bench::make_plan(options);
+  CHECK_FALSE(refused.is_feasible);
+  CHECK(refused.minimum_bytes < least);
+  CHECK(refused.why_infeasible.minimum_bytes() == refused.minimum_bytes);
+
+  // Training: the number that was chosen, with the losses that it has without a budget.
+  train.setup.micro_batches = bench::auto_micro_batches;
+  train.budget_bytes = refused_by(train);
+  const std::int64_t chosen = bench::prepare_training(train).options.setup.micro_batches;
+  CHECK(chosen > 1);
+  const Run run = train_with(train);
+  train.setup.micro_batches = chosen;
+  train.budget_bytes = 0;
+  CHECK(train_with(train).losses == run.losses);
+}
+
+TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices]") {
+  bench::PlanOptions options;
+  options.setup = choices_options("char-gpt").setup;
+  options.setup.micro_batches = 4;
+  const std::size_t budget = 16 * choices_MiB;
+  const std::int64_t most = bench::largest_batch(options, budget);
+  CHECK(most % 4 == 0);
+  options.budget_bytes = budget;
+  options.setup.batch = most;
+  CHECK(bench::make_plan(options).is_feasible);
+  options.setup.batch = most + 4;
+  CHECK_FALSE(bench::make_plan(options).is_feasible);
+  options.setup.micro_batches = 1;
+  CHECK(bench::largest_batch(options, budget) < most);
+}

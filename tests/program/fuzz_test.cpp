@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <thimble/nn/data/splitmix.h>
+
+#include "fuzz/targets.h"
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace files_test;
+
+namespace {
+
+std::vector<std::string> seeds_of(std::string_view target) {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(tests_folder() / "fuzz" / "corpus" / target))
+    paths.push_back(entry.path());
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> seeds;
+  for (const auto& path : paths) seeds.push_back(read_text_file(path.string()));
+  return seeds;
+}
+
+// One of the ways in which files go bad: bits flip, ends are missing, pieces come twice or from another file, sizes
+// grow.
+std::string mutate(std::string file, const std::vector<std::string>& seeds, thimble::data::SplitMix& random) {
+  const auto place = [&](std::size_t size) { return static_cast<std::size_t>(random.below(size + 1)); };
+  for (std::uint64_t changes = 1 + random.below(4); changes > 0; --changes) {
+    const std::size_t at = place(file.size());
+    switch (random.below(7)) {
+      case 0:
+        if (at < file.size()) file[at] = static_cast<char>(file[at] ^ (1 << random.below(8)));
+        break;
+      case 1:
+        if (at < file.size()) file[at] = static_cast<char>(random.next());
+        break;
+      case 2:
+        file.resize(at);
+        break;
+      case 3:
+        file.insert(at, file.substr(place(file.size()), 1 + place(40)));
+        break;
+      case 4:
+        file.erase(at, 1 + place(8));
+        break;
+      case 5: {
+        const std::string& other = seeds[random.below(seeds.size())];
+        file.replace(at, place(40), other.substr(place(other.size()), place(80)));
+        break;
+      }
+      default: {
+        const std::uint64_t numbers[] = {0,          1,          0x7f,       0x80,      0xff,
+                                         0x7fffffff, 0x80000000, 0xffffffff, INT64_MAX, UINT64_MAX};
+        const std::uint64_t number = numbers[random.below(std::size(numbers))];
+        const int bytes = 1 << random.below(4);
+        const std::string text = random.below(3) == 0   ? std::to_string(number)
+                                 : random.below(2) == 0 ? little(number, bytes)
+                                                        : big(number, bytes);
+        file.replace(at, text.size(), text);
+      }
+    }
+  }
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("fuzz: seeds and mutated files are read or refused", "[files][fuzz]") {
+  for (const fuzz::Target& target : fuzz::targets) {
+    const std::vector<std::string> seeds = seeds_of(target.name);
+    INFO(std::string(target.name));
+    REQUIRE(seeds.size() >= 3);
+    thimble::data::SplitMix random(1);
+    const auto run = [&](const std::string& file) {
+      // Bytes of their own on the heap, so that a checker sees a read beyond the end.
+      const std::vector<std::byte> bytes(reinterpret_cast<const std::byte*>(file.data()),
+                                         reinterpret_cast<const std::byte*>(file.data()) + file.size());
+      target.run(bytes);
+    };
+    for (const std::string& seed : seeds) {
+      run(seed);
+      for (std::size_t cut = 0; cut <= std::min<std::size_t>(seed.size(), 400); ++cut) run(seed.substr(0, cut));
+    }
+    for (int i = 0; i < 4000; ++i) run(mutate(seeds[random.below(seeds.size())], seeds, random));
+    SUCCEED();
+  }
+}
+
+TEST_CASE("fuzz: every corpus has files that are accepted", "[files][fuzz]") {
+  // A target whose seeds were all refused at their first byte would test nothing.
+  const auto accepts = [](std::string_view target, const char* seed, auto parse) {
+    const std::string file = read_text_file((tests_folder() / "fuzz" / "corpus" / target / seed).string());
+    INFO(std::string(target) << "/" << seed);
+    CHECK(file_error([&] { parse(thimble::bytes_of(file), file.size()); }) == "no error");
+  };
+  for (const char* seed : {"empty", "one", "metadata", "every_dtype", "scalar_and_empty"})
+    accepts("safetensors", seed, [](fuzz::Bytes b, std::size_t n) { thimble::parse_safetensors(b, n, "t"); });
+  for (const char* seed : {"good", "own_text"})
+    accepts("checkpoint", seed, [](fuzz::Bytes b, std::size_t n) {
+      thimble::nn::parse_checkpoint_info(thimble::parse_safetensors(b, n, "t"), "t");
+    });
+  for (const char* seed : {"f4", "v2", "v3", "scalar", "bool"})
+    accepts("npy", seed, [](fuzz::Bytes b, std::size_t) { thimble::parse_npy(b, "t"); });
+  for (const char* seed : {"images", "labels", "images.gz", "labels.gz", "stored.gz"})
+    accepts("idx", seed, [](fuzz::Bytes b, std::size_t) { thimble::data::parse_idx(b, "t"); });
+  for (const char* seed : {"empty", "four"})
+    accepts("tokens", seed, [](fuzz::Bytes b, std::size_t) { thimble::data::parse_tokens(b, "t"); });
+  for (const char* seed : {"one", "two"})
+    accepts("cifar", seed, [](fuzz::Bytes b, std::size_t) {
+      thimble::data::Images images;
+      thimble::data::append_cifar10(b, "t", images);
+    });
+}

@@ -1,0 +1,235 @@
+// Packing by the name of operators, from the flag to the plan, and the report of what packing does to gradients.
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/autograd/node.h>
+#include <thimble/bench/commands.h>
+#include <thimble/bench/planning/packing_report.h>
+#include <thimble/bench/planning/planning.h>
+#include <thimble/core/error.h>
+#include <thimble/nn/fit/pack_all.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace thimble;
+using files_test::contains;
+
+namespace {
+
+bench::Setup flags_setup() {
+  bench::Setup setup;
+  setup.model = "char-gpt";
+  setup.batch = 12;
+  setup.sizes.layers = 4;
+  setup.sizes.heads = 4;
+  setup.sizes.width = 128;
+  setup.sizes.sequence = 64;
+  return setup;
+}
+
+bench::Setup parsed(const std::string& value, bench::Setup from = flags_setup()) {
+  const auto setup = std::make_shared<bench::Setup>(std::move(from));
+  CLI::App app;
+  bench::add_storing_flags(app, setup);
+  app.parse("--allow-lossy" + (value.empty() ? "" : "=" + value));
+  return *setup;
+}
+
+/// What the error says that `run` ends with.
+template <class F>
+std::string refusal(F&& run) {
+  try {
+    run();
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+std::string refused(const std::string& value) {
+  return refusal([&] { parsed(value); });
+}
+
+bench::TrainOptions training(const bench::Setup& setup, std::size_t budget_MiB) {
+  bench::TrainOptions options;
+  options.setup = setup;
+  options.data = "synthetic";
+  options.budget_bytes = budget_MiB << 20;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
+  const bench::Setup plain = parsed("");
+  CHECK(plain.allows_lossy);
+  CHECK(plain.lossy == DType::bf16);
+  CHECK(plain.packs_rest);
+  CHECK(plain.lossy_rules.empty());
+  CHECK(parsed("i8").lossy == DType::i8);
+
+  const bench::Setup named = parsed("i8:gelu,f8e4m3:linear");
+  CHECK(named.lossy_rules == std::vector<nn::PackRule>{{"gelu", DType::i8}, {"linear", DType::f8e4m3}});
+  CHECK_FALSE(named.packs_rest);
+  const bench::Setup all_but = parsed("none:attention,f16");
+  CHECK(all_but.lossy_rules == std::vector<nn::PackRule>{{"attention", std::nullopt}});
+  CHECK(all_but.packs_rest);
+  CHECK(all_but.lossy == DType::f16);
+  const nn::Storing storing = bench::planner_options(named, cpu).storing;
+  CHECK(storing.packs);
+  CHECK(storing.rules == named.lossy_rules);
+  CHECK_FALSE(storing.packs_rest);
+}
+
+TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags]") {
+  bench::PlanOptions options;
+  options.setup = parsed("i8:linear");
+  bench::set_precision(options.setup, "bf16");
+  options.budget_bytes = 1;
+  options.budget_bytes = bench::make_plan(options).minimum_bytes;
+  const bench::PlanReport report = bench::make_plan(options);
+  REQUIRE(report.is_feasible);
+  REQUIRE(report.plan.packed.size() == 1);
+  const nn::PackedResults& packed = report.plan.packed[0];
+  CHECK(packed.name == "linear");
+  CHECK(packed.dtype == DType::i8);
+  CHECK(packed.packed_bytes * 32 == packed.bytes * 17);  // 1.0625 of 2 bytes: sizes are multiples of 64
+  CHECK(report.packing.bytes == packed.bytes);
+  CHECK(report.packing.packed_bytes == packed.packed_bytes);
+}
+
+TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
+  CHECK(contains(refused("i7"), "'i7' is not one of bf16, f16, f8e4m3, f8e5m2, i8"));
+  CHECK(contains(refused("f32:gelu"), "'f32' is not one of bf16, f16, f8e4m3, f8e5m2, i8, none"));
+  CHECK(contains(refused("i8:"), "'i8:' names no operator"));
+  CHECK(contains(refused("i8,"), "'' is not one of"));
+  CHECK(contains(refused("none"), "'none' is not one of"));
+  CHECK(contains(refused("none:attention"), "'none:attention' packs nothing; a dtype beside it is allowed"));
+  CHECK(contains(refused("i8,bf16"), "two dtypes"));
+  CHECK(contains(refused("i8:gelu,bf16:gelu"), "names 'gelu' twice"));
+
+  // Whether a step has such an operator is known when it is recorded.
+  bench::PlanOptions plan;
+  plan.setup = parsed("i8:gelo");
+  const std::string unknown = refusal([&] { bench::make_plan(plan); });
+  CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; allowed: "));
+  for (const char* const name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
+  CHECK_FALSE(contains(unknown, "cross_entropy"));  // a loss does not wait
+  // Results in f16 have no fewer bits in bf16.
+  plan.setup = parsed("bf16:attention");
+  CHECK(bench::make_plan(plan).is_feasible);
+  bench::set_precision(plan.setup, "O1");
+  CHECK(contains(refusal([&] { bench::make_plan(plan); }), "'attention' names no operator"));
+  plan.setup = parsed("i8:attention", plan.setup);
+  CHECK(bench::make_plan(plan).is_feasible);
+}
+
+TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
+  CHECK(nn::PackRule{"gelu", {}}.names("gelu_tanh"));
+  CHECK(nn::PackRule{"gelu", {}}.names("gelu"));
+  CHECK_FALSE(nn::PackRule{"gel", {}}.names("gelu"));
+  CHECK_FALSE(nn::PackRule{"gelu_tanh", {}}.names("gelu"));
+
+  nn::Storing storing = bench::planner_options(parsed("i8:layer,none:layer_norm,f8e4m3:linear,bf16"), cpu).storing;
+  storing.smallest = 1;
+  bench::Setup small = flags_setup();
+  small.sizes.layers = 1;
+  CHECK_THROWS_AS(nn::packed_plan(bench::training_run(small), cpu,
+                                  [&] {
+                                    nn::Storing unknown = storing;
+                                    unknown.rules.push_back({"none_such", DType::i8});
+                                    return unknown;
+                                  }()),
+                  ValueError);
+  const nn::Plan plan = nn::packed_plan(bench::training_run(small), cpu, storing);
+  std::size_t linear = 0, others = 0, bytes = 0;
+  for (const TapePlan::Store& store : plan.tape->stores) {
+    const std::string name = plan.tape->types[store.node]->name;
+    CHECK(name != "layer_norm");  // the longer name counts
+    CHECK(store.dtype == (name.starts_with("linear") ? DType::f8e4m3 : DType::bf16));
+    ++(name.starts_with("linear") ? linear : others);
+  }
+  CHECK(linear > 0);
+  CHECK(others > 0);
+  std::size_t tensors = 0;
+  for (const nn::PackedResults& packed : plan.packed) tensors += packed.tensors, bytes += packed.bytes;
+  CHECK(tensors == plan.tape->stores.size());
+  CHECK(bytes == plan.packed_bytes);
+
+  // A budget's plan, and the run's.
+  bench::PlanOptions options;
+  options.setup = parsed("i8:linear");
+  options.data = "synthetic";
+  options.budget_bytes = std::size_t{22} << 20;
+  const nn::Plan planned = bench::make_plan(options).plan;
+  REQUIRE(planned.packed.size() == 1);
+  CHECK(planned.packed[0].name == "linear");
+  CHECK(planned.packed[0].dtype == DType::i8);
+  CHECK(planned.packed[0].bytes == planned.packed_bytes);
+  CHECK(bench::prepare_training(training(options.setup, 22)).plan.packed == planned.packed);
+  const auto json = nlohmann::json::parse(bench::to_json_text(planned.packed));
+  REQUIRE(json.size() == 1);
+  CHECK(json[0] == nlohmann::json{{"operator", "linear"},
+                                  {"dtype", "i8"},
+                                  {"tensors", planned.packed[0].tensors},
+                                  {"bytes", planned.packed_bytes},
+                                  {"packed_bytes", planned.packed[0].packed_bytes}});
+}
+
+TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
+  const auto report_of = [](bench::Setup setup, std::size_t budget_MiB) {
+    return bench::packing_gradients(bench::prepare_training(training(setup, budget_MiB)));
+  };
+  double before = 1;
+  for (const char* dtype : {"f8e5m2", "i8"}) {
+    const bench::PreparedTraining prepared = bench::prepare_training(training(parsed(dtype), 22));
+    REQUIRE(prepared.plan.packed_bytes > 0);
+    const nn::GradientReport report = bench::packing_gradients(prepared);
+    INFO(dtype << "\n" << bench::to_lines(report));
+    CHECK(report.exact_loss == report.lossy_loss);
+    CHECK(report.parameters.size() == 4 * 12 + 4);
+    CHECK(report.all.relative_error > 0);
+    CHECK(report.all.relative_error < before);  // i8 has more digits near the largest
+    CHECK(report.smallest_cosine() > 0.99);
+    CHECK(report.smallest_cosine() < 1);
+    before = report.all.relative_error;
+    // Again the same, and training goes as without.
+    CHECK(bench::to_json_text(bench::packing_gradients(prepared)) == bench::to_json_text(report));
+    const auto json = nlohmann::json::parse(bench::to_json_text(report));
+    CHECK(json["loss"] == report.exact_loss);
+    CHECK(json["relative_error"] == report.all.relative_error);
+    REQUIRE(json["parameters"].size() == report.parameters.size());
+    const std::string lines = bench::to_lines(report);
+    for (std::size_t i = 0; i < report.parameters.size(); ++i) {
+      const nn::GradientError& e = report.parameters[i];
+      CHECK(json["parameters"][i]["name"] == e.name);
+      CHECK(json["parameters"][i]["cosine"] == e.cosine);
+      CHECK(json["parameters"][i]["relative_error"] == e.relative_error);
+      CHECK(contains(lines, "  " + e.name + " "));
+    }
+  }
+  // With a scaled loss, in micro-batches.
+  bench::Setup mixed = parsed("i8");
+  bench::set_precision(mixed, "O1");
+  mixed.micro_batches = 2;
+  mixed.batch = 24;
+  const nn::GradientReport scaled = report_of(mixed, 20);
+  CHECK(std::isfinite(scaled.all.norm));
+  CHECK(scaled.all.norm < 100);  // divided by the scale
+  CHECK(scaled.all.relative_error > 0);
+  CHECK(scaled.all.relative_error < 0.05);
+  // Where a budget needs no packing nothing differs.
+  const nn::GradientReport none = report_of(parsed("i8"), 256);
+  CHECK(none.all.relative_error == 0);
+  CHECK(none.all.cosine == Approx(1));
+  CHECK(none.all.norm > 0);
+}

@@ -1,0 +1,400 @@
+// The program `thimble`: what it trains, writes and prints, and how it refuses. Training is called in process; what
+// only the program shows (its messages, exit status and JSON) is read from the program itself, where its path is known.
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+#include <thimble/nn/data/synthetic.h>
+#include <thimble/nn/data/tokens.h>
+#include <thimble/nn/files/safetensors.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/trained.h"
+
+namespace {
+
+using namespace thimble;
+using bench::TrainOptions;
+using files_test::contains;
+using files_test::TemporaryFolder;
+using trained_test::refusal;
+using trained_test::run;
+using trained_test::Run;
+
+TrainOptions tiny(const std::string& model) {
+  TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 2;
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 2;
+  const bool is_text = model == "char-gpt" || model == "bert-base";
+  if (is_text || model == "vit-b16") {
+    options.setup.sizes.layers = 2;
+    options.setup.sizes.heads = 2;
+    options.setup.sizes.width = 16;
+  } else {
+    options.setup.sizes.width = 8;
+  }
+  (is_text ? options.setup.sizes.sequence : options.setup.sizes.image) = 16;
+  return options;
+}
+
+}  // namespace
+
+TEST_CASE("program: a run needs the bytes that its dry run said") {
+  struct Case {
+    const char* what;
+    TrainOptions options;
+  };
+  std::vector<Case> cases{{"char-gpt", tiny("char-gpt")}, {"resnet18", tiny("resnet18")}, {"mlp", tiny("mlp")}};
+  for (const char* name : {"bert-base", "vit-b16", "googlenet", "sharedconv"}) cases.push_back({name, tiny(name)});
+  cases.push_back({"sharedconv's plain twin", tiny("sharedconv")});
+  cases.back().options.setup.sizes.shares_kernels = false;
+  cases.push_back({"evaluations in between and a sample", tiny("char-gpt")});
+  cases.back().options.steps = 7;
+  cases.back().options.eval_every = 2;
+  cases.back().options.sample = 24;  // more than the sequence
+  cases.push_back({"many granules", tiny("char-gpt")});
+  cases.back().options.setup.sizes.width = 128;
+  cases.back().options.setup.sizes.sequence = 64;
+  cases.back().options.setup.batch = 8;
+  cases.push_back({"bf16", tiny("char-gpt")});
+  cases.back().options.setup.dtype = DType::bf16;
+  cases.push_back({"images in bf16, all of the validation part", tiny("mlp")});
+  cases.back().options.setup.dtype = DType::bf16;
+  cases.back().options.setup.batch = 300;
+  cases.back().options.eval_batches = 0;
+  cases.push_back({"one step", tiny("mlp")});
+  cases.back().options.steps = 1;
+  for (const Case& c : cases) {
+    CAPTURE(c.what);
+    const Run r = run(c.options);
+    CHECK(r.report.predicted_peak_bytes > 0);
+    CHECK(r.report.predicted_peak_bytes == r.report.measured_peak_bytes);
+    CHECK(r.report.rss_peak_bytes >= r.report.arena_rss_bytes);
+    CHECK(r.losses.size() == static_cast<std::size_t>(c.options.steps));
+    CHECK(r.report.loss_first == r.losses.front());
+    CHECK(r.report.loss_last == r.losses.back());
+    CHECK(r.report.validation.loss > 0);
+    CHECK(r.report.validation.accuracy.has_value() == (c.options.setup.sizes.sequence == 0));
+    CHECK(r.report.sample.size() == static_cast<std::size_t>(c.options.sample));
+  }
+}
+
+TEST_CASE("program: training lowers the loss, and the same seed gives the same losses") {
+  TrainOptions options = tiny("char-gpt");
+  options.steps = 40;
+  options.setup.batch = 8;
+  options.setup.rate = 1e-2;
+  options.setup.sizes.dropout = 0.1;
+  const Run once = run(options);
+  CHECK(once.report.loss_last < once.report.loss_first - 0.5);
+  options.steps = 5;
+  CHECK(run(options).losses == std::vector<double>(once.losses.begin(), once.losses.begin() + 5));
+  options.setup.seed = 2;
+  CHECK(run(options).losses[0] != once.losses[0]);
+}
+
+TEST_CASE("program: hidden tokens are learned, and the same seed hides the same ones") {
+  TrainOptions options = tiny("bert-base");
+  options.steps = 60;
+  options.setup.batch = 8;
+  options.setup.rate = 1e-2;
+  const Run once = run(options);
+  CHECK(once.report.loss_last < once.report.loss_first - 0.5);
+  options.steps = 5;
+  CHECK(run(options).losses == std::vector<double>(once.losses.begin(), once.losses.begin() + 5));
+  options.setup.seed = 2;
+  CHECK(run(options).losses[0] != once.losses[0]);
+}
+
+TEST_CASE("program: a resumed run goes on bit by bit") {
+  for (const char* model : {"char-gpt", "bert-base", "resnet18"}) {
+    CAPTURE(model);
+    const TemporaryFolder folder;
+    TrainOptions options = tiny(model);
+    options.schedule = "cosine";
+    options.steps = 5;
+    options.save = folder / "whole.safetensors";
+    if (options.setup.model == "char-gpt") options.setup.sizes.dropout = 0.2;
+    const Run whole = run(options);
+
+    options.save = folder / "part.safetensors";
+    options.save_every = 3;
+    // The schedule depends on the steps in all, so the part is cut off by throwing after it was saved.
+    const bench::PreparedTraining prepared = bench::prepare_training(options);
+    CHECK_THROWS_WITH(bench::train(prepared,
+                                   [](const bench::TrainProgress& p) {
+                                     if (p.step == 4) throw ValueError("cut off");
+                                   }),
+                      "cut off");
+    options.resume = options.save;
+    options.save = folder / "resumed.safetensors";
+    const Run rest = run(options);
+    CHECK(rest.report.first_step == 3);
+    CHECK(rest.losses == std::vector<double>(whole.losses.begin() + 3, whole.losses.end()));
+    CHECK(rest.report.validation.loss == whole.report.validation.loss);
+    CHECK(rest.report.predicted_peak_bytes == rest.report.measured_peak_bytes);
+    CHECK(files_test::read_text_file(folder / "resumed.safetensors") ==
+          files_test::read_text_file(folder / "whole.safetensors"));
+  }
+}
+
+TEST_CASE("program: a run with 8-bit state says what it takes, and which state is f32") {
+  TrainOptions options = tiny("char-gpt");
+  options.setup.sizes.width = 64;
+  options.steps = 3;
+  const bench::TrainReport full = run(options).report;
+  options.setup.optimizer = "adamw8";
+  const bench::TrainReport narrow = run(options).report;
+  CHECK(full.optimizer == "adamw");
+  CHECK(full.state_bytes == 8 * static_cast<std::size_t>(full.parameters));
+  CHECK(full.full_state.empty());
+  CHECK(narrow.optimizer == "adamw8");
+  CHECK(narrow.state_bytes < full.state_bytes / 3);
+  CHECK(!narrow.full_state.empty());
+  CHECK(narrow.predicted_peak_bytes == narrow.measured_peak_bytes);
+  CHECK(narrow.loss_first == full.loss_first);
+  CHECK(std::fabs(narrow.loss_last / full.loss_last - 1) < 0.05);
+}
+
+TEST_CASE("program: a checkpoint of another run is refused") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny("char-gpt");
+  options.steps = 2;
+  options.save = folder / "a.safetensors";
+  run(options);
+  options.resume = options.save;
+  options.save.clear();
+  options.steps = 4;
+  CHECK(run(options).losses.size() == 2);
+
+  struct Case {
+    const char* message;
+    void (*change)(TrainOptions&);
+  };
+  for (const Case& c :
+       {Case{"seed", [](TrainOptions& o) { o.setup.seed = 9; }}, Case{"steps", [](TrainOptions& o) { o.steps = 2; }},
+        Case{"optimizer", [](TrainOptions& o) { o.setup.optimizer = "sgd"; }},
+        Case{"wte.weight", [](TrainOptions& o) { o.setup.sizes.width = 32; }},
+        Case{"h.1", [](TrainOptions& o) { o.setup.sizes.layers = 1; }}}) {
+    TrainOptions changed = options;
+    c.change(changed);
+    CHECK(contains(refusal(changed), c.message));
+  }
+}
+
+TEST_CASE("program: learning rates by step") {
+  TrainOptions options;
+  options.steps = 9;
+  options.warmup = 2;
+  CHECK(bench::rate_at(options, 1, 0) == 0.5);
+  CHECK(bench::rate_at(options, 1, 8) == 1);
+  options.schedule = "step";
+  CHECK(bench::rate_at(options, 1, 2) == 1);
+  CHECK(bench::rate_at(options, 1, 3) == Approx(0.1));
+  CHECK(bench::rate_at(options, 1, 8) == Approx(0.01));
+  options.min_rate = 0.05;
+  CHECK(bench::rate_at(options, 1, 8) == 0.05);
+  options.schedule = "cosine";
+  CHECK(bench::rate_at(options, 1, 2) == 1);
+  CHECK(bench::rate_at(options, 1, 9) == 0.05);
+  options.schedule = "linear";
+  CHECK_THROWS_AS(bench::rate_at(options, 1, 0), ValueError);
+  options.schedule = "step";
+  options.warmup = 10;
+  CHECK_THROWS_AS(bench::rate_at(options, 1, 0), ValueError);
+}
+
+TEST_CASE("program: numbers in flags") {
+  CHECK(bench::parse_integer("--n", "12", 1, 12) == 12);
+  CHECK(bench::parse_number("--x", "1e-3", 0, 1) == 1e-3);
+  for (const char* text : {"", "0", "13", "-1", "1.5", "1e3", "abc", " 1", "1 ", "99999999999999999999"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(bench::parse_integer("--n", text, 1, 12), ValueError);
+  }
+  for (const char* text : {"", "2", "-0.1", "nan", "inf", "x", "1x"}) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(bench::parse_number("--x", text, 0, 1), ValueError);
+  }
+}
+
+TEST_CASE("program: data of every kind") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny("char-gpt");
+  options.steps = 1;
+  const std::string text = data::synthetic_text(5000, 3);
+  files_test::write_text_file(folder / "text.txt", text);
+  options.data = folder / "text.txt";
+  CHECK(run(options).report.validation.loss > 0);
+
+  std::vector<std::uint16_t> tokens;
+  for (std::size_t i = 0; i < 2000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * 7 % 60));
+  data::write_tokens(folder / "x_train_0.bin", tokens);
+  options.data = folder / "x_train_0.bin";
+  CHECK(run(options).report.validation.loss > 0);
+  options.data = folder.path();  // no *val*.bin yet
+  CHECK(contains(refusal(options), "val"));
+  data::write_tokens(folder / "x_val_0.bin", tokens);
+  CHECK(run(options).report.validation.loss > 0);
+  tokens[5] = 65;  // one more than the model's own vocabulary takes
+  data::write_tokens(folder / "x_val_0.bin", tokens);
+  CHECK(contains(refusal(options), "65"));
+  CHECK(contains(refusal(options), "vocabulary"));
+
+  TrainOptions images = tiny("mlp");
+  images.steps = 1;
+  images.setup.sizes.image = 0;
+  const auto idx = [](std::vector<unsigned> sizes, std::size_t values) {
+    std::string file{'\0', '\0', '\x08', static_cast<char>(sizes.size())};
+    for (const unsigned n : sizes)
+      for (const int shift : {24, 16, 8, 0}) file += static_cast<char>(n >> shift & 255);
+    for (std::size_t i = 0; i < values; ++i) file += static_cast<char>(i * 31 % 10);
+    return file;
+  };
+  files_test::write_text_file(folder / "t10k-images-idx3-ubyte", idx({20, 9, 9}, 20 * 81));
+  files_test::write_text_file(folder / "t10k-labels-idx1-ubyte", idx({20}, 20));
+  for (const std::string& path : {folder.path(), folder / "t10k-images-idx3-ubyte"}) {
+    images.data = path;
+    const Run r = run(images);
+    CHECK(r.report.parameters == 81 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10);
+    CHECK(r.report.validation.accuracy.has_value());
+  }
+  images.setup.sizes.image = 12;
+  CHECK(contains(refusal(images), "12"));
+  CHECK(contains(refusal(images), "9"));
+}
+
+TEST_CASE("program: what is wrong is told before anything is written") {
+  const TemporaryFolder folder;
+  struct Case {
+    const char* message;  // a part of it
+    void (*change)(TrainOptions&, const TemporaryFolder&);
+  };
+  const std::vector<Case> cases{
+      {"char-gpt", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "gpt-9"; }},
+      {"heads", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.heads = 3; }},
+      {"adamw", [](TrainOptions& o, const TemporaryFolder&) { o.setup.optimizer = "lion"; }},
+      {"cosine", [](TrainOptions& o, const TemporaryFolder&) { o.schedule = "linear"; }},
+      {"missing.txt", [](TrainOptions& o, const TemporaryFolder& f) { o.data = f / "missing.txt"; }},
+      {"missing.safetensors", [](TrainOptions& o, const TemporaryFolder& f) { o.resume = f / "missing.safetensors"; }},
+      {"no folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save = f / "none/x"; }},
+      {"is a folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save = f.path(); }},
+      {"no folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save_weights = f / "none/x"; }},
+      {"--log", [](TrainOptions& o, const TemporaryFolder&) { o.log = "/proc/self/status/x"; }},
+      {"cuda", [](TrainOptions& o, const TemporaryFolder&) { o.device = cuda(7); }},
+      {"tokens", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.sequence = 1 << 21; }},
+      {"steps", [](TrainOptions& o, const TemporaryFolder&) { o.steps = 0; }},
+      {"image", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "resnet18"; }},
+      {"gpt2", [](TrainOptions& o, const TemporaryFolder&) { o.setup.model = "gpt2", o.data = "/etc/passwd"; }},
+  };
+  for (const Case& c : cases) {
+    TrainOptions options = tiny("char-gpt");
+    options.save = folder / "x.safetensors";
+    options.log = folder / "log";
+    c.change(options, folder);
+    CAPTURE(c.message);
+    CHECK(contains(refusal(options), c.message));
+    CHECK(folder.entries() == 0);
+  }
+}
+
+TEST_CASE("program: exit status and the one line of an error") {
+  const TemporaryFolder folder;
+  const std::string run = "train char-gpt --data synthetic --layers 1 --width 16 --seq 8 --steps 2 ";
+  const std::string save = "--save '" + (folder / "x.safetensors") + "' ";
+  const std::vector<std::pair<std::string, const char*>> refused{
+      {"", "no command; allowed: "},
+      {"fly", "fly"},
+      {run + save + "--bogus 3", "--bogus"},
+      {run + save + "--batch 0", "--batch: '0' is not a whole number from 1"},
+      {run + save + "--batch x", "'x'"},
+      {run + save + "--lr nan", "--lr: 'nan'"},
+      {run + save + "--dtype i8", "'i8' is not floating"},
+      {run + save + "--dtype f7", "'f7' is not one of"},
+      {run + save + "--optimizer lion", "'lion' is not one of sgd"},
+      {run + save + "--device tpu", "'tpu' is not one of cpu"},
+      {run + save + "--heads 3", "3 heads"},
+      {run + save + "--allow-lossy", "there is no budget to plan for"},
+      {run + save + "--allow-lossy=i9", "--allow-lossy: 'i9' is not one of bf16, f16"},
+      {run + save + "--state i8", "--state: 'i8' is not one of f32, bf16, u8"},
+      {run + save + "--heads 2 --optimizer sgd --state u8", "sgd has no moments"},
+      {run + save + "--heads 2 --optimizer adamw8 --state bf16", "adamw8 keeps its state in u8"},
+      {run + save + "--heads 2 --full-state wte", "all state is f32"},
+      {run + save + "--heads 2 --optimizer adamw8 --full-state wxe", "no parameter is named 'wxe'"},
+      {run + save + "--heads 2 --offload-optimizer", "--offload-optimizer: no folder"},
+      {run + save + "--heads 2 --budget 64MiB --offload /no/such/folder", "/no/such/folder"},
+      {run + save + "--steps 3", "--steps"},
+      {"train gpt9 --data synthetic", "'gpt9' is not one of"},
+      {"train char-gpt", "--data"},
+      {"train char-gpt --data /no/such/file " + save, "/no/such/file"},
+      {"inspect /no/such/file", "/no/such/file"},
+      {"plan resnet18 --image 2", "image 2"},
+  };
+  for (const auto& [arguments, message] : refused) {
+    const auto result = program_test::run(folder, arguments);
+    if (!result) return;  // the library alone was built
+    CAPTURE(arguments);
+    CHECK(result->status == 2);
+    CHECK(result->out.empty());
+    CHECK(result->error.starts_with("thimble: "));
+    CHECK(contains(result->error, message));
+    CHECK(result->error.find('\n') + 1 == result->error.size());
+    CHECK(folder.entries() == 2);  // the two streams
+  }
+  for (const char* arguments : {"--help", "--version", "train --help"}) {
+    CHECK(program_test::run(folder, arguments)->status == 0);
+  }
+}
+
+TEST_CASE("program: JSON of train, inspect, devices and models") {
+  const TemporaryFolder folder;
+  const std::string file = folder / "x.safetensors";
+  const auto trained =
+      program_test::run(folder,
+                        "train char-gpt --data synthetic --layers 1 --heads 2 --width 16 --seq 8 --batch 2 "
+                        "--steps 2 --sample 5 --json --save '" +
+                            file + "' --log '" + (folder / "log") + "'");
+  if (!trained) return;  // the library alone was built
+  REQUIRE(trained->status == 0);
+  const auto train = nlohmann::json::parse(trained->out);
+  for (const char* key : {"loss_first", "loss_last", "predicted_peak_bytes", "measured_peak_bytes", "rss_peak_bytes",
+                          "arena_rss_bytes", "validation_loss", "ms_per_step", "items_per_s", "parameters", "steps"}) {
+    CAPTURE(key);
+    CHECK(train.at(key).is_number());
+  }
+  CHECK(train["predicted_peak_bytes"] == train["measured_peak_bytes"]);
+  CHECK(train["sample"].get<std::string>().size() == 5);
+  CHECK(folder.entries() == 4);  // the streams, the checkpoint and the log
+
+  const auto inspected = program_test::run(folder, "inspect '" + file + "' --json");
+  REQUIRE(inspected->status == 0);
+  const auto inspect = nlohmann::json::parse(inspected->out);
+  CHECK(inspect["tensors"].size() == SafetensorsReader(file).header().tensors.size());
+  CHECK(inspect["metadata"]["model"] == "char-gpt");
+  CHECK(inspect["tensors"][0].contains("shape"));
+  CHECK(contains(program_test::run(folder, "inspect '" + file + "'")->out, "model.wte.weight"));
+
+  const auto models = nlohmann::json::parse(program_test::run(folder, "models --json")->out);
+  bool has_resnet50 = false;
+  for (const auto& model : models["models"]) {
+    has_resnet50 = has_resnet50 || (model["name"] == "resnet50" && model["parameters"] == 25'557'032);
+  }
+  CHECK(has_resnet50);
+
+  const auto devices = nlohmann::json::parse(program_test::run(folder, "devices --json")->out);
+  CHECK(devices["cpu"]["threads"] >= 1);
+  CHECK(devices["cpu"]["memory_bytes"] > 0);
+  CHECK(devices["cuda"]["built"].is_boolean());
+}

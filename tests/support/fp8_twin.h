@@ -1,0 +1,113 @@
+#pragma once
+// The scalar twin of FP8 products (core/ops/quant/fp8.h, core/ops/matmul/fp8_linear.h): element by element, sums in
+// f64.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <thimble/core/ops/quant/fp8.h>
+#include <thimble/core/tensor/copy.h>
+
+namespace thimble::fp8_test {
+
+/// A matrix on the host.
+struct Matrix {
+  std::int64_t rows = 0, columns = 0;
+  std::vector<float> values;
+  float operator()(std::int64_t r, std::int64_t c) const { return values[static_cast<std::size_t>(r * columns + c)]; }
+};
+
+inline Matrix host(const Tensor& t) { return {t.size(0), t.size(1), to_host<float>(t)}; }
+
+/// Values in [-high, high] that differ from one another.
+inline Tensor spread(const Shape& shape, double high, DType dtype, int seed) {
+  std::vector<float> values(static_cast<std::size_t>(shape.elements()));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double t = static_cast<double>((i * 7919 + static_cast<std::size_t>(seed) * 104729) % 10007) / 10007;
+    values[i] = static_cast<float>(high * (2 * t - 1) * (i % 5 == 0 ? 0.01 : 1));
+  }
+  return to_dtype(from_host(values, shape), dtype);
+}
+
+/// What one value becomes: rounded under a scale, in f32 as the library does it.
+inline float rounded(float value, float scale, DType dtype) {
+  const float scaled = value * (1.0f / scale);
+  if (std::isnan(scaled)) return std::numeric_limits<float>::quiet_NaN();
+  if (std::isinf(value)) return dtype == DType::f8e4m3 ? std::numeric_limits<float>::quiet_NaN() : value;
+  return dtype == DType::f8e4m3 ? static_cast<float>(f8e4m3::saturate(scaled))
+                                : static_cast<float>(f8e5m2::saturate(scaled));
+}
+
+inline float largest(DType dtype) { return dtype == DType::f8e4m3 ? 448.0f : 57344.0f; }
+
+/// The scale per element of a matrix: all one, or those of blocks as powers of two. `given` != 0 is taken.
+inline Matrix scales_of(const Matrix& m, Fp8Role role, const Fp8Format& format, float given) {
+  Matrix scales{m.rows, m.columns, std::vector<float>(m.values.size())};
+  const DType dtype = role == Fp8Role::gradient ? format.gradient : format.forward;
+  const bool is_block = format.scaling == Fp8Scaling::block;
+  const std::int64_t height = !is_block ? m.rows : role == Fp8Role::weight ? 128 : 1;
+  const std::int64_t width = is_block ? 128 : m.columns;
+  for (std::int64_t r0 = 0; r0 < m.rows; r0 += height) {
+    for (std::int64_t c0 = 0; c0 < m.columns; c0 += width) {
+      double amax = 0;
+      const auto each = [&](auto&& f) {
+        for (std::int64_t r = r0; r < std::min(m.rows, r0 + height); ++r) {
+          for (std::int64_t c = c0; c < std::min(m.columns, c0 + width); ++c) f(r, c);
+        }
+      };
+      each([&](std::int64_t r, std::int64_t c) { amax = std::max(amax, std::fabs(static_cast<double>(m(r, c)))); });
+      double scale = amax == 0 ? 1 : amax / static_cast<double>(largest(dtype)) * std::exp2(format.margin);
+      if (is_block) {
+        // The quotient is rounded to f32 before it is rounded up to a power of two.
+        const double quotient = static_cast<double>(static_cast<float>(amax) / largest(dtype));
+        scale = amax == 0 ? 1 : std::exp2(std::ceil(std::log2(quotient)));
+      } else if (given != 0) {
+        scale = static_cast<double>(given);
+      }
+      each([&](std::int64_t r, std::int64_t c) {
+        scales.values[static_cast<std::size_t>(r * m.columns + c)] = static_cast<float>(scale);
+      });
+    }
+  }
+  return scales;
+}
+
+/// FP8 values times their scales.
+inline Matrix through_fp8(const Matrix& m, Fp8Role role, const Fp8Format& format, float given = 0) {
+  const Matrix scales = scales_of(m, role, format, given);
+  const DType dtype = role == Fp8Role::gradient ? format.gradient : format.forward;
+  Matrix result = m;
+  for (std::size_t i = 0; i < m.values.size(); ++i) {
+    result.values[i] = rounded(m.values[i], scales.values[i], dtype) * scales.values[i];
+  }
+  return result;
+}
+
+/// a b, and the same of magnitudes: what the error of a sum is bounded by.
+struct Product {
+  std::vector<double> values, magnitudes;
+};
+inline Product product(const Matrix& a, bool turns_a, const Matrix& b, bool turns_b) {
+  const std::int64_t m = turns_a ? a.columns : a.rows, k = turns_a ? a.rows : a.columns;
+  const std::int64_t n = turns_b ? b.rows : b.columns;
+  Product p;
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0, magnitude = 0;
+      for (std::int64_t q = 0; q < k; ++q) {
+        const double term =
+            static_cast<double>(turns_a ? a(q, i) : a(i, q)) * static_cast<double>(turns_b ? b(j, q) : b(q, j));
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      p.values.push_back(sum);
+      p.magnitudes.push_back(magnitude);
+    }
+  }
+  return p;
+}
+
+}  // namespace thimble::fp8_test

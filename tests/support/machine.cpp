@@ -1,0 +1,37 @@
+// What the tests' program runs on: THIMBLE_ISA and THIMBLE_UNITS are obeyed, and the choice is printed.
+
+#define CATCH_CONFIG_EXTERNAL_INTERFACES
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include <thimble/core/kernels/cpu/base/units.h>
+
+#include "catch.h"
+
+namespace {
+
+#if __has_include(<catch2/catch_all.hpp>)
+using ListenerBase = Catch::EventListenerBase;
+#else
+using ListenerBase = Catch::TestEventListenerBase;
+#endif
+
+class Machine : public ListenerBase {
+ public:
+  using ListenerBase::ListenerBase;
+  void testRunStarting(const Catch::TestRunInfo&) override {
+    try {
+      thimble::kernels::set_from_environment();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "thimble_tests: %s\n", error.what());
+      std::exit(2);
+    }
+    std::printf("On %s\n", thimble::kernels::describe_compute().c_str());
+    std::fflush(stdout);
+  }
+};
+
+CATCH_REGISTER_LISTENER(Machine)
+
+}  // namespace

@@ -1,0 +1,309 @@
+#pragma once
+// What the tests of the reference models share: passes, training steps, and the checks that every model has to stand:
+// its builds against each other, dry against real runs, theory against the ledger, its names and sizes in files.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <thimble/autograd/tape.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/model.h>
+#include <thimble/models/theory/term.h>
+#include <thimble/nn/files/tensor_io.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/sgd.h>
+
+#include "catch.h"
+#include "files.h"
+#include "near.h"
+
+namespace thimble::testing {
+
+/// A number of threads for a scope: small models are quicker without others to wait for.
+class Threads {
+ public:
+  explicit Threads(int threads = 1) : before_(thread_count()) { set_thread_count(threads); }
+  ~Threads() { set_thread_count(before_); }
+
+ private:
+  int before_;
+};
+
+/// The same initial values for the same seed, whatever the build.
+template <class M = models::Model>
+std::unique_ptr<M> make_seeded(std::string_view name, const models::ModelOptions& options, const nn::Placement& on = {},
+                               std::uint64_t seed = 1) {
+  Generator generator(seed);
+  const GeneratorScope scope(generator);
+  std::unique_ptr<models::Model> model = models::make_model(name, options, on);
+  return std::unique_ptr<M>(&dynamic_cast<M&>(*model.release()));
+}
+
+/// Normal images with the classes 0, 1, 2, ...; or ids that the position and `seed` determine, with the next ones as
+/// targets, or with the hidden ones (every third position) where the model is masked.
+inline models::Batch make_batch(const models::Model& model, std::int64_t samples, std::uint64_t seed = 3) {
+  models::Batch batch = model.empty_batch(samples, cpu);
+  std::vector<std::int64_t> targets;
+  if (!model.is_text()) {
+    Generator generator(seed);
+    const GeneratorScope scope(generator);
+    fill_normal(batch.input, 0, 1);
+    for (std::int64_t i = 0; i < samples; ++i) targets.push_back(i % model.options().classes);
+  } else {
+    std::vector<std::int64_t> ids;
+    const std::int64_t vocabulary = model.options().vocabulary, length = model.options().sequence;
+    for (std::int64_t i = 0; i < samples * length; ++i) {
+      const auto id_at = [&](std::int64_t t) {
+        return (t * t + 3 * (i / length) + 5 * static_cast<std::int64_t>(seed)) % vocabulary;
+      };
+      const bool is_hidden = model.is_masked() && i % 3 == 0;
+      ids.push_back(is_hidden ? vocabulary - 1 : id_at(i % length));
+      targets.push_back(is_hidden ? id_at(i % length) : model.is_masked() ? -100 : id_at(i % length + 1));
+    }
+    copy_into(batch.input, from_host(ids, batch.input.shape()));
+  }
+  copy_into(batch.target, from_host(targets, batch.target.shape()));
+  return batch;
+}
+
+/// Sizes of a named model with one of them replaced.
+template <class Member, class Value>
+models::ModelOptions options_with(Member models::ModelOptions::*member, Value value) {
+  models::ModelOptions options;
+  options.*member = value;
+  return options;
+}
+
+/// A name and values.
+struct NamedValues {
+  std::string name;
+  std::vector<double> values;
+  friend bool operator==(const NamedValues&, const NamedValues&) = default;
+};
+
+/// Loss, gradients of all parameters and buffers after one pass. Gradients are freed.
+inline std::vector<NamedValues> run_pass(models::Model& model, const models::Batch& batch, std::uint64_t seed = 5) {
+  Generator generator(seed);
+  const GeneratorScope scope(generator);
+  Tape tape;
+  Tensor loss;
+  {
+    const Recording on(tape);
+    loss = model.loss(batch);
+  }
+  std::vector<NamedValues> list{{"loss", to_host<double>(loss)}};
+  tape.backward(loss);
+  for (const nn::NamedTensor& p : model.parameters()) {
+    REQUIRE(p.tensor.grad().defined());
+    list.push_back({p.name, to_host<double>(p.tensor.grad())});
+    Tensor(p.tensor).grad() = Tensor();
+  }
+  for (const nn::NamedTensor& b : model.buffers()) list.push_back({b.name, to_host<double>(b.tensor)});
+  return list;
+}
+
+/// The largest |a - b|, relative to the largest |b|.
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  const double scale = thimble_test::largest_of(b), most = thimble_test::largest_difference(a, b);
+  return scale > 0 ? most / scale : most;
+}
+
+/// Losses of `steps` training steps on one batch.
+inline std::vector<double> train_on(models::Model& model, optim::Optimizer& optimizer, const models::Batch& batch,
+                                    int steps) {
+  std::vector<double> losses;
+  for (int i = 0; i < steps; ++i) {
+    nn::StepOptions options;
+    options.clip_norm = 1;
+    losses.push_back(item(nn::training_step(
+        optimizer, [&](std::int64_t) { return model.loss(batch); }, options)));
+  }
+  return losses;
+}
+
+/// Nothing to do before a run: see `prepare` below.
+inline constexpr auto as_made = [](auto&) {};
+
+/// Both builds of a transformer give loss and gradients that are equal up to rounding, with dropout too: a mask is a
+/// function of the path, the call's ordinal under it and the element, and both builds ask at the same places. Blocks
+/// that are run again give the same bits. `sizes_of(build, dropout)`; `prepare(model)` comes before. Parameters whose
+/// name ends with `without_gradient` are left out: rounding is all they get.
+template <class M, class SizesOf, class Prepare = decltype(as_made)>
+void check_builds_agree(std::string_view name, SizesOf&& sizes_of, const Prepare& prepare = as_made,
+                        std::string_view without_gradient = {}) {
+  const Threads alone;
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    for (const double dropout : {0.0, 0.2}) {
+      INFO(to_string(dtype) << " " << dropout);
+      const auto a = make_seeded<M>(name, sizes_of(models::Build::fused, dropout), {cpu, dtype});
+      const auto b = make_seeded<M>(name, sizes_of(models::Build::textbook, dropout), {cpu, dtype});
+      prepare(*a), prepare(*b);
+      const models::Batch batch = make_batch(*a, 3);
+      const auto fused = run_pass(*a, batch), textbook = run_pass(*b, batch);
+      const double tolerance = dtype == DType::f64 ? 1e-12 : 2e-5;
+      REQUIRE(fused.size() == textbook.size());
+      for (std::size_t i = 0; i < fused.size(); ++i) {
+        INFO(fused[i].name);
+        if (!without_gradient.empty() && fused[i].name.ends_with(without_gradient)) continue;
+        CHECK(distance(fused[i].values, textbook[i].values) < tolerance);
+      }
+      CHECK((run_pass(*a, batch, 6)[0] == fused[0]) == (dropout == 0));  // other masks give another loss
+      for (const bool is_recomputed : {true, false}) {
+        a->recompute_blocks(is_recomputed), b->recompute_blocks(is_recomputed);
+        CHECK(run_pass(*a, batch) == fused);
+        CHECK(run_pass(*b, batch) == textbook);
+      }
+    }
+  }
+}
+
+/// Two steps on a device: of Adam, clipped, for text; of SGD with momentum for images. The stack remembers what
+/// happened.
+template <class M = models::Model, class Prepare = decltype(as_made)>
+memory::Stack run_two_steps(std::string_view name, const models::ModelOptions& options, std::int64_t samples,
+                            Device device, const Prepare& prepare = as_made) {
+  const Threads alone;
+  memory::Stack stack = memory::make_resource(device, {.trace = true});
+  const ResourceScope resource(stack.top);
+  Generator generator(3);
+  const GeneratorScope draws(generator);
+  const auto model = make_seeded<M>(name, options, {device});
+  prepare(*model);
+  std::unique_ptr<optim::Optimizer> optimizer;
+  if (model->is_text()) {
+    optimizer = std::make_unique<optim::Adam>(model->trainable(), optim::AdamOptions{});
+  } else {
+    optimizer = std::make_unique<optim::Sgd>(model->trainable(), optim::SgdOptions{.rate = 0.01, .momentum = 0.9});
+  }
+  nn::StepOptions step_options;
+  step_options.clip_norm = model->is_text() ? 1 : 0;
+  const models::Batch batch = model->empty_batch(samples, device);
+  for (int step = 0; step < 2; ++step) {
+    nn::training_step(
+        *optimizer, [&](std::int64_t) { return model->loss(batch); }, step_options);
+  }
+  return stack;
+}
+
+/// Holds a dry run against the real one, event by event.
+template <class M = models::Model, class Prepare = decltype(as_made)>
+void check_dry_run(std::string_view name, const models::ModelOptions& options, std::int64_t samples,
+                   const Prepare& prepare = as_made) {
+  const memory::Stack real = run_two_steps<M>(name, options, samples, cpu, prepare);
+  const memory::Stack dried = run_two_steps<M>(name, options, samples, dry(cpu), prepare);
+  CHECK(real.trace->events().size() > 100);
+  CHECK(*real.trace == *dried.trace);
+  CHECK(real.arena->statistics() == dried.arena->statistics());
+  CHECK(real.ledger->max_allocated() == dried.ledger->max_allocated());
+  CHECK(real.ledger->bytes() == 0);
+}
+
+/// A model at full size is dry-run within a second, and its peak lies where state and activations put it.
+inline void check_planned_within_a_second(std::string_view name, std::int64_t samples,
+                                          const models::theory::ModelState& state, std::int64_t kept_bytes) {
+  const auto start = std::chrono::steady_clock::now();
+  const memory::Stack stack = run_two_steps(name, {}, samples, dry(cpu));
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+  const auto peak = static_cast<std::int64_t>(stack.arena->statistics().peak_committed_bytes);
+  CHECK(peak > state.parameters + state.optimizer + kept_bytes);
+  CHECK(peak < state.total() + kept_bytes);
+  CHECK(elapsed.count() < 1);
+}
+
+/// What theory says of one training step, in bytes.
+struct Theory {
+  std::int64_t activation = 0, input = 0;                   ///< kept for backward by the whole model
+  std::vector<std::pair<std::string, std::int64_t>> parts;  ///< activations booked at and below a path
+  models::theory::ModelState state;                         ///< with the moments of Adam: 2
+};
+
+/// Holds theory against what the ledger books in a dry pass: between forward and backward, after backward, and with an
+/// optimizer.
+template <class M = models::Model, class Prepare = decltype(as_made)>
+void check_theory(const Theory& theory, std::string_view name, const models::ModelOptions& options, DType dtype,
+                  std::int64_t samples, const Prepare& prepare = as_made) {
+  const memory::Stack stack = memory::make_resource(dry(cpu));
+  const ResourceScope scope(stack.top);
+  const auto booked = [&](Category category, const std::string& path = "") {
+    return static_cast<std::int64_t>(stack.ledger->bytes(category, path));
+  };
+  const auto model = make_seeded<M>(name, options, {dry(cpu), dtype});
+  prepare(*model);
+  const models::Batch batch = model->empty_batch(samples, dry(cpu));
+  Tape tape;
+  Tensor loss;
+  {
+    const Recording on(tape);
+    loss = model->loss(batch);
+  }
+  for (const auto& [path, bytes] : theory.parts) {
+    INFO(path);
+    CHECK(booked(Category::activation, path) == bytes);
+  }
+  CHECK(booked(Category::activation) == theory.activation);
+  CHECK(booked(Category::input) == theory.input);
+  CHECK(booked(Category::parameter) == theory.state.parameters + theory.state.buffers);
+  CHECK(booked(Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else is left
+  CHECK(booked(Category::workspace) == 0);
+  tape.backward(loss);
+  CHECK(booked(Category::activation) == 0);
+  CHECK(booked(Category::gradient) == theory.state.gradients);
+  const optim::Adam optimizer(model->trainable(), optim::AdamOptions{});
+  CHECK(booked(Category::optimizer) == theory.state.optimizer);
+  CHECK(static_cast<std::int64_t>(optimizer.state_bytes()) == theory.state.optimizer);
+}
+
+/// Calls check(build, dropout, dtype) for both builds, without dropout and with it, in three dtypes.
+template <class Check>
+void for_each_form(double dropout, Check&& check) {
+  for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
+    for (const double p : {0.0, dropout}) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) check(build, p, dtype);
+    }
+  }
+}
+
+/// Saving, loading into another model and saving again gives the same bytes.
+inline void check_weights_round_trip(std::string_view name, const models::ModelOptions& options) {
+  const files_test::TemporaryFolder folder;
+  const auto a = make_seeded(name, options), b = make_seeded(name, options, {}, 2);
+  nn::save_weights(*a, folder / "first");
+  nn::save_weights(*b, folder / "other");
+  CHECK(files_test::read_text_file(folder / "first") != files_test::read_text_file(folder / "other"));
+  nn::load_weights(*b, folder / "first");
+  nn::save_weights(*b, folder / "second");
+  CHECK(files_test::read_text_file(folder / "first") == files_test::read_text_file(folder / "second"));
+}
+
+/// The shape a parameter or buffer has in a file; empty when there is none of that name.
+inline std::string file_shape_of(const models::Model& model, const std::string& name) {
+  std::vector<nn::NamedTensor> entries = model.parameters();
+  for (const nn::NamedTensor& b : model.buffers()) entries.push_back(b);
+  for (const nn::NamedTensor& e : entries) {
+    if (e.name == name) return to_string(nn::file_shape(e.tensor.shape(), e.layout));
+  }
+  return {};
+}
+
+struct FileShape {
+  const char *name, *shape;
+};
+inline void check_file_shapes(const models::Model& model, const std::vector<FileShape>& rows) {
+  for (const FileShape& row : rows) {
+    INFO(row.name);
+    CHECK(file_shape_of(model, row.name) == row.shape);
+  }
+}
+
+}  // namespace thimble::testing

@@ -1,0 +1,84 @@
+#pragma once
+// Parameters, gradients and optimizers for the tests of narrow state.
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam8.h>
+
+namespace optim8_test {
+
+using namespace thimble;
+using namespace thimble::optim;
+
+// A matrix of several blocks whose last one is short, and a vector below the limit for narrow state.
+inline const std::vector<Shape> shapes{{3, 411}, {1000}, {7}};
+
+inline std::vector<Named> make_parameters(DType dtype = DType::f32, Device device = cpu) {
+  Generator generator(3);
+  const GeneratorScope random(generator);
+  std::vector<Named> list;
+  for (const Shape& shape : shapes) {
+    Tensor t = device.is_dry ? Tensor::empty(shape, dtype, device) : to_dtype(randn(shape), dtype);
+    t.storage()->set_category(Category::parameter);
+    list.push_back({"p" + std::to_string(list.size()), t.require_grad()});
+  }
+  return list;
+}
+
+// Of many magnitudes; a whole block without any at first.
+inline void set_gradients(const std::vector<Named>& list, int step) {
+  Generator generator(static_cast<std::uint64_t>(10 + step));
+  const GeneratorScope random(generator);
+  for (const Named& p : list) {
+    std::vector<float> g = to_host<float>(randn(p.tensor.shape()));
+    for (std::size_t i = 0; i < g.size(); ++i) {
+      g[i] = std::ldexp(g[i], -static_cast<int>(i % 19));
+      if (step < 3 && i >= 256 && i < 512) g[i] = 0;
+    }
+    p.tensor.grad() = to_dtype(from_host(g, p.tensor.shape()), p.tensor.dtype());
+  }
+}
+
+inline NarrowState narrow(DType dtype = DType::u8) { return {dtype, 100, {}}; }
+
+inline const AdamOptions adam_options{0.02, 0.8, 0.95, 1e-6, 0.1, true, 0};
+
+struct Restore {
+  kernels::Isa isa = kernels::isa();
+  int threads = thread_count();
+  ~Restore() {
+    kernels::set_isa(isa);
+    set_thread_count(threads);
+  }
+};
+
+inline std::unique_ptr<Optimizer> make(const std::string& name, const std::vector<Named>& list,
+                                       std::shared_ptr<Tier> tier = nullptr,
+                                       NarrowUpdate update = NarrowUpdate::rounded) {
+  AdamOptions adam = adam_options;
+  adam.tier = tier, adam.narrow = update;
+  const SgdOptions sgd{.rate = 0.02, .momentum = 0.9, .tier = tier, .narrow = update};
+  if (name == "adamw8") return std::make_unique<Adam8>(list, adam, narrow());
+  if (name == "adamw_bf16") return std::make_unique<Adam8>(list, adam, narrow(DType::bf16));
+  if (name == "momentum8") return std::make_unique<Momentum8>(list, sgd, narrow());
+  if (name == "momentum_bf16") return std::make_unique<Momentum8>(list, sgd, narrow(DType::bf16));
+  return std::make_unique<Adafactor>(list,
+                                     AdafactorOptions{.rate = 0.02, .beta1 = 0.5, .tier = tier, .narrow = update});
+}
+inline const char* const names[] = {"adamw8", "adamw_bf16", "momentum8", "momentum_bf16", "adafactor"};
+
+inline std::vector<std::vector<float>> values(const std::vector<Named>& list) {
+  std::vector<std::vector<float>> all;
+  for (const Named& n : list) all.push_back(to_host<float>(n.tensor));
+  return all;
+}
+
+}  // namespace optim8_test

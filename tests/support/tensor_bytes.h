@@ -1,0 +1,41 @@
+#pragma once
+// A dense tensor's bytes, read and written by a test, wherever the tensor lies.
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble::testing {
+
+using Bytes = std::vector<std::byte>;
+
+inline Bytes bytes_of(const Tensor& t) {
+  Bytes bytes(t.bytes());
+  if (bytes.empty()) return bytes;
+  launch(t.device(), [&](const Addresses& at) {
+    if (t.device().is_cuda()) {
+      kernels::device_runtime(t.device()).download(bytes.data(), at(t), bytes.size());
+    } else {
+      std::memcpy(bytes.data(), at(t), bytes.size());
+    }
+  });
+  return bytes;
+}
+
+/// Nothing on a dry device.
+inline void put_bytes(const Tensor& t, const void* from) {
+  if (t.bytes() == 0) return;
+  launch(t.device(), [&](const Addresses& at) {
+    if (t.device().is_cuda()) {
+      kernels::device_runtime(t.device()).upload(at(t), from, t.bytes());
+    } else {
+      std::memcpy(at(t), from, t.bytes());
+    }
+  });
+}
+
+}  // namespace thimble::testing

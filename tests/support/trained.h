@@ -1,0 +1,40 @@
+#pragma once
+// A training run of the program, without the program: what it reports, and the losses on its way.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+
+namespace trained_test {
+
+struct Run {
+  thimble::bench::TrainReport report;
+  std::vector<double> losses;
+};
+
+/// Trains; `after_step` sees what every step tells.
+inline Run run(const thimble::bench::TrainOptions& options,
+               const std::function<void(const thimble::bench::TrainProgress&)>& after_step = nullptr) {
+  Run result;
+  const thimble::bench::PreparedTraining prepared = thimble::bench::prepare_training(options);
+  result.report = thimble::bench::train(prepared, [&](const thimble::bench::TrainProgress& progress) {
+    result.losses.push_back(progress.loss);
+    if (after_step) after_step(progress);
+  });
+  return result;
+}
+
+/// The message that preparing these options ends with; empty when they are accepted.
+inline std::string refusal(const thimble::bench::TrainOptions& options) {
+  try {
+    thimble::bench::prepare_training(options);
+  } catch (const thimble::Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace trained_test
