@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include <thimble/core/numbers/integers.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/offload/direct_file.h>
 
@@ -23,9 +23,7 @@ namespace file_tier_detail {
 
 constexpr int most_workers = 16;
 
-std::size_t rounded_up(std::size_t bytes) {
-  return round_up(bytes, DirectFile::alignment);
-}
+std::size_t rounded_up(std::size_t bytes) { return round_up(bytes, DirectFile::alignment); }
 
 std::string chosen_folder(const std::string& folder) {
   if (!folder.empty()) return folder;

@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/core/numbers/integers.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/offload/pinned_memory.h>
 

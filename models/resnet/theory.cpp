@@ -18,7 +18,6 @@ struct Totals {
   std::int64_t in_codes = 0;  // bytes of the convolutions in 8 bits
 };
 
-
 /// Bytes of `filters` filters in 8 bits, each of so many lines: codes in panels of 64, 32 or 16 filters (8 where there
 /// are no more), in which a line takes whole groups of 4 numbers (8); a scale for each; and for each place in a panel
 /// of at least 16 the bias (i32) and the factor from sums to results (f32).

@@ -14,8 +14,8 @@
 
 #include "support/catch.h"
 #include "support/files.h"
-#include "support/skip.h"
 #include "support/find_data.h"
+#include "support/skip.h"
 
 namespace {
 

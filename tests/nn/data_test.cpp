@@ -9,9 +9,9 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/find_data.h"
 #include "support/gzip_file.h"
 #include "support/skip.h"
-#include "support/find_data.h"
 
 using namespace thimble;
 using namespace thimble::data;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include <thimble/core/numbers/integers.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/threads/parallel.h>
 
 #if defined(__x86_64__)
@@ -31,7 +31,6 @@ inline constexpr std::int64_t near_left_bytes = 512 * 1024;
 inline constexpr double worthwhile_cycles = 12000;  // below this a second thread does not pay
 
 inline constexpr auto float_bytes = static_cast<std::int64_t>(sizeof(float));
-
 
 /// The largest power of two that divides `stride`, at most a way of the cache: rows that far apart fall into
 /// cache_way_bytes / spread_bytes different sets.

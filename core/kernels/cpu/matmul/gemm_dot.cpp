@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include <thimble/core/numbers/integers.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_dot_kernel.h>
 #include <thimble/core/numbers/half.h>
+#include <thimble/core/numbers/integers.h>
 
 namespace thimble::kernels {
 namespace dot_detail {

@@ -33,7 +33,6 @@ inline constexpr double far_rows_use_cycles = 0.004;
 inline constexpr double near_rows_bytes = 1280 * 1024;
 inline constexpr double far_sums_cycles = 0.1;  // sums in C that do not stay in the second-level cache
 
-
 /// Cycles per element of k: two multiply-adds, two loads per cycle, and chains four cycles long.
 double depth_cycles(std::int64_t rows, std::int64_t vectors) noexcept {
   if (rows == 0 || vectors == 0) return 0;

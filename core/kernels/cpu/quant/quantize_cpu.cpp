@@ -7,12 +7,12 @@
 #include <cstring>
 
 #include <thimble/core/error.h>
-#include <thimble/core/numbers/integers.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/quant/fp8_avx512.h>
 #include <thimble/core/kernels/cpu/quant/quant_loops.h>
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/numbers/convert.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/numbers/quant_code.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -92,7 +92,6 @@ void with_code(const QuantizeArgs& a, F&& f) {
                          : f(quant::DynamicCode<false>{&quant::dynamic_table(false)});
   }
 }
-
 
 // Values of a part of a row, where they lie or converted.
 class RowPart {
