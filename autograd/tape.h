@@ -4,13 +4,10 @@
 //
 // Policy
 // - The tape notes the version of a storage (core/tensor/storage.h) for each value, when it is made or first seen. Who
-// writes
-// a
-//   value that needs a gradient, through whatever view or alias, gets an error at its next recorded use, and one in
-//   backward where it was kept.
+//   writes a value that needs a gradient, through whatever view or alias, gets an error at its next recorded use, and
+//   one in backward where it was kept.
 // - A value that needs no gradient may be written: to the tape it is another one from then on. A segment that would
-// have
-//   to run again from what it was is an error; never does it read what came later.
+//   have to run again from what it was is an error; never does it read what came later.
 //
 //   Tape tape;
 //   Tensor loss;

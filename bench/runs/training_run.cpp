@@ -177,7 +177,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   prepared.options = std::move(options);
   const auto plan = [&prepared] {
     prepared.options.plan.empty() ? detail::plan_in_budget(prepared) : detail::plan_from_file(prepared);
-    // Planning has freed all below its plan: a copy lies there, and the heap ends where it did.
+    // Planning has freed what lies below its plan: a copy lies lower, and more of the heap goes back.
     prepared.plan = nn::Plan(std::as_const(prepared.plan));
   };
   if (prepared.options.process_budget_bytes > 0) {

@@ -12,8 +12,7 @@
 //   run that is resumed after it draws the same. What is drawn between a step and the checkpoint taken after it is
 //   drawn again when that is resumed.
 // - Initial values (nn/layers/init.h) have a third count. At step 0, where models are made, they have the domain of
-// passes:
-//   a module that draws under the very path of its parameters meets their words again in the first step.
+//   passes: a module that draws under the very path of its parameters meets their words again in the first step.
 
 #include <cstdint>
 #include <vector>

@@ -10,8 +10,7 @@
 // - The maps are constexpr functions that both builds use. The host does the instructions by their definition on the
 //   words of 32 lanes, so a wrong map gives wrong products there, too.
 // - On the host a TF32 operand with bits behind its 11 counts as NaN: who forgets to round is found. (A GPU leaves
-// those
-//   bits out, and says nothing.)
+//   those bits out, and says nothing.)
 
 #include <cmath>
 #include <cstdint>

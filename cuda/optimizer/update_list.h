@@ -3,8 +3,7 @@
 //
 // Policy
 // - What all of a launch share (dtypes, numbers, what changes from step to step) stands in it once, so only updates
-// that
-//   are alike go together: a model's take two launches, or one for each 56 parameters.
+//   that are alike go together: a model's take two launches, or one for each 56 parameters.
 // - A team does a stretch of one parameter. Which one, it finds by the stretches that begin before it.
 // - The same table carries gradients that are summed or scaled.
 // - Each element is computed as it is alone, so the bits are those of one launch for each parameter.

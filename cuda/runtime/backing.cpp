@@ -2,16 +2,15 @@
 //
 // Policy
 // - The range is addresses alone (cuMemAddressReserve). Each granule of 2 MiB is an allocation of its own
-// (cuMemCreate),
-//   mapped where it belongs, because a mapping is given back as a whole or not at all. Access is set once per commit.
+//   (cuMemCreate), mapped where it belongs, because a mapping is given back as a whole or not at all. Access is set
+//   once per commit.
 // - The granule is the one that a dry run counts with, so that predictions are equal; the driver's own must divide it.
 // - A refusal of the driver is a value, and what was mapped before it is given back.
 // - Moves and fills go to the compute stream: they are in the order of the kernels before and after. Giving pages back
 //   waits for the device first, counted (cuda/runtime/runtime.h), because a kernel under way may still use them.
 // - A remap gives the handles of whole granules other addresses: it waits for the device, unmaps all of the stretch,
-// and
-//   maps it anew. What the driver refuses is put back; where it refuses that too, the device has failed, and the next
-//   launch reports it.
+//   and maps it anew. What the driver refuses is put back; where it refuses that too, the device has failed, and the
+//   next launch reports it.
 // - A move over a distance shorter than a granule goes through one granule of the backing's own, which is committed at
 //   the first such move and is not among the arena's bytes.
 // - The device's time of moves is taken by pairs of events around them, read when somebody asks and the device has

@@ -5,16 +5,14 @@
 // - The range is reserved once; pages are committed in granules when the height rises, touched once, and kept until
 //   trim(). So peak committed bytes are what the arena had to have, and they are what a plan predicts.
 // - Offsets come from two-level segregated fit (memory/arena/tlsf.h) and depend on the sequence of requests alone: a
-// dry
-//   arena and a real one with the same granule and alignment give the same offsets and figures.
+//   dry arena and a real one with the same granule and alignment give the same offsets and figures.
 // - Nothing about a block is stored in the range. Block handles are stable; the address in them may change when blocks
 //   are slid together.
 // - Compaction (memory/arena/compact.h, memory/arena/arena_compact.cpp): when a request finds no hole though the free
-// bytes
-//   suffice, or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes as make
-//   the hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing moves
-//   while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same offsets
-//   and figures; it has no launches, no pins, and its pages are never refused.
+//   bytes suffice, or the backing refuses pages though there are some, blocks are slid towards offset 0: as few bytes
+//   as make the hole. compact() slides all of them, and so does safe_point() where holes are too large a share. Nothing
+//   moves while a launch runs, and a pinned block never does. A dry arena compacts at the same events, with the same
+//   offsets and figures; it has no launches, no pins, and its pages are never refused.
 // - Where the backing can, compact() and safe_point() move a block by its pages: the whole granules in it are mapped at
 //   their new place, and the ends are copied. The rule: its way is a whole number of granules, and those in it are
 //   Options::remap_from_bytes or more. Requests copy only, because a remap waits for the device. Where blocks come to

@@ -17,8 +17,7 @@
 // - Few branches that a processor cannot foresee: taking a span out of its bin has one, finding the next occupied bin
 //   none. A list ends at a span that may be read and written like any other (`nil_`), not at a null pointer.
 // - `find` changes nothing, `take` cannot fail: between the two the arena commits pages and may give up. `take_ready`
-// is
-//   both at once for the request that needs nothing else, which in a steady state is every one.
+//   is both at once for the request that needs nothing else, which in a steady state is every one.
 //
 // Terms
 //   unit     smallest distance of offsets in bytes; sizes are rounded up to it

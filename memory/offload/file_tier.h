@@ -3,9 +3,9 @@
 //
 // Policy
 // - One nameless file (memory/offload/direct_file.h). A write takes a slot: the last one freed of the same size, or a
-// new one
-//   at the file's end, reserved on the disk before anything is copied, so that a full disk is met by write() and not in
-//   the middle. A training step writes the same sizes again and again: the file stops growing after the first.
+//   new one at the file's end, reserved on the disk before anything is copied, so that a full disk is met by write()
+//   and not in the middle. A training step writes the same sizes again and again: the file stops growing after the
+//   first.
 // - Worker threads move chunks of `chunk_bytes`, first come, first served; several share one large transfer. Direct I/O
 //   wants aligned memory, which tensors need not be: each worker copies through a bounce buffer of one chunk. The
 //   buffers are one tensor, taken from the Context's resource when the tier is made and booked as workspace under

@@ -8,8 +8,7 @@
 // - Each is told as what this process may hold in all, in arenas and outside of them. What others hold of a group or a
 //   machine is taken off; the kernel's cache of files is not, because it gives way.
 // - A control group is charged for page tables, too: 8 bytes for each 4 KiB, at most. They may take the place of half
-// of
-//   the code, which the kernel drops and reads again; what is more than that is needed beside it.
+//   of the code, which the kernel drops and reads again; what is more than that is needed beside it.
 // - A limit that cannot be read is no limit.
 //
 // Terms

@@ -67,13 +67,12 @@ struct Plan {
   void apply(StepOptions& options, Device device) const;
 
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
-  std::vector<StepPlan>
-      placement;               ///< where the blocks of the first and of a steady step go (memory/policies/placed.h)
-  std::string description;     ///< the chain's schedule, stage by stage
-  std::size_t peak_bytes = 0;  ///< that the arena will commit, exactly
-  std::size_t lower_bound_bytes = 0;  ///< the load: no placement of the same step needs less
-  double step_s = 0;                  ///< by the cost model
-  double time_overhead = 0;           ///< over keeping everything: 0.1 is a tenth more
+  std::vector<StepPlan> placement;       ///< where the blocks of the first and of a steady step go
+  std::string description;               ///< the chain's schedule, stage by stage
+  std::size_t peak_bytes = 0;            ///< that the arena will commit, exactly
+  std::size_t lower_bound_bytes = 0;     ///< the load: no placement of the same step needs less
+  double step_s = 0;                     ///< by the cost model
+  double time_overhead = 0;              ///< over keeping everything: 0.1 is a tenth more
   CategoryBytes peak_by_category{};
   MakeTier make_tier;                            ///< null where the plan does not offload
   std::size_t offloaded_bytes = 0;               ///< of saved tensors, per recording

@@ -11,9 +11,8 @@
 // - The first two steps run as training_step does, the first one and a steady one, so that pages, libraries and plans
 //   are there. The third is recorded, and it and all that follow are replays: the same bits.
 // - A recording repeats addresses. So it needs a placed arena (memory/policies/placed.h) with the plans of steps whose
-// loss goes
-//   with them (nn::plan_steps of a run whose step() drops it): all that a step allocates lies in its region. From then
-//   on the region stays, no block of its arena moves, and a request that would need that is refused.
+//   loss goes with them (nn::plan_steps of a run whose step() drops it): all that a step allocates lies in its region.
+//   From then on the region stays, no block of its arena moves, and a request that would need that is refused.
 // - It repeats arguments, but for those that change from step to step: the optimizer's rate, count of updates and
 //   gradient factor, and the generator's step stand in device memory (core/kernels/shared/step_numbers.h), which one
 //   copy writes before each replay. Set them between steps as ever.

@@ -56,8 +56,7 @@ void check_placed_step(const optim::Optimizer& optimizer) {
   throw PlanError(
       "training_step: the memory of this step is planned, and no planned step has begun; let "
       "`const Placed::Step step(*stack.placed);` (memory/policies/placed.h) live from before the step's batch is made "
-      "until its "
-      "loss is gone");
+      "until its loss is gone");
 }
 
 void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options) {

@@ -13,9 +13,9 @@
 //
 // Policy
 // - The functions make the whole program: the trainer calls them on dry devices, some thirty times, to plan, and then
-// on
-//   the real one. So they are functions of their arguments alone: what they change outside of these is changed by dry
-//   runs, too. On a dry device a batch has its sizes and no values; a value is read by nn::read_value (nn/step/read.h).
+//   on the real one. So they are functions of their arguments alone: what they change outside of these is changed by
+//   dry runs, too. On a dry device a batch has its sizes and no values; a value is read by nn::read_value
+//   (nn/step/read.h).
 // - Random numbers are those of the trainer's seed in model, batch, loss and evaluation; the batch of a step may draw.
 // - Batches of other shapes are other steps. The shapes of a batch are looked up before it is made, on the dry twin of
 //   the device; each gets a plan of its own when it is first seen, the example steps before the first step, and the

@@ -63,6 +63,22 @@ std::vector<std::string> copied_code(const house::Source& document, const std::v
   return problems;
 }
 
+/// Comments beyond the last column. clang-format leaves them as they are, because it breaks lists when it wraps them.
+std::vector<std::string> long_comments(const house::Source& file) {
+  constexpr std::size_t most_columns = 120;
+  std::vector<std::string> problems;
+  std::istringstream text(file.text);
+  std::string line;
+  for (std::size_t number = 1; std::getline(text, line); ++number) {
+    const std::size_t first = line.find_first_not_of(' ');
+    if (line.size() > most_columns && first != std::string::npos && line.compare(first, 2, "//") == 0) {
+      problems.push_back(file.path + ":" + std::to_string(number) + ": a comment of " + std::to_string(line.size()) +
+                         " columns");
+    }
+  }
+  return problems;
+}
+
 bool is_text(const std::string& text) { return text.find('\0') == std::string::npos; }
 
 }  // namespace
@@ -77,6 +93,18 @@ TEST_CASE("text: no file of code is longer than one idea", "[house]") {
   }
   INFO(house::lines(problems));
   CHECK(problems.empty());
+}
+
+TEST_CASE("text: comments end with the line", "[house]") {
+  std::vector<std::string> problems;
+  for (const house::Source& file : house::all_files()) {
+    if (house::is_code(file.path))
+      for (std::string& problem : long_comments(file)) problems.push_back(std::move(problem));
+  }
+  INFO(house::lines(problems));
+  CHECK(problems.empty());
+  CHECK(long_comments({"a.h", "  // " + std::string(120, 'x') + "\n"}).size() == 1);
+  CHECK(long_comments({"a.h", "// " + std::string(117, 'x') + "\n"}).empty());
 }
 
 TEST_CASE("text: no file names a path of one machine", "[house]") {

@@ -16,8 +16,7 @@
 //   is; what is larger than largest x scale becomes the largest. Before the first recorded step, and while all that was
 //   recorded is 0, the scale is the tensor's own, as with current.
 // - code = nearest even to value x (1 / scale), saturating where the value is finite. A NaN stays one; an infinity
-// stays
-//   one in f8e5m2 and is NaN in f8e4m3, which has none.
+//   stays one in f8e5m2 and is NaN in f8e4m3, which has none.
 //
 // In blocks (block)
 // - x and dy have a scale for 128 values of a row, weights one for 128 x 128. Scales are powers of two, amax / largest
@@ -30,8 +29,8 @@
 //   many steps were recorded, and 1 + the number of the last (the generator's), by which several passes of one step
 //   (micro-batches, a layer used twice) share a place of the ring.
 // - A step uses the scales that were committed before it, and records its own in the Transaction
-// (core/tensor/transaction.h):
-//   a recompute records nothing, and a step that throws or is skipped leaves the state as it was.
+//   (core/tensor/transaction.h): a recompute records nothing, and a step that throws or is skipped leaves the state as
+//   it was.
 // - An amax that is NaN or infinite is not recorded.
 
 #include <cstdint>
