@@ -267,8 +267,7 @@ std::string single_header(const Library& library, const std::string& version) {
 // Include it wherever it is used; in exactly one .cpp file, first
 //   #define THIMBLE_IMPLEMENTATION
 // Needs C++20 and, in that one file, Eigen 3.4 on the include path. Compile with -ffp-contract=off: results are the
-// same
-// bits under every plan only then. The files that need nlohmann-json and zlib join
+// same bits under every plan only then. The files that need nlohmann-json and zlib join
 // where THIMBLE_WITH_FILES is defined, in every file that includes this one.
 
 #ifndef THIMBLE_HPP
