@@ -34,4 +34,8 @@ SpareTape::~SpareTape() {
   if (spare != nullptr && !spare->tape) spare->tape = std::move(tape_);
 }
 
+void SpareTape::release() noexcept {
+  if (auto* const spare = spare_tape_detail::Spare::here()) spare->tape.reset();
+}
+
 }  // namespace thimble

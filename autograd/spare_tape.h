@@ -17,6 +17,9 @@ class SpareTape {
   SpareTape(const SpareTape&) = delete;
   SpareTape& operator=(const SpareTape&) = delete;
 
+  /// Frees the tape that waits in this thread.
+  static void release() noexcept;
+
   Tape& operator*() const noexcept { return *tape_; }
   Tape* operator->() const noexcept { return tape_.get(); }
 

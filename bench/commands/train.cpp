@@ -209,6 +209,7 @@ void add_train(CLI::App& program) {
       throw ValueError("--gradient-report: nothing is packed; with --budget and --allow-lossy it is allowed");
     }
     train_detail::require_names(*command);
+    options->plans_in_child = options->device == cpu;
     if (options->warmup < 0) options->warmup = options->steps / 10;
     const PreparedTraining prepared = prepare_training(*options);
     train_detail::say_before(prepared);

@@ -46,6 +46,7 @@ struct TrainOptions {
   bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/launch/tf32.h)
   std::string plan;                      ///< a file that `thimble plan --save` wrote: followed, and nothing is planned
   bool is_strict = false;                ///< a step that leaves its plan is an error
+  bool plans_in_child = false;           ///< on the cpu plans are searched in a child process (child_process.h)
   bool records_steps = false;            ///< on a CUDA device steps are recorded and replayed (nn/step/recorded_step.h)
 };
 

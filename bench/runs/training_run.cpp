@@ -6,7 +6,9 @@
 #include <system_error>
 
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
+#include <thimble/autograd/spare_tape.h>
 #include <thimble/bench/planning/choices.h>
 #include <thimble/bench/planning/recording.h>
 #include <thimble/bench/planning/storing.h>
@@ -18,7 +20,9 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/tf32.h>
+#include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/process/child_process.h>
 #include <thimble/memory/process/host_limits.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
@@ -125,6 +129,31 @@ void plan_in_budget(PreparedTraining& prepared) {
   setup = chosen;
 }
 
+/// The same in a child process, whose planners leave nothing on this one's heap: what they hold while they search would
+/// count as outside of the arena for as long as this process lives. False where there is no plan; planning here then
+/// says why.
+bool plan_in_child(PreparedTraining& prepared) {
+  const std::optional<std::string> made = memory::in_child_process([&prepared] {
+    plan_in_budget(prepared);
+    const nlohmann::json chosen{{"micro_batches", prepared.options.setup.micro_batches},
+                                {"nodes", prepared.nodes},
+                                {"cost_model", prepared.cost_model}};
+    return chosen.dump() + "\n" + nn::plan_to_json(prepared.plan);
+  });
+  if (!made) return false;
+  const std::size_t end = made->find('\n');
+  const nlohmann::json chosen = nlohmann::json::parse(made->substr(0, end));
+  Setup& setup = prepared.options.setup;
+  setup.micro_batches = chosen.at("micro_batches").get<std::int64_t>();
+  prepared.nodes = chosen.at("nodes").get<std::size_t>();
+  prepared.cost_model = chosen.at("cost_model").get<std::string>();
+  prepared.plan =
+      nn::plan_from_json(std::string_view(*made).substr(end), "of a child process", training_program(prepared),
+                         prepared.options.device, planner_options(setup, prepared.options.device).make_tier);
+  prepared.packing = packing_of(prepared.plan);
+  return true;
+}
+
 }  // namespace training_run_detail
 
 PreparedTraining prepare_training(TrainOptions options) {
@@ -176,8 +205,14 @@ PreparedTraining prepare_training(TrainOptions options) {
   check_saving(options, training);
   prepared.options = std::move(options);
   const auto plan = [&prepared] {
-    prepared.options.plan.empty() ? detail::plan_in_budget(prepared) : detail::plan_from_file(prepared);
-    // Planning has freed what lies below its plan: a copy lies lower, and more of the heap goes back.
+    if (!prepared.options.plan.empty()) {
+      detail::plan_from_file(prepared);
+    } else if (!prepared.options.plans_in_child || !detail::plan_in_child(prepared)) {
+      detail::plan_in_budget(prepared);
+    }
+    // What dry steps have left for the next ones, and the planner below its plan, goes back: a copy lies lower.
+    SpareTape::release();
+    Transaction::release_room();
     prepared.plan = nn::Plan(std::as_const(prepared.plan));
   };
   if (prepared.options.process_budget_bytes > 0) {

@@ -29,6 +29,8 @@ class Transaction {
   /// Drops what is staged of state tensors; gradients and the generator are not touched.
   void drop_state() noexcept { entries_.clear(); }
   void commit();
+  /// Frees the room for the next transaction that this thread's last one has left.
+  static void release_room() noexcept { spare() = {}; }
   std::size_t staged_count() const noexcept { return entries_.size(); }
 
  private:

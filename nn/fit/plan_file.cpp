@@ -224,24 +224,34 @@ std::shared_ptr<const TapePlan> with_operators(const std::shared_ptr<const TapeP
 
 }  // namespace plan_file_detail
 
-void write_plan(const std::string& path, const Plan& plan) {
+std::string plan_to_json(const Plan& plan) {
   using namespace plan_file_detail;
-  if (!plan.key) throw ValueError("write_plan: " + path + ": the plan has no key; those of a Planner have one");
+  if (!plan.key) throw ValueError("plan: it has no key, so it cannot be written; plans of a Planner have one");
   Json json{{"format", format}, {"figures", figures_of(plan)}, {"key", json_of(*plan.key)}};
   json["tape"] = plan.tape ? json_of(*plan.tape) : Json();
   json["placement"] = Json::array();
   for (const StepPlan& step : plan.placement) json["placement"].push_back(json_of(step));
-  write_file_atomically(path, std::string_view(json.dump() + "\n"));
+  return json.dump() + "\n";
 }
 
+void write_plan(const std::string& path, const Plan& plan) { write_file_atomically(path, plan_to_json(plan)); }
+
 Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier) {
+  const std::vector<std::byte> bytes = read_whole_file(path, plan_file_detail::most_bytes);
+  return plan_from_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path, make, device, make_tier);
+}
+
+Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
+                    const MakeTier& make_tier) {
   using namespace plan_file_detail;
-  const std::vector<std::byte> bytes = read_whole_file(path, most_bytes);
-  const auto* const begin = reinterpret_cast<const char*>(bytes.data());
-  const Reader reader{path};
+  const Device on = dry(device);
+  PlanKey now;
+  const TapeGraph graph =
+      record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) { now = plan_key(on, recording, run); });
+  const Reader reader{source};
   Plan plan;
   try {
-    plan = reader.plan(Json::parse(begin, begin + bytes.size()));
+    plan = reader.plan(Json::parse(json));
   } catch (const nlohmann::json::exception& error) {
     reader.refuse(error.what());
   } catch (const std::out_of_range& error) {
@@ -251,16 +261,12 @@ Plan read_plan(const std::string& path, const MakeRun& make, Device device, cons
   } catch (const ShapeError& error) {
     reader.refuse(error.what());
   }
-  const Device on = dry(device);
-  PlanKey now;
-  const TapeGraph graph =
-      record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) { now = plan_key(on, recording, run); });
   if (const std::string why = difference(*plan.key, now); !why.empty()) {
-    throw PlanError("plan " + path + " is of another key: " + why);
+    throw PlanError("plan " + source + " is of another key: " + why);
   }
   plan.tape = with_operators(plan.tape, graph);
   if (plan.tape && plan.tape->offloads()) {
-    if (!make_tier) throw PlanError("plan " + path + " offloads tensors, and there is no tier");
+    if (!make_tier) throw PlanError("plan " + source + " offloads tensors, and there is no tier");
     plan.make_tier = make_tier;
   }
   const MakeRun follow = [&](Device target) {
@@ -270,7 +276,7 @@ Plan read_plan(const std::string& path, const MakeRun& make, Device device, cons
   };
   const MemoryProfile profile = profile_training(on, follow, 2, false, plan.placement);
   if (profile.placed.first_deviation) {
-    throw PlanError("plan " + path + " is not kept by a dry run: " + to_string(*profile.placed.first_deviation));
+    throw PlanError("plan " + source + " is not kept by a dry run: " + to_string(*profile.placed.first_deviation));
   }
   plan.peak_bytes = profile.peak_bytes;
   plan.peak_by_category = profile.peak_by_category;

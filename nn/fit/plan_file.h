@@ -3,12 +3,16 @@
 // (nn/fit/plan_key.h), the fates of all nodes, where every block lies, and its figures.
 
 #include <string>
+#include <string_view>
 
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::nn {
 
-/// Writes a plan as JSON; the file appears whole or not at all. Throws ValueError for one without a key, FileError.
+/// A plan as JSON. Throws ValueError for one without a key.
+std::string plan_to_json(const Plan& plan);
+
+/// Writes plan_to_json; the file appears whole or not at all. Throws ValueError, FileError.
 void write_plan(const std::string& path, const Plan& plan);
 
 /// Reads a plan for this run. The run's step is recorded on the dry twin of `device` and held against the plan's key;
@@ -17,6 +21,10 @@ void write_plan(const std::string& path, const Plan& plan);
 /// Throws PlanError for a plan of another key, naming the first thing that differs, for one that the dry run departs
 /// from, and for one that offloads without a tier; FileError for a file that holds no plan; what the run throws.
 Plan read_plan(const std::string& path, const MakeRun& make, Device device, const MakeTier& make_tier = nullptr);
+
+/// The same of a text that plan_to_json made; errors name its `source`.
+Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
+                    const MakeTier& make_tier = nullptr);
 
 /// A few lines for people: the key, the figures, the segments and stores, how the blocks are placed.
 std::string to_text(const Plan& plan);

@@ -1,0 +1,74 @@
+// Work in a child process: its result, its failures, and that nothing of it stays.
+
+#include <thimble/memory/process/child_process.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <thimble/core/error.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/memory/process/process.h>
+
+#include "support/catch.h"
+#include "support/sanitizer.h"
+
+using namespace thimble;
+
+TEST_CASE("child process: a result of any length comes back, changes do not", "[child_process]") {
+  int changed = 0;
+  const auto text = memory::in_child_process([&] {
+    changed = 1;
+    return std::string(3'000'000, 'x') + std::to_string(::getppid());
+  });
+  REQUIRE(text);
+  CHECK(*text == std::string(3'000'000, 'x') + std::to_string(::getpid()));
+  CHECK(changed == 0);
+  const auto empty = memory::in_child_process([] { return std::string(); });
+  REQUIRE(empty);
+  CHECK(empty->empty());
+}
+
+TEST_CASE("child process: none where it throws or is killed", "[child_process]") {
+  CHECK_FALSE(memory::in_child_process([]() -> std::string { throw ValueError("no"); }));
+  CHECK_FALSE(memory::in_child_process([]() -> std::string {
+    ::raise(SIGKILL);
+    return "not reached";
+  }));
+  CHECK_FALSE(memory::in_child_process([]() -> std::string { ::_exit(0x1); }));
+}
+
+TEST_CASE("child process: kernels run there on several threads", "[child_process]") {
+  std::vector<int> seen(64, 0);
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) seen[static_cast<std::size_t>(i)] = 1;
+  };
+  parallel_for(64, 1, work);  // the parent has its workers
+  const auto text = memory::in_child_process([&] {
+    seen.assign(64, 0);
+    parallel_for(64, 1, work);
+    std::string ones;
+    for (const int one : seen) ones += one == 1 ? '1' : '0';
+    return ones;
+  });
+  REQUIRE(text);
+  CHECK(*text == std::string(64, '1'));
+}
+
+#if !defined(THIMBLE_TEST_HAS_SANITIZER)
+TEST_CASE("child process: what it takes from the heap goes with it", "[child_process]") {
+  constexpr std::size_t MiB = std::size_t{1} << 20;
+  const auto fill = [] {
+    std::vector<std::string> many(200'000);
+    for (std::string& one : many) one = std::string(100, 'y');
+    return std::to_string(process::data_bytes());
+  };
+  const std::size_t before = process::data_bytes();
+  const auto inside = memory::in_child_process(fill);
+  REQUIRE(inside);
+  CHECK(std::stoull(*inside) > before + 20 * MiB);
+  CHECK(process::data_bytes() < before + MiB);
+}
+#endif
