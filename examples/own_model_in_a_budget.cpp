@@ -63,7 +63,7 @@ int main() {
   std::printf("%s", certificate.text().c_str());
   trainer.run([](const nn::Progress& p) {
     std::printf("step %2lld  loss %.4f", static_cast<long long>(p.step), p.loss);
-    p.evaluation ? std::printf("  evaluation %.4f\n", *p.evaluation) : std::printf("\n");
+    p.evaluation ? std::printf("  evaluation %.4f\n", p.evaluation->loss) : std::printf("\n");
   });
   std::printf("budget %zu, predicted %zu, measured %zu bytes\n", options.budget_bytes, trainer.plan().peak_bytes,
               trainer.peak_bytes());

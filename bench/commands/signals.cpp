@@ -44,9 +44,9 @@ StopSignals::~StopSignals() {
   for (const Taken& taken : taken_) sigaction(taken.number, &taken.before, nullptr);
 }
 
-Wish StopSignals::wish() noexcept {
-  if (stop_signal() != 0) return Wish::stop;
-  return signals_detail::has_save.exchange(false) ? Wish::save : Wish::go_on;
+nn::Wish StopSignals::wish() noexcept {
+  if (stop_signal() != 0) return nn::Wish::stop;
+  return signals_detail::has_save.exchange(false) ? nn::Wish::save : nn::Wish::go_on;
 }
 
 int StopSignals::stop_signal() const noexcept { return signals_detail::stop.load(); }

@@ -24,7 +24,7 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   /// What the signals that came since the last call ask for.
-  Wish wish() noexcept;
+  nn::Wish wish() noexcept;
   /// The signal that asked for an end; 0: none did.
   int stop_signal() const noexcept;
 

@@ -57,7 +57,7 @@ class ProgressLine {
   /// The picture goes, the lines stay.
   void end_watch() { live_.reset(); }
 
-  void show(const TrainProgress& p) {
+  void show(const nn::Progress& p) {
     const bool is_last = p.step == steps_;
     if (!is_terminal_ && !is_last && p.step % every_ != 0 && !p.evaluation) return;
     const bool stays = !is_terminal_ || is_last || p.evaluation;
@@ -67,7 +67,7 @@ class ProgressLine {
   }
 
  private:
-  static std::string text(const TrainProgress& p, std::int64_t steps) {
+  static std::string text(const nn::Progress& p, std::int64_t steps) {
     char start[200], end[80] = "", accuracy[40] = "";
     std::snprintf(start, sizeof start, "step %lld/%lld  loss %.4f  rate %.3g  now %s  peak %s  %.0f items/s  left %s",
                   static_cast<long long>(p.step), static_cast<long long>(steps), p.loss, p.rate,
@@ -217,18 +217,18 @@ void add_train(CLI::App& program) {
     memory::Stack resources;  // of the run
     train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
     StopSignals signals;
-    TrainControl control;
+    nn::TrainControl control;
     control.wish = [&signals] { return signals.wish(); };
     control.say = [&line](const std::string& text) { line.say("thimble: " + printable(text)); };
     const TrainReport report = train(
-        prepared, [&line](const TrainProgress& progress) { line.show(progress); },
+        prepared, [&line](const nn::Progress& progress) { line.show(progress); },
         [&](const memory::Stack& stack) {
           resources = stack;
           if (*is_live) line.watch(stack, prepared.options.budget_bytes);
         },
         control);
     line.end_watch();
-    if (report.end == TrainEnd::stopped) {
+    if (report.end == nn::TrainEnd::stopped) {
       line.say("thimble: " + signal_name(signals.stop_signal()) + ": " + printable(report.end_text));
       throw CLI::RuntimeError(128 + signals.stop_signal());
     }
@@ -237,7 +237,7 @@ void add_train(CLI::App& program) {
       extra.by_category = resources.ledger->peak_by_category();
     }
     resources = {};
-    const bool is_complete = report.end == TrainEnd::complete;
+    const bool is_complete = report.end == nn::TrainEnd::complete;
     if (*wants_gradients && is_complete) extra.gradients = packing_gradients(prepared);  // after the run's own figures
     if (*is_json) {
       print_train_json(prepared.options, extra, report);

@@ -34,8 +34,8 @@ std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
   return names;
 }
 
-const char* end_name(TrainEnd end) {
-  return end == TrainEnd::complete ? "complete" : end == TrainEnd::stopped ? "stopped" : "diverged";
+const char* end_name(nn::TrainEnd end) {
+  return end == nn::TrainEnd::complete ? "complete" : end == nn::TrainEnd::stopped ? "stopped" : "diverged";
 }
 
 }  // namespace train_output_detail
@@ -43,41 +43,40 @@ const char* end_name(TrainEnd end) {
 std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
 
 void print_train_json(const TrainOptions& options, const TrainExtra& extra, const TrainReport& r) {
-  nlohmann::ordered_json json{
-      {"model", options.setup.model},
-      {"parameters", r.parameters},
-      {"first_step", r.first_step},
-      {"steps", r.steps},
-      {"end", train_output_detail::end_name(r.end)},
-      {"loss_first", r.loss_first},
-      {"loss_last", r.loss_last},
-      {"is_finite", r.is_finite()},
-      {"validation_loss", r.has_validation ? nlohmann::ordered_json(r.validation.loss) : nullptr},
-      {"optimizer", r.optimizer},
-      {"optimizer_state_bytes", r.state_bytes},
-      {"full_state", r.full_state},
-      {"predicted_peak_bytes", r.predicted_peak_bytes},
-      {"measured_peak_bytes", r.measured_peak_bytes},
-      {"budget_bytes", options.budget_bytes},
-      {"micro_batches", options.setup.micro_batches},
-      {"fuses_optimizer", options.setup.fuses_optimizer},
-      {"clip_norm", r.clip_norm},
-      {"time_overhead", r.time_overhead},
-      {"cost_model", r.cost_model},
-      {"offloaded_bytes", r.offloaded_bytes},
-      {"packed_bytes", r.packing.bytes},
-      {"packed_to_bytes", r.packing.packed_bytes},
-      {"packed_dtypes", train_output_detail::names_of(r.packing.dtypes)},
-      {"predicted_tier_bytes", r.predicted_tier_bytes},
-      {"measured_tier_bytes", r.measured_tier_bytes},
-      {"outside_bytes", r.outside.total()},
-      {"process_peak_bytes", r.process_peak_bytes},
-      {"process_budget_bytes", r.process_budget_bytes},
-      {"control_group_peak_bytes", r.control_group_peak_bytes},
-      {"rss_peak_bytes", r.rss_peak_bytes},
-      {"arena_rss_bytes", r.arena_rss_bytes},
-      {"ms_per_step", r.ms_per_step},
-      {"items_per_s", r.items_per_s}};
+  nlohmann::ordered_json json{{"model", options.setup.model},
+                              {"parameters", r.parameters},
+                              {"first_step", r.first_step},
+                              {"steps", r.steps},
+                              {"end", train_output_detail::end_name(r.end)},
+                              {"loss_first", r.loss_first},
+                              {"loss_last", r.loss_last},
+                              {"is_finite", r.is_finite()},
+                              {"validation_loss", r.evaluation ? nlohmann::ordered_json(r.evaluation->loss) : nullptr},
+                              {"optimizer", r.optimizer},
+                              {"optimizer_state_bytes", r.state_bytes},
+                              {"full_state", r.full_state},
+                              {"predicted_peak_bytes", r.predicted_peak_bytes},
+                              {"measured_peak_bytes", r.measured_peak_bytes},
+                              {"budget_bytes", options.budget_bytes},
+                              {"micro_batches", options.setup.micro_batches},
+                              {"fuses_optimizer", options.setup.fuses_optimizer},
+                              {"clip_norm", r.clip_norm},
+                              {"time_overhead", r.time_overhead},
+                              {"cost_model", r.cost_model},
+                              {"offloaded_bytes", r.offloaded_bytes},
+                              {"packed_bytes", r.packing.bytes},
+                              {"packed_to_bytes", r.packing.packed_bytes},
+                              {"packed_dtypes", train_output_detail::names_of(r.packing.dtypes)},
+                              {"predicted_tier_bytes", r.predicted_tier_bytes},
+                              {"measured_tier_bytes", r.measured_tier_bytes},
+                              {"outside_bytes", r.outside.total()},
+                              {"process_peak_bytes", r.process_peak_bytes},
+                              {"process_budget_bytes", r.process_budget_bytes},
+                              {"control_group_peak_bytes", r.control_group_peak_bytes},
+                              {"rss_peak_bytes", r.rss_peak_bytes},
+                              {"arena_rss_bytes", r.arena_rss_bytes},
+                              {"ms_per_step", r.ms_per_step},
+                              {"items_per_s", r.items_per_s}};
   for (const auto& [name, bytes] : r.outside.parts()) json["outside"][std::string(name) + "_bytes"] = bytes;
   json["differences"] = r.differences();
   json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
@@ -112,7 +111,7 @@ void print_train_json(const TrainOptions& options, const TrainExtra& extra, cons
     json["loss_scale"] = r.scaler->scale;
     json["skipped_steps"] = r.scaler->skipped_steps;
   }
-  if (r.validation.accuracy) json["validation_accuracy"] = *r.validation.accuracy;
+  if (r.evaluation && r.evaluation->accuracy) json["validation_accuracy"] = *r.evaluation->accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
@@ -126,8 +125,8 @@ void print_train_table(const TrainOptions& options, const TrainExtra& extra, con
   }
   if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f", r.loss_first, r.loss_last);
-  r.has_validation ? std::printf(", validation %.4f\n", r.validation.loss) : std::printf("\n");
-  if (r.end == TrainEnd::diverged) {
+  r.evaluation ? std::printf(", validation %.4f\n", r.evaluation->loss) : std::printf("\n");
+  if (r.end == nn::TrainEnd::diverged) {
     std::printf("                   training diverged\n");
   } else if (!r.is_finite()) {
     std::printf("                   the last loss is not finite\n");
@@ -140,7 +139,7 @@ void print_train_table(const TrainOptions& options, const TrainExtra& extra, con
     }
     std::printf("\n");
   }
-  if (r.validation.accuracy) std::printf("  accuracy         %.4f\n", *r.validation.accuracy);
+  if (r.evaluation && r.evaluation->accuracy) std::printf("  accuracy         %.4f\n", *r.evaluation->accuracy);
   std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
               format_grouped(static_cast<std::int64_t>(r.state_bytes)).c_str());
   if (!r.full_state.empty()) {

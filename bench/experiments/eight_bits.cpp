@@ -105,8 +105,8 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
     }
     const bool is_momentum = std::string(one.optimizer).starts_with("momentum");
     double& base = is_momentum ? momentum : adamw;
-    if (base == 0) base = result.validation.loss;
-    const double change = result.validation.loss / base - 1;
+    if (base == 0) base = validation_loss(result);
+    const double change = validation_loss(result) / base - 1;
     report::Row row = training_row({{"saved", std::string(*one.saved ? one.saved : "f32")},
                                     {"optimizer", std::string(one.optimizer)},
                                     {"state", std::string(to_string(optimizer_state(train_options.setup, true)))},

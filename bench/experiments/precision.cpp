@@ -86,7 +86,7 @@ report::Experiment precision_experiment(const ExperimentOptions& options) {
     const auto live = static_cast<double>(report::total(bytes.at_peak));
     const double saving = experiment.rows.empty() ? 0 : 1 - live / number(experiment.rows.front(), "live");
     const double change =
-        experiment.rows.empty() ? 0 : result.validation.loss / number(experiment.rows.front(), "validation_loss") - 1;
+        experiment.rows.empty() ? 0 : validation_loss(result) / number(experiment.rows.front(), "validation_loss") - 1;
     row.numbers.emplace_back("live", live);
     row.numbers.emplace_back("saving", saving);
     row.numbers.emplace_back("validation_change", change);

@@ -120,10 +120,10 @@ std::vector<double> train_small(const ExperimentOptions& options, std::int64_t b
     row.measured_bytes = measured.measured_bytes;
     row.process_peak_bytes = measured.process_peak_bytes;
     row.process_promise_bytes = measured.process_promise_bytes;
-    row.numbers.emplace_back("validation_loss", result.validation.loss);
+    row.numbers.emplace_back("validation_loss", validation_loss(result));
     if (!rows.empty()) {
       row.numbers.emplace_back("validation_change",
-                               result.validation.loss / *report::find_number(rows[0], "validation_loss") - 1);
+                               validation_loss(result) / *report::find_number(rows[0], "validation_loss") - 1);
     }
     rows.push_back(row);
     makes.push_back(training_run(setup));

@@ -1,5 +1,6 @@
 #include <thimble/bench/experiments/runs.h>
 
+#include <limits>
 #include <utility>
 
 #include <thimble/bench/report/text.h>
@@ -65,13 +66,17 @@ void add_process(report::Row& row, std::size_t predicted_bytes, const nn::Memory
   runs_detail::add_process(row, predicted_bytes, measured.outside, measured.process_peak_bytes);
 }
 
+double validation_loss(const TrainReport& result) {
+  return result.evaluation ? result.evaluation->loss : std::numeric_limits<double>::quiet_NaN();
+}
+
 report::Row training_row(std::vector<report::Setting> config, const TrainReport& result) {
   report::Row row;
   row.config = std::move(config);
   row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
   row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
   runs_detail::add_process(row, result.predicted_peak_bytes, result.outside, result.process_peak_bytes);
-  row.numbers = {{"loss_last", result.loss_last}, {"validation_loss", result.validation.loss}};
+  row.numbers = {{"loss_last", result.loss_last}, {"validation_loss", validation_loss(result)}};
   return row;
 }
 

@@ -32,6 +32,9 @@ nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string&
 /// The columns "loss_last" and "validation_loss", with so many digits, which training_row fills.
 std::vector<report::Column> loss_columns(int decimals);
 
+/// NaN: the run ended before its first evaluation.
+double validation_loss(const TrainReport& result);
+
 /// Predicted and measured peaks of a run, and its losses.
 report::Row training_row(std::vector<report::Setting> config, const TrainReport& result);
 

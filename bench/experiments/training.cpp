@@ -54,7 +54,7 @@ report::Experiment training_experiment(const ExperimentOptions& options) {
     report::Series series{one.title, report::Role::other, {}, one.title};
     const std::int64_t window = std::max<std::int64_t>(1, one.options.steps / 20);
     double sum = 0;
-    const TrainReport result = train(prepared, [&](const TrainProgress& progress) {
+    const TrainReport result = train(prepared, [&](const nn::Progress& progress) {
       sum += progress.loss;
       if (progress.step % window != 0) return;
       const double share = static_cast<double>(progress.step) / static_cast<double>(one.options.steps);
@@ -69,7 +69,8 @@ report::Experiment training_experiment(const ExperimentOptions& options) {
                                    result);
     row.numbers.emplace_back("loss_first", result.loss_first);
     row.numbers.emplace_back("ms_per_step", result.ms_per_step);
-    if (result.validation.accuracy) row.numbers.emplace_back("accuracy", *result.validation.accuracy);
+    if (result.evaluation && result.evaluation->accuracy)
+      row.numbers.emplace_back("accuracy", *result.evaluation->accuracy);
     experiment.rows.push_back(row);
   }
   experiment.plots.push_back(plot);

@@ -94,9 +94,8 @@ void restore(Training& training, const std::string& path) {
   nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
 }
 
-void save_checkpoint(Training& training, const PreparedTraining& prepared) {
-  if (prepared.options.save.empty()) return;
-  nn::save_checkpoint(prepared.options.save, training.model(), training.optimizer(), training.generator(),
+void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path) {
+  nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(),
                       metadata_of(prepared.options, *prepared.data, training), training.scaler());
 }
 

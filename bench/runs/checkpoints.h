@@ -23,9 +23,8 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
 /// Bytes go between the file and the run's tensors (nn/files/tensor_io.h). State that is away comes into the run's
 /// arena for one parameter at a time, as the dry run does it, too (Training::visit_state).
 void restore(Training& training, const std::string& path);
-/// Where options.save names a file.
-void save_checkpoint(Training& training, const PreparedTraining& prepared);
-/// Where options.save_weights does.
+void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path);
+/// Where options.save_weights names a file.
 void save_weights(Training& training, const PreparedTraining& prepared);
 
 }  // namespace thimble::bench

@@ -120,7 +120,7 @@ double Training::evaluate_images(const models::Batch& batch, std::int64_t& corre
   return nn::read_value(cross_entropy(scores, batch.target));
 }
 
-Evaluation Training::evaluate() {
+nn::Evaluation Training::evaluate() {
   const NoGrad off;
   model_->eval();
   const std::int64_t all = data_.validation_batches();
@@ -148,7 +148,7 @@ Evaluation Training::evaluate() {
     is_settled = i > 0 && layout == before;
   }
   model_->train();
-  Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
+  nn::Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
   if (!model_->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
   return evaluation;
 }

@@ -20,6 +20,7 @@
 #include <thimble/memory/summary.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/trainer/training_loop.h>
 
 namespace thimble::bench {
 
@@ -53,11 +54,6 @@ struct TrainOptions {
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
 double rate_at(const TrainOptions& options, double rate, std::int64_t step);
 
-struct Evaluation {
-  double loss = 0;                 ///< mean over samples
-  std::optional<double> accuracy;  ///< share of images whose largest score is their class
-};
-
 /// Model, optimizer and random numbers on one device. Everything takes its bytes from the resource in force.
 class Training {
  public:
@@ -75,7 +71,7 @@ class Training {
   /// arena. The next step makes it again.
   void rest() noexcept;
   /// In evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
-  Evaluation evaluate();
+  nn::Evaluation evaluate();
   /// Whether the model can write: it is one of the GPT family.
   bool can_sample() const noexcept;
   /// Tokens that the model writes after token 0. Throws ValueError when it cannot.
@@ -142,39 +138,12 @@ nn::MakeRun training_program(const PreparedTraining& prepared);
 /// The same under another plan than its own, which must outlive it, too.
 nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan);
 
-/// After each step.
-struct TrainProgress {
-  std::int64_t step = 0;  ///< steps done
-  double loss = 0, rate = 0;
-  std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
-  double items_per_s = 0;
-  double seconds_left = 0;
-  std::optional<Evaluation> evaluation;  ///< when there was one
-};
-using TrainObserver = std::function<void(const TrainProgress& progress)>;
 /// Before the first step: the resources that the run takes its bytes from, for who wants to watch them.
 using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
-/// What someone outside of the run wants of it, asked after each step.
-enum class Wish : std::uint8_t { go_on, save, stop };
-struct TrainControl {
-  std::function<Wish()> wish = {};                        ///< none: go on
-  std::function<void(const std::string& text)> say = {};  ///< what went wrong though the run goes on, in one line
-};
-
-/// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
-/// a loss that is no number; nothing was written after that.
-enum class TrainEnd : std::uint8_t { complete, stopped, diverged };
-
-struct TrainReport {
+struct TrainReport : nn::LoopReport {
   std::int64_t parameters = 0;
-  TrainEnd end = TrainEnd::complete;
-  std::string end_text;   ///< of another end: the step, why, and the checkpoint that there is, in one line
-  std::string log_error;  ///< why curves are missing; empty: none are
-  std::int64_t first_step = 0, steps = 0;  ///< done before the run, and at its end
-  double loss_first = 0, loss_last = 0;
-  Evaluation validation;
-  bool has_validation = false;                   ///< false: the run ended before the first
+  std::int64_t first_step = 0;                   ///< steps done before the run
   double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
   std::string optimizer;                         ///< its name
   std::size_t state_bytes = 0;                   ///< of the optimizer's state
@@ -197,13 +166,10 @@ struct TrainReport {
   std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
   std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
   std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
-  double ms_per_step = 0, items_per_s = 0;       ///< over all steps but the first, where there are several
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
   std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
 
-  /// Whether the run did not diverge, and its last losses are numbers. A run whose are not has failed.
-  bool is_finite() const noexcept;
   /// What was measured otherwise than predicted, in words; empty: nothing. The arena's peak is to be the predicted one
   /// (or less, where steps were skipped), as is what tiers occupy; the process is to hold no more than was promised:
   /// the predicted peak and what is outside.
@@ -216,11 +182,11 @@ struct TrainReport {
 std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
 
 /// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name; see
-/// bench/runs/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a
+/// nn/trainer/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a
 /// complete end alone. On the cpu what the run needs is first held against what the machine lets this process hold
 /// (memory/process/host_limits.h). Throws what prepare_training's parts throw; OutOfMemory, before the first step where
 /// there is no room for it; FileError.
-TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer = {},
-                  const TrainWatcher& watcher = {}, const TrainControl& control = {});
+TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer = {},
+                  const TrainWatcher& watcher = {}, const nn::TrainControl& control = {});
 
 }  // namespace thimble::bench

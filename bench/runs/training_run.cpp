@@ -13,10 +13,8 @@
 #include <thimble/bench/planning/recording.h>
 #include <thimble/bench/planning/storing.h>
 #include <thimble/bench/runs/checkpoints.h>
-#include <thimble/bench/runs/kept_checkpoints.h>
 #include <thimble/bench/runs/process_bytes.h>
 #include <thimble/bench/runs/training.h>
-#include <thimble/bench/runs/training_loop.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/tf32.h>
@@ -202,7 +200,13 @@ PreparedTraining prepare_training(TrainOptions options) {
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
   }
-  check_saving(options, training);
+  nn::check_keeping("--save", {options.save, options.keep}, options.steps, options.save_every,
+                    nn::checkpoint_bytes(training.model(), training.optimizer()));
+  if (!options.save_weights.empty()) {
+    nn::try_to_write("--save-weights", options.save_weights);
+    nn::require_space("--save-weights", options.save_weights, nn::weights_file_bytes(training.model()),
+                      nn::free_bytes_at(options.save_weights));
+  }
   prepared.options = std::move(options);
   const auto plan = [&prepared] {
     if (!prepared.options.plan.empty()) {
@@ -251,10 +255,6 @@ std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainRepor
           {"cudnn_refusals", libraries.cudnn.refusals}};
 }
 
-bool TrainReport::is_finite() const noexcept {
-  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!has_validation || std::isfinite(validation.loss));
-}
-
 std::string TrainReport::differences() const {
   std::string list;
   const auto differs = [&list](const std::string& what, std::size_t measured, const char* than, std::size_t told) {
@@ -287,10 +287,57 @@ void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch
   memory::require_room({prepared.plan.peak_bytes, report.outside});
 }
 
+class TrainedModel final : public nn::LoopedRun {
+ public:
+  TrainedModel(const PreparedTraining& prepared, const memory::Stack& stack, Training& training)
+      : prepared_(prepared),
+        placed_(prepared.options.records_steps ? nullptr : stack.placed.get()),
+        training_(training) {}
+
+  void train_step(std::int64_t step, nn::Progress& progress) override {
+    if (placed_ != nullptr) placed_->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
+    progress.loss = training_.step(step);
+    progress.losses = {progress.loss};
+    progress.rate = training_.optimizer().rate();
+    if (placed_ == nullptr) return;
+    placed_->end_step();
+    placed_->require_kept();
+  }
+  std::optional<nn::Evaluation> evaluate() override {
+    training_.rest();
+    return training_.evaluate();
+  }
+  void write_checkpoint(const std::string& path) override {
+    if (training_.optimizer().offloads_state()) training_.rest();  // it comes here to be written
+    save_checkpoint(training_, prepared_, path);
+  }
+  std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
+  std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }
+  bool is_replay() const override { return training_.recorded() != nullptr && training_.recorded()->is_recorded(); }
+
+ private:
+  const PreparedTraining& prepared_;
+  Placed* placed_;  // null: nothing is placed, or steps begin and end themselves
+  Training& training_;
+};
+
+nn::LoopOptions loop_options(const PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  return {.first_step = prepared.first_step,
+          .steps = options.steps,
+          .evaluate_every = options.eval_every,
+          .save = options.save,
+          .save_every = options.save_every,
+          .keep = options.keep,
+          .resume = options.resume,
+          .log = options.log,
+          .items_per_step = static_cast<double>(options.setup.batch * prepared.data->items_per_sample())};
+}
+
 }  // namespace training_run_detail
 
-TrainReport train(const PreparedTraining& prepared, const TrainObserver& observer, const TrainWatcher& watcher,
-                  const TrainControl& control) {
+TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer, const TrainWatcher& watcher,
+                  const nn::TrainControl& control) {
   namespace detail = training_run_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
@@ -302,7 +349,6 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.predicted_tier_bytes = prepared.plan.tier_bytes;
   report.first_step = prepared.first_step;
   report.clip_norm = clip_norm(options.setup, prepared.is_text);
-  report.steps = prepared.first_step;
   std::optional<memory::ProcessWatch> watch;
   if (options.device == cpu) {
     watch.emplace();
@@ -324,11 +370,14 @@ TrainReport train(const PreparedTraining& prepared, const TrainObserver& observe
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = optim::names_kept_full(training.optimizer());
-  TrainingLoop loop(prepared, stack, training, report, control);
+  detail::TrainedModel run(prepared, stack, training);
+  const nn::LoopOptions loop_options = detail::loop_options(prepared);
+  nn::TrainingLoop loop(run, loop_options, stack, report, control);
   loop.run(observer);
+  if (training.recorded() != nullptr) report.recorded_launches = training.recorded()->launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
   if (report.scaler) report.skipped_steps = static_cast<std::size_t>(report.scaler->skipped_steps);
-  const bool is_complete = report.end == TrainEnd::complete;
+  const bool is_complete = report.end == nn::TrainEnd::complete;
   if (is_complete) save_weights(training, prepared);
   loop.rethrow_failed_save();
   training.rest();

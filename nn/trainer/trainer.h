@@ -11,6 +11,9 @@
 //   trainer.plan().peak_bytes;                                    // before the first step
 //   trainer.run([](const nn::Progress& p) { std::printf("%f\n", p.loss); });
 //
+// With options.save, save_every and resume the run writes checkpoints and goes on from one, with the bits of a run that
+// never ended; with options.log it draws curves for TensorBoard.
+//
 // Policy
 // - The functions make the whole program: the trainer calls them on dry devices, some thirty times, to plan, and then
 //   on the real one. So they are functions of their arguments alone: what they change outside of these is changed by
@@ -166,19 +169,24 @@ template <class Model, class Batch>
 class Trainer {
  public:
   /// Plans the example steps; no memory of the device is used. Throws BudgetError, which says what would fit;
-  /// ValueError for a program or options that are not complete; what the program throws.
+  /// ValueError for a program or options that are not complete, and for a checkpoint that cannot be where it is asked
+  /// for; what load_checkpoint throws for one to go on from; what the program throws.
   Trainer(TrainedProgram<Model, Batch> program, TrainerOptions options)
       : core_(std::make_unique<trainer_detail::TypedProgram<Model, Batch>>(std::move(program)), std::move(options)) {}
 
   /// Of all shapes that were seen.
   const TrainerPlan& plan() const noexcept { return core_.plan(); }
 
-  /// One step. Throws BudgetError, with nothing changed, for shapes that no plan of fits; PlanError for a step that
-  /// leaves its plan where options.is_strict, and where threads or instruction set are others than when it was planned;
-  /// what the program throws.
+  /// One step, and an evaluation where one is due; no file is written. Throws BudgetError, with nothing changed, for
+  /// shapes that no plan of fits; PlanError for a step that leaves its plan where options.is_strict, and where threads
+  /// or instruction set are others than when it was planned; what the program throws.
   Progress step() { return core_.step(); }
-  /// The steps that are left of options.steps; the observer is told after each.
-  void run(const std::function<void(const Progress&)>& observer = nullptr) { core_.run(observer); }
+  /// The steps that are left of options.steps, with evaluations, checkpoints and curves; the observer is told after
+  /// each, and `control` asked. What becomes of files when something fails, and of a loss that is no number, stands in
+  /// nn/trainer/training_loop.h. Throws what step() throws; FileError where the last checkpoint cannot be written.
+  LoopReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
+    return core_.run(observer, control);
+  }
   /// In the trainer's arena, between steps. Throws ValueError for a program that does not evaluate.
   double evaluate() { return core_.evaluate(); }
 

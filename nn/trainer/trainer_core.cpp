@@ -9,6 +9,7 @@
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/trainer/trainer_run.h>
 
 namespace thimble::nn {
@@ -46,6 +47,7 @@ namespace trainer_detail {
 TrainerCore::TrainerCore(std::unique_ptr<ErasedProgram> program, TrainerOptions options)
     : program_(std::move(program)), options_(std::move(options)), costs_(trainer_core_detail::costs_of(options_)) {
   check();
+  check_files();
   machine_ = machine_text(options_.device);
   plan_.budget_bytes = options_.budget_bytes;
   for (const std::int64_t step : options_.example_steps) {
@@ -73,6 +75,39 @@ void TrainerCore::check() const {
   if (options_.loss_scale && program_->part_names().size() > 1)
     refuse("a loss scale with several parts; one is allowed");
   if (options_.evaluate_every > 0 && !program_->evaluates()) refuse("evaluate_every without evaluate");
+}
+
+/// What is written and read is tried before anything is planned.
+void TrainerCore::check_files() {
+  const auto refuse = [](const std::string& why) { throw ValueError("trainer: " + why); };
+  if (options_.save_every < 0) refuse("a checkpoint every " + std::to_string(options_.save_every) + " steps");
+  if (options_.keep < 1) refuse("keep = " + std::to_string(options_.keep) + "; at least 1 checkpoint stays");
+  if (options_.save.empty() && options_.save_every > 0) refuse("save_every without save");
+  if (options_.save.empty() && options_.resume.empty()) return;
+  const Device on = dry(options_.device);
+  const memory::Stack stack = memory::make_resource(on);
+  const ResourceScope scope(stack.top);
+  TrainerRun run(*program_, options_, on, {});
+  const std::size_t parts = program_->part_names().size(), modules = run.program().modules().size();
+  if (parts > 1 || modules > 1) {
+    refuse("save and resume of a program with " + std::to_string(parts) + " parts and " + std::to_string(modules) +
+           " modules; one of each is allowed");
+  }
+  if (!options_.resume.empty()) {
+    run.load(options_.resume);
+    const CheckpointInfo info = parse_checkpoint_info(SafetensorsReader(options_.resume).header(), options_.resume);
+    if (info.seed != options_.seed) {
+      refuse("resume: '" + options_.resume + "' was trained with seed " + std::to_string(info.seed) +
+             "; the same is allowed, not " + std::to_string(options_.seed));
+    }
+    first_step_ = info.step_count + (info.scaler ? info.scaler->skipped_steps : 0);
+    if (first_step_ >= options_.steps) {
+      refuse("resume: '" + options_.resume + "' has done " + std::to_string(first_step_) +
+             " steps; steps = " + std::to_string(options_.steps) + " must be more (it counts from the start)");
+    }
+  }
+  check_keeping("trainer: save", {options_.save, options_.keep}, options_.steps, options_.save_every,
+                checkpoint_bytes(*run.program().modules().front(), run.program().optimizer(0)));
 }
 
 /// Whole steps with these batches; as planned, or without plans.
@@ -231,8 +266,16 @@ void TrainerCore::start() {
   memory::Stack stack = memory::make_resource(options_.device, std::move(of_stack));
   if (stack.placed && options_.is_strict) stack.placed->set_strict(true);
   const ResourceScope scope(stack.top);
-  run_ = std::make_unique<TrainerRun>(*program_, options_, options_.device, RunRequest{{}, std::nullopt, &shapes_});
+  auto run = std::make_unique<TrainerRun>(*program_, options_, options_.device, RunRequest{{}, std::nullopt, &shapes_},
+                                          first_step_);
+  if (!options_.resume.empty()) run->load(options_.resume);
+  run_ = std::move(run);
   stack_ = std::move(stack);
+}
+
+TrainerRun& TrainerCore::started() {
+  start();
+  return *run_;
 }
 
 ErasedRun& TrainerCore::live() {
@@ -240,36 +283,80 @@ ErasedRun& TrainerCore::live() {
   return run_->program();
 }
 
-Progress TrainerCore::step() {
+void TrainerCore::train_step(Progress& progress) {
   if (const std::string here = machine_text(options_.device); here != machine_) {
     throw PlanError("trainer: it was planned for '" + machine_ + "', here it is '" + here + "'");
   }
-  start();
+  TrainerRun& run = started();
   const ResourceScope scope(stack_.top);
-  const auto begin = std::chrono::steady_clock::now();
-  const std::int64_t step = run_->steps();
-  require_planned(step, run_->next_key());
-  run_->step();
-  Progress progress;
-  progress.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-  progress.step = step + 1;
-  progress.losses = run_->losses();
+  require_planned(run.steps(), run.next_key());
+  run.step();
+  progress.step = run.steps();
+  progress.losses = run.losses();
   progress.loss = progress.losses.front();
+  progress.rate = run.program().optimizer(0).rate();
+}
+
+Progress TrainerCore::step() {
+  Progress progress;
+  const auto begin = std::chrono::steady_clock::now();
+  train_step(progress);
+  progress.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   const std::int64_t every = options_.evaluate_every;
   const bool is_due = every > 0 ? progress.step % every == 0 : progress.step == options_.steps;
-  if (is_due && program_->evaluates()) progress.evaluation = run_->evaluate();
+  if (is_due && program_->evaluates()) progress.evaluation = Evaluation{evaluate(), std::nullopt};
   const Arena::Statistics arena = stack_.arena->statistics();
   progress.bytes = arena.committed_bytes;
   progress.peak_bytes = arena.peak_committed_bytes;
   return progress;
 }
 
-void TrainerCore::run(const std::function<void(const Progress&)>& observer) {
-  start();
-  while (run_->steps() < options_.steps) {
-    const Progress progress = step();
-    if (observer) observer(progress);
+namespace looped_detail {
+
+class LoopedTrainer final : public LoopedRun {
+ public:
+  LoopedTrainer(TrainerCore& core, bool evaluates) : core_(core), evaluates_(evaluates) {}
+
+  void train_step(std::int64_t, Progress& progress) override { core_.train_step(progress); }
+  std::optional<Evaluation> evaluate() override {
+    return evaluates_ ? std::optional(Evaluation{core_.evaluate(), std::nullopt}) : std::nullopt;
   }
+  void write_checkpoint(const std::string& path) override { core_.save(path); }
+  std::int64_t steps_done() override { return core_.started().steps(); }
+  std::int64_t skipped_steps() override {
+    const optim::GradScaler* const scaler = core_.started().scaler();
+    return scaler != nullptr ? scaler->state().skipped_steps : 0;
+  }
+
+ private:
+  TrainerCore& core_;
+  bool evaluates_;
+};
+
+}  // namespace looped_detail
+
+LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& control) {
+  start();
+  const LoopOptions loop_options{.first_step = run_->steps(),
+                                 .steps = options_.steps,
+                                 .evaluate_every = options_.evaluate_every,
+                                 .save = options_.save,
+                                 .save_every = options_.save_every,
+                                 .keep = options_.keep,
+                                 .resume = options_.resume,
+                                 .log = options_.log};
+  LoopReport report;
+  looped_detail::LoopedTrainer run(*this, program_->evaluates());
+  TrainingLoop loop(run, loop_options, stack_, report, control);
+  loop.run(observer);
+  loop.rethrow_failed_save();
+  return report;
+}
+
+void TrainerCore::save(const std::string& path) {
+  TrainerRun& run = started();
+  const ResourceScope scope(stack_.top);
+  run.save(path);
 }
 
 double TrainerCore::evaluate() {

@@ -11,6 +11,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/certify/certify.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/trainer/training_loop.h>
 
 namespace thimble::nn {
 
@@ -28,6 +29,12 @@ struct TrainerOptions {
   std::string hardware = {};    ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
   PlannerOptions planner = {};  ///< what plans may do that is not for nothing, or not exact
   bool is_strict = false;       ///< a step that leaves its plan is a PlanError
+  // Of run(); of a program with one part and one module. Saving and loading take memory for state that is away alone.
+  std::string save = {};        ///< a checkpoint (nn/files/checkpoint.h), at the end and every `save_every` steps
+  std::int64_t save_every = 0;  ///< 0: at the end alone
+  std::int64_t keep = 1;        ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
+  std::string resume = {};      ///< a checkpoint to go on from: to the bit, as if the run had never ended
+  std::string log = {};         ///< a folder for TensorBoard
 };
 
 /// What a trainer will need.
@@ -46,16 +53,6 @@ struct TrainerPlan {
   std::size_t keep_everything_bytes = 0;  ///< of the step that needs most, not placed
   std::vector<Shapes> shapes;
   std::string text() const;
-};
-
-/// After a step.
-struct Progress {
-  std::int64_t step = 0;       ///< steps done
-  double loss = 0;             ///< of the first part, before its update
-  std::vector<double> losses;  ///< of all parts
-  std::optional<double> evaluation;
-  std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
-  double ms = 0;
 };
 
 namespace trainer_detail {
@@ -103,8 +100,12 @@ class TrainerCore {
 
   const TrainerPlan& plan() const noexcept { return plan_; }
   Progress step();
-  void run(const std::function<void(const Progress&)>& observer);
+  LoopReport run(const TrainObserver& observer, const TrainControl& control);
   double evaluate();
+  /// One step, without its evaluation.
+  void train_step(Progress& progress);
+  TrainerRun& started();
+  void save(const std::string& path);
   ErasedRun& live();
   Certificate certify(std::int64_t steps);
   std::size_t peak_bytes() const;
@@ -112,6 +113,7 @@ class TrainerCore {
 
  private:
   void check() const;
+  void check_files();
   void start();
   void require_planned(std::int64_t step, const std::string& key);
   void add_shape(std::int64_t step, std::string key);
@@ -126,6 +128,7 @@ class TrainerCore {
 
   std::unique_ptr<const ErasedProgram> program_;
   TrainerOptions options_;
+  std::int64_t first_step_ = 0;  // done in the checkpoint that the run goes on from
   CostModel costs_;
   std::string machine_;                             // that the plans are made for
   std::vector<std::unique_ptr<ShapePlan>> shapes_;  // they stay where they are: runs look at them

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
 
 namespace thimble::nn::trainer_detail {
@@ -43,7 +44,8 @@ class Evaluating {
 
 }  // namespace trainer_run_detail
 
-TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request)
+TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
+                       std::int64_t first_step)
     : program_(program),
       trainer_options_(options),
       device_(device),
@@ -51,7 +53,9 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
       generator_(options.seed),
       part_count_(program.part_names().size()),
       options_(options.step),
-      placed_(Placed::find(*current_resource(device))) {
+      placed_(Placed::find(*current_resource(device))),
+      first_step_(first_step),
+      steps_(first_step) {
   const GeneratorScope scope(generator_);
   run_ = program_.make(device_);
   if (options.loss_scale) scaler_ = std::make_unique<optim::GradScaler>(*options.loss_scale);
@@ -61,6 +65,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
     options_.fuses_optimizer = FusedUpdate::unsecured;
   }
   losses_.assign(request_.only_part ? 1 : part_count_, 0);
+  if (device_.is_dry && !options.resume.empty()) visit_state();  // as it is loaded
 }
 
 std::int64_t TrainerRun::batch_step() const {
@@ -121,7 +126,8 @@ void TrainerRun::step() {
     replay.emplace(*placed_);
   } else if (placed_ != nullptr) {
     const std::size_t last = shape->placement.size() - 1;
-    replay.emplace(*placed_, shape->first_plan + std::min<std::size_t>(static_cast<std::size_t>(steps_), last));
+    const auto step = static_cast<std::size_t>(steps_ - first_step_);
+    replay.emplace(*placed_, shape->first_plan + std::min(step, last));
   }
   {
     const trainer_run_detail::HeldBatch batch(*run_, batch_step());
@@ -149,10 +155,32 @@ double TrainerRun::evaluate() {
 }
 
 void TrainerRun::finish(FunctionRef<void()> step) {
-  if (!program_.evaluates()) return;
-  evaluate();
+  const bool saves = !trainer_options_.save.empty();
+  if (!program_.evaluates() && !saves) return;
+  const auto between = [&] {
+    if (program_.evaluates()) evaluate();
+    if (saves) visit_state();
+  };
+  between();
   step();
-  evaluate();
+  between();
+}
+
+/// Saving and loading bring state that is away here, one parameter at a time; this does it without a file.
+void TrainerRun::visit_state() {
+  if (placed_ != nullptr) placed_->release_region();
+  for (std::size_t part = 0; part < part_count_; ++part) {
+    run_->optimizer(part).each_state([](std::span<const Named>) {});
+  }
+}
+
+void TrainerRun::save(const std::string& path) {
+  if (placed_ != nullptr && run_->optimizer(0).offloads_state()) placed_->release_region();
+  save_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, {}, scaler_.get());
+}
+
+void TrainerRun::load(const std::string& path) {
+  load_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, scaler_.get());
 }
 
 std::int64_t TrainerRun::parameters() const {

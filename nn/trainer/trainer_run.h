@@ -22,7 +22,9 @@ struct RunRequest {
 
 class TrainerRun final : public TrainingRun {
  public:
-  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request);
+  /// `first_step`: steps that are done, in the checkpoint that the run goes on from.
+  TrainerRun(const ErasedProgram& program, const TrainerOptions& options, Device device, RunRequest request,
+             std::int64_t first_step = 0);
 
   void step() override;
   StepOptions& options() override { return options_; }
@@ -39,6 +41,12 @@ class TrainerRun final : public TrainingRun {
   ErasedRun& program() noexcept { return *run_; }
   const std::vector<double>& losses() const noexcept { return losses_; }
   std::int64_t steps() const noexcept { return steps_; }
+  Generator& generator() noexcept { return generator_; }
+  optim::GradScaler* scaler() noexcept { return scaler_.get(); }
+  /// Of a program with one part and one module. Throws as nn/files/checkpoint.h says. On a dry device a file is held
+  /// against the program, and nothing is loaded.
+  void save(const std::string& path);
+  void load(const std::string& path);
 
  private:
   std::int64_t batch_step() const;
@@ -46,6 +54,7 @@ class TrainerRun final : public TrainingRun {
   void make_tier(const ShapePlan& shape);
   void update_part(std::size_t part, const ShapePlan* shape);
   void free_gradients();
+  void visit_state();
 
   const ErasedProgram& program_;
   const TrainerOptions& trainer_options_;
@@ -58,7 +67,8 @@ class TrainerRun final : public TrainingRun {
   StepOptions options_;
   std::shared_ptr<Tier> tier_;  // of what plans offload; null: none does
   Placed* placed_;              // behind the resource; null: none
-  std::int64_t steps_ = 0;      // done
+  std::int64_t first_step_;
+  std::int64_t steps_;          // done
   std::vector<double> losses_;  // of the last step
   std::optional<std::string> key_;
 };

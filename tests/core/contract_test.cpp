@@ -256,7 +256,7 @@ void check_budget() {
   options.eval_batches = 1;
   const auto losses_of = [](const bench::PreparedTraining& prepared) {
     std::vector<double> losses;
-    bench::train(prepared, [&](const bench::TrainProgress& p) { losses.push_back(p.loss); });
+    bench::train(prepared, [&](const nn::Progress& p) { losses.push_back(p.loss); });
     return losses;
   };
   const bench::PreparedTraining free = bench::prepare_training(options);

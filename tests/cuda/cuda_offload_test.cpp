@@ -157,7 +157,7 @@ TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were
     if (row.optimizer) CHECK(away.report.measured_tier_bytes >= away.report.state_bytes);
     if (row.budget_bytes > 0) CHECK(away.report.measured_peak_bytes <= row.budget_bytes);
     CHECK(away.losses == free.losses);
-    CHECK(away.report.validation.loss == free.report.validation.loss);
+    CHECK(away.report.evaluation->loss == free.report.evaluation->loss);
     CHECK(files_test::read_text_file(options.save) == files_test::read_text_file(here.save));
   }
 }

@@ -31,7 +31,7 @@ bench::TrainOptions budget_options() {
 }
 
 trained_test::Run run_within(const bench::TrainOptions& options) {
-  return trained_test::run(options, [&](const bench::TrainProgress& p) {
+  return trained_test::run(options, [&](const nn::Progress& p) {
     if (options.budget_bytes > 0) CHECK(p.peak_bytes <= options.budget_bytes);
   });
 }
@@ -52,7 +52,7 @@ TEST_CASE("budget: training inside of one has the losses of training without", "
     CHECK(run.report.measured_peak_bytes <= options.budget_bytes);
     CHECK(run.report.time_overhead > 0);
     CHECK(run.losses == plain.losses);
-    CHECK(run.report.validation.loss == plain.report.validation.loss);
+    CHECK(run.report.evaluation->loss == plain.report.evaluation->loss);
     CHECK(run.report.sample == plain.report.sample);
   }
   options.budget_bytes = budget_MiB;

@@ -61,7 +61,7 @@ Run check_same(TrainOptions options) {
   options.save = folder / "recorded";
   const Run recorded = run(options);
   CHECK(recorded.losses == plain.losses);
-  CHECK(recorded.report.validation.loss == plain.report.validation.loss);
+  CHECK(recorded.report.evaluation->loss == plain.report.evaluation->loss);
   CHECK(read_text_file(folder / "recorded") == read_text_file(folder / "plain"));
   CHECK(recorded.report.predicted_peak_bytes == recorded.report.measured_peak_bytes);
   CHECK(recorded.report.recorded_launches > 0);
@@ -181,7 +181,7 @@ TEST_CASE("graph training: a run that goes on, and one that is over before there
   CHECK(rest.report.recorded_launches > 0);
   CHECK(half.losses == std::vector<double>(whole.losses.begin(), whole.losses.begin() + 2));
   CHECK(rest.losses == std::vector<double>(whole.losses.begin() + 2, whole.losses.end()));
-  CHECK(rest.report.validation.loss == whole.report.validation.loss);
+  CHECK(rest.report.evaluation->loss == whole.report.evaluation->loss);
 }
 
 TEST_CASE("graph training: the log has the bytes of the step that is replayed", "[cuda][graph]") {

@@ -112,10 +112,10 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   const Filed filed(folder / "plan.json");
   bench::TrainOptions options = filed_options();
   options.budget_bytes = filed.budget;
-  const trained_test::Run planned = trained_test::run(options, [](const bench::TrainProgress&) {});
+  const trained_test::Run planned = trained_test::run(options, [](const nn::Progress&) {});
   options.plan = filed.path;
   options.is_strict = true;
-  const trained_test::Run followed = trained_test::run(options, [](const bench::TrainProgress&) {});
+  const trained_test::Run followed = trained_test::run(options, [](const nn::Progress&) {});
   CHECK(followed.losses == planned.losses);
   CHECK(followed.report.predicted_peak_bytes == planned.report.predicted_peak_bytes);
   CHECK(followed.report.measured_peak_bytes == followed.report.predicted_peak_bytes);

@@ -48,7 +48,7 @@ bench::TrainOptions training(const std::string& data, const std::string& precisi
 double loss_of(const bench::TrainOptions& options) {
   const trained_test::Run run = trained_test::run(options);
   CHECK(run.report.predicted_peak_bytes == run.report.measured_peak_bytes);
-  return run.report.validation.loss;
+  return run.report.evaluation->loss;
 }
 
 }  // namespace

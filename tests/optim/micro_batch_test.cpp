@@ -219,7 +219,7 @@ TEST_CASE("micro-batches: the program's batches count their targets, and a step 
   const auto train = [&](std::int64_t parts) {
     options.setup.micro_batches = parts;
     std::vector<double> losses;
-    bench::train(bench::prepare_training(options), [&](const bench::TrainProgress& p) { losses.push_back(p.loss); });
+    bench::train(bench::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
     return losses;
   };
   const std::vector<double> whole = train(1), parts = train(2);

@@ -109,7 +109,7 @@ TEST_CASE("choices: techniques need what was predicted, alone and together, and 
     CHECK(options.budget_bytes <= free.report.predicted_peak_bytes);
     const Run planned = train_with(options);
     CHECK(planned.losses == free.losses);
-    CHECK(planned.report.validation.loss == free.report.validation.loss);
+    CHECK(planned.report.evaluation->loss == free.report.evaluation->loss);
     if (row.parts == 1 && !row.has_chunks) CHECK(planned.report.time_overhead > 0);
   }
 }
@@ -133,7 +133,7 @@ TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
   CHECK(parts.report.predicted_peak_bytes < whole.report.predicted_peak_bytes);
   // The same samples and the same dropout masks; gradients are summed in another order.
   for (std::size_t i = 0; i < whole.losses.size(); ++i) CHECK(parts.losses[i] == Approx(whole.losses[i]).epsilon(1e-3));
-  CHECK(parts.report.validation.loss == Approx(whole.report.validation.loss).epsilon(1e-3));
+  CHECK(parts.report.evaluation->loss == Approx(whole.report.evaluation->loss).epsilon(1e-3));
 }
 
 TEST_CASE("choices: what does not go together is refused and named", "[choices]") {

@@ -44,9 +44,9 @@ TEST_CASE("default rates: every family trains with them", "[program][slow]") {
       options.data = std::string(folder) + "/" + c.data;
       options.steps = c.steps, options.schedule = "cosine", options.warmup = c.steps / 10;  // as the program has them
       const bench::TrainReport report = trained_test::run(options).report;
-      INFO(c.model << " with seed " << seed << ": " << report.loss_last << ", validation " << report.validation.loss);
-      CHECK(report.end == bench::TrainEnd::complete);
-      CHECK((std::isfinite(report.loss_last) && report.validation.loss < c.loss));
+      INFO(c.model << " with seed " << seed << ": " << report.loss_last << ", validation " << report.evaluation->loss);
+      CHECK(report.end == nn::TrainEnd::complete);
+      CHECK((std::isfinite(report.loss_last) && report.evaluation->loss < c.loss));
     }
   }
 }

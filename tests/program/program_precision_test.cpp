@@ -70,7 +70,7 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     second.resume = first.save;
     const Run rest = run(second);
     CHECK(rest.losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
-    CHECK(rest.report.validation.loss == all.report.validation.loss);
+    CHECK(rest.report.evaluation->loss == all.report.evaluation->loss);
     CHECK(rest.report.scaler == all.report.scaler);
     bench::TrainOptions without = options();
     without.setup.precision.clear();

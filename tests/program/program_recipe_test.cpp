@@ -46,7 +46,7 @@ void check_resumes(bench::TrainOptions options, std::int64_t middle) {
   std::vector<double> rates, rest_rates;
   options.schedule = "cosine", options.warmup = 2;
   options.save = folder / "whole";
-  const Run whole = run(options, [&](const bench::TrainProgress& p) { rates.push_back(p.rate); });
+  const Run whole = run(options, [&](const nn::Progress& p) { rates.push_back(p.rate); });
   REQUIRE(whole.report.scaler.has_value());
   CHECK(whole.report.scaler->skipped_steps > 0);
   CHECK(whole.report.scaler->skipped_steps < middle);
@@ -54,17 +54,17 @@ void check_resumes(bench::TrainOptions options, std::int64_t middle) {
   options.save = folder / "part", options.save_every = middle;
   const bench::PreparedTraining prepared = bench::prepare_training(options);
   CHECK_THROWS_WITH(bench::train(prepared,
-                                 [&](const bench::TrainProgress& p) {
+                                 [&](const nn::Progress& p) {
                                    if (p.step == middle) throw ValueError("cut off");
                                  }),
                     "cut off");
   options.resume = options.save;
   options.save = folder / "rest", options.save_every = 0;
-  const Run rest = run(options, [&](const bench::TrainProgress& p) { rest_rates.push_back(p.rate); });
+  const Run rest = run(options, [&](const nn::Progress& p) { rest_rates.push_back(p.rate); });
   CHECK(rest.report.first_step == middle);
   CHECK(rest.losses == std::vector<double>(whole.losses.begin() + middle, whole.losses.end()));
   CHECK(rest_rates == std::vector<double>(rates.begin() + middle, rates.end()));
-  CHECK(rest.report.validation.loss == whole.report.validation.loss);
+  CHECK(rest.report.evaluation->loss == whole.report.evaluation->loss);
   CHECK(rest.report.scaler == whole.report.scaler);
   CHECK(read_text_file(folder / "rest") == read_text_file(folder / "whole"));
 }

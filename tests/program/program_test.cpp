@@ -86,8 +86,8 @@ TEST_CASE("program: a run needs the bytes that its dry run said") {
     CHECK(r.losses.size() == static_cast<std::size_t>(c.options.steps));
     CHECK(r.report.loss_first == r.losses.front());
     CHECK(r.report.loss_last == r.losses.back());
-    CHECK(r.report.validation.loss > 0);
-    CHECK(r.report.validation.accuracy.has_value() == (c.options.setup.sizes.sequence == 0));
+    CHECK(r.report.evaluation->loss > 0);
+    CHECK(r.report.evaluation->accuracy.has_value() == (c.options.setup.sizes.sequence == 0));
     CHECK(r.report.sample.size() == static_cast<std::size_t>(c.options.sample));
   }
 }
@@ -135,7 +135,7 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
     // The schedule depends on the steps in all, so the part is cut off by throwing after it was saved.
     const bench::PreparedTraining prepared = bench::prepare_training(options);
     CHECK_THROWS_WITH(bench::train(prepared,
-                                   [](const bench::TrainProgress& p) {
+                                   [](const nn::Progress& p) {
                                      if (p.step == 4) throw ValueError("cut off");
                                    }),
                       "cut off");
@@ -144,7 +144,7 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
     const Run rest = run(options);
     CHECK(rest.report.first_step == 3);
     CHECK(rest.losses == std::vector<double>(whole.losses.begin() + 3, whole.losses.end()));
-    CHECK(rest.report.validation.loss == whole.report.validation.loss);
+    CHECK(rest.report.evaluation->loss == whole.report.evaluation->loss);
     CHECK(rest.report.predicted_peak_bytes == rest.report.measured_peak_bytes);
     CHECK(files_test::read_text_file(folder / "resumed.safetensors") ==
           files_test::read_text_file(folder / "whole.safetensors"));
@@ -237,17 +237,17 @@ TEST_CASE("program: data of every kind") {
   const std::string text = data::synthetic_text(5000, 3);
   files_test::write_text_file(folder / "text.txt", text);
   options.data = folder / "text.txt";
-  CHECK(run(options).report.validation.loss > 0);
+  CHECK(run(options).report.evaluation->loss > 0);
 
   std::vector<std::uint16_t> tokens;
   for (std::size_t i = 0; i < 2000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * 7 % 60));
   data::write_tokens(folder / "x_train_0.bin", tokens);
   options.data = folder / "x_train_0.bin";
-  CHECK(run(options).report.validation.loss > 0);
+  CHECK(run(options).report.evaluation->loss > 0);
   options.data = folder.path();  // no *val*.bin yet
   CHECK(contains(refusal(options), "val"));
   data::write_tokens(folder / "x_val_0.bin", tokens);
-  CHECK(run(options).report.validation.loss > 0);
+  CHECK(run(options).report.evaluation->loss > 0);
   tokens[5] = 65;  // one more than the model's own vocabulary takes
   data::write_tokens(folder / "x_val_0.bin", tokens);
   CHECK(contains(refusal(options), "65"));
@@ -269,7 +269,7 @@ TEST_CASE("program: data of every kind") {
     images.data = path;
     const Run r = run(images);
     CHECK(r.report.parameters == 81 * 8 + 8 + 8 * 8 + 8 + 8 * 10 + 10);
-    CHECK(r.report.validation.accuracy.has_value());
+    CHECK(r.report.evaluation->accuracy.has_value());
   }
   images.setup.sizes.image = 12;
   CHECK(contains(refusal(images), "12"));

@@ -13,11 +13,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <thimble/bench/runs/kept_checkpoints.h>
 #include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/files/checkpoint_info.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -88,7 +88,7 @@ TEST_CASE("reliability: training that diverges stops at once and keeps the last 
   options.steps = 50, options.save_every = 1, options.save_weights = folder / "w";
   options.schedule = "cosine", options.warmup = 20;  // the first steps are small
   const Run r = run(options);
-  CHECK(r.report.end == bench::TrainEnd::diverged);
+  CHECK(r.report.end == nn::TrainEnd::diverged);
   CHECK_FALSE(r.report.is_finite());
   REQUIRE(r.report.steps < 50);
   CHECK(contains(r.report.end_text, "step " + std::to_string(r.report.steps) + ": "));
@@ -118,7 +118,7 @@ TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is
       on.resume = options.save, on.steps = 20, on.save_every = 1, on.setup.rate = 1e25;
       const Run r = run(on);
       INFO(r.report.end_text);
-      CHECK(r.report.end == bench::TrainEnd::diverged);
+      CHECK(r.report.end == nn::TrainEnd::diverged);
       CHECK(r.report.steps == 6);
       CHECK(contains(r.report.end_text, "step 6: the loss is "));
       CHECK(contains(r.report.end_text, "'" + options.save + "' holds step 4"));
@@ -141,7 +141,7 @@ TEST_CASE("reliability: a state that holds an infinity is not written over a goo
   options.setup.optimizer = "sgd", options.setup.rate = 1e39, options.setup.clip_norm = 0, options.steps = 5;
   options.save_every = 1;
   const Run r = run(options);
-  CHECK(r.report.end == bench::TrainEnd::diverged);
+  CHECK(r.report.end == nn::TrainEnd::diverged);
   CHECK(r.report.steps == 1);
   CHECK(contains(r.report.end_text, "holds a NaN or an infinity"));
   CHECK(contains(r.report.end_text, "there is no checkpoint"));  // of this run
@@ -156,7 +156,7 @@ TEST_CASE("reliability: steps that the loss scaler skips are no divergence", "[r
   options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
   options.steps = 12, options.save_every = 1;
   const Run r = run(options);
-  CHECK(r.report.end == bench::TrainEnd::complete);
+  CHECK(r.report.end == nn::TrainEnd::complete);
   REQUIRE(r.report.scaler.has_value());
   CHECK(r.report.scaler->skipped_steps > 0);
   CHECK(r.losses.size() == 12);
@@ -167,7 +167,7 @@ TEST_CASE("reliability: the newest checkpoints are kept, each whole", "[reliabil
   TrainOptions options = tiny(folder);
   options.save_every = 2, options.keep = 3, options.steps = 9;
   std::vector<std::string> at_save(10);
-  run(options, [&](const bench::TrainProgress& p) {
+  run(options, [&](const nn::Progress& p) {
     if (p.step % 2 != 0 && p.step != 9) return;
     CHECK(steps_of(options.save) == p.step);
     at_save[static_cast<std::size_t>(p.step)] = read_text_file(options.save);
@@ -203,17 +203,17 @@ TEST_CASE("reliability: what a wish asks for is done after the step", "[reliabil
   fs::remove(options.save), fs::remove(options.save_weights);
   int asked = 0;
   std::vector<std::string> said;
-  bench::TrainControl control;
-  control.wish = [&] { return ++asked == 2 ? bench::Wish::save : asked == 4 ? bench::Wish::stop : bench::Wish::go_on; };
+  nn::TrainControl control;
+  control.wish = [&] { return ++asked == 2 ? nn::Wish::save : asked == 4 ? nn::Wish::stop : nn::Wish::go_on; };
   control.say = [&](const std::string& text) {
     said.push_back(text);
     CHECK(steps_of(options.save) == 2);
   };
   const bench::TrainReport report = bench::train(bench::prepare_training(options), {}, {}, control);
   CHECK(said == std::vector<std::string>{"after step 2: '" + options.save + "' holds step 2"});
-  CHECK(report.end == bench::TrainEnd::stopped);
+  CHECK(report.end == nn::TrainEnd::stopped);
   CHECK(report.end_text == "stopped after step 4 of 6; '" + options.save + "' holds step 4");
-  CHECK_FALSE(report.has_validation);
+  CHECK_FALSE(report.evaluation.has_value());
   CHECK(report.is_finite());
   CHECK_FALSE(fs::exists(options.save_weights));
   options.resume = options.save;
@@ -228,7 +228,7 @@ TEST_CASE("reliability: a step that fails leaves a checkpoint of the one before"
   const std::string whole = read_text_file(options.save);
   fs::remove(options.save);
   std::vector<std::string> said;
-  bench::TrainControl control;
+  nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
   bench::PreparedTraining ending = bench::prepare_training(options);
   ending.data = std::make_unique<Ending>(std::move(ending.data));
@@ -247,13 +247,13 @@ TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, 
   fs::create_directory(inner);
   options.save = (inner / "x").string(), options.save_every = 2, options.save_weights = folder / "w";
   std::vector<std::string> said;
-  bench::TrainControl control;
+  nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
   const auto train = [&](std::int64_t back_at) {
     const bench::PreparedTraining prepared = bench::prepare_training(options);
     bench::train(
         prepared,
-        [&](const bench::TrainProgress& p) {
+        [&](const nn::Progress& p) {
           if (p.step == 3) fs::rename(inner, away);  // as a network folder does
           if (p.step == back_at) fs::rename(away, inner);
         },
@@ -275,7 +275,7 @@ TEST_CASE("reliability: a folder for curves that goes away is said once, and tra
   options.log = folder / "log";
   // No file may grow past what the first records need.
   std::vector<std::string> said;
-  bench::TrainControl control;
+  nn::TrainControl control;
   control.say = [&](const std::string& text) { said.push_back(text); };
   const bench::PreparedTraining prepared = bench::prepare_training(options);
   struct rlimit old {};
@@ -283,7 +283,7 @@ TEST_CASE("reliability: a folder for curves that goes away is said once, and tra
   const auto handler = ::signal(SIGXFSZ, SIG_IGN);
   const bench::TrainReport report = bench::train(
       prepared,
-      [&](const bench::TrainProgress& p) {
+      [&](const nn::Progress& p) {
         struct rlimit limit = old;
         if (p.step == 2) limit.rlim_cur = 100;
         if (p.step == 2 || p.step == 5) ::setrlimit(RLIMIT_FSIZE, &limit);  // the checkpoint at the end finds room
@@ -291,10 +291,10 @@ TEST_CASE("reliability: a folder for curves that goes away is said once, and tra
       {}, control);
   ::setrlimit(RLIMIT_FSIZE, &old);
   ::signal(SIGXFSZ, handler);
-  CHECK(report.end == bench::TrainEnd::complete);
+  CHECK(report.end == nn::TrainEnd::complete);
   CHECK(contains(report.log_error, "cannot write events"));
   REQUIRE(said.size() == 1);
-  CHECK(contains(said[0], "--log: " + options.log));
+  CHECK(contains(said[0], "curves: " + options.log));
   CHECK(steps_of(options.save) == 6);
 }
 
@@ -351,19 +351,19 @@ TEST_CASE("reliability: another recipe is said, another function is refused", "[
 
 TEST_CASE("reliability: where a checkpoint cannot be is found before training", "[reliability]") {
   const TemporaryFolder folder;
-  CHECK_NOTHROW(bench::try_to_write("--save", folder / "x"));
+  CHECK_NOTHROW(nn::try_to_write("--save", folder / "x"));
   CHECK(folder.entries() == 0);
-  CHECK_THROWS_AS(bench::try_to_write("--save", "/proc/x"), ValueError);
-  CHECK_NOTHROW(bench::require_space("--save", "x", 1000, 1000));
-  CHECK_NOTHROW(bench::require_space("--save", "x", 1000, -1));
-  CHECK_THROWS_WITH(bench::require_space("--save", "a/x", 3 << 20, 1 << 20),
+  CHECK_THROWS_AS(nn::try_to_write("--save", "/proc/x"), ValueError);
+  CHECK_NOTHROW(nn::require_space("--save", "x", 1000, 1000));
+  CHECK_NOTHROW(nn::require_space("--save", "x", 1000, -1));
+  CHECK_THROWS_WITH(nn::require_space("--save", "a/x", 3 << 20, 1 << 20),
                     "--save: 'a/x': 3.00 MiB are needed, its folder has 1.00 MiB free");
-  CHECK(bench::free_bytes_at(folder / "x") > 0);
+  CHECK(nn::free_bytes_at(folder / "x") > 0);
 
   TrainOptions options = tiny(folder);
   const bench::PreparedTraining prepared = bench::prepare_training(options);
   bench::Training training(prepared.options, *prepared.data, dry(cpu));
-  const std::uint64_t predicted = bench::checkpoint_bytes(training);
+  const std::uint64_t predicted = nn::checkpoint_bytes(training.model(), training.optimizer());
   run(options);
   const std::uint64_t size = fs::file_size(options.save);
   CHECK(size <= predicted);

@@ -116,7 +116,7 @@ struct Told {
 
 Told told_by_program(const TrainOptions& options) {
   Told told;
-  told.losses = trained_test::run(options, [&](const bench::TrainProgress& p) { told.rates.push_back(p.rate); }).losses;
+  told.losses = trained_test::run(options, [&](const nn::Progress& p) { told.rates.push_back(p.rate); }).losses;
   return told;
 }
 
@@ -353,7 +353,7 @@ TEST_CASE("training by hand: images are evaluated one by one, in evaluation mode
       const bench::PreparedTraining prepared = bench::prepare_training(options);
       bench::Training training(prepared.options, *prepared.data, cpu);
       for (std::int64_t step = 0; step < 20; ++step) training.step(step);
-      const bench::Evaluation told = training.evaluate();
+      const nn::Evaluation told = training.evaluate();
       CHECK(training.model().is_training());
 
       training.model().eval();
@@ -392,7 +392,7 @@ TEST_CASE("training by hand: text is evaluated window by window, without dropout
     const bench::PreparedTraining prepared = bench::prepare_training(options);
     bench::Training training(prepared.options, *prepared.data, cpu);
     for (std::int64_t step = 0; step < 10; ++step) training.step(step);
-    const bench::Evaluation told = training.evaluate();
+    const nn::Evaluation told = training.evaluate();
     CHECK_FALSE(told.accuracy.has_value());
     CHECK(training.model().is_training());
 

@@ -17,10 +17,10 @@ struct Run {
 
 /// Trains; `after_step` sees what every step tells.
 inline Run run(const thimble::bench::TrainOptions& options,
-               const std::function<void(const thimble::bench::TrainProgress&)>& after_step = nullptr) {
+               const std::function<void(const thimble::nn::Progress&)>& after_step = nullptr) {
   Run result;
   const thimble::bench::PreparedTraining prepared = thimble::bench::prepare_training(options);
-  result.report = thimble::bench::train(prepared, [&](const thimble::bench::TrainProgress& progress) {
+  result.report = thimble::bench::train(prepared, [&](const thimble::nn::Progress& progress) {
     result.losses.push_back(progress.loss);
     if (after_step) after_step(progress);
   });

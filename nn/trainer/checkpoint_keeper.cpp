@@ -1,4 +1,4 @@
-#include <thimble/bench/runs/kept_checkpoints.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -13,16 +13,15 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/runs/checkpoints.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/temporary_file.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/nn/files/checkpoint_info.h>
 
-namespace thimble::bench {
-namespace kept_checkpoints_detail {
+namespace thimble::nn {
+namespace checkpoint_keeper_detail {
 
 namespace fs = std::filesystem;
 
@@ -59,7 +58,7 @@ std::vector<fs::path> older_of(const std::string& path) {
 // Steps that the checkpoint at `path` has done; nothing where there is none.
 std::optional<std::int64_t> steps_of_file(const std::string& path) {
   try {
-    const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(path).header(), path);
+    const CheckpointInfo info = parse_checkpoint_info(SafetensorsReader(path).header(), path);
     return info.step_count + (info.scaler ? info.scaler->skipped_steps : 0);
   } catch (const FileError&) {
     return std::nullopt;  // no file, or no checkpoint: it is replaced, as ever
@@ -95,23 +94,23 @@ void link_file(const std::string& path, const std::string& other) {
 // Names, shapes and offsets in a header, generously.
 constexpr std::uint64_t header_bytes_per_tensor = 256, header_bytes = 8192;
 
-}  // namespace kept_checkpoints_detail
+}  // namespace checkpoint_keeper_detail
 
-void try_to_write(const char* flag, const std::string& path) {
+void try_to_write(const char* what, const std::string& path) {
   if (path.empty()) return;
   try {
     AtomicFile file(path);
     file.write("x");
   } catch (const FileError& error) {
-    throw ValueError(std::string(flag) + ": " + error.what());
+    throw ValueError(std::string(what) + ": " + error.what());
   }
 }
 
-void require_space(const char* flag, const std::string& path, std::uint64_t needed_bytes, std::int64_t free_bytes) {
+void require_space(const char* what, const std::string& path, std::uint64_t needed_bytes, std::int64_t free_bytes) {
   if (free_bytes < 0 || needed_bytes <= static_cast<std::uint64_t>(free_bytes)) return;
-  throw ValueError(std::string(flag) + ": " + quote(path, 200) + ": " +
-                   format_bytes(static_cast<std::int64_t>(needed_bytes)) + " are needed, its folder has " +
-                   format_bytes(free_bytes) + " free");
+  throw ValueError(std::string(what) + ": " + quote(path, 200) + ": " + memory::human_bytes(needed_bytes) +
+                   " are needed, its folder has " + memory::human_bytes(static_cast<std::size_t>(free_bytes)) +
+                   " free");
 }
 
 std::int64_t free_bytes_at(const std::string& path) {
@@ -121,48 +120,41 @@ std::int64_t free_bytes_at(const std::string& path) {
   return static_cast<std::int64_t>(std::min<std::uint64_t>(facts.f_bavail, INT64_MAX / unit) * unit);
 }
 
-std::uint64_t checkpoint_bytes(Training& training) {
-  namespace detail = kept_checkpoints_detail;
-  std::uint64_t bytes = detail::header_bytes + training.optimizer().state_bytes();
-  for (const auto& list : {training.model().parameters(), training.model().buffers()}) {
-    for (const nn::NamedTensor& t : list) bytes += t.tensor.bytes() + 3 * detail::header_bytes_per_tensor;
+std::uint64_t weights_file_bytes(const Module& module) {
+  namespace detail = checkpoint_keeper_detail;
+  std::uint64_t bytes = detail::header_bytes;
+  for (const auto& list : {module.parameters(), module.buffers()}) {
+    for (const NamedTensor& t : list) bytes += t.tensor.bytes() + 3 * detail::header_bytes_per_tensor;
   }
   return bytes;
 }
 
-void check_saving(const TrainOptions& options, Training& training) {
-  try_to_write("--save", options.save);
-  try_to_write("--save-weights", options.save_weights);
-  if (!options.save.empty()) {
-    // The new one is written beside those that are kept.
-    const std::int64_t saves = options.save_every > 0 ? options.steps / options.save_every + 1 : 1;
-    const auto older = static_cast<std::int64_t>(kept_checkpoints_detail::older_of(options.save).size());
-    const std::int64_t there = older + (std::filesystem::exists(options.save) ? 1 : 0);
-    const std::int64_t more = std::max<std::int64_t>(1, std::min(saves, options.keep + 1 - there));
-    require_space("--save", options.save, static_cast<std::uint64_t>(more) * checkpoint_bytes(training),
-                  free_bytes_at(options.save));
-  }
-  if (!options.save_weights.empty()) {
-    require_space("--save-weights", options.save_weights,
-                  checkpoint_bytes(training) - training.optimizer().state_bytes(), free_bytes_at(options.save_weights));
-  }
+std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer) {
+  return weights_file_bytes(module) + optimizer.state_bytes();
 }
 
-std::int64_t steps_done(Training& training) {
-  const optim::GradScaler* const scaler = training.scaler();
-  return training.optimizer().step_count() + (scaler != nullptr ? scaler->state().skipped_steps : 0);
+void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,
+                   std::uint64_t checkpoint_bytes) {
+  if (options.path.empty()) return;
+  try_to_write(what, options.path);
+  // The new one is written beside those that are kept.
+  const std::int64_t saves = save_every > 0 ? steps / save_every + 1 : 1;
+  const auto older = static_cast<std::int64_t>(checkpoint_keeper_detail::older_of(options.path).size());
+  const std::int64_t there = older + (std::filesystem::exists(options.path) ? 1 : 0);
+  const std::int64_t more = std::max<std::int64_t>(1, std::min(saves, options.keep + 1 - there));
+  require_space(what, options.path, static_cast<std::uint64_t>(more) * checkpoint_bytes, free_bytes_at(options.path));
 }
 
-CheckpointKeeper::CheckpointKeeper(const PreparedTraining& prepared)
-    : prepared_(prepared), path_(prepared.options.resume), step_(prepared.first_step) {}
+CheckpointKeeper::CheckpointKeeper(KeepOptions options)
+    : options_(std::move(options)), path_(options_.resumed), step_(options_.first_step) {}
 
 /// Gives the file that is about to be replaced a second name.
 void CheckpointKeeper::keep_before(std::int64_t step) {
-  namespace detail = kept_checkpoints_detail;
-  const std::string& path = prepared_.options.save;
+  namespace detail = checkpoint_keeper_detail;
+  const std::string& path = options_.path;
   const std::optional<std::int64_t> steps = detail::steps_of_file(path);
   if (!steps) return;
-  if (prepared_.options.keep > 1) {
+  if (options_.keep > 1) {
     if (*steps == step) return;
     before_ = detail::older_path(path, *steps);
     detail::link_file(path, before_);
@@ -181,36 +173,34 @@ void CheckpointKeeper::forget_before() noexcept {
   before_.clear();
 }
 
-void CheckpointKeeper::save(Training& training) {
+void CheckpointKeeper::save(std::int64_t step, FunctionRef<void(const std::string&)> write) {
   if (!is_on()) return;
   confirm();
-  const std::int64_t step = steps_done(training);
   keep_before(step);
   try {
-    if (training.optimizer().offloads_state()) training.rest();  // it comes here to be written
-    save_checkpoint(training, prepared_);
+    write(options_.path);
   } catch (...) {
     if (!before_.empty()) ::unlink(before_.c_str());  // it has its first name still
     forget_before();
     throw;
   }
   is_open_ = true;
-  path_before_ = std::exchange(path_, prepared_.options.save);
+  path_before_ = std::exchange(path_, options_.path);
   step_before_ = std::exchange(step_, step);
 }
 
 void CheckpointKeeper::confirm() noexcept {
-  namespace detail = kept_checkpoints_detail;
+  namespace detail = checkpoint_keeper_detail;
   if (!is_open_) return;
   is_open_ = false;
-  const std::int64_t keep = prepared_.options.keep;
+  const std::int64_t keep = options_.keep;
   if (keep <= 1) {
     if (!before_.empty()) ::unlink(before_.c_str());
     return forget_before();
   }
   forget_before();
   try {
-    const std::vector<std::filesystem::path> all = detail::older_of(prepared_.options.save);
+    const std::vector<std::filesystem::path> all = detail::older_of(options_.path);
     for (std::size_t i = static_cast<std::size_t>(keep) - 1; i < all.size(); ++i) ::unlink(all[i].c_str());
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): they go the next time
   }
@@ -220,8 +210,8 @@ void CheckpointKeeper::take_back() noexcept {
   if (!is_open_) return;
   is_open_ = false;
   std::error_code error;
-  const std::filesystem::path target = std::filesystem::canonical(prepared_.options.save, error);  // links stay
-  const std::string path = error ? prepared_.options.save : target.string();
+  const std::filesystem::path target = std::filesystem::canonical(options_.path, error);  // links stay
+  const std::string path = error ? options_.path : target.string();
   const bool is_back = before_.empty() ? ::unlink(path.c_str()) == 0 : ::rename(before_.c_str(), path.c_str()) == 0;
   forget_before();
   if (!is_back) return;
@@ -234,4 +224,4 @@ std::string CheckpointKeeper::text() const {
   return quote(path_, 200) + " holds step " + std::to_string(step_);
 }
 
-}  // namespace thimble::bench
+}  // namespace thimble::nn

@@ -1,0 +1,79 @@
+#pragma once
+// The checkpoints that a run keeps: `x` is the newest, and with keep = N up to N - 1 older ones are beside it as
+// `x.step-K`, K the steps that they have done.
+//
+// - There is an `x` at every moment: the older one gets its second name before the new one takes the first.
+// - The loss of a state is that of the next step. Until it is known to be a number the older file stays (with keep = 1
+//   under a temporary name), and when it is none the older file is `x` again.
+// - The oldest files go, not the ones with the least K: a run that starts again at the same path keeps its own.
+
+#include <cstdint>
+#include <string>
+
+#include <thimble/core/threads/parallel.h>
+#include <thimble/nn/layers/module.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::nn {
+
+// Before the first step. `what` begins the message: the flag or the option that names the file.
+
+/// Creates and removes a temporary file where a checkpoint is to be. Throws ValueError when that cannot be done.
+void try_to_write(const char* what, const std::string& path);
+
+/// Throws ValueError when a file system has fewer than `needed_bytes` free; `free_bytes` < 0: it does not say.
+void require_space(const char* what, const std::string& path, std::uint64_t needed_bytes, std::int64_t free_bytes);
+/// Bytes that a process of this user may still write beside `path`; -1: the file system does not say.
+std::int64_t free_bytes_at(const std::string& path);
+
+/// Bytes of a file with the module's parameters and buffers, at most; of a checkpoint with the optimizer's state, too.
+/// Tensors may be dry or away.
+std::uint64_t weights_file_bytes(const Module& module);
+std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer);
+
+struct KeepOptions {
+  std::string path;             ///< empty: there are no checkpoints
+  std::int64_t keep = 1;        ///< files that stay
+  std::string resumed = {};     ///< the checkpoint that the run goes on from; empty: none
+  std::int64_t first_step = 0;  ///< steps that it has done
+};
+
+/// try_to_write and require_space for a run of `steps` steps that saves after every `save_every` (0: at the end alone):
+/// a checkpoint of `checkpoint_bytes` beside those that are kept.
+void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,
+                   std::uint64_t checkpoint_bytes);
+
+class CheckpointKeeper {
+ public:
+  explicit CheckpointKeeper(KeepOptions options);
+  ~CheckpointKeeper() { confirm(); }
+  CheckpointKeeper(const CheckpointKeeper&) = delete;
+  CheckpointKeeper& operator=(const CheckpointKeeper&) = delete;
+
+  bool is_on() const noexcept { return !options_.path.empty(); }
+  /// Has `write(path)` write the checkpoint after `step` steps. Throws what it throws; the files are then as before.
+  void save(std::int64_t step, FunctionRef<void(const std::string& path)> write);
+  /// The state that was written has a loss: the oldest file goes.
+  void confirm() noexcept;
+  /// It has none: the file before it is the checkpoint again, or there is none.
+  void take_back() noexcept;
+  /// Steps that the last checkpoint of this run has done; that which it goes on from before the first, or 0.
+  std::int64_t saved_step() const noexcept { return step_; }
+  /// "'x' holds step 30", "there is no checkpoint".
+  std::string text() const;
+
+ private:
+  void keep_before(std::int64_t step);
+  void forget_before() noexcept;
+
+  KeepOptions options_;
+  std::string path_;  // of the last good checkpoint; empty: there is none
+  std::int64_t step_;
+  // While a checkpoint is not confirmed: what these were, and the second name of the file that it has replaced.
+  bool is_open_ = false;
+  std::string path_before_, before_;
+  std::int64_t step_before_ = 0;
+  int lock_ = -1;  // on that file, whose temporary name is not to be taken for stale
+};
+
+}  // namespace thimble::nn

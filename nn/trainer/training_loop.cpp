@@ -1,0 +1,171 @@
+#include <thimble/nn/trainer/training_loop.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+
+#include <thimble/core/error.h>
+#include <thimble/nn/files/tensor_io.h>
+
+namespace thimble::nn {
+namespace training_loop_detail {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+std::string is_text(const char* what, double loss) {
+  char text[80];
+  std::snprintf(text, sizeof text, "%s is %g", what, loss);
+  return text;
+}
+
+}  // namespace training_loop_detail
+
+bool LoopReport::is_finite() const noexcept {
+  return end != TrainEnd::diverged && std::isfinite(loss_last) && (!evaluation || std::isfinite(evaluation->loss));
+}
+
+TrainingLoop::TrainingLoop(LoopedRun& run, const LoopOptions& options, const memory::Stack& stack, LoopReport& report,
+                           const TrainControl& control)
+    : run_(run),
+      options_(options),
+      stack_(stack),
+      report_(report),
+      control_(control),
+      log_(options.log, stack.ledger),
+      keeper_({options.save, options.keep, options.resume, options.first_step}) {
+  report_.steps = options.first_step;
+}
+
+void TrainingLoop::run(const TrainObserver& observer) {
+  using training_loop_detail::is_text;
+  report_.log_error = log_.error();
+  if (!report_.log_error.empty()) say("curves: " + report_.log_error + "; training goes on without");
+  for (std::int64_t step = options_.first_step; step < options_.steps; ++step) {
+    const std::int64_t done = step + 1, skipped = run_.skipped_steps();
+    Progress progress = rescued([&] { return one_step(step); });
+    report_.steps = done;
+    const bool is_finite = std::isfinite(progress.loss);
+    // A step that the loss scaler skipped, because its gradients were too large, changed no parameter.
+    if (!is_finite && run_.skipped_steps() == skipped) return diverge(done, is_text("the loss", progress.loss));
+    if (is_finite) keeper_.confirm();  // of the state that was saved last
+    const Wish wish = control_.wish ? control_.wish() : Wish::go_on;
+    const bool is_last = done == options_.steps || wish == Wish::stop;
+    const auto is_due = [&](std::int64_t every) { return every > 0 && done % every == 0; };
+    if (wish != Wish::stop && (is_last || is_due(options_.evaluate_every))) {
+      progress.evaluation = rescued([&] { return run_.evaluate(); });
+      if (progress.evaluation) report_.evaluation = progress.evaluation;
+      if (progress.evaluation && !std::isfinite(progress.evaluation->loss)) {
+        return diverge(done, is_text("the validation loss", progress.evaluation->loss));
+      }
+    }
+    if (is_last || wish == Wish::save || is_due(options_.save_every)) {
+      try {
+        save(is_last);
+      } catch (const NotFiniteError& error) {
+        return diverge(done, error.what());
+      }
+    }
+    log_step(progress);
+    if (observer) observer(progress);
+    if (wish == Wish::save) say("after step " + std::to_string(done) + ": " + keeper_.text());
+    if (wish == Wish::stop) return stop(done);
+  }
+}
+
+void TrainingLoop::log_step(const Progress& progress) {
+  const bool had_log = log_.error().empty();
+  StepCurves curves{progress.step, progress.loss, progress.rate, progress.items_per_s, {}, {}};
+  if (progress.evaluation) {
+    curves.validation_loss = progress.evaluation->loss;
+    curves.validation_accuracy = progress.evaluation->accuracy;
+  }
+  log_.end_step(curves);
+  if (!had_log || log_.error().empty()) return;
+  report_.log_error = log_.error();
+  say("curves: " + report_.log_error + "; training goes on without");
+}
+
+void TrainingLoop::rethrow_failed_save() const {
+  if (failed_save_) std::rethrow_exception(failed_save_);
+}
+
+Progress TrainingLoop::one_step(std::int64_t step) {
+  using training_loop_detail::Clock;
+  log_.begin_step(run_.is_replay());
+  const Clock::time_point start = Clock::now();
+  Progress progress;
+  run_.train_step(step, progress);
+  progress.ms = training_loop_detail::ms_since(start);
+  if (step == options_.first_step) {
+    report_.loss_first = progress.loss;
+    first_ms_ = progress.ms;
+  } else {
+    later_ms_ += progress.ms;
+  }
+  const auto later = static_cast<double>(step - options_.first_step);
+  report_.loss_last = progress.loss;
+  report_.ms_per_step = later > 0 ? later_ms_ / later : first_ms_;
+  report_.items_per_s = options_.items_per_step / report_.ms_per_step * 1000;
+
+  const Arena::Statistics arena = stack_.arena->statistics();
+  progress.step = step + 1;
+  progress.bytes = arena.committed_bytes;
+  progress.peak_bytes = arena.peak_committed_bytes;
+  progress.items_per_s = options_.items_per_step / progress.ms * 1000;
+  progress.seconds_left = static_cast<double>(options_.steps - step - 1) * report_.ms_per_step / 1000;
+  return progress;
+}
+
+void TrainingLoop::diverge(std::int64_t step, const std::string& what) {
+  keeper_.take_back();
+  report_.end = TrainEnd::diverged;
+  report_.end_text = "step " + std::to_string(step) + ": " + what + "; training has stopped, and " + keeper_.text();
+}
+
+void TrainingLoop::stop(std::int64_t step) {
+  report_.end = TrainEnd::stopped;
+  report_.end_text =
+      "stopped after step " + std::to_string(step) + " of " + std::to_string(options_.steps) + "; " + keeper_.text();
+}
+
+void TrainingLoop::save(bool is_last) {
+  try {
+    write();
+  } catch (const NotFiniteError&) {
+    throw;
+  } catch (const Error& error) {
+    if (is_last) {
+      failed_save_ = std::current_exception();
+    } else {
+      say(std::string("a checkpoint could not be written; training goes on: ") + error.what());
+    }
+  }
+}
+
+/// Before an exception leaves: what was reached is written. A step that throws has changed nothing.
+void TrainingLoop::rescue() noexcept {
+  try {
+    if (!keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
+    write();
+    say("training has failed; " + keeper_.text());
+  } catch (const std::exception& error) {
+    try {
+      say(std::string("training has failed, and so has its checkpoint: ") + error.what() + "; " + keeper_.text());
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the first failure is on its way and says why
+    }
+  }
+}
+
+void TrainingLoop::write() {
+  keeper_.save(run_.steps_done(), [this](const std::string& path) { run_.write_checkpoint(path); });
+}
+
+void TrainingLoop::say(const std::string& text) const {
+  if (control_.say) control_.say(text);
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,141 @@
+#pragma once
+// The steps of a run: training, evaluations, checkpoints and curves, and what becomes of them when something fails.
+//
+// - A checkpoint holds a state whose loss is a number, and no other: one that the next step finds to have none is taken
+//   back. A step whose loss is not a number, and that the loss scaler did not skip, ends the run at once; so does an
+//   evaluation, and a state that holds a NaN.
+// - What fails between two checkpoints (memory, data) ends the run after a checkpoint of the last whole step.
+// - A checkpoint on the way that cannot be written is said, and the next one is tried. The last one that cannot is an
+//   error, after everything else is written.
+// - Curves that cannot be written any more are said once, and given up.
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/memory/stack.h>
+#include <thimble/nn/log/training_log.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
+
+namespace thimble::nn {
+
+struct Evaluation {
+  double loss = 0;                 ///< mean over samples
+  std::optional<double> accuracy;  ///< share of samples whose largest score is their class
+};
+
+/// After a step.
+struct Progress {
+  std::int64_t step = 0;       ///< steps done
+  double loss = 0;             ///< of the first part, before its update
+  std::vector<double> losses;  ///< of all parts
+  double rate = 0;
+  std::optional<Evaluation> evaluation;   ///< when there was one
+  std::size_t bytes = 0, peak_bytes = 0;  ///< committed by the arena now, and at most
+  double ms = 0;
+  double items_per_s = 0;  ///< 0 where the run does not say what items are
+  double seconds_left = 0;
+};
+using TrainObserver = std::function<void(const Progress& progress)>;
+
+/// What someone outside of the run wants of it, asked after each step.
+enum class Wish : std::uint8_t { go_on, save, stop };
+struct TrainControl {
+  std::function<Wish()> wish = {};                        ///< none: go on
+  std::function<void(const std::string& text)> say = {};  ///< what went wrong though the run goes on, in one line
+};
+
+/// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
+/// a loss that is no number; nothing was written after that.
+enum class TrainEnd : std::uint8_t { complete, stopped, diverged };
+
+struct LoopOptions {
+  std::int64_t first_step = 0;      ///< steps that are done
+  std::int64_t steps = 0;           ///< in all
+  std::int64_t evaluate_every = 0;  ///< steps between evaluations, and one at the end; 0: that one alone
+  std::string save = {};            ///< a checkpoint, at the end and every `save_every` steps; empty: none
+  std::int64_t save_every = 0;      ///< 0: at the end alone
+  std::int64_t keep = 1;            ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
+  std::string resume = {};          ///< the checkpoint that the run goes on from
+  std::string log = {};             ///< a folder for TensorBoard; empty: none
+  double items_per_step = 0;        ///< what Progress::items_per_s counts; 0: nothing
+};
+
+struct LoopReport {
+  TrainEnd end = TrainEnd::complete;
+  std::string end_text;    ///< of another end: the step, why, and the checkpoint that there is, in one line
+  std::string log_error;   ///< why curves are missing; empty: none are
+  std::int64_t steps = 0;  ///< done at the end
+  double loss_first = 0, loss_last = 0;
+  std::optional<Evaluation> evaluation;     ///< the last one
+  double ms_per_step = 0, items_per_s = 0;  ///< over all steps but the first, where there are several
+
+  /// Whether the run did not diverge, and its last losses are numbers.
+  bool is_finite() const noexcept;
+};
+
+/// A run as its loop drives it. What a function throws ends the run.
+class LoopedRun {
+ public:
+  virtual ~LoopedRun() = default;
+  /// Step `step`, from 0: fills in loss, losses and rate.
+  virtual void train_step(std::int64_t step, Progress& progress) = 0;
+  /// None: the run has no evaluation.
+  virtual std::optional<Evaluation> evaluate() = 0;
+  virtual void write_checkpoint(const std::string& path) = 0;
+  /// Steps whose batches are used up: updates, and those that the loss scaler skipped.
+  virtual std::int64_t steps_done() = 0;
+  /// Of these, skipped ones.
+  virtual std::int64_t skipped_steps() = 0;
+  /// Whether the next step replays a recorded one, which asks the arena for nothing.
+  virtual bool is_replay() const { return false; }
+};
+
+class TrainingLoop {
+ public:
+  /// All of these must outlive it; `stack` is what the run takes its bytes from.
+  TrainingLoop(LoopedRun& run, const LoopOptions& options, const memory::Stack& stack, LoopReport& report,
+               const TrainControl& control);
+
+  /// Trains until the steps are done, the control wants no more, or the loss is no number. Throws what a step throws.
+  void run(const TrainObserver& observer);
+  /// Throws what the last checkpoint failed with, where it did.
+  void rethrow_failed_save() const;
+
+ private:
+  Progress one_step(std::int64_t step);
+  void log_step(const Progress& progress);
+  void diverge(std::int64_t step, const std::string& what);
+  void stop(std::int64_t step);
+  void save(bool is_last);
+  void rescue() noexcept;
+  void write();
+  void say(const std::string& text) const;
+  template <class F>
+  auto rescued(F&& f) {
+    try {
+      return f();
+    } catch (const PartialUpdateError&) {
+      throw;  // some parameters are of the step, others are not: nothing to keep
+    } catch (...) {
+      rescue();
+      throw;
+    }
+  }
+
+  LoopedRun& run_;
+  const LoopOptions& options_;
+  const memory::Stack& stack_;
+  LoopReport& report_;
+  const TrainControl& control_;
+  TrainingLog log_;
+  CheckpointKeeper keeper_;
+  std::exception_ptr failed_save_;
+  double first_ms_ = 0, later_ms_ = 0;
+};
+
+}  // namespace thimble::nn

@@ -1,0 +1,191 @@
+// What a trainer of an own model writes and goes on from: checkpoints, curves, and what becomes of them at a bad end.
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+
+#include "own_program.h"
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/model_runs.h"
+#include "support/tensor_bytes.h"
+
+using namespace thimble;
+using namespace own_program;
+using files_test::TemporaryFolder;
+using Own = nn::Trainer<Net, Batch>;
+
+namespace {
+
+struct Ended {
+  std::vector<double> losses;
+  std::vector<testing::Bytes> state;
+  nn::LoopReport report;
+};
+
+Ended run(Own& trainer, const nn::TrainControl& control = {}) {
+  Ended ended;
+  ended.report = trainer.run([&](const nn::Progress& p) { ended.losses.push_back(p.loss); }, control);
+  for (const auto& list : {trainer.model().parameters(), trainer.model().buffers()}) {
+    for (const nn::NamedTensor& t : list) ended.state.push_back(testing::bytes_of(t.tensor));
+  }
+  for (const optim::Named& s : trainer.optimizer().state()) ended.state.push_back(testing::bytes_of(s.tensor));
+  CHECK(trainer.peak_bytes() == trainer.plan().peak_bytes);
+  return ended;
+}
+
+nn::TrainerOptions trainer_files_options(std::int64_t steps) {
+  nn::TrainerOptions options{.seed = 5, .steps = steps, .evaluate_every = 2};
+  options.is_strict = true;
+  return options;
+}
+
+/// With the samples of the batches as `samples` says.
+Program small_program() {
+  Sizes sizes;
+  sizes.width = 32, sizes.depth = 3;
+  sizes.samples = [](std::int64_t) { return std::int64_t{64}; };
+  return program(sizes);
+}
+
+}  // namespace
+
+TEST_CASE("trainer: a run that goes on from a checkpoint has the bits of one that never stopped", "[trainer]") {
+  const testing::Threads alone;
+  const TemporaryFolder folder;
+  for (const bool has_budget : {false, true}) {
+    INFO("with a budget: " << has_budget);
+    nn::TrainerOptions options = trainer_files_options(6);
+    options.budget_bytes = has_budget ? Own(program(), options).plan().peak_bytes * 3 / 4 : 0;
+    Own whole(program(), options);
+    const Ended expected = run(whole);
+    REQUIRE(expected.losses.size() == 6);
+    options.save = folder / "x";
+    options.steps = 4;
+    Own first(program(), options);
+    const Ended begun = run(first);
+    options.steps = 6;
+    options.resume = options.save;
+    Own second(program(), options);
+    const Ended rest = run(second);
+    CHECK(rest.losses == std::vector<double>(expected.losses.begin() + 4, expected.losses.end()));
+    CHECK(begun.losses == std::vector<double>(expected.losses.begin(), expected.losses.begin() + 4));
+    CHECK((rest.state == expected.state));
+    CHECK(rest.report.evaluation->loss == expected.report.evaluation->loss);
+    CHECK(rest.report.steps == 6);
+    CHECK(second.placed().deviations == 0);
+  }
+}
+
+TEST_CASE("trainer: checkpoints on the way, as many as are to be kept", "[trainer]") {
+  const TemporaryFolder folder;
+  nn::TrainerOptions options = trainer_files_options(5);
+  options.save = folder / "x";
+  options.save_every = 1;
+  options.keep = 3;
+  options.log = folder / "curves";
+  Own trainer(small_program(), options);
+  const Ended all = run(trainer);
+  CHECK(all.report.end == nn::TrainEnd::complete);
+  CHECK(all.report.log_error.empty());
+  namespace fs = std::filesystem;
+  CHECK(fs::exists(options.save));
+  CHECK(fs::exists(options.save + ".step-4"));
+  CHECK(fs::exists(options.save + ".step-3"));
+  CHECK(folder.entries() == 4);  // and the folder of curves
+  CHECK_FALSE(fs::is_empty(options.log));
+  // The older ones are states of the same run.
+  options.log.clear();
+  options.resume = options.save + ".step-3";
+  options.save.clear();
+  options.save_every = 0;
+  Own again(small_program(), options);
+  CHECK(run(again).losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
+}
+
+TEST_CASE("trainer: a loss that is no number ends the run, and the checkpoint before it stays", "[trainer]") {
+  const TemporaryFolder folder;
+  Program own = small_program();
+  const auto loss = own.loss;
+  std::int64_t real_steps = 0;
+  own.loss = [&](Net& net, const Batch& batch) {
+    if (batch.x.device().is_dry) return loss(net, batch);
+    ++real_steps;
+    return mul(loss(net, batch), real_steps >= 4 ? std::numeric_limits<double>::quiet_NaN() : 1.0);
+  };
+  own.evaluate = nullptr;
+  nn::TrainerOptions options{.seed = 5, .steps = 8};
+  options.save = folder / "x";
+  options.save_every = 2;
+  Own trainer(own, options);
+  const nn::LoopReport report = trainer.run();
+  CHECK(report.end == nn::TrainEnd::diverged);
+  CHECK_FALSE(report.is_finite());
+  CHECK(report.steps == 4);
+  CHECK(report.end_text.find("step 4: the loss is") == 0);
+  CHECK(report.end_text.find("holds step 2") != std::string::npos);
+  options.resume = options.save;
+  options.steps = 3;
+  CHECK_NOTHROW(Own(own, options));
+}
+
+TEST_CASE("trainer: a wish to stop is kept after the step, with a checkpoint", "[trainer]") {
+  const TemporaryFolder folder;
+  nn::TrainerOptions options = trainer_files_options(9);
+  options.save = folder / "x";
+  Own trainer(small_program(), options);
+  int asked = 0;
+  const Ended ended = run(trainer, {.wish = [&] { return ++asked == 2 ? nn::Wish::stop : nn::Wish::go_on; }});
+  CHECK(ended.losses.size() == 2);
+  CHECK(ended.report.end == nn::TrainEnd::stopped);
+  options.resume = options.save;
+  options.save.clear();
+  Own rest(small_program(), options);
+  Own whole(small_program(), trainer_files_options(9));
+  CHECK(run(rest).losses.front() == run(whole).losses[2]);
+}
+
+TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are refused before a step", "[trainer]") {
+  const TemporaryFolder folder;
+  nn::TrainerOptions options = trainer_files_options(2);
+  options.save = folder / "x";
+  Own trainer(small_program(), options);
+  run(trainer);
+  const auto refusal = [](const nn::TrainerOptions& o, const Program& own) -> std::string {
+    try {
+      Own refused(own, o);
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  const auto with = [&](const std::function<void(nn::TrainerOptions&)>& change) {
+    nn::TrainerOptions other = trainer_files_options(4);
+    other.resume = options.save;
+    change(other);
+    return refusal(other, small_program());
+  };
+  CHECK(with([](auto&) {}) == "taken");
+  CHECK(with([](auto& o) { o.seed = 6; }).find("was trained with seed 5") != std::string::npos);
+  CHECK(with([](auto& o) { o.steps = 2; }).find("has done 2 steps; steps = 2 must be more") != std::string::npos);
+  CHECK(with([](auto& o) { o.keep = 0; }).find("keep = 0") != std::string::npos);
+  CHECK(with([](auto& o) { o.save_every = 1; }).find("save_every without save") != std::string::npos);
+  CHECK(with([](auto& o) { o.save = "/proc/x"; }).find("trainer: save: ") == 0);
+  CHECK(with([](auto& o) { o.loss_scale = optim::GradScalerOptions{}; }).find("was not scaled") != std::string::npos);
+  nn::TrainerOptions other = trainer_files_options(4);
+  other.resume = options.save;
+  CHECK_THROWS_AS(Own(program(), other), ShapeError);  // another width
+  other.resume = folder / "none";
+  CHECK_THROWS_AS(Own(small_program(), other), FileError);
+  other.resume.clear();
+  other.save = folder / "y";
+  Sizes sizes;
+  sizes.depth = 1;
+  other.evaluate_every = 0;
+  CHECK_THROWS_AS((nn::Trainer<Rivals, Batch>(rivals(sizes), other)), ValueError);  // two parts
+  CHECK(folder.entries() == 1);
+}
