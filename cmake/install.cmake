@@ -14,7 +14,7 @@ foreach(layer IN LISTS thimble_layers)
   install(DIRECTORY ${layer} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/thimble
           FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
 endforeach()
-install(FILES ${thimble_include_dir}/thimble/version.h ${thimble_include_dir}/thimble/thimble.h
+install(FILES ${thimble_include_dir}/thimble/version.h ${PROJECT_SOURCE_DIR}/thimble.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/thimble)
 
 # A static library leaves its own dependencies to whoever links it.

@@ -11,32 +11,22 @@
 //     const Placed::Step step(*stack.placed);         // from the step's first byte to its last: training_step insists
 //     run->step();                                    // inside of the budget, with the same bits
 //   }
-//
-// The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
-// budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
-// (memory/placement/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's
-// peak, and nothing of it is estimated. Points are run when they are first looked at, and placed where their dry run
-// leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
-// whole frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the
-// same stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger
-// goes on among faster plans.
 
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/memory/remat/frontier.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/plan_key.h>
-#include <thimble/nn/fit/stages.h>
 #include <thimble/nn/fit/storing.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::nn {
+
+class PlanSearch;
 
 /// Makes the tier that tensors of a device are offloaded to. Its workspace is part of a plan's peak.
 using MakeTier = std::function<std::shared_ptr<Tier>(Device device)>;
@@ -96,7 +86,7 @@ class BudgetError : public PlanError {
 };
 
 /// All plans of one step on one device. They are run and placed when they are first looked at, so one planner is not
-/// for several threads at once.
+/// for several threads at once. How they are found stands in nn/fit/plan_search.h.
 class Planner {
  public:
   /// Records the step of `make`'s run on the dry twin of `device` and finds the plans. Throws what the run throws, and
@@ -105,6 +95,9 @@ class Planner {
   /// without a tier.
   /// Allowing more never yields a worse plan: one that stores nothing, or packs nothing, is taken where it is as good.
   Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options = {});
+  ~Planner();
+  Planner(Planner&&) noexcept;
+  Planner& operator=(Planner&&) noexcept;
 
   /// The fastest plan within the budget of those that the search looks at: some fifty points of the frontier, then
   /// halves of the stretch between two. The frontier's plans are the fastest of the chain's options by the cost model;
@@ -117,49 +110,13 @@ class Planner {
   /// end.
   const Plan& smallest();
   /// The step without a plan, in an arena without placement: what overheads are counted from.
-  const Plan& keep_everything() const noexcept { return keep_everything_; }
+  const Plan& keep_everything() const noexcept;
 
-  std::int64_t parameters() const noexcept { return parameters_; }
-  const TapeGraph& graph() const noexcept { return graph_; }
+  std::int64_t parameters() const noexcept;
+  const TapeGraph& graph() const noexcept;
 
  private:
-  static constexpr std::size_t none = ~std::size_t{0};
-  struct Candidate {
-    Plan plan;                           // its peak is that of a dynamic arena until it is placed
-    std::vector<Trace::Event> events;    // of a run without placement, until it is placed
-    std::vector<std::size_t> step_ends;  // in them
-    std::size_t setup_end = 0;
-    bool is_placed = false;
-  };
-  MakeRun run_with(const Plan& plan) const;
-  Plan plan_of(std::shared_ptr<const TapePlan> tape) const;
-  Candidate run_dry(std::shared_ptr<const TapePlan> tape) const;
-  Candidate& run(std::size_t point);
-  const Plan& place(Candidate& candidate);
-  std::size_t committed(std::size_t bytes) const noexcept;
-  bool is_within(std::size_t point, std::size_t budget_bytes);
-  const Plan* find(std::size_t budget_bytes);
-  std::size_t find_point(std::size_t budget_bytes);
-  std::size_t smallest_point();
-  double step_seconds(std::size_t point) const;
-
-  MakeRun make_;
-  Device device_;
-  PlannerOptions options_;
-  std::unique_ptr<Planner> simpler_;  // with fewer options; null: this one has none
-  TapeGraph graph_;
-  std::shared_ptr<const PlanKey> key_;
-  StagedGraph staged_;
-  std::unique_ptr<const remat::Frontier> frontier_;
-  std::int64_t passes_ = 1;    // forward and backward of the recording, per step
-  double accumulating_s_ = 0;  // of adding their gradients up
-  Plan keep_everything_;
-  std::size_t granule_ = 1;                      // of the arena
-  std::map<std::size_t, Candidate> candidates_;  // by point of the frontier: those further on are faster
-  std::vector<std::size_t> list_;                // points spread over the frontier, rising
-  std::vector<std::size_t> low_;                 // points of which one needs least, rising
-  std::size_t smallest_ = none;                  // of them; none: not known yet
-  std::int64_t parameters_ = 0;
+  std::unique_ptr<PlanSearch> search_;
 };
 
 }  // namespace thimble::nn

@@ -1,0 +1,342 @@
+#include <thimble/nn/fit/plan_search.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/memory/arena/backing.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/remat/frontier.h>
+
+namespace thimble::nn {
+namespace plan_search_detail {
+
+constexpr std::size_t spread_count = 48;      // points of the frontier that a search begins with, spread over its bytes
+constexpr std::size_t beyond_count = 2;       // of these, tried beyond the place where halving ends
+constexpr std::size_t refinement_count = 24;  // further ones for plans(), where neighbouring plans lie far apart
+constexpr std::size_t smallest_count = 12;    // at the lower end, all are run: the smallest may be any of them
+constexpr std::size_t low_count = 4;          // and the first of the spread ones
+
+/// At most `count` points of a frontier, by index, both ends among them: in each of equal steps of bytes the last one,
+/// which is the fastest.
+std::vector<std::size_t> spread(std::span<const remat::Frontier::Point> points, std::size_t count) {
+  const double begin = static_cast<double>(points.front().budget_bytes);
+  const double step = (static_cast<double>(points.back().budget_bytes) - begin) / static_cast<double>(count - 1);
+  const auto place = [&](std::size_t i) {
+    return std::ceil((static_cast<double>(points[i].budget_bytes) - begin) / step);
+  };
+  std::vector<std::size_t> some;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (some.size() > 1 && place(some.back()) == place(i)) some.pop_back();
+    some.push_back(i);
+  }
+  return some;
+}
+
+/// A point of the frontier that was run, and the load of that run.
+struct Tried {
+  std::size_t point;
+  remat::Time time;
+  std::size_t bytes;
+};
+
+/// Those that none is as fast as with as few bytes, by rising bytes.
+std::vector<Tried> best(std::vector<Tried> all) {
+  std::stable_sort(all.begin(), all.end(), [](const Tried& a, const Tried& b) {
+    return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
+  });
+  std::vector<Tried> front;  // from the fastest on: a slower plan must need less
+  for (const Tried& tried : all) {
+    if (front.empty() || tried.bytes < front.back().bytes) front.push_back(tried);
+  }
+  std::reverse(front.begin(), front.end());
+  return front;
+}
+
+/// The point of the frontier to run next: in the middle of those between the two neighbours that lie farthest apart in
+/// bytes and have one between them that was not run. The number of points when none lie farther apart than a fiftieth
+/// of the range.
+std::size_t next_point(const std::vector<Tried>& front, const std::vector<bool>& was_run) {
+  std::size_t widest = (front.back().bytes - front.front().bytes) / 50;
+  std::size_t next = was_run.size();
+  for (std::size_t i = 0; i + 1 < front.size(); ++i) {
+    const std::size_t width = front[i + 1].bytes - front[i].bytes;
+    if (width <= widest) continue;
+    std::vector<std::size_t> between;
+    for (std::size_t p = front[i].point + 1; p < front[i + 1].point; ++p) {
+      if (!was_run[p]) between.push_back(p);
+    }
+    if (between.empty()) continue;
+    widest = width;
+    next = between[between.size() / 2];
+  }
+  return next;
+}
+
+/// Per stage, the bytes of gradients that it makes and that are there until an earlier stage has run backward, because
+/// that reads the same parameter.
+std::vector<remat::Bytes> shared_gradients(const TapeGraph& graph, const std::vector<std::uint32_t>& cuts) {
+  struct Readers {
+    std::size_t first, last;  // stages
+    std::size_t bytes;
+  };
+  std::map<std::uint32_t, Readers> by_storage;
+  for (std::size_t stage = 0; stage + 1 < cuts.size(); ++stage) {
+    for (std::uint32_t n = cuts[stage]; n < cuts[stage + 1]; ++n) {
+      for (const std::uint32_t value : graph.nodes[n].inputs) {
+        if (value == TapeGraph::none || !graph.values[value].is_leaf) continue;
+        const Readers read{stage, stage, graph.bytes_of(value)};
+        by_storage.emplace(graph.values[value].storage, read).first->second.last = stage;
+      }
+    }
+  }
+  std::vector<remat::Bytes> bytes(cuts.size() - 1);
+  for (const auto& [storage, readers] : by_storage) {
+    if (readers.first < readers.last) bytes[readers.last] += static_cast<remat::Bytes>(readers.bytes);
+  }
+  return bytes;
+}
+
+/// Sets what each stage's backward leaves of parameters' gradients.
+void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged) {
+  for (std::size_t i = 0; i < staged.chain.stages.size(); ++i) {
+    staged.chain.stages[i].parameter_gradient_bytes = bytes[i];
+  }
+}
+
+}  // namespace plan_search_detail
+
+PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, PlannerOptions options)
+    : make_(std::move(make)), device_(dry(device)), options_(std::move(options)) {
+  const Storing& storing = options_.storing;
+  if (storing.offloads && !options_.make_tier) throw PlanError("planner: tensors are to be offloaded, without a tier");
+  if (storing.offloads || storing.packs) {
+    PlannerOptions fewer = options_;
+    (storing.packs ? fewer.storing.packs : fewer.storing.offloads) = false;
+    simpler_ = std::make_unique<PlanSearch>(make_, device, costs, std::move(fewer));
+  }
+  bool fuses = false;
+  graph_ = record_step(device_, make_, [&](TrainingRun& run, const TapeGraph& graph) {
+    parameters_ = run.parameters();
+    passes_ = run.options().micro_batches;
+    fuses = run.options().fuses_optimizer != FusedUpdate::off;
+    key_ = std::make_shared<PlanKey>(plan_key(device_, graph, run));
+  });
+  if (storing.packs) check_rules(graph_, storing);
+  const std::vector<NodeTimes> times = node_times(graph_, costs);
+  const std::vector<std::uint32_t> cuts = cut_points(graph_);
+  const StoredOptions stored(graph_, times, costs.hardware, storing);
+  staged_ = make_stages(graph_, times, cuts, {}, simpler_ ? &stored : nullptr);
+  double gradient_bytes = 0;
+  for (const remat::Stage& stage : staged_.chain.stages) {
+    gradient_bytes += static_cast<double>(stage.parameter_gradient_bytes);
+  }
+  // With micro-batches they are all there from the first one on, and none are added to them.
+  if (passes_ > 1) plan_search_detail::keep_gradients(std::vector<remat::Bytes>(staged_.stages.size()), staged_);
+  if (fuses) plan_search_detail::keep_gradients(plan_search_detail::shared_gradients(graph_, cuts), staged_);
+  // Two are read and one is written.
+  accumulating_s_ = static_cast<double>(passes_ - 1) * 3 * gradient_bytes / costs.hardware.bytes_per_s;
+  frontier_ = std::make_unique<remat::Frontier>(staged_.chain);
+  granule_ = make_dry_backing(device_)->granule();
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
+  keep_everything_ = simpler_ ? simpler_->keep_everything() : run(points.size() - 1).plan;
+  list_ = plan_search_detail::spread(points, plan_search_detail::spread_count);
+  for (std::size_t p = 0; p < std::min(points.size(), plan_search_detail::smallest_count); ++p) low_.push_back(p);
+  for (std::size_t i = 0; i < std::min(list_.size(), plan_search_detail::low_count); ++i) {
+    if (list_[i] > low_.back()) low_.push_back(list_[i]);
+  }
+}
+
+/// Of the whole step, by the cost model.
+double PlanSearch::step_seconds(std::size_t point) const {
+  return static_cast<double>(passes_) * static_cast<double>(frontier_->points()[point].time) * 1e-9 + accumulating_s_;
+}
+
+/// The plan of a point of the frontier, run dry.
+PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
+  const auto found = candidates_.find(point);
+  if (found != candidates_.end()) return found->second;
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
+  const remat::Plan of_chain = frontier_->plan(points[point].budget_bytes);
+  std::shared_ptr<TapePlan> tape;
+  if (simpler_ || point + 1 < points.size()) tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
+  Candidate candidate = run_dry(std::move(tape));
+  candidate.plan.description = remat::to_string(of_chain);
+  candidate.plan.step_s = step_seconds(point);
+  const double keeping_s = simpler_ ? simpler_->keep_everything().step_s : step_seconds(points.size() - 1);
+  candidate.plan.time_overhead = candidate.plan.step_s / keeping_s - 1;
+  return candidates_.emplace(point, std::move(candidate)).first->second;
+}
+
+MakeRun PlanSearch::run_with(const Plan& plan) const {
+  return [&](Device device) {
+    std::unique_ptr<TrainingRun> run = make_(device);
+    plan.apply(run->options(), device);
+    return run;
+  };
+}
+
+Plan PlanSearch::plan_of(std::shared_ptr<const TapePlan> tape) const {
+  Plan plan;
+  plan.key = key_;
+  plan.tape = std::move(tape);
+  if (!plan.tape) return plan;
+  if (plan.tape->offloads()) plan.make_tier = options_.make_tier;
+  for (const TapePlan::Store& store : plan.tape->stores) {
+    const TapeGraph::Node& node = graph_.nodes[store.node];
+    std::uint32_t value = node.output;
+    for (std::size_t k = 0; k < node.saved.size(); ++k) {
+      if (node.places[k] == store.which) value = node.saved[k];
+    }
+    const bool is_offloaded = store.form == TapePlan::Store::Form::offload;
+    (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph_.bytes_of(value);
+    if (!is_offloaded) add_packed(plan.packed, graph_, store, value);
+  }
+  return plan;
+}
+
+PlanSearch::Candidate PlanSearch::run_dry(std::shared_ptr<const TapePlan> tape) const {
+  Candidate candidate;
+  candidate.plan = plan_of(std::move(tape));
+  MemoryProfile profile = profile_training(device_, run_with(candidate.plan), 2, true);
+  candidate.plan.peak_bytes = profile.peak_bytes;
+  candidate.plan.lower_bound_bytes = profile.lower_bound_bytes;
+  candidate.plan.peak_by_category = profile.peak_by_category;
+  candidate.plan.tier_bytes = profile.tier_bytes;
+  candidate.events = std::move(profile.events);
+  candidate.step_ends = std::move(profile.step_ends);
+  candidate.setup_end = profile.setup_end;
+  return candidate;
+}
+
+const Plan& PlanSearch::place(Candidate& candidate) {
+  if (candidate.is_placed) return candidate.plan;
+  const memory::PlacementOptions options = placement_options(device_, passes_);
+  MemoryProfile dynamic;
+  dynamic.events = std::move(candidate.events);
+  dynamic.step_ends = std::move(candidate.step_ends);
+  dynamic.setup_end = candidate.setup_end;
+  std::vector<StepPlan> placement = plan_steps(dynamic, options);
+  const MemoryProfile placed = profile_training(device_, run_with(candidate.plan), 2, false, placement);
+  if (placed.peak_bytes <= candidate.plan.peak_bytes) {
+    candidate.plan.peak_bytes = placed.peak_bytes;
+    candidate.plan.peak_by_category = placed.peak_by_category;
+    candidate.plan.placement = std::move(placement);
+  }
+  candidate.is_placed = true;
+  return candidate.plan;
+}
+
+/// What an arena commits at least to hold these bytes.
+std::size_t PlanSearch::committed(std::size_t bytes) const noexcept {
+  return (bytes + granule_ - 1) / granule_ * granule_;
+}
+
+/// Whether a point's plan keeps a budget. Placing it never raises its peak.
+bool PlanSearch::is_within(std::size_t point, std::size_t budget_bytes) {
+  Candidate& candidate = run(point);
+  if (candidate.plan.peak_bytes <= budget_bytes) return true;
+  return committed(candidate.plan.lower_bound_bytes) <= budget_bytes && place(candidate).peak_bytes <= budget_bytes;
+}
+
+/// The point of a budget's plan; none: there is none. All that is chosen between here keeps the budget, and each choice
+/// of a larger budget is the same or further on.
+std::size_t PlanSearch::find_point(std::size_t budget_bytes) {
+  const std::size_t end = frontier_->points().size();
+  if (is_within(end - 1, budget_bytes)) return end - 1;
+  // Of the list, those before `begin` are taken to fit, the one at `fits_not` is not.
+  std::size_t begin = 0, fits_not = list_.size() - 1;
+  while (begin < fits_not) {
+    const std::size_t middle = begin + (fits_not - begin) / 2;
+    if (is_within(list_[middle], budget_bytes)) {
+      begin = middle + 1;
+    } else {
+      fits_not = middle;
+    }
+  }
+  for (std::size_t i = std::min(begin + plan_search_detail::beyond_count, list_.size() - 1); i > begin; --i) {
+    if (is_within(list_[i], budget_bytes)) begin = i + 1;
+  }
+  std::size_t found = begin > 0 ? list_[begin - 1] : none;
+  if (found == none || found < low_.back()) {
+    const std::size_t least = smallest_point();
+    if (!is_within(least, budget_bytes)) return none;
+    found = found == none ? least : std::max(found, least);
+  }
+  for (std::size_t above = *std::upper_bound(list_.begin(), list_.end(), found); above - found > 1;) {
+    const std::size_t middle = found + (above - found) / 2;
+    (is_within(middle, budget_bytes) ? found : above) = middle;
+  }
+  return found;
+}
+
+/// The fastest plan within a budget; null: there is none.
+const Plan* PlanSearch::find(std::size_t budget_bytes) {
+  const Plan* const simpler = simpler_ ? simpler_->find(budget_bytes) : nullptr;
+  const std::size_t point = find_point(budget_bytes);
+  if (point == none) return simpler;
+  const Candidate& candidate = candidates_.at(point);
+  if (simpler != nullptr && simpler->time_overhead <= candidate.plan.time_overhead) return simpler;
+  return &place(candidates_.at(point));
+}
+
+/// The point that needs least, of the low ones.
+std::size_t PlanSearch::smallest_point() {
+  if (smallest_ != none) return smallest_;
+  std::vector<std::pair<std::size_t, std::size_t>> by_load;  // committed at least, point
+  for (const std::size_t point : low_) by_load.emplace_back(committed(run(point).plan.lower_bound_bytes), point);
+  std::sort(by_load.begin(), by_load.end(), [](const auto& a, const auto& b) {
+    return a.first != b.first ? a.first < b.first : a.second > b.second;  // the faster one of two
+  });
+  std::size_t least = none;
+  for (const auto& [bytes, point] : by_load) {
+    if (bytes >= least) break;
+    const std::size_t peak = place(run(point)).peak_bytes;
+    if (peak < least) least = peak, smallest_ = point;
+  }
+  return smallest_;
+}
+
+const Plan& PlanSearch::smallest() {
+  const Plan& own = place(run(smallest_point()));
+  if (simpler_ == nullptr) return own;
+  const Plan& simpler = simpler_->smallest();
+  return own.peak_bytes < simpler.peak_bytes ? own : simpler;
+}
+
+std::vector<Plan> PlanSearch::plans() {
+  std::vector<Plan> all = simpler_ ? simpler_->plans() : std::vector<Plan>();
+  const std::span<const remat::Frontier::Point> points = frontier_->points();
+  std::vector<plan_search_detail::Tried> tried;
+  std::vector<bool> was_run(points.size());
+  const auto add = [&](std::size_t point) {
+    was_run[point] = true;
+    tried.push_back({point, points[point].time, run(point).plan.lower_bound_bytes});
+  };
+  for (const std::size_t point : list_) add(point);
+  add(smallest_point());
+  for (std::size_t i = 0; i < plan_search_detail::refinement_count; ++i) {
+    const std::size_t point = plan_search_detail::next_point(plan_search_detail::best(tried), was_run);
+    if (point == points.size()) break;
+    add(point);
+  }
+  // From the fastest on. What cannot need less than a faster one is not placed.
+  std::size_t least = none;
+  for (std::size_t point = points.size(); point-- > 0;) {
+    if (!was_run[point] || committed(run(point).plan.lower_bound_bytes) >= least) continue;
+    const Plan& plan = place(run(point));
+    if (plan.peak_bytes < least) all.push_back(plan);
+    least = std::min(least, plan.peak_bytes);
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Plan& a, const Plan& b) { return a.step_s < b.step_s; });
+  std::vector<Plan> front;
+  for (Plan& plan : all) {
+    if (front.empty() || plan.peak_bytes < front.back().peak_bytes) front.push_back(std::move(plan));
+  }
+  std::reverse(front.begin(), front.end());
+  return front;
+}
+
+}  // namespace thimble::nn

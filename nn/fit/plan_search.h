@@ -1,0 +1,77 @@
+#pragma once
+// How a planner finds the fastest plan within a budget.
+//
+// The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
+// budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
+// (memory/placement/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's
+// peak, and nothing of it is estimated. Points are run when they are first looked at, and placed where their dry run
+// leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
+// whole frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the
+// same stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger
+// goes on among faster plans.
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/memory/remat/frontier.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/stages.h>
+
+namespace thimble::nn {
+
+/// What a Planner holds (nn/fit/fit.h), whose functions of the same names these are.
+class PlanSearch {
+ public:
+  PlanSearch(MakeRun make, Device device, const CostModel& costs, PlannerOptions options);
+
+  /// The fastest plan within a budget; null: there is none.
+  const Plan* find(std::size_t budget_bytes);
+  std::vector<Plan> plans();
+  const Plan& smallest();
+  const Plan& keep_everything() const noexcept { return keep_everything_; }
+  std::int64_t parameters() const noexcept { return parameters_; }
+  const TapeGraph& graph() const noexcept { return graph_; }
+
+ private:
+  static constexpr std::size_t none = ~std::size_t{0};
+  struct Candidate {
+    Plan plan;                           // its peak is that of a dynamic arena until it is placed
+    std::vector<Trace::Event> events;    // of a run without placement, until it is placed
+    std::vector<std::size_t> step_ends;  // in them
+    std::size_t setup_end = 0;
+    bool is_placed = false;
+  };
+  MakeRun run_with(const Plan& plan) const;
+  Plan plan_of(std::shared_ptr<const TapePlan> tape) const;
+  Candidate run_dry(std::shared_ptr<const TapePlan> tape) const;
+  Candidate& run(std::size_t point);
+  const Plan& place(Candidate& candidate);
+  std::size_t committed(std::size_t bytes) const noexcept;
+  bool is_within(std::size_t point, std::size_t budget_bytes);
+  std::size_t find_point(std::size_t budget_bytes);
+  std::size_t smallest_point();
+  double step_seconds(std::size_t point) const;
+
+  MakeRun make_;
+  Device device_;
+  PlannerOptions options_;
+  std::unique_ptr<PlanSearch> simpler_;  // with fewer options; null: this one has none
+  TapeGraph graph_;
+  std::shared_ptr<const PlanKey> key_;
+  StagedGraph staged_;
+  std::unique_ptr<const remat::Frontier> frontier_;
+  std::int64_t passes_ = 1;    // forward and backward of the recording, per step
+  double accumulating_s_ = 0;  // of adding their gradients up
+  Plan keep_everything_;
+  std::size_t granule_ = 1;                      // of the arena
+  std::map<std::size_t, Candidate> candidates_;  // by point of the frontier: those further on are faster
+  std::vector<std::size_t> list_;                // points spread over the frontier, rising
+  std::vector<std::size_t> low_;                 // points of which one needs least, rising
+  std::size_t smallest_ = none;                  // of them; none: not known yet
+  std::int64_t parameters_ = 0;
+};
+
+}  // namespace thimble::nn

@@ -1,0 +1,56 @@
+#pragma once
+// Thimble's public face: what programs call, in reading order. A header that is not named here is inner: other headers
+// include it, it may change with any version, and a program that needs it includes it by its own path.
+
+// Tensors: values that share storage, on a device; copies, random values, text.
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/tensor.h>
+#include <thimble/core/tensor/text.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/core/threads/parallel.h>
+#include <thimble/version.h>
+
+// Memory: arenas and their ledgers, budgets, what a process takes beside them, tensors on a disk or on the host.
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/memory/stack.h>
+#include <thimble/memory/summary.h>
+
+// Differentiable functions, gradients, checkpoint segments, operators of one's own.
+#include <thimble/autograd/apply.h>
+#include <thimble/autograd/checkpoint.h>
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/gradcheck.h>
+
+// Optimizers and what goes with them.
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/adam8.h>
+#include <thimble/optim/clip.h>
+#include <thimble/optim/grad_scaler.h>
+#include <thimble/optim/schedule.h>
+#include <thimble/optim/sgd.h>
+
+// Modules, the training step, and a trainer that holds an own model to a number of bytes.
+#include <thimble/nn/layers/layers.h>
+#include <thimble/nn/precision/precision.h>
+#include <thimble/nn/step/read.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/nn/trainer/trainer.h>
+
+// Data and files.
+#include <thimble/nn/data/source.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/weights.h>
+
+// Nets in 8 bits.
+#include <thimble/nn/quant/quantized_model.h>
+#include <thimble/nn/quant/weight_only.h>
+
+// The models that come with it, by name.
+#include <thimble/models/model.h>
