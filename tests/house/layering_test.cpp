@@ -2,6 +2,8 @@
 // that table, not this test.
 
 #include <algorithm>
+#include <set>
+#include <string>
 
 #include "sources.h"
 #include "support/catch.h"
@@ -70,6 +72,22 @@ TEST_CASE("layering: every file includes only its own layer and those below", "[
   INFO(house::lines(problems));
   CHECK(problems.empty());
   CHECK(checked > 20);
+}
+
+TEST_CASE("layering: the public face names headers of every layer, and no kernels", "[house]") {
+  const std::vector<house::Source> files = house::all_files();
+  const auto face = std::find_if(files.begin(), files.end(), [](const auto& f) { return f.path == "thimble.h"; });
+  REQUIRE(face != files.end());
+  std::set<std::string> named;
+  for (const std::string& include : house::includes_of(face->text)) {
+    if (include == "thimble/version.h") continue;
+    const std::string path = include.substr(include.find('/') + 1);
+    INFO(include);
+    CHECK(std::any_of(files.begin(), files.end(), [&](const auto& f) { return f.path == path; }));
+    CHECK(path.find("/kernels/") == std::string::npos);
+    named.insert(house::layer_of(path));
+  }
+  CHECK(named == std::set<std::string>{"core", "memory", "autograd", "optim", "nn", "models"});
 }
 
 TEST_CASE("layering: the table of layers has no cycle", "[house]") {

@@ -12,6 +12,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/nn/fit/fit.h>
+#include <thimble/nn/fit/stages.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
