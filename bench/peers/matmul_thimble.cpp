@@ -1,7 +1,7 @@
-// This library's matmul on the shapes of shapes.h: `matmul_thimble [THREADS]`. "f32" goes through matmul_into(), with
-// its checks and its workspace; "bf16", "u8s8" and "s8s8" multiply a packed right operand.
+// This library's matmul on the shapes of shapes.h: `matmul_thimble [THREADS]`, through matmul_into() with its checks
+// and its workspace. "bf16", with a result in f32, where matmul runs on a bf16 unit.
 
-#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
+#include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/tensor.h>
@@ -13,33 +13,11 @@ namespace {
 
 using namespace thimble;
 
-void run_f32(const peers::Shape& shape, int threads) {
-  const Tensor a = full({shape.m, shape.k}, 0.25), b = full({shape.k, shape.n}, 0.5), c = full({shape.m, shape.n}, 0);
+void run(const char* kind, DType dtype, const peers::Shape& shape, int threads) {
+  const Tensor a = full({shape.m, shape.k}, 0.25, dtype), b = full({shape.k, shape.n}, 0.5, dtype);
+  const Tensor c = full({shape.m, shape.n}, 0);
   const MatmulCall call{"matmul_thimble", a, b, c, Tensor(), Tensor()};
-  peers::report("f32", shape, threads, [&] { matmul_into(call); });
-}
-
-void run_packed(const char* kind, DType a_dtype, DType b_dtype, const peers::Shape& shape, int threads) {
-  const std::optional<kernels::DotUnit> best = kernels::best_dot_unit(b_dtype);
-  if (!best) return;
-  const kernels::DotUnit unit = *best;
-  const auto element = static_cast<std::int64_t>(size_of(b_dtype));
-  const auto bytes = [&](std::int64_t elements) { return static_cast<std::size_t>(elements * element); };
-  const peers::Memory a = peers::zeros(bytes(shape.m * shape.k)), b = peers::zeros(bytes(shape.k * shape.n)),
-                      c = peers::zeros(static_cast<std::size_t>(shape.m * shape.n) * 4),
-                      packed = peers::zeros(kernels::dot_packed_bytes(shape.k, shape.n, b_dtype));
-  kernels::DotGemmArgs args;
-  args.m = shape.m;
-  args.n = args.b_row_stride = args.c_row_stride = shape.n;
-  args.k = args.a_row_stride = shape.k;
-  args.a_dtype = a_dtype;
-  args.b_dtype = b_dtype;
-  args.a = a.get();
-  args.b = b.get();
-  args.c = c.get();
-  kernels::pack_dot_right(args, packed.get(), unit);
-  args.packed_b = packed.get();
-  peers::report(kind, shape, threads, [&] { kernels::dot_gemm(args, nullptr, threads, unit); });
+  peers::report(kind, shape, threads, [&] { matmul_into(call); });
 }
 
 }  // namespace
@@ -47,10 +25,7 @@ void run_packed(const char* kind, DType a_dtype, DType b_dtype, const peers::Sha
 int main(int argc, char** argv) {
   const int threads = peers::threads_of(argc, argv);
   set_thread_count(threads);
-  for (const peers::Shape& shape : peers::shapes) run_f32(shape, threads);
-  for (const peers::Shape& shape : peers::shapes) {
-    run_packed("bf16", DType::bf16, DType::bf16, shape, threads);
-    run_packed("u8s8", DType::u8, DType::i8, shape, threads);
-    run_packed("s8s8", DType::i8, DType::i8, shape, threads);
-  }
+  for (const peers::Shape& shape : peers::shapes) run("f32", DType::f32, shape, threads);
+  if (!kernels::bf16_unit(kernels::Product::gemm)) return 0;
+  for (const peers::Shape& shape : peers::shapes) run("bf16", DType::bf16, shape, threads);
 }

@@ -4,12 +4,9 @@
 #include <string>
 #include <vector>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <thimble/bench/timing/kernel_timing.h>
 #include <thimble/core/error.h>
+#include <thimble/core/kernels/cpu/base/simd.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::bench {
@@ -20,59 +17,26 @@ namespace ceiling_detail {
 constexpr int chains = 12;
 constexpr std::int64_t run_rounds = 1 << 20;  // 2 ms at 3 GHz and six cycles a round
 
-typedef float Vector __attribute__((vector_size(16)));
-
-double generic(std::int64_t rounds, float factor, float addend) {
-  const Vector f = {factor, factor, factor, factor}, a = {addend, addend, addend, addend};
-  Vector x[chains];
+template <kernels::Isa target>
+struct Chains {
+  static THIMBLE_ALWAYS_INLINE void run(std::int64_t rounds, float factor, float addend, double* sum) {
+    using V = kernels::Simd<float, target>;
+    typename V::Vector f, a, x[chains];
+    V::broadcast(f, factor);
+    V::broadcast(a, addend);
 #pragma GCC unroll 12
-  for (int i = 0; i < chains; ++i) x[i] = Vector{} + static_cast<float>(i);
-  for (std::int64_t round = 0; round < rounds; ++round) {
+    for (int i = 0; i < chains; ++i) V::broadcast(x[i], static_cast<float>(i));
+    for (std::int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 12
-    for (int i = 0; i < chains; ++i) x[i] = x[i] * f + a;
+      for (int i = 0; i < chains; ++i) V::multiply_add(x[i], x[i], f, a);
+    }
+    float values[chains * V::lanes];
+    for (int i = 0; i < chains; ++i) V::at(values + i * V::lanes) = x[i];
+    for (const float value : values) *sum += static_cast<double>(value);
   }
-  double sum = 0;
-  for (const Vector& v : x) {
-    for (int lane = 0; lane < 4; ++lane) sum += static_cast<double>(v[lane]);
-  }
-  return sum;
-}
+};
 
 #if defined(__x86_64__)
-double sum_of(const float* values, int count) {
-  double sum = 0;
-  for (int i = 0; i < count; ++i) sum += static_cast<double>(values[i]);
-  return sum;
-}
-
-THIMBLE_TARGET_AVX2 double avx2(std::int64_t rounds, float factor, float addend) {
-  const __m256 f = _mm256_set1_ps(factor), a = _mm256_set1_ps(addend);
-  __m256 x[chains];
-#pragma GCC unroll 12
-  for (int i = 0; i < chains; ++i) x[i] = _mm256_set1_ps(static_cast<float>(i));
-  for (std::int64_t round = 0; round < rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < chains; ++i) x[i] = _mm256_fmadd_ps(x[i], f, a);
-  }
-  float values[8 * chains];
-  for (int i = 0; i < chains; ++i) _mm256_storeu_ps(values + 8 * i, x[i]);
-  return sum_of(values, 8 * chains);
-}
-
-THIMBLE_TARGET_AVX512 double avx512(std::int64_t rounds, float factor, float addend) {
-  const __m512 f = _mm512_set1_ps(factor), a = _mm512_set1_ps(addend);
-  __m512 x[chains];
-#pragma GCC unroll 12
-  for (int i = 0; i < chains; ++i) x[i] = _mm512_set1_ps(static_cast<float>(i));
-  for (std::int64_t round = 0; round < rounds; ++round) {
-#pragma GCC unroll 12
-    for (int i = 0; i < chains; ++i) x[i] = _mm512_fmadd_ps(x[i], f, a);
-  }
-  float values[16 * chains];
-  for (int i = 0; i < chains; ++i) _mm512_storeu_ps(values + 16 * i, x[i]);
-  return sum_of(values, 16 * chains);
-}
-
 THIMBLE_TARGET_AVX2 void triad_avx2(float* a, const float* b, const float* c, float factor, std::int64_t n,
                                     bool streams) {
   const __m256 f = _mm256_set1_ps(factor);
@@ -110,11 +74,12 @@ void check_threads(const char* name, int threads) {
 
 double fma_chains(kernels::Isa isa, std::int64_t rounds, float factor, float addend) {
   ceiling_detail::check_isa("fma_chains", isa);
-#if defined(__x86_64__)
-  if (isa == kernels::Isa::avx512) return ceiling_detail::avx512(rounds, factor, addend);
-  if (isa == kernels::Isa::avx2) return ceiling_detail::avx2(rounds, factor, addend);
-#endif
-  return ceiling_detail::generic(rounds, factor, addend);
+  double sum = 0;
+  kernels::with_target(isa, [&]<kernels::Isa target>() {
+    using Body = ceiling_detail::Chains<target>;
+    kernels::compiled_for<target, Body, std::int64_t, float, float, double*>(rounds, factor, addend, &sum);
+  });
+  return sum;
 }
 
 double ceiling_gflops(kernels::Isa isa, int threads, double seconds) {

@@ -108,20 +108,18 @@ std::size_t cuda_attention_backward_bytes(const AttentionProblem& p, int) noexce
   return elements * (p.dtype == DType::f64 ? sizeof(double) : sizeof(float));
 }
 
-const MatmulKernels matmul_cuda_sizes{cuda_gemm_workspace_bytes,
-                                      nullptr,
-                                      cuda_conv_forward_bytes,
-                                      cuda_conv_input_grad_bytes,
-                                      cuda_conv_weight_grad_bytes,
-                                      nullptr,
-                                      nullptr,
-                                      nullptr,
-                                      nullptr};
+const MatmulKernels matmul_cuda_sizes{
+    .gemm_workspace_bytes = cuda_gemm_workspace_bytes,
+    .conv_forward_bytes = cuda_conv_forward_bytes,
+    .conv_input_grad_bytes = cuda_conv_input_grad_bytes,
+    .conv_weight_grad_bytes = cuda_conv_weight_grad_bytes,
+};
 
-const Fp8Kernels fp8_cuda_sizes{nullptr, nullptr, nullptr, nullptr, nullptr, cuda_fp8_gemm_workspace_bytes,
-                                nullptr, nullptr};
+const Fp8Kernels fp8_cuda_sizes{.gemm_workspace_bytes = cuda_fp8_gemm_workspace_bytes};
 
-const AttentionKernels attention_cuda_sizes{cuda_attention_forward_bytes, cuda_attention_backward_bytes, nullptr,
-                                            nullptr};
+const AttentionKernels attention_cuda_sizes{
+    .forward_bytes = cuda_attention_forward_bytes,
+    .backward_bytes = cuda_attention_backward_bytes,
+};
 
 }  // namespace thimble::kernels

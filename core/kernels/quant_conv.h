@@ -13,7 +13,7 @@
 #include <cstdint>
 
 #include <thimble/core/kernels/conv.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
+#include <thimble/core/kernels/cpu/base/dot_unit.h>
 #include <thimble/core/tensor/device.h>
 #include <thimble/core/tensor/dtype.h>
 

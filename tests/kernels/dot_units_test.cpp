@@ -96,6 +96,22 @@ TEST_CASE("units: by itself a product runs on what the table says of this proces
   }
 }
 
+TEST_CASE("units: the best unit follows the instruction set", "[units]") {
+  const Settings settings;
+  for (const Isa set : supported()) {
+    set_isa(set);
+    const std::optional<DotUnit> unit = best_dot_unit(DType::i8);
+    REQUIRE(unit);
+    CHECK(is_supported(*unit, DType::i8));
+    if (set == Isa::generic) CHECK(*unit == DotUnit::generic);
+    if (set == Isa::avx2) CHECK(*unit == DotUnit::avx2);
+    if (set != Isa::avx512) CHECK_FALSE(best_dot_unit(DType::bf16));
+    CHECK(best_dot_unit(DType::bf16) != DotUnit::generic);  // the model is for those who ask for it
+  }
+  CHECK_FALSE(is_supported(DotUnit::avx2, DType::bf16));
+  CHECK_FALSE(is_supported(DotUnit::amx, DType::i8));
+}
+
 TEST_CASE("units: a choice holds for all products, and none is the plain way", "[units]") {
   const Settings settings;
   for (const DotUnit unit : supported_units(DType::bf16)) {

@@ -63,14 +63,20 @@ constexpr Layout layouts[] = {Layout::plain,       Layout::a_turned, Layout::b_t
 
 TEST_CASE("gemm_bf16: every unit, bit for bit its scalar twin", "[gemm][precision]") {
   const Settings settings;
+  struct Size {
+    std::int64_t m, n, k;
+  };
+  constexpr Size sizes[] = {{37, 51, 1},  {37, 51, 2},   {37, 51, 31}, {37, 51, 64},  {37, 51, 97}, {5, 7, 1024},
+                            {5, 7, 1057}, {5, 7, 2100},  {1, 1, 1},    {1, 40, 200},  {2, 7, 700},  {16, 32, 64},
+                            {17, 33, 65}, {31, 100, 31}, {32, 32, 32}, {49, 64, 300}, {70, 129, 65}};
   for (const DotUnit unit : supported_units(DType::bf16)) {
     const Bf16On forced(unit);
-    for (const std::int64_t k : {1, 2, 31, 64, 97, 1024, 1057, 2100}) {
+    for (const Size& size : sizes) {
       for (const Layout layout : layouts) {
-        GemmArgs g = plain(k > 100 ? 5 : 37, k > 100 ? 7 : 51, k, DType::bf16);
+        GemmArgs g = plain(size.m, size.n, size.k, DType::bf16);
         set_layout(g, layout);
         g.c_dtype = DType::f32;
-        INFO(to_string(unit) << ", k " << k << ", " << name(layout));
+        INFO(to_string(unit) << ", " << g.m << " x " << g.n << " x " << g.k << ", " << name(layout));
         const Data a(DType::bf16, span_of(g.m, g.k, g.a_row_stride, g.a_column_stride), 1);
         const Data b(DType::bf16, span_of(g.k, g.n, g.b_row_stride, g.b_column_stride), 2);
         Data c(DType::f32, span_of(g.m, g.n, g.c_row_stride, g.c_column_stride), 9);

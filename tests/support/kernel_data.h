@@ -58,10 +58,11 @@ inline std::vector<Isa> fused() {
 /// lacks.
 inline std::vector<DotUnit> supported_units(DType dtype) {
   std::vector<DotUnit> list;
+  const DotUnit none = dtype == DType::bf16 ? DotUnit::avx2 : DotUnit::amx;  // has no products of it
   for (const DotUnit unit : dot_units) {
     if (is_supported(unit, dtype)) {
       list.push_back(unit);
-    } else if (unit != DotUnit::avx2) {
+    } else if (unit != none) {
       thimble_test::skip_part(std::string(to_string(dtype)) + " products on " + std::string(to_string(unit)) +
                               " are not on this machine");
     }

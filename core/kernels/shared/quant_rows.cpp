@@ -61,7 +61,11 @@ std::size_t cuda_quant_conv_bytes(const ConvShape& shape, int) noexcept {
   return static_cast<std::size_t>(quant_window_rows(shape) * quant_rows_detail::row_bytes(shape));
 }
 
-const QuantConvKernels quant_conv_cuda_sizes{quant_rows_bytes, pack_quant_rows, unpack_quant_rows,
-                                             cuda_quant_conv_bytes, nullptr};
+const QuantConvKernels quant_conv_cuda_sizes{
+    .packed_bytes = quant_rows_bytes,
+    .pack = pack_quant_rows,
+    .unpack = unpack_quant_rows,
+    .workspace_bytes = cuda_quant_conv_bytes,
+};
 
 }  // namespace thimble::kernels

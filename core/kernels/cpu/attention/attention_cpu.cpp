@@ -3,8 +3,8 @@
 // from key 0: a key it must not see adds an exact zero.
 
 #include <thimble/core/kernels/cpu/attention/attention_cpu.h>
+#include <thimble/core/kernels/table_for.h>
 
-#include <thimble/core/error.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -115,14 +115,15 @@ void forward(const AttentionArgs& args, void* workspace, int threads) noexcept {
 
 }  // namespace attention_detail
 
-const AttentionKernels attention_cpu{attention_detail::forward_bytes, attention_detail::backward_bytes,
-                                     attention_detail::forward, attention_detail::backward};
+const AttentionKernels attention_cpu{
+    .forward_bytes = attention_detail::forward_bytes,
+    .backward_bytes = attention_detail::backward_bytes,
+    .forward = attention_detail::forward,
+    .backward = attention_detail::backward,
+};
 
 const AttentionKernels& attention_kernels(Device device) {
-  if (device.is_cpu()) return attention_cpu;
-  if (device.is_dry) return attention_cuda_sizes;
-  if (!attention_cuda) throw DeviceError("attention: " + to_string(device) + " is not in this build");
-  return *attention_cuda;
+  return table_for(device, "attention", attention_cpu, attention_cuda, attention_cuda_sizes);
 }
 
 }  // namespace thimble::kernels

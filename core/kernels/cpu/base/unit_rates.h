@@ -1,12 +1,12 @@
 #pragma once
-// On which kinds of processors bf16 products are faster on a dot unit (gemm_dot.h) than converted to f32: a table of
+// On which kinds of processors bf16 products are faster on a dot unit (dot_unit.h) than converted to f32: a table of
 // what was measured. It is a function of what the processor says it is, never of a timing, so that plans and bits
 // repeat.
 
 #include <cstdint>
 #include <string_view>
 
-#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
+#include <thimble/core/kernels/cpu/base/dot_unit.h>
 
 namespace thimble::kernels {
 

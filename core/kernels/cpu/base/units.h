@@ -1,14 +1,14 @@
 #pragma once
-// Which of the machine's dot units (gemm_dot.h) products run on. Together with isa() and thread_count() these are all
+// Which of the machine's dot units (dot_unit.h) products run on. Together with isa() and thread_count() these are all
 // settings that change the bits or the workspaces of CPU kernels.
 
 #include <optional>
 #include <string>
 #include <string_view>
 
+#include <thimble/core/kernels/cpu/base/dot_unit.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/base/unit_rates.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
 #include <thimble/core/tensor/dtype.h>
 
 namespace thimble::kernels {

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include <thimble/core/kernels/conv.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
+#include <thimble/core/kernels/cpu/base/dot_unit.h>
 
 namespace thimble::kernels::conv_detail {
 
@@ -18,7 +18,7 @@ bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept;
 /// As conv_workspace_bytes(), and the computations; Winograd's form is not used.
 ///
 /// Order of accumulation: the reductions of conv.h, the input's gradient over all taps (those that miss are zeros), cut
-/// into blocks of 1024; a block's sum is the unit's (gemm_dot.h), blocks are added in ascending order in f32.
+/// into blocks of 1024; a block's sum is the unit's (gemm_bf16_kernel.h), blocks are added in ascending order in f32.
 std::size_t bf16_workspace_bytes(const ConvForwardArgs& args, int threads) noexcept;
 std::size_t bf16_workspace_bytes(const ConvInputGradArgs& args, int threads) noexcept;
 std::size_t bf16_workspace_bytes(const ConvWeightGradArgs& args, int threads) noexcept;

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <limits>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/pool.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -254,13 +254,14 @@ void global_average(const GlobalAveragePoolArgs& args) {
 
 }  // namespace pool_detail
 
-const PoolKernels pool_cpu{pool_detail::max, pool_detail::max_backward, pool_detail::average,
-                           pool_detail::average_backward, pool_detail::global_average};
+const PoolKernels pool_cpu{
+    .max = pool_detail::max,
+    .max_backward = pool_detail::max_backward,
+    .average = pool_detail::average,
+    .average_backward = pool_detail::average_backward,
+    .global_average = pool_detail::global_average,
+};
 
-const PoolKernels& pool_kernels(Device device) {
-  if (device.is_cpu()) return pool_cpu;
-  if (!pool_cuda) throw DeviceError("pool: " + to_string(device) + " is not in this build");
-  return *pool_cuda;
-}
+const PoolKernels& pool_kernels(Device device) { return table_for(device, "pool", pool_cpu, pool_cuda); }
 
 }  // namespace thimble::kernels

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/shared/strided.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -95,12 +95,8 @@ void fill(const FillArgs& args) {
 
 }  // namespace copy_detail
 
-const CopyKernels copy_cpu{copy_detail::copy, copy_detail::fill};
+const CopyKernels copy_cpu{.copy = copy_detail::copy, .fill = copy_detail::fill};
 
-const CopyKernels& copy_kernels(Device device) {
-  if (device.is_cpu()) return copy_cpu;
-  if (!copy_cuda) throw DeviceError("copy: " + to_string(device) + " is not in this build");
-  return *copy_cuda;
-}
+const CopyKernels& copy_kernels(Device device) { return table_for(device, "copy", copy_cpu, copy_cuda); }
 
 }  // namespace thimble::kernels

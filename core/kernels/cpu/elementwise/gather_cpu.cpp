@@ -5,10 +5,10 @@
 #include <cstring>
 #include <limits>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/shared/strided.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -192,13 +192,13 @@ void scatter_add(const GatherArgs& args) {
 
 }  // namespace gather_detail
 
-const GatherKernels gather_cpu{gather_detail::embedding, gather_detail::embedding_backward, gather_detail::gather,
-                               gather_detail::scatter_add};
+const GatherKernels gather_cpu{
+    .embedding = gather_detail::embedding,
+    .embedding_backward = gather_detail::embedding_backward,
+    .gather = gather_detail::gather,
+    .scatter_add = gather_detail::scatter_add,
+};
 
-const GatherKernels& gather_kernels(Device device) {
-  if (device.is_cpu()) return gather_cpu;
-  if (!gather_cuda) throw DeviceError("gather: " + to_string(device) + " is not in this build");
-  return *gather_cuda;
-}
+const GatherKernels& gather_kernels(Device device) { return table_for(device, "gather", gather_cpu, gather_cuda); }
 
 }  // namespace thimble::kernels

@@ -9,9 +9,11 @@
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
-#include <thimble/core/kernels/cpu/matmul/gemm_dot_kernel.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16_kernel.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
+#include <thimble/core/numbers/integers.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
 namespace gemm_bf16_detail {
@@ -22,7 +24,10 @@ inline constexpr std::int64_t tile_rows = 1024, tile_columns = 256, unit_depth =
 inline constexpr std::int64_t step_elements = step_bytes / 2;
 inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
 
-std::int64_t up_to(std::int64_t value, std::int64_t unit) noexcept { return (value + unit - 1) / unit * unit; }
+/// Bytes of packed panels: depth is filled up to a step, columns to a panel.
+std::int64_t packed_bytes(std::int64_t depth, std::int64_t columns) noexcept {
+  return ceil_div(columns, dot_columns) * ceil_div(depth, step_elements) * step_block_bytes;
+}
 
 /// The pieces of workspace, in bytes from its begin: every one a multiple of 64.
 struct Space {
@@ -35,10 +40,10 @@ struct Space {
 
 Space space_of(const Bf16Operands& x) noexcept {
   Space s{};
-  s.columns = std::min(tile_columns, up_to(x.n, dot_columns));
-  s.depth = std::min(unit_depth, up_to(std::max<std::int64_t>(x.k, 1), step_elements));
-  s.sums = std::min(tile_rows, up_to(x.m, dot_rows)) * s.columns * 4;
-  s.packed = up_to(static_cast<std::int64_t>(dot_packed_bytes(s.depth, s.columns, DType::bf16)), 64);
+  s.columns = std::min(tile_columns, round_up(x.n, dot_columns));
+  s.depth = std::min(unit_depth, round_up(std::max<std::int64_t>(x.k, 1), step_elements));
+  s.sums = std::min(tile_rows, round_up(x.m, dot_rows)) * s.columns * 4;
+  s.packed = packed_bytes(s.depth, s.columns);
   s.right = x.reads_right ? 0 : s.depth * s.columns * 2;
   s.left = x.reads_left ? 0 : dot_rows * s.depth * 2;
   return s;
@@ -46,7 +51,7 @@ Space space_of(const Bf16Operands& x) noexcept {
 
 int threads_of(const Bf16Operands& x, int threads) noexcept {
   const std::int64_t rows = std::min(tile_rows, x.m), columns = std::min(tile_columns, x.n);
-  const std::int64_t panels = (rows + dot_rows - 1) / dot_rows;
+  const std::int64_t panels = ceil_div(rows, dot_rows);
   const std::int64_t most = std::min(panels, rows * columns * std::min(unit_depth, x.k) / worthwhile_work);
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
 }
@@ -80,10 +85,9 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
               const DotKernel& kernel) noexcept {
   alignas(64) std::uint8_t tail[dot_rows * step_bytes] = {};
   alignas(64) float product[dot_rows * dot_columns];
-  const std::int64_t filled = up_to(block.depth, step_elements);
+  const std::int64_t filled = round_up(block.depth, step_elements);
   DotTile tile{};
   tile.rows = rows;
-  tile.columns = dot_columns;
   if (left != nullptr) {
     x.copy_left(block.row + first, rows, block.p, block.depth, filled, left);
     tile.a = reinterpret_cast<const std::uint8_t*>(left);
@@ -102,7 +106,7 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
     }
   }
   const bool is_first = block.p == 0;
-  const auto panel_bytes = static_cast<std::int64_t>(dot_packed_bytes(block.depth, dot_columns, DType::bf16));
+  const std::int64_t panel_bytes = packed_bytes(block.depth, dot_columns);
   for (std::int64_t column = 0; column < columns; column += dot_columns, packed += panel_bytes) {
     float* const to = sums + first * space.columns + column;
     tile.b = packed;
@@ -116,26 +120,59 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
   }
 }
 
+/// Packs a panel: up to 32 columns of a right operand with any strides.
+struct PackPanel {
+  static void run(const std::uint16_t* b, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+                  std::int64_t columns, std::uint8_t* out) noexcept {
+    for (std::int64_t p0 = 0; p0 < depth; p0 += step_elements, out += step_block_bytes) {
+      for (int pair = 0; pair < step_pairs; ++pair) {
+        std::uint32_t words[dot_columns] = {};
+        const std::int64_t p = p0 + pair * 2;
+        for (int i = 0; i < 2 && p + i < depth; ++i) {
+          const std::uint16_t* const row = b + (p + i) * row_stride;
+          const int shift = i * 16;
+          if (columns == dot_columns && column_stride == 1) {
+            for (int c = 0; c < dot_columns; ++c) words[c] |= static_cast<std::uint32_t>(row[c]) << shift;
+          } else {
+            for (std::int64_t c = 0; c < columns; ++c) {
+              words[c] |= static_cast<std::uint32_t>(row[c * column_stride]) << shift;
+            }
+          }
+        }
+        std::memcpy(out + pair * 64, words, 64);
+        std::memcpy(out + pair * 64 + step_block_bytes / 2, words + block_columns, 64);
+      }
+    }
+  }
+};
+
+/// Calls body(begin, end) on every thread with its part of [0, count).
+template <class Body>
+void split(std::int64_t count, int threads, Body&& body) noexcept {
+  threads = static_cast<int>(std::clamp<std::int64_t>(threads, 1, std::max<std::int64_t>(1, count)));
+  parallel_threads(threads, [&](int thread) { body(count * thread / threads, count * (thread + 1) / threads); });
+}
+
 /// Packs a block of B, columns [column, column + columns) of it.
 void pack_right(const Bf16Operands& x, const Block& block, std::int64_t column, std::int64_t columns,
-                std::uint16_t* rows, std::uint8_t* packed, int threads, DotUnit unit) noexcept {
-  DotGemmArgs right;
-  right.n = columns, right.k = block.depth;
-  right.a_dtype = right.b_dtype = DType::bf16;
+                std::uint16_t* rows, std::uint8_t* packed, int threads) noexcept {
+  const std::uint16_t* b = rows;
+  std::int64_t row_stride = columns, column_stride = 1;
   if (x.reads_right) {
-    right.b = x.b + block.p * x.b_row_stride + column * x.b_column_stride;
-    right.b_row_stride = x.b_row_stride, right.b_column_stride = x.b_column_stride;
+    b = x.b + block.p * x.b_row_stride + column * x.b_column_stride;
+    row_stride = x.b_row_stride, column_stride = x.b_column_stride;
   } else {
-    parallel_threads(threads, [&](int thread) {
-      const std::int64_t end = block.depth * (thread + 1) / threads;
-      for (std::int64_t p = block.depth * thread / threads; p < end; ++p) {
-        x.copy_right(block.p + p, column, columns, rows + p * columns);
-      }
+    split(block.depth, threads, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t p = begin; p < end; ++p) x.copy_right(block.p + p, column, columns, rows + p * columns);
     });
-    right.b = rows;
-    right.b_row_stride = columns, right.b_column_stride = 1;
   }
-  pack_dot_right(right, packed, unit, threads);
+  split(ceil_div(columns, dot_columns), threads, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
+      run_variant<PackPanel>(b + first * column_stride, row_stride, column_stride, block.depth,
+                             std::min<std::int64_t>(dot_columns, columns - first),
+                             packed + packed_bytes(block.depth, first));
+    }
+  });
 }
 
 /// Finishes some rows of a tile, whose place in C is (row, column).
@@ -160,7 +197,7 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   std::uint8_t* const packed = static_cast<std::uint8_t*>(workspace) + space.sums;
   auto* const right_rows = reinterpret_cast<std::uint16_t*>(packed + space.packed);
   std::uint8_t* const lefts = packed + space.packed + space.right;
-  const DotKernel& kernel = dot_kernel(unit, DType::bf16);
+  const DotKernel& kernel = dot_kernel(unit);
   const Microkernels<float>& micro = microkernels<float>(isa());
   const int piece = micro.lanes * micro.vectors;
   const Finish<float> finisher = finish<float>(isa());
@@ -168,10 +205,10 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
     const std::int64_t columns = std::min(tile_columns, x.n - column);
     for (std::int64_t row = 0; row < x.m; row += tile_rows) {
       const std::int64_t rows = std::min(tile_rows, x.m - row);
-      const std::int64_t panels = (rows + dot_rows - 1) / dot_rows;
+      const std::int64_t panels = ceil_div(rows, dot_rows);
       for (std::int64_t p = 0; p == 0 || p < x.k; p += unit_depth) {
         const Block block{row, p, std::min(unit_depth, x.k - p)};
-        pack_right(x, block, column, columns, right_rows, packed, threads, unit);
+        pack_right(x, block, column, columns, right_rows, packed, threads);
         const bool is_last = p + unit_depth >= x.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {

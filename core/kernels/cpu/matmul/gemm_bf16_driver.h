@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include <thimble/core/kernels/cpu/matmul/gemm_dot.h>
+#include <thimble/core/kernels/cpu/base/dot_unit.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
 
 namespace thimble::kernels::gemm_detail {

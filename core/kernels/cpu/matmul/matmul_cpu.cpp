@@ -1,25 +1,24 @@
 // The CPU's entries of the matmul and convolution families.
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/matmul.h>
+#include <thimble/core/kernels/table_for.h>
 
 namespace thimble::kernels {
 
-const MatmulKernels matmul_cpu{gemm_workspace_bytes,
-                               gemm,
-                               conv_workspace_bytes,
-                               conv_workspace_bytes,
-                               conv_workspace_bytes,
-                               conv_forward,
-                               conv_input_grad,
-                               conv_weight_grad,
-                               column_sum};
+const MatmulKernels matmul_cpu{
+    .gemm_workspace_bytes = gemm_workspace_bytes,
+    .gemm = gemm,
+    .conv_forward_bytes = conv_workspace_bytes,
+    .conv_input_grad_bytes = conv_workspace_bytes,
+    .conv_weight_grad_bytes = conv_workspace_bytes,
+    .conv_forward = conv_forward,
+    .conv_input_grad = conv_input_grad,
+    .conv_weight_grad = conv_weight_grad,
+    .column_sum = column_sum,
+};
 
 const MatmulKernels& matmul_kernels(Device device) {
-  if (device.is_cpu()) return matmul_cpu;
-  if (device.is_dry) return matmul_cuda_sizes;
-  if (!matmul_cuda) throw DeviceError("matmul: " + to_string(device) + " is not in this build");
-  return *matmul_cuda;
+  return table_for(device, "matmul", matmul_cpu, matmul_cuda, matmul_cuda_sizes);
 }
 
 }  // namespace thimble::kernels

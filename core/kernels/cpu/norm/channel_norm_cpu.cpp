@@ -5,6 +5,7 @@
 
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/norm/channel_norm_cpu.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -165,13 +166,14 @@ void running_statistics_cpu(const RunningStatisticsArgs& args) {
   channel_norm_detail::running_statistics<float>(args);
 }
 
-const NormKernels norm_cpu{row_norm_forward_cpu, row_norm_backward_cpu, channel_norm_forward_cpu,
-                           channel_norm_backward_cpu, running_statistics_cpu};
+const NormKernels norm_cpu{
+    .row_forward = row_norm_forward_cpu,
+    .row_backward = row_norm_backward_cpu,
+    .channel_forward = channel_norm_forward_cpu,
+    .channel_backward = channel_norm_backward_cpu,
+    .running_statistics = running_statistics_cpu,
+};
 
-const NormKernels& norm_kernels(Device device) {
-  if (device.is_cpu()) return norm_cpu;
-  if (!norm_cuda) throw DeviceError("norm: " + to_string(device) + " is not in this build");
-  return *norm_cuda;
-}
+const NormKernels& norm_kernels(Device device) { return table_for(device, "norm", norm_cpu, norm_cuda); }
 
 }  // namespace thimble::kernels

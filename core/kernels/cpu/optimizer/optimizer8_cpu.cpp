@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/optimizer/adafactor_cpu.h>
 #include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
@@ -12,6 +11,7 @@
 #include <thimble/core/kernels/optimizer8.h>
 #include <thimble/core/kernels/shared/square_root.h>
 #include <thimble/core/kernels/shared/update_rule.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/quant_code.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -118,13 +118,14 @@ void adafactor_all(std::span<const AdafactorArgs> list) {
 
 }  // namespace optimizer8_detail
 
-const Optimizer8Kernels optimizer8_cpu{optimizer8_detail::adam8_all, optimizer8_detail::momentum8_all,
-                                       optimizer8_detail::adafactor_all};
+const Optimizer8Kernels optimizer8_cpu{
+    .adam8 = optimizer8_detail::adam8_all,
+    .momentum8 = optimizer8_detail::momentum8_all,
+    .adafactor = optimizer8_detail::adafactor_all,
+};
 
 const Optimizer8Kernels& optimizer8_kernels(Device device) {
-  if (device.is_cpu()) return optimizer8_cpu;
-  if (!optimizer8_cuda) throw DeviceError("optimizer: " + to_string(device) + " is not in this build");
-  return *optimizer8_cuda;
+  return table_for(device, "optimizer", optimizer8_cpu, optimizer8_cuda);
 }
 
 }  // namespace thimble::kernels

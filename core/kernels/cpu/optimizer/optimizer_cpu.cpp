@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/shared/square_root.h>
 #include <thimble/core/kernels/shared/update_rule.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -172,13 +172,15 @@ void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
 
 }  // namespace optimizer_detail
 
-const OptimizerKernels optimizer_cpu{optimizer_detail::sgd_all, optimizer_detail::adam_all,
-                                     optimizer_detail::square_sums, optimizer_detail::clip};
+const OptimizerKernels optimizer_cpu{
+    .sgd = optimizer_detail::sgd_all,
+    .adam = optimizer_detail::adam_all,
+    .square_sums = optimizer_detail::square_sums,
+    .clip = optimizer_detail::clip,
+};
 
 const OptimizerKernels& optimizer_kernels(Device device) {
-  if (device.is_cpu()) return optimizer_cpu;
-  if (!optimizer_cuda) throw DeviceError("optimizer: " + to_string(device) + " is not in this build");
-  return *optimizer_cuda;
+  return table_for(device, "optimizer", optimizer_cpu, optimizer_cuda);
 }
 
 }  // namespace thimble::kernels

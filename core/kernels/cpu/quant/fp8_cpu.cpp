@@ -1,12 +1,12 @@
 #include <algorithm>
 #include <atomic>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/quant/fp8_avx512.h>
 #include <thimble/core/kernels/cpu/quant/quant_loops.h>
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/numbers/quant_code.h>
 #include <thimble/core/threads/parallel.h>
@@ -146,14 +146,12 @@ void decode(const Fp8DecodeArgs& a) {
 
 }  // namespace fp8_detail
 
-const Fp8Kernels fp8_cpu{fp8_detail::scale, fp8_detail::cast, fp8_detail::decode, nullptr, nullptr, nullptr,
-                         nullptr,           nullptr};
+const Fp8Kernels fp8_cpu{
+    .scale = fp8_detail::scale,
+    .cast = fp8_detail::cast,
+    .decode = fp8_detail::decode,
+};
 
-const Fp8Kernels& fp8_kernels(Device device) {
-  if (device.is_cpu()) return fp8_cpu;
-  if (device.is_dry) return fp8_cuda_sizes;
-  if (!fp8_cuda) throw DeviceError("fp8: " + to_string(device) + " is not in this build");
-  return *fp8_cuda;
-}
+const Fp8Kernels& fp8_kernels(Device device) { return table_for(device, "fp8", fp8_cpu, fp8_cuda, fp8_cuda_sizes); }
 
 }  // namespace thimble::kernels

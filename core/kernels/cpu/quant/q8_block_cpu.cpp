@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/half.h>
 #include <thimble/core/threads/parallel.h>
 
@@ -65,12 +65,8 @@ void dequantize_q8_blocks(const std::uint8_t* in, std::int64_t blocks, float* ou
   });
 }
 
-const Q8Kernels q8_cpu{dequantize_q8_blocks};
+const Q8Kernels q8_cpu{.dequantize = dequantize_q8_blocks};
 
-const Q8Kernels& q8_kernels(Device device) {
-  if (device.is_cpu()) return q8_cpu;
-  if (!q8_cuda) throw DeviceError("q8 blocks: " + to_string(device) + " is not in this build");
-  return *q8_cuda;
-}
+const Q8Kernels& q8_kernels(Device device) { return table_for(device, "q8 blocks", q8_cpu, q8_cuda); }
 
 }  // namespace thimble::kernels

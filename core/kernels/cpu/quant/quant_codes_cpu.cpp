@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstring>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/shared/quant_code_math.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -188,13 +188,17 @@ void copy_rows(const std::uint8_t* x, std::int64_t rows, std::int64_t columns, s
 }  // namespace quant_codes_detail
 
 const QuantCodeKernels quant_codes_cpu{
-    quant_codes_detail::quantize, dequantize_codes, max_pool_codes, mean_codes, add_codes, relu_codes,
-    quant_codes_detail::copy_rows};
+    .quantize = quant_codes_detail::quantize,
+    .dequantize = dequantize_codes,
+    .max_pool = max_pool_codes,
+    .mean = mean_codes,
+    .add = add_codes,
+    .relu = relu_codes,
+    .copy_rows = quant_codes_detail::copy_rows,
+};
 
 const QuantCodeKernels& quant_code_kernels(Device device) {
-  if (device.is_cpu()) return quant_codes_cpu;
-  if (!quant_codes_cuda) throw DeviceError("codes: " + to_string(device) + " is not in this build");
-  return *quant_codes_cuda;
+  return table_for(device, "codes", quant_codes_cpu, quant_codes_cuda);
 }
 
 bool quantize_weight_codes(const void* weight, DType dtype, std::int64_t filters, std::int64_t elements,

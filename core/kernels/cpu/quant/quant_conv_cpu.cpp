@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/cpu/quant/quant_conv_kernel.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -271,14 +271,16 @@ void conv(const QuantConvArgs& args, void* workspace, int threads) {
 
 }  // namespace quant_conv_detail
 
-const QuantConvKernels quant_conv_cpu{quant_packed_bytes, pack_quant_weight, unpack_quant_weight,
-                                      quant_conv_workspace_bytes, quant_conv_detail::conv};
+const QuantConvKernels quant_conv_cpu{
+    .packed_bytes = quant_packed_bytes,
+    .pack = pack_quant_weight,
+    .unpack = unpack_quant_weight,
+    .workspace_bytes = quant_conv_workspace_bytes,
+    .conv = quant_conv_detail::conv,
+};
 
 const QuantConvKernels& quant_conv_kernels(Device device) {
-  if (device.is_cpu()) return quant_conv_cpu;
-  if (device.is_dry) return quant_conv_cuda_sizes;
-  if (!quant_conv_cuda) throw DeviceError("conv of codes: " + to_string(device) + " is not in this build");
-  return *quant_conv_cuda;
+  return table_for(device, "conv of codes", quant_conv_cpu, quant_conv_cuda, quant_conv_cuda_sizes);
 }
 
 void quant_conv_reference(const QuantConvArgs& args, const std::int8_t* weight) noexcept {

@@ -201,8 +201,7 @@ void tile_vnni(const QuantConvArgs& args, const QuantTile& tile) {
 QuantKernel quant_kernel([[maybe_unused]] DotUnit unit, bool is_narrow) noexcept {
   using namespace quant_kernel_detail;
 #if defined(__x86_64__)
-  // Processors with tile registers have the dot products of AVX-512 as well.
-  if (unit == DotUnit::avx512 || unit == DotUnit::amx) return is_narrow ? pick_vnni<1, true> : tile_vnni;
+  if (unit == DotUnit::avx512) return is_narrow ? pick_vnni<1, true> : tile_vnni;
   if (unit == DotUnit::avx2) return is_narrow ? tile_avx2<true> : tile_avx2<false>;
 #endif
   return is_narrow ? tile_generic<true> : tile_generic<false>;

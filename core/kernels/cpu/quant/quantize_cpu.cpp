@@ -6,11 +6,11 @@
 #include <atomic>
 #include <cstring>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/quant/fp8_avx512.h>
 #include <thimble/core/kernels/cpu/quant/quant_loops.h>
 #include <thimble/core/kernels/quantize.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/convert.h>
 #include <thimble/core/numbers/integers.h>
 #include <thimble/core/numbers/quant_code.h>
@@ -266,12 +266,10 @@ void dequantize(const QuantizeArgs& a) {
 
 }  // namespace quantize_detail
 
-const QuantizeKernels quantize_cpu{quantize_detail::quantize, quantize_detail::dequantize};
+const QuantizeKernels quantize_cpu{.quantize = quantize_detail::quantize, .dequantize = quantize_detail::dequantize};
 
 const QuantizeKernels& quantize_kernels(Device device) {
-  if (device.is_cpu()) return quantize_cpu;
-  if (!quantize_cuda) throw DeviceError("quantize: " + to_string(device) + " is not in this build");
-  return *quantize_cuda;
+  return table_for(device, "quantize", quantize_cpu, quantize_cuda);
 }
 
 }  // namespace thimble::kernels

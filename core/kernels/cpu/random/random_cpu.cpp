@@ -4,13 +4,13 @@
 #include <cmath>
 #include <type_traits>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/random/random_cpu.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/shared/normal_quantile.h>
 #include <thimble/core/kernels/shared/random_bits.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -115,12 +115,12 @@ void fill_any(const RandomFillArgs& args) { return args.dtype == DType::f64 ? fi
 
 }  // namespace random_detail
 
-const RandomKernels random_cpu{random_detail::fill_any, dropout_on_cpu, apply_mask_on_cpu};
+const RandomKernels random_cpu{
+    .fill = random_detail::fill_any,
+    .dropout = dropout_on_cpu,
+    .apply_mask = apply_mask_on_cpu,
+};
 
-const RandomKernels& random_kernels(Device device) {
-  if (device.is_cpu()) return random_cpu;
-  if (!random_cuda) throw DeviceError("random: " + to_string(device) + " is not in this build");
-  return *random_cuda;
-}
+const RandomKernels& random_kernels(Device device) { return table_for(device, "random", random_cpu, random_cuda); }
 
 }  // namespace thimble::kernels

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <limits>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/exp_below.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cross_entropy.h>
 #include <thimble/core/kernels/shared/strided.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -212,13 +212,15 @@ void backward_any(const CrossEntropyBackwardArgs& args) {
 
 }  // namespace cross_entropy_detail
 
-const CrossEntropyKernels cross_entropy_cpu{cross_entropy_detail::find_bad_target, cross_entropy_detail::forward_any,
-                                            cross_entropy_detail::backward_any, cross_entropy_detail::total_any};
+const CrossEntropyKernels cross_entropy_cpu{
+    .find_bad_target = cross_entropy_detail::find_bad_target,
+    .forward = cross_entropy_detail::forward_any,
+    .backward = cross_entropy_detail::backward_any,
+    .total = cross_entropy_detail::total_any,
+};
 
 const CrossEntropyKernels& cross_entropy_kernels(Device device) {
-  if (device.is_cpu()) return cross_entropy_cpu;
-  if (!cross_entropy_cuda) throw DeviceError("cross_entropy: " + to_string(device) + " is not in this build");
-  return *cross_entropy_cuda;
+  return table_for(device, "cross_entropy", cross_entropy_cpu, cross_entropy_cuda);
 }
 
 }  // namespace thimble::kernels

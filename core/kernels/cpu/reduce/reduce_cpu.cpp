@@ -4,12 +4,12 @@
 #include <array>
 #include <cmath>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/reduce/reduce_cpu.h>
 #include <thimble/core/kernels/cpu/reduce/reduce_jobs.h>
 #include <thimble/core/kernels/reduce.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/numbers/math.h>
 
 namespace thimble::kernels {
@@ -192,12 +192,12 @@ std::int64_t reduce_partial_elements(std::int64_t kept, std::int64_t reduced) no
   return stretches > 1 ? kept * stretches : 0;
 }
 
-const ReduceKernels reduce_cpu{reduce_detail::sum_any, extreme_on_cpu, place_on_cpu};
+const ReduceKernels reduce_cpu{
+    .sum = reduce_detail::sum_any,
+    .extreme = extreme_on_cpu,
+    .place = place_on_cpu,
+};
 
-const ReduceKernels& reduce_kernels(Device device) {
-  if (device.is_cpu()) return reduce_cpu;
-  if (!reduce_cuda) throw DeviceError("reduce: " + to_string(device) + " is not in this build");
-  return *reduce_cuda;
-}
+const ReduceKernels& reduce_kernels(Device device) { return table_for(device, "reduce", reduce_cpu, reduce_cuda); }
 
 }  // namespace thimble::kernels

@@ -5,12 +5,12 @@
 #include <cmath>
 #include <limits>
 
-#include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/exp_below.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/shared/strided.h>
 #include <thimble/core/kernels/softmax.h>
+#include <thimble/core/kernels/table_for.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
@@ -174,12 +174,8 @@ void backward_any(const SoftmaxBackwardArgs& args) {
 
 }  // namespace softmax_detail
 
-const SoftmaxKernels softmax_cpu{softmax_detail::forward_any, softmax_detail::backward_any};
+const SoftmaxKernels softmax_cpu{.forward = softmax_detail::forward_any, .backward = softmax_detail::backward_any};
 
-const SoftmaxKernels& softmax_kernels(Device device) {
-  if (device.is_cpu()) return softmax_cpu;
-  if (!softmax_cuda) throw DeviceError("softmax: " + to_string(device) + " is not in this build");
-  return *softmax_cuda;
-}
+const SoftmaxKernels& softmax_kernels(Device device) { return table_for(device, "softmax", softmax_cpu, softmax_cuda); }
 
 }  // namespace thimble::kernels

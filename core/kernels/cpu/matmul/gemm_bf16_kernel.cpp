@@ -1,0 +1,118 @@
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16_kernel.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include <thimble/core/kernels/cpu/base/variants.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace thimble::kernels::gemm_detail {
+namespace bf16_kernel_detail {
+
+void nothing() {}
+void nothing_for(int) {}
+
+/// The bytes of row r of a in step s.
+inline const std::uint8_t* row_of(const DotTile& tile, std::int64_t s, int r) noexcept {
+  return s < tile.whole_steps ? tile.a + r * tile.a_stride + s * step_bytes : tile.a_tail + r * step_bytes;
+}
+
+/// A float whose subnormal values count as zero, as dot products of bf16 take and give them. (A result that only
+/// rounding lifts to the smallest normal number is zero on a unit and stays here.)
+inline float flushed(float x) noexcept { return std::fabs(x) < 0x1p-126F ? std::copysign(0.0F, x) : x; }
+
+/// The scalar twin of vdpbf16ps: the odd element of a pair first, each product fused with its addition.
+struct Model {
+  static void run(const DotTile& tile) noexcept {
+    for (int r = 0; r < tile.rows; ++r) {
+      float sums[dot_columns] = {};
+      for (std::int64_t s = 0; s < tile.steps(); ++s) {
+        const std::uint8_t* const a = row_of(tile, s, r);
+        for (int g = 0; g < step_pairs; ++g) add_pair(a + g * pair_bytes, tile.b + s * step_block_bytes, g, sums);
+      }
+      std::memcpy(tile.out + r * tile.out_stride, sums, sizeof(sums));
+    }
+  }
+
+  static void add_pair(const std::uint8_t* a, const std::uint8_t* b, int pair, float* sums) noexcept {
+    std::uint32_t left;
+    std::memcpy(&left, a, sizeof(left));
+    const float odd = value(left & 0xFFFF0000U), even = value(left << 16);
+    for (int c = 0; c < dot_columns; ++c) {
+      std::uint32_t right;
+      const int at = c / block_columns * static_cast<int>(step_block_bytes / 2) + pair * block_columns * pair_bytes;
+      std::memcpy(&right, b + at + c % block_columns * pair_bytes, sizeof(right));
+      const float sum = flushed(std::fma(odd, value(right & 0xFFFF0000U), sums[c]));
+      sums[c] = flushed(std::fma(even, value(right << 16), sum));
+    }
+  }
+
+  static float value(std::uint32_t bits) noexcept { return flushed(std::bit_cast<float>(bits)); }
+};
+void compute_model(const DotTile& tile) { run_variant<Model>(tile); }
+
+inline constexpr DotKernel model{nothing_for, compute_model, nothing};
+
+#if defined(__x86_64__)
+
+#define THIMBLE_TARGET_BF16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+
+inline std::int32_t pair_at(const std::uint8_t* a) noexcept {
+  std::int32_t pair;
+  std::memcpy(&pair, a, sizeof(pair));
+  return pair;
+}
+
+template <int rows>
+THIMBLE_TARGET_BF16 void rows_avx512(const DotTile& tile, int first_row) {
+  __m512 sum[rows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  const std::uint8_t* b = tile.b;
+  for (std::int64_t s = 0; s < tile.steps(); ++s, b += step_block_bytes) {
+    const std::uint8_t* a[rows];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
+    for (int g = 0; g < step_pairs; ++g) {
+      const auto left = (__m512bh)_mm512_load_si512(b + g * 64);
+      const auto right = (__m512bh)_mm512_load_si512(b + g * 64 + step_block_bytes / 2);
+#pragma GCC unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const auto value = (__m512bh)_mm512_set1_epi32(pair_at(a[r] + g * pair_bytes));
+        sum[r][0] = _mm512_dpbf16_ps(sum[r][0], value, left);
+        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, right);
+      }
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    float* const out = tile.out + (first_row + r) * tile.out_stride;
+    _mm512_storeu_ps(out, sum[r][0]);
+    _mm512_storeu_ps(out + block_columns, sum[r][1]);
+  }
+}
+void compute_avx512(const DotTile& tile) {
+  int r = 0;
+  for (; r + 8 <= tile.rows; r += 8) rows_avx512<8>(tile, r);
+  for (; r < tile.rows; ++r) rows_avx512<1>(tile, r);
+}
+
+inline constexpr DotKernel avx512{nothing_for, compute_avx512, nothing};
+
+#undef THIMBLE_TARGET_BF16
+#endif
+
+}  // namespace bf16_kernel_detail
+
+const DotKernel& dot_kernel([[maybe_unused]] DotUnit unit) noexcept {
+#if defined(__x86_64__)
+  if (unit == DotUnit::amx) return amx_kernel;
+  if (unit == DotUnit::avx512) return bf16_kernel_detail::avx512;
+#endif
+  return bf16_kernel_detail::model;
+}
+
+}  // namespace thimble::kernels::gemm_detail

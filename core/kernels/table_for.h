@@ -1,0 +1,27 @@
+#pragma once
+// Which table of a kernel family serves a device.
+
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/device.h>
+
+namespace thimble::kernels {
+
+/// The CPU's table, or CUDA's, which is null in a build without. Throws DeviceError, which names the family, when this
+/// build has no kernels for the device.
+template <class Table>
+const Table& table_for(Device device, const char* family, const Table& cpu, const Table* cuda) {
+  if (device.is_cpu()) return cpu;
+  if (cuda == nullptr) throw DeviceError(std::string(family) + ": " + to_string(device) + " is not in this build");
+  return *cuda;
+}
+
+/// The same for a family whose kernels take workspaces: a dry CUDA device has `sizes`, which every build has.
+template <class Table>
+const Table& table_for(Device device, const char* family, const Table& cpu, const Table* cuda, const Table& sizes) {
+  if (!device.is_cpu() && device.is_dry) return sizes;
+  return table_for(device, family, cpu, cuda);
+}
+
+}  // namespace thimble::kernels
