@@ -69,7 +69,7 @@ std::string draw(const Bars& bars, const Layout& layout, Medium medium) {
   draw_title(svg, bars.title);
   draw_x_axis(svg, layout.frame, layout.x, "", true);
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  draw_levels_upright(svg, layout.frame, layout.x, layout.levels);
+  draw_levels(svg, layout.frame, layout.x, layout.levels, true);
   for (std::size_t i = 0; i < bars.bars.size(); ++i) {
     const Bar& bar = bars.bars[i];
     const double y = bar_top(layout, i);

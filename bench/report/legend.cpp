@@ -81,19 +81,17 @@ void add_levels(std::vector<LegendEntry>& legend, const std::vector<Level>& leve
   }
 }
 
-void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& y, const std::vector<Level>& levels) {
-  const AxisMap map(y, frame.bottom, frame.top);
+void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std::vector<Level>& levels,
+                 bool is_upright) {
+  const AxisMap map(axis, is_upright ? frame.left : frame.bottom, is_upright ? frame.right : frame.top);
   for (const Level& level : levels) {
     const auto bytes = static_cast<double>(level.bytes);
-    if (bytes <= y.high) svg.line(frame.left, map(bytes), frame.right, map(bytes), level.look);
-  }
-}
-
-void draw_levels_upright(Svg& svg, const Frame& frame, const AxisTicks& x, const std::vector<Level>& levels) {
-  const AxisMap map(x, frame.left, frame.right);
-  for (const Level& level : levels) {
-    const auto bytes = static_cast<double>(level.bytes);
-    if (bytes >= x.low && bytes <= x.high) svg.line(map(bytes), frame.top, map(bytes), frame.bottom, level.look);
+    if (bytes < axis.low || bytes > axis.high) continue;
+    if (is_upright) {
+      svg.line(map(bytes), frame.top, map(bytes), frame.bottom, level.look);
+    } else {
+      svg.line(frame.left, map(bytes), frame.right, map(bytes), level.look);
+    }
   }
 }
 

@@ -70,10 +70,9 @@ double reach(double high, const std::vector<Level>& levels);
 /// Appends the levels; `high` is the end of the axis.
 void add_levels(std::vector<LegendEntry>& legend, const std::vector<Level>& levels, double high);
 
-/// The lines, as far as the axis goes.
-void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& y, const std::vector<Level>& levels);
-/// As draw_levels, where bytes grow to the right.
-void draw_levels_upright(Svg& svg, const Frame& frame, const AxisTicks& x, const std::vector<Level>& levels);
+/// The lines on an axis, as far as it goes. `is_upright`: bytes grow to the right.
+void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std::vector<Level>& levels,
+                 bool is_upright = false);
 
 /// Entries for categories, from the axis outwards; what lies outermost comes first, as the eye meets it.
 std::vector<LegendEntry> category_legend(const std::vector<Category>& categories);

@@ -135,7 +135,7 @@ std::string draw(const Plot& plot, const Layout& layout, Medium medium) {
   draw_x_axis(svg, layout.frame, layout.x, plot.x.title, true);
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
   const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
-  draw_levels_upright(svg, layout.frame, layout.x, layout.levels);
+  draw_levels(svg, layout.frame, layout.x, layout.levels, true);
   std::vector<std::size_t> order(plot.series.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {

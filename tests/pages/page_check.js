@@ -115,7 +115,7 @@
           return box.width + box.height > 1 && getComputedStyle(part).visibility === 'visible';
         });
         check(shown.length > 8, name + ': blank, ' + shown.length + ' visible parts');
-        const tip = hovered(svg, figure, 48, 32);
+        const tip = document.body.classList.contains('plan') ? hovered(svg, figure) : hovered(svg, figure, 48, 32);
         check(tip !== '', name + ': nothing is told under the pointer');
         check(!/undefined|NaN/.test(tip), name + ': tells "' + tip + '"');
         send('pointerleave', svg, -1, -1);
