@@ -9,6 +9,15 @@ list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(parity|peers)/|/bench/m
 # A sanitizer's build is about the library: what draws pages and parses flags stays out, and so do its tests.
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(commands|experiments|report)/|/bench/live\\.cpp$")
+else()
+  # The style sheet and the script of the pages become a part of the program.
+  file(GLOB thimble_web_files CONFIGURE_DEPENDS bench/report/web/*)
+  set(thimble_web ${PROJECT_BINARY_DIR}/web.cpp)
+  add_custom_command(OUTPUT ${thimble_web} VERBATIM
+    COMMAND ${CMAKE_COMMAND} -DFOLDER=${PROJECT_SOURCE_DIR}/bench/report/web -DOUTPUT=${thimble_web}
+            -P ${PROJECT_SOURCE_DIR}/cmake/embed_web.cmake
+    DEPENDS ${thimble_web_files} cmake/embed_web.cmake)
+  list(APPEND thimble_bench_sources ${thimble_web})
 endif()
 
 # Everything but main(), so that the tests can call it.

@@ -79,7 +79,7 @@ if(NOT thimble_emulated_sources)
 endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   list(FILTER thimble_test_sources EXCLUDE REGEX
-       "/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|lossy_flags|plan_and_run|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
+       "/(budget|choices|cuda_devices|cuda_techniques|experiments|experiments_precision|live_picture|lossy_flags|plan_and_run|program|program_offload|program_precision|quant_accuracy|quantizing|report|report_figures|seeing|step_profile)_test")
 endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/support/machine.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp

@@ -64,7 +64,7 @@ StepBytes step_bytes(Device device, const nn::MakeRun& make) {
   StepBytes bytes;
   bytes.peak_bytes = static_cast<std::int64_t>(profile.peak_bytes);
   bytes.parameters = profile.parameters;
-  bytes.at_peak = report_bytes(profile.peak_by_category);
+  bytes.at_peak = report::report_bytes(profile.peak_by_category);
   for (const CategoryBytes& live : timeline(profile.events)) {
     for (std::size_t i = 0; i < category_count; ++i) {
       bytes.most[i] = std::max(bytes.most[i], static_cast<std::int64_t>(live[i]));

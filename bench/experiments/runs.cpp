@@ -90,10 +90,4 @@ std::string with_sign(double value, int decimals) {
   return (value < 0 ? "" : "+") + report::format_fixed(value, decimals);
 }
 
-report::CategoryBytes report_bytes(const CategoryBytes& bytes) {
-  report::CategoryBytes result{};
-  for (std::size_t i = 0; i < bytes.size(); ++i) result[i] = static_cast<std::int64_t>(bytes[i]);
-  return result;
-}
-
 }  // namespace thimble::bench

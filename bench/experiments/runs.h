@@ -48,7 +48,4 @@ std::string equal_rows(const report::Experiment& experiment, const std::string& 
 /// "+15.0", "-3.2".
 std::string with_sign(double value, int decimals);
 
-/// Bytes by category as pictures take them.
-report::CategoryBytes report_bytes(const CategoryBytes& bytes);
-
 }  // namespace thimble::bench

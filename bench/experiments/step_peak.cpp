@@ -62,7 +62,7 @@ report::Timeline timeline_of(const Setup& setup, const nn::MemoryProfile& profil
   line.caption = "Live bytes by category after every allocation and deallocation.";
   const std::vector<CategoryBytes> bytes = timeline(profile.events);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    line.events.push_back({report_bytes(bytes[i]), std::string(path_name(profile.events[i].path))});
+    line.events.push_back({report::report_bytes(bytes[i]), std::string(path_name(profile.events[i].path))});
   }
   return line;
 }
@@ -92,7 +92,7 @@ report::Experiment step_peak_experiment(const ExperimentOptions& options) {
   for (const Setup& setup : setups) {
     nn::MemoryProfile predicted;
     experiment.rows.push_back(row_of(options, setup, predicted));
-    bars.bars.push_back({label(setup), report_bytes(predicted.peak_by_category)});
+    bars.bars.push_back({label(setup), report::report_bytes(predicted.peak_by_category)});
     const bool has_own_optimizer = (setup.model == "resnet18" && setup.optimizer == "momentum") ||
                                    (setup.model == "char-gpt" && setup.optimizer == "adamw");
     if (has_own_optimizer) experiment.timelines.push_back(timeline_of(setup, predicted));

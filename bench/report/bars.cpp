@@ -25,7 +25,7 @@ struct Layout {
   AxisTicks x;
   std::vector<Category> categories;  // those with bytes, in stacking order
   std::vector<LegendEntry> legend;
-  bool is_budget_shown = false;  // false also when it lies far beyond the bars
+  std::vector<Level> levels;
 };
 
 std::vector<std::string> label_lines(const Bar& bar) { return wrap_text(bar.label, small_text, widest_label, 2); }
@@ -42,23 +42,18 @@ Layout make_layout(const Bars& bars, Medium medium) {
   for (const Bar& bar : bars.bars) {
     for (const std::string& line : label_lines(bar)) widest = std::max(widest, text_width(line, small_text));
   }
-  for (const Category category : stacking_order) {
-    const auto index = static_cast<std::size_t>(category);
-    if (std::any_of(bars.bars.begin(), bars.bars.end(), [&](const Bar& bar) { return bar.bytes[index] > 0; })) {
-      layout.categories.push_back(category);
-      LegendEntry entry{.name = std::string(label_of(category)), .is_area = true};
-      entry.line = {.fill = paint_of(category)};
-      layout.legend.push_back(entry);
-    }
-  }
-  auto high = static_cast<double>(largest_total(bars));
-  layout.is_budget_shown = bars.budget_bytes && static_cast<double>(*bars.budget_bytes) <= 2.5 * high;
-  if (layout.is_budget_shown) high = std::max(high, static_cast<double>(*bars.budget_bytes));
+  layout.categories = categories_with([&](std::size_t category) {
+    return std::any_of(bars.bars.begin(), bars.bars.end(), [&](const Bar& bar) { return bar.bytes[category] > 0; });
+  });
+  layout.levels = make_levels(bars.budget_bytes);
+  const double high = reach(static_cast<double>(largest_total(bars)), layout.levels);
+  layout.legend = category_legend(layout.categories);
+  add_levels(layout.legend, layout.levels, high);
   constexpr double total_label = 84;  // room for "1023.99 GiB" after the longest bar
   const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
   layout.frame.left = left_margin(medium) + 12 + widest;
   layout.frame.right = figure_width - 24 - total_label - legend;
-  layout.frame.top = title_height(medium) + (bars.budget_bytes ? 26 : 8);
+  layout.frame.top = title_height(medium) + 8;
   layout.frame.bottom = layout.frame.top + bar_pitch * static_cast<double>(bars.bars.size()) + 6;
   layout.height = std::max(layout.frame.bottom + 34, layout.frame.top + legend_height(layout.legend) + 8);
   layout.x = make_x_ticks(0, high, {.title = "", .unit = Unit::bytes}, layout.frame.width());
@@ -69,28 +64,12 @@ double bar_top(const Layout& layout, std::size_t index) {
   return layout.frame.top + 6 + bar_pitch * static_cast<double>(index);
 }
 
-void draw_budget(Svg& svg, const Layout& layout, std::int64_t budget_bytes) {
-  const std::string name = "budget " + format_bytes(budget_bytes);
-  if (!layout.is_budget_shown) {
-    svg.text(layout.frame.right, layout.frame.top - 8, name + " (beyond the axis)",
-             {.fill = paints::alarm, .size = small_text, .anchor = "end"});
-    return;
-  }
-  const double x = AxisMap(layout.x, layout.frame.left, layout.frame.right)(static_cast<double>(budget_bytes));
-  svg.line(x, layout.frame.top - 2, x, layout.frame.bottom,
-           {.stroke = paints::alarm, .stroke_width = 1.5, .dashes = "5 4"});
-  const double half = text_width(name, small_text) / 2;
-  svg.text(std::max(x, layout.frame.left + half), layout.frame.top - 8, name,
-           {.fill = paints::alarm, .size = small_text, .anchor = "middle"});
-}
-
-std::string draw(const Bars& bars, Medium medium) {
-  const Layout layout = make_layout(bars, medium);
+std::string draw(const Bars& bars, const Layout& layout, Medium medium) {
   Svg svg(medium, figure_width, layout.height, bars.title, bars.caption);
   draw_title(svg, bars.title);
   draw_x_axis(svg, layout.frame, layout.x, "", true);
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
-  if (bars.budget_bytes) draw_budget(svg, layout, *bars.budget_bytes);
+  draw_levels(svg, layout.frame, layout.x, layout.levels, true);
   for (std::size_t i = 0; i < bars.bars.size(); ++i) {
     const Bar& bar = bars.bars[i];
     const double y = bar_top(layout, i);
@@ -119,15 +98,11 @@ std::string draw(const Bars& bars, Medium medium) {
   return svg.finish();
 }
 
-// {"kind":"bars","left","right","pitch","top","bars":[{"label","total":text,"parts":[[category, paint,
-// text],...]},...]}
-std::string hover(const Bars& bars) {
-  const Layout layout = make_layout(bars, Medium::page);
+// {"kind":"bars","frame","pitch","bars":[{"label","total":text,"parts":[[category, paint, text],...]},...]}
+std::string hover(const Bars& bars, const Layout& layout) {
   nlohmann::ordered_json data;
   data["kind"] = "bars";
-  data["left"] = layout.frame.left;
-  data["right"] = layout.frame.right;
-  data["top"] = layout.frame.top;
+  data["frame"] = layout.frame.corners();
   data["pitch"] = bar_pitch;
   data["bars"] = nlohmann::ordered_json::array();
   for (const Bar& bar : bars.bars) {
@@ -149,12 +124,13 @@ std::string hover(const Bars& bars) {
 
 std::string svg_bars(const Bars& bars) {
   check(bars);
-  return bars_detail::draw(bars, Medium::file);
+  return bars_detail::draw(bars, bars_detail::make_layout(bars, Medium::file), Medium::file);
 }
 
 Figure page_figure(const Bars& bars) {
   check(bars);
-  return {bars_detail::draw(bars, Medium::page), bars_detail::hover(bars)};
+  const bars_detail::Layout layout = bars_detail::make_layout(bars, Medium::page);
+  return {bars_detail::draw(bars, layout, Medium::page), bars_detail::hover(bars, layout)};
 }
 
 }  // namespace thimble::report

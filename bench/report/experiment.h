@@ -29,6 +29,13 @@ inline std::int64_t total(const CategoryBytes& bytes) noexcept {
   return sum;
 }
 
+/// The bytes of a ledger or a trace.
+inline CategoryBytes report_bytes(const std::array<std::size_t, category_count>& bytes) noexcept {
+  CategoryBytes result{};
+  for (std::size_t i = 0; i < bytes.size(); ++i) result[i] = static_cast<std::int64_t>(bytes[i]);
+  return result;
+}
+
 /// One setting of a configuration: {"batch", 32}, {"model", "resnet50"}.
 using Setting = std::pair<std::string, std::variant<std::string, std::int64_t, double>>;
 
@@ -78,6 +85,7 @@ enum class Role : std::uint8_t { theory, predicted, measured, other };
 struct Point {
   double x = 0;
   double y = 0;
+  std::vector<std::pair<std::string, std::string>> details = {};  ///< told under the pointer: names and texts
 };
 
 /// A named curve. Series of one non-empty `group` ("resnet50") share a colour; otherwise each has its own, theory
@@ -87,9 +95,11 @@ struct Series {
   Role role = Role::other;
   std::vector<Point> points;  ///< drawn in this order
   std::string group;
+  bool is_staircase = false;  ///< its line keeps a point's y until the next point's x
 };
 
-/// A line or scatter plot. `name` becomes part of a file name, `caption` is a sentence below the picture.
+/// A line or scatter plot. `name` becomes part of a file name, `caption` is a sentence below the picture. A budget is a
+/// line at so many bytes of x.
 struct Plot {
   std::string name;
   std::string title;
@@ -97,6 +107,7 @@ struct Plot {
   Axis x;
   Axis y;
   std::vector<Series> series;
+  std::optional<std::int64_t> budget_bytes = {};
 };
 
 /// One bar: bytes by category of one configuration.
@@ -126,7 +137,8 @@ struct Phase {
   std::size_t first_event = 0;
 };
 
-/// Bytes by category over the events of a step.
+/// Bytes by category over the events of a step. Timelines of one `step` look at the same events when somebody looks
+/// closer at one of them.
 struct Timeline {
   std::string name;
   std::string title;
@@ -134,6 +146,10 @@ struct Timeline {
   std::vector<Event> events;
   std::vector<Phase> phases;  ///< ascending in first_event; may be empty
   std::optional<std::int64_t> budget_bytes;
+  std::vector<std::pair<std::string, std::int64_t>> bounds = {};  ///< at most two further lines, by name
+  std::int64_t scale_bytes = 0;                                   ///< the axis goes at least as far
+  std::string step = {};
+  bool begins_before = false;  ///< event 0 is what lives before the step
 };
 
 /// One experiment. `name` is its key in results.json and the stem of its files: lower-case letters, digits, '-', '_'.

@@ -6,10 +6,8 @@
 
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/html_table.h>
-#include <thimble/bench/report/page_script.h>
-#include <thimble/bench/report/page_style.h>
+#include <thimble/bench/report/page.h>
 #include <thimble/bench/report/palette.h>
-#include <thimble/bench/report/script_helpers.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
 #include <thimble/bench/runs/units.h>
@@ -18,10 +16,8 @@ namespace thimble::report {
 namespace html_detail {
 
 std::string count_text(std::size_t count, const char* one, const char* many) {
-  return format_grouped(static_cast<std::int64_t>(count)) + " " + (count == 1 ? one : many);
+  return grouped_count(count) + " " + (count == 1 ? one : many);
 }
-
-std::string count_digits(std::size_t count) { return format_grouped(static_cast<std::int64_t>(count)); }
 
 std::string section_link(const Experiment& experiment) {
   return "<a href=\"#" + experiment.name + "\">" + escape_markup(experiment.title) + "</a>";
@@ -45,11 +41,6 @@ std::string navigation(const Report& report) {
 
 // ---- The head of the page ----
 
-std::string stat(const std::string& name, const std::string& value, const std::string& detail, bool is_words = false) {
-  return "<div class=\"card\"><dt>" + name + "</dt><dd" + (is_words ? " class=\"words\"" : "") + ">" + value + "</dd>" +
-         (detail.empty() ? "" : "<small>" + detail + "</small>") + "</div>\n";
-}
-
 std::string meter(std::size_t part, std::size_t whole) {
   if (whole == 0) return "";
   const double percent = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
@@ -60,22 +51,23 @@ std::string stats(const Report& report) {
   const Tally counts = tally(report);
   const Environment& environment = report.environment;
   std::string html = "<dl class=\"stats\">\n";
-  html += stat("configurations", count_digits(counts.rows),
-               "in " + count_text(report.experiments.size(), "experiment", "experiments"));
-  html +=
-      stat("measured = predicted",
-           counts.compared == 0 ? "\xE2\x80\x93" : count_digits(counts.equal) + " of " + count_digits(counts.compared),
-           counts.compared == 0 ? "nothing was measured" : meter(counts.equal, counts.compared));
+  html += stat_card("configurations", grouped_count(counts.rows),
+                    "in " + count_text(report.experiments.size(), "experiment", "experiments"));
+  html += stat_card(
+      "measured = predicted",
+      counts.compared == 0 ? "\xE2\x80\x93" : grouped_count(counts.equal) + " of " + grouped_count(counts.compared),
+      counts.compared == 0 ? "nothing was measured" : meter(counts.equal, counts.compared));
   if (counts.with_theory > 0) {
-    html += stat("theory explains every byte", count_digits(counts.named) + " of " + count_digits(counts.with_theory),
-                 meter(counts.named, counts.with_theory));
+    html += stat_card("theory explains every byte",
+                      grouped_count(counts.named) + " of " + grouped_count(counts.with_theory),
+                      meter(counts.named, counts.with_theory));
   }
   std::string machine = escape_markup(environment.cpu);
   if (environment.threads > 0) {
     machine +=
         (machine.empty() ? "" : ", ") + count_text(static_cast<std::size_t>(environment.threads), "thread", "threads");
   }
-  html += stat("device", escape_markup(environment.device), machine, true);
+  html += stat_card("device", escape_markup(environment.device), machine, true);
   return html + "</dl>\n";
 }
 
@@ -98,7 +90,7 @@ std::string headline(const Report& report) {
     html += "In every one of the " + count_text(counts.compared, "configuration", "configurations") +
             " that were run, the measured peak is the predicted one, to the byte.";
   } else {
-    html += "In " + count_digits(counts.equal) + " of the " +
+    html += "In " + grouped_count(counts.equal) + " of the " +
             count_text(counts.compared, "configuration", "configurations") +
             " that were run, the measured peak is the predicted one, to the byte. The others are in ";
     std::string links;
@@ -157,8 +149,8 @@ std::string overview(const Report& report) {
   for (const Experiment& experiment : report.experiments) {
     const Tally counts = tally(experiment);
     const std::string result = counts.compared == 0 ? "<span class=\"muted\">not measured</span>"
-                                                    : count_digits(counts.equal) + " of " +
-                                                          count_digits(counts.compared) + " " + status_mark(counts);
+                                                    : grouped_count(counts.equal) + " of " +
+                                                          grouped_count(counts.compared) + " " + status_mark(counts);
     html += "<tr><td>" + section_link(experiment) + "</td><td>" + escape_markup(experiment.question) +
             "</td><td class=\"n\">" + result + "</td></tr>\n";
   }
@@ -167,21 +159,18 @@ std::string overview(const Report& report) {
 
 // ---- An experiment ----
 
-std::string figure(const std::string& kind, const std::string& title, const std::string& caption, const Figure& drawn) {
-  std::string data = drawn.hover_json;
-  // "<" in a JSON string could end the script element; its escape means the same to a JSON reader.
-  for (std::size_t at = 0; (at = data.find('<', at)) != std::string::npos;) data.replace(at, 1, "\\u003c");
-  return "<figure class=\"card\" data-kind=\"" + kind + "\"><h3>" + escape_markup(title) +
-         "</h3><div class=\"scroll\">\n" + drawn.svg + "</div>" +
-         (caption.empty() ? "" : "<figcaption>" + escape_markup(caption) + "</figcaption>") +
-         "<div class=\"tip\" hidden></div><script type=\"application/json\">" + data + "</script></figure>\n";
+template <class Picture>
+std::string figure(const std::string& kind, const Picture& picture) {
+  const Figure drawn = page_figure(picture);
+  return figure_card(kind, escape_markup(picture.title), scrollable(drawn.svg), drawn.hover_json,
+                     escape_markup(picture.caption));
 }
 
 std::string findings(const Experiment& experiment) {
   const Tally counts = tally(experiment);
   std::string status;
   if (counts.compared > 0) {
-    status = "<p class=\"status\">" + status_mark(counts) + " measured = predicted in " + count_digits(counts.equal) +
+    status = "<p class=\"status\">" + status_mark(counts) + " measured = predicted in " + grouped_count(counts.equal) +
              " of " + count_text(counts.compared, "configuration", "configurations") + "</p>";
   }
   std::string html;
@@ -200,11 +189,9 @@ std::string section(const Experiment& experiment) {
   std::string html = "<section id=\"" + experiment.name + "\"><h2>" + escape_markup(experiment.title) + "</h2>\n";
   if (!experiment.question.empty()) html += "<p class=\"lead\">" + escape_markup(experiment.question) + "</p>\n";
   html += findings(experiment);
-  for (const Plot& plot : experiment.plots) html += figure("plot", plot.title, plot.caption, page_figure(plot));
-  for (const Bars& bars : experiment.bars) html += figure("bars", bars.title, bars.caption, page_figure(bars));
-  for (const Timeline& timeline : experiment.timelines) {
-    html += figure("timeline", timeline.title, timeline.caption, page_figure(timeline));
-  }
+  for (const Plot& plot : experiment.plots) html += figure("plot", plot);
+  for (const Bars& bars : experiment.bars) html += figure("bars", bars);
+  for (const Timeline& timeline : experiment.timelines) html += figure("timeline", timeline);
   if (!experiment.rows.empty()) html += "<div class=\"card\">" + html_table(experiment) + "</div>\n";
   return html + "</section>\n";
 }
@@ -231,18 +218,11 @@ std::string facts(const Environment& environment) {
 std::string write_html(const Report& report) {
   using namespace html_detail;
   check(report);
-  std::string html = "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>" +
-                     escape_markup(report.title) +
-                     "</title>\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<style>\n";
-  html += palette_css();
-  html.append(page_style).append("</style></head>\n<body>\n");
-  html += navigation(report);
+  std::string html = begin_page(escape_markup(report.title)) + navigation(report);
   html += "<main>\n<header>" + dateline(report.environment) + "<h1>" + escape_markup(report.title) + "</h1>\n" +
           headline(report) + stats(report) + "</header>\n" + reading_guide(report) + overview(report);
   for (const Experiment& experiment : report.experiments) html += section(experiment);
-  html += facts(report.environment);
-  html.append("</main>\n<script>").append(script_helpers).append(page_script).append("</script>\n</body></html>\n");
-  return html;
+  return html + facts(report.environment) + "</main>\n" + end_page();
 }
 
 }  // namespace thimble::report

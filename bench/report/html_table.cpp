@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <thimble/bench/report/page.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/runs/units.h>
 
@@ -15,8 +16,7 @@ constexpr const char* dash = "<span class=\"muted\">\xE2\x80\x93</span>";
 std::string number_cell(const std::string& content) { return "<td class=\"n\">" + content + "</td>"; }
 
 std::string byte_cell(const std::optional<std::int64_t>& bytes) {
-  if (!bytes) return number_cell(dash);
-  return number_cell(format_grouped(*bytes) + "<small>" + format_bytes(*bytes) + "</small>");
+  return bytes ? report::byte_cell(*bytes) : number_cell(dash);
 }
 
 // Whether there is something to tell between theory and prediction.

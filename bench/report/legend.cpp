@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <thimble/bench/report/text.h>
+#include <thimble/bench/runs/units.h>
 
 namespace thimble::report {
 namespace legend_detail {
@@ -46,6 +47,61 @@ void draw_marker(Svg& svg, Marker marker, double x, double y, const Look& look, 
       break;
   }
   svg.path(path, look, hover);
+}
+
+std::vector<Level> make_levels(const std::optional<std::int64_t>& budget_bytes,
+                               const std::vector<std::pair<std::string, std::int64_t>>& bounds) {
+  std::vector<Level> levels;
+  const auto add = [&](const std::string& name, std::int64_t bytes, const Paint& paint, std::string_view dashes) {
+    levels.push_back({name, bytes, {.stroke = paint, .stroke_width = 1.5, .dashes = dashes}});
+  };
+  if (budget_bytes) add("budget", *budget_bytes, paints::alarm, "7 5");
+  for (std::size_t i = 0; i < bounds.size(); ++i) {
+    add(bounds[i].first, bounds[i].second, i == 0 ? paints::ink : paints::muted, i == 0 ? "2 3" : "1 4");
+  }
+  return levels;
+}
+
+double reach(double high, const std::vector<Level>& levels) {
+  double far = high;
+  for (const Level& level : levels) {
+    const auto bytes = static_cast<double>(level.bytes);
+    if (bytes <= 2 * high) far = std::max(far, bytes);
+  }
+  return far;
+}
+
+void add_levels(std::vector<LegendEntry>& legend, const std::vector<Level>& levels, double high) {
+  for (const Level& level : levels) {
+    const bool is_shown = static_cast<double>(level.bytes) <= high;
+    legend.push_back({.name = level.name,
+                      .detail = format_bytes(level.bytes) + (is_shown ? "" : ", beyond the axis"),
+                      .has_line = true,
+                      .line = level.look});
+  }
+}
+
+void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std::vector<Level>& levels,
+                 bool is_upright) {
+  const AxisMap map(axis, is_upright ? frame.left : frame.bottom, is_upright ? frame.right : frame.top);
+  for (const Level& level : levels) {
+    const auto bytes = static_cast<double>(level.bytes);
+    if (bytes < axis.low || bytes > axis.high) continue;
+    if (is_upright) {
+      svg.line(map(bytes), frame.top, map(bytes), frame.bottom, level.look);
+    } else {
+      svg.line(frame.left, map(bytes), frame.right, map(bytes), level.look);
+    }
+  }
+}
+
+std::vector<LegendEntry> category_legend(const std::vector<Category>& categories) {
+  std::vector<LegendEntry> legend;
+  for (auto category = categories.rbegin(); category != categories.rend(); ++category) {
+    legend.push_back(
+        {.name = std::string(label_of(*category)), .is_area = true, .line = {.fill = paint_of(*category)}});
+  }
+  return legend;
 }
 
 double legend_width(const std::vector<LegendEntry>& entries) {
@@ -93,12 +149,14 @@ void draw_y_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std
 
 void draw_x_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std::string& title, bool has_grid) {
   const AxisMap map(ticks, frame.left, frame.right);
+  svg.begin_group("class=\"x-axis\"");
   for (const Tick& tick : ticks.ticks) {
     const double x = map(tick.value);
     if (has_grid) svg.line(x, frame.top, x, frame.bottom, {.stroke = paints::hairline});
     svg.line(x, frame.bottom, x, frame.bottom + 5, {.stroke = paints::axis});
     svg.text(x, frame.bottom + 20, tick.label, {.fill = paints::muted, .size = small_text, .anchor = "middle"});
   }
+  svg.end();
   svg.line(frame.left, frame.bottom, frame.right, frame.bottom, {.stroke = paints::axis});
   svg.text((frame.left + frame.right) / 2, frame.bottom + 42, title,
            {.fill = paints::muted, .size = small_text, .anchor = "middle"});
@@ -112,6 +170,14 @@ AxisTicks make_x_ticks(double low, double high, const Axis& axis, double width) 
     if (taken <= width) return ticks;
   }
   return make_ticks(low, high, axis, 1);
+}
+
+AxisTicks make_event_ticks(std::size_t count, double width) {
+  const auto last = static_cast<double>(count);
+  AxisTicks ticks = make_x_ticks(0, last, {.title = ""}, width);
+  ticks.high = last;
+  while (ticks.ticks.back().value > last) ticks.ticks.pop_back();
+  return ticks;
 }
 
 double label_width(const AxisTicks& ticks) {

@@ -1,9 +1,12 @@
 #pragma once
-// What figures share: frame, marks, legend.
+// What figures share: frame, marks, lines at levels, legend.
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <thimble/bench/report/axis.h>
@@ -20,6 +23,8 @@ struct Frame {
   double left = 0, top = 0, right = 0, bottom = 0;
   double width() const noexcept { return right - left; }
   double height() const noexcept { return bottom - top; }
+  /// As scripts read it.
+  std::array<double, 4> corners() const noexcept { return {left, top, right, bottom}; }
 };
 
 /// The shape that tells series apart where colour does not.
@@ -49,14 +54,50 @@ double legend_height(const std::vector<LegendEntry>& entries);
 
 void draw_legend(Svg& svg, double x, double y, const std::vector<LegendEntry>& entries);
 
+/// A line across a picture at a number of bytes, which the legend names.
+struct Level {
+  std::string name;
+  std::int64_t bytes = 0;
+  Look look{};
+};
+/// The budget, where there is one, and at most two further lines, by name.
+std::vector<Level> make_levels(const std::optional<std::int64_t>& budget_bytes,
+                               const std::vector<std::pair<std::string, std::int64_t>>& bounds = {});
+
+/// How far an axis goes that shows `high` bytes: as far as the highest level that is at most twice as much. Levels
+/// beyond are named in the legend alone.
+double reach(double high, const std::vector<Level>& levels);
+/// Appends the levels; `high` is the end of the axis.
+void add_levels(std::vector<LegendEntry>& legend, const std::vector<Level>& levels, double high);
+
+/// The lines on an axis, as far as it goes. `is_upright`: bytes grow to the right.
+void draw_levels(Svg& svg, const Frame& frame, const AxisTicks& axis, const std::vector<Level>& levels,
+                 bool is_upright = false);
+
+/// Entries for categories, from the axis outwards; what lies outermost comes first, as the eye meets it.
+std::vector<LegendEntry> category_legend(const std::vector<Category>& categories);
+/// Of the stacking order, the categories for which `has_bytes(index)`.
+template <class HasBytes>
+std::vector<Category> categories_with(HasBytes has_bytes) {
+  std::vector<Category> list;
+  for (const Category category : stacking_order) {
+    if (has_bytes(static_cast<std::size_t>(category))) list.push_back(category);
+  }
+  return list;
+}
+
 /// Horizontal grid lines with labels at the left of the frame.
 void draw_y_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std::string& title);
 
-/// Marks with labels below the frame, and the title below them. `has_grid`: vertical grid lines.
+/// Marks with labels below the frame, a group of class "x-axis", and the title below them. `has_grid`: vertical grid
+/// lines.
 void draw_x_axis(Svg& svg, const Frame& frame, const AxisTicks& ticks, const std::string& title, bool has_grid);
 
 /// Marks for a horizontal axis of `width` px, as many as have room for their labels.
 AxisTicks make_x_ticks(double low, double high, const Axis& axis, double width);
+
+/// Marks for event times from 0 to `count`, with no empty space after the last.
+AxisTicks make_event_ticks(std::size_t count, double width);
 
 /// Width in px of the widest label.
 double label_width(const AxisTicks& ticks);

@@ -1,16 +1,12 @@
-// The page of a plan: words, exact figures, and the places where the script draws.
+// The page of a plan: words, pictures, exact figures.
 
 #include <thimble/bench/report/plan_page.h>
 
 #include <string>
 #include <vector>
 
-#include <thimble/bench/report/page_style.h>
-#include <thimble/bench/report/palette.h>
-#include <thimble/bench/report/plan_data.h>
-#include <thimble/bench/report/plan_panel.h>
-#include <thimble/bench/report/plan_script.h>
-#include <thimble/bench/report/script_helpers.h>
+#include <thimble/bench/report/page.h>
+#include <thimble/bench/report/plan_figures.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/runs/quantizing.h>
 #include <thimble/bench/runs/units.h>
@@ -20,9 +16,8 @@
 namespace thimble::report {
 namespace plan_page_detail {
 
-std::string grouped(std::size_t value) { return format_grouped(static_cast<std::int64_t>(value)); }
 std::string readable(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
-std::string in_words(std::size_t bytes) { return readable(bytes) + " (" + grouped(bytes) + " bytes)"; }
+std::string in_words(std::size_t bytes) { return readable(bytes) + " (" + grouped_count(bytes) + " bytes)"; }
 
 std::string title_of(const bench::PlanView& view) {
   std::string title = view.setup.model + ", batch " + format_grouped(view.report.batch);
@@ -57,12 +52,8 @@ std::string headline(const bench::PlanView& view) {
   return html + "</p>\n";
 }
 
-std::string card(const std::string& name, const std::string& value, const std::string& detail) {
-  return "<div class=\"card\"><dt>" + name + "</dt><dd>" + value + "</dd><small>" + detail + "</small></div>\n";
-}
-
 std::string byte_card(const std::string& name, std::size_t bytes) {
-  return card(name, readable(bytes), grouped(bytes) + " bytes");
+  return stat_card(name, readable(bytes), grouped_count(bytes) + " bytes");
 }
 
 std::string cards(const bench::PlanView& view) {
@@ -72,129 +63,76 @@ std::string cards(const bench::PlanView& view) {
   html += byte_card("peak (committed)", r.plan.peak_bytes);
   if (r.planner != nullptr) {
     html += byte_card("smallest possible", r.minimum_bytes);
-    html += card("more time", percent(r.plan.time_overhead), "than keeping everything");
+    html += stat_card("more time", percent(r.plan.time_overhead), "than keeping everything");
   }
-  html += card("parameters", grouped(static_cast<std::size_t>(r.parameters)), "in " + escape_markup(view.setup.model));
+  html += stat_card("parameters", grouped_count(static_cast<std::size_t>(r.parameters)),
+                    "in " + escape_markup(view.setup.model));
   return html + "</dl>\n<p class=\"muted\">Times by the cost model: " + escape_markup(r.cost_model) + "</p>\n";
 }
 
 // ---- Figures ----
 
-std::string chip(const std::string& style, const std::string& name) {
-  return "<li><span class=\"swatch\" style=\"" + style + "\"></span>" + name + "</li>";
-}
+const char* const keys = " Drag across to look closer, double-click to see all again; the arrow keys go ";
 
-std::string category_chips(const bench::PlanView& view) {
-  CategoryBytes most{};
-  for (const bench::StepTrace& step : view.steps) {
-    for (const auto& state : timeline(step.events)) {
-      for (std::size_t i = 0; i < most.size(); ++i) {
-        most[i] = std::max(most[i], static_cast<std::int64_t>(state[i]));
-      }
-    }
-  }
-  std::string html = "<ul class=\"chips\">";
-  for (const Category category : stacking_order) {
-    if (most[static_cast<std::size_t>(category)] == 0) continue;
-    html += chip("background:var(--" + std::string(paint_of(category).name) + ")", std::string(label_of(category)));
-  }
-  return html + "</ul>\n";
-}
-
-std::string canvas(const std::string& attributes, const std::string& label) {
-  return "<canvas tabindex=\"0\" role=\"img\" aria-label=\"" + escape_markup(label) + "\" " + attributes +
-         "></canvas>\n";
-}
-
-std::string figure(const std::string& id, const std::string& title, const std::string& content,
-                   const std::string& caption) {
-  return "<figure class=\"card\" id=\"" + id + "\"><h3>" + title + "</h3>\n" + content + "<figcaption>" + caption +
-         "</figcaption><div class=\"tip\" hidden></div></figure>\n";
-}
-
-std::string timeline_figure(const bench::PlanView& view) {
-  std::string content = category_chips(view);
-  for (std::size_t i = 0; i < view.steps.size(); ++i) {
-    const bench::StepTrace& step = view.steps[i];
-    content += "<h4>" + escape_markup(step.name) + "</h4>" +
-               canvas("data-panel=\"time\" data-step=\"" + std::to_string(i) + "\"",
-                      "live bytes by category over the events of the step '" + step.name + "', at most " +
-                          grouped(step.live_peak_bytes) + " bytes");
-  }
+std::string timeline_figure(const bench::PlanView& view, const bench::StepTrace& step) {
   std::string caption =
-      "Live bytes by category after every allocation and free, at one scale. The lower bound is the load: what "
-      "any placement of this step must commit.";
-  if (view.theory_bytes) {
+      "Live bytes by category after every allocation and free, at one scale for all steps. The lower bound is the "
+      "load: "
+      "what any placement of this step must commit.";
+  if (view.theory_bytes && step.name == "keep everything") {
     caption +=
         " By the closed forms, the textbook build of this model, which keeps what the literature counts, holds " +
-        grouped(static_cast<std::size_t>(*view.theory_bytes)) + " bytes when backward begins.";
+        grouped_count(static_cast<std::size_t>(*view.theory_bytes)) + " bytes when backward begins.";
   }
-  return figure(
-      "time", "One steady step, event by event", content,
-      caption + " Drag across to look closer, double-click to see all again; the arrow keys go event by event.");
+  const Figure drawn = page_figure(step_timeline(view, step));
+  return figure_card("timeline", "One steady step, event by event: " + escape_markup(step.name), scrollable(drawn.svg),
+                     drawn.hover_json, caption + keys + "event by event.");
 }
 
-std::string map_figure(const bench::PlanView& view) {
-  std::string content;
-  if (view.steps.size() > 1) {
-    content += "<p class=\"choice\" role=\"group\" aria-label=\"step\">";
-    for (std::size_t i = view.steps.size(); i-- > 0;) {
-      content += "<button type=\"button\" data-step=\"" + std::to_string(i) + "\">" +
-                 escape_markup(view.steps[i].name) + "</button>";
-    }
-    content += "</p>\n";
-  }
-  content += category_chips(view);
-  const char* const names[] = {"placed on demand by the dynamic arena", "placed offline, with all lifetimes known"};
-  for (int i = 0; i < 2; ++i) {
-    content += std::string("<h4>") + names[i] + "</h4>" +
-               canvas("data-panel=\"map\" data-layout=\"" + std::to_string(i) + "\"",
-                      std::string("addresses of blocks over the events of a step, ") + names[i]);
-  }
-  std::string caption =
-      "Every block is a rectangle: its lifetime across, its addresses upwards from the arena's base. What is empty "
-      "at a moment is free then; what is empty below the height at the moment of the peak is lost to fragmentation.";
-  for (const bench::StepTrace& step : view.steps) {
+// A figure per step, of which a button each shows one: at first the planned one.
+std::string map_figures(const bench::PlanView& view) {
+  std::string buttons, figures;
+  for (std::size_t i = view.steps.size(); i-- > 0;) {
+    const bench::StepTrace& step = view.steps[i];
+    const bool is_planned = &step == &view.planned();
+    const std::string name = escape_markup(step.name), id = "map" + std::to_string(i);
+    buttons += "<button type=\"button\" data-figure=\"" + id + "\" aria-pressed=\"" + (is_planned ? "true" : "false") +
+               "\">" + name + "</button>";
+    std::string caption =
+        "Every block is a rectangle: its lifetime across, its addresses upwards from the arena's base. What is empty "
+        "at a moment is free then; what is empty below the height at the moment of the peak is lost to fragmentation.";
     const LeftOut left = left_out_of_map(step);
-    if (left.blocks == 0) continue;
-    caption += " Of the step '" + escape_markup(step.name) + "' " + grouped(left.blocks) +
-               " small or short-lived blocks of at most " + in_words(left.largest_bytes) + " are not drawn.";
+    if (left.blocks > 0) {
+      caption += " " + grouped_count(left.blocks) + " small or short-lived blocks of at most " +
+                 in_words(left.largest_bytes) + " are not drawn.";
+    }
+    const Figure drawn = step_map(view, step);
+    figures += figure_card("map", "Where blocks lie in the arena: " + name, drawn.svg, drawn.hover_json,
+                           caption + keys + "block by block.", " id=\"" + id + "\"" + (is_planned ? "" : " hidden"));
   }
-  return figure("map", "Where blocks lie in the arena", content, caption);
+  if (view.steps.size() == 1) return figures;
+  return "<p class=\"choice\" role=\"group\" aria-label=\"step of the maps\">" + buttons + "</p>\n" + figures;
 }
 
-std::string schedule_figure(const bench::PlanView& view) {
-  const std::string chips = "<ul class=\"chips\">" + chip("background:var(--series0)", "kept") +
-                            chip("background:var(--series2)", "result kept, extras made again") +
-                            chip("background:var(--series1)", "what backward reads kept, result made again") +
-                            chip("background:var(--hairline);border:1px solid var(--axis)", "dropped, runs again") +
-                            chip("border:1px dotted var(--axis)", "backward does not need it") + "</ul>\n";
-  const std::string count = grouped(view.report.planner->graph().nodes.size());
-  return figure("schedule", "The schedule: what is kept of every operator",
-                chips + canvas("data-panel=\"schedule\"", "bytes kept and dropped of " + count + " operators"),
-                "The " + count +
-                    " recorded operators in order of execution. Bars are the bytes that each makes for backward; their "
-                    "solid part is kept. The bars below are the segments that backward runs again, nested ones further "
-                    "down: " +
-                    grouped(view.report.segments.size()) + " in all.");
-}
-
-std::string curve_figure(const bench::PlanView& view) {
-  return figure(
-      "curve", "What a budget costs",
-      canvas("data-panel=\"curve\"", "time overhead of every plan against its peak bytes"),
-      "All " + grouped(view.plans.size()) +
-          " plans of this step: none is worse than another in both bytes and time. A budget takes the fastest "
-          "plan at its left.");
+std::string plan_figures(const bench::PlanView& view) {
+  const Figure schedule = schedule_figure(view);
+  const Plot plot = plans_plot(view);
+  const Figure plans = page_figure(plot);
+  return figure_card("schedule", "The schedule: what is kept of every operator", scrollable(schedule.svg),
+                     schedule.hover_json,
+                     "The " + grouped_count(view.report.planner->graph().nodes.size()) +
+                         " recorded operators in order of execution. Bars are the bytes that each makes for backward; "
+                         "their solid part is kept. The bars below are the segments that backward runs again, nested "
+                         "ones further down: " +
+                         grouped_count(view.report.segments.size()) + " in all.") +
+         figure_card("plot", plot.title, scrollable(plans.svg), plans.hover_json, plot.caption);
 }
 
 // ---- Exact figures ----
 
 std::string row(const std::string& name, const std::vector<std::size_t>& values) {
   std::string html = "<tr><th scope=\"row\">" + name + "</th>";
-  for (const std::size_t bytes : values) {
-    html += "<td class=\"n\">" + grouped(bytes) + "<small>" + readable(bytes) + "</small></td>";
-  }
+  for (const std::size_t bytes : values) html += byte_cell(static_cast<std::int64_t>(bytes));
   return html + "</tr>\n";
 }
 
@@ -217,7 +155,8 @@ std::string exact_figures(const bench::PlanView& view) {
   add("height of its blocks, placed offline", [](const StepTrace& s) { return s.placed.height_bytes; });
   add("committed by the arena, placed offline", [](const StepTrace& s) { return s.placed.committed_bytes; });
   html += "<tr><th scope=\"row\">events of the step</th>";
-  for (const StepTrace& s : view.steps) html += "<td class=\"n\">" + grouped(s.events.size() - s.before) + "</td>";
+  for (const StepTrace& s : view.steps)
+    html += "<td class=\"n\">" + grouped_count(s.events.size() - s.before) + "</td>";
   return html + "</tr>\n</tbody></table></div></section>\n";
 }
 
@@ -226,23 +165,15 @@ std::string exact_figures(const bench::PlanView& view) {
 std::string write_plan_page(const bench::PlanView& view) {
   using namespace plan_page_detail;
   const std::string title = escape_markup(title_of(view));
-  std::string html =
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<title>" + title +
-      ": a plan</title>\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n<style>\n";
-  html += palette_css();
-  html.append(page_style).append(plan_style).append("</style></head>\n<body class=\"plan\">\n<main>\n<header>");
-  html += "<p class=\"kicker\">Thimble " THIMBLE_VERSION " \xC2\xB7 plan</p><h1>" + title + "</h1>\n" + headline(view) +
-          cards(view) +
-          "</header>\n<noscript><p>The pictures need JavaScript; the exact figures are below.</p></noscript>\n";
-  html += timeline_figure(view) + map_figure(view);
-  if (view.report.planner != nullptr) html += schedule_figure(view) + curve_figure(view);
-  html += exact_figures(view) + "</main>\n<script type=\"application/json\" id=\"data\">" + plan_data(view);
-  html.append("</script>\n<script>")
-      .append(script_helpers)
-      .append(plan_script_panel)
-      .append(plan_script_kinds)
-      .append("</script>\n</body></html>\n");
-  return html;
+  std::string html = begin_page(title + ": a plan", "plan") + "<main>\n<header>";
+  html +=
+      "<p class=\"kicker\">Thimble " THIMBLE_VERSION " \xC2\xB7 plan</p><h1>" + title + "</h1>\n" + headline(view) +
+      cards(view) +
+      "</header>\n<noscript><p>The blocks on the maps need JavaScript; the exact figures are below.</p></noscript>\n";
+  for (const bench::StepTrace& step : view.steps) html += timeline_figure(view, step);
+  html += map_figures(view);
+  if (view.report.planner != nullptr) html += plan_figures(view);
+  return html + exact_figures(view) + "</main>\n" + end_page();
 }
 
 }  // namespace thimble::report

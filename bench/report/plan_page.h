@@ -34,11 +34,11 @@ namespace thimble::report {
 
 /// A page that needs nothing beside itself: the figures in words, a timeline of bytes by category, maps of the arena's
 /// addresses before and after placement, the schedule of segments, and bytes against time for all plans. Of steps with
-/// many events the page holds `told_events_max` moments, the highest of each stretch, and `mapped_blocks_max` blocks,
-/// those with the most bytes times events; the page says what is left out. The peak is always among them.
+/// many events the page holds `hover_events_max` moments (figures.h), the highest of each stretch, and
+/// `mapped_blocks_max` blocks, those with the most bytes times events; the page says what is left out. The peak is
+/// always among them.
 std::string write_plan_page(const bench::PlanView& view);
 
-inline constexpr std::size_t told_events_max = 12'000;
 inline constexpr std::size_t mapped_blocks_max = 12'000;
 
 /// Chrome's trace event format, for Perfetto (ui.perfetto.dev) and chrome://tracing: a process per step of the view, in

@@ -26,6 +26,7 @@ struct Layout {
   AxisTicks x, y;
   std::vector<SeriesStyle> styles;
   std::vector<LegendEntry> legend;
+  std::vector<Level> levels;
 };
 
 // A colour and a marker per group; series without a group are groups of their own. Theory alone is drawn like text.
@@ -91,6 +92,8 @@ Layout make_layout(const Plot& plot, Medium medium) {
     x = y = {1, 2};
   }
   Layout layout;
+  layout.levels = make_levels(plot.budget_bytes);
+  x.high = reach(x.high, layout.levels);
   layout.styles = style_series(plot);
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
     const Series& series = plot.series[i];
@@ -101,6 +104,7 @@ Layout make_layout(const Plot& plot, Medium medium) {
     entry.marker = layout.styles[i].marker;
     layout.legend.push_back(entry);
   }
+  add_levels(layout.legend, layout.levels, x.high);
   layout.y = make_ticks(y.low, y.high, plot.y, 6);
   const double legend = layout.legend.empty() ? 0 : legend_width(layout.legend) + 28;
   layout.frame.left = left_margin(medium) + std::max(28.0, 10 + label_width(layout.y));
@@ -124,14 +128,14 @@ std::string point_text(const Plot& plot, const Series& series, const Point& poin
          (plot.x.title.empty() ? "" : plot.x.title + " ") + format_exact(point.x, plot.x.unit);
 }
 
-std::string draw(const Plot& plot, Medium medium) {
-  const Layout layout = make_layout(plot, medium);
+std::string draw(const Plot& plot, const Layout& layout, Medium medium) {
   Svg svg(medium, figure_width, layout.height, plot.title, plot.caption);
   draw_title(svg, plot.title);
   draw_y_axis(svg, layout.frame, layout.y, plot.y.title);
   draw_x_axis(svg, layout.frame, layout.x, plot.x.title, true);
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
   const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
+  draw_levels(svg, layout.frame, layout.x, layout.levels, true);
   std::vector<std::size_t> order(plot.series.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
@@ -143,6 +147,7 @@ std::string draw(const Plot& plot, Medium medium) {
     SvgPath path;
     for (std::size_t k = 0; k < series.points.size(); ++k) {
       const Point& point = series.points[k];
+      if (k > 0 && series.is_staircase) path.horizontal(to_x(point.x));
       k == 0 ? path.move(to_x(point.x), to_y(point.y)) : path.line(to_x(point.x), to_y(point.y));
     }
     svg.path(path, line_look(series.role, layout.styles[i].paint));
@@ -159,23 +164,22 @@ std::string draw(const Plot& plot, Medium medium) {
   return svg.finish();
 }
 
-// {"kind":"plot","top","bottom","x":title,"series":[{"name","paint","points":[[x px, y px, x text, y text],...]},...]}
-std::string hover(const Plot& plot) {
-  const Layout layout = make_layout(plot, Medium::page);
+// {"kind":"plot","frame","x":title,"series":[{"name","paint",
+//  "points":[[x px, y px, x text, y text, [[name, text] of its details,...]],...]},...]}
+std::string hover(const Plot& plot, const Layout& layout) {
   const AxisMap to_x(layout.x, layout.frame.left, layout.frame.right);
   const AxisMap to_y(layout.y, layout.frame.bottom, layout.frame.top);
   const auto rounded = [](double value) { return std::round(value * 100) / 100; };
   nlohmann::ordered_json data;
   data["kind"] = "plot";
-  data["top"] = layout.frame.top;
-  data["bottom"] = layout.frame.bottom;
+  data["frame"] = layout.frame.corners();
   data["x"] = plot.x.title;
   data["series"] = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < plot.series.size(); ++i) {
     nlohmann::ordered_json points = nlohmann::ordered_json::array();
     for (const Point& point : plot.series[i].points) {
       points.push_back({rounded(to_x(point.x)), rounded(to_y(point.y)), format_exact(point.x, plot.x.unit),
-                        format_exact(point.y, plot.y.unit)});
+                        format_exact(point.y, plot.y.unit), point.details});
     }
     data["series"].push_back(
         {{"name", plot.series[i].name}, {"paint", layout.styles[i].paint.name}, {"points", points}});
@@ -187,12 +191,13 @@ std::string hover(const Plot& plot) {
 
 std::string svg_plot(const Plot& plot) {
   check(plot);
-  return plot_detail::draw(plot, Medium::file);
+  return plot_detail::draw(plot, plot_detail::make_layout(plot, Medium::file), Medium::file);
 }
 
 Figure page_figure(const Plot& plot) {
   check(plot);
-  return {plot_detail::draw(plot, Medium::page), plot_detail::hover(plot)};
+  const plot_detail::Layout layout = plot_detail::make_layout(plot, Medium::page);
+  return {plot_detail::draw(plot, layout, Medium::page), plot_detail::hover(plot, layout)};
 }
 
 }  // namespace thimble::report

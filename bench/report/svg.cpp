@@ -136,6 +136,26 @@ void Svg::text(double x, double y, std::string_view text, const TextLook& look) 
   body_.append(head).append(">").append(escape_markup(text)).append("</text>\n");
 }
 
+void Svg::begin_group(std::string_view attributes) {
+  body_.append("<g ").append(attributes).append(">\n");
+  open_.push_back("g");
+}
+
+void Svg::begin_window(double left, double top, double right, double bottom, double units) {
+  using svg_detail::attribute;
+  const std::string height = coordinate(bottom - top);
+  body_ += "<svg class=\"window\"" + attribute("x", coordinate(left)) + attribute("y", coordinate(top)) +
+           attribute("width", coordinate(right - left)) + attribute("height", height) +
+           attribute("viewBox", "0 " + coordinate(top) + " " + coordinate(units) + " " + height) +
+           " preserveAspectRatio=\"none\">\n";
+  open_.push_back("svg");
+}
+
+void Svg::end() {
+  body_.append("</").append(open_.back()).append(">\n");
+  open_.pop_back();
+}
+
 std::string Svg::finish() const {
   using svg_detail::attribute;
   const std::string size = coordinate(width_) + " " + coordinate(height_);

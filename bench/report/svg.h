@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <thimble/bench/report/palette.h>
 
@@ -61,6 +62,12 @@ class Svg {
   void path(const SvgPath& path, const Look& look, std::string_view hover = {});
   void text(double x, double y, std::string_view text, const TextLook& look);
 
+  /// Elements until `end` form a group, with attributes as written.
+  void begin_group(std::string_view attributes);
+  /// Elements until `end` are clipped to the rectangle, which shows `units` units from 0 across, and px upwards.
+  void begin_window(double left, double top, double right, double bottom, double units);
+  void end();
+
   /// The whole document (a file) or the <svg> element (a page).
   std::string finish() const;
 
@@ -72,6 +79,7 @@ class Svg {
   Medium medium_;
   double width_, height_;
   std::string title_, description_, body_;
+  std::vector<std::string_view> open_;
   std::set<std::pair<std::string_view, std::string_view>> used_;  // name and dark colour of every paint
 };
 

@@ -1,4 +1,4 @@
-// Seeing a plan: the trace of a step, its page, its exports, and the live picture.
+// Seeing a plan: the trace of a step, its page, and its exports.
 
 #include "support/catch.h"
 
@@ -7,11 +7,10 @@
 #include <string>
 #include <vector>
 
-#include <unistd.h>
-
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/live.h>
+#include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/pickle.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
@@ -55,11 +54,16 @@ const PlanView& small_view() {
   return view;
 }
 
-// What the page's script reads.
-json page_data(const std::string& page) {
-  const std::string start = "<script type=\"application/json\" id=\"data\">";
-  const std::size_t at = page.find(start) + start.size();
-  return json::parse(page.substr(at, page.find("</script>", at) - at));
+// What the page's script reads of its figures of a kind, in the page's order.
+std::vector<json> figures_of(const std::string& page, const std::string& kind) {
+  const std::string start = "<script type=\"application/json\">";
+  std::vector<json> figures;
+  for (std::size_t at = 0; (at = page.find(start, at)) != std::string::npos;) {
+    at += start.size();
+    json figure = json::parse(page.substr(at, page.find("</script>", at) - at));
+    if (figure["kind"] == kind) figures.push_back(std::move(figure));
+  }
+  return figures;
 }
 
 std::size_t event_count(const StepTrace& step) { return step.events.size() - step.before; }
@@ -102,7 +106,9 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
   const PlanView& view = small_view();
   const std::string page = report::write_plan_page(view);
   CHECK(markup::problem(page) == "");
-  CHECK_FALSE(contains(page, "http://"));
+  for (std::size_t at = 0; (at = page.find("http://", at)) != std::string::npos; ++at) {
+    CHECK(page.compare(at, 26, "http://www.w3.org/2000/svg") == 0);  // a name, no address
+  }
   CHECK_FALSE(contains(page, "https://"));
   CHECK(page == report::write_plan_page(view));
   const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
@@ -114,41 +120,65 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
   }
   CHECK(contains(page, report::escape_markup(view.report.cost_model)));
 
-  const json data = page_data(page);
-  CHECK(data["budget"] == view.report.budget_bytes);
-  REQUIRE(data["steps"].size() == 2);
+  const std::vector<json> timelines = figures_of(page, "timeline"), maps = figures_of(page, "map");
+  REQUIRE(timelines.size() == 2);
+  REQUIRE(maps.size() == 2);
+  for (const std::vector<json>& both : {timelines, maps}) {  // one scale
+    CHECK(both[0]["high"] == both[1]["high"]);
+    CHECK(both[0]["frame"][1] == both[1]["frame"][1]);
+    CHECK(both[0]["frame"][3] == both[1]["frame"][3]);
+  }
   for (std::size_t s = 0; s < 2; ++s) {
-    const json& step = data["steps"][s];
+    const json& step = timelines[s];
+    const json& map = maps[1 - s];  // the planned one comes first
     const StepTrace& trace = view.steps[s];
-    CHECK(step["count"] == event_count(trace));
-    CHECK(step["peak"] == trace.live_peak_bytes);
+    CHECK(step["step"] == trace.name);
+    CHECK(map["step"] == trace.name);
+    CHECK(step["count"] == event_count(trace) + 1);
+    CHECK(map["count"] == step["count"]);
     // The differences lead to the state after the last event, with the peak on the way.
-    const std::size_t entries = step["at"].size();
+    const std::size_t entries = step["event"].size();
     REQUIRE(entries == event_count(trace) + 1);
     const std::vector<CategoryBytes> states = timeline(trace.events);
-    std::vector<std::int64_t> sums(data["stack"].size());
-    std::int64_t highest = 0, time = 0;
+    std::vector<std::int64_t> sums(step["categories"].size());
+    std::int64_t highest = 0, time = 0, peak_time = 0;
     for (std::size_t i = 0; i < entries; ++i) {
-      time += step["at"][i].get<std::int64_t>();
+      time += step["event"][i].get<std::int64_t>();
       std::int64_t total = 0;
       for (std::size_t k = 0; k < sums.size(); ++k) total += sums[k] += step["bytes"][k][i].get<std::int64_t>();
       if (total > highest) {
         highest = total;
-        CHECK(time <= step["peakAt"].get<std::int64_t>());
+        peak_time = time;
       }
     }
-    CHECK(highest == step["peak"].get<std::int64_t>());
+    CHECK(highest == static_cast<std::int64_t>(trace.live_peak_bytes));
+    CHECK(contains(page, ">peak " + format_bytes(highest) + "<"));
+    CHECK(contains(page, ">event " + format_grouped(peak_time)));
     for (std::size_t k = 0; k < sums.size(); ++k) {
-      CHECK(sums[k] == static_cast<std::int64_t>(states.back()[data["stack"][k].get<std::size_t>()]));
+      const auto category =
+          std::find_if(report::stacking_order.begin(), report::stacking_order.end(),
+                       [&](Category one) { return step["categories"][k][0] == report::label_of(one); });
+      REQUIRE(category != report::stacking_order.end());
+      CHECK(sums[k] == static_cast<std::int64_t>(states.back()[static_cast<std::size_t>(*category)]));
     }
-    CHECK(step["blocks"]["bytes"].size() == lifetimes(trace.events).size());
-    CHECK(step["layouts"][1]["offset"].size() == step["blocks"]["bytes"].size());
+    CHECK(map["blocks"]["bytes"].size() == lifetimes(trace.events).size());
+    REQUIRE(map["offsets"].size() == 2);
+    for (std::size_t i = 0; i < trace.placed.offsets.size(); ++i) {
+      CHECK(map["offsets"][0][i] == trace.dynamic.offsets[i]);
+      CHECK(map["offsets"][1][i] == trace.placed.offsets[i]);
+    }
   }
-  const json& nodes = data["nodes"];
+  REQUIRE(figures_of(page, "schedule").size() == 1);
+  const json nodes = figures_of(page, "schedule")[0];
   CHECK(nodes["name"].size() == view.report.planner->graph().nodes.size());
-  CHECK(data["segments"].size() == view.report.segments.size());
-  CHECK(data["plans"].size() >= view.plans.size());
-  CHECK(data["plans"][data["current"].get<std::size_t>()]["peak"] == view.report.plan.peak_bytes);
+  CHECK(nodes["segments"].size() == view.report.segments.size());
+  REQUIRE(figures_of(page, "plot").size() == 1);
+  const json plans = figures_of(page, "plot")[0]["series"];
+  CHECK(plans[0]["points"].size() >= view.plans.size());
+  REQUIRE(plans[1]["points"].size() == 1);
+  const auto exact = [](double value, report::Unit unit) { return report::format_exact(value, unit); };
+  CHECK(plans[1]["points"][0][2] == exact(static_cast<double>(view.report.plan.peak_bytes), report::Unit::bytes));
+  CHECK(contains(page, ">budget<"));
   for (std::size_t n = 0; n < nodes["made"].size(); ++n) {
     const std::size_t made = nodes["made"][n], kept = nodes["kept"][n];
     CAPTURE(n, made, kept, nodes["fate"][n]);
@@ -176,7 +206,10 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
     const PlanView view = bench::see_plan(options, bench::make_plan(options));
     const std::string page = report::write_plan_page(view);
     CHECK(markup::problem(page) == "");
-    CHECK_FALSE(page_data(page).contains("nodes"));
+    CHECK(figures_of(page, "timeline").size() == 1);
+    CHECK(figures_of(page, "map").size() == 1);
+    CHECK(figures_of(page, "schedule").empty());
+    CHECK(figures_of(page, "plot").empty());
   }
   SECTION("an infeasible budget") {
     options.budget_bytes = 1000;
@@ -207,14 +240,14 @@ TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
   CHECK(markup::problem(page) == "");
   CHECK(page.size() < 1'000'000);
   CHECK(contains(page, format_grouped(static_cast<std::int64_t>(report::mapped_blocks_max)) + " small or short-lived"));
-  const json data = page_data(page);
-  const json& shown = data["steps"][0];
-  CHECK(shown["at"].size() == report::told_events_max);
-  CHECK(shown["peakAt"] == count + 1);
+  const json shown = figures_of(page, "timeline")[0], map = figures_of(page, "map")[0];
+  CHECK(shown["event"].size() == report::hover_events_max);
+  CHECK(contains(page, ">event " + format_grouped(static_cast<std::int64_t>(count + 1)) + "<"));
   std::int64_t sum = 0, highest = 0;
   for (const json& difference : shown["bytes"][0]) highest = std::max(highest, sum += difference.get<std::int64_t>());
   CHECK(highest == 1'000'000);
-  const auto& bytes = shown["blocks"]["bytes"];
+  const auto& bytes = map["blocks"]["bytes"];
+  CHECK(bytes.size() == report::mapped_blocks_max);
   CHECK(std::find(bytes.begin(), bytes.end(), 1'000'000) != bytes.end());
 }
 
@@ -299,62 +332,6 @@ TEST_CASE("seeing: the lifetimes are read by the packer", "[seeing]") {
   options.unit = 1;
   options.node_limit = 1;
   CHECK(memory::place(file.buffers, options).load == step.live_peak_bytes);
-}
-
-TEST_CASE("seeing: a live picture shows what the bytes are, to the column", "[seeing]") {
-  bench::LiveBytes bytes;
-  bytes.now[static_cast<std::size_t>(Category::parameter)] = 25 << 20;
-  bytes.now[static_cast<std::size_t>(Category::activation)] = 25 << 20;
-  bytes.committed_bytes = 60 << 20;
-  bytes.peak_bytes = 80 << 20;
-  bytes.budget_bytes = 100 << 20;
-  const std::string picture = bench::live_picture(bytes, 100);
-  // Without the colours.
-  std::string plain;
-  for (std::size_t i = 0; i < picture.size(); ++i) {
-    if (picture[i] == '\033')
-      i = picture.find('m', i);
-    else
-      plain += picture[i];
-  }
-  const auto cells = [](const char* cell, int count) {
-    std::string text;
-    for (int i = 0; i < count; ++i) text += cell;
-    return text;
-  };
-  CHECK(plain == cells("\xE2\x96\x88", 50) + cells("\xE2\x96\x91", 10) + cells("\xC2\xB7", 19) + "\xE2\x94\x83" +
-                     cells("\xC2\xB7", 20) +
-                     "\n\xE2\x96\x88 parameters 25.00 MiB  \xE2\x96\x88 activations 25.00 MiB\n"
-                     "committed 60.00 MiB  peak 80.00 MiB  budget 100.00 MiB\n");
-  bytes.peak_bytes = 30 << 20;  // inside of the activations: no column is lost
-  const std::string inside = bench::live_picture(bytes, 100);
-  CHECK(contains(inside, "\xE2\x94\x83"));
-  CHECK(std::count(inside.begin(), inside.end(), '\n') == bench::live_lines);
-  CHECK_NOTHROW(bench::live_picture({}, 1));
-}
-
-TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing]") {
-  const TemporaryFolder folder;
-  std::FILE* const file = std::fopen((folder / "terminal").c_str(), "w");
-  REQUIRE(file != nullptr);
-  {
-    const memory::Stack stack = memory::make_resource(cpu);
-    bench::LiveView view(file, stack, std::size_t{1} << 20);
-    Block* const block = stack.top->allocate({1 << 19, 64, Category::gradient, 0, nullptr});
-    view.print("step 1", true);
-    stack.top->deallocate(block, nullptr);
-    view.print(std::string(300, '3'), true);
-    view.print("step 2", false);
-  }
-  std::fclose(file);
-  const std::string text = files_test::read_text_file(folder / "terminal");
-  CHECK(contains(text, "step 1\n"));
-  CHECK(contains(text, "gradients 512.00 KiB"));
-  CHECK(contains(text, "budget 1.00 MiB"));
-  CHECK(contains(text, std::string(300, '3') + "\n"));  // what stays is whole
-  CHECK(contains(text, "step 2\n"));
-  const std::string gone = "\033[3A\033[J";  // the picture; the line above it stays
-  CHECK(text.substr(text.size() - gone.size()) == gone);
 }
 
 TEST_CASE("seeing: the program writes all or nothing", "[seeing]") {

@@ -45,83 +45,107 @@
     return check(first === '' || (later !== first && back !== later), name + ': the arrow keys do not move') && first !== '';
   };
 
-  // ---- A plan's page: canvases ----
-  const pixels = canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
-  const colours = canvas => {
-    const count = new Map(), all = pixels(canvas);
-    for (let i = 0; i < all.length; i += 4) {
-      if (all[i + 3] < 128) continue;
-      const colour = all[i] << 16 | all[i + 1] << 8 | all[i + 2];
-      count.set(colour, (count.get(colour) || 0) + 1);
-    }
-    return count;
+  // ---- Pictures: SVG that the program drew and the script adds to ----
+  const data_of = figure => JSON.parse(figure.querySelector('script').textContent);
+  const pictures_of = figure => [...figure.querySelectorAll('.scroll>svg')];
+  // What is painted between the axes, in the colours of the page.
+  const pixels = async svg => {
+    const [left, top, right, bottom] = data_of(svg.closest('figure')).frame, box = svg.viewBox.baseVal;
+    const copy = svg.cloneNode(true), sheet = document.createElementNS(svg.namespaceURI, 'style');
+    sheet.textContent = [...document.querySelectorAll('style')].map(made => made.textContent).join('\n');
+    copy.prepend(sheet);
+    copy.setAttribute('width', box.width);
+    copy.setAttribute('height', box.height);
+    const image = new Image(), canvas = document.createElement('canvas');
+    image.src = 'data:image/svg+xml,' + encodeURIComponent(new XMLSerializer().serializeToString(copy));
+    await image.decode();
+    [canvas.width, canvas.height] = [box.width, box.height];
+    const g = canvas.getContext('2d');
+    g.drawImage(image, 0, 0);
+    return g.getImageData(left, top, right - left, bottom - top).data;
   };
   const same = (a, b) => a.length === b.length && a.every((value, i) => value === b[i]);
-  const painted = (canvas, name) => {
-    const count = colours(canvas), all = canvas.width * canvas.height;
-    const area = [...count.values()].reduce((sum, n) => sum + n, 0);
-    check(area > .02 * all, name + ': blank, ' + area + ' of ' + all + ' pixels are painted');
-    // Bytes are drawn in colours; axes and words are shades of one.
-    const is_grey = colour => Math.max(...[16, 8, 0].map(s => colour >> s & 255)) - Math.min(...[16, 8, 0].map(s => colour >> s & 255)) < 40;
-    const bytes = [...count].filter(([colour]) => !is_grey(colour)).reduce((sum, [, n]) => sum + n, 0);
-    check(bytes > (canvas.dataset.panel === 'curve' ? .0005 : .01) * all, name + ': no bytes are drawn, only axes and words (' + bytes + ' pixels in colour)');
-  };
-  const plan_page = async () => {
-    for (const canvas of document.querySelectorAll('canvas')) {
-      const figure = canvas.closest('figure'), name = canvas.dataset.panel + ' (' + canvas.getAttribute('aria-label').slice(0, 60) + ')';
-      canvas.scrollIntoView();
-      await frame();
-      painted(canvas, name);
-      check(hovered(canvas, figure) !== '', name + ': nothing is told under the pointer');
-      send('pointerleave', canvas, -1, -1);
-      check(!told(figure), name + ': the tip stays when the pointer has left');
-      keys_tell(canvas, figure, name);
-      canvas.blur();
-      check(!told(figure), name + ': the tip stays when the focus has left');
-      if (canvas.dataset.panel !== 'time' && canvas.dataset.panel !== 'map') continue;
-      const whole = pixels(canvas), width = canvas.clientWidth;
-      for (const y of [20, canvas.clientHeight - 60]) {  // from where nothing is, from a block
-        send('pointerdown', canvas, width * .4, y);
-        send('pointermove', canvas, width * .6, y);
-        send('pointerup', canvas, width * .6, y);
-        send('pointerleave', canvas, -1, -1);
-        check(!same(whole, pixels(canvas)), name + ': dragging across at ' + y + ' does not look closer');
-        painted(canvas, name + ', closer');
-        canvas.dispatchEvent(new MouseEvent('dblclick', {bubbles: true}));
-        check(same(whole, pixels(canvas)), name + ': a double click does not show all again');
-      }
+  const painted = (all, kind, name) => {
+    const pixel_count = all.length / 4;
+    let area = 0, bytes = 0;
+    for (let i = 0; i < all.length; i += 4) {
+      if (all[i + 3] < 128) continue;
+      const colour = [all[i], all[i + 1], all[i + 2]];
+      ++area;
+      // Bytes are drawn in colours; axes and words are shades of one.
+      if (Math.max(...colour) - Math.min(...colour) >= 40) ++bytes;
     }
-    const maps = () => [...document.querySelectorAll('canvas[data-panel=map]')].map(pixels);
-    let before = maps();
-    for (const button of document.querySelectorAll('.choice button')) {
-      const was_pressed = button.getAttribute('aria-pressed') === 'true';
-      button.click();
-      const after = maps();
-      check(button.getAttribute('aria-pressed') === 'true', 'button "' + button.textContent + '" is not pressed after a click');
-      if (!was_pressed) check(after.every((map, i) => !same(map, before[i])), 'button "' + button.textContent + '" changes no map');
-      for (const canvas of document.querySelectorAll('canvas[data-panel=map]')) painted(canvas, 'map of "' + button.textContent + '"');
-      before = after;
+    check(area > .02 * pixel_count, name + ': blank, ' + area + ' of ' + pixel_count + ' pixels are painted');
+    check(bytes > (kind === 'plot' ? .0005 : .01) * pixel_count, name + ': no bytes are drawn, only axes and words (' + bytes + ' pixels in colour)');
+  };
+  const looks_closer = async (svg, figure, name) => {
+    const data = data_of(figure), scale = svg.clientWidth / svg.viewBox.baseVal.width;
+    const others = [...document.querySelectorAll('.scroll>svg')].filter(other => {
+      const step = data_of(other.closest('figure')).step;
+      return step && step === data.step && other !== svg;
+    });
+    const axis = () => svg.querySelector('.x-axis').textContent, whole_axis = axis();
+    const windows = () => others.map(other => other.querySelector('.window').getAttribute('viewBox')).join();
+    const whole = await pixels(svg), width = svg.clientWidth, whole_windows = windows();
+    for (const y of [data.frame[1] + 5, data.frame[3] - 10].map(y => y * scale)) {  // from where nothing is, from a block
+      send('pointerdown', svg, width * .3, y);
+      send('pointermove', svg, width * .5, y);
+      send('pointerup', svg, width * .5, y);
+      send('pointerleave', svg, -1, -1);
+      const closer = await pixels(svg);
+      check(!same(whole, closer), name + ': dragging across at ' + y + ' does not look closer');
+      check(axis() !== whole_axis && axis() !== '', name + ': the axis says "' + axis() + '" also when one looks closer');
+      check(others.length === 0 || windows() !== whole_windows, name + ': other pictures of the step do not look closer');
+      painted(closer, data.kind, name + ', closer');
+      svg.dispatchEvent(new MouseEvent('dblclick', {bubbles: true}));
+      check(same(whole, await pixels(svg)) && axis() === whole_axis, name + ': a double click does not show all again');
+      check(windows() === whole_windows, name + ': a double click does not show all of the step\'s other pictures again');
+    }
+  };
+  const use_pictures = async () => {
+    for (const figure of document.querySelectorAll('figure[data-kind]')) {
+      if (figure.hidden) continue;
+      for (const svg of pictures_of(figure)) {
+        const kind = figure.dataset.kind, name = kind + ' "' + svg.getAttribute('aria-label').slice(0, 60) + '"';
+        svg.scrollIntoView();
+        await frame();
+        painted(await pixels(svg), kind, name);
+        const shown = [...svg.querySelectorAll('path,rect,circle,polyline,text')].filter(part => {
+          const box = part.getBoundingClientRect();
+          return box.width + box.height > 1 && getComputedStyle(part).visibility === 'visible';
+        });
+        check(shown.length > 8, name + ': blank, ' + shown.length + ' visible parts');
+        const tip = document.body.classList.contains('plan') ? hovered(svg, figure) : hovered(svg, figure, 48, 32);
+        check(tip !== '', name + ': nothing is told under the pointer');
+        check(!/undefined|NaN/.test(tip), name + ': tells "' + tip + '"');
+        send('pointerleave', svg, -1, -1);
+        check(!told(figure), name + ': the tip stays when the pointer has left');
+        keys_tell(svg, figure, name);
+        svg.blur();
+        check(!told(figure), name + ': the tip stays when the focus has left');
+        if (kind === 'timeline' || kind === 'map') await looks_closer(svg, figure, name);
+      }
     }
   };
 
-  // ---- report.html: pictures in SVG ----
-  const report_page = async () => {
-    for (const figure of document.querySelectorAll('figure[data-kind]')) {
-      const svg = figure.querySelector('svg'), name = figure.dataset.kind + ' "' + figure.querySelector('h3').textContent + '"';
-      svg.scrollIntoView();
-      await frame();
-      const shown = [...svg.querySelectorAll('path,rect,circle,polyline,text')].filter(part => {
-        const box = part.getBoundingClientRect();
-        return box.width + box.height > 1 && getComputedStyle(part).visibility === 'visible';
-      });
-      check(shown.length > 8, name + ': blank, ' + shown.length + ' visible parts');
-      const tip = hovered(svg, figure, 48, 32);
-      check(tip !== '', name + ': nothing is told under the pointer');
-      check(!/undefined|NaN/.test(tip), name + ': tells "' + tip + '"');
-      send('pointerleave', svg, -1, -1);
-      check(!told(figure), name + ': the tip stays when the pointer has left');
-      if (figure.dataset.kind === 'timeline') keys_tell(svg, figure, name);
+  // ---- What only one of the pages has ----
+  const plan_page = async () => {
+    const figures = () => [...document.querySelectorAll('figure[data-kind=map]')].filter(figure => !figure.hidden);
+    const maps = () => Promise.all(figures().flatMap(pictures_of).map(pixels));
+    let before = await maps();
+    check(before.length === 2, before.length + ' maps are shown, not two');
+    for (const button of document.querySelectorAll('.choice button')) {
+      const was_pressed = button.getAttribute('aria-pressed') === 'true';
+      button.click();
+      const after = await maps();
+      check(button.getAttribute('aria-pressed') === 'true', 'button "' + button.textContent + '" is not pressed after a click');
+      check(after.length === before.length, 'button "' + button.textContent + '" shows ' + after.length + ' maps');
+      if (!was_pressed) check(after.every((map, i) => !same(map, before[i])), 'button "' + button.textContent + '" changes no map');
+      for (const map of after) painted(map, 'map', 'map of "' + button.textContent + '"');
+      before = after;
     }
+  };
+  const report_page = async () => {
     for (const link of document.querySelectorAll('a[href^="#"]')) {
       check(document.getElementById(link.hash.slice(1)), 'the link ' + link.hash + ' leads nowhere');
     }
@@ -137,11 +161,9 @@
   addEventListener('load', async () => {
     try {
       const is_plan = document.body.classList.contains('plan');
-      // A canvas is drawn when the browser has told its size.
-      const is_drawn = canvas => canvas.width === Math.round(canvas.clientWidth * devicePixelRatio);
-      for (let i = 0; i < 100 && ![...document.querySelectorAll('canvas')].every(is_drawn); ++i) await frame();
-      const pictures = document.querySelectorAll(is_plan ? 'canvas' : 'figure[data-kind]').length;
+      const pictures = document.querySelectorAll('figure[data-kind] .scroll>svg').length;
       check(pictures > 0, 'the page has no pictures');
+      await use_pictures();
       await (is_plan ? plan_page() : report_page());
       check(!/undefined|NaN/.test(document.body.innerText), 'the page says undefined or NaN');
       check(document.documentElement.scrollWidth <= innerWidth, 'the page is wider than the window');

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Opens the pages that the program writes in a browser without a window and uses them (page_check.js).
+# Opens the pages that the program writes in a browser without a window and uses them (page_check.js). Where there is
+# node, it reads the scripts first.
 #
 #   tests/pages/run.sh build/bin/thimble FOLDER [--pictures]
 #
@@ -8,6 +9,11 @@
 program=$1
 folder=$2
 here=$(cd "$(dirname "$0")" && pwd)
+if command -v node >/dev/null; then
+  for script in "$here"/../../bench/report/web/*.js "$here"/*.js; do
+    node --check "$script" || exit 1
+  done
+fi
 for name in "$CHROMIUM" chromium chromium-browser google-chrome; do
   [ -n "$name" ] && browser=$(command -v "$name") && break
 done
@@ -77,15 +83,18 @@ make "$folder/report.html" reproduce gpt-layer step-peak --quick --out "$folder"
 for name in planned kept forward infeasible report; do holds $name; done
 
 # The check itself: what it must not let pass.
-finds planned 's/this\.step\.name ===/step.name ===/'                # maps that throw half-way
-finds planned 's/g\.drawImage(this\.base, 0, 0);//'                  # nothing is copied to the screen
+finds planned 's/this\.offset\[i\] + blocks/offset[i] + blocks/'     # maps that throw half-way
+finds planned 's/this\.window\.replaceChildren/[].concat/'           # no block reaches the map
 finds planned "s/tip\.hidden = false;//"                             # pointing shows nothing
 finds planned "s/'keydown', e => this\.key(e)/'keydown', e => 0/"    # keys do nothing
-finds planned 's/this\.zoom(ends)/0/'                                # dragging does nothing
-finds planned 's/return this\.untell();/return this.leave();/'         # a drag from an empty place is lost
-finds kept "s/  paint(g) {/  paint(g) { return;/"                    # no picture at all
-finds report "s/'keydown', event => this\.key(event)/'keydown', event => 0/"
+finds planned 's/ this\.zoom(Math/ Math.hypot(Math/'                 # dragging does nothing
+finds planned 's/return this\.untell();/return this.leave();/'       # a drag from an empty place is lost
+finds planned 's/other === this || other\.data/other === this || 0 \&\& other.data/'  # one picture looks closer alone
+finds planned 's/other\.dataset\.figure).hidden =/other.dataset.figure).title =/'     # the buttons show nothing
+finds kept 's/<svg class="window"/<svg display="none" class="window"/'  # no bytes at all
+finds report "s/'keydown', e => this\.key(e)/'keydown', e => 0/"
 finds report "s/tip\.hidden = false;//"
+finds report 's/this\.axis\.replaceChildren/[].concat/'              # the axis stays when one looks closer
 finds report "s/'scroll', follow/'scroll', () => 0/"                  # the navigation stands still
 
 if [ "$3" = --pictures ]; then

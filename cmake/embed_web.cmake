@@ -1,0 +1,15 @@
+# cmake -DFOLDER=bench/report/web -DOUTPUT=web.cpp -P embed_web.cmake: the style sheets and scripts of a folder, in the
+# order of their names, as the functions of bench/report/page.h.
+set(text "// Made by cmake/embed_web.cmake.\n\n#include <thimble/bench/report/page.h>\n\nnamespace thimble::report {\n")
+foreach(kind IN ITEMS style:css script:js)
+  string(REGEX MATCH "^(.*):(.*)$" kind ${kind})
+  set(name ${CMAKE_MATCH_1})
+  file(GLOB files ${FOLDER}/*.${CMAKE_MATCH_2})
+  set(literals "")
+  foreach(file IN LISTS files)
+    file(READ ${file} content)
+    string(APPEND literals "\nR\"web(${content})web\"")
+  endforeach()
+  string(APPEND text "\nstd::string_view web_${name}() noexcept { return ${literals}; }\n")
+endforeach()
+file(WRITE ${OUTPUT} "${text}\n}  // namespace thimble::report\n")
