@@ -7,8 +7,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/timing/processor_time.h>
-#include <thimble/models/bert/theory.h>
-#include <thimble/models/theory/precision.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace precision_encoder_detail {
@@ -19,15 +18,9 @@ constexpr double claimed_saving = 0.40, claimed_speed = 0.15;
 // What theory knows to be there when backward begins: weights, optimizer's state, batch and what is kept. Not under O1,
 // whose casts have no formula for BERT.
 std::optional<double> begin_of_backward(const Setup& setup, const nn::Precision& precision) {
-  namespace theory = models::theory;
-  if (precision.compute) return std::nullopt;
-  const models::ModelOptions& sizes = setup.sizes;
-  const theory::ModelState state = theory::bert_state(setup.model, sizes, 2, precision);
-  const auto kept = [&](Category category) {
-    return theory::bert_kept_bytes(setup.model, sizes, precision, category, setup.batch);
-  };
-  return static_cast<double>(state.parameters + state.buffers + state.optimizer + kept(Category::activation) +
-                             kept(Category::input));
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, precision);
+  if (!theory.unknown.empty()) return std::nullopt;
+  return static_cast<double>(theory.held_bytes(2, setup.batch));
 }
 
 // The rows of one size under every policy.
