@@ -161,6 +161,9 @@ std::int64_t Theory::int8_bytes() const {
 
 std::int64_t Theory::kept_bytes(Category category, std::int64_t batch, bool is_recomputed) const {
   if (!unknown.empty()) throw ValueError("theory: no closed form of what " + unknown);
+  if (is_recomputed && (precision.compute || precision.fp8)) {
+    throw ValueError("theory: no closed form of what recomputed layers keep under " + std::string(precision.name));
+  }
   std::int64_t bytes = bytes_of(outside, category, batch);
   for (const LayerTheory& layer : layers) {
     bytes += bytes_of(is_recomputed ? recomputed(layer) : layer.kept, category, batch);

@@ -158,7 +158,8 @@ struct Theory {
   std::int64_t int8_bytes() const;
 
   /// Bytes of a category that the whole model keeps with a batch of `batch`; `is_recomputed`: each transformer's layer
-  /// runs under checkpoint() and keeps its result alone. Throws ValueError, naming `unknown`, where that is not empty.
+  /// runs under checkpoint() and keeps its result alone. Throws ValueError, naming `unknown`, where that is not empty,
+  /// and for recomputed layers where products read casts or codes.
   std::int64_t kept_bytes(Category category, std::int64_t batch, bool is_recomputed = false) const;
   /// What is there when backward begins: parameters, buffers, the optimizer's state, the batch and what is kept of it.
   /// Gradients are not there yet. Throws ValueError as kept_bytes and state do.

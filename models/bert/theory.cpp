@@ -8,7 +8,6 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   const std::int64_t s = sizes.sequence, h = sizes.width, sh = s * h;
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "BERT keeps with a chunked head";
-  if (precision.compute) theory.unknown = "BERT keeps where products cast their operands";
   for (const std::int64_t rows : {sizes.vocabulary, s, std::int64_t{2}}) theory.weight({rows, h});
   theory.norm(h);
   TransformerLayers layers = token_layers("bert.bert.encoder.layer.", sizes, NormPlace::post);
@@ -20,20 +19,22 @@ Theory bert_theory(std::string_view name, const ModelOptions& options, const nn:
   if (!theory.unknown.empty()) return theory;
   TermList kept(precision);
   kept.ids("ids", s);
-  kept.values("embedding sum", sh);
+  kept.values("embedding sum", sh, precision.parameters);
   kept.statistics("embedding norm statistics", 2 * s);
   if (sizes.build == Build::textbook && sizes.dropout > 0) kept.mask("embedding mask", sh);
   if (has_fp8_layers(precision, h)) {
     // A layer keeps its input as codes, also that from the embedding; the head keeps the last layer's result whole.
     theory.layers.back().kept.push_back({"encoder output", Category::activation, precision.parameters, sh, 0});
   } else {
-    kept.values("embedding output", sh);
+    // So it does where products cast, but there the head has a copy of its own.
+    kept.values(precision.compute ? "encoder output" : "embedding output", sh);
   }
   kept.values("gelu input", sh);
   kept.values("gelu output", sh);
   kept.statistics("head norm statistics", 2 * s);
   kept.values("head input", sh);
   add_token_loss(kept, sizes);
+  kept.casts("weight casts", h * h + sizes.vocabulary * h);
   theory.outside = kept.terms;
   return theory;
 }

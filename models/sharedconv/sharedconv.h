@@ -75,8 +75,9 @@ class Sharedconv final : public Model {
 /// resnet_theory counts for a residual network: basis and coefficients are parameters, and expanded kernels are not
 /// kept. What differs is the state: of a 3x3 convolution from `in` to `out` channels 9 in out numbers, or in r and its
 /// share of a stage's 9 r out. There are no layers. Outside: "images" and "targets" (input), "conv outputs", "relu
-/// outputs", "batch-norm mean", "batch-norm rstd", "fc input", "logits", "logsumexp". What is kept is unknown for the
-/// fused build, and where products cast their operands (O1). Throws ValueError as sharedconv_options does.
+/// outputs", "batch-norm mean", "batch-norm rstd", "fc input", "logits", "logsumexp". Where products cast their
+/// operands, "weight casts" are of all convolutions but the first, each with a cast of its basis, and of the head. What
+/// the fused build keeps is unknown. Throws ValueError as sharedconv_options does.
 Theory sharedconv_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

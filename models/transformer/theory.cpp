@@ -41,7 +41,7 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   if (is_textbook && layers.drops_gelu) kept.mask("gelu mask", 4 * sh);
   kept.values("gelu output", 4 * sh, operand);
   if (is_textbook && layers.drops_results) kept.mask("mlp mask", sh);
-  if (!is_pre) kept.values("norm 2 input", sh);
+  if (!is_pre) kept.values("norm 2 input", sh, whole);
   kept.values("layer output", sh, is_pre ? whole : operand);
   if (is_fp8) add_fp8_codes(kept, layers, *precision.fp8);
   kept.casts("weight casts", 12 * h * h);

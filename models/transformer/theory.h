@@ -48,8 +48,8 @@ bool has_fp8_layers(const nn::Precision& precision, std::int64_t width);
 /// probabilities", "attention mask", "gelu mask", "mlp mask" ("gelu output" is then the dropped one). Fused:
 /// "attention logsumexp".
 ///
-/// Where products compute in a dtype of their own, and norms stand before, "residual" and "layer output" are of the
-/// parameters' dtype, and "weight casts" are 12 h^2 numbers whatever the batch.
+/// Where products compute in a dtype of their own, the inputs of norms are of the parameters' dtype: "residual" and
+/// "layer output", or "norm 1 input" and "norm 2 input". "weight casts" are 12 h^2 numbers whatever the batch.
 ///
 /// Under FP8 the inputs of a layer's products are kept as codes, one byte a number (those of a post-norm layer's result
 /// as "layer output"; each further reader keeps "codes of other readers"), with "scales of codes": one for each

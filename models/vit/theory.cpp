@@ -8,7 +8,6 @@ Theory vit_theory(std::string_view name, const ModelOptions& options, const nn::
   const bool is_textbook = sizes.build == Build::textbook;
   const std::int64_t s = vit_tokens(sizes.image), h = sizes.width, normed = is_textbook ? s : 1;
   Theory theory(precision);
-  if (precision.compute) theory.unknown = "ViT keeps where products cast their operands";
   theory.weight({1, 1, h});
   theory.weight({h, vit_patch, vit_patch, sizes.channels});
   theory.weight({h});
@@ -21,16 +20,16 @@ Theory vit_theory(std::string_view name, const ModelOptions& options, const nn::
   add_layers(theory, layers);
   theory.norm(h);
   theory.linear(sizes.classes, h);
-  if (!theory.unknown.empty()) return theory;
   if (!is_textbook) std::erase_if(theory.layers.back().kept, [](const Term& t) { return t.name == "layer output"; });
   TermList kept(precision);
   kept.images("images", sizes.image * sizes.image * sizes.channels);
   if (is_textbook && sizes.dropout > 0) kept.mask("embedding mask", s * h);
-  kept.values("embedding output", s * h);
-  if (!is_textbook) kept.values("class rows", h);
+  kept.values("embedding output", s * h, precision.parameters);
+  if (!is_textbook) kept.values("class rows", h, precision.parameters);
   kept.statistics("final norm statistics", 2 * normed);
-  kept.values("head input", normed * h);
+  kept.values("head input", (precision.compute ? 1 : normed) * h);  // a cast is of the class rows alone
   kept.classes(sizes.classes);
+  kept.casts("weight casts", sizes.classes * h);  // the images need no gradient
   theory.outside = kept.terms;
   return theory;
 }
