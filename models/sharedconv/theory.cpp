@@ -8,19 +8,19 @@ Theory sharedconv_theory(std::string_view, const ModelOptions& options, const nn
   std::int64_t side = sizes.image, in = sizes.width;
   std::int64_t conv_outputs = side * side * in, relu_outputs = conv_outputs, norm_channels = in;
   theory.conv_norm(in, 3, sizes.channels);
-  std::int64_t casts = -theory.weight_elements();  // the images need no gradient
+  const std::int64_t stem_weights = theory.weight_elements();
+  std::int64_t repeated = 0;  // elements of bases that further convolutions cast once more
   for (std::int64_t stage = 0; stage < sharedconv_stages; ++stage) {
     const std::int64_t out = sizes.width << stage, rank = sharedconv_rank(out);
     if (sizes.shares_kernels) {
       theory.weight({rank, out, 3, 3});
-      casts -= 9 * rank * out;
+      repeated += (2 * sizes.layers - 1) * 9 * rank * out;
     }
     for (std::int64_t block = 0; block < sizes.layers; ++block) {
       if (stage > 0 && block == 0) side = (side + 1) / 2;
       for (const std::int64_t from : {in, out}) {
         theory.weight(sizes.shares_kernels ? Shape{from, rank} : Shape{out, 3, 3, from});
         theory.batch_norm(out);
-        if (sizes.shares_kernels) casts += 9 * rank * out;  // each convolution casts the basis
       }
       const std::int64_t convs = in != out ? 3 : 2;
       if (in != out) theory.conv_norm(out, 1, in);  // downsample
@@ -42,7 +42,7 @@ Theory sharedconv_theory(std::string_view, const ModelOptions& options, const nn
   kept.batch_norms(norm_channels);
   kept.values("fc input", in);
   kept.classes(sizes.classes);
-  kept.casts("weight casts", theory.weight_elements() + casts);
+  kept.casts("weight casts", theory.weight_elements() + repeated - stem_weights);  // the images need no gradient
   theory.outside = kept.terms;
   return theory;
 }
