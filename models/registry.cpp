@@ -1,4 +1,4 @@
-// The models by name. A new model is a row of the list.
+// The models by name, each with its theory. A new model is a row of the list.
 
 #include <array>
 #include <string>
@@ -39,26 +39,39 @@ std::unique_ptr<Model> sharedconv(std::string_view, const ModelOptions& options,
 struct Row {
   std::string_view name, description;
   std::unique_ptr<Model> (*make)(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+  Theory (*theory)(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 };
 
 constexpr std::array rows = {
-    Row{"resnet18", "residual network, 18 layers of basic blocks (He et al. 2015)", resnet},
-    Row{"resnet34", "residual network, 34 layers of basic blocks (He et al. 2015)", resnet},
-    Row{"resnet50", "residual network, 50 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
-    Row{"resnet101", "residual network, 101 layers of bottlenecks (He et al. 2015, v1.5)", resnet},
-    Row{"gpt2", "GPT-2, 12 layers of width 768 (Radford et al. 2019)", make_gpt},
-    Row{"gpt2-medium", "GPT-2, 24 layers of width 1024", make_gpt},
-    Row{"gpt2-large", "GPT-2, 36 layers of width 1280", make_gpt},
-    Row{"gpt2-xl", "GPT-2, 48 layers of width 1600", make_gpt},
-    Row{"char-gpt", "small GPT over characters, 6 layers of width 384", make_gpt},
-    Row{"bert-base", "BERT with its masked-token head, 12 layers of width 768 (Devlin et al. 2018)", make_bert},
-    Row{"bert-large", "BERT with its masked-token head, 24 layers of width 1024", make_bert},
-    Row{"vit-b16", "vision transformer, 12 layers of width 768, 16x16 patches (Dosovitskiy et al. 2020)", make_vit},
-    Row{"vit-l16", "vision transformer, 24 layers of width 1024, 16x16 patches", make_vit},
-    Row{"googlenet", "Inception v1 with batch norm, no auxiliary heads (Szegedy et al. 2014)", googlenet},
-    Row{"sharedconv", "residual network whose convolutions share a basis of kernels", sharedconv},
-    Row{"mlp", "multilayer perceptron with two hidden layers", mlp},
+    Row{"resnet18", "residual network, 18 layers of basic blocks (He et al. 2015)", resnet, resnet_theory},
+    Row{"resnet34", "residual network, 34 layers of basic blocks (He et al. 2015)", resnet, resnet_theory},
+    Row{"resnet50", "residual network, 50 layers of bottlenecks (He et al. 2015, v1.5)", resnet, resnet_theory},
+    Row{"resnet101", "residual network, 101 layers of bottlenecks (He et al. 2015, v1.5)", resnet, resnet_theory},
+    Row{"gpt2", "GPT-2, 12 layers of width 768 (Radford et al. 2019)", make_gpt, gpt_theory},
+    Row{"gpt2-medium", "GPT-2, 24 layers of width 1024", make_gpt, gpt_theory},
+    Row{"gpt2-large", "GPT-2, 36 layers of width 1280", make_gpt, gpt_theory},
+    Row{"gpt2-xl", "GPT-2, 48 layers of width 1600", make_gpt, gpt_theory},
+    Row{"char-gpt", "small GPT over characters, 6 layers of width 384", make_gpt, gpt_theory},
+    Row{"bert-base", "BERT with its masked-token head, 12 layers of width 768 (Devlin et al. 2018)", make_bert,
+        bert_theory},
+    Row{"bert-large", "BERT with its masked-token head, 24 layers of width 1024", make_bert, bert_theory},
+    Row{"vit-b16", "vision transformer, 12 layers of width 768, 16x16 patches (Dosovitskiy et al. 2020)", make_vit,
+        vit_theory},
+    Row{"vit-l16", "vision transformer, 24 layers of width 1024, 16x16 patches", make_vit, vit_theory},
+    Row{"googlenet", "Inception v1 with batch norm, no auxiliary heads (Szegedy et al. 2014)", googlenet,
+        googlenet_theory},
+    Row{"sharedconv", "residual network whose convolutions share a basis of kernels", sharedconv, sharedconv_theory},
+    Row{"mlp", "multilayer perceptron with two hidden layers", mlp, mlp_theory},
 };
+
+const Row& row_of(std::string_view name) {
+  std::string known;
+  for (const Row& row : rows) {
+    if (row.name == name) return row;
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw ValueError("model: '" + std::string(name) + "' is not one of " + known);
+}
 
 }  // namespace registry_detail
 
@@ -68,12 +81,11 @@ Tensor Model::loss(const Batch& batch) {
 }
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
-  std::string known;
-  for (const registry_detail::Row& row : registry_detail::rows) {
-    if (row.name == name) return row.make(name, options, on);
-    known += (known.empty() ? "" : ", ") + std::string(row.name);
-  }
-  throw ValueError("model: '" + std::string(name) + "' is not one of " + known);
+  return registry_detail::row_of(name).make(name, options, on);
+}
+
+Theory make_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
+  return registry_detail::row_of(name).theory(name, options, precision);
 }
 
 std::vector<ModelInfo> model_list() {

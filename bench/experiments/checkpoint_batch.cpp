@@ -8,7 +8,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/models/gpt/theory.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace checkpoint_batch_detail {
@@ -127,6 +127,7 @@ report::Experiment checkpoint_batch_experiment(const ExperimentOptions& options)
                  {"each layer checkpointed", report::Role::other, {}, ""}};
   for (const std::int64_t batch : {1, 2, 4, 8, 16, 32}) {
     const Setup setup = setup_of(batch, options.is_quick);
+    const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
     CheckpointedBatch both{batch, 0, 0, 0, 0};
     options.progress("checkpoint-batch: " + std::to_string(batch));
     Technique plain, checkpointed;
@@ -138,8 +139,7 @@ report::Experiment checkpoint_batch_experiment(const ExperimentOptions& options)
       m.ms = ms[is_checkpointed ? 1 : 0];
       report::Row row;
       row.config = {{"batch", batch}, {"checkpointed", std::string(is_checkpointed ? "each layer" : "no")}};
-      row.theory_bytes = models::theory::gpt_kept_bytes(setup.model, setup.sizes, setup.dtype, Category::activation,
-                                                        batch, is_checkpointed);
+      row.theory_bytes = theory.kept_bytes(Category::activation, batch, is_checkpointed);
       fill(row, m);
       const auto live = static_cast<double>(m.peaks.predicted.peak_live_bytes);
       (is_checkpointed ? both.checkpointed_bytes : both.plain_bytes) = live;
@@ -173,6 +173,7 @@ report::Experiment accumulation_experiment(const ExperimentOptions& options) {
                  {"kept when backward begins", report::Role::other, {}, ""}};
   double first_live = 0;
   const Setup setup = setup_of(batch, options.is_quick);
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
   std::vector<Technique> techniques;
   std::vector<nn::MakeRun> runs;
   for (const std::int64_t parts : {1, 2, 4, 8, 16, 32}) {
@@ -189,8 +190,7 @@ report::Experiment accumulation_experiment(const ExperimentOptions& options) {
     m.ms = ms[i];
     report::Row row;
     row.config = {{"batch", batch}, {"micro_batches", parts}};
-    row.theory_bytes = models::theory::gpt_kept_bytes(setup.model, setup.sizes, setup.dtype, Category::activation,
-                                                      batch / parts, false);
+    row.theory_bytes = theory.kept_bytes(Category::activation, batch / parts);
     fill(row, m);
     const auto live = static_cast<double>(m.peaks.predicted.peak_live_bytes);
     if (parts == 1) first_live = live;

@@ -5,7 +5,7 @@
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/memory/remat/known.h>
-#include <thimble/models/gpt/theory.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace checkpoint_growth_detail {
@@ -43,11 +43,15 @@ const Form forms[] = {{"keep every layer", remat::keep_all},
 /// Bytes kept when backward begins: those outside of the layers, one result for each segment that was dropped, and
 /// everything of the layers that were not.
 std::int64_t theory_bytes(const Setup& setup, const remat::Plan& schedule) {
-  using namespace models::theory;
-  const auto bytes = [&](const std::vector<Term>& terms) { return bytes_of(terms, Category::activation, setup.batch); };
-  std::int64_t total = bytes(gpt_outside_kept(setup.model, setup.sizes, setup.dtype));
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
+  const auto bytes = [&](const std::vector<models::Term>& terms) {
+    return models::bytes_of(terms, Category::activation, setup.batch);
+  };
+  std::int64_t total = bytes(theory.outside);
   for (std::size_t i = 0; i < schedule.items.size(); i += 1 + schedule.items[i].size) {
-    total += bytes(gpt_layer_kept(setup.model, setup.sizes, setup.dtype, schedule.items[i].is_dropped()));
+    const remat::Plan::Item& item = schedule.items[i];
+    const models::LayerTheory& last = theory.layers[item.end - 1];
+    total += bytes(item.is_dropped() ? models::recomputed(last) : last.kept);
   }
   return total;
 }

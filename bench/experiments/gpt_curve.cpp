@@ -8,7 +8,7 @@
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/runs/units.h>
-#include <thimble/models/gpt/theory.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
@@ -42,9 +42,11 @@ std::vector<Subject> subjects(bool is_quick) {
 
 /// Bytes kept at and below the layers.
 std::int64_t layers_theory(const Setup& setup) {
-  const std::int64_t layers = models::make_model(setup.model, setup.sizes, {dry(cpu)})->options().layers;
-  return layers * models::theory::bytes_of(models::theory::gpt_layer_kept(setup.model, setup.sizes, setup.dtype),
-                                           Category::activation, setup.batch);
+  std::int64_t bytes = 0;
+  for (const models::LayerTheory& layer : models::make_theory(setup.model, setup.sizes, setup.dtype).layers) {
+    bytes += models::bytes_of(layer.kept, Category::activation, setup.batch);
+  }
+  return bytes;
 }
 
 /// Seconds of a step that keeps everything, by the cost model.

@@ -1,6 +1,7 @@
 // Experiment: what one transformer layer keeps for backward.
 
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace gpt_layer_detail {
@@ -22,24 +23,8 @@ Setup setup_of(const Sizes& s, models::Build build) {
   return setup;
 }
 
-// Korthikanti et al. 2022, equation 1, with e bytes per element and one byte per element of a dropout mask.
-std::int64_t textbook_bytes(const Sizes& s, std::int64_t e) {
-  return s.sequence * s.batch * s.width * (16 * e + 2) + (2 * e + 1) * s.heads * s.sequence * s.sequence * s.batch;
-}
-
-// Layer norms keep mean and reciprocal deviation of every row, in f32: outside of the paper's count.
-std::int64_t norm_bytes(const Sizes& s) { return 2 * 2 * s.sequence * s.batch * 4; }
-
-// The fused build: the inputs of both norms, of the four products and of gelu (16 sbh e less the softmax's share, which
-// attention replaces by its output and a logarithm per row), no masks.
-std::int64_t fused_bytes(const Sizes& s, std::int64_t e) {
-  const std::int64_t rows = s.sequence * s.batch;
-  return rows * s.width * 16 * e + rows * s.heads * 4;
-}
-
 report::Row row_of(const ExperimentOptions& options, const Sizes& s, models::Build build) {
   const Setup setup = setup_of(s, build);
-  const auto e = static_cast<std::int64_t>(size_of(setup.dtype));
   const bool is_textbook = build == models::Build::textbook;
   report::Row row;
   row.config = {{"build", std::string(is_textbook ? "textbook" : "tiled attention")},
@@ -47,9 +32,15 @@ report::Row row_of(const ExperimentOptions& options, const Sizes& s, models::Bui
                 {"b", s.batch},
                 {"h", s.width},
                 {"a", s.heads}};
-  row.theory_bytes = is_textbook ? textbook_bytes(s, e) : fused_bytes(s, e);
-  row.remainder = {{"layer-norm statistics", norm_bytes(s)}};
-  const std::string layer = "gpt.h.1";
+  // Statistics of norms are outside of the paper's count.
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
+  std::int64_t counted = 0, statistics = 0;
+  for (const models::Term& term : theory.layers[1].kept) {
+    (term.name == "norm statistics" ? statistics : counted) += term.bytes(s.batch);
+  }
+  row.theory_bytes = counted;
+  row.remainder = {{"layer-norm statistics", statistics}};
+  const std::string& layer = theory.layers[1].path;
   options.progress("gpt-layer: s " + std::to_string(s.sequence) + ", b " + std::to_string(s.batch) + ", h " +
                    std::to_string(s.width) + ", a " + std::to_string(s.heads));
   row.predicted_bytes = static_cast<std::int64_t>(forward_bytes(dry(options.device), setup, {layer}).by_path[0].second);

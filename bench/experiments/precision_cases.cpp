@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include <thimble/models/theory/narrow_state.h>
-#include <thimble/models/theory/precision.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace precision_cases_detail {
@@ -74,24 +73,22 @@ StepBytes step_bytes(Device device, const nn::MakeRun& make) {
 }
 
 std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Setup& setup, Category category) {
-  namespace theory = models::theory;
   constexpr std::int64_t moments = 2;
-  const nn::Precision precision = one.precision();
-  const theory::ModelState state = theory::gpt_state(setup.model, setup.sizes, moments, precision);
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, one.precision());
+  const models::ModelState state =
+      one.optimizer == "adamw8" ? theory.state(moments, optim::NarrowState{}) : theory.state(moments);
   switch (category) {
     case Category::parameter:
       return state.parameters + state.buffers;
     case Category::gradient:
       return state.gradients;
     case Category::optimizer:
-      if (one.optimizer != "adamw8") return state.optimizer;
-      return theory::narrow_state_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments) +
-             theory::gpt_state(setup.model, setup.sizes, 0, precision).optimizer;  // master copies
+      return state.optimizer;
     case Category::activation:
       if (!one.saved.empty()) return std::nullopt;
       [[fallthrough]];
     case Category::input:
-      return theory::gpt_kept_bytes(setup.model, setup.sizes, precision, category, setup.batch);
+      return theory.kept_bytes(category, setup.batch);
     case Category::temporary:
     case Category::workspace:
       break;

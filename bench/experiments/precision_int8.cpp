@@ -12,7 +12,7 @@
 #include <thimble/bench/runs/quantizing.h>
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>
-#include <thimble/models/resnet/theory.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace precision_int8_detail {
@@ -111,7 +111,6 @@ std::string verdict(const report::Experiment& experiment) {
 
 // The most bytes of each category while a batch passes, in f32 and in 8 bits.
 void add_bytes(const Setup& setup, bool is_int8, report::Experiment& experiment) {
-  namespace theory = models::theory;
   const nn::MakeRun make = is_int8 ? int8_inference_run(setup) : inference_run(setup);
   const StepBytes predicted = step_bytes(dry(cpu), make), measured = step_bytes(cpu, make);
   for (std::size_t i = 0; i < category_count; ++i) {
@@ -123,9 +122,9 @@ void add_bytes(const Setup& setup, bool is_int8, report::Experiment& experiment)
                   {"codes", std::string(is_int8 ? "int8" : "f32")},
                   {"category", std::string(to_string(category))}};
     if (category == Category::parameter) {
-      const theory::ModelState state = theory::resnet_state(setup.model, setup.sizes, 0);
-      row.theory_bytes =
-          is_int8 ? theory::resnet_int8_bytes(setup.model, setup.sizes) : state.parameters + state.buffers;
+      const models::Theory theory = models::make_theory(setup.model, setup.sizes);
+      const models::ModelState state = theory.state(0);
+      row.theory_bytes = is_int8 ? theory.int8_bytes() : state.parameters + state.buffers;
     }
     if (category == Category::gradient || category == Category::optimizer) row.theory_bytes = 0;
     row.predicted_bytes = predicted.most[i];

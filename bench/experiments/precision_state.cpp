@@ -4,7 +4,6 @@
 
 #include <thimble/bench/experiments/precision.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/models/theory/precision.h>
 
 namespace thimble::bench {
 namespace precision_state_detail {

@@ -1,7 +1,7 @@
 // Experiment: what a ResNet keeps for backward, against the batch.
 
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/models/resnet/theory.h>
+#include <thimble/models/theory.h>
 
 namespace thimble::bench {
 namespace resnet_batch_detail {
@@ -22,9 +22,9 @@ Setup setup_of(const Family& family, std::int64_t batch) {
 }
 
 // The literature's saved set, linear in the batch; the rest of what the textbook build keeps is named beside it.
-void add_theory(report::Row& row, const std::vector<models::theory::Term>& terms, std::int64_t batch) {
+void add_theory(report::Row& row, const std::vector<models::Term>& terms, std::int64_t batch) {
   std::int64_t bytes = 0;
-  for (const models::theory::Term& term : terms) {
+  for (const models::Term& term : terms) {
     const bool is_counted = term.name == "input" || term.name == "conv outputs" || term.name == "relu outputs" ||
                             term.name == "pool output" || term.name == "fc input";
     if (is_counted) {
@@ -40,7 +40,7 @@ report::Row row_of(const ExperimentOptions& options, const Family& family, std::
   const Setup setup = setup_of(family, batch);
   report::Row row;
   row.config = {{"model", setup.model}, {"image", family.image}, {"batch", batch}};
-  add_theory(row, models::theory::resnet_kept(setup.model, setup.sizes, setup.dtype), batch);
+  add_theory(row, models::make_theory(setup.model, setup.sizes, setup.dtype).outside, batch);
   options.progress("resnet-batch: " + setup.model + ", image " + std::to_string(family.image) + ", batch " +
                    std::to_string(batch));
   // The batch itself is booked as input, but backward keeps it too: the theory counts it.

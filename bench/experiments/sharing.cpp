@@ -7,7 +7,7 @@
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/sharedconv/theory.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/shared_conv.h>
 
 namespace thimble::bench {
@@ -74,7 +74,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup) {
       {"what", "sharedconv, width " + std::to_string(setup.sizes.width) + ", batch " + std::to_string(setup.batch)},
       {"kernels", std::string(setup.sizes.shares_kernels ? "shared, rank 3/4 width" : "own")}};
   constexpr std::int64_t moments = 2;
-  const models::theory::ModelState state = models::theory::sharedconv_state(setup.sizes, moments, setup.dtype);
+  const models::ModelState state = models::make_theory(setup.model, setup.sizes, setup.dtype).state(moments);
   row.theory_bytes = state.parameters + state.buffers + state.optimizer;
   row.predicted_bytes = static_cast<std::int64_t>(booked_state(dry(options.device), setup));
   row.measured_bytes = static_cast<std::int64_t>(booked_state(options.device, setup));

@@ -10,7 +10,7 @@
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/runs/quantizing.h>
 #include <thimble/bench/runs/units.h>
-#include <thimble/models/theory/textbook.h>
+#include <thimble/models/theory.h>
 #include <thimble/version.h>
 
 namespace thimble::report {
@@ -182,12 +182,15 @@ namespace thimble::bench {
 namespace plan_page_detail {
 
 std::optional<std::int64_t> theory_bytes(const Setup& setup) {
-  if (!setup.precision.empty()) return std::nullopt;  // the closed forms are of one dtype
+  if (!setup.precision.empty()) return std::nullopt;  // the textbooks have one dtype
   const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
   if (optimizer == "adafactor" || optimizer_state(setup, is_text) != DType::f32) return {};  // not in the textbooks
   const std::int64_t moments = optimizer == "sgd" ? 0 : optimizer == "momentum" ? 1 : 2;
-  return models::theory::textbook_bytes(setup.model, setup.sizes, moments, setup.dtype, setup.batch);
+  models::ModelOptions textbook = setup.sizes;
+  textbook.build = models::Build::textbook;
+  textbook.head = models::Head::full;
+  return models::make_theory(setup.model, textbook, setup.dtype).held_bytes(moments, setup.batch);
 }
 
 }  // namespace plan_page_detail

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -76,6 +76,17 @@ ModelOptions bert_options(std::string_view name, const ModelOptions& options = {
 /// `bert-base` (12 layers, width 768, 12 heads) or `bert-large` (24, 1024, 16), T 512, 30,522 word pieces, dropout 0.1,
 /// with `options` replacing sizes; null for another name. Throws ValueError as bert_options does.
 std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+/// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
+/// Parameters: (V + s + 2) h + 2 h + L (12 h^2 + 13 h) + h^2 + 3 h + V: tables and their norm, layers, the head's
+/// transform with its norm, and its bias (its matrix is the table of words). Layers are a transformer's with their
+/// norms behind the additions (models/transformer/theory.h). Outside: "ids" and "targets" (input), "embedding sum",
+/// "embedding norm statistics", "embedding output" (under FP8 the last layer's "encoder output" in its place), the
+/// head's "gelu input", "gelu output", "head norm statistics", "head input"; textbook: with dropout "embedding mask",
+/// and "log-probabilities"; fused: "logits" and "logsumexp". Where products compute in a dtype of their own, "embedding
+/// sum" is of the parameters' dtype, "encoder output" stands for "embedding output", and "weight casts" are V h + h^2
+/// numbers. What is kept with a chunked head is unknown. Throws ValueError as bert_options does.
+Theory bert_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 /// The id of [MASK]: 103 in the public vocabulary of 30,522 word pieces, the last one in any other.
 constexpr std::int64_t bert_mask_token(std::int64_t vocabulary) noexcept {

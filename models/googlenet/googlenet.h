@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -102,5 +102,23 @@ class Googlenet final : public Model {
   nn::Dropout* dropout_ = nullptr;
   nn::Linear* fc_ = nullptr;
 };
+
+/// Its memory in closed form (models/theory.h), from the table of its blocks, in both builds. A block over an image of
+/// m pixels with I channels, whose six convolutions have C results in all, R of them the two reductions', and O at the
+/// block's end, keeps for each sample (e bytes for an element)
+///
+///   textbook   e m (C + C + I + O): convolution outputs, relu outputs, the pool's result, the joined branches
+///   fused      e m (C + R + I + O): of the relu outputs only those that a convolution reads
+///
+/// and, whatever the batch, mean and 1 / deviation of C channels. Its input belongs to what comes before it. The fused
+/// build keeps no O where a pool follows (one byte for each of its results instead), and neither build keeps the last
+/// O, of which only the mean is taken. The terms of a block: "conv outputs", "relu outputs", "pool output", "block
+/// output" where it is kept, "batch-norm mean", "batch-norm rstd".
+///
+/// Outside: "images" and "targets" (input), the stem's "conv outputs", "relu outputs", "batch-norm mean", "batch-norm
+/// rstd", "pool outputs" and, fused, "pool taps" of all pools outside of blocks, "fc input", "logits", "logsumexp";
+/// textbook, with dropout: "dropout mask". Where products cast their operands, "weight casts" are of all convolutions
+/// but the first, and of the head. Throws ValueError as googlenet_options does.
+Theory googlenet_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

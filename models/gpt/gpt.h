@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -63,6 +63,15 @@ ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {}
 /// `gpt2` (124M), `gpt2-medium`, `gpt2-large`, `gpt2-xl`, `char-gpt` (6 layers, width 384, 6 heads, T 256, 65
 /// characters), with `options` replacing its sizes; null for another name. Throws ValueError as gpt_options does.
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+/// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
+/// Parameters: V h + s h + L (12 h^2 + 13 h) + 2 h; the head is the token table. Layers are a transformer's with their
+/// norms before attention and mlp (models/transformer/theory.h). Outside: "ids" and "targets" (input), "embedding
+/// output", "final norm statistics", "head input"; textbook: with dropout "embedding mask", and "log-probabilities";
+/// fused: "logits" and "logsumexp". Where products compute in a dtype of their own, "embedding output" is of the
+/// parameters' dtype, and "token table cast" are V h numbers. What is kept with a chunked head is unknown. Throws
+/// ValueError as gpt_options does.
+Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 /// Continues `prompt` (at least one token) by `count` tokens, drawn from softmax(logits / temperature) over the `top_k`
 /// most likely (0: all); temperature 0 takes the most likely. The same seed gives the same tokens. Runs without a tape,

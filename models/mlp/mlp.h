@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -28,5 +28,11 @@ class Mlp final : public Model {
   DType dtype_;
   std::vector<nn::Linear*> layers_;
 };
+
+/// Its memory in closed form (models/theory.h), the same in both builds. There are no layers. Outside: "images" and
+/// "targets" (input), "relu outputs", "logits", "logsumexp". Where products cast their operands, "weight casts" are of
+/// all layers but the first, whose input needs no gradient. What is kept under FP8 is unknown. Throws ValueError as
+/// mlp_options does.
+Theory mlp_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include <thimble/models/images.h>
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -82,5 +82,21 @@ class Resnet final : public Model {
   std::array<nn::Sequential*, 4> stages_{};
   nn::Linear* fc_ = nullptr;
 };
+
+/// Its memory in closed form (models/theory.h), from the table of the architecture. What is kept is known for the
+/// textbook build (convolution, batch norm, relu as separate operators; He et al. 2015, section 3.4):
+/// - a convolution keeps its input for the weight's gradient: the batch's images, a relu's result or the pool's
+/// - a batch norm keeps its input, a convolution's result, and per channel mean and 1 / deviation
+/// - a relu keeps its result, which the next convolution, the addition or the max pool reads as well: once
+/// - the addition and the global average keep nothing
+/// - the head keeps its input, the class scores, one log-sum-exp per sample, and the targets
+///
+/// There are no layers. Outside: "input" and "targets" (input), "conv outputs", "batch-norm mean", "batch-norm rstd",
+/// "relu outputs", "pool output" (with the large stem), "fc input", "logits", "logsumexp". Input, conv outputs, relu
+/// outputs, pool output and fc input are the literature's saved set: 21,075,968 elements for resnet50 at 224. Where
+/// products compute in a dtype of their own, everything that they make is of it, and "weight casts" are of all
+/// convolutions but the first, which needs no gradient of its input, and of the head. Throws ValueError as
+/// resnet_architecture and resnet_options do.
+Theory resnet_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

@@ -1,62 +1,33 @@
-#include <thimble/models/resnet/theory.h>
-
-#include <thimble/core/numbers/integers.h>
 #include <thimble/models/resnet/resnet.h>
 
-namespace thimble::models::theory {
+namespace thimble::models {
 namespace resnet_theory_detail {
 
-/// Sums over the convolutions, each with a batch norm after it, of one network.
-struct Totals {
-  std::int64_t conv_outputs = 0;  // elements for each sample, as all up to `features`
-  std::int64_t relu_outputs = 0;
-  std::int64_t pool_output = 0;
-  std::int64_t features = 0;  // of the head's input
-  std::int64_t weights = 0;   // elements of the convolutions' weights
-  std::int64_t norms = 0;     // how many batch norms
-  std::int64_t channels = 0;  // of all batch norms together
-  std::int64_t in_codes = 0;  // bytes of the convolutions in 8 bits
-};
-
-/// Bytes of `filters` filters in 8 bits, each of so many lines: codes in panels of 64, 32 or 16 filters (8 where there
-/// are no more), in which a line takes whole groups of 4 numbers (8); a scale for each; and for each place in a panel
-/// of at least 16 the bias (i32) and the factor from sums to results (f32).
-std::int64_t code_bytes(std::int64_t filters, std::int64_t lines, std::int64_t line_elements) {
-  constexpr std::int64_t narrow = 8;
-  std::int64_t places = 0;
-  while (places < filters) places += filters - places > 48 ? 64 : filters - places > 16 ? 32 : 16;
-  const std::int64_t codes =
-      filters <= narrow ? narrow * lines * round_up(line_elements, 8) : places * lines * round_up(line_elements, 4);
-  return codes + 4 * filters + (4 + 4) * places;
-}
-
 /// The image as it passes: size and channels, and what was met on the way.
-class Walk {
- public:
-  Walk(std::int64_t image, std::int64_t channels) : image_(image), channels_(channels) {}
+struct Walk {
+  Theory& theory;
+  std::int64_t image, channels;
+  std::int64_t conv_outputs = 0, relu_outputs = 0;  // elements for each sample
+  std::int64_t norm_channels = 0;                   // of all batch norms together
 
+  std::int64_t elements() const { return image * image * channels; }
   // Square kernels are padded so that a stride of 1 keeps the size: output = (size + 2 (k / 2) - k) / stride + 1.
-  static std::int64_t output_size(std::int64_t size, std::int64_t kernel, std::int64_t stride) {
-    return (size + 2 * (kernel / 2) - kernel) / stride + 1;
+  void resize(std::int64_t kernel, std::int64_t stride) { image = (image + 2 * (kernel / 2) - kernel) / stride + 1; }
+  // A convolution and its batch norm whose result is the image as it is now.
+  void came_by(std::int64_t kernel, std::int64_t from) {
+    theory.conv_norm(channels, kernel, from);
+    conv_outputs += elements();
+    norm_channels += channels;
   }
   void conv(std::int64_t out, std::int64_t kernel, std::int64_t stride) {
-    totals.weights += out * kernel * kernel * channels_;
-    totals.in_codes += code_bytes(out, kernel, kernel * channels_);
-    image_ = output_size(image_, kernel, stride);
-    channels_ = out;
-    totals.conv_outputs += elements();
-    totals.norms += 1;
-    totals.channels += out;
+    const std::int64_t from = channels;
+    resize(kernel, stride);
+    channels = out;
+    came_by(kernel, from);
   }
-  void relu() { totals.relu_outputs += elements(); }
-  void pool(std::int64_t kernel, std::int64_t stride) {
-    image_ = output_size(image_, kernel, stride);
-    totals.pool_output = elements();
-  }
+  void relu() { relu_outputs += elements(); }
   void block(const ResnetArchitecture& architecture, std::int64_t planes, std::int64_t stride) {
-    const std::int64_t out = planes * architecture.expansion();
-    Walk shortcut(image_, channels_);
-    const bool has_downsample = stride != 1 || channels_ != out;
+    const std::int64_t in = channels, out = planes * architecture.expansion();
     if (architecture.is_bottleneck) {
       conv(planes, 1, 1), relu();
       conv(planes, 3, stride), relu();
@@ -65,77 +36,47 @@ class Walk {
       conv(planes, 3, stride), relu();
       conv(out, 3, 1);
     }
-    if (has_downsample) {
-      shortcut.conv(out, 1, stride);
-      totals.conv_outputs += shortcut.totals.conv_outputs;
-      totals.weights += shortcut.totals.weights;
-      totals.in_codes += shortcut.totals.in_codes;
-      totals.norms += shortcut.totals.norms;
-      totals.channels += shortcut.totals.channels;
-    }
+    if (stride != 1 || in != out) came_by(1, in);  // downsample
     relu();
   }
-  void finish() { totals.features = channels_; }
-
-  Totals totals;
-
- private:
-  std::int64_t elements() const { return image_ * image_ * channels_; }
-  std::int64_t image_, channels_;
 };
-
-Totals walk(std::string_view name, const ModelOptions& options) {
-  const ResnetArchitecture& architecture = resnet_architecture(name);
-  Walk walk(options.image, options.channels);
-  const bool is_small = has_small_stem(options.image);
-  walk.conv(options.width, is_small ? 3 : 7, is_small ? 1 : 2);
-  walk.relu();
-  if (!is_small) walk.pool(3, 2);
-  std::int64_t planes = options.width;
-  for (const std::int64_t blocks : architecture.blocks) {
-    for (std::int64_t b = 0; b < blocks; ++b) {
-      walk.block(architecture, planes, b == 0 && planes != options.width ? 2 : 1);
-    }
-    planes *= 2;
-  }
-  walk.finish();
-  return walk.totals;
-}
 
 }  // namespace resnet_theory_detail
 
-std::vector<Term> resnet_kept(std::string_view name, const ModelOptions& options, DType dtype) {
+Theory resnet_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {
   const ModelOptions sizes = resnet_options(name, options);
-  const auto totals = resnet_theory_detail::walk(name, sizes);
-  const DType statistic = statistic_of(dtype);
-  std::vector<Term> terms = {
-      {"input", Category::input, dtype, sizes.image * sizes.image * sizes.channels, 0},
-      {"conv outputs", Category::activation, dtype, totals.conv_outputs, 0},
-      {"batch-norm mean", Category::activation, statistic, 0, totals.channels},
-      {"batch-norm rstd", Category::activation, statistic, 0, totals.channels},
-      {"relu outputs", Category::activation, dtype, totals.relu_outputs, 0},
-  };
-  if (totals.pool_output > 0) terms.push_back({"pool output", Category::activation, dtype, totals.pool_output, 0});
-  terms.push_back({"fc input", Category::activation, dtype, totals.features, 0});
-  terms.push_back({"logits", Category::activation, dtype, sizes.classes, 0});
-  terms.push_back({"logsumexp", Category::activation, statistic, 1, 0});
-  terms.push_back({"targets", Category::input, DType::i64, 1, 0});
-  return terms;
+  const ResnetArchitecture& architecture = resnet_architecture(name);
+  const bool is_small = has_small_stem(sizes.image);
+  Theory theory(precision);
+  resnet_theory_detail::Walk walk{theory, sizes.image, sizes.channels};
+  walk.conv(sizes.width, is_small ? 3 : 7, is_small ? 1 : 2);
+  walk.relu();
+  const std::int64_t stem_weights = theory.weight_elements();
+  if (!is_small) walk.resize(3, 2);
+  const std::int64_t pool_output = is_small ? 0 : walk.elements();
+  std::int64_t planes = sizes.width;
+  for (const std::int64_t blocks : architecture.blocks) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      walk.block(architecture, planes, b == 0 && planes != sizes.width ? 2 : 1);
+    }
+    planes *= 2;
+  }
+  theory.linear(sizes.classes, walk.channels);
+  if (sizes.build == Build::fused) {
+    theory.unknown = "the fused build of a ResNet keeps";
+    return theory;
+  }
+  TermList kept(precision);
+  kept.images("input", sizes.image * sizes.image * sizes.channels);
+  kept.values("conv outputs", walk.conv_outputs);
+  kept.batch_norms(walk.norm_channels);
+  kept.values("relu outputs", walk.relu_outputs);
+  if (!is_small) kept.values("pool output", pool_output);
+  kept.values("fc input", walk.channels);
+  kept.classes(sizes.classes);
+  kept.casts("weight casts", theory.weight_elements() - stem_weights);  // the images need no gradient
+  theory.outside = kept.terms;
+  return theory;
 }
 
-ModelState resnet_state(std::string_view name, const ModelOptions& options, std::int64_t moments, DType dtype) {
-  const ModelOptions sizes = resnet_options(name, options);
-  const auto totals = resnet_theory_detail::walk(name, sizes);
-  const std::int64_t elements =
-      totals.weights + 2 * totals.channels + totals.features * sizes.classes + sizes.classes;  // fc: weight and bias
-  return state_of("resnet_state", elements, moments, dtype, totals.channels, totals.norms);
-}
-
-std::int64_t resnet_int8_bytes(std::string_view name, const ModelOptions& options) {
-  namespace detail = resnet_theory_detail;
-  const ModelOptions sizes = resnet_options(name, options);
-  const detail::Totals totals = detail::walk(name, sizes);
-  return totals.in_codes + detail::code_bytes(sizes.classes, 1, totals.features);
-}
-
-}  // namespace thimble::models::theory
+}  // namespace thimble::models

@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/layers/shared_conv.h>
 
@@ -70,5 +70,14 @@ class Sharedconv final : public Model {
   std::vector<SharedconvBlock*> blocks_;
   nn::Linear* fc_ = nullptr;
 };
+
+/// Its memory in closed form (models/theory.h), and that of its plain twin. Both keep the same for backward, what
+/// resnet_theory counts for a residual network: basis and coefficients are parameters, and expanded kernels are not
+/// kept. What differs is the state: of a 3x3 convolution from `in` to `out` channels 9 in out numbers, or in r and its
+/// share of a stage's 9 r out. There are no layers. Outside: "images" and "targets" (input), "conv outputs", "relu
+/// outputs", "batch-norm mean", "batch-norm rstd", "fc input", "logits", "logsumexp". Where products cast their
+/// operands, "weight casts" are of all convolutions but the first, each with a cast of its basis, and of the head. What
+/// the fused build keeps is unknown. Throws ValueError as sharedconv_options does.
+Theory sharedconv_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

@@ -1,44 +1,92 @@
 #include <thimble/models/transformer/theory.h>
 
-namespace thimble::models::theory {
+#include <thimble/core/numbers/integers.h>
 
-TransformerLayer token_layer(const ModelOptions& sizes, NormPlace norms) {
-  TransformerLayer layer;
-  layer.sequence = sizes.sequence, layer.width = sizes.width, layer.heads = sizes.heads;
-  layer.drops_probabilities = layer.drops_results = sizes.dropout > 0;
-  layer.norms = norms;
-  layer.build = sizes.build;
-  return layer;
+namespace thimble::models {
+namespace transformer_theory_detail {
+
+// The codes that FP8 keeps besides those in place of the products' inputs, and the scales of all.
+void add_fp8_codes(TermList& kept, const TransformerLayers& layers, const nn::Fp8Recipe& recipe) {
+  const std::int64_t s = layers.sequence, h = layers.width;
+  const DType code = recipe.format().forward;
+  if (layers.build == Build::fused) kept.values("attention output codes", s * h, code);
+  if (layers.readers > 1) kept.values("codes of other readers", (layers.readers - 1) * s * h, code);
+  if (recipe.kind == Fp8Scaling::block) {
+    const std::int64_t of_row = (layers.readers + 2) * ceil_div(h, fp8_block) + ceil_div(4 * h, fp8_block);
+    kept.values("scales of codes", s * of_row, DType::u8);
+  } else {
+    kept.terms.push_back({"scales of codes", Category::activation, DType::f32, 0, layers.readers + 3});
+  }
 }
 
-std::vector<Term> transformer_layer_kept(const TransformerLayer& layer, DType dtype) {
-  const bool is_textbook = layer.build == Build::textbook, is_pre = layer.norms == NormPlace::pre;
-  const std::int64_t s = layer.sequence, sh = s * layer.width, as = layer.heads * s;
-  TermList kept(dtype);
+std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precision& precision) {
+  const bool is_textbook = layers.build == Build::textbook, is_pre = layers.norms == NormPlace::pre;
+  const bool is_fp8 = has_fp8_layers(precision, layers.width);
+  const std::int64_t s = layers.sequence, h = layers.width, sh = s * h, as = layers.heads * s;
+  const DType whole = precision.parameters, product = precision.compute.value_or(whole);
+  const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // what products read
+  TermList kept(precision);
   kept.statistics("norm statistics", 2 * 2 * s);  // two norms, mean and rstd
-  if (is_pre) kept.values("norm 1 output", sh);
+  if (is_pre) kept.values("norm 1 output", sh, operand);
   kept.values("qkv", 3 * sh);
   if (is_textbook) kept.values("probabilities", as * s);
-  if (is_textbook && layer.drops_probabilities) kept.mask("probability mask", as * s);
-  if (is_textbook && layer.drops_probabilities) kept.values("dropped probabilities", as * s);
-  kept.values("attention output", sh);
+  if (is_textbook && layers.drops_probabilities) kept.mask("probability mask", as * s);
+  if (is_textbook && layers.drops_probabilities) kept.values("dropped probabilities", as * s);
+  kept.values("attention output", sh, is_textbook ? operand : product);
   if (!is_textbook) kept.statistics("attention logsumexp", as);
-  if (is_textbook && layer.drops_results) kept.mask("attention mask", sh);
-  kept.values(is_pre ? "residual" : "norm 1 input", sh);
-  kept.values(is_pre ? "norm 2 output" : "norm 1 output", sh);
+  if (is_textbook && layers.drops_results) kept.mask("attention mask", sh);
+  kept.values(is_pre ? "residual" : "norm 1 input", sh, whole);
+  kept.values(is_pre ? "norm 2 output" : "norm 1 output", sh, operand);
   kept.values("gelu input", 4 * sh);
-  if (is_textbook && layer.drops_gelu) kept.mask("gelu mask", 4 * sh);
-  kept.values("gelu output", 4 * sh);
-  if (is_textbook && layer.drops_results) kept.mask("mlp mask", sh);
-  if (!is_pre) kept.values("norm 2 input", sh);
-  kept.values("layer output", sh);
+  if (is_textbook && layers.drops_gelu) kept.mask("gelu mask", 4 * sh);
+  kept.values("gelu output", 4 * sh, operand);
+  if (is_textbook && layers.drops_results) kept.mask("mlp mask", sh);
+  if (!is_pre) kept.values("norm 2 input", sh, whole);
+  kept.values("layer output", sh, is_pre ? whole : operand);
+  if (is_fp8) add_fp8_codes(kept, layers, *precision.fp8);
+  kept.casts("weight casts", 12 * h * h);
   return kept.terms;
 }
 
-std::vector<Term> recomputed_layer_kept(const TransformerLayer& layer, DType dtype) {
-  TermList kept(dtype);
-  kept.values("layer output", layer.sequence * layer.width);
-  return kept.terms;
+}  // namespace transformer_theory_detail
+
+TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms) {
+  TransformerLayers layers;
+  layers.path = path, layers.count = sizes.layers;
+  layers.sequence = sizes.sequence, layers.width = sizes.width, layers.heads = sizes.heads;
+  layers.drops_probabilities = layers.drops_results = sizes.dropout > 0;
+  layers.norms = norms;
+  layers.build = sizes.build;
+  return layers;
 }
 
-}  // namespace thimble::models::theory
+bool has_fp8_layers(const nn::Precision& precision, std::int64_t width) {
+  return precision.fp8 && width % fp8_multiple == 0;
+}
+
+void add_layers(Theory& theory, const TransformerLayers& layers) {
+  const std::int64_t n = layers.count, h = layers.width, of_qkv = 3 * h / layers.readers;
+  theory.norm(h, 2 * n);
+  for (const Shape& weight : {Shape{of_qkv, h}, Shape{of_qkv}}) theory.weight(weight, layers.readers * n);
+  for (const Shape& weight : {Shape{h, h}, Shape{h}, Shape{4 * h, h}, Shape{4 * h}, Shape{h, 4 * h}, Shape{h}}) {
+    theory.weight(weight, n);
+  }
+  if (has_fp8_layers(theory.precision, h) && theory.precision.fp8->kind == Fp8Scaling::delayed) {
+    const std::int64_t numbers = 3 * theory.precision.fp8->history + 3, counts = 3 * 2;
+    theory.buffers += n * (layers.readers + 3) * (4 * numbers + 8 * counts);
+  }
+  if (!theory.unknown.empty()) return;
+  for (std::int64_t i = 0; i < n; ++i) {
+    theory.layers.push_back(
+        {layers.path + std::to_string(i), transformer_theory_detail::layer_kept(layers, theory.precision)});
+  }
+}
+
+void add_token_loss(TermList& kept, const ModelOptions& sizes) {
+  const bool is_textbook = sizes.build == Build::textbook;
+  kept.values(is_textbook ? "log-probabilities" : "logits", sizes.sequence * sizes.vocabulary);
+  if (!is_textbook) kept.statistics("logsumexp", sizes.sequence);
+  kept.ids("targets", sizes.sequence);
+}
+
+}  // namespace thimble::models

@@ -1,5 +1,5 @@
 #pragma once
-// The bytes that one layer of a transformer keeps for backward, from its sizes alone, whichever family it belongs to.
+// What one layer of a transformer keeps for backward, whichever family it belongs to.
 //
 // With s the sequence, b samples, h the width, a heads and e bytes for an element, the textbook build keeps for each
 // layer what Korthikanti et al. 2022 (arXiv:2205.05198, section 4.1) count, which at e = 2 is their sbh (34 + 5 a s /
@@ -13,19 +13,20 @@
 // A layer's input is the result of what comes before it, so here each layer owns its result.
 
 #include <cstdint>
-#include <vector>
+#include <string>
 
-#include <thimble/models/model.h>
-#include <thimble/models/theory/term.h>
+#include <thimble/models/theory.h>
 
-namespace thimble::models::theory {
+namespace thimble::models {
 
 /// Where the layer norms stand. pre: x + f(norm(x)); post: norm(x + f(x)).
 enum class NormPlace : std::uint8_t { pre, post };
 
-/// The sizes of one layer.
-struct TransformerLayer {
-  std::int64_t sequence = 0, width = 0, heads = 0;
+/// The layers of one model.
+struct TransformerLayers {
+  std::string path;  ///< of a layer, before its number
+  std::int64_t count = 0, sequence = 0, width = 0, heads = 0;
+  std::int64_t readers = 1;  ///< products that read a layer's input: 1 where query, key and value are one product
   bool drops_probabilities = false;  ///< dropout on softmax's result
   bool drops_results = false;        ///< dropout on what attention and mlp add to the residual
   bool drops_gelu = false;           ///< dropout behind the gelu, as vision transformers have it
@@ -33,26 +34,33 @@ struct TransformerLayer {
   Build build = Build::fused;
 };
 
-/// A layer of a model over tokens of these sizes, which leave nothing open (models/transformer/transformer.h): dropout
+/// Layers of a model over tokens of these sizes, which leave nothing open (models/transformer/transformer.h): dropout
 /// is on probabilities and on results alike.
-TransformerLayer token_layer(const ModelOptions& sizes, NormPlace norms);
+TransformerLayers token_layers(const char* path, const ModelOptions& sizes, NormPlace norms);
 
-/// What the layer keeps, in the order that a forward makes it, but for "norm statistics", which stands first. Terms of
-/// either build: "qkv", "attention output", "gelu input", "gelu output", "layer output"; pre: "norm 1 output",
-/// "residual" (norm 2's input), "norm 2 output"; post: "norm 1 input", "norm 1 output", "norm 2 input". Textbook:
-/// "probabilities", and for dropout "probability mask", "dropped probabilities", "attention mask", "gelu mask", "mlp
-/// mask" ("gelu output" is then the dropped one). Fused: "attention logsumexp". `dtype`: of parameters and activations
-/// (statistics and logsumexp are f32, f64 for f64).
-std::vector<Term> transformer_layer_kept(const TransformerLayer& layer, DType dtype);
+/// Whether the linear layers of a transformer's blocks run in FP8: 16 divides the width.
+bool has_fp8_layers(const nn::Precision& precision, std::int64_t width);
 
-/// What a layer keeps that runs under checkpoint(): "layer output".
-std::vector<Term> recomputed_layer_kept(const TransformerLayer& layer, DType dtype);
+/// Adds the layers: of each 12 h^2 + 13 h parameters, and what it keeps, in the order that a forward makes it, but for
+/// "norm statistics", which stands first. Terms of either build: "qkv", "attention output", "gelu input", "gelu
+/// output", "layer output"; pre: "norm 1 output", "residual" (norm 2's input), "norm 2 output"; post: "norm 1 input",
+/// "norm 1 output", "norm 2 input". Textbook: "probabilities", and for dropout "probability mask", "dropped
+/// probabilities", "attention mask", "gelu mask", "mlp mask" ("gelu output" is then the dropped one). Fused:
+/// "attention logsumexp".
+///
+/// Where products compute in a dtype of their own, the inputs of norms are of the parameters' dtype: "residual" and
+/// "layer output", or "norm 1 input" and "norm 2 input". "weight casts" are 12 h^2 numbers whatever the batch.
+///
+/// Under FP8 the inputs of a layer's products are kept as codes, one byte a number (those of a post-norm layer's result
+/// as "layer output"; each further reader keeps "codes of other readers"), with "scales of codes": one for each
+/// product, or a byte for each row's 128 numbers. Attention in its fused form keeps its result whole besides. With
+/// delayed scaling each product has a state in buffers: an amax for each of 3 operands and each step of the history, 3
+/// scales (f32), and 2 counts for each operand (i64). Where 16 does not divide h all is as under bf16. A step keeps
+/// this; a recording without a Transaction keeps also the scales it began with, 12 bytes for a product with delayed
+/// scaling.
+void add_layers(Theory& theory, const TransformerLayers& layers);
 
-/// The literature's figure for one layer, as above, without remainder; e = `element_bytes`.
-constexpr std::int64_t transformer_layer_bytes(std::int64_t s, std::int64_t b, std::int64_t h, std::int64_t a,
-                                               std::int64_t element_bytes, bool has_dropout) noexcept {
-  const std::int64_t e = element_bytes;
-  return has_dropout ? s * b * h * (16 * e + 2) + (2 * e + 1) * a * s * s * b : 16 * e * s * b * h + e * a * s * s * b;
-}
+/// What the loss over all tokens keeps: textbook "log-probabilities", fused "logits" and "logsumexp"; "targets".
+void add_token_loss(TermList& kept, const ModelOptions& sizes);
 
-}  // namespace thimble::models::theory
+}  // namespace thimble::models

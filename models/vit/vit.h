@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -100,5 +100,16 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options = {}
 /// dense layer but those for queries, keys and values; never on attention's probabilities. Throws ValueError as
 /// vit_options does.
 std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+/// Its memory in closed form (models/theory.h), in both builds and under every policy. Parameters: 256 c h + h + h + s
+/// h + L (12 h^2 + 13 h) + 2 h + (h + 1) K for c channels and K classes: patches, class token, positions, layers, final
+/// norm, head. Layers are a transformer's over s = (image / 16)^2 + 1 tokens with their norms before attention and mlp
+/// (models/transformer/theory.h); of the last one the fused build does not keep "layer output". Outside: "images" and
+/// "targets" (input), "embedding output", "final norm statistics", "head input" (textbook: the final norm's result for
+/// all tokens; fused: for the class tokens, and "class rows", the norm's input), "logits", "logsumexp"; textbook, with
+/// dropout: "embedding mask". Where products compute in a dtype of their own, "embedding output" and "class rows" are
+/// of the parameters' dtype, "head input" is of the class tokens in both builds, and "weight casts" are K h numbers.
+/// Throws ValueError as vit_options does.
+Theory vit_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

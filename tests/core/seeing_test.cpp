@@ -201,6 +201,12 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
     CHECK(view.steps.size() == 1);
     CHECK(contains(report::write_plan_page(view), "Everything that backward reads is kept."));
   }
+  SECTION("a chunked head is beside the same textbook build") {
+    options.setup.sizes.head = models::Head::chunked;
+    const PlanView view = bench::see_plan(options, bench::make_plan(options));
+    REQUIRE(view.theory_bytes.has_value());
+    CHECK(view.theory_bytes == small_view().theory_bytes);
+  }
   SECTION("a forward") {
     options.is_inference = true;
     const PlanView view = bench::see_plan(options, bench::make_plan(options));

@@ -7,7 +7,6 @@
 
 #include <thimble/core/error.h>
 #include <thimble/models/bert/bert.h>
-#include <thimble/models/bert/theory.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -42,8 +41,8 @@ TEST_CASE("models bert: parameter counts are the published ones", "[models][bert
     CHECK(model->parameters().size() == row.tensors);
     CHECK(model->buffers().empty());
     CHECK(model->is_masked());
-    CHECK(theory::bert_state(row.name).parameter_elements == row.parameters);
-    CHECK(theory::bert_state(row.name).total() == row.parameters * (4 + 4 + 8));
+    CHECK(make_theory(row.name).state(2).parameter_elements == row.parameters);
+    CHECK(make_theory(row.name).state(2).total() == row.parameters * (4 + 4 + 8));
   }
   CHECK(make_bert("bert", {}, {}) == nullptr);
   CHECK(bert_mask_token(30522) == 103);
@@ -131,25 +130,6 @@ TEST_CASE("models bert: the loss starts at log V and falls", "[models][bert][qui
   }
 }
 
-namespace {
-
-Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
-  Theory all;
-  const auto layer = theory::bert_layer_kept("bert-base", options, dtype, is_recomputed);
-  for (std::int64_t i = 0; i < options.layers; ++i) {
-    all.parts.emplace_back("bert.bert.encoder.layer." + std::to_string(i),
-                           theory::bytes_of(layer, Category::activation, samples));
-  }
-  const auto kept = [&](Category category) {
-    return theory::bert_kept_bytes("bert-base", options, dtype, category, samples, is_recomputed);
-  };
-  all.activation = kept(Category::activation), all.input = kept(Category::input);
-  all.state = theory::bert_state("bert-base", options, 2, dtype);
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theory][quick]") {
   struct Sizes {
     std::int64_t b, s, h, a, layers, vocabulary;
@@ -162,8 +142,9 @@ TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theo
       options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
       for (const bool is_recomputed : {false, true}) {
         CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-        check_theory<Bert>(theory_of(options, dtype, row.b, is_recomputed), "bert-base", options, dtype, row.b,
-                           [&](Bert& model) { model.recompute_blocks(is_recomputed); });
+        const Theory theory = make_theory("bert-base", options, dtype);
+        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
+        check_theory<Bert>(theory, "bert-base", options, row.b, is_recomputed);
       }
     });
   }
@@ -171,10 +152,11 @@ TEST_CASE("models bert: theory is the ledger, to the byte", "[models][bert][theo
   ModelOptions textbook;
   textbook.build = Build::textbook;
   std::int64_t sum = 0;
-  for (const theory::Term& term : theory::bert_layer_kept("bert-large", textbook, DType::f16)) {
+  const Theory large = make_theory("bert-large", textbook, DType::f16);
+  for (const Term& term : large.layers[0].kept) {
     if (term.name != "norm statistics") sum += term.bytes(4);
   }
-  CHECK(sum == theory::transformer_layer_bytes(512, 4, 1024, 16, 2, true));
+  CHECK(sum == transformer_layer_bytes(512, 4, 1024, 16, 2, true));
 }
 
 TEST_CASE("models bert: dry and real steps are the same events and the same peak", "[models][bert][quick]") {
@@ -182,8 +164,7 @@ TEST_CASE("models bert: dry and real steps are the same events and the same peak
 }
 
 TEST_CASE("models bert: bert-large is planned at full size within a second", "[models][bert][quick]") {
-  check_planned_within_a_second("bert-large", 8, theory::bert_state("bert-large"),
-                                theory::bert_kept_bytes("bert-large", {}, DType::f32, Category::activation, 8));
+  check_planned_within_a_second("bert-large", 8, 2, make_theory("bert-large"));
 }
 
 TEST_CASE("models bert: weights are saved and loaded byte for byte", "[models][bert][quick]") {
@@ -196,6 +177,6 @@ TEST_CASE("models bert: what does not fit is refused by name", "[models][bert][q
   CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::heads, 5)), ValueError);
   CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::dropout, 1.0)), ValueError);
   CHECK_THROWS_AS(bert_options("bert-base", options_with(&ModelOptions::image, 32)), ValueError);
-  CHECK_THROWS_AS(theory::bert_state("bert-base", {}, -1), ValueError);
+  CHECK_THROWS_AS(make_theory("bert-base").state(-1), ValueError);
   CHECK_THROWS_AS(make_bert("bert-base", {}, {dry(cpu)})->empty_batch(0, dry(cpu)), ValueError);
 }

@@ -7,7 +7,6 @@
 
 #include <thimble/core/error.h>
 #include <thimble/models/googlenet/googlenet.h>
-#include <thimble/models/googlenet/theory.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -33,7 +32,7 @@ TEST_CASE("models googlenet: the parameter count is the published one", "[models
   CHECK(model.parameter_count() == 6624904);
   CHECK(model.parameters().size() == 57 * 3 + 2);
   CHECK(model.buffers().size() == 57 * 3);
-  CHECK(theory::googlenet_state().parameter_elements == 6624904);
+  CHECK(make_theory("googlenet").state(1).parameter_elements == 6624904);
   CHECK(inception_blocks.back().out() == 1024);
 }
 
@@ -93,23 +92,6 @@ TEST_CASE("models googlenet: every parameter gets a gradient, and the loss falls
   CHECK(losses.back() < 0.7 * losses.front());
 }
 
-namespace {
-
-Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples) {
-  Theory all;
-  for (std::size_t i = 0; i < inception_blocks.size(); ++i) {
-    all.parts.emplace_back(
-        "googlenet." + std::string(inception_blocks[i].name),
-        theory::bytes_of(theory::googlenet_block_kept(i, options, dtype), Category::activation, samples));
-  }
-  all.activation = theory::googlenet_kept_bytes(options, dtype, Category::activation, samples);
-  all.input = theory::googlenet_kept_bytes(options, dtype, Category::input, samples);
-  all.state = theory::googlenet_state(options, 2, dtype);
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("models googlenet: theory is the ledger, to the byte", "[models][googlenet][theory][quick]") {
   const struct {
     std::int64_t batch, image, width;
@@ -119,10 +101,11 @@ TEST_CASE("models googlenet: theory is the ledger, to the byte", "[models][googl
       ModelOptions options = tiny(build, row.image, dropout);
       options.width = row.width;
       CAPTURE(row.image, row.width, static_cast<int>(build), dropout, to_string(dtype));
-      check_theory(theory_of(options, dtype, row.batch), "googlenet", options, dtype, row.batch);
+      const Theory theory = make_theory("googlenet", options, dtype);
+      CHECK(theory.layers.size() == inception_blocks.size());
+      check_theory(theory, "googlenet", options, row.batch);
     });
   }
-  CHECK_THROWS_AS(theory::googlenet_block_kept(9), std::out_of_range);
 }
 
 TEST_CASE("models googlenet: dry and real steps are the same events and the same peak", "[models][googlenet][quick]") {
@@ -141,5 +124,5 @@ TEST_CASE("models googlenet: what does not fit is refused by name", "[models][go
   CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::layers, 22)), ValueError);
   CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::heads, 2)), ValueError);
   CHECK_THROWS_AS(googlenet_options(options_with(&ModelOptions::dropout, 1.0)), ValueError);
-  CHECK_THROWS_AS(theory::googlenet_state({}, -1), ValueError);
+  CHECK_THROWS_AS(make_theory("googlenet").state(-1), ValueError);
 }

@@ -8,7 +8,6 @@
 
 #include <thimble/core/error.h>
 #include <thimble/models/gpt/gpt.h>
-#include <thimble/models/gpt/theory.h>
 #include <thimble/models/transformer/theory.h>
 #include <thimble/nn/files/checkpoint.h>
 
@@ -64,8 +63,8 @@ TEST_CASE("models gpt: parameter counts are the published ones", "[models][gpt]"
     CHECK(model->parameter_count() == row.parameters);
     CHECK(model->parameters().size() == row.tensors);
     CHECK(model->buffers().empty());
-    CHECK(theory::gpt_state(row.name).parameter_elements == row.parameters);
-    CHECK(theory::gpt_state(row.name).total() == row.parameters * (4 + 4 + 8));
+    CHECK(make_theory(row.name).state(2).parameter_elements == row.parameters);
+    CHECK(make_theory(row.name).state(2).total() == row.parameters * (4 + 4 + 8));
   }
   CHECK(make_gpt("gpt3", {}, {}) == nullptr);
   CHECK_THROWS_AS(gpt_options("gpt3"), ValueError);
@@ -142,24 +141,6 @@ TEST_CASE("models gpt: fused and textbook builds agree up to rounding", "[models
   check_builds_agree<Gpt>("char-gpt", tiny);
 }
 
-namespace {
-
-Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
-  Theory all;
-  const auto layer = theory::gpt_layer_kept("gpt2", options, dtype, is_recomputed);
-  for (std::int64_t i = 0; i < options.layers; ++i) {
-    all.parts.emplace_back("gpt.h." + std::to_string(i), theory::bytes_of(layer, Category::activation, samples));
-  }
-  const auto kept = [&](Category category) {
-    return theory::gpt_kept_bytes("gpt2", options, dtype, category, samples, is_recomputed);
-  };
-  all.activation = kept(Category::activation), all.input = kept(Category::input);
-  all.state = theory::gpt_state("gpt2", options, 2, dtype);
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("models gpt: theory is the ledger, to the byte", "[models][gpt][theory]") {
   struct Sizes {
     std::int64_t b, s, h, a, layers, vocabulary;
@@ -173,8 +154,9 @@ TEST_CASE("models gpt: theory is the ledger, to the byte", "[models][gpt][theory
       options.vocabulary = row.vocabulary, options.dropout = dropout, options.build = build;
       for (const bool is_recomputed : {false, true}) {
         CAPTURE(row.s, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-        check_theory<Gpt>(theory_of(options, dtype, row.b, is_recomputed), "gpt2", options, dtype, row.b,
-                          [&](Gpt& model) { model.recompute_blocks(is_recomputed); });
+        const Theory theory = make_theory("gpt2", options, dtype);
+        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
+        check_theory<Gpt>(theory, "gpt2", options, row.b, is_recomputed);
       }
     });
   }
@@ -186,21 +168,22 @@ TEST_CASE("models gpt: the textbook's terms are the literature's and one named r
       ModelOptions options;
       options.dropout = dropout, options.build = Build::textbook;
       std::int64_t sum = 0, remainder = 0;
-      for (const theory::Term& term : theory::gpt_layer_kept("gpt2", options, dtype)) {
+      const Theory theory = make_theory("gpt2", options, dtype);
+      for (const Term& term : theory.layers[0].kept) {
         (term.name == "norm statistics" ? remainder : sum) += term.bytes(4);
       }
       const auto e = static_cast<std::int64_t>(size_of(dtype));
-      CHECK(sum == theory::transformer_layer_bytes(1024, 4, 768, 12, e, dropout > 0));
+      CHECK(sum == transformer_layer_bytes(1024, 4, 768, 12, e, dropout > 0));
       CHECK(remainder == 4 * 1024 * 4 * 4);
     }
   }
   // Korthikanti et al. 2022, equation 1, at 16 bit: sbh (34 + 5 a s / h).
-  CHECK(theory::transformer_layer_bytes(2048, 4, 12288, 96, 2, true) == 2048LL * 4 * (34 * 12288 + 5 * 96 * 2048LL));
+  CHECK(transformer_layer_bytes(2048, 4, 12288, 96, 2, true) == 2048LL * 4 * (34 * 12288 + 5 * 96 * 2048LL));
   // The fused build keeps less.
   ModelOptions fused, textbook;
   textbook.build = Build::textbook;
   const auto bytes = [](const ModelOptions& options) {
-    return theory::gpt_kept_bytes("gpt2", options, DType::f32, Category::activation, 4);
+    return make_theory("gpt2", options).kept_bytes(Category::activation, 4);
   };
   CHECK(bytes(fused) * 2 < bytes(textbook));
 }

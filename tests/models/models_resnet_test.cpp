@@ -16,7 +16,6 @@
 #include <thimble/memory/stack.h>
 #include <thimble/models/mlp/mlp.h>
 #include <thimble/models/resnet/resnet.h>
-#include <thimble/models/resnet/theory.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
 
@@ -328,8 +327,8 @@ TEST_CASE("models resnet: what does not fit is refused by name", "[models][resne
   CHECK_THROWS_AS(make_model("resnet18", with(&ModelOptions::layers, 18), on), ValueError);
   CHECK_THROWS_AS(make_model("mlp", with(&ModelOptions::vocabulary, 65), on), ValueError);
   CHECK_THROWS_AS(make_model("mlp", with(&ModelOptions::dropout, 0.5), on), ValueError);
-  CHECK_THROWS_AS(theory::resnet_kept("mlp"), ValueError);
-  CHECK_THROWS_AS(theory::resnet_state("resnet18", {}, -1), ValueError);
+  CHECK_THROWS_AS(resnet_theory("mlp", {}, {}), ValueError);
+  CHECK_THROWS_AS(make_theory("resnet18").state(-1), ValueError);
   CHECK_THROWS_AS(make_model("mlp", {}, on)->empty_batch(0, cpu), ValueError);
   CHECK(make_model("resnet18", with(&ModelOptions::image, 32), on)->options().classes == 10);
   CHECK(make_model("resnet18", make_model("resnet18", {}, on)->options(), on)->parameter_count() == 11689512);

@@ -5,7 +5,7 @@
 
 #include <thimble/autograd/tape.h>
 #include <thimble/memory/stack.h>
-#include <thimble/models/resnet/theory.h>
+#include <thimble/models/theory.h>
 #include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
@@ -31,7 +31,10 @@ std::int64_t booked(const memory::Stack& stack, Category category) {
 
 TEST_CASE("models resnet theory: the literature's saved set of ResNet-50", "[models][resnet][theory][quick]") {
   std::int64_t saved_set = 0;
-  for (const theory::Term& term : theory::resnet_kept("resnet50")) {
+  ModelOptions textbook;
+  textbook.build = Build::textbook;
+  const Theory theory = make_theory("resnet50", textbook);
+  for (const Term& term : theory.outside) {
     const std::int64_t elements = term.elements(1);
     if (term.name == "input") CHECK(elements == 150528);
     if (term.name == "conv outputs") CHECK(elements == 11113984);
@@ -43,7 +46,7 @@ TEST_CASE("models resnet theory: the literature's saved set of ResNet-50", "[mod
     }
   }
   CHECK(saved_set == 21075968);
-  const theory::ModelState state = theory::resnet_state("resnet50");  // SGD with momentum
+  const ModelState state = theory.state(1);  // SGD with momentum
   CHECK(state.parameters + state.gradients + state.optimizer == 12 * 25557032);
   CHECK(saved_set * 4 * 184 + 12 * 25557032 == 15818596832);  // 14.73 GiB at batch 184
 }
@@ -72,7 +75,8 @@ TEST_CASE("models resnet theory: theory is what the ledger books, to the byte", 
     const memory::Stack stack = memory::make_resource(dry(cpu));
     const ResourceScope resource(stack.top);
     const auto model = make_model(row.name, options, {dry(cpu), row.dtype});
-    const theory::ModelState state = theory::resnet_state(row.name, options, 1, row.dtype);
+    const Theory theory = make_theory(row.name, options, row.dtype);
+    const ModelState state = theory.state(1);
     CHECK(booked(stack, Category::parameter) == state.parameters + state.buffers);
     optim::Sgd sgd(model->trainable(), {.rate = 0.1, .momentum = 0.9});
     CHECK(booked(stack, Category::optimizer) == state.optimizer);
@@ -84,9 +88,8 @@ TEST_CASE("models resnet theory: theory is what the ledger books, to the byte", 
       const Recording on(tape);
       loss = model->loss(batch);
     }
-    const std::vector<theory::Term> terms = theory::resnet_kept(row.name, options, row.dtype);
-    CHECK(booked(stack, Category::activation) == theory::bytes_of(terms, Category::activation, row.batch));
-    CHECK(booked(stack, Category::input) == theory::bytes_of(terms, Category::input, row.batch));
+    CHECK(booked(stack, Category::activation) == theory.kept_bytes(Category::activation, row.batch));
+    CHECK(booked(stack, Category::input) == theory.kept_bytes(Category::input, row.batch));
     CHECK(booked(stack, Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else is left
     CHECK(booked(stack, Category::workspace) == 0);
     CHECK(booked(stack, Category::gradient) == 0);

@@ -8,7 +8,6 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/sharedconv/sharedconv.h>
-#include <thimble/models/sharedconv/theory.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -174,7 +173,7 @@ TEST_CASE("models sharedconv: a third of its twin's parameters", "[models][share
       for (const std::int64_t width : {5, 8, 32}) {
         ModelOptions options;
         options.shares_kernels = shares_kernels, options.layers = layers, options.width = width;
-        CHECK(parameters_of(options) == theory::sharedconv_state(options).parameter_elements);
+        CHECK(parameters_of(options) == make_theory("sharedconv", options).state(1).parameter_elements);
       }
     }
   }
@@ -218,12 +217,7 @@ TEST_CASE("models sharedconv: theory is the ledger, to the byte", "[models][shar
         ModelOptions options = tiny(Build::textbook, shares_kernels);
         options.image = image;
         CAPTURE(shares_kernels, image, to_string(dtype));
-        const auto terms = theory::sharedconv_kept(options, dtype);
-        Theory all;
-        all.activation = theory::bytes_of(terms, Category::activation, 3);
-        all.input = theory::bytes_of(terms, Category::input, 3);
-        all.state = theory::sharedconv_state(options, 2, dtype);
-        check_theory(all, "sharedconv", options, dtype, 3);
+        check_theory(make_theory("sharedconv", options, dtype), "sharedconv", options, 3);
       }
     }
   }
@@ -253,5 +247,5 @@ TEST_CASE("models sharedconv: what does not fit is refused by name", "[models][s
   ModelOptions options;
   options.width = 1;
   CHECK_THROWS_AS(sharedconv_options(options), ValueError);
-  CHECK_THROWS_AS(theory::sharedconv_state({}, -1), ValueError);
+  CHECK_THROWS_AS(make_theory("sharedconv").state(-1), ValueError);
 }

@@ -1,11 +1,18 @@
-// The closed forms of all models as one figure, against the ledger.
+// Theories of all models, found by name, against the ledger and the optimizers.
 
-#include <thimble/models/theory/textbook.h>
+#include <thimble/models/theory.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
 
 #include <thimble/autograd/tape.h>
 #include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam8.h>
 
 #include "support/catch.h"
 
@@ -19,7 +26,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
   };
   for (const Row& row : {Row{"resnet18", "momentum", 1}, Row{"resnet50", "sgd", 0}, Row{"sharedconv", "adam", 2},
                          Row{"googlenet", "momentum", 1}, Row{"char-gpt", "adamw", 2}, Row{"bert-base", "adamw", 2},
-                         Row{"vit-b16", "adamw", 2}}) {
+                         Row{"vit-b16", "adamw", 2}, Row{"mlp", "momentum", 1}}) {
     INFO(row.model);
     bench::Setup setup;
     setup.model = row.model;
@@ -42,8 +49,49 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
     for (const Category c : {Category::parameter, Category::optimizer, Category::input, Category::activation}) {
       held += stack.ledger->bytes(c);
     }
-    CHECK(models::theory::textbook_bytes(row.model, setup.sizes, row.moments, DType::f32, 3) ==
-          static_cast<std::int64_t>(held));
+    CHECK(models::make_theory(row.model, setup.sizes).held_bytes(row.moments, 3) == static_cast<std::int64_t>(held));
   }
-  CHECK_FALSE(models::theory::textbook_bytes("mlp", {}, 1, DType::f32, 3).has_value());
+}
+
+TEST_CASE("models theory: what has no closed form is said, not guessed", "[models][theory]") {
+  models::ModelOptions chunked;
+  chunked.head = models::Head::chunked;
+  for (const char* name : {"gpt2", "bert-base"}) {
+    const models::Theory theory = models::make_theory(name, chunked);
+    CHECK(theory.state(2).total() == models::make_theory(name).state(2).total());
+    CHECK((theory.layers.empty() && theory.outside.empty()));
+    try {
+      theory.kept_bytes(Category::activation, 1);
+      FAIL(name << " has a figure for a chunked head");
+    } catch (const ValueError& error) {
+      CHECK(std::string(error.what()).ends_with("keeps with a chunked head"));
+    }
+    CHECK_THROWS_AS(theory.held_bytes(2, 1), ValueError);
+  }
+  CHECK_THROWS_AS(models::make_theory("resnet18").kept_bytes(Category::activation, 1), ValueError);
+}
+
+TEST_CASE("models theory: parameters of every model, and optimizers' state in every form", "[models][theory]") {
+  for (const models::ModelInfo& info : models::model_list()) {
+    INFO(info.name);
+    const models::Theory theory = models::make_theory(info.name);
+    const auto model = models::make_model(info.name, {}, {dry(cpu)});
+    std::vector<std::int64_t> elements, of_model;
+    for (const models::ParameterTheory& p : theory.parameters) {
+      elements.insert(elements.end(), static_cast<std::size_t>(p.count), p.shape.elements());
+    }
+    for (const optim::Named& p : model->trainable()) of_model.push_back(p.tensor.elements());
+    std::sort(elements.begin(), elements.end()), std::sort(of_model.begin(), of_model.end());
+    CHECK(elements == of_model);
+    CHECK(theory.state(0).parameter_elements == info.parameters);
+    const auto bytes_of = [](const optim::Optimizer& optimizer) {
+      return static_cast<std::int64_t>(optimizer.state_bytes());
+    };
+    for (const DType dtype : {DType::u8, DType::bf16}) {
+      const optim::NarrowState narrow{.dtype = dtype};
+      CHECK(theory.state(2, narrow).optimizer == bytes_of(optim::Adam8(model->trainable(), {}, narrow)));
+    }
+    CHECK(theory.factored_state().optimizer == bytes_of(optim::Adafactor(model->trainable(), {})));
+  }
+  CHECK_THROWS_AS(models::make_theory("resnet19"), ValueError);
 }

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <thimble/core/error.h>
-#include <thimble/models/vit/theory.h>
 #include <thimble/models/vit/vit.h>
 
 #include "support/catch.h"
@@ -50,8 +49,8 @@ TEST_CASE("models vit: parameter counts are the published ones", "[models][vit][
     CHECK(model->parameter_count() == row.parameters);
     CHECK(model->parameters().size() == row.tensors);
     CHECK(model->buffers().empty());
-    CHECK(theory::vit_state(row.name).parameter_elements == row.parameters);
-    CHECK(theory::vit_state(row.name).total() == row.parameters * (4 + 4 + 4));
+    CHECK(make_theory(row.name).state(1).parameter_elements == row.parameters);
+    CHECK(make_theory(row.name).state(1).total() == row.parameters * (4 + 4 + 4));
   }
   CHECK(make_vit("vit-h14", {}, {}) == nullptr);
 }
@@ -121,25 +120,6 @@ TEST_CASE("models vit: the loss starts at log K and falls", "[models][vit][quick
   }
 }
 
-namespace {
-
-Theory theory_of(const ModelOptions& options, DType dtype, std::int64_t samples, bool is_recomputed) {
-  Theory all;
-  for (std::int64_t i = 0; i < options.layers; ++i) {
-    const auto layer = theory::vit_layer_kept("vit-b16", options, dtype, i + 1 == options.layers, is_recomputed);
-    all.parts.emplace_back("vit.encoder.layers.encoder_layer_" + std::to_string(i),
-                           theory::bytes_of(layer, Category::activation, samples));
-  }
-  const auto kept = [&](Category category) {
-    return theory::vit_kept_bytes("vit-b16", options, dtype, category, samples, is_recomputed);
-  };
-  all.activation = kept(Category::activation), all.input = kept(Category::input);
-  all.state = theory::vit_state("vit-b16", options, 2, dtype);
-  return all;
-}
-
-}  // namespace
-
 TEST_CASE("models vit: theory is the ledger, to the byte", "[models][vit][theory][quick]") {
   struct Sizes {
     std::int64_t b, image, h, a, layers, classes;
@@ -152,8 +132,9 @@ TEST_CASE("models vit: theory is the ledger, to the byte", "[models][vit][theory
       options.classes = row.classes, options.dropout = dropout, options.build = build;
       for (const bool is_recomputed : {false, true}) {
         CAPTURE(row.image, row.h, static_cast<int>(build), dropout, to_string(dtype), is_recomputed);
-        check_theory<Vit>(theory_of(options, dtype, row.b, is_recomputed), "vit-b16", options, dtype, row.b,
-                          [&](Vit& model) { model.recompute_blocks(is_recomputed); });
+        const Theory theory = make_theory("vit-b16", options, dtype);
+        CHECK(theory.layers.size() == static_cast<std::size_t>(row.layers));
+        check_theory<Vit>(theory, "vit-b16", options, row.b, is_recomputed);
       }
     });
   }
@@ -164,8 +145,7 @@ TEST_CASE("models vit: dry and real steps are the same events and the same peak"
 }
 
 TEST_CASE("models vit: vit-l16 is planned at full size within a second", "[models][vit][quick]") {
-  check_planned_within_a_second("vit-l16", 8, theory::vit_state("vit-l16"),
-                                theory::vit_kept_bytes("vit-l16", {}, DType::f32, Category::activation, 8));
+  check_planned_within_a_second("vit-l16", 8, 1, make_theory("vit-l16"));
 }
 
 TEST_CASE("models vit: weights are saved and loaded byte for byte", "[models][vit][quick]") {
@@ -180,6 +160,6 @@ TEST_CASE("models vit: what does not fit is refused by name", "[models][vit][qui
   CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::image, 40)), ValueError);
   CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::image, 8)), ValueError);
   CHECK_THROWS_AS(vit_options("vit-b16", options_with(&ModelOptions::vocabulary, 65)), ValueError);
-  CHECK_THROWS_AS(theory::vit_state("vit-b16", {}, -1), ValueError);
+  CHECK_THROWS_AS(make_theory("vit-b16").state(-1), ValueError);
   CHECK(vit_options("vit-b16", options_with(&ModelOptions::image, 32)).classes == 10);
 }

@@ -6,8 +6,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
-#include <thimble/models/bert/theory.h>
-#include <thimble/models/theory/precision.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/layers/shared_conv.h>
 #include <thimble/nn/precision/precision.h>
@@ -17,7 +16,7 @@
 
 using namespace thimble;
 using namespace thimble::testing;
-using models::theory::parameter_bytes;
+using models::parameter_bytes;
 
 namespace {
 
@@ -29,39 +28,11 @@ models::ModelOptions small_gpt(models::Build build = models::Build::fused, doubl
   return options;
 }
 
-models::ModelOptions small_resnet() {
+models::ModelOptions small_images(models::Build build, std::int64_t image) {
   models::ModelOptions options;
-  options.image = 16, options.width = 8;
-  options.build = models::Build::textbook;
+  options.image = image, options.width = 16;
+  options.build = build;
   return options;
-}
-
-/// Holds theory against the ledger of a dry pass, and of an optimizer.
-void check_bytes(const nn::Precision& precision, std::string_view name, const models::ModelOptions& options,
-                 const models::theory::ModelState& state, std::int64_t activation, std::int64_t input) {
-  constexpr std::int64_t samples = 3;
-  const memory::Stack stack = memory::make_resource(dry(cpu));
-  const ResourceScope scope(stack.top);
-  const auto booked = [&](Category category) { return static_cast<std::int64_t>(stack.ledger->bytes(category)); };
-  const auto model = make_seeded(name, options, precision.on(dry(cpu)));
-  const models::Batch batch = model->empty_batch(samples, dry(cpu));
-  Tape tape;
-  Tensor loss;
-  {
-    const Recording on(tape);
-    loss = model->loss(batch);
-  }
-  CHECK(loss.dtype() == DType::f32);
-  CHECK(booked(Category::activation) == activation);
-  CHECK(booked(Category::input) == input);
-  CHECK(booked(Category::parameter) == state.parameters + state.buffers);
-  CHECK(booked(Category::temporary) == 4);  // the loss
-  tape.backward(loss, full({}, precision.scales_loss ? 65536 : 1, DType::f32, dry(cpu)));
-  CHECK(booked(Category::activation) == 0);
-  CHECK(booked(Category::gradient) == state.gradients);
-  const optim::Adam adam(model->trainable(), {.narrow = precision.update});
-  CHECK(booked(Category::optimizer) == state.optimizer);
-  CHECK(model->parameter_count() == state.parameter_elements);
 }
 
 }  // namespace
@@ -103,41 +74,45 @@ TEST_CASE("precision: bytes of a parameter with Adam", "[precision][theory]") {
 
 TEST_CASE("precision: bytes of models against the ledger, as integers", "[precision][theory]") {
   constexpr std::int64_t samples = 3;
+  using models::Build;
   for (const nn::Precision& precision : nn::precisions()) {
-    for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
-      for (const double dropout : {0.0, 0.1}) {
-        INFO(precision.name << ", gpt, dropout " << dropout);
-        const models::ModelOptions gpt = small_gpt(build, dropout);
-        const auto kept = [&](Category category) {
-          return models::theory::gpt_kept_bytes("char-gpt", gpt, precision, category, samples);
-        };
-        // Outside of a step a product keeps the three scales that it began with.
-        const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
-        check_bytes(precision, "char-gpt", gpt, models::theory::gpt_state("char-gpt", gpt, 2, precision),
-                    kept(Category::activation) + (is_delayed ? 4 * gpt.layers * 12 : 0), kept(Category::input));
+    const auto check = [&](const char* model, const models::ModelOptions& sizes, std::int64_t fp8_products = 0) {
+      INFO(precision.name << ", " << model << ", image " << sizes.image << ", build " << static_cast<int>(sizes.build)
+                          << ", dropout " << sizes.dropout);
+      const models::Theory theory = models::make_theory(model, sizes, precision);
+      if (!theory.unknown.empty()) {
+        CHECK_THROWS_AS(theory.kept_bytes(Category::activation, samples), ValueError);
+        CHECK((theory.layers.empty() && theory.outside.empty()));
+        return false;
       }
-    }
-    for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
-      for (const double dropout : {0.0, 0.1}) {
-        if (precision.compute) continue;  // casts have no formula for BERT
-        INFO(precision.name << ", bert, dropout " << dropout);
-        const models::ModelOptions bert = small_gpt(build, dropout);
-        const auto kept = [&](Category category) {
-          return models::theory::bert_kept_bytes("bert-base", bert, precision, category, samples);
-        };
-        const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
-        check_bytes(precision, "bert-base", bert, models::theory::bert_state("bert-base", bert, 2, precision),
-                    kept(Category::activation) + (is_delayed ? 6 * bert.layers * 12 : 0), kept(Category::input));
+      // Outside of a step a product keeps the three scales that it began with.
+      const bool is_delayed = precision.fp8 && precision.fp8->kind == Fp8Scaling::delayed;
+      check_theory(theory, model, sizes, samples, false, is_delayed ? fp8_products * 12 : 0);
+      if (precision.compute || precision.fp8) {
+        CHECK_THROWS_AS(theory.kept_bytes(Category::activation, samples, true), ValueError);
       }
-    }
-    for (const std::int64_t image : {16, 72}) {
-      INFO(precision.name << ", resnet, image " << image);
-      models::ModelOptions resnet = small_resnet();
-      resnet.image = image;
-      const auto terms = models::theory::resnet_kept("resnet18", resnet, precision);
-      check_bytes(precision, "resnet18", resnet, models::theory::resnet_state("resnet18", resnet, 2, precision),
-                  models::theory::bytes_of(terms, Category::activation, samples),
-                  models::theory::bytes_of(terms, Category::input, samples));
+      return true;
+    };
+    for (const Build build : {Build::fused, Build::textbook}) {
+      for (const double dropout : {0.0, 0.1}) {
+        CHECK(check("char-gpt", small_gpt(build, dropout), 4));
+        CHECK(check("bert-base", small_gpt(build, dropout), 6));
+        models::ModelOptions vit = small_images(build, 32);
+        vit.layers = 2, vit.heads = 2, vit.dropout = dropout;
+        CHECK(check("vit-b16", vit, 4));
+        models::ModelOptions googlenet = small_images(build, 72);
+        googlenet.dropout = dropout;
+        CHECK(check("googlenet", googlenet));
+      }
+      for (const std::int64_t image : {16, 72}) {
+        CHECK(check("resnet18", small_images(build, image)) == (build == Build::textbook));
+      }
+      for (const bool shares_kernels : {true, false}) {
+        models::ModelOptions sharedconv = small_images(build, 16);
+        sharedconv.shares_kernels = shares_kernels;
+        CHECK(check("sharedconv", sharedconv) == (build == Build::textbook));
+      }
+      CHECK(check("mlp", small_images(build, 16)) == !precision.fp8);
     }
   }
 }

@@ -7,8 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/runs/setup.h>
-#include <thimble/models/theory/narrow_state.h>
-#include <thimble/models/theory/precision.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/optim/adafactor.h>
 
@@ -38,15 +37,11 @@ bench::Setup setup_of(const char* policy, const std::string& optimizer) {
 
 /// Bytes of the optimizer's state by theory.
 std::int64_t theory_of(const bench::Setup& setup) {
-  namespace theory = models::theory;
-  const nn::Precision& precision = nn::precision(setup.precision);
-  const std::int64_t extra = theory::gpt_state(setup.model, setup.sizes, 0, precision).optimizer;
-  if (setup.optimizer == "adafactor") {
-    return extra + theory::factored_state_bytes(theory::gpt_parameter_shapes(setup.model, setup.sizes));
-  }
+  const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(setup.precision));
+  if (setup.optimizer == "adafactor") return theory.factored_state().optimizer;
   const std::int64_t moments = setup.optimizer.starts_with("adam") ? 2 : 1;
   const optim::NarrowState state{.dtype = bench::optimizer_state(setup, true)};
-  return extra + theory::narrow_state_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments, state);
+  return theory.state(moments, state).optimizer;
 }
 
 /// A model in training.
@@ -149,11 +144,13 @@ TEST_CASE("narrow state under a policy: a skipped step changes nothing", "[preci
 TEST_CASE("theory: Adafactor's state against the optimizer", "[theory][optim8]") {
   const std::vector<Shape> shapes{{5, 7}, {9}, {3, 4, 6}, {1, 8}, {8, 1}, {}};
   std::vector<optim::Named> list;
+  models::Theory theory;
   for (const Shape& shape : shapes) {
+    theory.weight(shape);
     Tensor t = Tensor::empty(shape, DType::f32, dry(cpu));
     list.push_back({"p" + std::to_string(list.size()), t.require_grad()});
   }
   const auto bytes = static_cast<std::int64_t>(optim::Adafactor(list, {}).state_bytes());
-  CHECK(models::theory::factored_state_bytes(shapes) == bytes);
+  CHECK(theory.factored_state().optimizer == bytes);
   CHECK(bytes == 4 * (5 + 7 + 9 + 12 + 6 + 8 + 8 + 1));
 }

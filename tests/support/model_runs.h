@@ -17,7 +17,7 @@
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
-#include <thimble/models/theory/term.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/files/tensor_io.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/step/step.h>
@@ -210,36 +210,41 @@ void check_dry_run(std::string_view name, const models::ModelOptions& options, s
 }
 
 /// A model at full size is dry-run within a second, and its peak lies where state and activations put it.
-inline void check_planned_within_a_second(std::string_view name, std::int64_t samples,
-                                          const models::theory::ModelState& state, std::int64_t kept_bytes) {
+inline void check_planned_within_a_second(std::string_view name, std::int64_t samples, std::int64_t moments,
+                                          const models::Theory& theory) {
   const auto start = std::chrono::steady_clock::now();
   const memory::Stack stack = run_two_steps(name, {}, samples, dry(cpu));
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   const auto peak = static_cast<std::int64_t>(stack.arena->statistics().peak_committed_bytes);
+  const models::ModelState state = theory.state(moments);
+  const std::int64_t kept_bytes = theory.kept_bytes(Category::activation, samples);
   CHECK(peak > state.parameters + state.optimizer + kept_bytes);
   CHECK(peak < state.total() + kept_bytes);
   CHECK(elapsed.count() < 1);
 }
 
-/// What theory says of one training step, in bytes.
-struct Theory {
-  std::int64_t activation = 0, input = 0;                   ///< kept for backward by the whole model
-  std::vector<std::pair<std::string, std::int64_t>> parts;  ///< activations booked at and below a path
-  models::theory::ModelState state;                         ///< with the moments of Adam: 2
-};
+/// The literature's figure for what one layer of a transformer keeps in its textbook build, without the statistics of
+/// norms (Korthikanti et al. 2022, equation 1): e = `element_bytes`.
+constexpr std::int64_t transformer_layer_bytes(std::int64_t s, std::int64_t b, std::int64_t h, std::int64_t a,
+                                               std::int64_t element_bytes, bool has_dropout) noexcept {
+  const std::int64_t e = element_bytes;
+  return has_dropout ? s * b * h * (16 * e + 2) + (2 * e + 1) * a * s * s * b : 16 * e * s * b * h + e * a * s * s * b;
+}
 
 /// Holds theory against what the ledger books in a dry pass: between forward and backward, after backward, and with an
-/// optimizer.
-template <class M = models::Model, class Prepare = decltype(as_made)>
-void check_theory(const Theory& theory, std::string_view name, const models::ModelOptions& options, DType dtype,
-                  std::int64_t samples, const Prepare& prepare = as_made) {
+/// optimizer, Adam. `is_recomputed`: every layer runs under checkpoint(). `more_in_layer`: bytes that a pass without a
+/// Transaction keeps in each layer besides.
+template <class M = models::Model>
+void check_theory(const models::Theory& theory, std::string_view name, const models::ModelOptions& options,
+                  std::int64_t samples, bool is_recomputed = false, std::int64_t more_in_layer = 0) {
+  const nn::Precision& precision = theory.precision;
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
   const auto booked = [&](Category category, const std::string& path = "") {
     return static_cast<std::int64_t>(stack.ledger->bytes(category, path));
   };
-  const auto model = make_seeded<M>(name, options, {dry(cpu), dtype});
-  prepare(*model);
+  const auto model = make_seeded<M>(name, options, precision.on(dry(cpu)));
+  if constexpr (requires { model->recompute_blocks(true); }) model->recompute_blocks(is_recomputed);
   const models::Batch batch = model->empty_batch(samples, dry(cpu));
   Tape tape;
   Tensor loss;
@@ -247,21 +252,27 @@ void check_theory(const Theory& theory, std::string_view name, const models::Mod
     const Recording on(tape);
     loss = model->loss(batch);
   }
-  for (const auto& [path, bytes] : theory.parts) {
-    INFO(path);
-    CHECK(booked(Category::activation, path) == bytes);
+  for (const models::LayerTheory& layer : theory.layers) {
+    INFO(layer.path);
+    const std::vector<models::Term> kept = is_recomputed ? models::recomputed(layer) : layer.kept;
+    CHECK(booked(Category::activation, layer.path) ==
+          models::bytes_of(kept, Category::activation, samples) + more_in_layer);
   }
-  CHECK(booked(Category::activation) == theory.activation);
-  CHECK(booked(Category::input) == theory.input);
-  CHECK(booked(Category::parameter) == theory.state.parameters + theory.state.buffers);
+  const models::ModelState state = theory.state(2);
+  CHECK(loss.dtype() == (precision.parameters == DType::f64 ? DType::f64 : DType::f32));
+  CHECK(booked(Category::activation) == theory.kept_bytes(Category::activation, samples, is_recomputed) +
+                                            static_cast<std::int64_t>(theory.layers.size()) * more_in_layer);
+  CHECK(booked(Category::input) == theory.kept_bytes(Category::input, samples, is_recomputed));
+  CHECK(booked(Category::parameter) == state.parameters + state.buffers);
   CHECK(booked(Category::temporary) == static_cast<std::int64_t>(loss.bytes()));  // nothing else is left
   CHECK(booked(Category::workspace) == 0);
-  tape.backward(loss);
+  tape.backward(loss, full({}, precision.scales_loss ? 65536 : 1, loss.dtype(), dry(cpu)));
   CHECK(booked(Category::activation) == 0);
-  CHECK(booked(Category::gradient) == theory.state.gradients);
-  const optim::Adam optimizer(model->trainable(), optim::AdamOptions{});
-  CHECK(booked(Category::optimizer) == theory.state.optimizer);
-  CHECK(static_cast<std::int64_t>(optimizer.state_bytes()) == theory.state.optimizer);
+  CHECK(booked(Category::gradient) == state.gradients);
+  const optim::Adam optimizer(model->trainable(), {.narrow = precision.update});
+  CHECK(booked(Category::optimizer) == state.optimizer);
+  CHECK(static_cast<std::int64_t>(optimizer.state_bytes()) == state.optimizer);
+  CHECK(model->parameter_count() == state.parameter_elements);
 }
 
 /// Calls check(build, dropout, dtype) for both builds, without dropout and with it, in three dtypes.
