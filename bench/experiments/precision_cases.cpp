@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <thimble/models/theory/narrow_state.h>
+#include <thimble/models/theory/moments.h>
 #include <thimble/models/theory/precision.h>
 
 namespace thimble::bench {
@@ -85,7 +85,8 @@ std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Set
       return state.gradients;
     case Category::optimizer:
       if (one.optimizer != "adamw8") return state.optimizer;
-      return theory::narrow_state_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments) +
+      return theory::moment_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments,
+                                  {.dtype = DType::u8}) +
              theory::gpt_state(setup.model, setup.sizes, 0, precision).optimizer;  // master copies
     case Category::activation:
       if (!one.saved.empty()) return std::nullopt;

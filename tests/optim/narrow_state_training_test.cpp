@@ -7,7 +7,7 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/bench/runs/setup.h>
-#include <thimble/models/theory/narrow_state.h>
+#include <thimble/models/theory/moments.h>
 #include <thimble/models/theory/precision.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/optim/adafactor.h>
@@ -45,8 +45,8 @@ std::int64_t theory_of(const bench::Setup& setup) {
     return extra + theory::factored_state_bytes(theory::gpt_parameter_shapes(setup.model, setup.sizes));
   }
   const std::int64_t moments = setup.optimizer.starts_with("adam") ? 2 : 1;
-  const optim::NarrowState state{.dtype = bench::optimizer_state(setup, true)};
-  return extra + theory::narrow_state_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments, state);
+  const optim::MomentFormat format{.dtype = bench::optimizer_state(setup, true)};
+  return extra + theory::moment_bytes(theory::gpt_parameter_elements(setup.model, setup.sizes), moments, format);
 }
 
 /// A model in training.

@@ -13,8 +13,8 @@
 #include <thimble/core/error.h>
 #include <thimble/models/bert/theory.h>
 #include <thimble/models/resnet/theory.h>
-#include <thimble/models/theory/narrow_state.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/models/theory/moments.h>
+#include <thimble/optim/adam.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -160,15 +160,15 @@ TEST_CASE("theory: 8-bit and bf16 state against the optimizer", "[theory]") {
   std::vector<std::int64_t> sorted = elements;
   std::sort(sorted.begin(), sorted.end()), std::sort(of_model.begin(), of_model.end());
   CHECK(sorted == of_model);
-  for (const DType dtype : {DType::u8, DType::bf16}) {
+  for (const DType dtype : {DType::u8, DType::bf16, DType::f32}) {
     for (const std::int64_t smallest : {1, 4096, 1 << 20}) {
-      const optim::NarrowState state{.dtype = dtype, .smallest = smallest};
-      const optim::Adam8 adam(model->trainable(), {}, state);
-      CHECK(models::theory::narrow_state_bytes(elements, 2, state) == static_cast<std::int64_t>(adam.state_bytes()));
+      const optim::MomentFormat format{.dtype = dtype, .smallest = smallest};
+      const optim::Adam adam(model->trainable(), {.moments = format});
+      CHECK(models::theory::moment_bytes(elements, 2, format) == static_cast<std::int64_t>(adam.state_bytes()));
     }
   }
-  CHECK_THROWS_AS(models::theory::narrow_state_bytes(elements, -1), ValueError);
-  CHECK_THROWS_AS(models::theory::narrow_state_bytes(elements, 2, {.dtype = DType::f32}), ValueError);
+  CHECK_THROWS_AS(models::theory::moment_bytes(elements, -1, {}), ValueError);
+  CHECK_THROWS_AS(models::theory::moment_bytes(elements, 2, {.dtype = DType::f16}), ValueError);
 }
 
 TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][precision]") {

@@ -1,4 +1,4 @@
-#include <thimble/models/theory/narrow_state.h>
+#include <thimble/models/theory/moments.h>
 
 #include <string>
 
@@ -7,20 +7,20 @@
 
 namespace thimble::models::theory {
 
-std::int64_t narrow_state_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
-                                const optim::NarrowState& state) {
+std::int64_t moment_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
+                          const optim::MomentFormat& format) {
   constexpr std::int64_t block = 256, of_scale = 4, full = 4;
-  if (state.dtype != DType::u8 && state.dtype != DType::bf16) {
-    throw ValueError("narrow_state_bytes: " + std::string(to_string(state.dtype)) + "; u8 and bf16 are allowed");
+  if (format.dtype != DType::f32 && format.dtype != DType::bf16 && format.dtype != DType::u8) {
+    throw ValueError("moment_bytes: " + std::string(to_string(format.dtype)) + "; f32, bf16 and u8 are allowed");
   }
   if (moments < 0) {
-    throw ValueError("narrow_state_bytes: " + std::to_string(moments) + " moments of the optimizer; at least 0");
+    throw ValueError("moment_bytes: " + std::to_string(moments) + " moments of the optimizer; at least 0");
   }
   std::int64_t bytes = 0;
   for (const std::int64_t n : elements) {
-    if (n < state.smallest) {
+    if (format.dtype == DType::f32 || n < format.smallest) {
       bytes += full * n;
-    } else if (state.dtype == DType::bf16) {
+    } else if (format.dtype == DType::bf16) {
       bytes += 2 * n;
     } else {
       bytes += n + of_scale * ((n + block - 1) / block);

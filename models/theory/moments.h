@@ -1,5 +1,5 @@
 #pragma once
-// The bytes of an optimizer's moments in fewer bits (optim/narrow_state.h), or factored, from a model's sizes alone.
+// The bytes of an optimizer's moments, in any format (optim/moments.h) or factored, from a model's sizes alone.
 // What narrow parameters take besides, masters or compensations, is parameter_bytes(...).extra
 // (models/theory/precision.h).
 
@@ -10,14 +10,15 @@
 
 #include <thimble/core/tensor/shape.h>
 #include <thimble/models/model.h>
-#include <thimble/optim/narrow_state.h>
+#include <thimble/optim/moments.h>
 
 namespace thimble::models::theory {
 
-/// Bytes of `moments` moments for parameters of these numbers of elements: 4 n where n is below state.smallest, else
-/// n + 4 ceil(n / 256) for u8 and 2 n for bf16. Throws ValueError for another dtype, and for negative moments.
-std::int64_t narrow_state_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
-                                const optim::NarrowState& state = {});
+/// Bytes of `moments` moments for parameters of these numbers of elements: 4 n for f32 and where n is below
+/// format.smallest, else n + 4 ceil(n / 256) for u8 and 2 n for bf16. Throws ValueError for another dtype, and for
+/// negative moments.
+std::int64_t moment_bytes(std::span<const std::int64_t> elements, std::int64_t moments,
+                          const optim::MomentFormat& format);
 
 /// Bytes of Adafactor's state without a first moment: 4 (rows + columns) of a parameter that is a matrix (elements /
 /// last axis, last axis) with more than one of both, else 4 per element.
