@@ -30,7 +30,6 @@
 // Optimizers and what goes with them.
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/adam8.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/schedule.h>

@@ -11,7 +11,6 @@
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/optimizer8.h>
 #include <thimble/core/kernels/pool.h>
 #include <thimble/core/kernels/q8_block.h>
 #include <thimble/core/kernels/quant_codes.h>
@@ -34,7 +33,6 @@ const GatherKernels* const gather_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
-const Optimizer8Kernels* const optimizer8_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;
 const Q8Kernels* const q8_cuda = nullptr;
 const QuantCodeKernels* const quant_codes_cuda = nullptr;

@@ -120,23 +120,18 @@ std::int64_t Theory::weight_elements() const {
   return elements;
 }
 
-ModelState Theory::state(std::int64_t moments) const {
-  return theory_detail::state_of(*this, [&](const ParameterTheory& p) {
-    return p.shape.elements() * parameter_bytes(precision, moments, p.is_norm).moments;
-  });
-}
-
-ModelState Theory::state(std::int64_t moments, const optim::NarrowState& narrow) const {
-  constexpr std::int64_t block = 256, of_scale = 4, full = 4;
-  if (narrow.dtype != DType::u8 && narrow.dtype != DType::bf16) {
-    throw ValueError("theory: narrow state in " + std::string(to_string(narrow.dtype)) + "; u8 and bf16 are allowed");
+ModelState Theory::state(std::int64_t moments, const optim::MomentFormat& format) const {
+  constexpr std::int64_t block = 256, of_scale = 4;
+  if (format.dtype != DType::f32 && format.dtype != DType::u8 && format.dtype != DType::bf16) {
+    throw ValueError("theory: moments in " + std::string(to_string(format.dtype)) + "; f32, bf16 and u8 are allowed");
   }
   theory_detail::require_moments(moments);
   return theory_detail::state_of(*this, [&](const ParameterTheory& p) {
     const std::int64_t n = p.shape.elements();
-    return moments * (n < narrow.smallest           ? full * n
-                      : narrow.dtype == DType::bf16 ? 2 * n
-                                                    : n + of_scale * ceil_div(n, block));
+    if (format.dtype == DType::f32 || n < format.smallest) {
+      return n * parameter_bytes(precision, moments, p.is_norm).moments;
+    }
+    return moments * (format.dtype == DType::bf16 ? 2 * n : n + of_scale * ceil_div(n, block));
   });
 }
 

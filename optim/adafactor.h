@@ -2,8 +2,6 @@
 // Adafactor (Shazeer & Stern 2018, arXiv:1804.04235): the second moment of a matrix by the means of its rows and
 // columns.
 
-#include <thimble/core/kernels/optimizer8.h>
-#include <thimble/optim/narrow.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
@@ -29,25 +27,17 @@ struct AdafactorOptions {
 class Adafactor final : public Optimizer {
  public:
   /// Throws ValueError for options out of range, DTypeError for f64 parameters, because arithmetic is in f32, and as
-  /// NarrowUpdateState::add does.
+  /// make_extra does. State: `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with
+  /// beta1; `.master` or `.compensation`.
   Adafactor(std::vector<Named> parameters, AdafactorOptions options);
-  /// `<parameter>.row_moment` and `.column_moment`, or `.second_moment`; `.first_moment` with beta1; `.master` or
-  /// `.compensation`.
-  void list_state(std::size_t index, std::vector<Named>& list) const override;
   const char* name() const noexcept override { return "adafactor"; }
   bool takes_gradient_factor() const noexcept override { return true; }
 
  private:
-  struct Moments {
-    Tensor rows, columns, first;
-  };
-  std::vector<Tensor*> state_of(std::size_t index) override;
   void update(std::span<const std::size_t> indices) override;
   kernels::AdafactorArgs arguments(std::size_t index, const Addresses& at) const;
 
   AdafactorOptions options_;
-  std::vector<Moments> moments_;
-  NarrowUpdateState narrow_;
   std::vector<kernels::AdafactorArgs> list_;  // of the update under way; it has room for all
 };
 

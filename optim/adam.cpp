@@ -1,41 +1,35 @@
 #include <thimble/optim/adam.h>
 
-#include <thimble/optim/arguments.h>
-
 namespace thimble::optim {
 
 Adam::Adam(std::vector<Named> parameters, AdamOptions options)
-    : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(options.narrow) {
-  check_options("adam", options);
-  set_tier(options.tier);
-  for (const Named& p : this->parameters()) {
-    first_.push_back(make_state(p.tensor));
-    second_.push_back(make_state(p.tensor));
-    narrow_.add(p);
-    put_away(first_.size() - 1);
-  }
+    : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow, options.moments),
+      options_(std::move(options)) {
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 (allowed: [0, 1))", options_.beta1);
+  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 (allowed: [0, 1))", options_.beta2);
+  require(options_.epsilon >= 0, "epsilon (allowed: >= 0)", options_.epsilon);
+  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
   list_.reserve(this->parameters().size());
-  end_step();
+  make_state([this](std::size_t index) {
+    add_moment(index, "first_moment", true);
+    add_moment(index, "second_moment", false);
+  });
 }
 
-void Adam::list_state(std::size_t index, std::vector<Named>& list) const {
-  const std::string& name = parameters()[index].name;
-  list.push_back({name + ".first_moment", first_[index]});
-  list.push_back({name + ".second_moment", second_[index]});
-  narrow_.list(index, name, list);
-}
-
-std::vector<Tensor*> Adam::state_of(std::size_t index) {
-  std::vector<Tensor*> list{&first_[index], &second_[index]};
-  if (Tensor* const extra = narrow_.state_of(index)) list.push_back(extra);
-  return list;
+const char* Adam::name() const noexcept {
+  if (options_.moments.dtype == DType::u8) return options_.is_decoupled ? "adamw8" : "adam8";
+  if (options_.moments.dtype == DType::bf16) return options_.is_decoupled ? "adamw_bf16" : "adam_bf16";
+  return options_.is_decoupled ? "adamw" : "adam";
 }
 
 kernels::AdamArgs Adam::arguments(std::size_t index, const Addresses& at) const {
-  const auto& [name, parameter] = parameters()[index];
-  kernels::AdamArgs args =
-      adam_arguments(*this, options_, parameter, parameter.grad(), first_[index], second_[index], at);
-  args.narrow = narrow_.arguments(index, parameter, name, step_count(), at);
+  const bool is_decayed = parameters()[index].tensor.rank() >= options_.smallest_decayed_rank;
+  kernels::AdamArgs args;
+  set_arguments(args, index, is_decayed ? options_.weight_decay : 0, at, "first_moment", "second_moment");
+  args.beta1 = options_.beta1;
+  args.beta2 = options_.beta2;
+  args.epsilon = options_.epsilon;
+  args.is_decoupled = options_.is_decoupled;
   return args;
 }
 
@@ -44,15 +38,8 @@ void Adam::update(std::span<const std::size_t> indices) {
   list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) list_.push_back(arguments(i, at));
-    kernels::optimizer_kernels(device).adam(list_);
+    kernels::optimizer_kernels(device).update_elements(list_);
   });
-  for (const std::size_t i : indices) wrote(i);
-}
-
-void Adam::wrote(std::size_t index) const {
-  first_[index].storage()->bump_version();
-  second_[index].storage()->bump_version();
-  narrow_.bump_version(index);
 }
 
 }  // namespace thimble::optim

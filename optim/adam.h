@@ -1,7 +1,6 @@
 #pragma once
 // Adam (Kingma & Ba 2015, algorithm 1) and AdamW (Loshchilov & Hutter 2019, algorithm 2).
 
-#include <thimble/optim/narrow.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
@@ -16,26 +15,24 @@ struct AdamOptions {
   int smallest_decayed_rank = 0;
   std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
+  MomentFormat moments = {};                    ///< how the two are stored (optim/moments.h)
 };
 
-/// State: 8 bytes per parameter element (two moments in f32), and what `narrow` takes.
+/// State, in bytes per parameter element: moments in f32 8, in bf16 4, in u8 2 + 8 / 256, and what `narrow` takes.
 class Adam final : public Optimizer {
  public:
-  /// Throws ValueError for options out of range.
+  /// Throws ValueError for options out of range, DTypeError as make_extra does. State: `<parameter>.first_moment` and
+  /// `.second_moment`, in u8 also `.first_moment_scale` and `.second_moment_scale`; `.master` or `.compensation`.
   Adam(std::vector<Named> parameters, AdamOptions options);
-  void list_state(std::size_t index, std::vector<Named>& list) const override;
-  const char* name() const noexcept override { return options_.is_decoupled ? "adamw" : "adam"; }
+  /// "adam", or "adamw" with decoupled decay; "adam_bf16", "adam8" and so on with moments in bf16 and u8.
+  const char* name() const noexcept override;
   bool takes_gradient_factor() const noexcept override { return true; }
 
  private:
-  std::vector<Tensor*> state_of(std::size_t index) override;
   void update(std::span<const std::size_t> indices) override;
   kernels::AdamArgs arguments(std::size_t index, const Addresses& at) const;
-  void wrote(std::size_t index) const;
 
   AdamOptions options_;
-  std::vector<Tensor> first_, second_;
-  NarrowUpdateState narrow_;
   std::vector<kernels::AdamArgs> list_;  // of the update under way; it has room for all
 };
 

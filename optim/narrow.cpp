@@ -26,63 +26,49 @@ const char* to_string(NarrowUpdate update) noexcept {
   return names[static_cast<int>(update)];
 }
 
-void NarrowUpdateState::add(const Named& parameter) {
+Named make_extra(NarrowUpdate update, const Named& parameter) {
   const Tensor& p = parameter.tensor;
-  Tensor extra;
-  if (narrow_detail::is_narrow(p)) {
-    const bool is_16_bit = p.dtype() == DType::bf16 || p.dtype() == DType::f16;
-    if (update_ == NarrowUpdate::stochastic && p.dtype() != DType::bf16) {
-      throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) +
-                       "; stochastic rounding is to bf16, which alone is allowed");
-    }
-    if (update_ == NarrowUpdate::kahan && !is_16_bit) {
-      throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) +
-                       "; with Kahan's sum bf16 and f16 are allowed");
-    }
-    const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
-    if (update_ == NarrowUpdate::master) {
-      extra = Tensor::empty(p.shape(), DType::f32, p.device(), Category::optimizer);
-      copy_into(extra, p.detach());
-    } else if (update_ == NarrowUpdate::kahan) {
-      extra = zeros(p.shape(), p.dtype(), p.device(), Category::optimizer);
-    }
+  if (!narrow_detail::is_narrow(p)) return {};
+  const bool is_16_bit = p.dtype() == DType::bf16 || p.dtype() == DType::f16;
+  if (update == NarrowUpdate::stochastic && p.dtype() != DType::bf16) {
+    throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) +
+                     "; stochastic rounding is to bf16, which alone is allowed");
   }
-  has_.push_back(extra.defined() ? 1 : 0);
-  extra_.push_back(std::move(extra));
+  if (update == NarrowUpdate::kahan && !is_16_bit) {
+    throw DTypeError("optimizer: " + parameter.name + " is " + describe(p) +
+                     "; with Kahan's sum bf16 and f16 are allowed");
+  }
+  const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
+  if (update == NarrowUpdate::kahan) {
+    return {"compensation", zeros(p.shape(), p.dtype(), p.device(), Category::optimizer)};
+  }
+  if (update != NarrowUpdate::master) return {};
+  const Tensor master = Tensor::empty(p.shape(), DType::f32, p.device(), Category::optimizer);
+  copy_into(master, p.detach());
+  return {"master", master};
 }
 
-Tensor* NarrowUpdateState::state_of(std::size_t index) { return has_[index] != 0 ? &extra_[index] : nullptr; }
-
-void NarrowUpdateState::list(std::size_t index, const std::string& parameter, std::vector<Named>& list) const {
-  const bool is_master = update_ == NarrowUpdate::master;
-  if (has_[index] != 0) list.push_back({parameter + (is_master ? ".master" : ".compensation"), extra_[index]});
-}
-
-kernels::NarrowArgs NarrowUpdateState::arguments(std::size_t index, const Tensor& parameter, const std::string& name,
-                                                 std::int64_t step_count, const Addresses& at) const {
+kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter, const Tensor& extra,
+                                     std::int64_t step_count, const Addresses& at) {
   kernels::NarrowArgs args;
-  if (!narrow_detail::is_narrow(parameter)) return args;
-  switch (update_) {
+  if (!narrow_detail::is_narrow(parameter.tensor)) return args;
+  switch (update) {
     case NarrowUpdate::rounded:
       break;
     case NarrowUpdate::master:
-      args.master = at.as<float>(extra_[index]);
+      args.master = at.as<float>(extra);
       break;
     case NarrowUpdate::stochastic:
       args.is_stochastic = true;
       args.site.seed = current_generator().seed();
       args.site.step = static_cast<std::uint64_t>(step_count);
-      args.site.site = narrow_detail::site_of(name);
+      args.site.site = narrow_detail::site_of(parameter.name);
       break;
     case NarrowUpdate::kahan:
-      args.compensation = at(extra_[index]);
+      args.compensation = at(extra);
       break;
   }
   return args;
-}
-
-void NarrowUpdateState::bump_version(std::size_t index) const {
-  if (extra_[index].defined()) extra_[index].storage()->bump_version();
 }
 
 }  // namespace thimble::optim

@@ -3,8 +3,6 @@
 // when it is stored. A small step on a large bf16 number is rounded away: 1 + 2^-9 is 1.
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/launch/launch.h>
@@ -33,28 +31,13 @@ enum class NarrowUpdate : std::uint8_t {
 /// "rounded", "master", "stochastic", "kahan".
 const char* to_string(NarrowUpdate update) noexcept;
 
-/// The state that this takes, one tensor for each parameter at most.
-class NarrowUpdateState {
- public:
-  explicit NarrowUpdateState(NarrowUpdate update) : update_(update) {}
+/// What a parameter needs besides, from its value, counted as optimizer state under its path: "master" or
+/// "compensation"; undefined where it needs nothing. A master copy made before weights are loaded is not theirs. Throws
+/// DTypeError for a narrow parameter that is not bf16 with `stochastic`, or neither bf16 nor f16 with `kahan`.
+Named make_extra(NarrowUpdate update, const Named& parameter);
 
-  /// Makes that of the next parameter, from its value: a master copy made before weights are loaded is not theirs.
-  /// Throws DTypeError for a narrow parameter that is not bf16 with `stochastic`, or neither bf16 nor f16 with `kahan`.
-  void add(const Named& parameter);
-  /// Of parameter `index`; null: it has none.
-  Tensor* state_of(std::size_t index);
-  /// Adds `<parameter>.master` or `<parameter>.compensation` to a list of states, where there is one (undefined while
-  /// it is away).
-  void list(std::size_t index, const std::string& parameter, std::vector<Named>& list) const;
-  /// What a kernel is told about parameter `index`.
-  kernels::NarrowArgs arguments(std::size_t index, const Tensor& parameter, const std::string& name,
-                                std::int64_t step_count, const Addresses& at) const;
-  void bump_version(std::size_t index) const;
-
- private:
-  NarrowUpdate update_;
-  std::vector<Tensor> extra_;      // undefined: none, or away
-  std::vector<std::uint8_t> has_;  // whether there is one
-};
+/// What a kernel is told about a parameter and its extra, in the update with this number.
+kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter, const Tensor& extra,
+                                     std::int64_t step_count, const Addresses& at);
 
 }  // namespace thimble::optim

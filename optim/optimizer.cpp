@@ -5,12 +5,16 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/tensor/context.h>
-#include <thimble/core/tensor/copy.h>
 
 namespace thimble::optim {
 
-Optimizer::Optimizer(std::vector<Named> parameters, double rate) : parameters_(std::move(parameters)) {
+Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier, NarrowUpdate narrow,
+                     MomentFormat moments)
+    : parameters_(std::move(parameters)),
+      narrow_(narrow),
+      moments_(std::move(moments)),
+      states_(parameters_.size()),
+      tier_(std::move(tier)) {
   set_rate(rate);
   with_gradient_.reserve(parameters_.size());
   std::vector<const Leaf*> leaves;
@@ -63,7 +67,14 @@ void Optimizer::step_all() {
     update(all.subspan(first, last - first));
     first = last;
   }
-  for (const std::size_t i : all) parameters_[i].tensor.storage()->bump_version();
+  for (const std::size_t i : all) bump_versions(i);
+}
+
+void Optimizer::bump_versions(std::size_t index) const {
+  parameters_[index].tensor.storage()->bump_version();
+  for (const State& s : states_[index]) {
+    if (s.here.storage()) s.here.storage()->bump_version();
+  }
 }
 
 void Optimizer::end_step() { complete_writes(); }
@@ -73,12 +84,11 @@ void Optimizer::step_one(std::size_t index) {
     throw ValueError("optimizer: step_one of parameter " + std::to_string(index) + "; there are " +
                      std::to_string(parameters_.size()) + ", counted from 0");
   }
-  const Tensor& parameter = parameters_[index].tensor;
-  const Tensor& gradient = parameter.grad();
+  const Tensor& gradient = parameters_[index].tensor.grad();
   if (!gradient.defined() || gradient.elements() == 0) return;
   fetch(index);
   update({&index, 1});
-  parameter.storage()->bump_version();
+  bump_versions(index);
   put_away(index);
 }
 
@@ -104,36 +114,108 @@ void Optimizer::set_gradient_factor(double factor) {
   gradient_factor_ = factor;
 }
 
+void Optimizer::require(bool is_in_range, const char* option, double value) const {
+  if (is_in_range) return;
+  throw ValueError(std::string(name()) + ": " + option + " " + std::to_string(value) + " is out of range");
+}
+
+void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
+  check_format(name(), moments_, parameters_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    add(i);
+    Named extra = make_extra(narrow_, parameters_[i]);
+    if (extra.tensor.defined()) add_state(i, extra.name, std::move(extra.tensor));
+    put_away(i);
+  }
+  complete_writes();
+}
+
+void Optimizer::add_state(std::size_t index, std::string_view kind, Tensor tensor) {
+  states_[index].push_back(
+      {std::string(kind), std::move(tensor), tier_ ? std::make_unique<memory::Offloaded>() : nullptr});
+}
+
+void Optimizer::add_moment(std::size_t index, std::string_view kind, bool is_signed) {
+  Moment moment = make_moment(parameters_[index], moments_, is_signed);
+  add_state(index, kind, std::move(moment.values));
+  if (moment.scales.defined()) add_state(index, std::string(kind) + "_scale", std::move(moment.scales));
+}
+
+const Optimizer::State* Optimizer::find(std::size_t index, std::string_view kind) const {
+  for (const State& s : states_[index]) {
+    if (s.kind == kind) return &s;
+  }
+  return nullptr;
+}
+
+Tensor Optimizer::state_of(std::size_t index, std::string_view kind) const {
+  const State* const found = find(index, kind);
+  return found != nullptr ? found->here : Tensor();
+}
+
+void Optimizer::set_arguments(kernels::UpdateArgs& args, std::size_t index, double weight_decay,
+                              const Addresses& at) const {
+  const Tensor& parameter = parameters_[index].tensor;
+  const Tensor& gradient = parameter.grad();
+  args.parameter = at(parameter);
+  args.dtype = parameter.dtype();
+  args.gradient = at(gradient);
+  args.gradient_dtype = gradient.dtype();
+  args.rate = rate_;
+  args.weight_decay = weight_decay;
+  args.gradient_factor = gradient_factor_;
+  args.step = step_count_;
+  const Tensor extra = state_of(index, narrow_ == NarrowUpdate::master ? "master" : "compensation");
+  args.narrow = narrow_arguments(narrow_, parameters_[index], extra, step_count_, at);
+}
+
+void Optimizer::set_arguments(kernels::ElementArgs& args, std::size_t index, double weight_decay, const Addresses& at,
+                              std::string_view first, std::string_view second) const {
+  set_arguments(args, index, weight_decay, at);
+  args.n = parameters_[index].tensor.elements();
+  const auto set = [&](kernels::MomentArgs& moment, std::string_view kind) {
+    const State* const values = find(index, kind);
+    if (values == nullptr) return;  // a rule without it
+    args.state_dtype = values->here.dtype();
+    moment.values = at(values->here);
+    if (args.state_dtype == DType::u8) moment.scales = at.as<float>(values[1].here);  // add_moment puts them there
+  };
+  set(args.first, first);
+  set(args.second, second);
+}
+
 std::size_t Optimizer::state_bytes() const {
   std::size_t bytes = 0;
-  for (const Named& s : state()) bytes += s.tensor.bytes();
-  for (const auto& tensors : away_) {
-    for (const memory::Offloaded& tensor : tensors) bytes += tensor.defined() ? tensor.bytes() : 0;
+  for (const std::vector<State>& states : states_) {
+    for (const State& s : states) bytes += s.here.bytes() + (s.is_away() ? s.away->bytes() : 0);
   }
   return bytes;
 }
 
+std::vector<std::string> Optimizer::kept_full() const {
+  std::vector<std::string> names;
+  for (const Named& p : parameters_) {
+    if (moments_.dtype != DType::f32 && is_kept_full(p, moments_)) names.push_back(p.name);
+  }
+  return names;
+}
+
 std::vector<Named> Optimizer::state() const {
   std::vector<Named> list;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) list_state(i, list);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (const State& s : states_[i]) list.push_back({parameters_[i].name + "." + s.kind, s.here});
+  }
   return list;
 }
 
 std::vector<Named> Optimizer::state_outline() const {
-  std::vector<Named> list;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // list_state names what it finds: for a moment that is the outline.
-    std::vector<Tensor*> lent;
-    if (tier_ != nullptr) {
-      const std::vector<Tensor*> tensors = const_cast<Optimizer*>(this)->state_of(i);
-      for (std::size_t k = 0; k < away_[i].size(); ++k) {
-        if (tensors[k]->defined() || !away_[i][k].defined()) continue;
-        *tensors[k] = away_[i][k].like();
-        lent.push_back(tensors[k]);
-      }
+  std::vector<Named> list = state();
+  std::size_t k = 0;
+  for (const std::vector<State>& states : states_) {
+    for (const State& s : states) {
+      if (s.is_away()) list[k].tensor = s.away->like();
+      ++k;
     }
-    list_state(i, list);
-    for (Tensor* const tensor : lent) *tensor = Tensor();
   }
   return list;
 }
@@ -143,10 +225,9 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
   std::vector<Named> list;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     self.complete_writes();
-    const bool was_away = tier_ != nullptr && std::any_of(away_[i].begin(), away_[i].end(),
-                                                          [](const auto& tensor) { return tensor.defined(); });
+    const bool was_away = std::any_of(states_[i].begin(), states_[i].end(), [](const State& s) { return s.is_away(); });
     self.fetch(i);
-    list_state(i, list);
+    for (const State& s : states_[i]) list.push_back({parameters_[i].name + "." + s.kind, s.here});
     const auto put_back = [&] {
       list.clear();  // the last handles
       if (was_away) self.put_away(i);
@@ -163,61 +244,45 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
   self.complete_writes();
 }
 
-void Optimizer::set_tier(std::shared_ptr<Tier> tier) {
-  tier_ = std::move(tier);
-  if (tier_) away_.resize(parameters_.size());
-}
-
 // A tensor that the tier does not take is still here.
 void Optimizer::put_away(std::size_t index) {
   if (!tier_) return;
   complete_writes();
-  const std::vector<Tensor*> tensors = state_of(index);
-  away_[index].resize(tensors.size());
-  for (std::size_t k = 0; k < tensors.size(); ++k) {
-    if (!tensors[k]->defined()) continue;
-    away_[index][k] = memory::offload(*tensors[k], tier_);
-    *tensors[k] = Tensor();
+  for (State& s : states_[index]) {
+    if (!s.here.defined()) continue;
+    *s.away = memory::offload(s.here, tier_);
+    s.here = Tensor();
   }
   writing_.push_back(index);
 }
 
 void Optimizer::complete_writes() {
   for (const std::size_t index : writing_) {
-    for (memory::Offloaded& tensor : away_[index]) tensor.complete();
+    for (State& s : states_[index]) s.away->complete();
   }
   writing_.clear();
 }
 
 void Optimizer::prefetch(std::size_t index) {
-  if (!tier_) return;
-  for (memory::Offloaded& tensor : away_[index]) {
-    if (tensor.defined()) tensor.prefetch();
+  for (State& s : states_[index]) {
+    if (s.is_away()) s.away->prefetch();
   }
 }
 
 void Optimizer::fetch(std::size_t index) {
-  if (!tier_) return;
-  const std::vector<Tensor*> tensors = state_of(index);
-  for (std::size_t k = 0; k < away_[index].size(); ++k) {
-    if (away_[index][k].defined()) *tensors[k] = away_[index][k].fetch();
+  for (State& s : states_[index]) {
+    if (s.is_away()) s.here = s.away->fetch();
   }
 }
 
 void Optimizer::fetch_state() {
-  for (std::size_t i = 0; i < away_.size(); ++i) fetch(i);
+  for (std::size_t i = 0; i < states_.size(); ++i) fetch(i);
   writing_.clear();
 }
 
 void Optimizer::put_state_away() {
-  for (std::size_t i = 0; i < away_.size(); ++i) put_away(i);
+  for (std::size_t i = 0; i < states_.size(); ++i) put_away(i);
   complete_writes();
-}
-
-Tensor make_state(const Tensor& parameter) {
-  const PathScope path(parameter.storage() ? parameter.storage()->path() : PathId{0});
-  const DType dtype = parameter.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  return zeros(parameter.shape(), dtype, parameter.device(), Category::optimizer);
 }
 
 }  // namespace thimble::optim

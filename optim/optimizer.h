@@ -1,5 +1,6 @@
 #pragma once
-// What all optimizers share: the parameters they update, the state they keep, and the learning rate.
+// What all optimizers share: the parameters they update, the state they keep, and the learning rate. An optimizer names
+// the state of a parameter (make_state), and tells a kernel what to update (update).
 //
 // State can be away between updates, in a tier (memory/offload/tier.h): `AdamOptions{.tier = tier}`.
 // - It goes as soon as it is made, parameter by parameter, so that it is never here as a whole. An update fetches that
@@ -10,12 +11,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <thimble/autograd/leaf_set.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/offload.h>
+#include <thimble/optim/moments.h>
+#include <thimble/optim/narrow.h>
 
 namespace thimble::optim {
 
@@ -29,8 +33,11 @@ struct Named {
 /// memory, unless the state is away.
 class Optimizer {
  public:
-  /// Throws AutogradError when a parameter is not a leaf.
-  Optimizer(std::vector<Named> parameters, double rate);
+  /// `tier`: where the state waits between updates; null: it stays. `narrow`: how parameters narrower than f32 are
+  /// updated. `moments`: how add_moment stores them. Throws AutogradError when a parameter is not a leaf, ValueError
+  /// for a rate out of range.
+  Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr<Tier> tier = nullptr,
+            NarrowUpdate narrow = NarrowUpdate::rounded, MomentFormat moments = {});
   virtual ~Optimizer() = default;
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
@@ -69,8 +76,6 @@ class Optimizer {
   /// State tensors, named `<parameter>.<kind>`: what a checkpoint holds besides parameters and step_count(). Those that
   /// are away are undefined until fetch_state().
   std::vector<Named> state() const;
-  /// Adds those of one parameter to a list.
-  virtual void list_state(std::size_t index, std::vector<Named>& list) const = 0;
   /// The same, where those that are away have shape, dtype and device, and no bytes.
   std::vector<Named> state_outline() const;
   /// Calls `visit` with the state of one parameter after the other, in the order of state(): what is away comes here
@@ -86,36 +91,60 @@ class Optimizer {
   void fetch_state();
   /// The reverse. Does nothing without a tier. Throws FileError.
   void put_state_away();
+  /// Names of the parameters whose moments are in full though the format is a narrower one.
+  std::vector<std::string> kept_full() const;
   virtual const char* name() const noexcept = 0;
 
  protected:
   /// Updates these parameters, which are on one device with their gradients and state, in as few launches as the
   /// device's kernels allow. The bits are those of one after the other.
   virtual void update(std::span<const std::size_t> indices) = 0;
-  /// Where the state tensors of a parameter are; none: it has no state that could be away.
-  virtual std::vector<Tensor*> state_of([[maybe_unused]] std::size_t index) { return {}; }
-  /// For constructors: names the tier (null: none), then sends each parameter's state to it once it is made.
-  void set_tier(std::shared_ptr<Tier> tier);
-  void put_away(std::size_t index);
+  /// For constructors: throws ValueError, under the optimizer's name, for an option out of range.
+  void require(bool is_in_range, const char* option, double value) const;
+  /// For constructors: checks the moments' format, then calls add(index) for each parameter, which adds its state; what
+  /// the parameter needs by its NarrowUpdate follows, and its state goes to the tier. Throws as check_format and
+  /// make_extra do.
+  void make_state(FunctionRef<void(std::size_t)> add);
+  /// Adds `<parameter>.<kind>`.
+  void add_state(std::size_t index, std::string_view kind, Tensor tensor);
+  /// Adds a moment, as `<parameter>.<kind>`, and its scales, where there are some, as `<parameter>.<kind>_scale`.
+  void add_moment(std::size_t index, std::string_view kind, bool is_signed);
+
+  /// What was added; undefined where it is away, or there is none.
+  Tensor state_of(std::size_t index, std::string_view kind) const;
+  /// Writes what a kernel is told about a parameter, but for the numbers of its rule.
+  void set_arguments(kernels::UpdateArgs& args, std::size_t index, double weight_decay, const Addresses& at) const;
+  /// The same with the moments of these kinds; empty: the rule has none.
+  void set_arguments(kernels::ElementArgs& args, std::size_t index, double weight_decay, const Addresses& at,
+                     std::string_view first, std::string_view second) const;
 
  private:
+  /// One of a parameter's state tensors; undefined where it is not.
+  struct State {
+    std::string kind;
+    Tensor here;
+    std::unique_ptr<memory::Offloaded> away;  // null: it stays
+    bool is_away() const noexcept { return away != nullptr && away->defined(); }
+  };
+  const State* find(std::size_t index, std::string_view kind) const;
+  void bump_versions(std::size_t index) const;
   void step_all();
+  void put_away(std::size_t index);
   void prefetch(std::size_t index);
   void fetch(std::size_t index);
   void complete_writes();
 
-  std::shared_ptr<Tier> tier_;
-  std::vector<std::vector<memory::Offloaded>> away_;  // per parameter, in the order of state_of
-  std::vector<std::size_t> writing_;                  // parameters whose state is on its way
   std::vector<Named> parameters_;
   LeafSet leaves_;
+  NarrowUpdate narrow_;
+  MomentFormat moments_;
+  std::vector<std::vector<State>> states_;  // of each parameter
+  std::shared_ptr<Tier> tier_;
+  std::vector<std::size_t> writing_;        // parameters whose state is on its way
   std::vector<std::size_t> with_gradient_;  // of the update under way; it has room for all
   double rate_;
   double gradient_factor_ = 1;
   std::int64_t step_count_ = 0;
 };
-
-/// Zeros like `parameter` in its compute type (f32, or f64), counted as optimizer state under the parameter's path.
-Tensor make_state(const Tensor& parameter);
 
 }  // namespace thimble::optim

@@ -1,44 +1,43 @@
 #include <thimble/optim/sgd.h>
 
-#include <thimble/optim/arguments.h>
+#include <thimble/core/error.h>
 
 namespace thimble::optim {
+namespace sgd_detail {
+
+// Where there is nothing to send away, updates need not be one by one.
+bool has_state(const SgdOptions& options) { return options.momentum > 0 || options.narrow != NarrowUpdate::rounded; }
+
+}  // namespace sgd_detail
 
 Sgd::Sgd(std::vector<Named> parameters, SgdOptions options)
-    : Optimizer(std::move(parameters), options.rate), options_(options), narrow_(options.narrow) {
-  check_options("sgd", options, true);
-  const bool has_state = options.momentum > 0 || options.narrow != NarrowUpdate::rounded;
-  if (has_state) set_tier(options.tier);
-  for (std::size_t i = 0; has_state && i < this->parameters().size(); ++i) {
-    const Named& p = this->parameters()[i];
-    if (options.momentum > 0) momentum_.push_back(make_state(p.tensor));
-    narrow_.add(p);
-    put_away(i);
+    : Optimizer(std::move(parameters), options.rate, sgd_detail::has_state(options) ? options.tier : nullptr,
+                options.narrow, options.moments),
+      options_(std::move(options)) {
+  const double momentum = options_.momentum;
+  if (options_.moments.dtype == DType::f32) {
+    require(momentum >= 0 && momentum < 1, "momentum (allowed: [0, 1))", momentum);
+  } else {
+    require(momentum > 0 && momentum < 1, "momentum (allowed: (0, 1))", momentum);
   }
+  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  if (options_.nesterov && momentum == 0) throw ValueError("sgd: nesterov needs momentum > 0");
   list_.reserve(this->parameters().size());
-  end_step();
+  make_state([this](std::size_t index) {
+    if (options_.momentum > 0) add_moment(index, "momentum", true);
+  });
 }
 
-void Sgd::list_state(std::size_t index, std::vector<Named>& list) const {
-  const std::string& name = parameters()[index].name;
-  if (!momentum_.empty()) list.push_back({name + ".momentum", momentum_[index]});
-  if (options_.narrow != NarrowUpdate::rounded) narrow_.list(index, name, list);
-}
-
-std::vector<Tensor*> Sgd::state_of(std::size_t index) {
-  std::vector<Tensor*> list;
-  if (!momentum_.empty()) list.push_back(&momentum_[index]);
-  if (Tensor* const extra = narrow_.state_of(index)) list.push_back(extra);
-  return list;
+const char* Sgd::name() const noexcept {
+  if (options_.moments.dtype == DType::u8) return "momentum8";
+  return options_.moments.dtype == DType::bf16 ? "momentum_bf16" : "sgd";
 }
 
 kernels::SgdArgs Sgd::arguments(std::size_t index, const Addresses& at) const {
-  const auto& [name, parameter] = parameters()[index];
-  const Tensor state = momentum_.empty() ? Tensor() : momentum_[index];
-  kernels::SgdArgs args = sgd_arguments(*this, options_, parameter, parameter.grad(), state, at);
-  if (options_.narrow != NarrowUpdate::rounded) {
-    args.narrow = narrow_.arguments(index, parameter, name, step_count(), at);
-  }
+  kernels::SgdArgs args;
+  set_arguments(args, index, options_.weight_decay, at, "momentum", "");
+  args.momentum = options_.momentum;
+  args.nesterov = options_.nesterov;
   return args;
 }
 
@@ -47,14 +46,8 @@ void Sgd::update(std::span<const std::size_t> indices) {
   list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) list_.push_back(arguments(i, at));
-    kernels::optimizer_kernels(device).sgd(list_);
+    kernels::optimizer_kernels(device).update_elements(list_);
   });
-  for (const std::size_t i : indices) wrote(i);
-}
-
-void Sgd::wrote(std::size_t index) const {
-  if (!momentum_.empty()) momentum_[index].storage()->bump_version();
-  if (options_.narrow != NarrowUpdate::rounded) narrow_.bump_version(index);
 }
 
 }  // namespace thimble::optim

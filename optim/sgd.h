@@ -2,7 +2,6 @@
 // Stochastic gradient descent with momentum (Polyak 1964; Sutskever et al. 2013 for Nesterov's form, as PyTorch has
 // it).
 
-#include <thimble/optim/narrow.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
@@ -14,26 +13,25 @@ struct SgdOptions {
   bool nesterov = false;                        ///< needs momentum > 0
   std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
   NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
+  MomentFormat moments = {};                    ///< how momentum is stored (optim/moments.h)
 };
 
-/// State: 4 bytes per parameter element with momentum, and what `narrow` takes.
+/// State, in bytes per parameter element: momentum in f32 4, in bf16 2, in u8 1 + 4 / 256, and what `narrow` takes.
 class Sgd final : public Optimizer {
  public:
-  /// Throws ValueError for options out of range.
+  /// Throws ValueError for options out of range, among them momentum 0 with a format of moments other than f32, and
+  /// DTypeError as make_extra does. State: `<parameter>.momentum`, in u8 also `.momentum_scale`; `.master` or
+  /// `.compensation`.
   Sgd(std::vector<Named> parameters, SgdOptions options);
-  void list_state(std::size_t index, std::vector<Named>& list) const override;
-  const char* name() const noexcept override { return "sgd"; }
+  /// "sgd"; "momentum_bf16" and "momentum8" with momentum in bf16 and u8.
+  const char* name() const noexcept override;
   bool takes_gradient_factor() const noexcept override { return true; }
 
  private:
-  std::vector<Tensor*> state_of(std::size_t index) override;
   void update(std::span<const std::size_t> indices) override;
   kernels::SgdArgs arguments(std::size_t index, const Addresses& at) const;
-  void wrote(std::size_t index) const;
 
   SgdOptions options_;
-  std::vector<Tensor> momentum_;
-  NarrowUpdateState narrow_;
   std::vector<kernels::SgdArgs> list_;  // of the update under way; it has room for all
 };
 

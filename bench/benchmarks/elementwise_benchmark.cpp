@@ -26,7 +26,6 @@
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/adam8.h>
 #include <thimble/optim/sgd.h>
 
 namespace {
@@ -171,15 +170,15 @@ void run_operator(const Case& c, DType dtype, const KernelTiming& options, doubl
   std::printf("\n");
 }
 
-template <class Optimizer, class... Options>
+template <class Optimizer, class Options>
 void run_optimizer(const KernelTiming& options, double ceiling, const char* name, double bytes_per_element,
-                   const Options&... own) {
+                   const Options& own) {
   if (!options.takes(name)) return;
   const memory::Stack stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
   Tensor p = values({rows, width}, DType::f32, cpu).require_grad();
   p.grad() = values({rows, width}, DType::f32, cpu);
-  Optimizer optimizer({{"p", p}}, own...);
+  Optimizer optimizer({{"p", p}}, own);
   const double ms = best_ms(options.seconds, [&] { optimizer.step(); });
   std::printf("| %s |", name);
   print_rate(ms, bytes_per_element * static_cast<double>(p.elements()), ceiling);
@@ -199,8 +198,10 @@ void run(const KernelTiming& options) {
   run_optimizer<optim::Sgd>(options, ceiling, "sgd", 12, optim::SgdOptions{});
   run_optimizer<optim::Sgd>(options, ceiling, "momentum", 20, optim::SgdOptions{.momentum = 0.9});
   run_optimizer<optim::Adam>(options, ceiling, "adam", 28, optim::AdamOptions{});
-  run_optimizer<optim::Momentum8>(options, ceiling, "momentum8", 14 + 8.0 / 256, optim::SgdOptions{.momentum = 0.9});
-  run_optimizer<optim::Adam8>(options, ceiling, "adam8", 16 + 16.0 / 256, optim::AdamOptions{});
+  const optim::MomentFormat codes{.dtype = DType::u8};
+  run_optimizer<optim::Sgd>(options, ceiling, "momentum8", 14 + 8.0 / 256,
+                            optim::SgdOptions{.momentum = 0.9, .moments = codes});
+  run_optimizer<optim::Adam>(options, ceiling, "adam8", 16 + 16.0 / 256, optim::AdamOptions{.moments = codes});
   run_optimizer<optim::Adafactor>(options, ceiling, "adafactor", 12, optim::AdafactorOptions{});
 }
 

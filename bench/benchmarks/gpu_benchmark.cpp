@@ -34,7 +34,7 @@
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/step/recorded_step.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
 
 namespace thimble {
 namespace gpu_benchmark_detail {
@@ -215,7 +215,7 @@ void run_optimizers(Device device, std::int64_t scale) {
   const std::vector<optim::Named> list{{"p", p}};
   const auto n = static_cast<double>(p.elements());
   optim::Adam adam(list, {});
-  optim::Adam8 adam8(list, {});
+  optim::Adam adam8(list, {.moments = {.dtype = DType::u8}});
   optim::Adafactor adafactor(list, {});
   report("adam", DType::f32, seconds_of(device, [&] { adam.step(); }), 28 * n, "GB/s");
   report("adam8", DType::f32, seconds_of(device, [&] { adam8.step(); }), 16 * n, "GB/s");

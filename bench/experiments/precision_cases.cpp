@@ -76,7 +76,7 @@ std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Set
   constexpr std::int64_t moments = 2;
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, one.precision());
   const models::ModelState state =
-      one.optimizer == "adamw8" ? theory.state(moments, optim::NarrowState{}) : theory.state(moments);
+      one.optimizer == "adamw8" ? theory.state(moments, {.dtype = DType::u8}) : theory.state(moments);
   switch (category) {
     case Category::parameter:
       return state.parameters + state.buffers;

@@ -11,7 +11,8 @@
 #include <thimble/memory/offload/direct_file.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/sgd.h>
 
 namespace thimble::bench {
 namespace setup_detail {
@@ -127,38 +128,6 @@ DType optimizer_state(const Setup& setup, bool is_text) {
 
 namespace setup_detail {
 
-std::unique_ptr<optim::Optimizer> make_sgd(const Setup& setup, const models::Model& model, const std::string& name,
-                                           const std::shared_ptr<Tier>& tier, const optim::NarrowState& narrow_state,
-                                           optim::NarrowUpdate narrow) {
-  optim::SgdOptions options;
-  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
-  options.rate = numbers.rate;
-  options.weight_decay = numbers.weight_decay;
-  options.momentum = name == "sgd" ? 0 : 0.9;
-  options.tier = tier;
-  if (setup.beta2 >= 0) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
-  options.narrow = narrow;
-  if (narrow_state.dtype == DType::f32) return std::make_unique<optim::Sgd>(model.trainable(), options);
-  return std::make_unique<optim::Momentum8>(model.trainable(), options, narrow_state);
-}
-
-std::unique_ptr<optim::Optimizer> make_adafactor(const Setup& setup, const models::Model& model,
-                                                 const std::shared_ptr<Tier>& tier, optim::NarrowUpdate narrow) {
-  optim::AdafactorOptions options;
-  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
-  options.rate = numbers.rate;
-  options.weight_decay = numbers.weight_decay;
-  options.tier = tier;
-  options.narrow = narrow;
-  options.smallest_decayed_rank = 2;
-  if (setup.beta2 >= 0) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
-  return std::make_unique<optim::Adafactor>(model.trainable(), options);
-}
-
-}  // namespace setup_detail
-
-namespace setup_detail {
-
 // With momentum 0.9 a step is ten times as long in the end. Batch norm takes 0.1; nets without it diverge there, and
 // kernels that many layers share get the gradients of all of them.
 double momentum_rate(const std::string& model) {
@@ -191,7 +160,9 @@ OptimizerNumbers optimizer_numbers(const Setup& setup, const models::Model& mode
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model) {
   const std::string name = optimizer_name(setup, model.is_text());
-  const optim::NarrowState narrow_state{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
+  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
+  const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
+  const bool has_beta2 = setup.beta2 >= 0;
   optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
   if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
   std::shared_ptr<Tier> tier;
@@ -199,19 +170,34 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
     setup_detail::require_place(setup, "--offload-optimizer");
     tier = setup_detail::make_tier(setup, model.trainable().front().tensor.device());
   }
-  if (name == "adafactor") return setup_detail::make_adafactor(setup, model, tier, narrow);
-  if (!name.starts_with("adam")) return setup_detail::make_sgd(setup, model, name, tier, narrow_state, narrow);
-  optim::AdamOptions options;
-  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
-  options.rate = numbers.rate;
-  options.weight_decay = numbers.weight_decay;
-  options.beta2 = *numbers.beta2;
-  options.is_decoupled = name.starts_with("adamw");
-  options.tier = tier;
-  options.narrow = narrow;
-  if (options.is_decoupled) options.smallest_decayed_rank = 2;
-  if (narrow_state.dtype == DType::f32) return std::make_unique<optim::Adam>(model.trainable(), options);
-  return std::make_unique<optim::Adam8>(model.trainable(), options, narrow_state);
+  if (name == "adafactor") {
+    if (has_beta2) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
+    return std::make_unique<optim::Adafactor>(model.trainable(),
+                                              optim::AdafactorOptions{.rate = numbers.rate,
+                                                                      .weight_decay = numbers.weight_decay,
+                                                                      .smallest_decayed_rank = 2,
+                                                                      .tier = tier,
+                                                                      .narrow = narrow});
+  }
+  if (name.starts_with("adam")) {
+    const bool is_adamw = name.starts_with("adamw");
+    return std::make_unique<optim::Adam>(model.trainable(),
+                                         optim::AdamOptions{.rate = numbers.rate,
+                                                            .beta2 = *numbers.beta2,
+                                                            .weight_decay = numbers.weight_decay,
+                                                            .is_decoupled = is_adamw,
+                                                            .smallest_decayed_rank = is_adamw ? 2 : 0,
+                                                            .tier = tier,
+                                                            .narrow = narrow,
+                                                            .moments = moments});
+  }
+  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
+  return std::make_unique<optim::Sgd>(model.trainable(), optim::SgdOptions{.rate = numbers.rate,
+                                                                           .momentum = name == "sgd" ? 0 : 0.9,
+                                                                           .weight_decay = numbers.weight_decay,
+                                                                           .tier = tier,
+                                                                           .narrow = narrow,
+                                                                           .moments = moments});
 }
 
 double clip_norm(const Setup& setup, bool is_text) {

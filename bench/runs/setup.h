@@ -25,7 +25,7 @@ struct Setup {
   /// adamw for text
   std::string optimizer;
   DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
-  std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same (NarrowState)
+  std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same
   DType dtype = DType::f32;                  ///< of parameters and activations
   std::string
       precision;  ///< a policy (nn/precision/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`

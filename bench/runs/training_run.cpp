@@ -25,7 +25,6 @@
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/fit/plan_file.h>
-#include <thimble/optim/adam8.h>
 
 namespace thimble::bench {
 namespace training_run_detail {
@@ -372,7 +371,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.parameters = training.model().parameter_count();
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
-  report.full_state = optim::names_kept_full(training.optimizer());
+  report.full_state = training.optimizer().kept_full();
   detail::TrainedModel run(prepared, stack, training);
   const nn::LoopOptions loop_options = detail::loop_options(prepared);
   nn::TrainingLoop loop(run, loop_options, stack, report, control);

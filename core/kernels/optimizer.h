@@ -1,9 +1,10 @@
 #pragma once
 // The optimizer kernel family: one pass over a parameter, its gradient and its state. Arithmetic in f32 (f64 for f64
-// parameters); state tensors have the parameter's compute type.
+// parameters); parameters and gradients are of any floating dtype, and narrow parameters are stored as NarrowArgs says.
 
 #include <cstdint>
 #include <span>
+#include <variant>
 
 #include <thimble/core/random/generator.h>
 #include <thimble/core/tensor/device.h>
@@ -21,38 +22,87 @@ struct NarrowArgs {
                                  ///< updated, and what rounding takes of the sum goes there
 };
 
-/// d = g + weight_decay p;  m = momentum m + d;  p -= rate (nesterov ? d + momentum m : m), or rate d without momentum.
-struct SgdArgs {
-  std::int64_t n = 0;
+/// What every update is told. Rules that have no count of updates do not look at `step`.
+struct UpdateArgs {
   void* parameter = nullptr;
   DType dtype = DType::f32;
   const void* gradient = nullptr;
   DType gradient_dtype = DType::f32;
-  void* momentum_buffer = nullptr;  ///< null: no momentum
-  DType state_dtype = DType::f32;
-  double rate = 0, momentum = 0, weight_decay = 0;
-  bool nesterov = false;
+  double rate = 0, weight_decay = 0;
   double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
+  std::int64_t step = 1;       ///< of this update, from 1
   NarrowArgs narrow = {};
 };
+
+/// Values that share a scale in a moment of 8 bits, the first ones of a parameter first; the last block may be shorter.
+inline constexpr std::int64_t state_block = 256;
+
+/// One number for each element of a parameter, which updates read and write: the first moment has a sign, the second
+/// is a mean of squares. In u8 both are dynamic codes (core/numbers/quant_code.h), signed and unsigned, with the
+/// largest magnitude of each block. A second moment above zero is then never rounded to code 0, which would let the
+/// next update divide by epsilon alone, and a block with a moment that is not finite becomes NaN as a whole.
+struct MomentArgs {
+  void* values = nullptr;   ///< null: there is none
+  float* scales = nullptr;  ///< of u8: one per block
+};
+
+/// An update of each element by itself. A pass over a run of elements reads their moments, updates, and stores the
+/// moments again, so that narrow ones never exist in more digits as a whole.
+struct ElementArgs : UpdateArgs {
+  std::int64_t n = 0;
+  MomentArgs first, second;
+  DType state_dtype = DType::f32;  ///< of moments: the parameter's compute type, bf16 or u8
+};
+/// By a rule (core/kernels/shared/update_rule.h) with these numbers.
+template <class Numbers>
+struct ElementUpdate : ElementArgs, Numbers {};
+
+/// d = g + weight_decay p;  m = momentum m + d;  p -= rate (nesterov ? d + momentum m : m), or rate d without m, the
+/// first moment.
+struct SgdNumbers {
+  double momentum = 0;
+  bool nesterov = false;
+  bool operator==(const SgdNumbers&) const = default;
+};
+using SgdArgs = ElementUpdate<SgdNumbers>;
 
 /// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  p -= rate / c1 * m / (sqrt(v) / sqrt(c2) + epsilon), c = 1 -
 /// b^step, with 1 / sqrt(c2) as a factor. Weight decay: decoupled (AdamW) p *= 1 - rate decay before; else g += decay
 /// p.
-struct AdamArgs {
-  std::int64_t n = 0;
-  void* parameter = nullptr;
-  DType dtype = DType::f32;
-  const void* gradient = nullptr;
-  DType gradient_dtype = DType::f32;
-  void* first_moment = nullptr;
-  void* second_moment = nullptr;
-  DType state_dtype = DType::f32;
-  double rate = 0, beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
+struct AdamNumbers {
+  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
   bool is_decoupled = true;
-  std::int64_t step = 1;       ///< of this update, from 1
-  double gradient_factor = 1;  ///< the gradient is multiplied by it as it is read
-  NarrowArgs narrow = {};
+  bool operator==(const AdamNumbers&) const = default;
+};
+using AdamArgs = ElementUpdate<AdamNumbers>;
+
+/// Updates of many parameters by one rule.
+using ElementUpdates = std::variant<std::span<const SgdArgs>, std::span<const AdamArgs>>;
+
+/// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235, algorithms 4 and 5) of a parameter seen as (rows, columns).
+/// g is the gradient times gradient_factor.
+///   s = g^2 + epsilon1;  b = 1 - step^-decay
+///   factored: R = b R + (1 - b) mean of s over a row;  C = b C + (1 - b) mean over a column;  V = R C / mean(R)
+///   else:     V = b V + (1 - b) s
+///   u = g / sqrt(V);  u /= max(1, rms(u) / clip);  a = rate max(epsilon2, rms(p)) or rate;  m = beta1 m + (1 - beta1)
+///   u p = (1 - rate weight_decay) p - a (u, or m where there is one)
+/// p is what `narrow` says: the master copy, or parameter and compensation together.
+struct AdafactorNumbers {
+  double beta1 = 0, decay = 0.8, epsilon1 = 1e-30, epsilon2 = 1e-3, clip = 1;
+  bool scales_by_parameter = true;
+  bool has_relative_step = false;  ///< the rate is min(1e-2, 1 / sqrt(step)) instead
+  bool operator==(const AdafactorNumbers&) const = default;
+};
+
+/// Arithmetic in f32. Sums are taken in f64 in an order that depends on rows and columns alone, the same on all
+/// devices: a row in tiles of 256, each in 8 lanes; all rows in 64 ranges; a column in stretches of 64 rows.
+struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
+  static constexpr std::int64_t tile = 256, shares = 64, stretch = 64;
+  static constexpr int lanes = 8;
+  std::int64_t rows = 0, columns = 0;
+  float* row_moment = nullptr;     ///< R, null: not factored
+  float* column_moment = nullptr;  ///< C, or V, of rows x columns, where row_moment is null
+  float* momentum = nullptr;       ///< null: none
 };
 
 /// *sum = sum of squares, in f64, in an order that depends on n alone.
@@ -81,8 +131,9 @@ inline constexpr std::size_t most_listed = 56;
 struct OptimizerKernels {
   /// Updates of many parameters, with the bits of one after the other. On a GPU those that are alike in dtypes and
   /// numbers share a launch.
-  void (*sgd)(std::span<const SgdArgs>) = nullptr;
-  void (*adam)(std::span<const AdamArgs>) = nullptr;
+  void (*update_elements)(const ElementUpdates&) = nullptr;
+  /// Likewise, with one launch for each phase of all that are alike, matrices and vectors together.
+  void (*adafactor)(std::span<const AdafactorArgs>) = nullptr;
   /// Of many gradients, likewise.
   void (*square_sums)(std::span<const SquareSumArgs>) = nullptr;
   void (*clip)(const ClipNorm&, std::span<const ClipArgs>) = nullptr;

@@ -338,7 +338,10 @@ void run_phases(const AdafactorArgs& args, const FactoredTable& table) {
 }
 
 // Teams of any phase, at most.
-std::int64_t most_teams_of(std::int64_t n) { return n > 0 ? in_parts(n, RowMoments::batch) + shares : 0; }
+std::int64_t most_teams_of(const AdafactorArgs& a) {
+  const std::int64_t n = a.rows * a.columns;
+  return n > 0 ? in_parts(n, RowMoments::batch) + shares : 0;
+}
 
 }  // namespace adafactor_cuda_detail
 

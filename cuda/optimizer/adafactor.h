@@ -1,9 +1,9 @@
 #pragma once
-// One entry of the CUDA table of optimizer8.h, in a file of its own.
+// One entry of the CUDA table of optimizer.h, in a file of its own.
 
 #include <span>
 
-#include <thimble/core/kernels/optimizer8.h>
+#include <thimble/core/kernels/optimizer.h>
 
 namespace thimble::kernels {
 

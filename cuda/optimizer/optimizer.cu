@@ -1,12 +1,16 @@
-// Optimizer updates on CUDA devices: a launch for many parameters, a team for each stretch of one.
+// Optimizer updates on CUDA devices: a launch for many parameters, a team for each stretch of one, or for each block of
+// its 8-bit moments, which exist in registers alone.
 
 #include <cmath>
 
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/warp.h>
+#include <thimble/cuda/optimizer/adafactor.h>
 #include <thimble/cuda/optimizer/parameter.h>
 #include <thimble/cuda/optimizer/update_list.h>
+#include <thimble/cuda/runtime/dynamic_code.h>
 #include <thimble/cuda/runtime/live.h>
 
 namespace thimble::kernels {
@@ -42,35 +46,23 @@ struct Step {
   RandomSite site;
 };
 
-// One element: what differs between the optimizers.
-template <class T>
-THIMBLE_DEVICE void update(const SgdRule<T>& rule, const Parameter& p, const Kind& kind, const UpdateEntry& entry,
-                           std::int64_t i) {
-  const T parameter = p.get<T>(i), gradient = load<T>(entry.g, kind.gradient_dtype, i);
-  if (!entry.first) return p.set<T>(i, rule.plain(parameter, gradient));
-  const Array m{entry.first, kind.state_dtype};
-  T velocity = m.get<T>(i);
-  const T updated = rule.with_momentum(parameter, gradient, velocity);
-  m.set<T>(i, velocity);
-  p.set<T>(i, updated);
-}
-
-template <class T>
-THIMBLE_DEVICE void update(const AdamRule<T>& rule, const Parameter& p, const Kind& kind, const UpdateEntry& entry,
-                           std::int64_t i) {
-  const Array m{entry.first, kind.state_dtype}, v{entry.second, kind.state_dtype};
-  const T parameter = p.get<T>(i);
-  T first = m.get<T>(i), second = v.get<T>(i);
-  rule.moments(parameter, load<T>(entry.g, kind.gradient_dtype, i), first, second);
-  m.set<T>(i, first);
-  v.set<T>(i, second);
-  p.set<T>(i, rule.updated(parameter, first, std::sqrt(second)));
+// The new value of an element; moments that the rule lacks stay what they are.
+template <class Rule, class T>
+THIMBLE_DEVICE T updated(const Rule& rule, T p, T g, T& first, T& second) {
+  if constexpr (Rule::moments == 0) {
+    return rule.updated(p, g);
+  } else if constexpr (Rule::moments == 1) {
+    return rule.updated(p, g, first);
+  } else {
+    rule.advance(p, g, first, second);
+    return rule.updated(p, first, std::sqrt(second));
+  }
 }
 
 constexpr std::int64_t stretch = 4096;  // elements of a team
 std::int64_t stretches_of(std::int64_t n) { return (n + stretch - 1) / stretch; }
 
-template <class Rule>
+template <class Rule, class T>
 struct Updates {
   static constexpr int threads = 256;
   Kind kind;
@@ -83,33 +75,120 @@ struct Updates {
     const int at = table.index_of(index);
     const UpdateEntry entry = table.entries[at];
     const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
+    const Array m{entry.first.values, kind.state_dtype}, v{entry.second.values, kind.state_dtype};
     const std::int64_t begin = table.unit_of(index, at) * stretch;
     const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
-    for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) update(step.rule, parameter, kind, entry, i);
+    for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) {
+      T first = 0, second = 0;
+      if constexpr (Rule::moments >= 1) first = m.get<T>(i);
+      if constexpr (Rule::moments >= 2) second = v.get<T>(i);
+      const T gradient = load<T>(entry.g, kind.gradient_dtype, i);
+      const T value = updated(step.rule, parameter.get<T>(i), gradient, first, second);
+      if constexpr (Rule::moments >= 1) m.set<T>(i, first);
+      if constexpr (Rule::moments >= 2) v.set<T>(i, second);
+      parameter.set<T>(i, value);
+    }
   }
 };
 
-template <class Rule, class Args>
-void launch_updates(const Args& a, const UpdateTable& table) {
-  static_assert(sizeof(Updates<Rule>) <= most_argument_bytes);
-  for_each_team(table.teams, Updates<Rule>{Kind(a),
-                                           live(a,
-                                                [](const Args& now) {
-                                                  return Step<Rule>{Rule(now), now.narrow.site};
-                                                }),
-                                           table});
+THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
+
+// Codes of a moment, and the scales of their blocks.
+template <bool is_first>
+struct Codes {
+  using Code = quant::DynamicCode<is_first>;
+  std::uint8_t* codes;
+  float* scales;
+
+  THIMBLE_DEVICE explicit Codes(const MomentArgs& m) : codes(static_cast<std::uint8_t*>(m.values)), scales(m.scales) {}
+  template <class Team>
+  THIMBLE_DEVICE quant::BlockScale rescale(Team& team, std::int64_t block, std::uint32_t own_magnitude) const {
+    const quant::BlockScale s = quant::block_scale(team.max(own_magnitude), Code::largest, DType::f32);
+    if (team.rank() == 0) scales[block] = s.scale;  // all threads have read it: max() is a barrier
+    return s;
+  }
+  THIMBLE_DEVICE float decode(std::int64_t i, float scale) const {
+    return MakeCode<Code>::make().decode(codes[i]) * scale;
+  }
+  THIMBLE_DEVICE void encode(std::int64_t i, const quant::BlockScale& s, float x) const {
+    const std::uint8_t code = s.is_finite ? MakeCode<Code>::make().encode(x * s.inverse) : std::uint8_t{0};
+    codes[i] = is_first ? code : not_lost(code, x);
+  }
+};
+
+std::int64_t blocks_of(std::int64_t n) { return (n + state_block - 1) / state_block; }
+
+// The same of 8-bit moments: a team for each block, each thread with its own elements.
+template <class Rule>
+struct BlockUpdates {
+  static constexpr int threads = 64;
+  static constexpr bool has_second = Rule::moments >= 2;
+  Kind kind;
+  Live<Step<Rule>> live_step;
+  UpdateTable table;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    constexpr int own = static_cast<int>(state_block) / Team::size;
+    const Step<Rule> step = live_step.get();
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
+    const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
+    const Codes<true> first(entry.first);
+    const Codes<false> second(entry.second);
+    const std::int64_t block = table.unit_of(index, at), begin = block * state_block + team.rank();
+    const float first_scale = first.scales[block], second_scale = has_second ? second.scales[block] : 0;
+    float m[own], v[own];
+    std::uint32_t most_m = 0, most_v = 0;
+    THIMBLE_UNROLL
+    for (int k = 0; k < own; ++k) {
+      const std::int64_t i = begin + k * Team::size;
+      if (i >= entry.n) break;
+      m[k] = first.decode(i, first_scale);
+      v[k] = has_second ? second.decode(i, second_scale) : 0;
+      const float gradient = load<float>(entry.g, kind.gradient_dtype, i);
+      parameter.set<float>(i, updated(step.rule, parameter.get<float>(i), gradient, m[k], v[k]));
+      most_m = larger_of(most_m, magnitude_bits(m[k])), most_v = larger_of(most_v, magnitude_bits(v[k]));
+    }
+    const quant::BlockScale of_m = first.rescale(team, block, most_m);
+    quant::BlockScale of_v{};
+    if constexpr (has_second) of_v = second.rescale(team, block, most_v);
+    THIMBLE_UNROLL
+    for (int k = 0; k < own; ++k) {
+      const std::int64_t i = begin + k * Team::size;
+      if (i >= entry.n) break;
+      first.encode(i, of_m, m[k]);
+      if constexpr (has_second) second.encode(i, of_v, v[k]);
+    }
+  }
+};
+
+template <class Body, class Args, class Rule>
+void launch_updates(const Args& a, const UpdateTable& table, const Rule&) {
+  static_assert(sizeof(Body) <= most_argument_bytes);
+  const auto make = [](const Args& now) { return Step<Rule>{Rule(now), now.narrow.site}; };
+  for_each_team(table.teams, Body{Kind(a), live(a, make), table});
 }
 
-void sgd(std::span<const SgdArgs> list) {
-  for_each_table(list, stretches_of, [](const SgdArgs& a, const UpdateTable& table) {
-    with_compute_type(a.dtype, [&]<class T>() { launch_updates<SgdRule<T>>(a, table); });
+// Moments in 8 bits are of f32 updates.
+template <class Args>
+void launch_table(const Args& a, const UpdateTable& table) {
+  if (a.state_dtype == DType::u8) {
+    return with_rule<float>(a, [&]<class Rule>(const Rule& rule) {
+      if constexpr (Rule::moments > 0) launch_updates<BlockUpdates<Rule>>(a, table, rule);
+    });
+  }
+  with_compute_type(a.dtype, [&]<class T>() {
+    with_rule<T>(a, [&]<class Rule>(const Rule& rule) { launch_updates<Updates<Rule, T>>(a, table, rule); });
   });
 }
 
-void adam(std::span<const AdamArgs> list) {
-  for_each_table(list, stretches_of, [](const AdamArgs& a, const UpdateTable& table) {
-    with_compute_type(a.dtype, [&]<class T>() { launch_updates<AdamRule<T>>(a, table); });
-  });
+void update_elements(const ElementUpdates& updates) {
+  const auto teams_of = [](const ElementArgs& a) {
+    return a.state_dtype == DType::u8 ? blocks_of(a.n) : stretches_of(a.n);
+  };
+  std::visit([&]<class Args>(std::span<const Args> list) { for_each_table(list, teams_of, launch_table<Args>); },
+             updates);
 }
 
 // Sums of squares of parts of gradients, and the factor of clipping: written and read by kernels of one stream, in
@@ -161,10 +240,12 @@ struct AddParts {
 
 void square_sums(std::span<const SquareSumArgs> list) {
   static_assert(sizeof(SumParts) <= most_argument_bytes);
-  for_each_table(list, parts_of, [](const SquareSumArgs& a, const UpdateTable& table) {
-    for_each_team(table.teams, SumParts{a.dtype, table});
-    for_each_team(table.count, AddParts{table});
-  });
+  for_each_table(
+      list, [](const SquareSumArgs& a) { return parts_of(a.n); },
+      [](const SquareSumArgs& a, const UpdateTable& table) {
+        for_each_team(table.teams, SumParts{a.dtype, table});
+        for_each_team(table.count, AddParts{table});
+      });
 }
 
 struct FindFactor {
@@ -196,12 +277,15 @@ struct Scale {
 
 void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
   for_each_item(1, FindFactor{norm});
-  for_each_table(list, stretches_of, [](const ClipArgs& a, const UpdateTable& table) {
-    with_compute_type(a.dtype, [&]<class T>() { for_each_team(table.teams, Scale<T>{a.dtype, table}); });
-  });
+  for_each_table(
+      list, [](const ClipArgs& a) { return stretches_of(a.n); },
+      [](const ClipArgs& a, const UpdateTable& table) {
+        with_compute_type(a.dtype, [&]<class T>() { for_each_team(table.teams, Scale<T>{a.dtype, table}); });
+      });
 }
 
-constexpr OptimizerKernels table{sgd, adam, square_sums, clip};
+constexpr OptimizerKernels table{
+    .update_elements = update_elements, .adafactor = adafactor_on_cuda, .square_sums = square_sums, .clip = clip};
 
 }  // namespace optimizer_cuda_detail
 

@@ -13,7 +13,6 @@
 #include <span>
 
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/optimizer8.h>
 #include <thimble/cuda/kernel/kernel.h>
 
 namespace thimble::cuda_kernels {
@@ -33,11 +32,10 @@ inline NarrowExtra extra_of(const kernels::NarrowArgs& how) {
 
 /// One parameter of a launch.
 struct UpdateEntry {
-  std::int64_t n;                       ///< elements
-  void* p;                              ///< parameter
-  const void* g;                        ///< gradient
-  void *first, *second;                 ///< moments
-  float *first_scales, *second_scales;  ///< of moments in 8 bits
+  std::int64_t n;  ///< elements
+  void* p;         ///< parameter
+  const void* g;   ///< gradient
+  kernels::MomentArgs first, second;
   NarrowExtra extra;
 };
 
@@ -81,68 +79,39 @@ inline bool are_alike(const kernels::NarrowArgs& a, const kernels::NarrowArgs& b
   return (a.master == nullptr) == (b.master == nullptr) && (a.compensation == nullptr) == (b.compensation == nullptr) &&
          a.is_stochastic == b.is_stochastic && a.site.seed == b.site.seed && a.site.step == b.site.step;
 }
-inline bool are_alike(const kernels::SgdArgs& a, const kernels::SgdArgs& b) {
-  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.state_dtype == b.state_dtype &&
-         (a.momentum_buffer == nullptr) == (b.momentum_buffer == nullptr) && a.rate == b.rate &&
-         a.momentum == b.momentum && a.weight_decay == b.weight_decay && a.nesterov == b.nesterov &&
-         a.gradient_factor == b.gradient_factor && are_alike(a.narrow, b.narrow);
-}
-inline bool are_alike(const kernels::AdamArgs& a, const kernels::AdamArgs& b) {
-  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.state_dtype == b.state_dtype &&
-         a.rate == b.rate && a.beta1 == b.beta1 && a.beta2 == b.beta2 && a.epsilon == b.epsilon &&
-         a.weight_decay == b.weight_decay && a.is_decoupled == b.is_decoupled && a.step == b.step &&
-         a.gradient_factor == b.gradient_factor && are_alike(a.narrow, b.narrow);
-}
-inline bool are_alike(const kernels::Adam8Args& a, const kernels::Adam8Args& b) {
-  return are_alike(a.update, b.update);
-}
-inline bool are_alike(const kernels::Momentum8Args& a, const kernels::Momentum8Args& b) {
-  return are_alike(a.update, b.update);
-}
-
-inline bool are_alike(const kernels::AdafactorArgs& a, const kernels::AdafactorArgs& b) {
-  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.rate == b.rate && a.beta1 == b.beta1 &&
-         a.decay == b.decay && a.epsilon1 == b.epsilon1 && a.epsilon2 == b.epsilon2 && a.clip == b.clip &&
-         a.weight_decay == b.weight_decay && a.scales_by_parameter == b.scales_by_parameter &&
-         a.has_relative_step == b.has_relative_step && a.gradient_factor == b.gradient_factor && a.step == b.step &&
+inline bool have_same_kind(const kernels::UpdateArgs& a, const kernels::UpdateArgs& b) {
+  return a.dtype == b.dtype && a.gradient_dtype == b.gradient_dtype && a.rate == b.rate &&
+         a.weight_decay == b.weight_decay && a.gradient_factor == b.gradient_factor && a.step == b.step &&
          are_alike(a.narrow, b.narrow);
 }
-
+template <class Numbers>
+bool are_alike(const kernels::ElementUpdate<Numbers>& a, const kernels::ElementUpdate<Numbers>& b) {
+  return have_same_kind(a, b) && a.state_dtype == b.state_dtype &&
+         (a.first.values == nullptr) == (b.first.values == nullptr) &&
+         static_cast<const Numbers&>(a) == static_cast<const Numbers&>(b);
+}
+inline bool are_alike(const kernels::AdafactorArgs& a, const kernels::AdafactorArgs& b) {
+  using Numbers = kernels::AdafactorNumbers;
+  return have_same_kind(a, b) && static_cast<const Numbers&>(a) == static_cast<const Numbers&>(b);
+}
 inline bool are_alike(const kernels::SquareSumArgs& a, const kernels::SquareSumArgs& b) { return a.dtype == b.dtype; }
 inline bool are_alike(const kernels::ClipArgs& a, const kernels::ClipArgs& b) { return a.dtype == b.dtype; }
 
-inline UpdateEntry entry_of(const kernels::SgdArgs& a) {
-  return {a.n, a.parameter, a.gradient, a.momentum_buffer, nullptr, nullptr, nullptr, extra_of(a.narrow)};
+template <class Numbers>
+UpdateEntry entry_of(const kernels::ElementUpdate<Numbers>& a) {
+  return {a.n, a.parameter, a.gradient, a.first, a.second, extra_of(a.narrow)};
 }
-inline UpdateEntry entry_of(const kernels::AdamArgs& a) {
-  return {a.n, a.parameter, a.gradient, a.first_moment, a.second_moment, nullptr, nullptr, extra_of(a.narrow)};
-}
-inline UpdateEntry entry_of(const kernels::Adam8Args& a) {
-  UpdateEntry entry = entry_of(a.update);
-  entry.first_scales = a.first_scales, entry.second_scales = a.second_scales;
-  return entry;
-}
-inline UpdateEntry entry_of(const kernels::Momentum8Args& a) {
-  UpdateEntry entry = entry_of(a.update);
-  entry.first_scales = a.scales;
-  return entry;
-}
-
 inline FactoredEntry entry_of(const kernels::AdafactorArgs& a) {
   return {a.rows * a.columns, a.columns,       a.parameter, a.gradient,
           a.row_moment,       a.column_moment, a.momentum,  extra_of(a.narrow)};
 }
 
 /// `p` is the place of the sum.
-inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) {
-  return {a.n, a.sum, a.gradient, nullptr, nullptr, nullptr, nullptr, {}};
-}
-inline UpdateEntry entry_of(const kernels::ClipArgs& a) {
-  return {a.n, a.gradient, nullptr, nullptr, nullptr, nullptr, nullptr, {}};
-}
+inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) { return {a.n, a.sum, a.gradient, {}, {}, {}}; }
+inline UpdateEntry entry_of(const kernels::ClipArgs& a) { return {a.n, a.gradient, nullptr, {}, {}, {}}; }
 
-/// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, and a tensor of n
-/// elements has teams_of(n) teams.
+/// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, and each of them has
+/// teams_of(its args) teams.
 template <class Args, class TeamsOf, class Run>
 void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run) {
   constexpr std::int64_t most_teams = std::int64_t{1} << 31;
@@ -154,16 +123,15 @@ void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const R
     while (before < first && !are_alike(list[before], list[first])) ++before;
     if (before < first) continue;  // it went with that one
     for (std::size_t i = first; i < list.size(); ++i) {
-      const Entry entry = entry_of(list[i]);
       if (!are_alike(list[first], list[i])) continue;
-      const std::int64_t teams = teams_of(entry.n);
+      const std::int64_t teams = teams_of(list[i]);
       if (table.count == Table::most || table.teams + teams > most_teams) {
         run(list[first], table);
         table.count = 0, table.teams = 0;
       }
       table.begins[table.count] = table.teams;
       table.teams += static_cast<std::uint32_t>(teams);
-      table.entries[table.count++] = entry;
+      table.entries[table.count++] = entry_of(list[i]);
     }
     if (table.count > 0) run(list[first], table);
     table.count = 0, table.teams = 0;

@@ -14,7 +14,8 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -155,12 +156,13 @@ namespace {
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const std::string& name, const std::vector<optim::Named>& list) {
   using namespace optim;
-  const AdamOptions adam{0.02, 0.8, 0.95, 1e-6, 0.1, name != "adam8", 2};
-  const SgdOptions sgd{.rate = 0.02, .momentum = 0.9, .weight_decay = 0.1, .nesterov = name == "nesterov8"};
-  const NarrowState codes{DType::u8, 100, {}};
-  if (name == "adam8" || name == "adamw8") return std::make_unique<Adam8>(list, adam, codes);
-  if (name == "adamw_bf16") return std::make_unique<Adam8>(list, adam, NarrowState{DType::bf16, 100, {}});
-  if (name == "momentum8" || name == "nesterov8") return std::make_unique<Momentum8>(list, sgd, codes);
+  const MomentFormat moments{name == "adamw_bf16" ? DType::bf16 : DType::u8, 100, {}};
+  AdamOptions adam{0.02, 0.8, 0.95, 1e-6, 0.1, name != "adam8", 2};
+  adam.moments = moments;
+  const SgdOptions sgd{
+      .rate = 0.02, .momentum = 0.9, .weight_decay = 0.1, .nesterov = name == "nesterov8", .moments = moments};
+  if (name.starts_with("adamw") || name == "adam8") return std::make_unique<Adam>(list, adam);
+  if (name == "momentum8" || name == "nesterov8") return std::make_unique<Sgd>(list, sgd);
   if (name == "adafactor") return std::make_unique<Adafactor>(list, AdafactorOptions{.rate = 0.05});
   const AdafactorOptions all{.rate = 0.05,
                              .has_relative_step = true,

@@ -12,7 +12,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
 
 #include "support/catch.h"
 
@@ -88,8 +88,8 @@ TEST_CASE("models theory: parameters of every model, and optimizers' state in ev
       return static_cast<std::int64_t>(optimizer.state_bytes());
     };
     for (const DType dtype : {DType::u8, DType::bf16}) {
-      const optim::NarrowState narrow{.dtype = dtype};
-      CHECK(theory.state(2, narrow).optimizer == bytes_of(optim::Adam8(model->trainable(), {}, narrow)));
+      const optim::MomentFormat format{.dtype = dtype};
+      CHECK(theory.state(2, format).optimizer == bytes_of(optim::Adam(model->trainable(), {.moments = format})));
     }
     CHECK(theory.factored_state().optimizer == bytes_of(optim::Adafactor(model->trainable(), {})));
   }

@@ -263,12 +263,13 @@ TEST_CASE("optim8: a file whose scales of blocks are no magnitudes is refused", 
     nn::Linear model(40, 16);
     std::unique_ptr<optim::Optimizer> optimizer;
     if (std::string(kind) == "momentum8") {
-      optimizer = std::make_unique<optim::Momentum8>(model.trainable(), optim::SgdOptions{.momentum = 0.9},
-                                                     optim8_test::narrow());
+      optimizer = std::make_unique<optim::Sgd>(model.trainable(),
+                                               optim::SgdOptions{.momentum = 0.9, .moments = optim8_test::narrow()});
     } else {
       optim::AdamOptions options;
       options.is_decoupled = std::string(kind) == "adamw8";
-      optimizer = std::make_unique<optim::Adam8>(model.trainable(), options, optim8_test::narrow());
+      options.moments = optim8_test::narrow();
+      optimizer = std::make_unique<optim::Adam>(model.trainable(), options);
     }
     REQUIRE(std::string(optimizer->name()) == kind);
     const Tensor x = randn({16, 40});

@@ -15,7 +15,6 @@
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
-#include <thimble/optim/adam8.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/sgd.h>
 
@@ -149,11 +148,12 @@ TEST_CASE("grad_scaler: every optimizer divides by the scale as it reads", "[sca
   const std::vector<Make> makes{
       [](const Net& net) { return std::make_unique<optim::Sgd>(net.trainable(), optim::SgdOptions{.momentum = 0.9}); },
       [](const Net& net) {
-        return std::make_unique<optim::Momentum8>(net.trainable(), optim::SgdOptions{.momentum = 0.9},
-                                                  optim::NarrowState{.smallest = 1});
+        return std::make_unique<optim::Sgd>(
+            net.trainable(), optim::SgdOptions{.momentum = 0.9, .moments = {.dtype = DType::u8, .smallest = 1}});
       },
       [](const Net& net) {
-        return std::make_unique<optim::Adam8>(net.trainable(), optim::AdamOptions{}, optim::NarrowState{.smallest = 1});
+        return std::make_unique<optim::Adam>(net.trainable(),
+                                             optim::AdamOptions{.moments = {.dtype = DType::u8, .smallest = 1}});
       },
       [](const Net& net) { return std::make_unique<optim::Adafactor>(net.trainable(), optim::AdafactorOptions{}); }};
   for (const Make& make : makes) {
@@ -233,7 +233,6 @@ TEST_CASE("grad_scaler: a step that throws leaves it as it was", "[scaler][preci
 TEST_CASE("grad_scaler: an optimizer that would forget the factor is refused", "[scaler][precision]") {
   struct Plain final : optim::Optimizer {
     using Optimizer::Optimizer;
-    void list_state(std::size_t, std::vector<optim::Named>&) const override {}
     const char* name() const noexcept override { return "plain"; }
     void update(std::span<const std::size_t> indices) override {
       for (const std::size_t i : indices) copy_into(parameters()[i].tensor, parameters()[i].tensor.grad());

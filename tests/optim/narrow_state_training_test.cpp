@@ -40,8 +40,8 @@ std::int64_t theory_of(const bench::Setup& setup) {
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(setup.precision));
   if (setup.optimizer == "adafactor") return theory.factored_state().optimizer;
   const std::int64_t moments = setup.optimizer.starts_with("adam") ? 2 : 1;
-  const optim::NarrowState state{.dtype = bench::optimizer_state(setup, true)};
-  return theory.state(moments, state).optimizer;
+  const optim::MomentFormat format{.dtype = bench::optimizer_state(setup, true)};
+  return theory.state(moments, format).optimizer;
 }
 
 /// A model in training.

@@ -9,6 +9,7 @@
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
+#include <thimble/models/theory.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -52,8 +53,8 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
   const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu), DType::f32});
   const auto optimizer = bench::make_optimizer(setup, *model);
   CHECK(std::string(optimizer->name()) == "adamw8");
-  std::size_t formula = 0;
-  for (const Named& p : optimizer->parameters()) formula += 2 * moment_bytes(p, {});
+  const auto formula =
+      static_cast<std::size_t>(models::make_theory("gpt2", setup.sizes).state(2, {.dtype = DType::u8}).optimizer);
   CHECK(optimizer->state_bytes() == formula);
   CHECK(static_cast<double>(formula) <= 2.05 * static_cast<double>(model->parameter_count()));
   CHECK(static_cast<double>(formula) >= 2.03125 * static_cast<double>(model->parameter_count()));
@@ -113,14 +114,17 @@ TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[opti
 
 TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
   const std::vector<Named> list = make_parameters();
-  CHECK_THROWS_AS(Adam8(list, {-1}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {0.1, 1}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {}, {DType::f32, 0, {}}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {}, {DType::u8, -1, {}}), ValueError);
-  CHECK_THROWS_AS(Adam8(list, {}, {DType::u8, 0, {"q"}}), ValueError);
-  CHECK_THROWS_AS(Momentum8(list, {0.1, 0}), ValueError);
-  CHECK_THROWS_AS(Momentum8(list, {0.1, 1}), ValueError);
-  CHECK_THROWS_AS(Momentum8(list, {0.1, 0.9, -1}), ValueError);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::u8}) {
+    CHECK_THROWS_AS(make_adam(list, {-1}, {dtype}), ValueError);
+    CHECK_THROWS_AS(make_adam(list, {0.1, 1}, {dtype}), ValueError);
+    CHECK_THROWS_AS(make_adam(list, {}, {dtype, -1}), ValueError);
+    CHECK_THROWS_AS(make_adam(list, {}, {dtype, 0, {"q"}}), ValueError);
+    CHECK_THROWS_AS(make_momentum(list, {0.1, 1}, {dtype}), ValueError);
+    CHECK_THROWS_AS(make_momentum(list, {0.1, 0.9, -1}, {dtype}), ValueError);
+  }
+  CHECK_THROWS_AS(make_adam(list, {}, {DType::f16}), ValueError);
+  CHECK_THROWS_AS(make_momentum(list, {0.1, 0}, {DType::u8}), ValueError);
+  CHECK_THROWS_AS(make_momentum(list, {0.1, 0}, {DType::bf16}), ValueError);
   for (const AdafactorOptions& options :
        {AdafactorOptions{.rate = -1}, AdafactorOptions{.beta1 = 1}, AdafactorOptions{.decay = 0},
         AdafactorOptions{.decay = 1.5}, AdafactorOptions{.epsilon1 = 0}, AdafactorOptions{.epsilon2 = -1},
@@ -128,8 +132,9 @@ TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
     CHECK_THROWS_AS(Adafactor(list, options), ValueError);
   }
   CHECK_THROWS_AS(Adafactor(make_parameters(DType::f64), {}), DTypeError);
-  CHECK(Adam8(make_parameters(DType::f64), {}, narrow()).kept_full().size() == shapes.size());
-  CHECK(Adam8(list, {}, {DType::u8, 0, {"p1"}}).kept_full() == std::vector<std::string>{"p1"});
+  CHECK(make_adam(make_parameters(DType::f64), {}, narrow()).kept_full().size() == shapes.size());
+  CHECK(make_adam(list, {}, {DType::u8, 0, {"p1"}}).kept_full() == std::vector<std::string>{"p1"});
+  CHECK(Adam(list, {}).kept_full().empty());
 
   bench::Setup setup;
   const auto refused = [&](const char* optimizer, DType state, std::vector<std::string> full) {

@@ -41,7 +41,7 @@ struct PlainMoment {
 
 constexpr float b1 = 0.8f, b2 = 0.95f;
 
-// The update of Adam8 with decoupled decay, in f32 in the order of its formula.
+// The update of Adam with decoupled decay, in f32 in the order of its formula.
 void plain_adamw(std::vector<float>& p, const std::vector<float>& g, PlainMoment& first, PlainMoment& second,
                  int step) {
   std::vector<float> m = first.values(), v = second.values();
@@ -66,8 +66,8 @@ TEST_CASE("optim8: ten steps are those of a plain loop, in every variant and on 
       kernels::set_isa(isa);
       set_thread_count(isa == kernels::Isa::avx2 ? 3 : 1);
       const std::vector<Named> list = make_parameters(), sgd_list = make_parameters();
-      Adam8 adam(list, adam_options, narrow(state));
-      Momentum8 momentum(sgd_list, SgdOptions{0.02, 0.9, 0.1, true}, narrow(state));
+      Adam adam = make_adam(list, adam_options, narrow(state));
+      Sgd momentum = make_momentum(sgd_list, {0.02, 0.9, 0.1, true}, narrow(state));
       std::vector<std::vector<float>> p = values(list), q = values(sgd_list);
       std::vector<PlainMoment> first, second, buffer;
       for (const Shape& shape : shapes) {
@@ -105,7 +105,7 @@ TEST_CASE("optim8: updates stay near those of f32 state", "[optim8]") {
   for (const DType state : {DType::u8, DType::bf16}) {
     Tensor a = zeros({4096}), b = zeros({4096});
     a.require_grad(), b.require_grad();
-    Adam8 narrow_one({{"p", a}}, {0.01, 0.9, 0.99}, {state, 0, {}});
+    Adam narrow_one = make_adam({{"p", a}}, {0.01, 0.9, 0.99}, {state, 0, {}});
     Adam full({{"p", b}}, {0.01, 0.9, 0.99});
     for (int step = 0; step < 30; ++step) {
       const Tensor g = randn({4096});
@@ -124,7 +124,7 @@ TEST_CASE("optim8: updates stay near those of f32 state", "[optim8]") {
 TEST_CASE("optim8: a second moment is never rounded to zero", "[optim8]") {
   Tensor p = zeros({256});
   p.require_grad();
-  Adam8 adam({{"p", p}}, {0.01, 0.9, 0.9, 1e-12}, {DType::u8, 0, {}});
+  Adam adam = make_adam({{"p", p}}, {0.01, 0.9, 0.9, 1e-12}, {DType::u8, 0, {}});
   std::vector<float> g(256, 1e-6f);  // its square is 1e-12 of the block's largest
   g[0] = 1;
   g[1] = 0;
@@ -164,7 +164,7 @@ TEST_CASE("optim8: narrow parameters, gradients that are not finite", "[optim8]"
   }
   // One NaN: its block is NaN from then on, the next block is not.
   const std::vector<Named> list = make_parameters();
-  Adam8 adam(list, adam_options, narrow());
+  Adam adam = make_adam(list, adam_options, narrow());
   for (int step = 1; step <= 2; ++step) {
     set_gradients(list, step);
     if (step == 1) {

@@ -13,8 +13,9 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
 #include <thimble/optim/clip.h>
+#include <thimble/optim/sgd.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -90,16 +91,11 @@ Make sgd(optim::SgdOptions options) {
   return [options](std::vector<optim::Named> list) { return std::make_unique<optim::Sgd>(std::move(list), options); };
 }
 
-Make adam8(optim::NarrowUpdate narrow, DType state = DType::u8) {
-  return [=](std::vector<optim::Named> list) {
-    const optim::AdamOptions options{.weight_decay = 0.1, .smallest_decayed_rank = 2, .narrow = narrow};
-    return std::make_unique<optim::Adam8>(std::move(list), options, optim::NarrowState{.dtype = state});
-  };
+Make adam8(optim::NarrowUpdate narrow, DType moments = DType::u8) {
+  return adam({.weight_decay = 0.1, .smallest_decayed_rank = 2, .narrow = narrow, .moments = {.dtype = moments}});
 }
 Make momentum8(optim::NarrowUpdate narrow) {
-  return [=](std::vector<optim::Named> list) {
-    return std::make_unique<optim::Momentum8>(std::move(list), optim::SgdOptions{.momentum = 0.9, .narrow = narrow});
-  };
+  return sgd({.momentum = 0.9, .narrow = narrow, .moments = {.dtype = DType::u8}});
 }
 Make adafactor(optim::AdafactorOptions options) {
   return [options](std::vector<optim::Named> list) {

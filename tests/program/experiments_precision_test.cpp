@@ -12,7 +12,7 @@
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>
 #include <thimble/models/theory.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -160,15 +160,15 @@ TEST_CASE("theory: 8-bit and bf16 state against the optimizer", "[theory]") {
   for (const optim::Named& parameter : model->trainable()) of_model.push_back(parameter.tensor.elements());
   std::sort(sorted.begin(), sorted.end()), std::sort(of_model.begin(), of_model.end());
   CHECK(sorted == of_model);
-  for (const DType dtype : {DType::u8, DType::bf16}) {
+  for (const DType dtype : {DType::u8, DType::bf16, DType::f32}) {
     for (const std::int64_t smallest : {1, 4096, 1 << 20}) {
-      const optim::NarrowState state{.dtype = dtype, .smallest = smallest};
-      const optim::Adam8 adam(model->trainable(), {}, state);
-      CHECK(theory.state(2, state).optimizer == static_cast<std::int64_t>(adam.state_bytes()));
+      const optim::MomentFormat format{.dtype = dtype, .smallest = smallest};
+      const optim::Adam adam(model->trainable(), {.moments = format});
+      CHECK(theory.state(2, format).optimizer == static_cast<std::int64_t>(adam.state_bytes()));
     }
   }
-  CHECK_THROWS_AS(theory.state(-1, optim::NarrowState{}), ValueError);
-  CHECK_THROWS_AS(theory.state(2, {.dtype = DType::f32}), ValueError);
+  CHECK_THROWS_AS(theory.state(-1), ValueError);
+  CHECK_THROWS_AS(theory.state(2, {.dtype = DType::f16}), ValueError);
 }
 
 TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][precision]") {

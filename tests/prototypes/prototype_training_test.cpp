@@ -12,7 +12,7 @@
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/nn/step/step.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
 
 #include "prototype_check.h"
@@ -107,20 +107,16 @@ TEST_CASE("prototype: bf16 with master weights and 8-bit state follows f32") {
     net.add<nn::Linear>(width, width, precision.on(cpu));
     optim::AdamOptions options{.rate = 1e-3};
     options.narrow = precision.update;
-    std::unique_ptr<optim::Optimizer> adam;
-    if (is_narrow) {
-      adam = std::make_unique<optim::Adam8>(net.trainable(), options);
-    } else {
-      adam = std::make_unique<optim::Adam>(net.trainable(), options);
-    }
+    if (is_narrow) options.moments.dtype = DType::u8;
+    optim::Adam adam(net.trainable(), options);
     const Tensor x = wave({samples, width}, 0, precision.parameters);
     const Tensor target = wave({samples, width}, 1, DType::f32) * 0.5;
     std::vector<double> losses;
     for (int step = 0; step < 120; ++step) {
       losses.push_back(
-          item(nn::training_step(*adam, [&](std::int64_t) { return mse_loss(cast(net(x), DType::f32), target); })));
+          item(nn::training_step(adam, [&](std::int64_t) { return mse_loss(cast(net(x), DType::f32), target); })));
     }
-    return std::pair(losses, adam->state_bytes());
+    return std::pair(losses, adam.state_bytes());
   };
   const auto [wide, wide_bytes] = train("O0", false);
   const auto [narrow, narrow_bytes] = train("bf16", true);

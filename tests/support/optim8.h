@@ -11,7 +11,8 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam8.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/sgd.h>
 
 namespace optim8_test {
 
@@ -47,9 +48,19 @@ inline void set_gradients(const std::vector<Named>& list, int step) {
   }
 }
 
-inline NarrowState narrow(DType dtype = DType::u8) { return {dtype, 100, {}}; }
+inline MomentFormat narrow(DType dtype = DType::u8) { return {dtype, 100, {}}; }
 
 inline const AdamOptions adam_options{0.02, 0.8, 0.95, 1e-6, 0.1, true, 0};
+
+// An optimizer with its moments in a format.
+inline Adam make_adam(const std::vector<Named>& list, AdamOptions options, const MomentFormat& moments) {
+  options.moments = moments;
+  return {list, options};
+}
+inline Sgd make_momentum(const std::vector<Named>& list, SgdOptions options, const MomentFormat& moments) {
+  options.moments = moments;
+  return {list, options};
+}
 
 struct Restore {
   kernels::Isa isa = kernels::isa();
@@ -63,13 +74,16 @@ struct Restore {
 inline std::unique_ptr<Optimizer> make(const std::string& name, const std::vector<Named>& list,
                                        std::shared_ptr<Tier> tier = nullptr,
                                        NarrowUpdate update = NarrowUpdate::rounded) {
-  AdamOptions adam = adam_options;
-  adam.tier = tier, adam.narrow = update;
-  const SgdOptions sgd{.rate = 0.02, .momentum = 0.9, .tier = tier, .narrow = update};
-  if (name == "adamw8") return std::make_unique<Adam8>(list, adam, narrow());
-  if (name == "adamw_bf16") return std::make_unique<Adam8>(list, adam, narrow(DType::bf16));
-  if (name == "momentum8") return std::make_unique<Momentum8>(list, sgd, narrow());
-  if (name == "momentum_bf16") return std::make_unique<Momentum8>(list, sgd, narrow(DType::bf16));
+  const MomentFormat moments = narrow(name.ends_with("8") ? DType::u8 : DType::bf16);
+  if (name.starts_with("adamw")) {
+    AdamOptions adam = adam_options;
+    adam.tier = tier, adam.narrow = update, adam.moments = moments;
+    return std::make_unique<Adam>(list, adam);
+  }
+  if (name.starts_with("momentum")) {
+    return std::make_unique<Sgd>(
+        list, SgdOptions{.rate = 0.02, .momentum = 0.9, .tier = tier, .narrow = update, .moments = moments});
+  }
   return std::make_unique<Adafactor>(list,
                                      AdafactorOptions{.rate = 0.02, .beta1 = 0.5, .tier = tier, .narrow = update});
 }

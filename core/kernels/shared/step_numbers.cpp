@@ -12,20 +12,7 @@ constinit thread_local StepBlock* current = nullptr;
 
 }  // namespace step_numbers_detail
 
-void go_to(SgdArgs& args, const StepNumbers&, const StepNumbers& now) noexcept {
-  args.rate = now.rate;
-  args.gradient_factor = now.gradient_factor;
-  args.narrow.site.step = static_cast<std::uint64_t>(now.update);
-}
-
-void go_to(AdamArgs& args, const StepNumbers&, const StepNumbers& now) noexcept {
-  args.rate = now.rate;
-  args.gradient_factor = now.gradient_factor;
-  args.step = now.update;
-  args.narrow.site.step = static_cast<std::uint64_t>(now.update);
-}
-
-void go_to(AdafactorArgs& args, const StepNumbers&, const StepNumbers& now) noexcept {
+void go_to(UpdateArgs& args, const StepNumbers&, const StepNumbers& now) noexcept {
   args.rate = now.rate;
   args.gradient_factor = now.gradient_factor;
   args.step = now.update;

@@ -10,7 +10,6 @@
 
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/optimizer8.h>
 
 namespace thimble::kernels {
 
@@ -24,9 +23,7 @@ struct StepNumbers {
 
 /// A kernel's arguments in another step. Those of random numbers, and the step that an amax is recorded for, change
 /// where they are of the step that was recorded.
-void go_to(SgdArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
-void go_to(AdamArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
-void go_to(AdafactorArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
+void go_to(UpdateArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(RandomSite& site, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 void go_to(Fp8ScaleArgs& args, const StepNumbers& recorded, const StepNumbers& now) noexcept;
 

@@ -1,19 +1,25 @@
 #pragma once
 // An optimizer's update of one element, shared by the kernels of all devices: the same operations in the same order, so
 // the same bits. What all elements of an update share is made on the host, once.
+//
+// The rule of an ElementUpdate says how many moments it has, and
+// - with none: the new p is updated(p, g);
+// - with one: updated(p, g, m), m becoming the new moment;
+// - with two: advance(p, g, m, v) makes the new moments, and the new p is updated(p, m, sqrt(v)).
+// with_rule finds it. Dtypes of parameters and moments are the kernels' concern.
 
 #include <algorithm>
 #include <cmath>
 
 #include <thimble/core/config.h>
 #include <thimble/core/kernels/optimizer.h>
-#include <thimble/core/kernels/optimizer8.h>
 
 namespace thimble::kernels {
 
-/// SgdArgs' formula.
-template <class T>
+/// SgdArgs' formula, with momentum or without.
+template <class T, int moment_count>
 struct SgdRule {
+  static constexpr int moments = moment_count;
   T rate, momentum, decay, factor;
   bool nesterov;
 
@@ -25,9 +31,8 @@ struct SgdRule {
         nesterov(a.nesterov) {}
 
   THIMBLE_HD T direction(T p, T g) const { return g * factor + decay * p; }
-  THIMBLE_HD T plain(T p, T g) const { return p - rate * direction(p, g); }
-  /// The new p; m becomes the new buffer.
-  THIMBLE_HD T with_momentum(T p, T g, T& m) const {
+  THIMBLE_HD T updated(T p, T g) const { return p - rate * direction(p, g); }
+  THIMBLE_HD T updated(T p, T g, T& m) const {
     const T d = direction(p, g);
     m = momentum * m + d;
     return p - rate * (nesterov ? d + momentum * m : m);
@@ -37,6 +42,7 @@ struct SgdRule {
 /// AdamArgs' formula.
 template <class T>
 struct AdamRule {
+  static constexpr int moments = 2;
   T factor, b1, b2, r1, r2, shrink, decay, rate, correction, epsilon;
 
   explicit AdamRule(const AdamArgs& a)
@@ -51,18 +57,27 @@ struct AdamRule {
         correction(static_cast<T>(1 / std::sqrt(1 - std::pow(a.beta2, static_cast<double>(a.step))))),
         epsilon(static_cast<T>(a.epsilon)) {}
 
-  THIMBLE_HD void moments(T p, T g, T& m, T& v) const {
+  THIMBLE_HD void advance(T p, T g, T& m, T& v) const {
     const T d = g * factor + decay * p;
     m = b1 * m + r1 * d;
     v = b2 * v + r2 * (d * d);
   }
-  /// The new p, from the new m and sqrt(v).
   THIMBLE_HD T updated(T p, T m, T root_of_v) const {
     return p * shrink - rate * (m / (root_of_v * correction + epsilon));
   }
 };
 
-/// The code of an 8-bit second moment: one above zero is never rounded to code 0 (Adam8Args).
+/// Calls f(rule) with the rule of an update that computes in T.
+template <class T, class F>
+void with_rule(const SgdArgs& a, F&& f) {
+  a.first.values != nullptr ? f(SgdRule<T, 1>(a)) : f(SgdRule<T, 0>(a));
+}
+template <class T, class F>
+void with_rule(const AdamArgs& a, F&& f) {
+  f(AdamRule<T>(a));
+}
+
+/// The code of an 8-bit second moment: one above zero is never rounded to code 0 (MomentArgs).
 THIMBLE_HD inline std::uint8_t not_lost(std::uint8_t code, float second_moment) {
   const std::uint32_t least = second_moment > 0.0f ? 1u : 0u;
   return static_cast<std::uint8_t>(code > least ? code : least);

@@ -1,7 +1,7 @@
 #pragma once
-// One entry of the CPU's table of optimizer8.h, in a file of its own.
+// One entry of the CPU's table of optimizer.h, in a file of its own.
 
-#include <thimble/core/kernels/optimizer8.h>
+#include <thimble/core/kernels/optimizer.h>
 
 namespace thimble::kernels {
 

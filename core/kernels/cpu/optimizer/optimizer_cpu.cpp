@@ -1,9 +1,12 @@
-// Optimizer updates on the CPU: every element is independent, so threads do not change bits.
+// Optimizer updates on the CPU: every element is independent, and so is every block of 8-bit moments, so threads do
+// not change bits.
 
 #include <algorithm>
 #include <cmath>
 
 #include <thimble/core/kernels/cpu/base/variants.h>
+#include <thimble/core/kernels/cpu/optimizer/adafactor_cpu.h>
+#include <thimble/core/kernels/cpu/optimizer/moment_run.h>
 #include <thimble/core/kernels/cpu/optimizer/parameter_run.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/shared/square_root.h>
@@ -27,73 +30,51 @@ void for_chunks(std::int64_t n, F&& f) {
   });
 }
 
-template <class T>
-struct SgdChunk {
-  static void run(const SgdRule<T>& rule, T* __restrict p, const T* __restrict g, T* __restrict m, std::int64_t n) {
-    if (!m) {
-      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.plain(p[i], g[i]);
-    } else {
-      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.with_momentum(p[i], g[i], m[i]);
-    }
-  }
-};
-
-template <class T>
-struct AdamMoments {
-  static void run(const AdamRule<T>& rule, const T* __restrict p, const T* __restrict g, T* __restrict m,
-                  T* __restrict v, T* __restrict roots, std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) {
-      rule.moments(p[i], g[i], m[i], v[i]);
-      roots[i] = v[i];
-    }
-  }
-};
-
-template <class T>
-struct AdamUpdate {
-  static void run(const AdamRule<T>& rule, T* __restrict p, const T* __restrict m, const T* __restrict roots,
+// Elements in the type that they are updated in; moments that the rule lacks are null.
+template <class Rule, class T>
+struct Update {
+  static void run(const Rule& rule, T* __restrict p, const T* __restrict g, T* __restrict first, T* __restrict second,
                   std::int64_t n) {
-    for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], m[i], roots[i]);
+    if constexpr (Rule::moments == 0) {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], g[i]);
+    } else if constexpr (Rule::moments == 1) {
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], g[i], first[i]);
+    } else {
+      alignas(64) T roots[chunk];
+      for (std::int64_t i = 0; i < n; ++i) rule.advance(p[i], g[i], first[i], second[i]);
+      square_roots(static_cast<const T*>(second), static_cast<T*>(roots), n);
+      for (std::int64_t i = 0; i < n; ++i) p[i] = rule.updated(p[i], first[i], roots[i]);
+    }
   }
 };
 
-template <class T>
-void sgd(const SgdArgs& a) {
-  const SgdRule<T> rule(a);
-  for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
-    ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
-    ElementRun<T> g(a.gradient, a.gradient_dtype, at, n), m(a.momentum_buffer, a.state_dtype, at, n);
-    T* const values = p.values();
-    run_variant<SgdChunk<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), n);
-    p.store();
-    m.store();
+template <class T, class Args>
+void update(const Args& a) {
+  with_rule<T>(a, [&]<class Rule>(const Rule& rule) {
+    for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
+      ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
+      ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
+      MomentRun<T, true> first(a.first, a.state_dtype, at, n);
+      MomentRun<T, false> second(a.second, a.state_dtype, at, n);
+      run_variant<Update<Rule, T>>(rule, p.values(), static_cast<const T*>(g.values()), first.values(), second.values(),
+                                   n);
+      p.store();
+      first.store();
+      second.store();
+    });
   });
 }
 
-template <class T>
-void adam(const AdamArgs& a) {
-  const AdamRule<T> rule(a);
-  for_chunks(a.n, [&](std::int64_t at, std::int64_t n) {
-    ParameterRun<T> p(a.parameter, a.dtype, a.narrow, at, n);
-    ElementRun<T> g(a.gradient, a.gradient_dtype, at, n);
-    ElementRun<T> m(a.first_moment, a.state_dtype, at, n), v(a.second_moment, a.state_dtype, at, n);
-    alignas(64) T room[chunk];
-    T* const roots = room;
-    T* const values = p.values();
-    run_variant<AdamMoments<T>>(rule, values, static_cast<const T*>(g.values()), m.values(), v.values(), roots, n);
-    square_roots(roots, roots, n);
-    run_variant<AdamUpdate<T>>(rule, values, m.values(), roots, n);
-    p.store();
-    m.store();
-    v.store();
-  });
+void update_elements(const ElementUpdates& updates) {
+  std::visit(
+      [](const auto& list) {
+        for (const auto& a : list) a.dtype == DType::f64 ? update<double>(a) : update<float>(a);
+      },
+      updates);
 }
 
-void sgd_all(std::span<const SgdArgs> list) {
-  for (const SgdArgs& a : list) a.dtype == DType::f64 ? sgd<double>(a) : sgd<float>(a);
-}
-void adam_all(std::span<const AdamArgs> list) {
-  for (const AdamArgs& a : list) a.dtype == DType::f64 ? adam<double>(a) : adam<float>(a);
+void adafactor_all(std::span<const AdafactorArgs> list) {
+  for (const AdafactorArgs& args : list) adafactor_on_cpu(args);
 }
 
 // Squares of n <= chunk values in eight chains, which are added in order.
@@ -173,8 +154,8 @@ void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
 }  // namespace optimizer_detail
 
 const OptimizerKernels optimizer_cpu{
-    .sgd = optimizer_detail::sgd_all,
-    .adam = optimizer_detail::adam_all,
+    .update_elements = optimizer_detail::update_elements,
+    .adafactor = optimizer_detail::adafactor_all,
     .square_sums = optimizer_detail::square_sums,
     .clip = optimizer_detail::clip,
 };

@@ -15,7 +15,7 @@ namespace thimble::kernels {
 /// Elements of a run, at most.
 inline constexpr std::int64_t run_elements = 512;
 
-/// Elements [at, at + n) of a gradient or a moment: where they lie, or a buffer that is filled from there.
+/// Elements [at, at + n) of a gradient or a tensor of state: where they lie, or a buffer that is filled from there.
 template <class T>
 class ElementRun {
  public:
@@ -42,7 +42,7 @@ class ElementRun {
     }
   }
 
- private:
+ protected:
   std::byte* place_;
   DType dtype_;
   std::int64_t n_;
