@@ -6,7 +6,9 @@
 #include <span>
 #include <utility>
 
+#include <thimble/autograd/node.h>
 #include <thimble/autograd/tape.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
 
 namespace thimble {
 
@@ -49,6 +51,17 @@ Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename O
 }
 
 }  // namespace apply_detail
+
+template <class Op>
+void Tape::record(const Op& op, typename Op::Saved& saved, std::span<const Tensor> inputs, Tensor& output, Needs needs,
+                  Origin origin) {
+  std::array<Tensor, static_cast<std::size_t>(node_detail::saved_tensors<Op>)> kept;
+  const OpType& type = op_type<Op>();
+  void* const at = allocate_record(type.size, type.alignment);
+  auto* const record = new (at) Record<Op>{op, {}};
+  node_detail::take_apart(saved, kept, record->attributes);
+  push_node(type, at, inputs, kept, output, needs, origin);
+}
 
 /// Runs a structured operator on a list of operands. Throws what Tape::needs() throws, and what the operator throws;
 /// its ShapeError, DTypeError, DeviceError and ValueError end in the module path: "..., in gpt.h.3.mlp".

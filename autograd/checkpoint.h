@@ -1,6 +1,6 @@
 #pragma once
 // Activation checkpointing (Chen et al. 2016, arXiv:1604.06174): a block keeps its inputs, and of its inside what a
-// policy names; backward runs the rest again. Loss, gradients and side effects are bitwise those of the plain run.
+// policy names; backward recomputes the rest. Loss, gradients and side effects are bitwise those of the plain run.
 // Segments nest (see autograd/plan.h).
 
 #include <thimble/autograd/tape.h>

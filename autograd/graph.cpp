@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include <thimble/autograd/engine/observer.h>
+#include <thimble/autograd/engine/recorded.h>
 #include <thimble/core/error.h>
 
 namespace thimble {
@@ -25,18 +27,29 @@ std::vector<TapePlan::Size> TapeGraph::sizes() const {
   return list;
 }
 
+namespace graph_detail {
+
+const tape_detail::Observer& observer_of(const tape_detail::Recorded& recorded) {
+  if (!recorded.observer) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
+  return *recorded.observer;
+}
+
+}  // namespace graph_detail
+
 TapeGraph TapeGraph::of(const Tape& tape) {
-  if (!tape.is_observing_) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
+  const tape_detail::Recorded& recorded = *tape.recorded_;
+  const tape_detail::Observer& observer = graph_detail::observer_of(recorded);
+  const std::vector<std::uint32_t> program_until = observer.program_until();
   TapeGraph graph;
   std::unordered_map<const thimble::Storage*, std::uint32_t> known;
-  for (std::size_t i = 0; i < tape.values_.size(); ++i) {
-    const Tensor& t = tape.observed_[i];
+  for (std::size_t i = 0; i < recorded.values.size(); ++i) {
+    const Tensor& t = observer.tensors()[i];
     Value value;
     value.shape = t.shape();
     value.dtype = t.dtype();
-    value.producer = tape.values_[i].producer;
-    value.is_leaf = tape.values_[i].leaf >= 0;
-    value.program_until = tape.observed_until_[i];
+    value.producer = recorded.values[i].producer;
+    value.is_leaf = recorded.values[i].leaf >= 0;
+    value.program_until = program_until[i];
     if (const thimble::Storage* const storage = t.storage().get()) {
       const auto [at, is_new] = known.try_emplace(storage, static_cast<std::uint32_t>(graph.storages.size()));
       if (is_new) graph.storages.push_back({storage->bytes(), storage->category()});
@@ -44,32 +57,28 @@ TapeGraph TapeGraph::of(const Tape& tape) {
     }
     graph.values.push_back(std::move(value));
   }
-  for (const std::uint32_t v : tape.left_by_program()) {
-    graph.values[v].program_until = static_cast<std::uint32_t>(tape.nodes_.size()) - 1;
-  }
-  for (const Tape::Node& n : tape.nodes_) {
+  for (const tape_detail::Node& n : recorded.nodes) {
     Node node;
     node.type = n.type;
     node.record = n.record;
     node.path = n.path;
     node.output = n.output;
     node.needs = n.needs;
-    for (std::uint32_t i = 0; i < n.inputs; ++i) node.inputs.push_back(tape.inputs_[n.first_input + i]);
-    for (int k = 0; k < n.type->saved_tensors; ++k) {
-      const std::uint32_t value = tape.saved_[n.first_saved + static_cast<std::uint32_t>(k)].value;
-      if (value == Tape::none) continue;
-      node.saved.push_back(value);
-      node.places.push_back(k);
+    for (const std::uint32_t value : recorded.inputs_of(n)) node.inputs.push_back(value);
+    const auto saved = recorded.saved_of(n);
+    for (std::size_t k = 0; k < saved.size(); ++k) {
+      if (saved[k].value == none) continue;
+      node.saved.push_back(saved[k].value);
+      node.places.push_back(static_cast<std::int32_t>(k));
     }
-    node.multiply_adds = tape.observed_work_[graph.nodes.size()];
+    node.multiply_adds = observer.work()[graph.nodes.size()];
     graph.nodes.push_back(std::move(node));
   }
   return graph;
 }
 
 Tensor TapeGraph::tensor(const Tape& tape, std::uint32_t value) {
-  if (!tape.is_observing_) throw AutogradError("graph: the tape was not observed, so its tensors may be gone");
-  return tape.observed_.at(value);
+  return graph_detail::observer_of(*tape.recorded_).tensors().at(value);
 }
 
 }  // namespace thimble

@@ -5,9 +5,13 @@
 #include <cstdint>
 #include <vector>
 
-#include <thimble/autograd/tape.h>
+#include <thimble/autograd/node.h>
+#include <thimble/autograd/plan.h>
+#include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
+
+class Tape;
 
 /// Nodes, values and storages of an observed tape (Tape::observe), in execution order.
 struct TapeGraph {
@@ -25,7 +29,7 @@ struct TapeGraph {
     std::int32_t producer = -1;  ///< node; -1: from outside
     bool is_leaf = false;
     /// The node after which only the tape holds the value's bytes: at the latest the last one, when the recording is
-    /// taken after it. none: the program (or a leaf) holds them to the end. A store can take them after that node.
+    /// taken after it. none: the program (or a leaf) holds them to the end. A spill can take them after that node.
     std::uint32_t program_until = none;
   };
   struct Node {

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/ops/op.h>
 
 namespace thimble {
@@ -25,7 +24,7 @@ auto attributes_of(std::tuple<Members...>) -> decltype(std::tuple_cat(std::declv
 
 }  // namespace node_detail
 
-/// What the tape stores per node: the operator and those members of its `struct Saved` that are not tensors. The
+/// What the tape keeps per node: the operator and those members of its `struct Saved` that are not tensors. The
 /// tensors are held by value id (autograd/tape.h).
 template <class Op>
 struct Record {
@@ -45,9 +44,9 @@ struct OpType {
   Gradients (*backward)(void* record, std::span<Tensor> kept, Tensor dy, Needs needs);
   /// Runs forward again; `kept` receives the tensors of Saved.
   Tensor (*recompute)(void* record, std::span<const Tensor> inputs, std::span<Tensor> kept, Needs needs);
-  /// Makes the result again and nothing else. `kept` are the tensors of Saved, or empty where they are not at hand.
-  Tensor (*remake)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
-  bool has_remake;  ///< it knows a shorter way than forward
+  /// Computes the result alone again. `kept` are the tensors of Saved, or empty where they are not at hand.
+  Tensor (*output_from_saved)(void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept);
+  bool has_output_from_saved;  ///< it knows a shorter way than forward
   /// Of forward; 0 where the operator does not say.
   double (*multiply_adds)(const void* record, std::span<const Tensor> inputs, const Tensor& output);
   void (*destroy)(void* record) noexcept;
@@ -146,19 +145,20 @@ Saved put_together(std::span<Tensor> tensors, Attributes& attributes) {
 
 // Whether an operator knows a shorter way to its result than forward.
 template <class Op>
-inline constexpr bool has_remake = requires(const Op& op, typename Op::Saved saved, std::span<const Tensor> inputs) {
-  op.remake(std::move(saved), inputs);
+inline constexpr bool has_output_from_saved = requires(const Op& op, typename Op::Saved saved,
+                                                       std::span<const Tensor> inputs) {
+  op.output_from_saved(std::move(saved), inputs);
 };
 
 // The result again: from what is saved, where there is a shorter way and the saved tensors are at hand.
 template <class Op>
-Tensor remake(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
+Tensor output_from_saved(Record<Op>& r, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
   using Saved = typename Op::Saved;
-  if constexpr (has_remake<Op>) {
+  if constexpr (has_output_from_saved<Op>) {
     if (!kept.empty()) {
       std::array<Tensor, max_saved_tensors> copies;
       for (std::size_t k = 0; k < kept.size(); ++k) copies[k] = kept[k];
-      return r.op.remake(put_together<Saved>(std::span(copies).first(kept.size()), r.attributes), inputs);
+      return r.op.output_from_saved(put_together<Saved>(std::span(copies).first(kept.size()), r.attributes), inputs);
     }
   }
   Saved saved{};
@@ -207,9 +207,9 @@ const OpType& op_type() {
                              return out;
                            },
                            [](void* record, std::span<const Tensor> inputs, std::span<const Tensor> kept) {
-                             return node_detail::remake(*static_cast<Record<Op>*>(record), inputs, kept);
+                             return node_detail::output_from_saved(*static_cast<Record<Op>*>(record), inputs, kept);
                            },
-                           node_detail::has_remake<Op>,
+                           node_detail::has_output_from_saved<Op>,
                            []([[maybe_unused]] const void* record, [[maybe_unused]] std::span<const Tensor> inputs,
                               [[maybe_unused]] const Tensor& output) -> double {
                              if constexpr (requires(const Op& op) { op.multiply_adds(inputs, output); }) {

@@ -39,28 +39,28 @@ std::vector<std::int32_t> TapePlan::innermost() const {
 
 namespace plan_detail {
 
-// What is wrong with a store; empty: nothing.
-std::string fault(const TapePlan::Store& store, const std::vector<const OpType*>& types) {
-  using Form = TapePlan::Store::Form;
+// What is wrong with a spill; empty: nothing.
+std::string fault(const TapePlan::Spill& spill, const std::vector<const OpType*>& types) {
+  using Form = TapePlan::Spill::Form;
   const auto number = [](auto n) { return std::to_string(n); };
-  if (store.node >= types.size()) return "of node " + number(store.node) + ", there are " + number(types.size());
-  const OpType& type = *types[store.node];
-  if (store.which < TapePlan::Store::result || store.which >= type.saved_tensors) {
-    return number(store.which) + ", " + type.name + " saves " + number(type.saved_tensors) + " tensors";
+  if (spill.node >= types.size()) return "of node " + number(spill.node) + ", there are " + number(types.size());
+  const OpType& type = *types[spill.node];
+  if (spill.which < TapePlan::Spill::result || spill.which >= type.saved_tensors) {
+    return number(spill.which) + ", " + type.name + " saves " + number(type.saved_tensors) + " tensors";
   }
-  if (store.away_after < store.node || store.gone_after < store.away_after || store.gone_after >= types.size()) {
-    return "goes after node " + number(store.away_after) + " and is gone after " + number(store.gone_after) +
-           "; allowed is an order within " + number(store.node) + " to " + number(types.size() - 1);
+  if (spill.away_after < spill.node || spill.gone_after < spill.away_after || spill.gone_after >= types.size()) {
+    return "goes after node " + number(spill.away_after) + " and is gone after " + number(spill.gone_after) +
+           "; allowed is an order within " + number(spill.node) + " to " + number(types.size() - 1);
   }
-  if (store.form == Form::offload) {
-    const bool is_in_range = store.back_before >= store.node && store.back_before < types.size();
-    return is_in_range ? "" : "comes back before node " + number(store.back_before) + ", which does not read it";
+  if (spill.form == Form::offload) {
+    const bool is_in_range = spill.back_before >= spill.node && spill.back_before < types.size();
+    return is_in_range ? "" : "comes back before node " + number(spill.back_before) + ", which does not read it";
   }
-  if (store.which != TapePlan::Store::result) return "is packed; only results can be";
-  if (!can_pack(DType::f32, store.dtype)) {
-    return "is packed to " + std::string(to_string(store.dtype)) + "; allowed are f16, bf16, f8e4m3, f8e5m2, i8";
+  if (spill.which != TapePlan::Spill::result) return "is packed; only results can be";
+  if (!can_pack(DType::f32, spill.dtype)) {
+    return "is packed to " + std::string(to_string(spill.dtype)) + "; allowed are f16, bf16, f8e4m3, f8e5m2, i8";
   }
-  return store.gone_after == store.away_after ? "" : "is packed and gone at different nodes";
+  return spill.gone_after == spill.away_after ? "" : "is packed and gone at different nodes";
 }
 
 }  // namespace plan_detail
@@ -71,22 +71,22 @@ void TapePlan::validate() const {
     throw PlanError("plan: sizes of " + std::to_string(sizes.size()) + " nodes for " + std::to_string(types.size()));
   }
   std::vector<std::pair<std::uint32_t, std::int32_t>> named;
-  for (const Store& store : stores) {
-    const std::string name = "plan: store of node " + std::to_string(store.node);
-    const std::string fault = plan_detail::fault(store, types);
+  for (const Spill& spill : spills) {
+    const std::string name = "plan: spill of node " + std::to_string(spill.node);
+    const std::string fault = plan_detail::fault(spill, types);
     if (!fault.empty()) throw PlanError(name + ": " + fault);
-    named.emplace_back(store.node, store.which);
+    named.emplace_back(spill.node, spill.which);
   }
   std::sort(named.begin(), named.end());
   const auto twice = std::adjacent_find(named.begin(), named.end());
   if (twice == named.end()) return;
-  throw PlanError("plan: two stores of node " + std::to_string(twice->first) + ", tensor " +
+  throw PlanError("plan: two spills of node " + std::to_string(twice->first) + ", tensor " +
                   std::to_string(twice->second));
 }
 
 bool TapePlan::offloads() const noexcept {
-  return std::any_of(stores.begin(), stores.end(),
-                     [](const Store& store) { return store.form == Store::Form::offload; });
+  return std::any_of(spills.begin(), spills.end(),
+                     [](const Spill& spill) { return spill.form == Spill::Form::offload; });
 }
 
 }  // namespace thimble

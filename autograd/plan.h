@@ -2,19 +2,19 @@
 // What becomes of the nodes of a segment: plans and policies.
 //
 // Policy
-// - A segment is *closed* from the moment it is recorded until backward reaches it; then it is run again, from what was
-//   kept, and is *open*. Segments nest: those inside of one that is run again are closed anew, so a node at depth d
-//   runs up to d + 1 times.
+// - A segment is *closed* from the moment it is recorded until backward reaches it; then it is recomputed, from what
+//   was kept, and is *open*. Segments nest: those inside of one that is recomputed are closed anew, so a node at depth
+//   d runs up to d + 1 times.
 // - The fate of a node counts while its innermost segment is closed and all around it are open. Under a closed segment
-//   further out nothing inside is kept, except what running that one again needs.
-// - A store takes what the tape holds while it records, in a segment or outside of all; whoever reads it in backward
-//   gets it back first. What a segment that is run again keeps anew is not stored a second time.
-// - All that stores do happens at ordinals that the plan names: what is allocated does not depend on a disk's speed.
+//   further out nothing inside is kept, except what recomputing that one needs.
+// - A spill takes what the tape holds while it records, in a segment or outside of all; whoever reads it in backward
+//   gets it back first. What a recomputed segment keeps anew is not spilled a second time.
+// - All that spills do happens at ordinals that the plan names: what is allocated does not depend on a disk's speed.
 //
 // Terms
 //   fate       whether a node's result, and what its operator saves, are kept
-//   source     a value that running a closed segment again reads: made before it, or kept inside
-//   store      a tensor that waits for backward elsewhere, in a tier, or in fewer digits
+//   source     a value that recomputing a closed segment reads: made before it, or kept inside
+//   spill      a tensor that waits for backward elsewhere, in a tier, or in fewer digits
 //   ordinal    a node's place on the tape, counted from 0; the same in every recording of the same program
 
 #include <cstdint>
@@ -29,9 +29,9 @@ struct OpType;
 
 /// What a closed segment keeps of a node; the two can be combined.
 enum class Fate : std::uint8_t {
-  drop = 0,         ///< nothing: the node runs again when its result or what it saves is needed
-  keep_output = 1,  ///< its result, for the backward of nodes in the segment and for running others again
-  keep_saved = 2,   ///< what its operator saves; those of its operands that are dropped are made again
+  drop = 0,         ///< nothing: the node is recomputed when its result or what it saves is needed
+  keep_output = 1,  ///< its result, for the backward of nodes in the segment and for recomputing others
+  keep_saved = 2,   ///< what its operator saves; those of its operands that are dropped are recomputed
   keep = 3
 };
 constexpr bool keeps_output(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 1u) != 0; }
@@ -42,7 +42,7 @@ using Policy = Fate (*)(const OpType& type);
 
 /// Keeps nothing.
 Fate drop_all(const OpType& type);
-/// Keeps what matmuls, convolutions and attention make; everything that is cheap to make again is dropped.
+/// Keeps what matmuls, convolutions and attention make; everything that is cheap to recompute is dropped.
 Fate keep_costly(const OpType& type);
 
 /// Tells operands of other sizes apart: a digest of their shapes and dtypes, in order.
@@ -74,7 +74,7 @@ struct TapePlan {
   /// The bytes of a tensor that nobody reads for a while: written to a tier, or packed. They are those of its whole
   /// storage, with all windows on it. Bytes that something else holds, too (the program, a leaf, a scaled tensor), or
   /// that nothing keeps, stay as they are.
-  struct Store {
+  struct Spill {
     static constexpr std::int32_t result = -1;
     enum class Form : std::uint8_t {
       offload,  ///< exact
@@ -87,7 +87,7 @@ struct TapePlan {
     std::uint32_t away_after = 0;   ///< node after which it is packed, or begins to be written
     std::uint32_t gone_after = 0;   ///< node after which it must be written and its bytes are free; packed: away_after
     std::uint32_t back_before = 0;  ///< node before whose backward it begins to be read; without effect on a packed one
-    friend bool operator==(const Store&, const Store&) = default;
+    friend bool operator==(const Spill&, const Spill&) = default;
   };
   /// What a node computes with and makes.
   struct Size {
@@ -99,13 +99,13 @@ struct TapePlan {
   std::vector<Segment> segments;     ///< in order of `first`, outer ones before inner ones
   std::vector<Fate> fates;           ///< one per node; those of nodes in no segment have no effect
   std::vector<const OpType*> types;  ///< the operators it was made for
-  std::vector<Store> stores = {};    ///< in any order
+  std::vector<Spill> spills = {};    ///< in any order
   std::vector<Size> sizes = {};      ///< of all nodes, which recordings are held against; empty: they are not
 
   /// Innermost segment of each node. Throws PlanError when the plan contradicts itself: a segment that is empty, leaves
   /// the one around it or overlaps its neighbour, or lists that differ in length.
   std::vector<std::int32_t> innermost() const;
-  /// Throws PlanError as innermost() does, for sizes of another number of nodes, and when a store names a tensor that
+  /// Throws PlanError as innermost() does, for sizes of another number of nodes, and when a spill names a tensor that
   /// its operator does not save, is named twice, goes before it is made, is gone before it goes, comes back before it
   /// is made, or cannot be packed so.
   void validate() const;

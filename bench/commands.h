@@ -47,7 +47,7 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& 
 void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 
 /// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
-void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+void add_spill_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 
 /// --isa --units --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
 /// when the command line is read, before the command runs. What the machine lacks is a ValueError that lists what it

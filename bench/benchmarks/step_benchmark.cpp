@@ -77,7 +77,7 @@ void reset_peak_rss() {
 }
 
 void keep_least(TapeTimes& least, const TapeTimes& now) {
-  for (const auto member : {&TapeTimes::forward, &TapeTimes::rerun, &TapeTimes::backward}) {
+  for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
     if ((least.*member).empty()) least.*member = now.*member;
     for (std::size_t n = 0; n < (now.*member).size(); ++n) {
       (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
@@ -92,8 +92,8 @@ void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_m
   for (const OperatorTime& t : operator_times(graph, times)) {
     const auto rate = [](double amount, double s) { return s > 0 ? 1e-9 * amount / s : 0; };
     std::printf("| %s | %lld | %.2f | %.1f | %.2f | %.2f | %.1f | %.0f | %.1f %% |\n", t.name.c_str(),
-                static_cast<long long>(t.calls), 1e3 * t.forward_s, rate(t.forward_bytes, t.forward_s), 1e3 * t.rerun_s,
-                1e3 * t.backward_s, rate(t.backward_bytes, t.backward_s),
+                static_cast<long long>(t.calls), 1e3 * t.forward_s, rate(t.forward_bytes, t.forward_s),
+                1e3 * t.recompute_s, 1e3 * t.backward_s, rate(t.backward_bytes, t.backward_s),
                 rate(2 * t.multiply_adds, t.forward_s + t.backward_s), 100 * 1e3 * t.seconds() / step_ms);
     all += 1e3 * t.seconds();
   }

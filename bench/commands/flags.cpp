@@ -232,7 +232,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->delimiter(',');
 }
 
-void add_storing_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+void add_spill_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
   command
       .add_option("--offload", setup->offload,
                   "Plans may put saved tensors into a file of this folder, on a disk; on a GPU 'host': into pinned "

@@ -280,7 +280,7 @@ void add_plan(CLI::App& program) {
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
   command->add_flag("--int8", options->is_int8,
                     "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
-  add_storing_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  add_spill_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
   add_compute_flags(*command);
   command->add_option(

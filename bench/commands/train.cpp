@@ -122,7 +122,7 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& 
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
   add_size(command, "--process-budget", o.process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (as many as it takes)");
-  add_storing_flags(command, std::shared_ptr<Setup>(options, &options->setup));
+  add_spill_flags(command, std::shared_ptr<Setup>(options, &options->setup));
   add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));
   command.add_option("--plan", o.plan, "Plan to follow, as 'thimble plan --save' wrote it; nothing is planned")
       ->type_name("FILE");

@@ -65,7 +65,7 @@ class Runner {
     if (stack_.placed != nullptr) stack_.placed->end_step();
     double seconds = 0;
     for (std::size_t n = 0; n < times_.forward.size(); ++n) {
-      seconds += times_.forward[n] + times_.rerun[n] + times_.backward[n];
+      seconds += times_.forward[n] + times_.recompute[n] + times_.backward[n];
     }
     return 1e3 * seconds;
   }

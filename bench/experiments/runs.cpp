@@ -34,10 +34,10 @@ TrainOptions text_training(const ExperimentOptions& options, const std::string& 
 
 nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string& saved) {
   if (saved.empty()) return {};
-  nn::Storing storing;
-  storing.packs = true;
-  storing.packed = parse_dtype(saved);
-  return nn::packed_plan(make, device, storing);
+  nn::SpillPolicy spilling;
+  spilling.packs = true;
+  spilling.packed = parse_dtype(saved);
+  return nn::packed_plan(make, device, spilling);
 }
 
 PreparedTraining prepare_packed(const TrainOptions& options, const std::string& saved) {

@@ -18,7 +18,7 @@ namespace packing_report_detail {
 std::shared_ptr<const TapePlan> without_packing(const std::shared_ptr<const TapePlan>& plan) {
   if (!plan) return nullptr;
   auto exact = std::make_shared<TapePlan>(*plan);
-  std::erase_if(exact->stores, [](const TapePlan::Store& s) { return s.form == TapePlan::Store::Form::pack; });
+  std::erase_if(exact->spills, [](const TapePlan::Spill& s) { return s.form == TapePlan::Spill::Form::pack; });
   return exact;
 }
 

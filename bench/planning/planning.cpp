@@ -8,7 +8,7 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/bench/planning/planned_run.h>
-#include <thimble/bench/planning/storing.h>
+#include <thimble/bench/planning/spilling.h>
 #include <thimble/bench/runs/process_bytes.h>
 #include <thimble/bench/runs/quantizing.h>
 #include <thimble/core/error.h>
@@ -134,7 +134,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
     try {
       report.plan = planner.fit(report.budget_bytes);
     } catch (const nn::BudgetError& error) {
-      report.why_infeasible = with_prices(error, price_storing(report.run, setup, costs, options.device));
+      report.why_infeasible = with_prices(error, price_spilling(report.run, setup, costs, options.device));
       report.is_feasible = false;
       report.plan = planner.smallest();
     }

@@ -10,7 +10,7 @@
 
 #include <thimble/bench/planning/choices.h>
 #include <thimble/bench/planning/costs.h>
-#include <thimble/bench/planning/storing.h>
+#include <thimble/bench/planning/spilling.h>
 #include <thimble/bench/runs/setup.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>

@@ -276,14 +276,14 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
 
 nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   nn::PlannerOptions options;
-  options.storing.packs = setup.allows_lossy;
-  options.storing.packed = setup.lossy;
-  options.storing.rules = setup.lossy_rules;
-  options.storing.packs_rest = setup.packs_rest;
+  options.spilling.packs = setup.allows_lossy;
+  options.spilling.packed = setup.lossy;
+  options.spilling.rules = setup.lossy_rules;
+  options.spilling.packs_rest = setup.packs_rest;
   if (setup.offload.empty()) return options;
   setup_detail::check_place(setup, device);
   if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?
-  options.storing.offloads = true;
+  options.spilling.offloads = true;
   options.make_tier = [setup](Device on) { return setup_detail::make_tier(setup, on); };
   return options;
 }

@@ -12,7 +12,7 @@
 
 #include <thimble/bench/datasets/dataset.h>
 #include <thimble/bench/planning/costs.h>
-#include <thimble/bench/planning/storing.h>
+#include <thimble/bench/planning/spilling.h>
 #include <thimble/bench/runs/setup.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/process/outside.h>

@@ -11,7 +11,7 @@
 #include <thimble/autograd/spare_tape.h>
 #include <thimble/bench/planning/choices.h>
 #include <thimble/bench/planning/recording.h>
-#include <thimble/bench/planning/storing.h>
+#include <thimble/bench/planning/spilling.h>
 #include <thimble/bench/runs/checkpoints.h>
 #include <thimble/bench/runs/process_bytes.h>
 #include <thimble/bench/runs/training.h>
@@ -118,7 +118,7 @@ void plan_in_budget(PreparedTraining& prepared) {
     const std::string others = to_line(price_techniques(choices, chosen));
     const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
     throw with_prices(
-        all, price_storing(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
+        all, price_spilling(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
   prepared.packing = packing_of(plan);

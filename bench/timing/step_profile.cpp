@@ -56,7 +56,7 @@ std::vector<OperatorTime> operator_times(const TapeGraph& graph, const TapeTimes
     OperatorTime& time = by_name[node.type->name];
     ++time.calls;
     time.forward_s += times.forward[n];
-    time.rerun_s += times.rerun[n];
+    time.recompute_s += times.recompute[n];
     time.backward_s += times.backward[n];
     time.forward_bytes += step_profile_detail::forward_bytes(graph, node);
     time.backward_bytes += step_profile_detail::backward_bytes(graph, node);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <thimble/autograd/graph.h>
+#include <thimble/autograd/tape.h>
 
 namespace thimble::bench {
 
@@ -13,13 +14,13 @@ namespace thimble::bench {
 struct OperatorTime {
   std::string name;
   std::int64_t calls = 0;
-  double forward_s = 0, rerun_s = 0, backward_s = 0;
+  double forward_s = 0, recompute_s = 0, backward_s = 0;
   /// Bytes that the operator cannot do without: forward its operands and its result, backward what it saved, the
   /// result's gradient and the gradients that are asked for, each once. 0 for views.
   double forward_bytes = 0, backward_bytes = 0;
   double multiply_adds = 0;  ///< of forward and backward, re-runs left out
 
-  double seconds() const { return forward_s + rerun_s + backward_s; }
+  double seconds() const { return forward_s + recompute_s + backward_s; }
 };
 
 /// The operators of a recording, the slowest first. Throws ValueError when the times are those of another recording.

@@ -24,7 +24,7 @@
 // Two members are optional, for planning:
 //
 //   // The result again, bit for bit, from what is saved and the operands: where that is less work than forward.
-//   Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
+//   Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
 //   // Multiply-adds of forward; without it an operator counts as memory traffic alone.
 //   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 

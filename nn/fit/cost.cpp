@@ -106,9 +106,9 @@ std::vector<NodeTimes> roofline(const TapeGraph& graph, const Hardware& hardware
       return std::max(multiply_adds / rate, bytes / hardware.bytes_per_s) + hardware.call_s;
     };
     // Statistics take a pass of their own over the operand.
-    const double statistics = node.type->cost == Cost::reduction && node.type->has_remake ? in : 0;
+    const double statistics = node.type->cost == Cost::reduction && node.type->has_output_from_saved ? in : 0;
     t.forward = seconds(node.multiply_adds, in + out + extras + statistics);
-    t.remake = node.type->has_remake ? seconds(0, in + out) : t.forward;
+    t.recompute = node.type->has_output_from_saved ? seconds(0, in + out) : t.forward;
     if (node.needs.any()) {
       int products = 0;  // of operands that carry the arithmetic
       for (int i = 0; i < 2; ++i) products += node.needs[i];
@@ -138,7 +138,7 @@ std::vector<NodeTimes> node_times(const TapeGraph& graph, const CostModel& costs
   cost_detail::require_same(graph, costs.operators);
   for (std::size_t n = 0; n < times.size(); ++n) {
     times[n].forward *= costs.factors[n].forward;
-    times[n].remake *= costs.factors[n].remake;
+    times[n].recompute *= costs.factors[n].recompute;
     times[n].backward *= costs.factors[n].backward;
   }
   return times;

@@ -42,13 +42,13 @@ Hardware hardware_of_gpu(std::string_view driver_name);
 /// Seconds of one node of a graph.
 struct NodeTimes {
   double forward = 0;
-  double remake = 0;  ///< of its result alone, where what it saves is there
+  double recompute = 0;  ///< of its result alone, where what it saves is there
   double backward = 0;
 };
 
 /// What a node took, measured, over what its roofline says; of NodeTimes.
 struct NodeFactors {
-  double forward = 1, remake = 1, backward = 1;
+  double forward = 1, recompute = 1, backward = 1;
 };
 
 /// Where the times of a plan come from.

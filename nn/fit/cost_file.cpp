@@ -29,7 +29,7 @@ CostModel read(const std::string& path, const nlohmann::json& json) {
     costs.operators.push_back(node.at("operator").get<std::string>());
     NodeFactors f;
     for (const auto& [name, member] : {std::pair{"forward", &NodeFactors::forward},
-                                       {"remake", &NodeFactors::remake},
+                                       {"remake", &NodeFactors::recompute},
                                        {"backward", &NodeFactors::backward}}) {
       f.*member = node.at(name).get<double>();
       if (!(f.*member > 0) || !std::isfinite(f.*member)) {
@@ -52,7 +52,7 @@ void write_cost_model(const std::string& path, const CostModel& costs) {
   for (std::size_t n = 0; n < costs.factors.size(); ++n) {
     const NodeFactors& f = costs.factors[n];
     json["nodes"].push_back(
-        {{"operator", costs.operators[n]}, {"forward", f.forward}, {"remake", f.remake}, {"backward", f.backward}});
+        {{"operator", costs.operators[n]}, {"forward", f.forward}, {"remake", f.recompute}, {"backward", f.backward}});
   }
   write_file_atomically(path, std::string_view(json.dump(1) + "\n"));
 }

@@ -21,7 +21,7 @@
 #include <thimble/core/error.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/plan_key.h>
-#include <thimble/nn/fit/storing.h>
+#include <thimble/nn/fit/spilling.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::nn {
@@ -33,8 +33,8 @@ using MakeTier = std::function<std::shared_ptr<Tier>(Device device)>;
 
 /// What plans may do at a cost in transfers or accuracy.
 struct PlannerOptions {
-  Storing storing;     ///< whether tensors are offloaded, exactly, or packed, which is lossy
-  MakeTier make_tier;  ///< needed where they are offloaded
+  SpillPolicy spilling;  ///< whether tensors are offloaded, exactly, or packed, which is lossy
+  MakeTier make_tier;    ///< needed where they are offloaded
 };
 
 /// Results of operators of one name that a plan packs to one dtype.
@@ -46,7 +46,7 @@ struct PackedResults {
   friend bool operator==(const PackedResults&, const PackedResults&) = default;
 };
 /// Counts one more tensor, the graph's `value`.
-void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const TapePlan::Store& store,
+void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const TapePlan::Spill& spill,
                 std::uint32_t value);
 
 /// A way of running the step, with what it needs.
@@ -93,7 +93,7 @@ class Planner {
   /// ValueError for the costs of another program.
   /// Without `options` every plan is exact and needs nothing but memory and time. Throws PlanError when they offload
   /// without a tier.
-  /// Allowing more never yields a worse plan: one that stores nothing, or packs nothing, is taken where it is as good.
+  /// Allowing more never yields a worse plan: one that spills nothing, or packs nothing, is taken where it is as good.
   Planner(MakeRun make, Device device, const CostModel& costs, PlannerOptions options = {});
   ~Planner();
   Planner(Planner&&) noexcept;

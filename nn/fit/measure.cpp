@@ -26,7 +26,7 @@ TapeTimes fastest(const MakeRun& make, Device device, const std::shared_ptr<cons
       least = now;
       continue;
     }
-    for (const auto member : {&TapeTimes::forward, &TapeTimes::rerun, &TapeTimes::backward}) {
+    for (const auto member : {&TapeTimes::forward, &TapeTimes::recompute, &TapeTimes::backward}) {
       for (std::size_t n = 0; n < now.forward.size(); ++n) {
         (least.*member)[n] = std::min((least.*member)[n], (now.*member)[n]);
       }
@@ -36,13 +36,13 @@ TapeTimes fastest(const MakeRun& make, Device device, const std::shared_ptr<cons
 }
 
 /// Every operator that can make its result from what it saves has to, once.
-std::shared_ptr<const TapePlan> remake_all(const TapeGraph& graph) {
+std::shared_ptr<const TapePlan> recompute_all(const TapeGraph& graph) {
   auto plan = std::make_shared<TapePlan>();
   for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
     const OpType* const type = graph.nodes[n].type;
     plan->types.push_back(type);
-    plan->fates.push_back(type->has_remake ? Fate::keep_saved : Fate::keep);
-    if (type->has_remake) plan->segments.push_back({n, n + 1, TapePlan::none});
+    plan->fates.push_back(type->has_output_from_saved ? Fate::keep_saved : Fate::keep);
+    if (type->has_output_from_saved) plan->segments.push_back({n, n + 1, TapePlan::none});
   }
   return plan;
 }
@@ -59,13 +59,13 @@ CostModel measure_costs(const MakeRun& make, Device device, const Hardware& mach
   CostModel costs(machine);
   const std::vector<NodeTimes> roofline = node_times(graph, costs);
   const TapeTimes times = measure_detail::fastest(make, device, nullptr);
-  const TapeTimes again = measure_detail::fastest(make, device, measure_detail::remake_all(graph));
+  const TapeTimes again = measure_detail::fastest(make, device, measure_detail::recompute_all(graph));
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
     NodeFactors f;
     f.forward = measure_detail::factor(times.forward[n], roofline[n].forward);
     f.backward = measure_detail::factor(times.backward[n], roofline[n].backward);
-    const bool has_remake = graph.nodes[n].type->has_remake && again.rerun[n] > 0;
-    f.remake = has_remake ? measure_detail::factor(again.rerun[n], roofline[n].remake) : f.forward;
+    const bool is_shorter = graph.nodes[n].type->has_output_from_saved && again.recompute[n] > 0;
+    f.recompute = is_shorter ? measure_detail::factor(again.recompute[n], roofline[n].recompute) : f.forward;
     costs.operators.emplace_back(graph.nodes[n].type->name);
     costs.factors.push_back(f);
   }

@@ -9,7 +9,7 @@
 namespace thimble::nn {
 namespace option_cache_detail {
 
-// A price at which a tensor is made again wherever it can be.
+// A price at which a tensor is recomputed wherever it can be.
 constexpr remat::Bytes too_large = remat::Bytes{1} << 50;
 
 }  // namespace option_cache_detail

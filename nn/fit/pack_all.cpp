@@ -3,39 +3,39 @@
 #include <algorithm>
 
 #include <thimble/core/ops/quant/pack.h>
-#include <thimble/nn/fit/storable.h>
+#include <thimble/nn/fit/spillable.h>
 
 namespace thimble::nn {
 
-TapePlan pack_all(const TapeGraph& graph, const Storing& storing) {
-  check_rules(graph, storing);
+TapePlan pack_all(const TapeGraph& graph, const SpillPolicy& spilling) {
+  check_rules(graph, spilling);
   TapePlan plan;
   for (const TapeGraph::Node& node : graph.nodes) plan.types.push_back(node.type);
   plan.sizes = graph.sizes();
   plan.fates.assign(plan.types.size(), Fate::keep);
-  const std::vector<Storable> uses = storables(graph);
+  const std::vector<Spillable> uses = spillables(graph);
   for (std::size_t s = 0; s < uses.size(); ++s) {
-    const Storable& use = uses[s];
-    const std::optional<DType> to = storing.packed_as(graph, use);
+    const Spillable& use = uses[s];
+    const std::optional<DType> to = spilling.packed_as(graph, use);
     const std::uint32_t after = std::max(use.until, use.node);
     if (!to || after + 1 >= graph.nodes.size()) continue;
-    plan.stores.push_back({use.node, TapePlan::Store::result, TapePlan::Store::Form::pack, *to, after, after, after});
+    plan.spills.push_back({use.node, TapePlan::Spill::result, TapePlan::Spill::Form::pack, *to, after, after, after});
   }
   return plan;
 }
 
-Plan packed_plan(const MakeRun& make, Device device, const Storing& storing) {
+Plan packed_plan(const MakeRun& make, Device device, const SpillPolicy& spilling) {
   const Device on = dry(device);
   const TapeGraph graph = record_step(on, make);
   Plan plan;
-  plan.tape = std::make_shared<TapePlan>(pack_all(graph, storing));
-  plan.description = storing.rules.empty()
-                         ? "everything that can be is packed to " + std::string(to_string(storing.packed))
+  plan.tape = std::make_shared<TapePlan>(pack_all(graph, spilling));
+  plan.description = spilling.rules.empty()
+                         ? "everything that can be is packed to " + std::string(to_string(spilling.packed))
                          : "everything that can be is packed, by operator";
-  for (const TapePlan::Store& store : plan.tape->stores) {
-    const TapeGraph::Node& node = graph.nodes[store.node];
+  for (const TapePlan::Spill& spill : plan.tape->spills) {
+    const TapeGraph::Node& node = graph.nodes[spill.node];
     plan.packed_bytes += graph.bytes_of(node.output);
-    add_packed(plan.packed, graph, store, node.output);
+    add_packed(plan.packed, graph, spill, node.output);
   }
   const MemoryProfile profile = profile_training(on, [&](Device target) {
     std::unique_ptr<TrainingRun> run = make(target);

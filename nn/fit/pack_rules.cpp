@@ -6,8 +6,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/ops/quant/pack.h>
 #include <thimble/nn/fit/fit.h>
-#include <thimble/nn/fit/storable.h>
-#include <thimble/nn/fit/storing.h>
+#include <thimble/nn/fit/spillable.h>
+#include <thimble/nn/fit/spilling.h>
 
 namespace thimble::nn {
 
@@ -15,7 +15,7 @@ bool PackRule::names(std::string_view op) const noexcept {
   return op.starts_with(name) && (op.size() == name.size() || op[name.size()] == '_');
 }
 
-std::optional<DType> Storing::packed_as(const OpType& type) const {
+std::optional<DType> SpillPolicy::packed_as(const OpType& type) const {
   const PackRule* best = nullptr;
   for (const PackRule& rule : rules) {
     if (rule.names(type.name) && (best == nullptr || rule.name.size() > best->name.size())) best = &rule;
@@ -24,18 +24,18 @@ std::optional<DType> Storing::packed_as(const OpType& type) const {
   return packs_rest ? std::optional(packed) : std::nullopt;
 }
 
-std::optional<DType> Storing::packed_as(const TapeGraph& graph, const Storable& use) const {
-  if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Store::result) return {};
+std::optional<DType> SpillPolicy::packed_as(const TapeGraph& graph, const Spillable& use) const {
+  if (use.is_held || !use.is_saved || use.node == TapeGraph::none || use.which != TapePlan::Spill::result) return {};
   if (use.bytes < smallest) return {};
   const std::optional<DType> to = packed_as(*graph.nodes[use.node].type);
   return to && can_pack(use.dtype, *to) ? to : std::nullopt;
 }
 
 std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype, std::size_t smallest) {
-  Storing all;
+  SpillPolicy all;
   all.packed = dtype, all.smallest = smallest;
   std::vector<std::string> names;
-  for (const Storable& use : storables(graph)) {
+  for (const Spillable& use : spillables(graph)) {
     if (all.packed_as(graph, use)) names.emplace_back(graph.nodes[use.node].type->name);
   }
   std::sort(names.begin(), names.end());
@@ -43,11 +43,11 @@ std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype,
   return names;
 }
 
-void check_rules(const TapeGraph& graph, const Storing& storing) {
-  for (const PackRule& rule : storing.rules) {
+void check_rules(const TapeGraph& graph, const SpillPolicy& spilling) {
+  for (const PackRule& rule : spilling.rules) {
     // What is not to be packed is what otherwise could be, at the widest choice of dtypes.
     const std::vector<std::string> allowed =
-        packable_operators(graph, rule.dtype.value_or(DType::i8), storing.smallest);
+        packable_operators(graph, rule.dtype.value_or(DType::i8), spilling.smallest);
     if (std::any_of(allowed.begin(), allowed.end(), [&](const std::string& op) { return rule.names(op); })) continue;
     std::string list;
     for (const std::string& op : allowed) list += (list.empty() ? "" : ", ") + op;
@@ -57,17 +57,17 @@ void check_rules(const TapeGraph& graph, const Storing& storing) {
   }
 }
 
-void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const TapePlan::Store& store,
+void add_packed(std::vector<PackedResults>& list, const TapeGraph& graph, const TapePlan::Spill& spill,
                 std::uint32_t value) {
-  const std::string_view name = graph.nodes[store.node].type->name;
+  const std::string_view name = graph.nodes[spill.node].type->name;
   auto found = std::find_if(list.begin(), list.end(),
-                            [&](const PackedResults& p) { return p.name == name && p.dtype == store.dtype; });
-  if (found == list.end()) found = list.insert(list.end(), {std::string(name), store.dtype});
+                            [&](const PackedResults& p) { return p.name == name && p.dtype == spill.dtype; });
+  if (found == list.end()) found = list.insert(list.end(), {std::string(name), spill.dtype});
   const std::size_t bytes = graph.bytes_of(value);
   ++found->tensors;
   found->bytes += bytes;
   found->packed_bytes +=
-      packed_bytes(static_cast<std::int64_t>(bytes / size_of(graph.values[value].dtype)), store.dtype);
+      packed_bytes(static_cast<std::int64_t>(bytes / size_of(graph.values[value].dtype)), spill.dtype);
 }
 
 }  // namespace thimble::nn

@@ -48,8 +48,8 @@ Json json_of(const TapePlan& tape) {
   json["fates"] = fates;
   json["segments"] = json["stores"] = Json::array();
   for (const TapePlan::Segment& s : tape.segments) json["segments"].push_back({s.first, s.end, s.parent});
-  for (const TapePlan::Store& s : tape.stores) {
-    const bool is_packed = s.form == TapePlan::Store::Form::pack;
+  for (const TapePlan::Spill& s : tape.spills) {
+    const bool is_packed = s.form == TapePlan::Spill::Form::pack;
     json["stores"].push_back({s.node, s.which, is_packed ? std::string(to_string(s.dtype)) : "offload", s.away_after,
                               s.gone_after, s.back_before});
   }
@@ -138,15 +138,15 @@ struct Reader {
           {s.at(0).get<std::uint32_t>(), s.at(1).get<std::uint32_t>(), s.at(2).get<std::int32_t>()});
     }
     for (const Json& s : json.at("stores")) {
-      TapePlan::Store store;
-      store.node = s.at(0).get<std::uint32_t>();
-      store.which = s.at(1).get<std::int32_t>();
+      TapePlan::Spill spill;
+      spill.node = s.at(0).get<std::uint32_t>();
+      spill.which = s.at(1).get<std::int32_t>();
       const std::string form = s.at(2).get<std::string>();
-      if (form != "offload") store.form = TapePlan::Store::Form::pack, store.dtype = parse_dtype(form);
-      store.away_after = s.at(3).get<std::uint32_t>();
-      store.gone_after = s.at(4).get<std::uint32_t>();
-      store.back_before = s.at(5).get<std::uint32_t>();
-      tape->stores.push_back(store);
+      if (form != "offload") spill.form = TapePlan::Spill::Form::pack, spill.dtype = parse_dtype(form);
+      spill.away_after = s.at(3).get<std::uint32_t>();
+      spill.gone_after = s.at(4).get<std::uint32_t>();
+      spill.back_before = s.at(5).get<std::uint32_t>();
+      tape->spills.push_back(spill);
     }
     return tape;
   }
@@ -302,7 +302,7 @@ std::string to_text(const Plan& plan) {
         std::count_if(plan.tape->fates.begin(), plan.tape->fates.end(), [](Fate fate) { return !keeps_output(fate); });
     text += "  " + std::to_string(plan.tape->segments.size()) + " segments that run again; of " +
             std::to_string(plan.tape->fates.size()) + " nodes " + std::to_string(dropped) +
-            " drop their result there; " + std::to_string(plan.tape->stores.size()) + " tensors are stored\n";
+            " drop their result there; " + std::to_string(plan.tape->spills.size()) + " tensors are spilled\n";
   }
   for (std::size_t i = 0; i < plan.placement.size(); ++i) {
     const StepPlan& step = plan.placement[i];

@@ -26,7 +26,7 @@ Plan read_plan(const std::string& path, const MakeRun& make, Device device, cons
 Plan plan_from_json(std::string_view json, const std::string& source, const MakeRun& make, Device device,
                     const MakeTier& make_tier = nullptr);
 
-/// A few lines for people: the key, the figures, the segments and stores, how the blocks are placed.
+/// A few lines for people: the key, the figures, the segments and spills, how the blocks are placed.
 std::string to_text(const Plan& plan);
 
 }  // namespace thimble::nn

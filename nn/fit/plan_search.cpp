@@ -110,11 +110,11 @@ void keep_gradients(const std::vector<remat::Bytes>& bytes, StagedGraph& staged)
 
 PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, PlannerOptions options)
     : make_(std::move(make)), device_(dry(device)), options_(std::move(options)) {
-  const Storing& storing = options_.storing;
-  if (storing.offloads && !options_.make_tier) throw PlanError("planner: tensors are to be offloaded, without a tier");
-  if (storing.offloads || storing.packs) {
+  const SpillPolicy& spilling = options_.spilling;
+  if (spilling.offloads && !options_.make_tier) throw PlanError("planner: tensors are to be offloaded, without a tier");
+  if (spilling.offloads || spilling.packs) {
     PlannerOptions fewer = options_;
-    (storing.packs ? fewer.storing.packs : fewer.storing.offloads) = false;
+    (spilling.packs ? fewer.spilling.packs : fewer.spilling.offloads) = false;
     simpler_ = std::make_unique<PlanSearch>(make_, device, costs, std::move(fewer));
   }
   bool fuses = false;
@@ -124,11 +124,11 @@ PlanSearch::PlanSearch(MakeRun make, Device device, const CostModel& costs, Plan
     fuses = run.options().fuses_optimizer != FusedUpdate::off;
     key_ = std::make_shared<PlanKey>(plan_key(device_, graph, run));
   });
-  if (storing.packs) check_rules(graph_, storing);
+  if (spilling.packs) check_rules(graph_, spilling);
   const std::vector<NodeTimes> times = node_times(graph_, costs);
   const std::vector<std::uint32_t> cuts = cut_points(graph_);
-  const StoredOptions stored(graph_, times, costs.hardware, storing);
-  staged_ = make_stages(graph_, times, cuts, {}, simpler_ ? &stored : nullptr);
+  const SpillVariants variants(graph_, times, costs.hardware, spilling);
+  staged_ = make_stages(graph_, times, cuts, {}, simpler_ ? &variants : nullptr);
   double gradient_bytes = 0;
   for (const remat::Stage& stage : staged_.chain.stages) {
     gradient_bytes += static_cast<double>(stage.parameter_gradient_bytes);
@@ -184,15 +184,15 @@ Plan PlanSearch::plan_of(std::shared_ptr<const TapePlan> tape) const {
   plan.tape = std::move(tape);
   if (!plan.tape) return plan;
   if (plan.tape->offloads()) plan.make_tier = options_.make_tier;
-  for (const TapePlan::Store& store : plan.tape->stores) {
-    const TapeGraph::Node& node = graph_.nodes[store.node];
+  for (const TapePlan::Spill& spill : plan.tape->spills) {
+    const TapeGraph::Node& node = graph_.nodes[spill.node];
     std::uint32_t value = node.output;
     for (std::size_t k = 0; k < node.saved.size(); ++k) {
-      if (node.places[k] == store.which) value = node.saved[k];
+      if (node.places[k] == spill.which) value = node.saved[k];
     }
-    const bool is_offloaded = store.form == TapePlan::Store::Form::offload;
+    const bool is_offloaded = spill.form == TapePlan::Spill::Form::offload;
     (is_offloaded ? plan.offloaded_bytes : plan.packed_bytes) += graph_.bytes_of(value);
-    if (!is_offloaded) add_packed(plan.packed, graph_, store, value);
+    if (!is_offloaded) add_packed(plan.packed, graph_, spill, value);
   }
   return plan;
 }

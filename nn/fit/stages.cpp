@@ -221,16 +221,16 @@ class Block {
     op.inputs = inputs;
     op.backward_reads = reads;
     op.is_backward_in_place = node.type->cost == Cost::elementwise || node.type->cost == Cost::reduction;
-    if (node.type->has_remake && !extras.empty()) {
-      // What it saves takes the whole forward; its result is made again from that.
+    if (node.type->has_output_from_saved && !extras.empty()) {
+      // What it saves takes the whole forward; its result is recomputed from that.
       remat::GraphOperator saving = op;
       saving.outputs = extras;
       saving.backward_reads.clear();
-      saving.cost = std::max<remat::Time>(0, nanoseconds(times_[n].forward - times_[n].remake));
+      saving.cost = std::max<remat::Time>(0, nanoseconds(times_[n].forward - times_[n].recompute));
       block_.operators.push_back(std::move(saving));
       op.name += " (result)";
       for (const std::uint32_t t : extras) append(op.inputs, t);
-      op.cost = nanoseconds(times_[n].remake);
+      op.cost = nanoseconds(times_[n].recompute);
     } else {
       for (const std::uint32_t t : extras) append(outputs, t);
       op.cost = nanoseconds(times_[n].forward);
@@ -273,7 +273,7 @@ std::vector<std::uint32_t> cut_points(const TapeGraph& graph) {
 
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
                         const std::vector<std::uint32_t>& cuts, const StageLimits& limits,
-                        const StoredOptions* stored) {
+                        const SpillVariants* variants) {
   using namespace stages_detail;
   const Recorded recorded{graph, times, storage_uses(graph), leaf_readers(graph)};
   const std::size_t count = cuts.size() - 1;
@@ -301,11 +301,11 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
       std::vector<std::uint32_t> inner;
       for (std::size_t k = 1; k < span; ++k) inner.push_back(block.tensor_of(graph.nodes[cuts[i + k] - 1].output));
       const auto add = [&](remat::Option option, const remat::Selection& selection,
-                           std::vector<TapePlan::Store> stores) {
+                           std::vector<TapePlan::Spill> spills) {
         option.name = "option " + std::to_string(of_chain.options.size());
         of_chain.options.push_back(std::move(option));
         stage.fates.push_back(block.fates(selection));
-        stage.stores.push_back(std::move(stores));
+        stage.spills.push_back(std::move(spills));
       };
       const std::vector<OptionCache::Entry>& entries =
           cache.options(block.graph(), inner, limits.options + limits.more * (span - 1));
@@ -319,11 +319,11 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
         }
         add(option, entry.selection, {});
         const bool is_outer = &entry == &entries.front() || &entry == &entries.back();
-        if (stored == nullptr || (span > 1 && !is_outer)) continue;
-        StoredOptions::Stage of{stage.first, end, block.kept_storages(entry.selection)};
+        if (variants == nullptr || (span > 1 && !is_outer)) continue;
+        SpillVariants::Stage of{stage.first, end, block.kept_storages(entry.selection)};
         if (i > 0) of.input = graph.values[graph.nodes[stage.first - 1].output].storage;
-        for (StoredOption& twin : stored->of(option, of)) {
-          add(std::move(twin.option), entry.selection, std::move(twin.stores));
+        for (SpillVariant& twin : variants->of(option, of)) {
+          add(std::move(twin.option), entry.selection, std::move(twin.spills));
         }
       }
     }
@@ -354,8 +354,8 @@ TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan) {
       tape.segments.push_back({first, end, parent});
       const std::vector<Fate>& fates = staged.stages[item.begin].fates[item.option];
       std::copy(fates.begin(), fates.end(), tape.fates.begin() + first);
-      const std::vector<TapePlan::Store>& stores = staged.stages[item.begin].stores[item.option];
-      tape.stores.insert(tape.stores.end(), stores.begin(), stores.end());
+      const std::vector<TapePlan::Spill>& spills = staged.stages[item.begin].spills[item.option];
+      tape.spills.insert(tape.spills.end(), spills.begin(), spills.end());
     }
   }
   return tape;

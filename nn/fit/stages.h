@@ -10,7 +10,7 @@
 #include <thimble/memory/remat/chain.h>
 #include <thimble/memory/remat/schedule.h>
 #include <thimble/nn/fit/cost.h>
-#include <thimble/nn/fit/storing.h>
+#include <thimble/nn/fit/spilling.h>
 
 namespace thimble::nn {
 
@@ -19,7 +19,7 @@ struct StagedGraph {
   struct Stage {
     std::uint32_t first = 0, end = 0;      ///< nodes
     std::vector<std::vector<Fate>> fates;  ///< per option, of the nodes of its span; option 0 keeps everything
-    std::vector<std::vector<TapePlan::Store>> stores;  ///< per option
+    std::vector<std::vector<TapePlan::Spill>> spills;  ///< per option
   };
   std::vector<const OpType*> types;   ///< of all nodes
   std::vector<TapePlan::Size> sizes;  ///< the same
@@ -42,11 +42,11 @@ struct StageLimits {
 
 /// The chain whose stages end at `cuts`. Beside its own options each stage has those that span the next ones as well,
 /// which keep none of the tensors that cross between them: a long segment can make these again at little cost, and
-/// holds more while backward visits it. With `stored` there are also those that it makes of the stage's own options,
+/// holds more while backward visits it. With `variants` there are also those that it makes of the stage's own options,
 /// and of those of several stages that keep most or least.
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
                         const std::vector<std::uint32_t>& cuts, const StageLimits& limits = {},
-                        const StoredOptions* stored = nullptr);
+                        const SpillVariants* variants = nullptr);
 
 /// Translates a chain plan into a tape plan.
 TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan);

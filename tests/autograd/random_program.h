@@ -1,5 +1,5 @@
 #pragma once
-// Programs and plans made at random: what segments and stores must not change.
+// Programs and plans made at random: what segments and spills must not change.
 
 #include <algorithm>
 #include <cstdint>
@@ -133,33 +133,33 @@ inline TapeGraph observed(std::uint64_t seed) {
   return TapeGraph::of(tape);
 }
 
-// Stores of random tensors at random ordinals; of half of them at those where nobody else has the bytes any more.
-inline void add_stores(const TapeGraph& graph, Random& random, TapePlan& plan) {
+// Spills of random tensors at random ordinals; of half of them at those where nobody else has the bytes any more.
+inline void add_spills(const TapeGraph& graph, Random& random, TapePlan& plan) {
   const auto count = static_cast<std::uint32_t>(graph.nodes.size());
   const auto from = [&](std::uint32_t first) {
     return first + static_cast<std::uint32_t>(pick(random, count - first));
   };
   for (std::uint32_t n = 0; n < count; ++n) {
     if (pick(random, 3) == 0) continue;
-    TapePlan::Store store;
-    store.node = n;
+    TapePlan::Spill spill;
+    spill.node = n;
     const auto saved = static_cast<std::size_t>(graph.nodes[n].type->saved_tensors);
-    store.which = saved > 0 && pick(random, 4) == 0 ? static_cast<std::int32_t>(pick(random, saved)) : store.result;
+    spill.which = saved > 0 && pick(random, 4) == 0 ? static_cast<std::int32_t>(pick(random, saved)) : spill.result;
     const std::uint32_t until = graph.values[graph.nodes[n].output].program_until;
-    store.away_after = until != TapeGraph::none && pick(random, 2) == 0 ? std::max(n, until) : from(n);
-    store.gone_after = pick(random, 2) == 0 ? store.away_after : from(store.away_after);
-    store.back_before = from(n);
-    plan.stores.push_back(store);
+    spill.away_after = until != TapeGraph::none && pick(random, 2) == 0 ? std::max(n, until) : from(n);
+    spill.gone_after = pick(random, 2) == 0 ? spill.away_after : from(spill.away_after);
+    spill.back_before = from(n);
+    plan.spills.push_back(spill);
   }
 }
 
 // The same, packed: results alone.
-inline void pack_stores(TapePlan& plan, DType dtype) {
-  std::erase_if(plan.stores, [](const TapePlan::Store& store) { return store.which != store.result; });
-  for (TapePlan::Store& store : plan.stores) {
-    store.form = TapePlan::Store::Form::pack;
-    store.dtype = dtype;
-    store.gone_after = store.away_after;
+inline void pack_spills(TapePlan& plan, DType dtype) {
+  std::erase_if(plan.spills, [](const TapePlan::Spill& spill) { return spill.which != spill.result; });
+  for (TapePlan::Spill& spill : plan.spills) {
+    spill.form = TapePlan::Spill::Form::pack;
+    spill.dtype = dtype;
+    spill.gone_after = spill.away_after;
   }
 }
 

@@ -116,8 +116,8 @@ class Run final : public nn::TrainingRun {
   std::uint64_t away_bytes() const { return tier_ ? tier_->statistics().live_bytes : 0; }
   Figures figures(const memory::Stack& stack) const {
     Figures figures;
-    figures.reruns = static_cast<std::size_t>(
-        std::count_if(times_.rerun.begin(), times_.rerun.end(), [](double seconds) { return seconds > 0; }));
+    figures.recomputed = static_cast<std::size_t>(
+        std::count_if(times_.recompute.begin(), times_.recompute.end(), [](double seconds) { return seconds > 0; }));
     figures.activation_peak_bytes = stack.ledger->max_allocated(Category::activation);
     figures.gradient_peak_bytes = stack.ledger->max_allocated(Category::gradient);
     figures.moved_blocks = stack.arena->statistics().moved_blocks;

@@ -90,7 +90,7 @@ using Trajectory = std::vector<Entry>;
 
 /// What a run did besides: whether the technique was in force.
 struct Figures {
-  std::size_t reruns = 0;  ///< nodes of the last recording that ran again
+  std::size_t recomputed = 0;  ///< nodes of the last recording that ran again
   std::size_t activation_peak_bytes = 0, gradient_peak_bytes = 0;
   std::uint64_t moved_blocks = 0;
   std::uint64_t tier_writes = 0;

@@ -102,7 +102,7 @@ using Names = std::vector<std::string>;
 const Technique segments{.name = "segments", .forward = every_kth(1)};
 
 /// Under what runs nothing again a mutant does no harm.
-void check_harmless_without_reruns(Certifier& certifier) {
+void check_harmless_without_recomputation(Certifier& certifier) {
   for (const Technique& technique : {Technique{.name = "none"}, Technique{.name = "placed", .is_placed = true},
                                      Technique{.name = "moved", .moves_blocks = true}}) {
     const Certificate certificate = certifier.certify(technique);
@@ -115,7 +115,7 @@ void check_harmless_without_reruns(Certifier& certifier) {
 
 TEST_CASE("certificate mutant: a batch norm updated twice", "[certificate]") {
   Certifier certifier(conv_net({.normalize = normalize_twice}));
-  check_harmless_without_reruns(certifier);
+  check_harmless_without_recomputation(certifier);
   const Certificate certificate = certifier.certify(segments);
   // In training nothing reads the statistics, so they alone are wrong, those of this norm, in every step.
   CHECK_FALSE(certificate.holds());
@@ -129,7 +129,7 @@ TEST_CASE("certificate mutant: a batch norm updated twice", "[certificate]") {
 TEST_CASE("certificate mutant: a counter off by one", "[certificate]") {
   SECTION("a recompute that takes the next counter") {
     Certifier certifier(conv_net({.drop = [](const Tensor& x, double p) { return apply(NextSite{p}, x); }}));
-    check_harmless_without_reruns(certifier);
+    check_harmless_without_recomputation(certifier);
     const Certificate certificate = certifier.certify(segments);
     CHECK(names_of(certificate, Item::generator, 0) == Names{"calls"});
     CHECK(certificate.names(Item::gradient, 0));
@@ -142,7 +142,7 @@ TEST_CASE("certificate mutant: a counter off by one", "[certificate]") {
     Certifier certifier(conv_net({.drop = [](const Tensor& x, double p) {
       return apply(OffByOne{{p, next_random_site()}}, x);
     }}));
-    check_harmless_without_reruns(certifier);
+    check_harmless_without_recomputation(certifier);
     const Certificate certificate = certifier.certify(segments);
     // The convolution behind it reads the dropped tensor again for its weight's gradient, and so does the norm behind
     // that; what comes after has the mask of the forward.

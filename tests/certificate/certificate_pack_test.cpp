@@ -17,27 +17,27 @@
 #include "certificate_nets.h"
 #include "support/catch.h"
 #include "support/random_plans.h"
-#include "support/store_chain.h"
+#include "support/spill_chain.h"
 
 using namespace thimble;
 using namespace thimble::certificate;
-using Store = TapePlan::Store;
+using Spill = TapePlan::Spill;
 
 namespace {
 
 using Plan = std::shared_ptr<const TapePlan>;
 
-nn::Storing packs(DType dtype) {
-  nn::Storing storing;
-  storing.packs = true;
-  storing.packed = dtype;
-  storing.smallest = 1;
-  return storing;
+nn::SpillPolicy packs(DType dtype) {
+  nn::SpillPolicy spilling;
+  spilling.packs = true;
+  spilling.packed = dtype;
+  spilling.smallest = 1;
+  return spilling;
 }
 
 /// Each of the forms, and a choice by operator.
-std::vector<std::pair<std::string, nn::Storing>> forms() {
-  std::vector<std::pair<std::string, nn::Storing>> list;
+std::vector<std::pair<std::string, nn::SpillPolicy>> forms() {
+  std::vector<std::pair<std::string, nn::SpillPolicy>> list;
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::f8e5m2, DType::i8}) {
     list.emplace_back(to_string(dtype), packs(dtype));
   }
@@ -91,8 +91,8 @@ TapePlan random_stretches(const TapeGraph& graph, random_plans::Random& random) 
   return plan;
 }
 
-/// Adds stores of what `plan` keeps and no run again reads.
-void add_stores_beside(const TapeGraph& graph, const nn::Storing& storing, TapePlan& plan) {
+/// Adds spills of what `plan` keeps and no run again reads.
+void add_spills_beside(const TapeGraph& graph, const nn::SpillPolicy& spilling, TapePlan& plan) {
   const std::vector<std::int32_t> innermost = plan.innermost();
   const auto is_outer = [&](std::uint32_t n) {
     return plan.segments[static_cast<std::size_t>(innermost[n])].parent == TapePlan::none;
@@ -100,17 +100,17 @@ void add_stores_beside(const TapeGraph& graph, const nn::Storing& storing, TapeP
   const auto runs_again = [&](std::uint32_t n) {
     return innermost[n] != TapePlan::none && !(is_outer(n) && plan.fates[n] == Fate::keep);
   };
-  for (const Store& store : nn::pack_all(graph, storing).stores) {
-    const std::uint32_t storage = graph.values[graph.nodes[store.node].output].storage;
-    bool is_beside = !runs_again(store.node);
+  for (const Spill& spill : nn::pack_all(graph, spilling).spills) {
+    const std::uint32_t storage = graph.values[graph.nodes[spill.node].output].storage;
+    bool is_beside = !runs_again(spill.node);
     for (std::uint32_t n = 0; n < graph.nodes.size() && is_beside; ++n) {
       is_beside = !(runs_again(n) && reads(graph, n, storage));
     }
-    if (is_beside) plan.stores.push_back(store);
+    if (is_beside) plan.spills.push_back(spill);
   }
 }
 
-/// The same stores, with nothing dropped.
+/// The same spills, with nothing dropped.
 Plan without_segments(const TapePlan& plan) {
   auto kept = std::make_shared<TapePlan>(plan);
   kept->segments.clear();
@@ -147,19 +147,19 @@ TEST_CASE("certificate, packed: running again beside packed tensors changes no b
     const TapeGraph graph = graph_of(make);
     const Trajectory plain = reference(make, {});
     random_plans::Random random(11);
-    for (const auto& [form, storing] : forms()) {
+    for (const auto& [form, spilling] : forms()) {
       std::size_t in_force = 0;
       for (int i = 0; i < 10; ++i) {
         TapePlan plan = random_stretches(graph, random);
-        add_stores_beside(graph, storing, plan);
+        add_spills_beside(graph, spilling, plan);
         plan.validate();
-        INFO(net << ", " << form << ", plan " << i << ", " << plan.stores.size() << " stores");
+        INFO(net << ", " << form << ", plan " << i << ", " << plan.spills.size() << " spills");
         const Trajectory packed = reference(make, {.plan = without_segments(plan)});
         const ThreadScope threads(i % 2 + 1);
         const Training again = train(make, {.plan = std::make_shared<TapePlan>(plan)});
         check_equal(packed, again.trajectory);
         CHECK(has_equal_loss(plain, packed));
-        in_force += !compare(plain, packed).empty() && again.figures.reruns > 0;
+        in_force += !compare(plain, packed).empty() && again.figures.recomputed > 0;
       }
       INFO(net << ", " << form << ": " << in_force << " in force");
       if (net == "convolutions, O1" && form == "bf16") continue;  // its results are in f16, but for a few
@@ -178,13 +178,13 @@ TEST_CASE("certificate, packed: placement, moves, threads and fused updates chan
     std::uint64_t seed = 31;
     for (const auto& entry : forms()) {
       const std::string& form = entry.first;
-      const nn::Storing& storing = entry.second;
+      const nn::SpillPolicy& spilling = entry.second;
       INFO(net << ", " << form);
       random_plans::Random random(seed++);
-      // Stores of all that can be packed, whether a run again reads it or not, and segments drawn at random.
+      // Spills of all that can be packed, whether a run again reads it or not, and segments drawn at random.
       const auto packed = [&](const TapeGraph& of) {
         auto plan = std::make_shared<TapePlan>(random_stretches(of, random));
-        plan->stores = nn::pack_all(of, storing).stores;
+        plan->spills = nn::pack_all(of, spilling).spills;
         return plan;
       };
       const Plan plan = packed(graph), plan_of_two = packed(graph_of_two);
@@ -225,12 +225,12 @@ TEST_CASE("certificate, packed: how a segment runs again from packed tensors cha
     const TapeGraph graph = graph_of(make);
     const auto count = static_cast<std::uint32_t>(graph.nodes.size());
     random_plans::Random random(51);
-    for (const auto& [form, storing] : forms()) {
+    for (const auto& [form, spilling] : forms()) {
       INFO(net << ", " << form);
       TapePlan flat;
       for (const TapeGraph::Node& node : graph.nodes) flat.types.push_back(node.type);
       flat.fates.assign(count, Fate::drop);
-      flat.stores = nn::pack_all(graph, storing).stores;
+      flat.spills = nn::pack_all(graph, spilling).spills;
       TapePlan nested = flat;
       constexpr std::uint32_t stretch = 7;
       for (std::uint32_t begin = 1; begin + stretch < count; begin += stretch + 2) {
@@ -249,7 +249,7 @@ TEST_CASE("certificate, packed: how a segment runs again from packed tensors cha
       const Trajectory whole = reference(make, {.plan = std::make_shared<TapePlan>(flat)});
       const Training inner = train(make, {.plan = std::make_shared<TapePlan>(nested)});
       check_equal(whole, inner.trajectory);
-      CHECK(inner.figures.reruns > 0);
+      CHECK(inner.figures.recomputed > 0);
     }
   }
 }
@@ -257,7 +257,7 @@ TEST_CASE("certificate, packed: how a segment runs again from packed tensors cha
 TEST_CASE("certificate, packed: gradients of what is made again from packed tensors", "[certificate][pack]") {
   // Nodes: linear 0, tanh 1, linear 2, tanh 3, linear 4, tanh 5, square 6, mean 7. The result of node 1 is packed;
   // nodes 2 to 4 are dropped, and 2 and 3 are made again from it for the backward of all three.
-  const store_test::Chain chain;
+  const spill_test::Chain chain;
   const auto record = [](const auto& loss_of, const std::shared_ptr<const TapePlan>& plan = nullptr) {
     Tape tape;
     if (plan) tape.follow(plan);
@@ -277,7 +277,7 @@ TEST_CASE("certificate, packed: gradients of what is made again from packed tens
     INFO(to_string(dtype));
     const auto planned = [&](bool runs_again) {
       auto plan = std::make_shared<TapePlan>(chain.plan());
-      plan->stores.push_back({1, Store::result, Store::Form::pack, dtype, 4, 4, 4});
+      plan->spills.push_back({1, Spill::result, Spill::Form::pack, dtype, 4, 4, 4});
       if (runs_again) {
         plan->segments.push_back({2, 5});
         for (const std::size_t n : {2, 3, 4}) plan->fates[n] = Fate::drop;
@@ -320,7 +320,7 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
     TapePlan plan;
     for (const TapeGraph::Node& node : graph.nodes) plan.types.push_back(node.type);
     plan.fates.assign(plan.types.size(), Fate::keep);
-    plan.stores = nn::pack_all(graph, packs(DType::i8)).stores;
+    plan.spills = nn::pack_all(graph, packs(DType::i8)).spills;
     const Trajectory packed = reference(make, {.plan = std::make_shared<TapePlan>(plan)});
     CHECK(compare(packed, train(make, {.plan = std::make_shared<TapePlan>(plan)}).trajectory).empty());
     // Gradients differ, and in the first step nothing of the forward; a loss scale may skip that step.
@@ -334,16 +334,16 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
     };
     // A backward may read no more of a tensor than its sign, as that of a ReLU.
     std::size_t fewer = 0, others = 0;
-    for (std::size_t i = 0; i < plan.stores.size(); ++i) {
+    for (std::size_t i = 0; i < plan.spills.size(); ++i) {
       TapePlan mutant = plan;
-      mutant.stores[i].dtype = DType::f8e4m3;
+      mutant.spills[i].dtype = DType::f8e4m3;
       others += is_found(mutant);
-      mutant.stores.erase(mutant.stores.begin() + static_cast<std::ptrdiff_t>(i));
+      mutant.spills.erase(mutant.spills.begin() + static_cast<std::ptrdiff_t>(i));
       fewer += is_found(mutant);
     }
-    INFO(plan.stores.size() << " stores, " << fewer << " left out, " << others << " in another form");
-    CHECK(2 * fewer > plan.stores.size());
-    CHECK(2 * others > plan.stores.size());
+    INFO(plan.spills.size() << " spills, " << fewer << " left out, " << others << " in another form");
+    CHECK(2 * fewer > plan.spills.size());
+    CHECK(2 * others > plan.spills.size());
     TapePlan from_packed = plan;  // a stretch is made again from what is packed before it
     const auto middle = static_cast<std::uint32_t>(plan.types.size() / 2);
     from_packed.segments.push_back({middle, middle + 8, TapePlan::none});
@@ -353,24 +353,24 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
 }
 
 TEST_CASE("certificate, packed: plans of a planner", "[certificate][pack]") {
-  std::size_t with_stores = 0, with_both = 0;
+  std::size_t with_spills = 0, with_both = 0;
   // Peaks are counted in whole granules of an arena, so these nets are larger.
   for (const MakeNet& make : {conv_net({.samples = 60}), transformer({.samples = 60})}) {
     nn::PlannerOptions options;
-    options.storing = packs(DType::i8);
+    options.spilling = packs(DType::i8);
     nn::Planner planner(make_runs(make, {}), cpu, nn::hardware("cpu"), options);
     for (const nn::Plan& plan : planner.plans()) {
-      if (!plan.tape || plan.tape->stores.empty()) continue;
+      if (!plan.tape || plan.tape->spills.empty()) continue;
       INFO(plan.peak_bytes << " bytes: " << plan.description);
       const Trajectory packed = reference(make, {.plan = plan.tape});
       const Training placed =
           train(make, {.plan = plan.tape, .is_placed = !plan.placement.empty(), .placement = plan.placement});
       check_equal(packed, placed.trajectory);
-      ++with_stores;
-      with_both += placed.figures.reruns > 0;
+      ++with_spills;
+      with_both += placed.figures.recomputed > 0;
       if (with_both > 2) break;
     }
   }
-  CHECK(with_stores > 0);
+  CHECK(with_spills > 0);
   CHECK(with_both > 0);
 }

@@ -216,7 +216,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
                  "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
   CHECK_THROWS_AS(bench::training_run(setup)(dry(cuda())), ValueError);
   setup.offload = "host";
-  CHECK(bench::planner_options(setup, cuda()).storing.offloads);
+  CHECK(bench::planner_options(setup, cuda()).spilling.offloads);
   CHECK(contains(message_of([&] { bench::planner_options(setup, cpu); }), "host is for --device cuda"));
   CHECK_THROWS_AS(bench::training_run(setup)(dry(cpu)), ValueError);
   // What gradients that are away do not go with is not proposed beside them.

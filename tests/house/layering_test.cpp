@@ -136,3 +136,20 @@ TEST_CASE("layering: the check finds what it is for", "[house]") {
     CHECK(problems.size() == row.problems);
   }
 }
+
+TEST_CASE("layering: what lies behind the tape is no other file's business", "[house]") {
+  std::vector<std::string> problems;
+  std::size_t included = 0;
+  for (const house::Source& file : house::all_files()) {
+    if (!house::is_code(file.path)) continue;
+    for (const std::string& include : house::includes_of(file.text)) {
+      if (!include.starts_with("thimble/autograd/engine/")) continue;
+      ++included;
+      const bool is_source = file.path.starts_with("autograd/") && !house::is_header(file.path);
+      if (!is_source && !file.path.starts_with("autograd/engine/")) problems.push_back(file.path + ": " + include);
+    }
+  }
+  INFO(house::lines(problems));
+  CHECK(problems.empty());
+  CHECK(included > 10);
+}

@@ -44,7 +44,7 @@ TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
   const std::vector<nn::NodeTimes> times = nn::node_times(graph, costs);
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
     CHECK(times[n].forward == roofline[n].forward * (1.0 + static_cast<double>(n)));
-    CHECK(times[n].remake == roofline[n].remake * 2);
+    CHECK(times[n].recompute == roofline[n].recompute * 2);
     CHECK(times[n].backward == roofline[n].backward * 0.5);
   }
   costs.operators[3] = "another";
@@ -61,7 +61,7 @@ TEST_CASE("fit cost: what is measured is written, read, and gives the same plans
   const bench::Setup setup = small_gpt(16);
   const nn::CostModel measured = bench::plan_costs(setup, {"cpu", true, path}, 0);
   CHECK(measured.factors.size() == graph_of(setup).nodes.size());
-  for (const nn::NodeFactors& f : measured.factors) CHECK((f.forward > 0 && f.remake > 0 && f.backward > 0));
+  for (const nn::NodeFactors& f : measured.factors) CHECK((f.forward > 0 && f.recompute > 0 && f.backward > 0));
   const nn::CostModel stored = bench::plan_costs(setup, {"cpu", false, path}, 0);
   CHECK(stored.operators == measured.operators);
   CHECK(stored.source == measured.source);

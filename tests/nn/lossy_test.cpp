@@ -19,11 +19,11 @@
 #include <thimble/nn/step/step.h>
 
 #include "support/catch.h"
-#include "support/store_chain.h"
+#include "support/spill_chain.h"
 
 using namespace thimble;
-using store_test::Chain;
-using Store = TapePlan::Store;
+using spill_test::Chain;
+using Spill = TapePlan::Spill;
 
 namespace {
 
@@ -46,8 +46,8 @@ nn::MakeRun with_plan(const nn::MakeRun& make, const nn::Plan& plan) {
   };
 }
 
-nn::Storing storing(DType dtype) {
-  nn::Storing s;
+nn::SpillPolicy spilling(DType dtype) {
+  nn::SpillPolicy s;
   s.packs = true;
   s.packed = dtype;
   return s;
@@ -66,9 +66,9 @@ TEST_CASE("lossy: what is packed needs the bytes that a dry run says", "[lossy]"
   const std::size_t plain = nn::profile_training(dry(cpu), make).peak_live_bytes;
   std::size_t before = plain;
   for (const DType dtype : {DType::bf16, DType::i8}) {
-    const nn::Plan plan = nn::packed_plan(make, cpu, storing(dtype));
+    const nn::Plan plan = nn::packed_plan(make, cpu, spilling(dtype));
     CHECK(plan.packed_bytes > 0);
-    for (const Store& store : plan.tape->stores) CHECK(store.dtype == dtype);
+    for (const Spill& spill : plan.tape->spills) CHECK(spill.dtype == dtype);
     const auto predicted = nn::profile_training(dry(cpu), with_plan(make, plan));
     const auto measured = nn::profile_training(cpu, with_plan(make, plan));
     CHECK(predicted.peak_bytes == plan.peak_bytes);
@@ -80,33 +80,33 @@ TEST_CASE("lossy: what is packed needs the bytes that a dry run says", "[lossy]"
 }
 
 TEST_CASE("lossy: rules choose by operator", "[lossy]") {
-  nn::Storing s = storing(DType::bf16);
+  nn::SpillPolicy s = spilling(DType::bf16);
   s.rules = {{"linear", DType::i8}, {"layer_norm", DType::f8e4m3}};
   s.packs_rest = false;
   s.smallest = 1;
-  const auto dtype_by_rule = [](const TapePlan& plan, const Store& store) -> std::optional<DType> {
-    const std::string_view name = plan.types[store.node]->name;
+  const auto dtype_by_rule = [](const TapePlan& plan, const Spill& spill) -> std::optional<DType> {
+    const std::string_view name = plan.types[spill.node]->name;
     if (name == "linear") return DType::i8;
     if (name == "layer_norm") return DType::f8e4m3;
     return std::nullopt;
   };
   const auto plan = nn::packed_plan(bench::training_run(small_gpt()), cpu, s).tape;
   std::size_t kinds[2] = {};
-  for (const Store& store : plan->stores) {
-    const std::optional<DType> dtype = dtype_by_rule(*plan, store);
+  for (const Spill& spill : plan->spills) {
+    const std::optional<DType> dtype = dtype_by_rule(*plan, spill);
     REQUIRE(dtype.has_value());
-    CHECK(store.dtype == dtype);
+    CHECK(spill.dtype == dtype);
     ++kinds[dtype == DType::i8 ? 0 : 1];
   }
   CHECK(kinds[0] > 0);
   CHECK(kinds[1] > 0);
   // And in plans for a budget.
   nn::PlannerOptions options;
-  options.storing = s;
+  options.spilling = s;
   nn::Planner planner(bench::training_run(small_gpt()), cpu, nn::hardware("cpu"), options);
   for (const nn::Plan& p : planner.plans()) {
     if (!p.tape) continue;
-    for (const Store& store : p.tape->stores) CHECK(store.dtype == dtype_by_rule(*p.tape, store));
+    for (const Spill& spill : p.tape->spills) CHECK(spill.dtype == dtype_by_rule(*p.tape, spill));
   }
 }
 
@@ -138,8 +138,8 @@ TEST_CASE("lossy: gradients against exact ones", "[lossy]") {
       absent.loss();
       graph = TapeGraph::of(tape);
     }
-    auto plan = std::make_shared<TapePlan>(nn::pack_all(graph, storing(dtype)));
-    CHECK(plan->stores.size() >= 3);
+    auto plan = std::make_shared<TapePlan>(nn::pack_all(graph, spilling(dtype)));
+    CHECK(plan->spills.size() >= 3);
     plan->validate();
     const nn::GradientReport report = report_of(plan);
     CHECK(report.lossy_loss == report.exact_loss);
@@ -160,7 +160,7 @@ TEST_CASE("lossy: running again what reads nothing packed changes no bit", "[los
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
     const auto gradients = [&](bool runs_again, bool packs) {
       auto plan = std::make_shared<TapePlan>(chain.plan());
-      if (packs) plan->stores.push_back({5, Store::result, Store::Form::pack, dtype, 6, 6, 6});
+      if (packs) plan->spills.push_back({5, Spill::result, Spill::Form::pack, dtype, 6, 6, 6});
       if (runs_again) {
         plan->segments.push_back({0, 4});
         for (const std::size_t n : {0, 1, 2, 3}) plan->fates[n] = Fate::drop;
@@ -184,7 +184,7 @@ TEST_CASE("lossy: running again what reads nothing packed changes no bit", "[los
     CHECK(again_bytes_kept < packed_bytes_kept);
     const auto [plain, plain_bytes_kept] = gradients(false, false);
     CHECK(packed != plain);
-    CHECK(plain_bytes_kept - packed_bytes_kept == store_test::chain_bytes - packed_bytes(64 * 32, dtype));
+    CHECK(plain_bytes_kept - packed_bytes_kept == spill_test::chain_bytes - packed_bytes(64 * 32, dtype));
   }
 }
 

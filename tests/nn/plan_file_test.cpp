@@ -76,7 +76,7 @@ TEST_CASE("plan file: what is written is read", "[plan]") {
   REQUIRE(read.tape);
   CHECK(read.tape->fates == plan.tape->fates);
   CHECK(read.tape->segments == plan.tape->segments);
-  CHECK(read.tape->stores == plan.tape->stores);
+  CHECK(read.tape->spills == plan.tape->spills);
   CHECK(read.tape->types == plan.tape->types);
   CHECK(read.tape->sizes == plan.tape->sizes);
   REQUIRE(read.placement.size() == plan.placement.size());

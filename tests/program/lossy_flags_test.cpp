@@ -39,7 +39,7 @@ bench::Setup flags_setup() {
 bench::Setup parsed(const std::string& value, bench::Setup from = flags_setup()) {
   const auto setup = std::make_shared<bench::Setup>(std::move(from));
   CLI::App app;
-  bench::add_storing_flags(app, setup);
+  bench::add_spill_flags(app, setup);
   app.parse("--allow-lossy" + (value.empty() ? "" : "=" + value));
   return *setup;
 }
@@ -84,10 +84,10 @@ TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
   CHECK(all_but.lossy_rules == std::vector<nn::PackRule>{{"attention", std::nullopt}});
   CHECK(all_but.packs_rest);
   CHECK(all_but.lossy == DType::f16);
-  const nn::Storing storing = bench::planner_options(named, cpu).storing;
-  CHECK(storing.packs);
-  CHECK(storing.rules == named.lossy_rules);
-  CHECK_FALSE(storing.packs_rest);
+  const nn::SpillPolicy spilling = bench::planner_options(named, cpu).spilling;
+  CHECK(spilling.packs);
+  CHECK(spilling.rules == named.lossy_rules);
+  CHECK_FALSE(spilling.packs_rest);
 }
 
 TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags]") {
@@ -139,30 +139,31 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK_FALSE(nn::PackRule{"gel", {}}.names("gelu"));
   CHECK_FALSE(nn::PackRule{"gelu_tanh", {}}.names("gelu"));
 
-  nn::Storing storing = bench::planner_options(parsed("i8:layer,none:layer_norm,f8e4m3:linear,bf16"), cpu).storing;
-  storing.smallest = 1;
+  nn::SpillPolicy spilling =
+      bench::planner_options(parsed("i8:layer,none:layer_norm,f8e4m3:linear,bf16"), cpu).spilling;
+  spilling.smallest = 1;
   bench::Setup small = flags_setup();
   small.sizes.layers = 1;
   CHECK_THROWS_AS(nn::packed_plan(bench::training_run(small), cpu,
                                   [&] {
-                                    nn::Storing unknown = storing;
+                                    nn::SpillPolicy unknown = spilling;
                                     unknown.rules.push_back({"none_such", DType::i8});
                                     return unknown;
                                   }()),
                   ValueError);
-  const nn::Plan plan = nn::packed_plan(bench::training_run(small), cpu, storing);
+  const nn::Plan plan = nn::packed_plan(bench::training_run(small), cpu, spilling);
   std::size_t linear = 0, others = 0, bytes = 0;
-  for (const TapePlan::Store& store : plan.tape->stores) {
-    const std::string name = plan.tape->types[store.node]->name;
+  for (const TapePlan::Spill& spill : plan.tape->spills) {
+    const std::string name = plan.tape->types[spill.node]->name;
     CHECK(name != "layer_norm");  // the longer name counts
-    CHECK(store.dtype == (name.starts_with("linear") ? DType::f8e4m3 : DType::bf16));
+    CHECK(spill.dtype == (name.starts_with("linear") ? DType::f8e4m3 : DType::bf16));
     ++(name.starts_with("linear") ? linear : others);
   }
   CHECK(linear > 0);
   CHECK(others > 0);
   std::size_t tensors = 0;
   for (const nn::PackedResults& packed : plan.packed) tensors += packed.tensors, bytes += packed.bytes;
-  CHECK(tensors == plan.tape->stores.size());
+  CHECK(tensors == plan.tape->spills.size());
   CHECK(bytes == plan.packed_bytes);
 
   // A budget's plan, and the run's.

@@ -50,7 +50,7 @@ void check_same(const nn::Plan& plan, const nn::Plan& run) {
   CHECK(plan.description == run.description);
   REQUIRE((plan.tape != nullptr) == (run.tape != nullptr));
   if (!plan.tape) return;
-  CHECK(plan.tape->stores == run.tape->stores);
+  CHECK(plan.tape->spills == run.tape->spills);
   CHECK(plan.tape->fates == run.tape->fates);
   CHECK(plan.tape->segments == run.tape->segments);
 }

@@ -29,14 +29,14 @@ TEST_CASE("step_profile: bytes, products and times by kind of operator", "[step_
   REQUIRE(graph.nodes.size() == 5);  // linear, reshape, linear, add, sum
   TapeTimes times;
   times.forward = {1, 0, 2, 9, 0.5};
-  times.rerun = {0, 0, 0.25, 0, 0};
+  times.recompute = {0, 0, 0.25, 0, 0};
   times.backward = {3, 0, 4, 0, 0.5};
   const std::vector<bench::OperatorTime> list = bench::operator_times(graph, times);
   REQUIRE(list.size() == 4);
   CHECK(list[0].name == "linear");
   CHECK(list[0].calls == 2);
   CHECK(list[0].forward_s == 3);
-  CHECK(list[0].rerun_s == 0.25);
+  CHECK(list[0].recompute_s == 0.25);
   CHECK(list[0].backward_s == 7);
   // Forward: x 15, w 12, b 4, h 20; then h 20, u 8 and 10 of the result.
   CHECK(list[0].forward_bytes == 4 * (51 + 38));

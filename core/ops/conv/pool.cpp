@@ -169,9 +169,7 @@ Tensor GlobalAvgPool::forward(const Tensor& operand, Needs, Saved& saved) const 
 Gradients GlobalAvgPool::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor share = reused_or_new(dy);  // (N, C)
   const MulScalar scale{1 / static_cast<double>(pool_detail::middle_elements(saved.shape))};
-  constexpr int index = builtin_index<MulScalar>;
-  elementwise_detail::run(name, kernels::elementwise_cpu_table[index].forward, index, -1, &scale, dy.shape(), {&dy},
-                          share);
+  elementwise_detail::run(name, scale, {&dy}, share);
   Shape unit = saved.shape;
   for (int axis = 1; axis + 1 < unit.rank(); ++axis) unit[axis] = 1;
   return {view::expand(view::reshape(share, unit), saved.shape)};

@@ -60,13 +60,6 @@ struct ChunkSum {
   Tensor rounded() { return sum.dtype() == dtype ? sum : to_dtype(sum, dtype); }
 };
 
-template <class F>
-void elementwise(const char* name, const Tensor& a, const Tensor& b, const Tensor& out) {
-  const F f{};
-  elementwise_detail::run(name, kernels::elementwise_cpu_table[builtin_index<F>].forward, builtin_index<F>, -1, &f,
-                          a.shape(), {&a, &b}, out);
-}
-
 // One pass over the rows.
 struct Pass {
   const Form& form;
@@ -178,7 +171,8 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
       }
       if (needs[2]) {
         const Tensor sums = column_sum(logits);
-        begin > 0 ? detail::elementwise<Add>(name, dbias->sum, sums, dbias->sum) : copy_into(dbias->sum, sums);
+        begin > 0 ? elementwise_detail::run(name, Add(), {&dbias->sum, &sums}, dbias->sum)
+                  : copy_into(dbias->sum, sums);
       }
     }
   }
@@ -198,7 +192,7 @@ Gradients LinearCrossEntropy::backward(Saved saved, Tensor dy, Needs needs) cons
     }
     const Tensor made = std::exchange(*kept[static_cast<std::size_t>(i)], Tensor());
     const Tensor out = reused_or_new(made);
-    linear_cross_entropy_detail::elementwise<Mul>(name, made, dy, out);
+    elementwise_detail::run(name, Mul(), {&made, &dy}, out);
     gradients.push_back(out);
   }
   gradients.push_back(Tensor());

@@ -115,7 +115,7 @@ Tensor Linear::forward(const Tensor& x, const Tensor& weight, const Tensor& bias
   return result;
 }
 
-Tensor Linear::remake(Saved saved, std::span<const Tensor> inputs) const {
+Tensor Linear::output_from_saved(Saved saved, std::span<const Tensor> inputs) const {
   using kernels::Activation;
   const bool has_gelu = activation == Activation::gelu_tanh || activation == Activation::gelu_erf;
   const DType dtype = inputs[0].dtype();

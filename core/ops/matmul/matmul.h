@@ -40,7 +40,7 @@ struct Linear {
 
   Tensor forward(const Tensor& x, const Tensor& weight, const Tensor& bias, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
-  Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
+  Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 

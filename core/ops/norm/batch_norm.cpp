@@ -92,7 +92,7 @@ Tensor BatchNorm<tail>::forward(const Tensor& x, const Tensor& residual, const T
 }
 
 template <NormTail tail>
-Tensor BatchNorm<tail>::remake(Saved saved, std::span<const Tensor> inputs) const {
+Tensor BatchNorm<tail>::output_from_saved(Saved saved, std::span<const Tensor> inputs) const {
   norm_detail::ChannelNorm call;
   call.layout = batch_norm_detail::layout_of(inputs[0].shape());
   call.tail = tail;

@@ -39,7 +39,7 @@ struct BatchNorm {
   Tensor forward(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias, Needs needs,
                  Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
-  Tensor remake(Saved saved, std::span<const Tensor> inputs) const;
+  Tensor output_from_saved(Saved saved, std::span<const Tensor> inputs) const;
 };
 
 /// With the running statistics, which are operands here and take no gradient. Keeps x for weight's gradient or a relu

@@ -176,10 +176,10 @@ Tensor MseLoss::forward(const Tensor& x, const Tensor& target, Needs needs, Save
 
 Gradients MseLoss::backward(Saved saved, Tensor dy, Needs needs) const {
   const Tensor &x = saved.x, &target = saved.target;
-  constexpr int scale = builtin_index<MulScalar>, square = builtin_index<SquaredDifference>;
+  constexpr int square = builtin_index<SquaredDifference>;
   const MulScalar share{is_mean ? 1 / static_cast<double>(x.elements()) : 1};
   const Tensor g = reused_or_new(dy);  // ()
-  elementwise_detail::run(name, kernels::elementwise_cpu_table[scale].forward, scale, -1, &share, g.shape(), {&dy}, g);
+  elementwise_detail::run(name, share, {&dy}, g);
   const auto gradient = [&](int operand, const Tensor& out) {
     const SquaredDifference f;
     const auto& entry = kernels::elementwise_cpu_table[square];

@@ -33,13 +33,6 @@ Tensor repeated(const Tensor& dy, const Shape& from, AxisMask axes) {
 
 std::int64_t reduced_elements(const Shape& shape, AxisMask axes) { return split_axes(shape, axes).reduced.elements(); }
 
-template <class F>
-void run(const char* name, const F& f, std::initializer_list<const Tensor*> in, const Tensor& out) {
-  constexpr int index = builtin_index<F>;
-  static_assert(index >= 0);
-  elementwise_detail::run(name, kernels::elementwise_cpu_table[index].forward, index, -1, &f, out.shape(), in, out);
-}
-
 DType place_dtype(std::int64_t elements) {
   if (elements <= 256) return DType::u8;
   return elements <= std::numeric_limits<std::int32_t>::max() ? DType::i32 : DType::i64;
@@ -91,7 +84,7 @@ Tensor Mean::forward(const Tensor& x, Needs, Saved& saved) const {
 Gradients Mean::backward(Saved saved, Tensor dy, Needs) const {
   const auto count = static_cast<double>(reduction_detail::reduced_elements(saved.from, axes));
   const Tensor share = reused_or_new(dy);
-  reduction_detail::run(name, MulScalar{1 / count}, {&dy}, share);
+  elementwise_detail::run(name, MulScalar{1 / count}, {&dy}, share);
   return {reduction_detail::repeated(share, saved.from, axes)};
 }
 
@@ -118,7 +111,7 @@ Gradients Variance::backward(Saved saved, Tensor dy, Needs) const {
   const auto count = static_cast<double>(reduction_detail::reduced_elements(x.shape(), axes));
   const Tensor with = reduction_detail::with_axes(dy, x.shape(), axes);
   const Tensor dx = reused_or_new(x);
-  reduction_detail::run(name, VarianceGradient{2 / std::max(0.0, count - correction)}, {&x, &saved.mean, &with}, dx);
+  elementwise_detail::run(name, VarianceGradient{2 / std::max(0.0, count - correction)}, {&x, &saved.mean, &with}, dx);
   return {dx};
 }
 
@@ -182,7 +175,7 @@ Gradients LogSumExp::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor with = reduction_detail::with_axes(dy, x.shape(), axes);
   const Tensor y = reduction_detail::with_axes(saved.y, x.shape(), axes);
   const Tensor dx = reused_or_new(x);
-  reduction_detail::run(name, LogSumExpGradient{}, {&x, &y, &with}, dx);
+  elementwise_detail::run(name, LogSumExpGradient{}, {&x, &y, &with}, dx);
   return {dx};
 }
 

@@ -1,14 +1,14 @@
-#include <thimble/nn/fit/storable.h>
+#include <thimble/nn/fit/spillable.h>
 
 #include <algorithm>
 
 namespace thimble::nn {
 
-std::vector<Storable> storables(const TapeGraph& graph) {
-  std::vector<Storable> uses(graph.storages.size());
+std::vector<Spillable> spillables(const TapeGraph& graph) {
+  std::vector<Spillable> uses(graph.storages.size());
   for (const TapeGraph::Value& value : graph.values) {
     if (value.storage == TapeGraph::none) continue;
-    Storable& use = uses[value.storage];
+    Spillable& use = uses[value.storage];
     use.bytes = graph.storages[value.storage].bytes;
     use.dtype = value.dtype;
     if (value.is_leaf || value.producer < 0 || value.program_until == TapeGraph::none) {
@@ -24,7 +24,7 @@ std::vector<Storable> storables(const TapeGraph& graph) {
   };
   for (std::uint32_t n = 0; n < graph.nodes.size(); ++n) {
     const TapeGraph::Node& node = graph.nodes[n];
-    made(node.output, n, TapePlan::Store::result);
+    made(node.output, n, TapePlan::Spill::result);
     for (std::size_t k = 0; k < node.saved.size(); ++k) {
       made(node.saved[k], n, node.places[k]);
       const std::uint32_t storage = graph.values[node.saved[k]].storage;

@@ -12,14 +12,14 @@
 
 #include "support/catch.h"
 #include "support/near.h"
-#include "support/store_chain.h"
+#include "support/spill_chain.h"
 
 using namespace thimble;
 
 namespace {
 
-using store_test::Chain;
-using Store = TapePlan::Store;
+using spill_test::Chain;
+using Spill = TapePlan::Spill;
 
 // Over the largest expected value.
 double largest_difference(const std::vector<float>& a, const std::vector<float>& b) {
@@ -29,7 +29,7 @@ double largest_difference(const std::vector<float>& a, const std::vector<float>&
 
 }  // namespace
 
-TEST_CASE("store: packed tensors give gradients within the dtype's error", "[store]") {
+TEST_CASE("spill: packed tensors give gradients within the dtype's error", "[spill]") {
   struct Row {
     DType dtype;
     double bound;  // of a gradient, over the largest one
@@ -55,7 +55,7 @@ TEST_CASE("store: packed tensors give gradients within the dtype's error", "[sto
     INFO(to_string(row.dtype));
     auto plan = std::make_shared<TapePlan>(chain.plan());
     for (const std::uint32_t node : {1u, 3u, 5u}) {
-      plan->stores.push_back({node, Store::result, Store::Form::pack, row.dtype, node + 1, node + 1, node + 1});
+      plan->spills.push_back({node, Spill::result, Spill::Form::pack, row.dtype, node + 1, node + 1, node + 1});
     }
     const auto [packed_loss, packed] = gradients(plan);
     CHECK(packed_loss == loss);
@@ -67,7 +67,7 @@ TEST_CASE("store: packed tensors give gradients within the dtype's error", "[sto
   }
 }
 
-TEST_CASE("store: pack and unpack", "[store]") {
+TEST_CASE("spill: pack and unpack", "[spill]") {
   Generator generator(5);
   const GeneratorScope random(generator);
   for (const DType from : {DType::f64, DType::f32, DType::bf16, DType::f16}) {

@@ -25,7 +25,7 @@ std::string to_string(const std::vector<DType>& dtypes);
 void check_lossy(const Setup& setup, Device device, const TapeGraph& graph);
 
 /// The smallest plan of a step under flags that the setup leaves off.
-struct StoringPrice {
+struct SpillPrice {
   /// "--offload FOLDER" ("--offload host" for a GPU), "--allow-lossy" ("--allow-lossy=i8" where bf16 is no narrower)
   std::string flags;
   std::size_t minimum_bytes = 0;
@@ -34,10 +34,10 @@ struct StoringPrice {
 
 /// Plans `make`'s step on dry devices with each of them; without the first for a step that is recorded, whose tensors
 /// stay on the device. Throws what the planner throws.
-std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
-                                        Device device, bool is_recorded = false);
+std::vector<SpillPrice> price_spilling(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
+                                       Device device, bool is_recorded = false);
 
 /// `error` with the prices in its message: "...; with --offload FOLDER 123 MiB (...) at 4 % more time".
-nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<StoringPrice>& prices);
+nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<SpillPrice>& prices);
 
 }  // namespace thimble::bench

@@ -2,7 +2,7 @@
 // Options of a stage whose tensors wait elsewhere: in a tier, or in fewer digits.
 //
 // Policy
-// - A storage is stored after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
+// - A storage is spilled after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
 //   that lies within the stage. What the program or a leaf holds for longer, and what is small, is kept as it is.
 // - A stage's transfers are over when its forward is: the tier is free when the next stage begins, and its bytes are,
 //   too. What a stage's forward takes less than its transfers is charged as time.
@@ -20,7 +20,7 @@
 #include <thimble/autograd/plan.h>
 #include <thimble/memory/remat/chain.h>
 #include <thimble/nn/fit/cost.h>
-#include <thimble/nn/fit/storable.h>
+#include <thimble/nn/fit/spillable.h>
 
 namespace thimble::nn {
 
@@ -34,7 +34,7 @@ struct PackRule {
 };
 
 /// What plans may do with tensors besides keeping and dropping them.
-struct Storing {
+struct SpillPolicy {
   bool offloads = false;
   bool packs = false;          ///< lossy
   DType packed = DType::bf16;  ///< to what: f16, bf16, f8e4m3, f8e5m2 or i8
@@ -46,7 +46,7 @@ struct Storing {
   /// What becomes of the results of an operator.
   std::optional<DType> packed_as(const OpType& type) const;
   /// To what a storage is packed: a result that waits for backward, not small, and of more bits. nullopt: it is not.
-  std::optional<DType> packed_as(const TapeGraph& graph, const Storable& use) const;
+  std::optional<DType> packed_as(const TapeGraph& graph, const Spillable& use) const;
 };
 
 /// The names of a recording's operators of which some result of `smallest` bytes waits for backward and can be packed
@@ -55,19 +55,19 @@ std::vector<std::string> packable_operators(const TapeGraph& graph, DType dtype,
 
 /// Throws ValueError for a rule that names no operator whose results can be packed so; the message lists those that
 /// there are.
-void check_rules(const TapeGraph& graph, const Storing& storing);
+void check_rules(const TapeGraph& graph, const SpillPolicy& spilling);
 
-/// A way of recording a stage, and what it stores.
-struct StoredOption {
+/// A way of recording a stage, and what it spills.
+struct SpillVariant {
   remat::Option option;
-  std::vector<TapePlan::Store> stores;
+  std::vector<TapePlan::Spill> spills;
 };
 
-/// What is known of the storages of a recording, for options that store them. The graph and the times must outlive it.
-class StoredOptions {
+/// What is known of the storages of a recording, for options that spill them. The graph and the times must outlive it.
+class SpillVariants {
  public:
-  StoredOptions(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
-                const Storing& storing);
+  SpillVariants(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
+                const SpillPolicy& spilling);
 
   /// A stage's nodes, the storages that an option of it keeps inside, and that of its input (none: there is no other
   /// stage before it).
@@ -76,22 +76,22 @@ class StoredOptions {
     std::vector<std::uint32_t> kept;
     std::uint32_t input = TapeGraph::none;
   };
-  /// The option's twins: with all that it keeps inside stored, with its input, and with both.
-  std::vector<StoredOption> of(const remat::Option& option, const Stage& stage) const;
+  /// The option's twins: with all that it keeps inside spilled, with its input, and with both.
+  std::vector<SpillVariant> of(const remat::Option& option, const Stage& stage) const;
 
  private:
-  bool is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const;
+  bool is_spillable(std::uint32_t storage, const Stage& stage, TapePlan::Spill::Form form) const;
   std::uint32_t last_reader(std::uint32_t storage, const Stage& stage) const;
-  StoredOption offloaded(const remat::Option& option, const Stage& stage, std::vector<std::uint32_t> storages,
+  SpillVariant offloaded(const remat::Option& option, const Stage& stage, std::vector<std::uint32_t> storages,
                          bool has_input) const;
-  StoredOption packed(const remat::Option& option, const Stage& stage, const std::vector<std::uint32_t>& storages,
+  SpillVariant packed(const remat::Option& option, const Stage& stage, const std::vector<std::uint32_t>& storages,
                       bool has_input) const;
 
   const TapeGraph& graph_;
   const std::vector<NodeTimes>& times_;
   double tier_bytes_per_s_, bytes_per_s_;
-  Storing storing_;
-  std::vector<Storable> uses_;  // per storage
+  SpillPolicy spilling_;
+  std::vector<Spillable> uses_;  // per storage
 };
 
 }  // namespace thimble::nn

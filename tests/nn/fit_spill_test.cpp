@@ -1,4 +1,4 @@
-// fit with stores: what offloading and packing allow, to the byte, and what they leave as it is.
+// fit with spills: what offloading and packing allow, to the byte, and what they leave as it is.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +20,7 @@ using namespace thimble;
 
 namespace {
 
-bench::Setup store_setup(const std::string& model) {
+bench::Setup spill_setup(const std::string& model) {
   bench::Setup setup;
   setup.model = model;
   models::ModelOptions& sizes = setup.sizes;
@@ -36,7 +36,7 @@ bench::Setup store_setup(const std::string& model) {
 
 nn::PlannerOptions offloading(const std::string& folder) {
   nn::PlannerOptions options;
-  options.storing.offloads = true;
+  options.spilling.offloads = true;
   options.make_tier = [folder](Device device) {
     return std::make_shared<FileTier>(device, offload_test::options_at(folder));
   };
@@ -97,12 +97,12 @@ std::size_t measured_peak(const bench::Setup& setup, const nn::Plan& plan) {
 
 }  // namespace
 
-TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][store][slow]") {
+TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill][slow]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
   for (const char* const model : {"char-gpt", "resnet18"}) {
     INFO(model);
-    const bench::Setup setup = store_setup(model);
+    const bench::Setup setup = spill_setup(model);
     nn::Planner exact(bench::training_run(setup), cpu, fast_disk());
     nn::Planner planner(bench::training_run(setup), cpu, fast_disk(), offloading(folder));
     CHECK(planner.keep_everything().peak_bytes == exact.keep_everything().peak_bytes);
@@ -138,10 +138,10 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][store
   }
 }
 
-TEST_CASE("fit: a budget that only offloading keeps", "[fit][store]") {
+TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
-  bench::Setup setup = store_setup("resnet18");
+  bench::Setup setup = spill_setup("resnet18");
   setup.batch = 128;
   nn::Planner exact(bench::training_run(setup), cpu, fast_disk());
   nn::Planner planner(bench::training_run(setup), cpu, fast_disk(), offloading(folder));
@@ -150,21 +150,21 @@ TEST_CASE("fit: a budget that only offloading keeps", "[fit][store]") {
   CHECK_THROWS_AS(exact.fit(least.peak_bytes), nn::BudgetError);
   CHECK(planner.fit(least.peak_bytes).offloaded_bytes > 0);
   CHECK(least.offloaded_bytes > 0);
-  const Trained stored = train(setup, least);
-  CHECK(stored.peak_bytes == least.peak_bytes);
-  CHECK(stored.losses == train(setup, planner.keep_everything()).losses);
+  const Trained spilled = train(setup, least);
+  CHECK(spilled.peak_bytes == least.peak_bytes);
+  CHECK(spilled.losses == train(setup, planner.keep_everything()).losses);
 }
 
-TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][store][slow]") {
-  bench::Setup setup = store_setup("char-gpt");
+TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][slow]") {
+  bench::Setup setup = spill_setup("char-gpt");
   setup.batch *= 3;  // several granules between plans
   nn::Planner exact(bench::training_run(setup), cpu, nn::hardware("cpu"));
   const Trained plain = train(setup, exact.keep_everything());
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
     INFO(to_string(dtype));
     nn::PlannerOptions options;
-    options.storing.packs = true;
-    options.storing.packed = dtype;
+    options.spilling.packs = true;
+    options.spilling.packed = dtype;
     nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"), options);
     const std::vector<nn::Plan> plans = planner.plans();
     // Packing is worth something at some budget, and a budget's plan is never worse for being allowed it.
@@ -186,14 +186,14 @@ TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][store][s
   }
 }
 
-TEST_CASE("fit: stores are not made unless they are asked for", "[fit][store]") {
-  const bench::Setup setup = store_setup("resnet18");
+TEST_CASE("fit: spills are not made unless they are asked for", "[fit][spill]") {
+  const bench::Setup setup = spill_setup("resnet18");
   nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
   for (const nn::Plan& plan : planner.plans()) {
     CHECK(plan.offloaded_bytes + plan.packed_bytes == 0);
-    if (plan.tape) CHECK(plan.tape->stores.empty());
+    if (plan.tape) CHECK(plan.tape->spills.empty());
   }
   nn::PlannerOptions without_tier;
-  without_tier.storing.offloads = true;
+  without_tier.spilling.offloads = true;
   CHECK_THROWS_AS(nn::Planner(bench::training_run(setup), cpu, nn::hardware("cpu"), without_tier), PlanError);
 }

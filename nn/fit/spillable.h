@@ -8,9 +8,9 @@
 
 namespace thimble::nn {
 
-struct Storable {
+struct Spillable {
   std::uint32_t node = TapeGraph::none;          ///< that makes it; none: no node does
-  std::int32_t which = TapePlan::Store::result;  ///< of that node's tensors
+  std::int32_t which = TapePlan::Spill::result;  ///< of that node's tensors
   std::uint32_t until = 0;                       ///< the program holds it, as a node
   std::size_t bytes = 0;
   DType dtype = DType::f32;
@@ -19,6 +19,6 @@ struct Storable {
 };
 
 /// One per storage of the graph.
-std::vector<Storable> storables(const TapeGraph& graph);
+std::vector<Spillable> spillables(const TapeGraph& graph);
 
 }  // namespace thimble::nn

@@ -1,4 +1,4 @@
-#include <thimble/nn/fit/storing.h>
+#include <thimble/nn/fit/spilling.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,34 +8,34 @@
 #include <thimble/core/ops/quant/pack.h>
 
 namespace thimble::nn {
-namespace storing_detail {
+namespace spilling_detail {
 
 constexpr std::uint32_t nodes_ahead = 8;  // whose backward may hide the reading of the stage before
 
 remat::Time nanoseconds(double seconds) { return static_cast<remat::Time>(std::llround(seconds * 1e9)); }
 
-}  // namespace storing_detail
+}  // namespace spilling_detail
 
-StoredOptions::StoredOptions(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
-                             const Storing& storing)
+SpillVariants::SpillVariants(const TapeGraph& graph, const std::vector<NodeTimes>& times, const Hardware& hardware,
+                             const SpillPolicy& spilling)
     : graph_(graph),
       times_(times),
       tier_bytes_per_s_(hardware.tier_bytes_per_s),
       bytes_per_s_(hardware.bytes_per_s),
-      storing_(storing),
-      uses_(storables(graph)) {}
+      spilling_(spilling),
+      uses_(spillables(graph)) {}
 
-bool StoredOptions::is_storable(std::uint32_t storage, const Stage& stage, TapePlan::Store::Form form) const {
-  const Storable& use = uses_[storage];
-  if (use.is_held || use.node == TapeGraph::none || use.until >= stage.end || use.bytes < storing_.smallest)
+bool SpillVariants::is_spillable(std::uint32_t storage, const Stage& stage, TapePlan::Spill::Form form) const {
+  const Spillable& use = uses_[storage];
+  if (use.is_held || use.node == TapeGraph::none || use.until >= stage.end || use.bytes < spilling_.smallest)
     return false;
-  if (form == TapePlan::Store::Form::offload) return true;
-  const std::optional<DType> to = storing_.packed_as(*graph_.nodes[use.node].type);
-  return use.which == TapePlan::Store::result && to && can_pack(use.dtype, *to);
+  if (form == TapePlan::Spill::Form::offload) return true;
+  const std::optional<DType> to = spilling_.packed_as(*graph_.nodes[use.node].type);
+  return use.which == TapePlan::Spill::result && to && can_pack(use.dtype, *to);
 }
 
-// The last node of the stage whose backward, or running again, may read a storage.
-std::uint32_t StoredOptions::last_reader(std::uint32_t storage, const Stage& stage) const {
+// The last node of the stage whose backward, or recomputation, may read a storage.
+std::uint32_t SpillVariants::last_reader(std::uint32_t storage, const Stage& stage) const {
   const auto is_on_it = [&](std::uint32_t v) { return v != TapeGraph::none && graph_.values[v].storage == storage; };
   for (std::uint32_t n = stage.end; n-- > stage.first;) {
     const TapeGraph::Node& node = graph_.nodes[n];
@@ -45,9 +45,9 @@ std::uint32_t StoredOptions::last_reader(std::uint32_t storage, const Stage& sta
   return stage.first;
 }
 
-StoredOption StoredOptions::offloaded(const remat::Option& option, const Stage& stage,
+SpillVariant SpillVariants::offloaded(const remat::Option& option, const Stage& stage,
                                       std::vector<std::uint32_t> storages, bool has_input) const {
-  StoredOption result{option, {}};
+  SpillVariant result{option, {}};
   result.option.is_first_visit_only = true;
   std::vector<double> ends(stage.end - stage.first);  // of the forward of each node
   double forward = 0;
@@ -60,13 +60,13 @@ StoredOption StoredOptions::offloaded(const remat::Option& option, const Stage& 
   double written = 0;  // when the tier is done
   remat::Bytes bytes = 0;
   for (const std::uint32_t storage : storages) {
-    const Storable& use = uses_[storage];
-    TapePlan::Store store{use.node, use.which, TapePlan::Store::Form::offload, use.dtype, away_after(storage), 0, 0};
-    written = std::max(written, ends[store.away_after - stage.first]);
+    const Spillable& use = uses_[storage];
+    TapePlan::Spill spill{use.node, use.which, TapePlan::Spill::Form::offload, use.dtype, away_after(storage), 0, 0};
+    written = std::max(written, ends[spill.away_after - stage.first]);
     written += static_cast<double>(use.bytes) / tier_bytes_per_s_;
-    store.gone_after = store.away_after;
-    while (store.gone_after + 1 < stage.end && ends[store.gone_after - stage.first] < written) ++store.gone_after;
-    result.stores.push_back(store);
+    spill.gone_after = spill.away_after;
+    while (spill.gone_after + 1 < stage.end && ends[spill.gone_after - stage.first] < written) ++spill.gone_after;
+    result.spills.push_back(spill);
     bytes += static_cast<remat::Bytes>(use.bytes);
   }
   // Reading, in the order in which backward wants them.
@@ -77,7 +77,7 @@ StoredOption StoredOptions::offloaded(const remat::Option& option, const Stage& 
     reads.emplace_back(last_reader(storage, stage), static_cast<double>(uses_[storage].bytes) / tier_bytes_per_s_);
   }
   std::sort(reads.rbegin(), reads.rend());
-  const auto last = std::min<std::size_t>(graph_.nodes.size() - 1, stage.end - 1 + storing_detail::nodes_ahead);
+  const auto last = std::min<std::size_t>(graph_.nodes.size() - 1, stage.end - 1 + spilling_detail::nodes_ahead);
   while (ahead < last && hidden < reads.front().second) hidden += times_[++ahead].backward;
   double now = hidden, read = 0, waited = 0;  // since the first read began
   std::uint32_t at = stage.end;
@@ -86,33 +86,33 @@ StoredOption StoredOptions::offloaded(const remat::Option& option, const Stage& 
     read += seconds;
     if (read > now) waited += read - std::exchange(now, read);
   }
-  for (TapePlan::Store& store : result.stores) store.back_before = ahead;
+  for (TapePlan::Spill& spill : result.spills) spill.back_before = ahead;
   const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
   result.option.kept_bytes -= bytes - input;
   result.option.keeps_input = option.keeps_input && !has_input;
-  result.option.forward_time += storing_detail::nanoseconds(std::max(0.0, written - forward));
-  result.option.recompute_time += storing_detail::nanoseconds(waited);
+  result.option.forward_time += spilling_detail::nanoseconds(std::max(0.0, written - forward));
+  result.option.recompute_time += spilling_detail::nanoseconds(waited);
   result.option.forward_peak_bytes += bytes - input;
   result.option.recompute_peak_bytes += bytes;
   result.option.backward_peak_bytes += bytes;
   return result;
 }
 
-StoredOption StoredOptions::packed(const remat::Option& option, const Stage& stage,
+SpillVariant SpillVariants::packed(const remat::Option& option, const Stage& stage,
                                    const std::vector<std::uint32_t>& storages, bool has_input) const {
-  StoredOption result{option, {}};
+  SpillVariant result{option, {}};
   result.option.is_first_visit_only = true;
   remat::Bytes bytes = 0, small = 0;
   for (const std::uint32_t storage : storages) {
-    const Storable& use = uses_[storage];
+    const Spillable& use = uses_[storage];
     const std::uint32_t after = std::max(use.until, stage.first);
-    const DType to = *storing_.packed_as(*graph_.nodes[use.node].type);
-    result.stores.push_back({use.node, use.which, TapePlan::Store::Form::pack, to, after, after, stage.end - 1});
+    const DType to = *spilling_.packed_as(*graph_.nodes[use.node].type);
+    result.spills.push_back({use.node, use.which, TapePlan::Spill::Form::pack, to, after, after, stage.end - 1});
     bytes += static_cast<remat::Bytes>(use.bytes);
     small += static_cast<remat::Bytes>(packed_bytes(static_cast<std::int64_t>(use.bytes / size_of(use.dtype)), to));
   }
   const remat::Bytes input = has_input ? static_cast<remat::Bytes>(uses_[stage.input].bytes) : 0;
-  const remat::Time pass = storing_detail::nanoseconds(static_cast<double>(bytes + small) / bytes_per_s_);
+  const remat::Time pass = spilling_detail::nanoseconds(static_cast<double>(bytes + small) / bytes_per_s_);
   result.option.kept_bytes += small - (bytes - input);
   result.option.keeps_input = option.keeps_input && !has_input;
   result.option.forward_time += pass;
@@ -123,14 +123,14 @@ StoredOption StoredOptions::packed(const remat::Option& option, const Stage& sta
   return result;
 }
 
-std::vector<StoredOption> StoredOptions::of(const remat::Option& option, const Stage& stage) const {
-  std::vector<StoredOption> list;
-  using Form = TapePlan::Store::Form;
+std::vector<SpillVariant> SpillVariants::of(const remat::Option& option, const Stage& stage) const {
+  std::vector<SpillVariant> list;
+  using Form = TapePlan::Spill::Form;
   for (const Form form : {Form::offload, Form::pack}) {
-    if (!(form == Form::offload ? storing_.offloads : storing_.packs)) continue;
+    if (!(form == Form::offload ? spilling_.offloads : spilling_.packs)) continue;
     std::vector<std::uint32_t> inner;
     for (const std::uint32_t storage : stage.kept) {
-      if (is_storable(storage, stage, form)) inner.push_back(storage);
+      if (is_spillable(storage, stage, form)) inner.push_back(storage);
     }
     const auto add = [&](std::vector<std::uint32_t> storages, bool has_input) {
       if (storages.empty()) return;
@@ -138,7 +138,7 @@ std::vector<StoredOption> StoredOptions::of(const remat::Option& option, const S
                                            : packed(option, stage, storages, has_input));
     };
     add(inner, false);
-    if (stage.input == TapeGraph::none || !option.keeps_input || !is_storable(stage.input, stage, form)) continue;
+    if (stage.input == TapeGraph::none || !option.keeps_input || !is_spillable(stage.input, stage, form)) continue;
     add({stage.input}, true);
     if (inner.empty()) continue;
     inner.push_back(stage.input);

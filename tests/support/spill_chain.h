@@ -1,5 +1,5 @@
 #pragma once
-// A short chain of products and tanhs, whose stores a test names node by node.
+// A short chain of products and tanhs, whose spills a test names node by node.
 
 #include <cstddef>
 #include <vector>
@@ -11,7 +11,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 
-namespace store_test {
+namespace spill_test {
 
 using namespace thimble;
 
@@ -56,4 +56,4 @@ struct Chain {
 };
 inline constexpr std::size_t chain_bytes = 64 * 32 * sizeof(float);  // of one activation
 
-}  // namespace store_test
+}  // namespace spill_test

@@ -1,4 +1,4 @@
-#include <thimble/bench/planning/storing.h>
+#include <thimble/bench/planning/spilling.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,17 +10,17 @@
 #include <thimble/core/ops/quant/pack.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
-#include <thimble/nn/fit/storable.h>
+#include <thimble/nn/fit/spillable.h>
 
 namespace thimble::bench {
-namespace storing_detail {
+namespace spilling_detail {
 
 /// Whether a result that backward reads, however small, can be packed so.
-bool packs(const TapeGraph& graph, nn::Storing storing) {
-  storing.smallest = 0;
-  const std::vector<nn::Storable> uses = nn::storables(graph);
+bool packs(const TapeGraph& graph, nn::SpillPolicy spilling) {
+  spilling.smallest = 0;
+  const std::vector<nn::Spillable> uses = nn::spillables(graph);
   return std::any_of(uses.begin(), uses.end(),
-                     [&](const nn::Storable& use) { return storing.packed_as(graph, use).has_value(); });
+                     [&](const nn::Spillable& use) { return spilling.packed_as(graph, use).has_value(); });
 }
 
 std::vector<DType> narrower(const TapeGraph& graph) {
@@ -31,7 +31,7 @@ std::vector<DType> narrower(const TapeGraph& graph) {
   return list;
 }
 
-}  // namespace storing_detail
+}  // namespace spilling_detail
 
 Packing packing_of(const nn::Plan& plan) {
   Packing packing;
@@ -52,8 +52,8 @@ std::string to_string(const std::vector<DType>& dtypes) {
 }
 
 void check_lossy(const Setup& setup, Device device, const TapeGraph& graph) {
-  if (!setup.allows_lossy || storing_detail::packs(graph, planner_options(setup, device).storing)) return;
-  const std::string others = to_string(storing_detail::narrower(graph));
+  if (!setup.allows_lossy || spilling_detail::packs(graph, planner_options(setup, device).spilling)) return;
+  const std::string others = to_string(spilling_detail::narrower(graph));
   throw ValueError(
       "--allow-lossy: " + std::string(to_string(setup.lossy)) + " is no narrower than what backward keeps of " +
       setup.model + " " +
@@ -61,9 +61,9 @@ void check_lossy(const Setup& setup, Device device, const TapeGraph& graph) {
       ", so that it would save nothing; " + (others.empty() ? "nothing narrower" : others) + " is allowed");
 }
 
-std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
-                                        Device device, bool is_recorded) {
-  std::vector<StoringPrice> prices;
+std::vector<SpillPrice> price_spilling(const nn::MakeRun& make, const Setup& setup, const nn::CostModel& costs,
+                                       Device device, bool is_recorded) {
+  std::vector<SpillPrice> prices;
   const auto add = [&](const std::string& flags, const nn::PlannerOptions& options) {
     nn::Planner planner(make, device, costs, options);
     const nn::Plan& least = planner.smallest();
@@ -71,25 +71,25 @@ std::vector<StoringPrice> price_storing(const nn::MakeRun& make, const Setup& se
   };
   nn::PlannerOptions options;
   if (setup.offload.empty() && !is_recorded) {
-    options.storing.offloads = true;
+    options.spilling.offloads = true;
     options.make_tier = [](Device on) { return memory::make_tier(on); };  // dry: it has no folder
     add(device.is_cuda() ? "--offload host" : "--offload FOLDER", options);
   }
   if (!setup.allows_lossy) {
     options = planner_options(setup, device);
-    options.storing.packs = true;
-    const std::vector<DType> narrower = storing_detail::narrower(nn::record_step(device, make));
+    options.spilling.packs = true;
+    const std::vector<DType> narrower = spilling_detail::narrower(nn::record_step(device, make));
     if (narrower.empty()) return prices;
-    options.storing.packed = narrower.front() == setup.lossy ? setup.lossy : narrower.back();
+    options.spilling.packed = narrower.front() == setup.lossy ? setup.lossy : narrower.back();
     add(narrower.front() == setup.lossy ? "--allow-lossy" : "--allow-lossy=" + std::string(to_string(narrower.back())),
         options);
   }
   return prices;
 }
 
-nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<StoringPrice>& prices) {
+nn::BudgetError with_prices(const nn::BudgetError& error, const std::vector<SpillPrice>& prices) {
   std::string message = error.what();
-  for (const StoringPrice& price : prices) {
+  for (const SpillPrice& price : prices) {
     message += "; with " + price.flags + " " + memory::exact_bytes(price.minimum_bytes) + " at " +
                std::to_string(std::lround(100 * price.time_overhead)) + " % more time";
   }

@@ -1,4 +1,4 @@
-// Stores of a plan: saved tensors that are offloaded come back with the same bits, packed ones within their dtype's
+// Spills of a plan: saved tensors that are offloaded come back with the same bits, packed ones within their dtype's
 // error, and what is allocated is told by a dry run.
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 #include "random_program.h"
 #include "support/catch.h"
 #include "support/offload_data.h"
-#include "support/store_chain.h"
+#include "support/spill_chain.h"
 #include "support/store_tier.h"
 
 using namespace thimble;
@@ -26,10 +26,10 @@ using namespace thimble;
 namespace {
 
 using namespace random_program_test;
-using store_test::Chain;
-using store_test::chain_bytes;
+using spill_test::Chain;
+using spill_test::chain_bytes;
 using store_test::MemoryTier;
-using Store = TapePlan::Store;
+using Spill = TapePlan::Spill;
 
 struct Outcome {
   std::vector<std::vector<float>> values;
@@ -69,18 +69,18 @@ Outcome run(std::uint64_t seed, const Followed& followed, Device device = cpu) {
   return outcome;
 }
 
-TapePlan random_plan_with_stores(std::uint64_t seed, std::size_t round) {
+TapePlan random_plan_with_spills(std::uint64_t seed, std::size_t round) {
   const TapeGraph graph = observed(seed);
   Random random(seed * 100 + round);
   TapePlan plan = random_plan(graph, random);
   if (round % 2 == 1) plan.segments.clear();
-  add_stores(graph, random, plan);
+  add_spills(graph, random, plan);
   return plan;
 }
 
 }  // namespace
 
-TEST_CASE("store: random programs with random stores have the bits of the plain run", "[store]") {
+TEST_CASE("spill: random programs with random spills have the bits of the plain run", "[spill]") {
   const std::string folder = offload_test::disk_folder();
   std::uint64_t writes = 0, reads = 0;
   std::size_t smaller = 0;
@@ -95,13 +95,13 @@ TEST_CASE("store: random programs with random stores have the bits of the plain 
         if (round == 3 && seed % 4 == 0 && !folder.empty()) {
           tier = std::make_shared<FileTier>(cpu, offload_test::options_at(folder));
         }
-        const auto plan = std::make_shared<TapePlan>(random_plan_with_stores(seed, round));
-        const Outcome stored = run(seed, {plan, tier});
-        CHECK(stored.values == plain.values);
+        const auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, round));
+        const Outcome spilled = run(seed, {plan, tier});
+        CHECK(spilled.values == plain.values);
         CHECK(tier->statistics().live_bytes == 0);
-        auto unstored = std::make_shared<TapePlan>(*plan);
-        unstored->stores.clear();
-        smaller += stored.kept < run(seed, {unstored, nullptr}).kept;
+        auto unspilled = std::make_shared<TapePlan>(*plan);
+        unspilled->spills.clear();
+        smaller += spilled.kept < run(seed, {unspilled, nullptr}).kept;
         writes += tier->statistics().writes;
         reads += tier->statistics().reads;
       }
@@ -113,14 +113,14 @@ TEST_CASE("store: random programs with random stores have the bits of the plain 
   CHECK(smaller > 200);
 }
 
-TEST_CASE("store: a dry run allocates what a real one does", "[store]") {
+TEST_CASE("spill: a dry run allocates what a real one does", "[spill]") {
   const std::string folder = offload_test::disk_folder();
   std::size_t events = 0;
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f8e4m3}) {
       INFO("seed " << seed << ", " << to_string(dtype));
-      auto plan = std::make_shared<TapePlan>(random_plan_with_stores(seed, seed % 2));
-      if (dtype != DType::f32) pack_stores(*plan, dtype);
+      auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, seed % 2));
+      if (dtype != DType::f32) pack_spills(*plan, dtype);
       const auto traced = [&](Device device) {
         memory::Options options;
         options.trace = true;
@@ -141,12 +141,12 @@ TEST_CASE("store: a dry run allocates what a real one does", "[store]") {
   CHECK(events > 10000);
 }
 
-TEST_CASE("store: what is kept, and when", "[store]") {
+TEST_CASE("spill: what is kept, and when", "[spill]") {
   const Chain chain;
   const auto tier = std::make_shared<MemoryTier>();
-  const auto kept_with = [&](const std::vector<Store>& stores) {
+  const auto kept_with = [&](const std::vector<Spill>& spills) {
     auto plan = std::make_shared<TapePlan>(chain.plan());
-    plan->stores = stores;
+    plan->spills = spills;
     Tape tape;
     tape.follow(plan, tier);
     Tensor loss;
@@ -167,38 +167,38 @@ TEST_CASE("store: what is kept, and when", "[store]") {
     return bytes;
   };
   // Each tanh saves its result, which the linear and the square after it save as well.
-  const auto stored = [](std::uint32_t node, Store::Form form, DType dtype = DType::bf16) {
-    return Store{node, Store::result, form, dtype, node + 1, node + 1, node + 1};  // read by the next node alone
+  const auto spilled = [](std::uint32_t node, Spill::Form form, DType dtype = DType::bf16) {
+    return Spill{node, Spill::result, form, dtype, node + 1, node + 1, node + 1};  // read by the next node alone
   };
-  using enum Store::Form;
+  using enum Spill::Form;
   CHECK(kept_with({}) == 3 * chain_bytes);
-  CHECK(kept_with({stored(1, offload)}) == 2 * chain_bytes);
-  CHECK(kept_with({stored(1, offload), stored(3, offload), stored(5, offload)}) == 0);
-  CHECK(kept_with({stored(1, pack)}) == 2 * chain_bytes + chain_bytes / 2);
-  CHECK(kept_with({stored(1, pack), stored(3, pack, DType::f8e4m3)}) ==
+  CHECK(kept_with({spilled(1, offload)}) == 2 * chain_bytes);
+  CHECK(kept_with({spilled(1, offload), spilled(3, offload), spilled(5, offload)}) == 0);
+  CHECK(kept_with({spilled(1, pack)}) == 2 * chain_bytes + chain_bytes / 2);
+  CHECK(kept_with({spilled(1, pack), spilled(3, pack, DType::f8e4m3)}) ==
         chain_bytes + chain_bytes / 2 + packed_bytes(64 * 32, DType::f8e4m3));
-  CHECK(kept_with({stored(0, offload)}) == 3 * chain_bytes);  // nobody keeps it
-  CHECK(kept_with({stored(1, pack, DType::f16)}) == 5 * chain_bytes / 2);
+  CHECK(kept_with({spilled(0, offload)}) == 3 * chain_bytes);  // nobody keeps it
+  CHECK(kept_with({spilled(1, pack, DType::f16)}) == 5 * chain_bytes / 2);
   CHECK(tier->statistics().live_bytes == 0);
 }
 
-TEST_CASE("store: bytes that something else holds stay where they are", "[store]") {
+TEST_CASE("spill: bytes that something else holds stay where they are", "[spill]") {
   const auto tier = std::make_shared<MemoryTier>();
   const Tensor w = full({8, 8}, 0.25).require_grad();
   const Tensor x = full({8, 8}, 0.5);
   w.storage()->set_category(Category::parameter);
   x.storage()->set_category(Category::input);
-  // Nodes: linear, tanh, [reshape,] linear, mean; the store is that of the tanh.
+  // Nodes: linear, tanh, [reshape,] linear, mean; the spill is that of the tanh.
   struct Case {
     const char* what;
     bool has_view, holds, holds_view;
     std::size_t kept;  // activations
   };
   constexpr std::size_t bytes = 8 * 8 * sizeof(float);
-  for (const Store::Form form : {Store::Form::offload, Store::Form::pack}) {
-    const std::size_t stored = form == Store::Form::offload ? 0 : bytes / 2;
-    for (const Case& c : {Case{"nothing", false, false, false, stored}, Case{"the program", false, true, false, bytes},
-                          Case{"a view on the tape", true, false, false, stored},
+  for (const Spill::Form form : {Spill::Form::offload, Spill::Form::pack}) {
+    const std::size_t spilled = form == Spill::Form::offload ? 0 : bytes / 2;
+    for (const Case& c : {Case{"nothing", false, false, false, spilled}, Case{"the program", false, true, false, bytes},
+                          Case{"a view on the tape", true, false, false, spilled},
                           Case{"a view of the program", true, false, true, bytes}}) {
       INFO(c.what);
       std::vector<Tensor> held;
@@ -225,7 +225,7 @@ TEST_CASE("store: bytes that something else holds stay where they are", "[store]
       }
       const auto last = static_cast<std::uint32_t>(plan->types.size() - 1);
       plan->fates.assign(plan->types.size(), Fate::keep);
-      plan->stores.push_back({1, Store::result, form, DType::bf16, last - 1, last - 1, last});
+      plan->spills.push_back({1, Spill::result, form, DType::bf16, last - 1, last - 1, last});
       Tape tape;
       tape.follow(plan, tier);
       Tensor loss;
@@ -240,12 +240,12 @@ TEST_CASE("store: bytes that something else holds stay where they are", "[store]
   }
 }
 
-TEST_CASE("store: what was overwritten is an error", "[store]") {
+TEST_CASE("spill: what was overwritten is an error", "[spill]") {
   const auto tier = std::make_shared<MemoryTier>();
   const Chain chain;
   for (const std::uint32_t gone_after : {2u, 5u}) {
     auto plan = std::make_shared<TapePlan>(chain.plan());
-    plan->stores.push_back({1, Store::result, Store::Form::offload, DType::f32, 1, gone_after, 3});
+    plan->spills.push_back({1, Spill::result, Spill::Form::offload, DType::f32, 1, gone_after, 3});
     Tape tape;
     tape.follow(plan, tier);
     Tensor loss;
@@ -262,12 +262,12 @@ TEST_CASE("store: what was overwritten is an error", "[store]") {
   }
 }
 
-TEST_CASE("store: a failing tier leaves a step without a trace, and the next one succeeds", "[store]") {
+TEST_CASE("spill: a failing tier leaves a step without a trace, and the next one succeeds", "[spill]") {
   const auto stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
   std::uint64_t failures = 0;
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
-    const auto plan = std::make_shared<TapePlan>(random_plan_with_stores(seed, 1));
+    const auto plan = std::make_shared<TapePlan>(random_plan_with_spills(seed, 1));
     const auto trained = [&](const std::shared_ptr<Tier>& tier, const std::shared_ptr<Tier>& next) {
       RandomProgram program(seed);
       Generator generator(seed);
@@ -314,12 +314,12 @@ TEST_CASE("store: a failing tier leaves a step without a trace, and the next one
   CHECK(failures > 100);
 }
 
-TEST_CASE("store: plans that contradict themselves", "[store]") {
+TEST_CASE("spill: plans that contradict themselves", "[spill]") {
   const Chain chain;
   const TapePlan plain = chain.plan();
-  const auto message = [&](std::vector<Store> stores) -> std::string {
+  const auto message = [&](std::vector<Spill> spills) -> std::string {
     auto plan = std::make_shared<TapePlan>(plain);
-    plan->stores = std::move(stores);
+    plan->spills = std::move(spills);
     try {
       plan->validate();
     } catch (const PlanError& error) {
@@ -329,28 +329,28 @@ TEST_CASE("store: plans that contradict themselves", "[store]") {
     }
     return {};
   };
-  using enum Store::Form;
-  const Store good{1, Store::result, offload, DType::bf16, 2, 3, 2};
+  using enum Spill::Form;
+  const Spill good{1, Spill::result, offload, DType::bf16, 2, 3, 2};
   CHECK(message({good}).empty());
   const auto with = [&](auto&& change) {
-    Store store = good;
-    change(store);
-    return message({store});
+    Spill spill = good;
+    change(spill);
+    return message({spill});
   };
-  CHECK(with([](Store& s) { s.node = 8; }).find("there are 8") != std::string::npos);
-  CHECK(with([](Store& s) { s.which = 8; }).find("tanh saves ") != std::string::npos);
-  CHECK(with([](Store& s) { s.which = -2; }).find("saves") != std::string::npos);
-  CHECK(with([](Store& s) { s.away_after = 0; }).find("goes after node 0") != std::string::npos);
-  CHECK(with([](Store& s) { s.gone_after = 1; }).find("gone after 1") != std::string::npos);
-  CHECK(with([](Store& s) { s.gone_after = 8; }).find("gone after 8") != std::string::npos);
-  CHECK(with([](Store& s) { s.back_before = 0; }).find("comes back before node 0") != std::string::npos);
-  CHECK(with([](Store& s) { s.form = pack; }).find("different nodes") != std::string::npos);
-  CHECK(with([](Store& s) { s.form = pack, s.which = 0; }).find("only results") != std::string::npos);
-  CHECK(with([](Store& s) { s.form = pack, s.dtype = DType::i32; }).find("i32") != std::string::npos);
-  CHECK(with([](Store& s) { s.form = pack, s.dtype = DType::f32; }).find("f32") != std::string::npos);
-  CHECK(message({good, good}).find("two stores of node 1") != std::string::npos);
+  CHECK(with([](Spill& s) { s.node = 8; }).find("there are 8") != std::string::npos);
+  CHECK(with([](Spill& s) { s.which = 8; }).find("tanh saves ") != std::string::npos);
+  CHECK(with([](Spill& s) { s.which = -2; }).find("saves") != std::string::npos);
+  CHECK(with([](Spill& s) { s.away_after = 0; }).find("goes after node 0") != std::string::npos);
+  CHECK(with([](Spill& s) { s.gone_after = 1; }).find("gone after 1") != std::string::npos);
+  CHECK(with([](Spill& s) { s.gone_after = 8; }).find("gone after 8") != std::string::npos);
+  CHECK(with([](Spill& s) { s.back_before = 0; }).find("comes back before node 0") != std::string::npos);
+  CHECK(with([](Spill& s) { s.form = pack; }).find("different nodes") != std::string::npos);
+  CHECK(with([](Spill& s) { s.form = pack, s.which = 0; }).find("only results") != std::string::npos);
+  CHECK(with([](Spill& s) { s.form = pack, s.dtype = DType::i32; }).find("i32") != std::string::npos);
+  CHECK(with([](Spill& s) { s.form = pack, s.dtype = DType::f32; }).find("f32") != std::string::npos);
+  CHECK(message({good, good}).find("two spills of node 1") != std::string::npos);
   auto plan = std::make_shared<TapePlan>(plain);
-  plan->stores.push_back(good);
+  plan->spills.push_back(good);
   Tape tape;
   CHECK_THROWS_AS(tape.follow(plan), PlanError);  // no tier
 }

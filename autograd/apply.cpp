@@ -1,0 +1,45 @@
+#include <thimble/autograd/apply.h>
+
+#include <string>
+
+#include <thimble/core/error.h>
+
+namespace thimble::apply_detail {
+
+/// Throws `error`, of its own type, with the module path at its end, unless one further in has put it there.
+template <class E>
+[[noreturn]] void throw_with_path(const E& error) {
+  const std::string text = error.what(), path(path_name(context().path));
+  const std::string end = path.empty() ? "" : ", in " + path;
+  throw E(text.ends_with(end) ? text : text + end);
+}
+
+Origin origin_of_constant(const OpType& type, std::span<const Tensor> inputs, bool is_recording) noexcept {
+  Origin origin = Origin::constant;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& t = inputs[i];
+    const bool is_listed = i < static_cast<std::size_t>(Needs::max_operands);
+    if (is_listed && !type.differentiable[static_cast<int>(i)]) continue;
+    if (is_recording && (t.leaf() || t.origin() == Origin::recorded)) continue;  // not trained here
+    const Origin of_operand = t.origin_unrecorded();
+    if (of_operand == Origin::gradient) return of_operand;
+    if (of_operand == Origin::unrecorded) origin = of_operand;
+  }
+  return origin;
+}
+
+void rethrow_with_path() {
+  try {
+    throw;
+  } catch (const ShapeError& error) {
+    throw_with_path(error);
+  } catch (const DTypeError& error) {
+    throw_with_path(error);
+  } catch (const DeviceError& error) {
+    throw_with_path(error);
+  } catch (const ValueError& error) {
+    throw_with_path(error);
+  }
+}
+
+}  // namespace thimble::apply_detail

@@ -1,0 +1,50 @@
+#pragma once
+// Backward: walks the nodes once, from the end. Gradients flow from results to operands, and what a node consumed is
+// freed at once.
+//
+// Invariants
+// - When the walk is at node n, the gradient of every value that node n or one before it made is the sum of what the
+//   nodes behind n gave. So it is complete when its maker's turn comes, and is used up there.
+// - A node's operator holds the last references to what it saved and to its gradient: it may write results in their
+//   place.
+// - A leaf's hook runs when the first node that has the leaf as an operand is done.
+//
+// Example: y = mul(a, b), z = exp(y), with leaves a and b (recorded.h)
+//
+//   node 1  exp   gradient of z, reads z; gives that of y, and frees z
+//   node 0  mul   gradient of y, reads a and b; adds to the gradients of the leaves a and b, whose hooks then run
+//
+// A node of a segment asks Recompute first for what its backward reads.
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <thimble/autograd/engine/recompute.h>
+
+namespace thimble::tape_detail {
+
+class Backward {
+ public:
+  Backward(Recorded& recorded, Recompute& recompute) : recorded_(recorded), recompute_(recompute) {}
+
+  /// Tape::backward for a loss that is recorded, with arguments that were checked. The caller clears the tape, also
+  /// when this throws.
+  void run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient);
+
+ private:
+  using FirstReader = std::pair<std::uint32_t, std::uint32_t>;  // node, leaf
+  std::vector<FirstReader> first_readers() const;
+  void run_node(std::uint32_t index);
+  void release_saved(const Node& node) noexcept;
+  void accumulate(const Node& node, int operand, Tensor gradient);
+
+  Recorded& recorded_;
+  Recompute& recompute_;
+};
+
+/// Adds to a leaf's gradient; without effect where the leaf was frozen since it was recorded.
+void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient);
+
+}  // namespace thimble::tape_detail

@@ -1,0 +1,46 @@
+#include <thimble/autograd/engine/observer.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace thimble::tape_detail {
+
+void Observer::clear() noexcept {
+  tensors_.clear();
+  until_.clear();
+  in_program_.clear();
+  work_.clear();
+}
+
+void Observer::add_value(const Tensor& t) {
+  if (t.storage()) in_program_.push_back(static_cast<std::uint32_t>(tensors_.size()));
+  tensors_.push_back(t.detach());
+  until_.push_back(none);
+}
+
+// Those values that the program may have held, and whose bytes nobody but tape and observer hold now.
+std::vector<std::uint32_t> Observer::left_by_program() const {
+  std::unordered_map<const Storage*, long> holds;
+  for (const std::uint32_t v : in_program_) holds[tensors_[v].storage().get()] += recorded_.is_held(v) ? 2 : 1;
+  std::vector<std::uint32_t> left;
+  for (const std::uint32_t v : in_program_) {
+    const std::shared_ptr<Storage>& storage = tensors_[v].storage();
+    if (storage.use_count() == holds.at(storage.get())) left.push_back(v);
+  }
+  return left;
+}
+
+void Observer::note_program() {
+  const std::vector<std::uint32_t> left = left_by_program();
+  for (const std::uint32_t v : left) until_[v] = static_cast<std::uint32_t>(recorded_.nodes.size()) - 1;
+  const auto is_left = [&](std::uint32_t v) { return std::binary_search(left.begin(), left.end(), v); };
+  in_program_.erase(std::remove_if(in_program_.begin(), in_program_.end(), is_left), in_program_.end());
+}
+
+std::vector<std::uint32_t> Observer::program_until() const {
+  std::vector<std::uint32_t> until = until_;
+  for (const std::uint32_t v : left_by_program()) until[v] = static_cast<std::uint32_t>(recorded_.nodes.size()) - 1;
+  return until;
+}
+
+}  // namespace thimble::tape_detail

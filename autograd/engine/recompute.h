@@ -1,0 +1,74 @@
+#pragma once
+// Recomputation in backward: runs dropped nodes again, from what their segment kept (segments.h).
+//
+// Invariants
+// - A segment is *opened* when backward reaches its last node: a search tells which of its nodes are recomputed, and
+//   how. Those around it are opened first; those inside of it stay closed until backward reaches them.
+// - A node runs right before the first backward that needs what it makes, with those before it that it needs, in the
+//   order of the recording, and at most once each time its segment is opened.
+// - A recomputed tensor goes to those who wait for it (a node's Saved, or the sources of a segment inside) and to the
+//   nodes that are still to read it again; after the last of them it is free.
+// - Bits are those of the first run. An operator's record holds all that its random numbers depend on (RandomSite:
+//   seed, step, site, first sample), so a dropout draws the same mask, and no count advances. Context::is_recomputing
+//   keeps operators from updating statistics twice.
+//
+// Example: nodes 0 (mul), 1 (relu) and 2 (exp) of one segment that drops all. Backward reaches node 2:
+//
+//   provide(2)   opens the segment and recomputes all three: 2 is due, it needs 1, and 1 needs 0. Each fills its Saved;
+//                the segment's sources x and w go to node 0
+//   provide(1)   nothing is due: node 1 has what it saves
+//   provide(0)   the same
+
+#include <cstdint>
+#include <vector>
+
+#include <thimble/autograd/engine/segments.h>
+
+namespace thimble::tape_detail {
+
+class Recompute {
+ public:
+  Recompute(Recorded& recorded, Segments& segments) : recorded_(recorded), segments_(segments) {}
+
+  /// Backward is at this node: all that its backward reads is there afterwards. Throws what the operators throw, and
+  /// AutogradError where a tensor was overwritten since.
+  void provide(std::uint32_t node);
+  /// Backward is done with the node: nobody asks any more for what it makes.
+  void pass(std::uint32_t node) noexcept;
+  /// The closed segments around the node keep a leaf no longer: no node further on reads it.
+  void release_leaf(std::uint32_t leaf, std::uint32_t node) noexcept;
+
+ private:
+  struct Wait {
+    std::uint32_t value, reader;
+    std::uint32_t edge;    // in Recorded::saved; none: for a segment
+    std::int32_t segment;  // that the value is a source of
+  };
+  // An open segment: what of it is yet to be recomputed.
+  struct Open : Needed {
+    std::vector<Wait> waits;         // in order of the value's producer
+    std::vector<std::uint32_t> due;  // nodes to be run at once
+    std::vector<bool> is_asked;      // per node: whether it was ever due
+
+    Mode& mode(std::uint32_t node) { return modes[node - first]; }
+  };
+
+  void open_segment(std::int32_t index);
+  void begin(std::int32_t index, Open& open);
+  void find_waits(std::int32_t index, Open& open);
+  void give(const Wait& wait, const Tensor& t);
+  void ask(std::uint32_t value, std::uint32_t reader, Open& open);
+  void ask_node(std::uint32_t node, Open& open);
+  void run_due(std::int32_t index, Open& open);
+  void run(std::uint32_t index, std::int32_t around, Open& open);
+  Tensor run_output(const Node& node, std::span<const Tensor> inputs);
+  void hold_for_rereads(std::uint32_t value, const Tensor& t);
+  void drop_rereads(std::uint32_t node) noexcept;
+
+  Recorded& recorded_;
+  Segments& segments_;
+  std::uint32_t position_ = 0;  // the node that backward is at
+  std::vector<Open> open_;      // the segments around it, by depth
+};
+
+}  // namespace thimble::tape_detail

@@ -1,0 +1,146 @@
+#pragma once
+// What a tape has recorded: nodes in order of execution, the values between them, and the tensors held for backward.
+//
+// Invariants
+// - A value is a tensor that some node reads, makes or saves. Two nodes that save one tensor save one value.
+// - Node n reads inputs[first_input ..) and saves saved[first_saved ..), as many as its operator has.
+// - A value is held as long as its count of holds is positive, one for each node or segment that will read it in
+//   backward. Then it has a slot, which is empty only while the bytes are spilled.
+// - Everything lies in flat tables that keep their room from recording to recording.
+//
+// Example: a and b are leaves; y = mul(a, b); z = exp(y)
+//
+//   values   0: a   1: b   2: y   3: z
+//   nodes    0: mul   inputs 0 1   saved lhs: 0, rhs: 1   output 2
+//            1: exp   inputs 2     saved out: 3           output 3
+//
+// Held are 0, 1 and 3, once each. y is not: no backward reads it, so its bytes are free once the program drops it.
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <thimble/autograd/node.h>
+#include <thimble/autograd/tape.h>
+
+namespace thimble::tape_detail {
+
+class Observer;
+class Spills;
+
+inline constexpr std::uint32_t none = ~0u;  // no value
+inline constexpr std::int32_t none_segment = -1;
+
+struct Value {
+  std::int32_t slot = -1;       // held tensor
+  std::int32_t spill = -1;      // that has its bytes; the slot is empty then
+  std::int32_t grad_slot = -1;  // gradient so far
+  std::int32_t leaf = -1;       // in leaves
+  std::int32_t producer = -1;   // node; -1: came from outside
+  std::uint32_t holds = 0;      // nodes and segments that will read it in backward
+  std::uint32_t mark = 0;       // of the last search that met it
+  std::uint32_t rereads = 0;    // nodes to be recomputed that will read it; together they are one of the holds
+  std::uint32_t version = 0;    // of its storage when it was made, first seen or recomputed
+  std::int64_t elements = 0;
+  bool is_held_for_rereads = false;
+};
+
+struct SavedEdge {
+  std::uint32_t value = none;
+  bool is_held = false;  // false: dropped by a closed segment
+};
+
+struct Node {
+  const OpType* type;
+  void* record;
+  std::uint32_t first_input, first_saved;
+  std::uint32_t output;
+  PathId path;
+  std::uint16_t inputs;
+  Needs needs;
+  std::int32_t segment = none_segment;  // innermost
+  Fate fate = Fate::keep;
+  bool is_dropped = false;  // ran without filling its Saved
+};
+
+class Recorded {
+ public:
+  Recorded();
+  ~Recorded();
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+
+  /// Forgets all nodes and values, and drops what is held. Tensors of this recording are on no tape from then on.
+  void clear() noexcept;
+
+  /// Room for an operator's record, as long as its node is there.
+  void* allocate_record(std::size_t size, std::size_t alignment);
+
+  std::uint32_t add_value(const Tensor& t, std::int32_t producer);
+  /// One more node or segment will read the value in backward.
+  void hold(std::uint32_t value, const Tensor& t);
+  /// One less; the last one lets go of the tensor.
+  void release(std::uint32_t value) noexcept;
+  bool is_held(std::uint32_t value) const { return values[value].slot >= 0; }
+  /// A held value's tensor; empty while it is spilled.
+  const Tensor& held(std::uint32_t value) const { return slots_[static_cast<std::size_t>(values[value].slot)]; }
+  Tensor& held(std::uint32_t value) { return slots_[static_cast<std::size_t>(values[value].slot)]; }
+  /// The same, brought back where it is spilled.
+  const Tensor& read(std::uint32_t value);
+  /// What a held value is, and the storage that it has here: null when it is in a tier.
+  KeptTensor kept_tensor(std::uint32_t value) const;
+  /// Throws AutogradError where the value's bytes, which `reader` is about to read, have changed since they were noted.
+  void require_unwritten(const Node& reader, std::uint32_t value) const;
+
+  /// The values that a node reads; none: an operand that is absent, or a constant that nothing will read again.
+  std::span<const std::uint32_t> inputs_of(const Node& node) const {
+    return std::span(inputs).subspan(node.first_input, node.inputs);
+  }
+  /// What a node saves, in the order of its operator's Saved.
+  std::span<SavedEdge> saved_of(const Node& node) {
+    return std::span(saved).subspan(node.first_saved, static_cast<std::size_t>(node.type->saved_tensors));
+  }
+  std::span<const SavedEdge> saved_of(const Node& node) const {
+    return std::span(saved).subspan(node.first_saved, static_cast<std::size_t>(node.type->saved_tensors));
+  }
+
+  void set_gradient(std::uint32_t value, Tensor gradient);
+  Tensor take_gradient(std::uint32_t value) noexcept;
+
+  // A search marks the values that it meets.
+  void unmark_all() noexcept { ++mark_; }
+  void mark(std::uint32_t value) { values[value].mark = mark_; }
+  bool is_marked(std::uint32_t value) const { return values[value].mark == mark_; }
+
+  /// Whether a tensor is of this recording.
+  bool has(const Tensor& t) const noexcept { return t.tape_ref().tape == id; }
+  /// Whether it is of an earlier recording of this tape.
+  bool had(const Tensor& t) const noexcept;
+
+  std::vector<Node> nodes;
+  std::vector<Value> values;
+  std::vector<std::uint32_t> inputs;  // of all nodes
+  std::vector<SavedEdge> saved;       // of all nodes
+  std::vector<std::shared_ptr<Leaf>> leaves;
+  std::uint32_t id = 0;                // of the recording, in the TapeRef of its tensors
+  const LeafSet* trained = nullptr;    // null: all leaves
+  TapeTimes* times = nullptr;          // null: not asked for
+  std::unique_ptr<Spills> spills;      // null: the plan has none
+  std::unique_ptr<Observer> observer;  // null: not asked for
+
+ private:
+  void renew_id() noexcept;
+  std::int32_t take_slot(Tensor t);
+  Tensor free_slot(std::int32_t& slot) noexcept;
+
+  std::vector<Tensor> slots_;
+  std::vector<std::int32_t> free_slots_;
+  std::uint32_t mark_ = 0;
+  std::uint32_t oldest_id_ = 0, earlier_id_ = 0;     // recordings of before had those from oldest_id_ on, and this one
+  std::vector<std::unique_ptr<std::byte[]>> pages_;  // of records
+  std::size_t page_ = 0, page_used_ = 0;
+};
+
+}  // namespace thimble::tape_detail

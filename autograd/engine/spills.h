@@ -1,0 +1,104 @@
+#pragma once
+// Spilling: the bytes of saved tensors that wait in a tier (memory/offload/offload.h), or packed, between forward and
+// backward, as the plan's spills say (TapePlan::Spill).
+//
+// Invariants
+// - A spill takes a whole storage with all values of the tape on it. While it is *away* their slots are empty, their
+//   Value::spill names it, and its members tell what window on the bytes each of them is.
+// - It takes bytes that the tape alone holds, and that nobody wrote while they were on their way; else they stay.
+// - All happens at ordinals that the plan names: what is allocated does not depend on how fast a disk is.
+// - Whoever reads a member in backward gets all of them back. What a recomputed segment keeps is not spilled again.
+//
+// Example: {node 0, result, offload, away_after 1, gone_after 3, back_before 4} of y, which node 0 makes
+//
+//   before(2)           node 1 was recorded: y begins to be written; it is still here
+//   before(4)           node 3 was recorded: y is written, and its bytes are free
+//   prefetch_before(4)  backward is at node 4: the bytes are taken again and the read begins
+//   bring_back(y)       a backward reads y, and waits until it is read
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <thimble/autograd/engine/recorded.h>
+#include <thimble/memory/offload/offload.h>
+
+namespace thimble::tape_detail {
+
+class Spills {
+ public:
+  Spills(Recorded& recorded, const TapePlan& plan, std::shared_ptr<Tier> tier);
+
+  /// Ready for the next recording; what is away is dropped.
+  void clear() noexcept;
+
+  /// Notes the storages of a new node's tensors that are to be spilled.
+  void note(std::uint32_t node, std::span<const Tensor> saved, const Tensor& output);
+  /// Does what is due before the node `next` is recorded.
+  void before(std::uint32_t next);
+  /// Begins to read what is due back before the backward of a node.
+  void prefetch_before(std::uint32_t node);
+
+  // Of a spilled value: one whose Value::spill is set.
+
+  /// Puts it and all others on its bytes back into their slots.
+  void bring_back(std::uint32_t value);
+  /// Nobody will read it any more; the last one drops the bytes.
+  void forget(std::uint32_t value) noexcept;
+  /// Of its storage when it went.
+  std::uint32_t version(std::uint32_t value) const { return entry_of(value).version; }
+  KeptTensor kept_tensor(std::uint32_t value) const;
+
+  /// What packed tensors and those that are being read take here, beside the slots.
+  std::size_t bytes_here() const;
+
+ private:
+  enum class State : std::uint8_t {
+    here,     // nothing was done, or all is back
+    writing,  // here, and on its way to the tier
+    away      // no value of the tape has its bytes
+  };
+  // A value on the spilled bytes, and its window on them.
+  struct Member {
+    std::uint32_t value;
+    Shape shape, strides;
+    std::int64_t offset;
+  };
+  struct Entry {
+    TapePlan::Spill plan;
+    std::weak_ptr<Storage> storage = {};  // until it is away
+    State state = State::here;
+    std::vector<Member> members = {};  // while it is away
+    std::uint32_t version = 0;         // of the storage when it went
+    PathId path = 0;
+    DType dtype = DType::f32;
+    memory::Offloaded offloaded = {};
+    Tensor packed = {};
+
+    const Member& member(std::uint32_t value) const;
+  };
+  enum class Action : std::uint8_t { complete_earlier, begin, complete };
+  struct Event {
+    std::uint32_t after;  // a node
+    Action action;
+    std::uint32_t entry;
+  };
+
+  const Entry& entry_of(std::uint32_t value) const {
+    return entries_[static_cast<std::size_t>(recorded_.values[value].spill)];
+  }
+  std::vector<std::uint32_t> values_on(const Storage* storage) const;
+  void begin(std::uint32_t index);
+  void complete(std::uint32_t index);
+  void leave(std::uint32_t index, std::span<const std::uint32_t> values);
+
+  Recorded& recorded_;
+  std::shared_ptr<Tier> tier_;
+  std::vector<Entry> entries_;          // by node
+  std::vector<Event> events_;           // of the forward, in order
+  std::vector<std::uint32_t> returns_;  // of the backward: entries, the first to come back at the front
+  std::size_t next_event_ = 0, next_return_ = 0;
+};
+
+}  // namespace thimble::tape_detail
