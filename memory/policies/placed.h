@@ -104,8 +104,8 @@ class Placed final : public Decorator {
   /// Whether a step has begun and not ended, replayed or not.
   bool is_in_step() const;
 
-  /// Gives the region back to the arena unless a block lives in it or a plan is being replayed. Returns its bytes, 0
-  /// where it stays.
+  /// Gives the region back to the arena unless a block lives in it, something holds it or a plan is being replayed.
+  /// Returns its bytes, 0 where it stays.
   std::size_t release_region() noexcept;
 
   Statistics statistics() const;

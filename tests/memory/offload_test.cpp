@@ -144,10 +144,14 @@ TEST_CASE("offload: layouts, labels and what else a tensor carries", "[memory][o
   }
   Tensor scaled = pattern({6}, DType::i8, 3);
   scaled.set_scale(full({1}, 0.25));
-  const Tensor back = offload(scaled, tier).fetch();
-  REQUIRE(back.scale());
-  CHECK(item(*back.scale()) == 0.25);
-  CHECK(stack.ledger->bytes() == before + 6 + 4);
+  for (const bool is_read_back : {false, true}) {
+    Offloaded away = offload(scaled, tier);
+    if (is_read_back) away.complete();
+    const Tensor back = away.fetch();
+    REQUIRE(back.scale());
+    CHECK(item(*back.scale()) == 0.25);
+    CHECK(stack.ledger->bytes() == before + 4 + (is_read_back ? 2 * 6 : 6));
+  }
 }
 
 TEST_CASE("offload: a dry device allocates the same and moves nothing", "[memory][offload]") {

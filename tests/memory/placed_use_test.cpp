@@ -95,6 +95,12 @@ TEST_CASE("placed: memory refused leaves everything as it was, and a free region
   actor.check_all();
   actor.free('a');
   stack.placed->end_step();
+  {
+    const Placed::Hold hold(*stack.placed);
+    CHECK(stack.placed->release_region() == 0);
+    CHECK_THROWS_AS(stack.top->allocate({.bytes = 2 * granule}), OutOfMemory);
+    CHECK(stack.placed->statistics().is_region_held);
+  }
   CHECK(stack.placed->release_region() == 2 * granule);
   CHECK(stack.placed->release_region() == 0);
   CHECK(stack.arena->statistics().live_blocks == 0);

@@ -46,6 +46,9 @@ while IFS= read -r -d '' file; do
   [ -f "$file" ] || continue
   cmp -s "$file" "$tree/$file" || { mkdir -p "$tree/$(dirname "$file")" && cp "$file" "$tree/$file"; }
 done < <(git ls-files -z --cached --others --exclude-standard)
+while IFS= read -r file; do # what the tree no longer has
+  [ -f "$file" ] || rm -f "$tree/$file"
+done < <(cd "$tree" && find . \( -path ./build -o -path ./work \) -prune -o -path './*/*' -type f -print)
 
 files=$(for name in "${chosen[@]}"; do tests_of "$name"; done | tr ' ' '\n' | sort -u | paste -sd'|')
 emulated=OFF

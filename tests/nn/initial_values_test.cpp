@@ -11,6 +11,7 @@
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/bert/bert.h>
 #include <thimble/models/gpt/gpt.h>
+#include <thimble/nn/layers/layers.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -101,6 +102,24 @@ TEST_CASE("initial values: BERT's deviation is 0.02", "[models][bert]") {
       check_constant(tensor, 1);
     } else {
       check_normal(tensor, 0.02);
+    }
+  }
+}
+
+TEST_CASE("initial values: a linear layer's are uniform within 1 / sqrt(inputs)", "[models]") {
+  for (const bool weight_is_in_out : {false, true}) {
+    nn::LinearOptions options;
+    options.weight_is_in_out = weight_is_in_out;
+    const nn::Linear layer(64, 400, {}, options);
+    for (const Tensor& t : std::vector<Tensor>{layer.weight, layer.bias}) {
+      const Moments m = moments_of(t);
+      const std::vector<double> values = to_host<double>(t);
+      INFO(m.count << " values, mean " << m.mean << ", deviation " << m.deviation);
+      const auto [least, most] = std::minmax_element(values.begin(), values.end());
+      CHECK(*least >= -0.125);
+      CHECK(*most <= 0.125);
+      CHECK(std::abs(m.mean) < 5 * 0.125 / std::sqrt(3 * m.count));
+      CHECK(m.deviation == Approx(0.125 / std::sqrt(3.0)).epsilon(0.1));
     }
   }
 }

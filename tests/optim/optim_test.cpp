@@ -165,17 +165,24 @@ TEST_CASE("optim: parameters without a gradient are left alone", "[optim]") {
     const std::vector<Named> list = make_parameters(DType::f32);
     const std::unique_ptr<Optimizer> optimizer = row.make(list);
     const Values before = to_host<double>(list[with_gradient].tensor);
-    const std::uint32_t version = list[with_gradient].tensor.storage()->version();
+    // Whoever saved for backward what a step writes is told: its version is another one.
+    std::vector<Named> written = optimizer->state();
+    written.insert(written.end(), list.begin(), list.end());
+    std::vector<std::uint32_t> versions;
+    for (const Named& t : written) versions.push_back(t.tensor.storage()->version());
     for (int step = 1; step <= 3; ++step) {
       set_gradients(list, step, DType::f32);
       optimizer->step();
     }
     CHECK(to_host<double>(list[with_gradient].tensor) == before);
-    CHECK(list[with_gradient].tensor.storage()->version() == version);
+    const std::string without = "p" + std::to_string(with_gradient);
+    for (std::size_t i = 0; i < written.size(); ++i) {
+      INFO(written[i].name);
+      CHECK((written[i].tensor.storage()->version() == versions[i]) == written[i].name.starts_with(without));
+    }
     for (const Named& s : optimizer->state()) {
       const Values values = to_host<double>(s.tensor);
-      const bool is_untouched = s.name.substr(0, 3) == "p" + std::to_string(with_gradient) + ".";
-      CHECK((values == Values(values.size())) == is_untouched);
+      CHECK((values == Values(values.size())) == s.name.starts_with(without + "."));
     }
     optimizer->zero_grad();
     const Values at_rest = to_host<double>(list[0].tensor);

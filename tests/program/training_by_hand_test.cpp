@@ -278,7 +278,8 @@ Numbers gpt_by_hand(const TrainOptions& options, const Numbers& rates) {
     const double norm = std::sqrt(squares), factor = std::min(1.0, options.setup.clip_norm / (norm + 1e-6));
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       for (double& g : gradients[i]) g *= factor;
-      const double decay = parameters[i].tensor.rank() >= 2 ? 0.1 : 0;
+      const double given = options.setup.weight_decay, of_matrices = given < 0 ? 0.1 : given;
+      const double decay = parameters[i].tensor.rank() >= 2 ? of_matrices : 0;
       states[i].update(values[i], gradients[i], rates[static_cast<std::size_t>(step)], 0.99, decay, step + 1);
       const std::vector<float> rounded(values[i].begin(), values[i].end());
       testing::put_bytes(parameters[i].tensor, rounded.data());
@@ -332,6 +333,7 @@ TEST_CASE("training by hand: a GPT under AdamW with clipping, a schedule and mic
   options.schedule = "cosine";
   options.warmup = 2;
   options.min_rate = 0.002;
+  options.setup.weight_decay = GENERATE(-1.0, 3.0);  // AdamW's own; one that would show on gains and biases
   const Numbers rates = rates_of(options, options.setup.rate);
   const Numbers losses = gpt_by_hand(options, rates);
   CHECK(losses.back() < 0.97 * losses.front());
