@@ -15,8 +15,8 @@
 
 // Memory: arenas and their ledgers, budgets, what a process takes beside them, tensors on a disk or on the host.
 #include <thimble/memory/bytes.h>
-#include <thimble/memory/policies/committed.h>
 #include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
