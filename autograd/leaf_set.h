@@ -1,9 +1,6 @@
 #pragma once
 // Which leaves a recording trains.
 
-#include <algorithm>
-#include <functional>
-#include <utility>
 #include <vector>
 
 namespace thimble {
@@ -14,12 +11,8 @@ struct Leaf;
 class LeafSet {
  public:
   LeafSet() = default;
-  explicit LeafSet(std::vector<const Leaf*> leaves) : leaves_(std::move(leaves)) {
-    std::sort(leaves_.begin(), leaves_.end(), std::less<>());
-  }
-  bool has(const Leaf* leaf) const noexcept {
-    return std::binary_search(leaves_.begin(), leaves_.end(), leaf, std::less<>());
-  }
+  explicit LeafSet(std::vector<const Leaf*> leaves);
+  bool has(const Leaf* leaf) const noexcept;
 
  private:
   std::vector<const Leaf*> leaves_;  // sorted

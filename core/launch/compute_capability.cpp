@@ -1,19 +1,18 @@
 #include <thimble/core/launch/compute_capability.h>
 
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble {
 namespace capability_detail {
 
 constexpr int of_plans = 90;  // H100
 
-constinit thread_local int assumed = 0;
-
 }  // namespace capability_detail
 
 int compute_capability(Device device) {
   if (!device.is_cuda()) return 0;
-  if (device.is_dry && capability_detail::assumed != 0) return capability_detail::assumed;
+  if (device.is_dry && context().assumed_capability != 0) return context().assumed_capability;
   const kernels::DeviceRuntime* const runtime = kernels::device_runtime_cuda;
   const int own = runtime != nullptr ? runtime->capability(device.index) : 0;
   return own != 0 || !device.is_dry ? own : capability_detail::of_plans;
@@ -23,10 +22,10 @@ std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-AssumedCapability::AssumedCapability(int capability) noexcept : before_(capability_detail::assumed) {
-  capability_detail::assumed = capability;
+AssumedCapability::AssumedCapability(int capability) noexcept : before_(context().assumed_capability) {
+  context().assumed_capability = capability;
 }
 
-AssumedCapability::~AssumedCapability() { capability_detail::assumed = before_; }
+AssumedCapability::~AssumedCapability() { context().assumed_capability = before_; }
 
 }  // namespace thimble

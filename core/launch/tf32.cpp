@@ -1,18 +1,13 @@
 #include <thimble/core/launch/tf32.h>
 
+#include <thimble/core/tensor/context.h>
+
 namespace thimble {
-namespace tf32_detail {
 
-constinit thread_local bool is_allowed = false;
+bool allows_tf32() noexcept { return context().allows_tf32; }
 
-}  // namespace tf32_detail
+Tf32Scope::Tf32Scope(bool is_allowed) noexcept : before_(context().allows_tf32) { context().allows_tf32 = is_allowed; }
 
-bool allows_tf32() noexcept { return tf32_detail::is_allowed; }
-
-Tf32Scope::Tf32Scope(bool is_allowed) noexcept : before_(tf32_detail::is_allowed) {
-  tf32_detail::is_allowed = is_allowed;
-}
-
-Tf32Scope::~Tf32Scope() { tf32_detail::is_allowed = before_; }
+Tf32Scope::~Tf32Scope() { context().allows_tf32 = before_; }
 
 }  // namespace thimble

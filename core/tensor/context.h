@@ -1,5 +1,6 @@
 #pragma once
-// The only ambient state: one thread-local Context. Scopes change it and put it back.
+// Ambient state that decides about results or bytes: the Context of a thread, which scopes change and put back, and the
+// Settings of the process (core/settings.h). There is no other.
 
 #include <cstdint>
 #include <memory>
@@ -13,6 +14,9 @@ namespace thimble {
 
 class Tape;
 class Transaction;
+namespace kernels {
+class StepBlock;
+}
 
 struct Context {
   Tape* tape = nullptr;                ///< records when set (autograd/tape.h)
@@ -21,6 +25,9 @@ struct Context {
   Generator* generator = nullptr;      ///< null: a thread-local default with seed 0
   Transaction* transaction = nullptr;  ///< where side effects of a step are staged (core/tensor/transaction.h)
   bool is_recomputing = false;         ///< a segment is run again: operators must have no side effects
+  bool allows_tf32 = false;            ///< f32 products of a CUDA device may be in TF32 (core/launch/tf32.h)
+  int assumed_capability = 0;          ///< of dry CUDA devices (core/launch/compute_capability.h); 0: none is assumed
+  kernels::StepBlock* step_block = nullptr;  ///< of the step that is recorded (core/kernels/shared/step_numbers.h)
 };
 
 /// This thread's context.

@@ -14,16 +14,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 #include <string>
 
 #include <pthread.h>
 
 #include <thimble/core/error.h>
+#include <thimble/core/settings.h>
 #include <thimble/core/threads/cpu_quota.h>
 #include <thimble/core/threads/worker_stack.h>
 
@@ -168,28 +166,15 @@ void run_team(Team& t, int parts, const Body& body) noexcept {
   }
 }
 
-/// The first number of OMP_NUM_THREADS; 0 where there is none.
-int asked_threads() noexcept {
-  const char* const text = std::getenv("OMP_NUM_THREADS");
-  int count = 0;
-  if (text != nullptr) std::from_chars(text, text + std::strlen(text), count);
-  return std::max(0, count);
-}
-
-std::atomic<int>& chosen_threads() noexcept {
-  static std::atomic<int> threads{asked_threads() > 0 ? asked_threads() : processors()};
-  return threads;
-}
-
 }  // namespace parallel_detail
 
-int thread_count() noexcept { return parallel_detail::chosen_threads().load(std::memory_order_relaxed); }
+int thread_count() noexcept { return settings().threads.load(std::memory_order_relaxed); }
 
 void set_thread_count(int threads) {
   if (threads < 1) {
     throw ValueError("set_thread_count: " + std::to_string(threads) + " threads, allowed are 1 and more");
   }
-  parallel_detail::chosen_threads().store(threads, std::memory_order_relaxed);
+  settings().threads.store(threads, std::memory_order_relaxed);
 }
 
 void parallel_for(std::int64_t count, std::int64_t grain, FunctionRef<void(std::int64_t, std::int64_t)> body) {

@@ -25,9 +25,9 @@ namespace thimble {
 
 /// The granules of an arena that have pages.
 struct PageMap {
-  std::size_t granule = 0;      ///< bytes
-  std::vector<bool> has_pages;  ///< per granule, up to the highest ever committed
-  std::size_t solid_bytes = 0;  ///< everything below has pages
+  std::size_t granule = 0;              ///< bytes
+  std::vector<std::uint8_t> has_pages;  ///< 0 or 1 per granule, up to the highest ever committed
+  std::size_t solid_bytes = 0;          ///< everything below has pages
 
   bool has(std::size_t index) const noexcept { return index < has_pages.size() && has_pages[index]; }
   /// After pages were put under granules: finds solid_bytes again.

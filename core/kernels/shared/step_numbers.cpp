@@ -4,14 +4,9 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
 
 namespace thimble::kernels {
-namespace step_numbers_detail {
-
-constinit thread_local StepBlock* current = nullptr;
-
-}  // namespace step_numbers_detail
-
 void go_to(UpdateArgs& args, const StepNumbers&, const StepNumbers& now) noexcept {
   args.rate = now.rate;
   args.gradient_factor = now.gradient_factor;
@@ -43,12 +38,12 @@ void StepBlock::write(const StepNumbers& now, std::byte* to) const {
   for (const Slot& slot : slots_) slot.fill(recorded_, now, to + slot.offset);
 }
 
-StepBlock* current_step_block() noexcept { return step_numbers_detail::current; }
+StepBlock* current_step_block() noexcept { return context().step_block; }
 
-StepBlockScope::StepBlockScope(StepBlock& block) noexcept : before_(step_numbers_detail::current) {
-  step_numbers_detail::current = &block;
+StepBlockScope::StepBlockScope(StepBlock& block) noexcept : before_(context().step_block) {
+  context().step_block = &block;
 }
 
-StepBlockScope::~StepBlockScope() { step_numbers_detail::current = before_; }
+StepBlockScope::~StepBlockScope() { context().step_block = before_; }
 
 }  // namespace thimble::kernels

@@ -1,20 +1,11 @@
 #include <thimble/core/kernels/cpu/base/isa.h>
 
-#include <atomic>
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/settings.h>
 
 namespace thimble::kernels {
-namespace isa_detail {
-
-std::atomic<Isa>& chosen() noexcept {
-  static std::atomic<Isa> isa{best_isa()};
-  return isa;
-}
-
-}  // namespace isa_detail
-
 std::string_view to_string(Isa isa) noexcept {
   constexpr std::string_view names[isa_count] = {"generic", "avx2", "avx512"};
   return names[static_cast<int>(isa)];
@@ -44,14 +35,14 @@ Isa best_isa() noexcept {
   return is_supported(Isa::avx2) ? Isa::avx2 : Isa::generic;
 }
 
-Isa isa() noexcept { return isa_detail::chosen().load(std::memory_order_relaxed); }
+Isa isa() noexcept { return static_cast<Isa>(settings().isa.load(std::memory_order_relaxed)); }
 
 void set_isa(Isa isa) {
   if (!is_supported(isa)) {
     throw ValueError("set_isa: this machine does not support " + std::string(to_string(isa)) + ", its best is " +
                      std::string(to_string(best_isa())));
   }
-  isa_detail::chosen().store(isa, std::memory_order_relaxed);
+  settings().isa.store(static_cast<int>(isa), std::memory_order_relaxed);
 }
 
 }  // namespace thimble::kernels

@@ -4,17 +4,14 @@
 #include <cstdlib>
 
 #include <thimble/core/error.h>
+#include <thimble/core/settings.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels {
 namespace units_detail {
 
-// A choice in an atomic: automatic, none, or none + 1 + unit.
-constexpr int automatic = -2, none = -1;
-
 std::atomic<int>& chosen(DType dtype) noexcept {
-  static std::atomic<int> bf16{automatic}, int8{automatic};
-  return dtype == DType::bf16 ? bf16 : int8;
+  return dtype == DType::bf16 ? settings().bf16_unit : settings().int8_unit;
 }
 
 std::string units_of(DType dtype) {
@@ -41,8 +38,8 @@ std::string quoted(std::string_view where, std::string_view text) {
 
 UnitChoice unit_choice(DType dtype) noexcept {
   const int code = units_detail::chosen(dtype).load(std::memory_order_relaxed);
-  if (code == units_detail::automatic) return {};
-  return code == units_detail::none ? UnitChoice::none() : UnitChoice::on(static_cast<DotUnit>(code));
+  if (code == Settings::automatic_unit) return {};
+  return code == Settings::no_unit ? UnitChoice::none() : UnitChoice::on(static_cast<DotUnit>(code));
 }
 
 void set_unit_choice(DType dtype, UnitChoice choice) {
@@ -53,9 +50,9 @@ void set_unit_choice(DType dtype, UnitChoice choice) {
     throw ValueError("set_unit_choice: this machine has no " + std::string(to_string(dtype)) + " products on unit " +
                      std::string(to_string(*choice.unit)) + "; it has " + units_detail::units_of(dtype));
   }
-  const int code = choice.is_automatic ? units_detail::automatic
+  const int code = choice.is_automatic ? Settings::automatic_unit
                    : choice.unit       ? static_cast<int>(*choice.unit)
-                                       : units_detail::none;
+                                       : Settings::no_unit;
   units_detail::chosen(dtype).store(code, std::memory_order_relaxed);
 }
 

@@ -1,0 +1,21 @@
+#pragma once
+// What the whole process computes with. All of it changes bits or workspaces, so a plan's key names it
+// (kernels::describe_compute). The rest of ambient state is a thread's (core/tensor/context.h).
+
+#include <atomic>
+
+namespace thimble {
+
+/// Written by the functions that are named, which check what they are given; read by every launch.
+struct Settings {
+  std::atomic<int> threads;  ///< of kernels: set_thread_count (core/threads/parallel.h)
+  std::atomic<int> isa;      ///< a kernels::Isa: kernels::set_isa (core/kernels/cpu/base/isa.h)
+  /// A kernels::DotUnit, or one of these: kernels::set_unit_choice (core/kernels/cpu/base/units.h).
+  static constexpr int automatic_unit = -2, no_unit = -1;
+  std::atomic<int> bf16_unit, int8_unit;
+};
+
+/// The process's. At first OMP_NUM_THREADS or all processors, the best instruction set, units by what was measured.
+Settings& settings() noexcept;
+
+}  // namespace thimble
