@@ -141,10 +141,10 @@ struct Theory {
 
   // What it says.
 
-  /// With `moments` numbers of optimizer state for each parameter: 0 for plain SGD, 1 with momentum, 2 for Adam. In full,
-  /// or in fewer bits (optim/moments.h; its list of exceptions is not looked at): then a parameter of n elements that
-  /// is not below format.smallest takes n + 4 ceil(n / 256) bytes for each in u8 and 2 n in bf16. Throws ValueError for
-  /// another dtype, and for negative moments.
+  /// With `moments` numbers of optimizer state for each parameter: 0 for plain SGD, 1 with momentum, 2 for Adam. They
+  /// are stored in full, or in fewer bits (optim/moments.h; its list of exceptions is not looked at): then a parameter
+  /// of n elements that is not below format.smallest takes n + 4 ceil(n / 256) bytes for each in u8, 2 n in bf16.
+  /// Throws ValueError for another dtype, and for negative moments.
   ModelState state(std::int64_t moments, const optim::MomentFormat& format = {}) const;
   /// With Adafactor's moment, without a first one: 4 (rows + columns) bytes of a parameter that is a matrix (elements /
   /// last axis, last axis) with more than one of both, else 4 for each element (Shazeer and Stern 2018,
