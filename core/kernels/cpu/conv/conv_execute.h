@@ -25,7 +25,7 @@ using gemm_detail::Problem;
 using gemm_detail::RightMatrix;
 using gemm_detail::Tiling;
 
-// Cycles to bring an element to a microkernel or home, as in gemm_cpu.cpp.
+// Cycles to bring an element to a microkernel or home, as in matmul_cpu.cpp.
 inline constexpr double in_place_cycles = 0.25;
 inline constexpr double copy_cycles = 0.6;
 inline constexpr double copy_left_cycles = 0.9;

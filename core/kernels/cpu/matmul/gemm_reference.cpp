@@ -1,4 +1,4 @@
-// The oracle of gemm_cpu.cpp: what GemmArgs says, read literally.
+// The oracle of matmul_cpu.cpp: what GemmArgs says, read literally.
 
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
 
