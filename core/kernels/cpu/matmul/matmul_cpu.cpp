@@ -1,4 +1,4 @@
-// The CPU's products: what of an operand is packed and how a product is cut is decided here, and gemm_driver.h carries it
+// The CPU's products: what of an operand is packed and how a product is cut is decided here; gemm_driver.h carries it
 // out. And the table of the matmul and convolution families.
 
 #include <thimble/core/kernels/cpu/matmul/gemm.h>
