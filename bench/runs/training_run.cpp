@@ -151,6 +151,12 @@ bool plan_in_child(PreparedTraining& prepared) {
   return true;
 }
 
+/// What dry steps have left for the next ones goes back to the heap.
+void release_rooms() {
+  SpareTape::release();
+  Transaction::release_room();
+}
+
 }  // namespace training_run_detail
 
 PreparedTraining prepare_training(TrainOptions options) {
@@ -213,10 +219,8 @@ PreparedTraining prepare_training(TrainOptions options) {
     } else if (!prepared.options.plans_in_child || !detail::plan_in_child(prepared)) {
       detail::plan_in_budget(prepared);
     }
-    // What dry steps have left for the next ones, and the planner below its plan, goes back: a copy lies lower.
-    SpareTape::release();
-    Transaction::release_room();
-    prepared.plan = nn::Plan(std::as_const(prepared.plan));
+    detail::release_rooms();
+    prepared.plan = nn::Plan(std::as_const(prepared.plan));  // the planner has freed what lies below: a copy lies lower
   };
   if (prepared.options.process_budget_bytes > 0) {
     if (prepared.options.device != cpu) {
@@ -235,6 +239,7 @@ PreparedTraining prepare_training(TrainOptions options) {
     prepared.plan.tier_bytes = profile.tier_bytes;
     prepared.nodes = profile.nodes;
     prepared.is_steady = profile.is_steady;
+    detail::release_rooms();
   }
   return prepared;
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/threads/worker_stack.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/process.h>
@@ -17,6 +18,7 @@ constexpr std::size_t KiB = 1024, MiB = 1024 * KiB;
 /// What is made after the base was measured and is no part of any other term: model and optimizer objects without
 /// their tensors, a file being written, streams, texts.
 constexpr std::size_t later_bytes = 1 * MiB;
+constexpr std::size_t heap_step_bytes = 512 * KiB;
 /// Of a thread beside its stack: its own data and tables; where each may have a heap, the first pages of it (132 KiB in
 /// glibc).
 constexpr std::size_t thread_tables_bytes = 32 * KiB, thread_heap_bytes = 160 * KiB;
@@ -61,8 +63,8 @@ OutsideBytes outside_bytes(const ProcessBase& base, const OutsideFacts& facts) {
   OutsideBytes outside;
   outside.code = base.code_bytes;
   const std::size_t held = facts.holds_data ? std::min(base.writable_bytes, facts.data) : 0;
-  // In whole MiB, so that two processes that do the same state the same, wherever the kernel put their pages.
-  outside.heap = (base.writable_bytes - held + later_bytes + MiB - 1) / MiB * MiB;
+  // In steps, so that two processes that do the same state the same, wherever the kernel put their pages.
+  outside.heap = round_up(base.writable_bytes - held + later_bytes, heap_step_bytes);
   const auto workers = static_cast<std::size_t>(std::max(0, facts.threads - 1));
   const std::size_t beside = thread_tables_bytes + (has_one_heap ? 0 : thread_heap_bytes);
   outside.threads = workers * (worker_stack_bytes + beside) +
