@@ -14,7 +14,7 @@
 namespace thimble::tape_detail {
 
 // a + b in a's buffer, or in b's, or in a new one.
-Tensor add(Tensor a, Tensor b) {
+Tensor add_gradients(Tensor a, Tensor b) {
   const Tensor out = is_reusable(a) ? a : reused_or_new(b);
   elementwise_detail::run("add", ops::Add(), {&a, &b}, out);
   return out;
@@ -108,7 +108,7 @@ void Backward::accumulate(const Node& node, int operand, Tensor gradient) {
   if (v.leaf >= 0) return accumulate_leaf(recorded_.leaves[static_cast<std::size_t>(v.leaf)], std::move(gradient));
   if (v.grad_slot < 0) return recorded_.set_gradient(value, gradient.detach());
   Tensor before = recorded_.take_gradient(value);
-  recorded_.set_gradient(value, add(std::move(before), std::move(gradient)));
+  recorded_.set_gradient(value, add_gradients(std::move(before), std::move(gradient)));
 }
 
 void accumulate_leaf(const std::shared_ptr<Leaf>& leaf, Tensor gradient) {
