@@ -44,7 +44,7 @@ nn::TrainerOptions trainer_files_options(std::int64_t steps) {
   return options;
 }
 
-/// With the samples of the batches as `samples` says.
+/// The same net with 3 blocks of width 32, on batches of 64 samples.
 Program small_program() {
   Sizes sizes;
   sizes.width = 32, sizes.depth = 3;
