@@ -43,8 +43,9 @@ struct alignas(64) Claim {
 
 /// One for the process, never destroyed: workers outlive main().
 struct Team {
-  std::atomic<bool> is_taken{false};  // by the thread whose call it is
-  int workers = 0;                    // written by that thread alone
+  std::atomic<bool> is_taken{false};              // by the thread whose call it is
+  int workers = 0;                                // written by that thread alone
+  const int processors = available_processors();  // read here, before there are workers: it asks the heap
   const Body* body = nullptr;
   alignas(64) std::atomic<std::uint64_t> ticket{0};
   alignas(64) std::atomic<int> bell{0};
@@ -81,11 +82,6 @@ void wait_while(const std::atomic<int>& word, int value, bool spins) noexcept {
   word.wait(value, std::memory_order_acquire);
 }
 
-int processors() noexcept {
-  static const int count = available_processors();
-  return count;
-}
-
 /// Takes a part of a call; false where somebody has.
 bool claim(Team& t, int part, std::uint64_t call) noexcept {
   std::uint64_t last = t.claims[part].call.load(std::memory_order_relaxed);
@@ -107,7 +103,7 @@ void* work(void* argument) noexcept {
     const int value = word.load(std::memory_order_acquire);
     const std::uint64_t ticket = t.ticket.load(std::memory_order_acquire);
     if (ticket == seen) {
-      wait_while(word, value, part < processors());
+      wait_while(word, value, part < t.processors);
     } else {
       seen = ticket;
       if (part < parts_of(ticket) && claim(t, part, call_of(ticket))) compute(t, part);
@@ -162,7 +158,7 @@ void run_team(Team& t, int parts, const Body& body) noexcept {
   }
   is_inside = false;
   for (int left = 0; (left = t.pending.load(std::memory_order_acquire)) > 0;) {
-    wait_while(t.pending, left, parts <= processors());
+    wait_while(t.pending, left, parts <= t.processors);
   }
 }
 
