@@ -1,8 +1,10 @@
 #include <thimble/optim/accumulate.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/graph.h>
@@ -12,6 +14,7 @@
 #include <thimble/core/kernels/shared/step_numbers.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/optim/ranks.h>
 
 namespace thimble::optim {
 
@@ -80,7 +83,14 @@ double total_weight(std::int64_t count, std::int64_t samples, std::span<const Mi
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording, const LeafHook* on_gradient,
                             std::optional<double> loss_scale, std::span<const MicroBatch> parts) {
-  const double total_weight = accumulate_detail::total_weight(count, samples, parts);
+  Ranks* const ranks = recording.ranks;
+  const std::int64_t all = ranks != nullptr ? count * ranks->size() : count;
+  const std::int64_t first = ranks != nullptr ? ranks->rank() : 0, stride = ranks != nullptr ? ranks->size() : 1;
+  if (ranks != nullptr && !parts.empty()) parts = ranks->all_parts(parts);
+  const double total_weight = accumulate_detail::total_weight(all, samples, parts);
+  const auto part_at = [&](std::int64_t i) {
+    return parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
+  };
   const SpareTape spare;
   Tape& tape = *spare;
   if (recording.graph) tape.observe();
@@ -89,30 +99,41 @@ Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRe
   tape.time(recording.times);
   const PassScope passes(current_generator());
   const auto watched = [&](const std::shared_ptr<Leaf>& leaf) {
-    (*recording.watch)(leaf);
+    if (recording.watch) (*recording.watch)(leaf);
     if (on_gradient) (*on_gradient)(leaf);
+    if (ranks) ranks->take_gradient(leaf);
   };
   const LeafHook both(watched);
-  const LeafHook* const told = recording.watch ? &both : on_gradient;
+  const LeafHook* const told = recording.watch || ranks ? &both : on_gradient;
   Tensor total;
+  std::vector<Tensor> losses;  // of this rank among several
   std::int64_t first_sample = 0;
+  for (std::int64_t k = 0; k < first; ++k) first_sample += part_at(k).samples;
   for (std::int64_t i = 0; i < count; ++i) {
-    const MicroBatch part = parts.empty() ? MicroBatch{samples, 1} : parts[static_cast<std::size_t>(i)];
+    const std::int64_t number = i * stride + first;
+    const MicroBatch part = part_at(number);
     current_generator().start_pass(first_sample);
-    first_sample += part.samples;
+    for (std::int64_t k = number; k < std::min(number + stride, all); ++k) first_sample += part_at(k).samples;
     Tensor loss;
     {
       const Recording on(tape);
       loss = loss_of(i);
-      if (count > 1) loss = loss * (part.weight / total_weight);
+      if (all > 1) loss = loss * (part.weight / total_weight);
     }
     if (recording.nodes) *recording.nodes = tape.node_count();
     if (recording.graph) *recording.graph = TapeGraph::of(tape);
     tape.backward(loss, accumulate_detail::seed_of(loss, loss_scale), told);
     if (part.weight == 0) fill(loss.detach(), 0);  // the mean over nothing is not a number
+    if (ranks) {
+      ranks->end_micro_batch();
+      losses.push_back(loss.detach());
+      continue;
+    }
     total = total.defined() ? add(total, loss.detach()) : loss.detach();
   }
-  return total;
+  if (ranks == nullptr) return total;
+  ranks->complete_gradients();
+  return ranks->sum_losses(losses);
 }
 
 }  // namespace thimble::optim

@@ -17,6 +17,8 @@ struct TapeGraph;  // autograd/graph.h
 
 namespace thimble::optim {
 
+class Ranks;
+
 /// How recordings are made.
 struct RecordingOptions {
   std::shared_ptr<const TapePlan> plan;  ///< followed by every recording; null: none
@@ -25,6 +27,7 @@ struct RecordingOptions {
   std::size_t* nodes = nullptr;          ///< receives the number of nodes of the (last) recording
   TapeTimes* times = nullptr;            ///< receives the times of the (last) recording's nodes
   const LeafSet* leaves = nullptr;       ///< that are trained, all others are constants (Tape::train); null: all
+  Ranks* ranks = nullptr;                ///< that compute further micro-batches of the same step; null: none
   /// Shown every leaf whose gradient is complete, in every micro-batch, before anything is done with it; null: nobody.
   const LeafHook* watch = nullptr;
 };
@@ -46,6 +49,9 @@ struct MicroBatch {
 /// sample or a weight out of range, or weigh nothing together. `on_gradient` is handed to every backward
 /// (Tape::backward). Gradients are those of the loss times `loss_scale`, which backward starts from; the losses
 /// returned are not scaled. Throws DTypeError for a scale other than 1 and a loss narrower than f32.
+///
+/// With `recording.ranks` the `count` micro-batches are this rank's, numbers i N + r of all (optim/ranks.h), and so are
+/// `parts`; gradients go to the ranks, and the sum of losses is that of all.
 Tensor accumulate_gradients(std::int64_t count, std::int64_t samples, FunctionRef<Tensor(std::int64_t)> loss_of,
                             const RecordingOptions& recording = {}, const LeafHook* on_gradient = nullptr,
                             std::optional<double> loss_scale = std::nullopt, std::span<const MicroBatch> parts = {});

@@ -31,6 +31,7 @@ class Adafactor final : public Optimizer {
   /// beta1; `.master` or `.compensation`.
   Adafactor(std::vector<Named> parameters, AdafactorOptions options);
   const char* name() const noexcept override { return "adafactor"; }
+  bool is_elementwise() const noexcept override { return false; }
   bool takes_gradient_factor() const noexcept override { return true; }
 
  private:

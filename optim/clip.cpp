@@ -63,20 +63,25 @@ Tensor gradient_square_sums(const std::vector<Named>& parameters) {
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm) {
   if (!(max_norm > 0)) throw ValueError("clip_grad_norm: norm " + std::to_string(max_norm) + " is not positive");
   const Tensor sums = gradient_square_sums(parameters);
-  if (!sums.defined()) return sums;
-  launch(sums.device(), [&](const Addresses& at) {
-    const kernels::ClipNorm norm{at.as<double>(sums), sums.elements(), max_norm};
+  if (sums.defined()) clip_gradients(parameters, sums, max_norm);
+  return sums;
+}
+
+void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_sums, double max_norm) {
+  launch(square_sums.device(), [&](const Addresses& at) {
+    const kernels::ClipNorm norm{at.as<double>(square_sums), square_sums.elements(), max_norm};
     clip_detail::for_each_list<kernels::ClipArgs>(
         parameters,
         [&](const Tensor& g) {
           return kernels::ClipArgs{g.elements(), at(g), g.dtype()};
         },
-        [&](std::span<const kernels::ClipArgs> list) { kernels::optimizer_kernels(sums.device()).clip(norm, list); });
+        [&](std::span<const kernels::ClipArgs> list) {
+          kernels::optimizer_kernels(square_sums.device()).clip(norm, list);
+        });
   });
   for (const Named& p : parameters) {
     if (const Tensor* const g = clip_detail::gradient_of(p)) g->storage()->bump_version();
   }
-  return sums;
 }
 
 double norm_of(const Tensor& square_sums) {

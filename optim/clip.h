@@ -12,6 +12,9 @@ namespace thimble::optim {
 /// Throws ValueError when max_norm is not positive.
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
 
+/// The scaling alone, by the sums of squares of all gradients there are, whoever has them.
+void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_sums, double max_norm);
+
 /// The sums of squares of all gradients that there are, one f64 each, on the device; undefined where there is none.
 Tensor gradient_square_sums(const std::vector<Named>& parameters);
 

@@ -36,7 +36,7 @@ void check_format(const char* optimizer, const MomentFormat& format, const std::
 
 bool is_kept_full(const Named& parameter, const MomentFormat& format) {
   if (format.dtype == DType::f32 || parameter.tensor.dtype() == DType::f64) return true;
-  if (parameter.tensor.elements() < format.smallest) return true;
+  if (parameter.whole_elements() < format.smallest) return true;
   return std::any_of(format.full.begin(), format.full.end(),
                      [&](const std::string& name) { return moments_detail::is_named(parameter.name, name); });
 }

@@ -62,6 +62,7 @@ kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter
       args.is_stochastic = true;
       args.site.seed = current_generator().seed();
       args.site.step = static_cast<std::uint64_t>(step_count);
+      args.first_element = parameter.first_element;
       args.site.site = narrow_detail::site_of(parameter.name);
       break;
     case NarrowUpdate::kahan:

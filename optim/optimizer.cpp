@@ -25,8 +25,8 @@ Optimizer::Optimizer(std::vector<Named> parameters, double rate, std::shared_ptr
   leaves_ = LeafSet(std::move(leaves));
 }
 
-void Optimizer::check_members() const {
-  for (const Named& p : parameters_) {
+void check_members(const std::vector<Named>& parameters) {
+  for (const Named& p : parameters) {
     const Leaf* const leaf = p.tensor.leaf().get();
     for (const std::shared_ptr<Tensor* const>& member : leaf->members) {
       const Tensor* const now = *member;

@@ -27,7 +27,16 @@ namespace thimble::optim {
 struct Named {
   std::string name;
   Tensor tensor;
+  /// Where the tensor is a part of a parameter, as ranks share them out (optim/ranks.h): where it begins, and the
+  /// elements of the whole; 0: it is the whole.
+  std::int64_t first_element = 0, elements_of_whole = 0;
+
+  bool is_part() const noexcept { return elements_of_whole != 0; }
+  std::int64_t whole_elements() const noexcept { return is_part() ? elements_of_whole : tensor.elements(); }
 };
+
+/// Throws AutogradError where a module now holds another tensor than one of these.
+void check_members(const std::vector<Named>& parameters);
 
 /// State is made in the constructor, all of it, so that a plan knows it before the first step and a step needs no
 /// memory, unless the state is away.
@@ -53,7 +62,7 @@ class Optimizer {
   void end_step();
   /// Throws AutogradError where a module now holds another tensor than the one that is trained here: it was assigned
   /// after the optimizer was made, and would stay as it is. step() and nn::training_step ask first.
-  void check_members() const;
+  void check_members() const { optim::check_members(parameters_); }
   /// Forgets (and so frees) all gradients.
   void zero_grad();
 
@@ -66,6 +75,8 @@ class Optimizer {
   double gradient_factor() const noexcept { return gradient_factor_; }
   void set_gradient_factor(double factor);
   virtual bool takes_gradient_factor() const noexcept { return false; }
+  /// Whether every element is updated by itself, so that parts of a parameter can be updated apart.
+  virtual bool is_elementwise() const noexcept { return true; }
   /// Updates done so far.
   std::int64_t step_count() const noexcept { return step_count_; }
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }

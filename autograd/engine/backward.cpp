@@ -1,5 +1,6 @@
 #include <thimble/autograd/engine/backward.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -24,8 +25,11 @@ void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient)
   const BackwardScope scope(false);
   if (!seed.defined()) seed = full(loss.shape(), 1, loss.dtype(), loss.device());
   recorded_.set_gradient(loss.tape_ref().value, std::move(seed));
-  std::vector<FirstReader> due;  // the leaves that are waiting, the next at the back
-  if (on_gradient) due = first_readers();
+  recorded_.leaf_uses.clear();
+  recorded_.leaves_by_first_use.clear();
+  const auto has_gradient = [](const std::shared_ptr<Leaf>& leaf) { return leaf->grad.defined(); };
+  if (on_gradient || std::any_of(recorded_.leaves.begin(), recorded_.leaves.end(), has_gradient)) find_leaf_uses();
+  std::vector<std::uint32_t>& due = recorded_.leaves_by_first_use;  // those that are waiting, the next at the back
   Spills* const spills = recorded_.spills.get();
   const auto count = static_cast<std::uint32_t>(recorded_.nodes.size());
   if (spills) spills->before(count);
@@ -34,29 +38,42 @@ void Backward::run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient)
     context().path = recorded_.nodes[i].path;
     run_node(i);
     recompute_.pass(i);
-    for (; !due.empty() && due.back().first == i; due.pop_back()) {
-      const std::uint32_t leaf = due.back().second;
-      recompute_.release_leaf(leaf, i);
-      (*on_gradient)(recorded_.leaves[leaf]);
+    for (; !due.empty() && recorded_.leaf_uses[due.back()].first_node == i; due.pop_back()) {
+      complete_leaf(due.back(), i, on_gradient);
     }
   }
 }
 
-// The first node that has a leaf as an operand, for each leaf; the last such node at the back.
-std::vector<Backward::FirstReader> Backward::first_readers() const {
-  std::vector<FirstReader> list;
-  list.reserve(recorded_.leaves.size());
-  std::vector<std::uint8_t> is_met(recorded_.leaves.size(), 0);
+void Backward::complete_leaf(std::uint32_t leaf, std::uint32_t node, const LeafHook* on_gradient) {
+  const LeafUse& use = recorded_.leaf_uses[leaf];
+  if (recorded_.values[use.value].grad_slot >= 0) {
+    accumulate_leaf(recorded_.leaves[leaf], recorded_.take_gradient(use.value));
+  }
+  if (on_gradient == nullptr) return;
+  recompute_.release_leaf(leaf, node);
+  (*on_gradient)(recorded_.leaves[leaf]);
+}
+
+void Backward::find_leaf_uses() {
+  recorded_.leaf_uses.resize(recorded_.leaves.size());
   for (std::uint32_t n = 0; n < recorded_.nodes.size(); ++n) {
     for (const std::uint32_t value : recorded_.inputs_of(recorded_.nodes[n])) {
       if (value == none || recorded_.values[value].leaf < 0) continue;
       const auto leaf = static_cast<std::uint32_t>(recorded_.values[value].leaf);
-      if (is_met[leaf] != 0) continue;
-      is_met[leaf] = 1;
-      list.emplace_back(n, leaf);
+      LeafUse& use = recorded_.leaf_uses[leaf];
+      if (use.count++ > 0) continue;
+      use.first_node = n;
+      use.value = value;
+      use.had_gradient = recorded_.leaves[leaf]->grad.defined();
+      recorded_.leaves_by_first_use.push_back(leaf);
     }
   }
-  return list;
+}
+
+bool Backward::sums_apart(std::uint32_t leaf) const {
+  if (recorded_.leaf_uses.empty()) return false;
+  const LeafUse& use = recorded_.leaf_uses[leaf];
+  return use.had_gradient && use.count > 1;
 }
 
 void Backward::run_node(std::uint32_t index) {
@@ -105,7 +122,9 @@ void Backward::accumulate(const Node& node, int operand, Tensor gradient) {
     throw ShapeError(std::string(node.type->name) + ": backward gave " + describe(gradient) + " for operand " +
                      std::to_string(operand) + ", which has " + std::to_string(v.elements) + " elements");
   }
-  if (v.leaf >= 0) return accumulate_leaf(recorded_.leaves[static_cast<std::size_t>(v.leaf)], std::move(gradient));
+  if (v.leaf >= 0 && !sums_apart(static_cast<std::uint32_t>(v.leaf))) {
+    return accumulate_leaf(recorded_.leaves[static_cast<std::size_t>(v.leaf)], std::move(gradient));
+  }
   if (v.grad_slot < 0) return recorded_.set_gradient(value, gradient.detach());
   Tensor before = recorded_.take_gradient(value);
   recorded_.set_gradient(value, add_gradients(std::move(before), std::move(gradient)));

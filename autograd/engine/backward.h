@@ -8,6 +8,8 @@
 // - A node's operator holds the last references to what it saved and to its gradient: it may write results in their
 //   place.
 // - A leaf's hook runs when the first node that has the leaf as an operand is done.
+// - A leaf that has a gradient of before (another micro-batch's) gets this one as a whole: what its uses give is summed
+//   apart first. So micro-batches add up as those of ranks do, each of which has its own sum (optim/ranks.h).
 //
 // Example: y = mul(a, b), z = exp(y), with leaves a and b (recorded.h)
 //
@@ -18,8 +20,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
-#include <vector>
 
 #include <thimble/autograd/engine/recompute.h>
 
@@ -34,8 +34,9 @@ class Backward {
   void run(const Tensor& loss, Tensor seed, const LeafHook* on_gradient);
 
  private:
-  using FirstReader = std::pair<std::uint32_t, std::uint32_t>;  // node, leaf
-  std::vector<FirstReader> first_readers() const;
+  void find_leaf_uses();
+  bool sums_apart(std::uint32_t leaf) const;
+  void complete_leaf(std::uint32_t leaf, std::uint32_t node, const LeafHook* on_gradient);
   void run_node(std::uint32_t index);
   void release_saved(const Node& node) noexcept;
   void accumulate(const Node& node, int operand, Tensor gradient);

@@ -65,6 +65,14 @@ struct Node {
   bool is_dropped = false;  // ran without filling its Saved
 };
 
+/// Where a leaf is an operand.
+struct LeafUse {
+  std::uint32_t value = none;
+  std::uint32_t first_node = none;
+  std::uint32_t count = 0;
+  bool had_gradient = false;  ///< when backward began
+};
+
 class Recorded {
  public:
   Recorded();
@@ -124,6 +132,8 @@ class Recorded {
   std::vector<std::uint32_t> inputs;  // of all nodes
   std::vector<SavedEdge> saved;       // of all nodes
   std::vector<std::shared_ptr<Leaf>> leaves;
+  std::vector<LeafUse> leaf_uses;                  // of each leaf, while backward runs; empty: nobody asks
+  std::vector<std::uint32_t> leaves_by_first_use;  // the same
   std::uint32_t id = 0;                // of the recording, in the TapeRef of its tensors
   const LeafSet* trained = nullptr;    // null: all leaves
   TapeTimes* times = nullptr;          // null: not asked for

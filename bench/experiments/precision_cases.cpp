@@ -91,6 +91,7 @@ std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Set
       return theory.kept_bytes(category, setup.batch);
     case Category::temporary:
     case Category::workspace:
+    case Category::communication:
       break;
   }
   return std::nullopt;

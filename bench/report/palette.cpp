@@ -18,7 +18,8 @@ constexpr std::array<CategoryStyle, category_count> category_styles = {
      {{"activation", "#349077", "#54bb98"}, "activations"},
      {{"temporary", "#e4a81b", "#f1c03e"}, "temporaries"},
      {{"workspace", "#73cafe", "#83dbf2"}, "workspace"},
-     {{"input", "#b2aea3", "#898593"}, "input"}}};
+     {{"input", "#b2aea3", "#898593"}, "input"},
+     {{"communication", "#8a1f5c", "#d873ab"}, "communication"}}};
 
 template <class Visit>
 void for_each_paint(Visit visit) {

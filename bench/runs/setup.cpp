@@ -159,6 +159,11 @@ OptimizerNumbers optimizer_numbers(const Setup& setup, const models::Model& mode
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model) {
+  return make_optimizer(setup, model, model.trainable());
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model,
+                                                 std::vector<optim::Named> parameters) {
   const std::string name = optimizer_name(setup, model.is_text());
   const OptimizerNumbers numbers = optimizer_numbers(setup, model);
   const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
@@ -168,11 +173,11 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   std::shared_ptr<Tier> tier;
   if (setup.offloads_optimizer) {
     setup_detail::require_place(setup, "--offload-optimizer");
-    tier = setup_detail::make_tier(setup, model.trainable().front().tensor.device());
+    tier = setup_detail::make_tier(setup, parameters.front().tensor.device());
   }
   if (name == "adafactor") {
     if (has_beta2) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
-    return std::make_unique<optim::Adafactor>(model.trainable(),
+    return std::make_unique<optim::Adafactor>(std::move(parameters),
                                               optim::AdafactorOptions{.rate = numbers.rate,
                                                                       .weight_decay = numbers.weight_decay,
                                                                       .smallest_decayed_rank = 2,
@@ -181,7 +186,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
   }
   if (name.starts_with("adam")) {
     const bool is_adamw = name.starts_with("adamw");
-    return std::make_unique<optim::Adam>(model.trainable(),
+    return std::make_unique<optim::Adam>(std::move(parameters),
                                          optim::AdamOptions{.rate = numbers.rate,
                                                             .beta2 = *numbers.beta2,
                                                             .weight_decay = numbers.weight_decay,
@@ -192,7 +197,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const model
                                                             .moments = moments});
   }
   if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
-  return std::make_unique<optim::Sgd>(model.trainable(), optim::SgdOptions{.rate = numbers.rate,
+  return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
                                                                            .momentum = name == "sgd" ? 0 : 0.9,
                                                                            .weight_decay = numbers.weight_decay,
                                                                            .tier = tier,

@@ -116,6 +116,9 @@ DType optimizer_state(const Setup& setup, bool is_text);
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
 /// place for that, or not on its device; FileError as a tier does.
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model);
+/// The same of these parameters, where ranks share out those of the model (dist/data_parallel.h).
+std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model,
+                                                 std::vector<optim::Named> parameters);
 
 /// The gradient norm that steps are clipped to; 0: none. With a fused optimizer there is none unless it is asked for.
 double clip_norm(const Setup& setup, bool is_text);

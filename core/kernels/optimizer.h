@@ -18,6 +18,7 @@ struct NarrowArgs {
   float* master = nullptr;       ///< what is updated; the parameter becomes this, rounded
   bool is_stochastic = false;    ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
   RandomSite site;               ///< of the random bits: step is the update's number
+  std::int64_t first_element = 0;  ///< that they are drawn for, where this is a part of a parameter: a multiple of 8
   void* compensation = nullptr;  ///< in the parameter's dtype, what rounding has taken: parameter + compensation is
                                  ///< updated, and what rounding takes of the sum goes there
 };
@@ -104,6 +105,10 @@ struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
   float* column_moment = nullptr;  ///< C, or V, of rows x columns, where row_moment is null
   float* momentum = nullptr;       ///< null: none
 };
+
+/// Elements whose squares are summed on their own. On the cpu the sum of a tensor is that of its stretches, one after
+/// the other, so who has a part of it, from one stretch on to another, has its part of the sum.
+inline constexpr std::int64_t square_stretch = 4096;
 
 /// *sum = sum of squares, in f64, in an order that depends on n alone.
 struct SquareSumArgs {

@@ -18,6 +18,8 @@ std::string_view to_string(Category category) noexcept {
       return "workspace";
     case Category::input:
       return "input";
+    case Category::communication:
+      return "communication";
   }
   return "unknown";
 }

@@ -13,8 +13,17 @@
 namespace thimble {
 
 /// What a block is for. Every block has exactly one category at any time.
-enum class Category : std::uint8_t { parameter, gradient, optimizer, activation, temporary, workspace, input };
-inline constexpr std::size_t category_count = 7;
+enum class Category : std::uint8_t {
+  parameter,
+  gradient,
+  optimizer,
+  activation,
+  temporary,
+  workspace,
+  input,
+  communication  ///< on its way between ranks: buckets, what comes from others
+};
+inline constexpr std::size_t category_count = 8;
 /// "parameter", "gradient", ...
 std::string_view to_string(Category category) noexcept;
 

@@ -14,6 +14,7 @@ Transaction::Tables& Transaction::spare() noexcept {
 Transaction::Transaction() : generator_(current_generator()), pass_(generator_), before_(context().transaction) {
   entries_.swap(spare().entries);
   gradients_.swap(spare().gradients);
+  updates_.swap(spare().updates);
   context().transaction = this;
   generator_.start_pass();
 }
@@ -28,6 +29,8 @@ Transaction::~Transaction() {
   }
   entries_.clear();
   gradients_.clear();
+  updates_.clear();
+  if (updates_.capacity() > spare().updates.capacity()) updates_.swap(spare().updates);
   if (entries_.capacity() > spare().entries.capacity()) entries_.swap(spare().entries);
   if (gradients_.capacity() > spare().gradients.capacity()) gradients_.swap(spare().gradients);
 }
@@ -56,6 +59,11 @@ void Transaction::commit() {
   for (const GradientBefore& before : gradients_) before.leaf->transaction = before.transaction;
   gradients_.clear();
   generator_.set_step(generator_.step() + 1);
+}
+
+Transaction* deferring_transaction() noexcept {
+  Transaction* const step = context().transaction;
+  return step != nullptr && step->defers() ? step : nullptr;
 }
 
 Tensor writable_state(const Tensor& target) {

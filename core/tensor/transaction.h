@@ -3,13 +3,28 @@
 // staged, and committed when the whole step has succeeded; the gradients it adds to are set aside. A step that throws
 // leaves no trace.
 
+#include <array>
+#include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
+
+/// A change of state by what one forward has found, such as batch statistics: apart from the state, so that ranks can
+/// tell each other what they found, and each makes all changes in the order of one rank (optim/ranks.h).
+struct StateUpdate {
+  Tensor found;                       ///< f64, dense; undefined where nothing was
+  std::array<Tensor, 3> state;        ///< that changes
+  double number = 0;                  ///< momentum, margin: what `apply` needs besides
+  std::int64_t step = 0;              ///< the same
+  DType dtype = DType::f32;           ///< the same
+  std::int64_t row = 0;               ///< the same
+  void (*apply)(const StateUpdate&);  ///< changes writable_state(state[i])
+};
 
 /// While one is alive on this thread, `staged(target)` gives a private copy of a state tensor, and backward leaves the
 /// gradients of before untouched; `commit()` writes the copies back, keeps the new gradients and advances the generator
@@ -26,8 +41,14 @@ class Transaction {
   /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
   /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
-  /// Drops what is staged of state tensors; gradients and the generator are not touched.
-  void drop_state() noexcept { entries_.clear(); }
+  /// Drops what is staged and deferred of state tensors; gradients and the generator are not touched.
+  void drop_state() noexcept { entries_.clear(), updates_.clear(); }
+  /// From now on changes of state wait (defer()) for who applies them.
+  void defer_updates() noexcept { defers_ = true; }
+  bool defers() const noexcept { return defers_; }
+  void defer(StateUpdate update) { updates_.push_back(std::move(update)); }
+  /// Those that wait, in the order in which they came.
+  std::vector<StateUpdate>& deferred() noexcept { return updates_; }
   void commit();
   /// Frees the room for the next transaction that this thread's last one has left.
   static void release_room() noexcept { spare() = {}; }
@@ -46,11 +67,14 @@ class Transaction {
   struct Tables {
     std::vector<Entry> entries;
     std::vector<GradientBefore> gradients;
+    std::vector<StateUpdate> updates;
   };
   static Tables& spare() noexcept;
 
   std::vector<Entry> entries_;
   std::vector<GradientBefore> gradients_;
+  std::vector<StateUpdate> updates_;
+  bool defers_ = false;
   Generator& generator_;
   PassScope pass_;  // what a step has drawn does not count after it
   Transaction* before_;
@@ -58,5 +82,8 @@ class Transaction {
 
 /// Where an operator writes a change of `target`: its staged copy inside of a transaction, else `target` itself.
 Tensor writable_state(const Tensor& target);
+
+/// The transaction where changes of state are to wait, as StateUpdate; null: they are made at once.
+Transaction* deferring_transaction() noexcept;
 
 }  // namespace thimble

@@ -26,11 +26,13 @@ struct Parameter {
   kernels::NarrowForm form;
   void* extra;  // master copy or compensation
   RandomSite site;
+  std::int64_t first_element = 0;
 
   THIMBLE_DEVICE Parameter(const ParameterKind& kind, void* data, const NarrowExtra& more, const RandomSite& step)
       : place(data), dtype(kind.dtype), form(kind.form), extra(nullptr), site(step) {
     if (form == kernels::NarrowForm::stochastic) {
-      site.site = more.site;
+      site.site = more.rounding.site;
+      first_element = 8 * static_cast<std::int64_t>(more.rounding.first_block);
     } else {
       extra = more.tensor;
     }
@@ -48,7 +50,8 @@ struct Parameter {
   THIMBLE_DEVICE void set(std::int64_t i, T value) const {
     if constexpr (std::is_same_v<T, float>) {
       if (form == kernels::NarrowForm::stochastic) {
-        static_cast<bf16*>(place)[i] = kernels::round_stochastically(value, kernels::rounding_bits(site, i));
+        const std::uint32_t bits = kernels::rounding_bits(site, first_element + i);
+        static_cast<bf16*>(place)[i] = kernels::round_stochastically(value, bits);
         return;
       }
       if (form == kernels::NarrowForm::master) static_cast<float*>(extra)[i] = value;

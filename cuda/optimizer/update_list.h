@@ -18,15 +18,17 @@
 namespace thimble::cuda_kernels {
 
 /// What belongs to a parameter by the way it is stored (NarrowForm): its master copy or compensation; or, where it is
-/// rounded stochastically, the site of its random bits.
+/// rounded stochastically, the site of its random bits and the block of eight that they begin with.
 union NarrowExtra {
   void* tensor;
-  std::uint32_t site;
+  struct {
+    std::uint32_t site, first_block;
+  } rounding;
 };
 
 inline NarrowExtra extra_of(const kernels::NarrowArgs& how) {
   NarrowExtra extra{how.master != nullptr ? how.master : how.compensation};
-  if (how.is_stochastic) extra.site = how.site.site;
+  if (how.is_stochastic) extra.rounding = {how.site.site, static_cast<std::uint32_t>(how.first_element / 8)};
   return extra;
 }
 

@@ -86,9 +86,15 @@ BatchNorm2d::BatchNorm2d(std::int64_t channels, const Placement& on, double mome
 
 void BatchNorm2d::count_batch() {
   if (!is_training() || context().is_recomputing) return;
-  const NoGrad off;
-  const Tensor count = writable_state(num_batches_tracked);
-  copy_into(count, add(count, 1.0));
+  StateUpdate update;
+  update.state[0] = num_batches_tracked;
+  update.apply = [](const StateUpdate& u) {
+    const NoGrad off;
+    const Tensor count = writable_state(u.state[0]);
+    copy_into(count, add(count, 1.0));
+  };
+  if (Transaction* const later = deferring_transaction()) return later->defer(std::move(update));
+  update.apply(update);
 }
 
 Tensor BatchNorm2d::forward(const Tensor& x) {

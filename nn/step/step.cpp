@@ -86,6 +86,29 @@ void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options)
   }
 }
 
+void check_ranks(const StepOptions& options) {
+  const auto refuse = [](const char* what) {
+    throw PlanError(std::string("training_step: several ranks cannot make a step together with ") + what);
+  };
+  if (options.fuses_optimizer != FusedUpdate::off) refuse("a fused optimizer: gradients are summed over ranks first");
+  if (options.gradient_tier) refuse("gradients in a tier: they go to the ranks that sum them");
+  if (options.seam != nullptr) refuse("a recorded step");
+}
+
+/// The gradients that ranks have go with the step.
+class RanksStep {
+ public:
+  explicit RanksStep(optim::Ranks* ranks) : ranks_(ranks) {}
+  ~RanksStep() {
+    if (ranks_ != nullptr) ranks_->drop_gradients();
+  }
+  RanksStep(const RanksStep&) = delete;
+  RanksStep& operator=(const RanksStep&) = delete;
+
+ private:
+  optim::Ranks* ranks_;
+};
+
 /// Updates parameters as their gradients come.
 class Updates {
  public:
@@ -183,13 +206,28 @@ class GradientFactor {
   double before_;
 };
 
+void clip(optim::Optimizer& optimizer, const StepOptions& options) {
+  if (options.clip_norm == 0) return;
+  if (options.ranks == nullptr) {
+    optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
+    return;
+  }
+  const Tensor sums = options.ranks->gradient_square_sums(optimizer);
+  if (sums.defined()) optim::clip_gradients(optimizer.parameters(), sums, options.clip_norm);
+}
+
 /// The update of a step whose loss was scaled, or none.
 void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, const Tensor& loss,
                    Transaction& transaction) {
   StepSeam* const seam = options.scaler->looks(options.clip_norm) ? options.seam : nullptr;
-  const optim::GradScaler::Verdict verdict =
-      seam != nullptr ? seam->judge(loss, optim::gradient_square_sums(optimizer.parameters()))
-                      : options.scaler->judge(optimizer.parameters(), options.clip_norm);
+  const auto judge = [&] {
+    if (seam != nullptr) return seam->judge(loss, optim::gradient_square_sums(optimizer.parameters()));
+    if (options.ranks == nullptr) return options.scaler->judge(optimizer.parameters(), options.clip_norm);
+    const bool looks = options.scaler->looks(options.clip_norm);
+    return options.scaler->judge_sums(looks ? options.ranks->gradient_square_sums(optimizer) : Tensor(),
+                                      options.clip_norm);
+  };
+  const optim::GradScaler::Verdict verdict = judge();
   if (verdict.is_skipped) {
     transaction.drop_state();
   } else {
@@ -244,7 +282,8 @@ Tensor run_offloading(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options) {
   optim::RecordingOptions recording = options.recording;
-  recording.leaves = &optimizer.leaves();
+  recording.leaves = options.ranks != nullptr ? &options.ranks->leaves() : &optimizer.leaves();
+  recording.ranks = options.ranks;
   if (!(options.clip_norm >= 0)) {
     throw ValueError("training_step: clip_norm " + std::to_string(options.clip_norm) + "; allowed: > 0, or 0 for none");
   }
@@ -257,7 +296,13 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
+  if (options.ranks != nullptr) {
+    step_detail::check_ranks(options);
+    options.ranks->begin_step(optimizer, options.micro_batches);
+  }
   Transaction transaction;
+  const step_detail::RanksStep ranks(options.ranks);
+  if (options.ranks != nullptr) transaction.defer_updates();
   Tensor loss;
   if (options.gradient_tier) {
     loss = step_detail::run_offloading(optimizer, loss_of, options, recording);
@@ -270,9 +315,13 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     if (options.scaler != nullptr) {
       step_detail::update_scaled(optimizer, options, loss, transaction);
     } else {
-      if (options.clip_norm > 0) optim::clip_grad_norm(optimizer.parameters(), options.clip_norm);
+      step_detail::clip(optimizer, options);
       step_detail::update_all(optimizer);
     }
+  }
+  if (options.ranks != nullptr) {
+    options.ranks->share_parameters();
+    options.ranks->share_state(transaction);
   }
   optimizer.zero_grad();
   transaction.commit();

@@ -11,6 +11,7 @@
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/optimizer.h>
+#include <thimble/optim/ranks.h>
 
 namespace thimble::nn {
 
@@ -46,6 +47,8 @@ struct StepOptions {
   /// Where gradients wait between backward and the update of their parameter (optim/offload_gradients.h); null: here.
   std::shared_ptr<Tier> gradient_tier = nullptr;
   optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
+  /// That make the step together (dist/data_parallel.h), each with its own micro-batches; null: this rank alone.
+  optim::Ranks* ranks = nullptr;
   StepSeam* seam = nullptr;  ///< asked in place of a scaler that looks at gradients, and told nothing; null: the scaler
 };
 
@@ -95,6 +98,10 @@ class PartialUpdateError : public Error {
 /// never wait), several micro-batches (all of which add to every gradient), a scaler (which judges gradients that are
 /// here), and gradients that were there before; FileError with nothing changed before the first update,
 /// PartialUpdateError after it.
+///
+/// With `ranks` every rank calls it, with its micro-batches, and all get the same: the bits of one rank that has all of
+/// them (optim/ranks.h). Throws PlanError together with a fused optimizer, a gradient tier or a seam, and for gradients
+/// that were there before. A rank that throws leaves the others waiting: who runs them ends them (dist/).
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options = {});
 

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
@@ -70,6 +71,10 @@ void compute_running_statistics(const Addresses& at, const ChannelNorm& call, DT
                            call.running_mean.dtype(), dtype, at(statistics.mean), at(statistics.rstd)});
 }
 
+Tensor row_of(const Tensor& matrix, std::int64_t row) {
+  return matrix.window({matrix.size(1)}, {1}, matrix.offset() + row * matrix.size(1));
+}
+
 Tensor workspace(std::int64_t elements, DType dtype, Device device) {
   return Tensor::empty({elements}, dtype, device, Category::workspace);
 }
@@ -77,6 +82,27 @@ Tensor workspace(std::int64_t elements, DType dtype, Device device) {
 Tensor partial_sums(const ChannelLayout& layout, Device device) {
   return workspace(kernels::channel_norm_partial_elements(layout.instances, layout.rows, layout.channels), DType::f64,
                    device);
+}
+
+/// The batch's mean and variance, which change the running ones later.
+StateUpdate statistics_update(const ChannelNorm& call) {
+  StateUpdate update;
+  update.found =
+      zeros({2, call.running_mean.elements()}, DType::f64, call.running_mean.device(), Category::communication);
+  update.state = {call.running_mean, call.running_var, Tensor()};
+  update.number = call.momentum;
+  update.apply = [](const StateUpdate& u) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const Tensor running = writable_state(u.state[i]), found = row_of(u.found, static_cast<std::int64_t>(i));
+      const Tensor before = to_dtype(running, DType::f64);
+      const Tensor old = Tensor::empty_like(before, running.shape()), taken = Tensor::empty_like(found);
+      elementwise_detail::run("batch_norm", ops::MulScalar{1 - u.number}, {&before}, old);
+      elementwise_detail::run("batch_norm", ops::MulScalar{u.number}, {&found}, taken);
+      elementwise_detail::run("batch_norm", ops::Add(), {&old, &taken}, old);
+      copy_into(running, old);
+    }
+  };
+  return update;
 }
 
 }  // namespace
@@ -94,8 +120,15 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
       kept.mean.defined() ? ChannelStatistics{kept.mean, kept.rstd}
                           : empty_statistics(call, x, keeps_statistics ? Category::temporary : Category::workspace);
   const bool updates = !has_statistics && call.running_mean.defined() && !context().is_recomputing;
-  const Tensor running_mean = updates ? writable_state(call.running_mean) : Tensor();
-  const Tensor running_var = updates ? writable_state(call.running_var) : Tensor();
+  Transaction* const later = updates ? deferring_transaction() : nullptr;
+  StateUpdate update;
+  Tensor running_mean, running_var;
+  if (later != nullptr) {  // 0 x 0 + 1 x found
+    update = statistics_update(call);
+    running_mean = row_of(update.found, 0), running_var = row_of(update.found, 1);
+  } else if (updates) {
+    running_mean = writable_state(call.running_mean), running_var = writable_state(call.running_var);
+  }
   const Tensor coefficients = workspace(3 * layout.instances * layout.channels, statistics_type, x.device());
   const Tensor moments = has_statistics ? Tensor() : partial_sums(layout, x.device());
   launch(x.device(), [&](const Addresses& at) {
@@ -112,7 +145,7 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
     args.has_statistics = has_statistics;
     args.running_mean = at(running_mean), args.running_var = at(running_var);
     if (updates) args.running_dtype = running_mean.dtype();
-    args.momentum = call.momentum;
+    args.momentum = later != nullptr ? 1 : call.momentum;
     args.moments = at.as<double>(moments), args.coefficients = at(coefficients);
     kernels::norm_kernels(x.device()).channel_forward(args);
   });
@@ -120,6 +153,7 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
     running_mean.storage()->bump_version();
     running_var.storage()->bump_version();
   }
+  if (later != nullptr) later->defer(std::move(update));
   if (keeps_statistics) kept.mean = statistics.mean, kept.rstd = statistics.rstd;
   return y;
 }

@@ -1,6 +1,7 @@
 #include <thimble/core/ops/quant/fp8.h>
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -33,10 +34,44 @@ void check(const Tensor& matrix, const Fp8Use& use, Fp8Role role) {
 std::int64_t rows_of_block(Fp8Role role) { return role == Fp8Role::weight ? fp8_block : 1; }
 std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
 
+/// What an operand's amax, in f64, changes of the state later: row `row`.
+StateUpdate amax_update(const Fp8Use& use, Fp8Role role) {
+  StateUpdate update;
+  update.state = {use.state.amax, use.state.scale, use.state.steps};
+  update.number = use.format.margin;
+  update.step = use.step;
+  update.dtype = use.dtype(role);
+  update.row = static_cast<std::int64_t>(role);
+  update.apply = [](const StateUpdate& u) {
+    const Tensor amax = writable_state(u.state[0]), next = writable_state(u.state[1]),
+                 steps = writable_state(u.state[2]);
+    const Tensor found = to_dtype(u.found, DType::f32);
+    const Tensor scale = Tensor::empty({1}, DType::f32, found.device());
+    launch(found.device(), [&](const Addresses& at) {
+      kernels::Fp8ScaleArgs args;
+      args.values = at(found);
+      args.count = 1;
+      args.dtype = DType::f32;
+      args.code_dtype = u.dtype;
+      args.margin = static_cast<int>(u.number);
+      args.scale = at.as<float>(scale);
+      args.length = amax.size(1);
+      args.history = at.as<float>(amax) + u.row * args.length;
+      args.next_scale = at.as<float>(next) + u.row;
+      args.steps = at.as<std::int64_t>(steps) + 2 * u.row;
+      args.step = u.step;
+      kernels::fp8_kernels(found.device()).scale(args);
+    });
+    for (const Tensor* t : {&amax, &next, &steps}) t->storage()->bump_version();
+  };
+  return update;
+}
+
 Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, const Tensor& known) {
   const Device device = matrix.device();
   const auto row = static_cast<std::int64_t>(role);
   const bool records = use.records && use.state.defined() && !context().is_recomputing;
+  Transaction* const later = records ? deferring_transaction() : nullptr;
   Fp8State state;
   if (known.defined() && (known.dtype() != DType::f32 || known.shape() != Shape{3} || !known.is_contiguous())) {
     throw DTypeError("fp8: known scales are " + describe(known) + "; f32 (3) is needed");
@@ -46,7 +81,12 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   }
   if (records) {
     check_fp8_state("fp8", use.state, device);
-    state = {writable_state(use.state.amax), writable_state(use.state.scale), writable_state(use.state.steps)};
+    // A record of one step on its own, where it changes the state later: not finite stays what is not recorded.
+    state = later != nullptr
+                ? Fp8State{full({3, 1}, std::numeric_limits<double>::infinity(), DType::f32, device),
+                           zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)}
+                : Fp8State{writable_state(use.state.amax), writable_state(use.state.scale),
+                           writable_state(use.state.steps)};
   }
   const Tensor scale = Tensor::empty({1}, DType::f32, device);
   launch(device, [&](const Addresses& at) {
@@ -69,6 +109,12 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   });
   if (records) {
     for (const Tensor* t : {&state.amax, &state.scale, &state.steps}) t->storage()->bump_version();
+  }
+  if (later != nullptr) {
+    StateUpdate update = amax_update(use, role);
+    update.found = Tensor::empty({1}, DType::f64, device, Category::communication);
+    copy_into(update.found, state.amax.window({1}, {1}, row));
+    later->defer(std::move(update));
   }
   return scale;
 }

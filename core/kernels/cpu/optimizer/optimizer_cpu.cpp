@@ -21,7 +21,7 @@ namespace optimizer_detail {
 constexpr std::int64_t chunk = run_elements;
 constexpr std::int64_t grain = 16 * chunk;
 // Elements whose squares one thread adds up.
-constexpr std::int64_t square_stretch = 128 * chunk;
+static_assert(square_stretch % chunk == 0);
 
 template <class F>
 void for_chunks(std::int64_t n, F&& f) {
@@ -116,7 +116,7 @@ double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) 
 
 // Stretches are summed side by side and added one after the other: the order depends on n alone.
 void square_sum(const SquareSumArgs& a) {
-  constexpr std::int64_t most = 64;  // stretches at a time
+  constexpr std::int64_t most = 1024;  // stretches at a time
   double total = 0;
   for (std::int64_t first = 0; first < a.n; first += most * square_stretch) {
     const std::int64_t end = std::min(a.n, first + most * square_stretch);

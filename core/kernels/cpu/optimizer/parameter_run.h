@@ -85,7 +85,7 @@ class NarrowRun {
   // Words are drawn in blocks of eight elements of the parameter; a run may begin within one.
   void store_stochastically() {
     std::uint32_t words[run_elements / 2 + 4];
-    const std::int64_t block = at_ / 8, before = at_ % 8;
+    const std::int64_t first = how_.first_element + at_, block = first / 8, before = first % 8;
     sample_words(how_.site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
                  (before + n_ + 7) / 8, words);
     auto* const to = reinterpret_cast<bf16*>(place_);

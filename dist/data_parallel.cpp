@@ -1,0 +1,495 @@
+#include <thimble/dist/data_parallel.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <thimble/autograd/functions/elementwise.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/optim/clip.h>
+
+namespace thimble::dist {
+namespace data_parallel_detail {
+
+constexpr std::size_t none = ~std::size_t{0};
+
+/// What ranks need in common is booked under this path.
+PathScope ranks_path() { return PathScope(join_path(0, "ranks")); }
+
+Tensor window_of(const Tensor& flat, std::int64_t at, const Shape& shape) {
+  Shape strides = shape;
+  std::int64_t stride = 1;
+  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return flat.detach().window(shape, strides, flat.offset() + at);
+}
+
+void add_to(const Tensor& sum, const Tensor& term) {
+  elementwise_detail::run("add", ops::Add(), {&sum, &term}, sum);
+  if (sum.storage()) sum.storage()->bump_version();
+}
+
+Tensor as_gradient(Tensor t) {
+  t.set_tape_ref({}, Origin::gradient);
+  return t;
+}
+
+/// Sets a leaf's gradient for the step that is under way.
+void set_gradient(const Tensor& parameter, Tensor gradient) {
+  if (Transaction* const step = context().transaction) step->stage_gradient(parameter.leaf());
+  parameter.grad() = as_gradient(std::move(gradient));
+}
+
+std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain - 1) / shard_grain; }
+
+}  // namespace data_parallel_detail
+
+using namespace data_parallel_detail;
+
+DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options)
+    : ranks_(ranks),
+      whole_(std::move(parameters)),
+      options_(options),
+      buckets_(make_buckets(whole_, ranks.size(), options.buckets)),
+      updated_at_(whole_.size(), none),
+      loads_(buckets_.size()),
+      has_gradient_(whole_.size(), false) {
+  if (options.zero < 0 || options.zero > 2) {
+    throw ValueError("data parallel: stage " + std::to_string(options.zero) + " of ZeRO; allowed are 0, 1 and 2");
+  }
+  make_leaves();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const Bucket& bucket = buckets_[b];
+    loads_[b].has.resize(bucket.parameters.size());
+    for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+      places_.push_back({whole_[bucket.parameters[k]].tensor.leaf().get(), b, k});
+    }
+  }
+  const auto before = [](const Place& a, const Place& b) { return std::less<const Leaf*>()(a.leaf, b.leaf); };
+  std::sort(places_.begin(), places_.end(), before);
+  for (std::size_t k = 1; k < places_.size(); ++k) {
+    if (places_[k].leaf != places_[k - 1].leaf) continue;
+    const Place& twice = places_[k];
+    throw ValueError("data parallel: " + whole_[buckets_[twice.bucket].parameters[twice.at]].name + " is listed twice");
+  }
+}
+
+DataParallel::~DataParallel() { drop_gradients(); }
+
+void DataParallel::make_leaves() {
+  std::vector<const Leaf*> leaves;
+  std::vector<const Piece*> mine(whole_.size(), nullptr);
+  for (const Bucket& bucket : buckets_) {
+    for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) mine[piece.parameter] = &piece;
+  }
+  for (std::size_t i = 0; i < whole_.size(); ++i) {
+    const optim::Named& p = whole_[i];
+    if (!p.tensor.leaf()) throw AutogradError("data parallel: " + p.name + " is not a leaf");
+    if (!p.tensor.is_contiguous()) throw ValueError("data parallel: " + p.name + " is not dense");
+    leaves.push_back(p.tensor.leaf().get());
+    const bool is_whole = is_gathered() || (mine[i] != nullptr && mine[i]->end - mine[i]->begin == p.tensor.elements());
+    if (!is_whole && mine[i] == nullptr) continue;
+    updated_at_[i] = updated_.size();
+    if (is_whole) {
+      updated_.push_back(p);
+      continue;
+    }
+    Shape shape = p.tensor.shape();
+    for (int axis = 0; axis < shape.rank(); ++axis) shape[axis] = 1;
+    shape[shape.rank() - 1] = mine[i]->end - mine[i]->begin;
+    Tensor shard = window_of(p.tensor, mine[i]->begin, shape);
+    shard.require_grad();
+    updated_.push_back({p.name, std::move(shard), mine[i]->begin, p.tensor.elements()});
+  }
+  leaves_ = LeafSet(std::move(leaves));
+}
+
+Tensor DataParallel::shard_of(const Tensor& all, const Bucket& bucket, int rank) const {
+  return window_of(all, bucket.bounds[static_cast<std::size_t>(rank)], {bucket.shard_elements(rank)});
+}
+
+void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t micro_batches) {
+  const std::vector<optim::Named>& theirs = optimizer.parameters();
+  bool is_same = theirs.size() == updated_.size();
+  for (std::size_t i = 0; is_same && i < updated_.size(); ++i) {
+    is_same = theirs[i].tensor.leaf() == updated_[i].tensor.leaf();
+  }
+  if (!is_same) {
+    throw ValueError(std::string("data parallel: ") + optimizer.name() + " has " + std::to_string(theirs.size()) +
+                     " parameters that are not those of DataParallel::parameters(), which are " +
+                     std::to_string(updated_.size()));
+  }
+  optim::check_members(whole_);
+  for (const optim::Named& p : updated_) {
+    if (p.is_part() && !optimizer.is_elementwise()) {
+      throw ValueError(std::string("data parallel: ") + optimizer.name() + " needs whole parameters, and " + p.name +
+                       " is cut; BucketOptions::keeps_parameters keeps them whole");
+    }
+  }
+  for (const optim::Named& p : whole_) {
+    if (!p.tensor.grad().defined()) continue;
+    throw PlanError("training_step: " + p.name + " has a gradient of before, which the other ranks do not know");
+  }
+  micro_batches_ = micro_batches;
+  micro_batch_ = 0;
+  std::fill(has_gradient_.begin(), has_gradient_.end(), false);
+  updates_until_.clear();
+}
+
+std::span<const optim::MicroBatch> DataParallel::all_parts(std::span<const optim::MicroBatch> own) {
+  const std::size_t n = own.size(), count = static_cast<std::size_t>(size());
+  std::vector<optim::MicroBatch> by_rank(n * count);
+  for (std::size_t r = 0; r < count; ++r) std::copy(own.begin(), own.end(), by_rank.begin() + static_cast<std::ptrdiff_t>(r * n));
+  ranks_.all_gather(by_rank.data() + static_cast<std::size_t>(rank()) * n, own.size_bytes(), by_rank.data());
+  parts_.clear();
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t r = 0; r < count; ++r) parts_.push_back(by_rank[r * n + i]);
+  }
+  return parts_;
+}
+
+void DataParallel::take_gradient(const std::shared_ptr<Leaf>& leaf) {
+  const auto before = [](const Place& p, const Leaf* l) { return std::less<const Leaf*>()(p.leaf, l); };
+  const auto found = std::lower_bound(places_.begin(), places_.end(), leaf.get(), before);
+  if (found == places_.end() || found->leaf != leaf.get()) return;
+  if (!leaf->grad.defined() || leaf->grad.elements() == 0) return;
+  put(*found, std::exchange(leaf->grad, Tensor()));
+  if (loads_[found->bucket].count == buckets_[found->bucket].parameters.size()) send(found->bucket);
+}
+
+void DataParallel::put(const Place& place, Tensor gradient) {
+  if (flight_ && flight_->bucket == place.bucket) land();  // with the gradients of the micro-batch before
+  const Bucket& bucket = buckets_[place.bucket];
+  const std::size_t parameter = bucket.parameters[place.at];
+  Load& load = loads_[place.bucket];
+  if (gradient.dtype() != bucket.dtype) {
+    throw DTypeError("data parallel: the gradient of " + whole_[parameter].name + " is " + describe(gradient) + ", " +
+                     std::string(to_string(bucket.dtype)) + " is needed");
+  }
+  load.has[place.at] = has_gradient_[parameter] = true;
+  ++load.count;
+  const Category category = keeps_buckets() ? Category::gradient : Category::communication;
+  const bool is_alone = bucket.parameters.size() == 1 && gradient.is_contiguous() && gradient.is_unshared() &&
+                        gradient.storage()->bytes() == gradient.bytes();
+  if (is_alone) {  // it is the bucket
+    gradient.storage()->set_category(category);
+    load.all = window_of(gradient, 0, {bucket.elements});
+    return;
+  }
+  if (!load.all.defined()) {
+    const PathScope path = ranks_path();
+    load.all = Tensor::empty({bucket.elements}, bucket.dtype, bucket.device, category);
+  }
+  copy_into(window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
+}
+
+void DataParallel::send(std::size_t index) {
+  land();
+  const Bucket& bucket = buckets_[index];
+  const PathScope path = ranks_path();
+  flight_.emplace();
+  flight_->bucket = index;
+  flight_->is_last = micro_batch_ + 1 == micro_batches_;
+  const std::int64_t n = bucket.shard_elements(rank());
+  if (n > 0 && size() > 1) {
+    flight_->incoming = Tensor::empty({size() - 1, n}, bucket.dtype, bucket.device, Category::communication);
+  }
+  for (int r = 0, row = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    flight_->transit.send(r, shard_of(loads_[index].all, bucket, r));
+    if (n > 0) flight_->transit.receive(r, window_of(flight_->incoming, row * n, {n}));
+    ++row;
+  }
+  flight_->transit.begin(ranks_);
+}
+
+/// The bucket that is on its way has come: this rank's shard of it is summed.
+void DataParallel::land() {
+  if (!flight_) return;
+  const std::size_t index = flight_->bucket;
+  Load& load = loads_[index];
+  flight_->transit.wait();
+  sum(index, flight_->incoming);
+  const bool is_last = flight_->is_last;
+  flight_.reset();
+  std::fill(load.has.begin(), load.has.end(), false);
+  load.count = 0;
+  if (!keeps_buckets()) load.all = Tensor();
+  if (is_last && is_gathered()) gather(index);
+}
+
+/// ((sum + g of rank 0) + g of rank 1) + ..., where the sum of earlier micro-batches is, if there are any.
+void DataParallel::sum(std::size_t index, const Tensor& incoming) {
+  const Bucket& bucket = buckets_[index];
+  Load& load = loads_[index];
+  const std::int64_t n = bucket.shard_elements(rank());
+  if (n == 0) return;
+  const Tensor own = shard_of(load.all, bucket, rank());
+  const auto gradient_of = [&](int r) {
+    return r == rank() ? own : window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
+  };
+  if (sums_in_place()) {  // own = (g of ranks before) + own: a sum of two has the same bits either way round
+    for (int r = 1; r < rank(); ++r) add_to(gradient_of(0), gradient_of(r));
+    if (rank() > 0) add_to(own, gradient_of(0));
+    for (int r = rank() + 1; r < size(); ++r) add_to(own, gradient_of(r));
+    return;
+  }
+  if (!load.has_sum) {
+    const PathScope path = ranks_path();
+    load.mine = Tensor::empty({n}, bucket.dtype, bucket.device, Category::gradient);
+    copy_into(load.mine, gradient_of(0));
+  }
+  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) add_to(load.mine, gradient_of(r));
+  load.has_sum = true;
+}
+
+/// Begins to give each rank the sums of all.
+void DataParallel::gather(std::size_t index) {
+  const Bucket& bucket = buckets_[index];
+  Load& load = loads_[index];
+  if (load.has_sum) {
+    copy_into(shard_of(load.all, bucket, rank()), load.mine);
+    load.mine = Tensor();
+    load.has_sum = false;
+  }
+  Transit& transit = gathers_.emplace_back();
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    transit.send(r, shard_of(load.all, bucket, rank()));
+    transit.receive(r, shard_of(load.all, bucket, r));
+  }
+  transit.begin(ranks_);
+}
+
+void DataParallel::end_micro_batch() {
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    Load& load = loads_[b];
+    const bool is_sent = flight_ && flight_->bucket == b;
+    if (load.count == 0 || is_sent) continue;
+    const Bucket& bucket = buckets_[b];
+    for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+      if (load.has[k]) continue;
+      fill(window_of(load.all, bucket.offsets[k], {whole_[bucket.parameters[k]].tensor.elements()}), 0);
+    }
+    send(b);
+  }
+  if (Transaction* const step = context().transaction) updates_until_.push_back(step->deferred().size());
+  ++micro_batch_;
+}
+
+void DataParallel::complete_gradients() {
+  land();
+  for (Transit& gather : gathers_) gather.wait();
+  gathers_.clear();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) set_gradients(b);
+}
+
+const Tensor& DataParallel::sums_of(std::size_t bucket) const {
+  return loads_[bucket].has_sum ? loads_[bucket].mine : loads_[bucket].all;
+}
+
+void DataParallel::set_gradients(std::size_t index) {
+  const Bucket& bucket = buckets_[index];
+  const Load& load = loads_[index];
+  if (is_gathered()) {
+    for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
+      const Tensor& p = whole_[bucket.parameters[k]].tensor;
+      if (has_gradient_[bucket.parameters[k]]) set_gradient(p, window_of(load.all, bucket.offsets[k], p.shape()));
+    }
+    return;
+  }
+  const std::int64_t begin = load.has_sum ? bucket.bounds[static_cast<std::size_t>(rank())] : 0;
+  for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
+    if (!has_gradient_[piece.parameter]) continue;
+    const Tensor& p = updated_[updated_at_[piece.parameter]].tensor;
+    set_gradient(p, window_of(sums_of(index), piece.at - begin, p.shape()));
+  }
+}
+
+/// Row r of (size(), n) is rank r's, and in the end all rows are here.
+void DataParallel::share_rows(const Tensor& rows) {
+  const std::int64_t n = rows.size(1);
+  Transit transit;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    transit.send(r, window_of(rows, rank() * n, {n}));
+    transit.receive(r, window_of(rows, r * n, {n}));
+  }
+  transit.begin(ranks_);
+  transit.wait();
+}
+
+Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
+  const Tensor& first = own.front();
+  const auto n = static_cast<std::int64_t>(own.size());
+  const PathScope path = ranks_path();
+  const Tensor rows = Tensor::empty({size(), n}, first.dtype(), first.device(), Category::communication);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const Tensor& loss = own[static_cast<std::size_t>(i)];
+    copy_into(window_of(rows, rank() * n + i, loss.shape()), loss);
+  }
+  share_rows(rows);
+  Tensor total;
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (int r = 0; r < size(); ++r) {
+      const Tensor loss = window_of(rows, r * n + i, first.shape());
+      total = total.defined() ? add(total, loss) : clone(loss);
+    }
+  }
+  return total;
+}
+
+Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
+  if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());
+  const PathScope path = ranks_path();
+  // All stretches, by rank; of each the pieces by bucket.
+  std::vector<std::int64_t> begins = {0};
+  std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> of_parameter(whole_.size());  // begin, place
+  for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
+    std::int64_t at = begins.back();
+    for (const Bucket& bucket : buckets_) {
+      for (const Piece& piece : bucket.pieces[r]) {
+        if (!has_gradient_[piece.parameter]) continue;
+        of_parameter[piece.parameter].push_back({piece.begin, at});
+        at += stretches(piece.end - piece.begin);
+      }
+    }
+    begins.push_back(at);
+  }
+  if (begins.back() == 0) return Tensor();
+  const Device device = whole_.front().tensor.device();
+  const Tensor all = Tensor::empty({begins.back()}, DType::f64, device, Category::communication);
+  const auto rows_of = [&](int r) {
+    const auto k = static_cast<std::size_t>(r);
+    return window_of(all, begins[k], {begins[k + 1] - begins[k]});
+  };
+  launch(device, [&](const Addresses& at) {
+    double* to = at.as<double>(all) + begins[static_cast<std::size_t>(rank())];
+    std::vector<kernels::SquareSumArgs> list;
+    for (const Bucket& bucket : buckets_) {
+      for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
+        if (!has_gradient_[piece.parameter]) continue;
+        const Tensor& gradient = updated_[updated_at_[piece.parameter]].tensor.grad();
+        const auto* const from = static_cast<const std::byte*>(at(gradient));
+        for (std::int64_t k = 0; k < gradient.elements(); k += shard_grain) {
+          list.push_back({std::min(shard_grain, gradient.elements() - k),
+                          from + k * static_cast<std::int64_t>(size_of(gradient.dtype())), gradient.dtype(), to++});
+        }
+      }
+    }
+    kernels::optimizer_kernels(device).square_sums(list);
+  });
+  Transit transit;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    transit.send(r, rows_of(rank()));
+    transit.receive(r, rows_of(r));
+  }
+  transit.begin(ranks_);
+  transit.wait();
+  std::int64_t count = 0;
+  for (const auto& pieces : of_parameter) count += pieces.empty() ? 0 : 1;
+  const Tensor sums = as_gradient(Tensor::empty({count}, DType::f64, device, Category::workspace));
+  const auto fold = [&](const double* from, double* to) {
+    for (std::size_t i = 0; i < whole_.size(); ++i) {
+      if (of_parameter[i].empty()) continue;
+      std::sort(of_parameter[i].begin(), of_parameter[i].end());
+      double sum = 0;
+      for (std::size_t k = 0; k < of_parameter[i].size(); ++k) {
+        const auto [begin, place] = of_parameter[i][k];
+        const std::int64_t end =
+            k + 1 < of_parameter[i].size() ? of_parameter[i][k + 1].first : whole_[i].tensor.elements();
+        for (std::int64_t s = 0; s < stretches(end - begin); ++s) sum += from[place + s];
+      }
+      *to++ = sum;
+    }
+  };
+  if (device == cpu) {
+    launch(device, [&](const Addresses& at) { fold(at.as<double>(all), at.as<double>(sums)); });
+  } else if (!device.is_dry) {
+    std::vector<double> host(static_cast<std::size_t>(count));
+    fold(to_host<double>(all).data(), host.data());
+    copy_into(sums, from_host(host, {count}, device));
+  }
+  return sums;
+}
+
+void DataParallel::share_state(Transaction& transaction) {
+  std::vector<StateUpdate>& updates = transaction.deferred();
+  if (updates.empty()) return;
+  const PathScope path = ranks_path();
+  std::int64_t elements = 0;
+  for (const StateUpdate& u : updates) elements += u.found.defined() ? u.found.elements() : 0;
+  Tensor rows;
+  if (elements > 0) {
+    rows = Tensor::empty({size(), elements}, DType::f64, whole_.front().tensor.device(), Category::communication);
+    std::int64_t at = rank() * elements;
+    for (const StateUpdate& u : updates) {
+      if (!u.found.defined()) continue;
+      copy_into(window_of(rows, at, u.found.shape()), u.found);
+      at += u.found.elements();
+    }
+    share_rows(rows);
+  }
+  std::size_t first = 0;
+  std::int64_t first_at = 0;
+  for (const std::size_t end : updates_until_) {
+    std::int64_t at = first_at;
+    for (int r = 0; r < size(); ++r) {
+      at = first_at;
+      for (std::size_t i = first; i < end; ++i) {
+        StateUpdate update = updates[i];
+        if (update.found.defined()) {
+          update.found = window_of(rows, r * elements + at, updates[i].found.shape());
+          at += update.found.elements();
+        }
+        update.apply(update);
+      }
+    }
+    first = end;
+    first_at = at;
+  }
+  updates.clear();
+}
+
+void DataParallel::share_parameters() {
+  if (is_gathered() || size() == 1) return;
+  for (const Bucket& bucket : buckets_) {
+    Transit transit;
+    const auto window = [&](const Piece& piece) {
+      return window_of(whole_[piece.parameter].tensor, piece.begin, {piece.end - piece.begin});
+    };
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
+        if (has_gradient_[piece.parameter]) transit.send(r, window(piece));
+      }
+      for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(r)]) {
+        if (has_gradient_[piece.parameter]) transit.receive(r, window(piece));
+      }
+    }
+    transit.begin(ranks_);
+    transit.wait();
+  }
+}
+
+void DataParallel::drop_gradients() noexcept {
+  flight_.reset();
+  gathers_.clear();
+  for (Load& load : loads_) {
+    load.all = load.mine = Tensor();
+    std::fill(load.has.begin(), load.has.end(), false);
+    load.count = 0;
+    load.has_sum = false;
+  }
+  for (const std::vector<optim::Named>* const list : {&whole_, &updated_}) {
+    for (const optim::Named& p : *list) p.tensor.grad() = Tensor();
+  }
+}
+
+}  // namespace thimble::dist

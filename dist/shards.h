@@ -1,0 +1,58 @@
+#pragma once
+// How the parameters of a model are shared out among ranks: in buckets, which travel as one, and of every bucket a
+// shard for each rank, whose gradients it sums and (from ZeRO-1 on) whose state it has.
+//
+//   parameters, last ones first    | head.weight              | head.bias | fc.weight             | fc.bias |
+//   buckets                        |<------------- 0 ------------------->|<------------ 1 --------------->|
+//   shards of four ranks           |    0    |    1    |   2   |    3    |   0   |   1   |   2   |    3   |
+//
+// - Backward completes the last parameters first, so buckets are filled in this order and go while backward goes on.
+// - A bound within a parameter is a multiple of `shard_grain` elements of it: blocks of 8-bit state (256) and stretches
+//   of sums of squares (kernels::square_stretch) lie in one shard. So a rank has at most one grain more of a bucket
+//   than an equal share.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::dist {
+
+inline constexpr std::int64_t shard_grain = kernels::square_stretch;
+
+/// Elements [begin, end) of a parameter, which lie at `at` in its bucket.
+struct Piece {
+  std::size_t parameter = 0;
+  std::int64_t begin = 0, end = 0;
+  std::int64_t at = 0;
+};
+
+/// Parameters of one dtype on one device.
+struct Bucket {
+  std::vector<std::size_t> parameters;  ///< in the order in which they lie here
+  std::vector<std::int64_t> offsets;    ///< of each, in elements
+  std::int64_t elements = 0;
+  DType dtype = DType::f32;
+  Device device;
+  std::vector<std::int64_t> bounds;         ///< of shards, in elements: rank r has [bounds[r], bounds[r + 1])
+  std::vector<std::vector<Piece>> pieces;  ///< of the parameters, by rank
+
+  std::int64_t shard_elements(int rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return bounds[r + 1] - bounds[r];
+  }
+};
+
+struct BucketOptions {
+  std::size_t bytes = 25 << 20;   ///< that a bucket has at most, unless one parameter has more; 0: each by itself
+  bool keeps_parameters = false;  ///< no parameter is cut
+};
+
+/// In the order of backward. Parameters with other dtypes between them do not end a bucket. Throws ValueError for ranks
+/// < 1.
+std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks,
+                                 const BucketOptions& options = {});
+
+}  // namespace thimble::dist

@@ -1,0 +1,221 @@
+// Data parallel steps on N ranks against one rank that has all micro-batches: losses, parameters, state, statistics, bit
+// for bit. One rank's steps know nothing of ranks.
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <thimble/bench/runs/setup.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/philox.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/dist/data_parallel.h>
+#include <thimble/dist/threads.h>
+#include <thimble/memory/stack.h>
+
+#include "support/catch.h"
+
+using namespace thimble;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes bytes_of(const Tensor& t) {
+  const Tensor dense = contiguous(t.detach());
+  Bytes bytes(dense.bytes());
+  if (!bytes.empty()) std::memcpy(bytes.data(), Pin(dense).data(), bytes.size());
+  return bytes;
+}
+
+struct Case {
+  const char* model;
+  const char* precision;
+  const char* optimizer;
+  std::int64_t micro_batches = 1;  // of a rank
+  double clip = 1;
+  std::size_t bucket_bytes = 64 << 10;
+};
+
+struct State {
+  Bytes bytes;
+  std::int64_t first = 0, elements = 0;  // of the parameter that it is of
+};
+
+struct Result {
+  std::vector<double> losses;
+  std::map<std::string, Bytes> values;   // parameters and buffers
+  std::map<std::string, State> states;  // of this rank
+};
+
+constexpr std::int64_t samples = 2;  // of a micro-batch
+
+bench::Setup setup_of(const Case& c, int ranks) {
+  bench::Setup setup;
+  setup.model = c.model;
+  setup.optimizer = c.optimizer;
+  if (*c.precision != 0) bench::set_precision(setup, c.precision);
+  setup.batch = samples * c.micro_batches * ranks;
+  setup.clip_norm = c.clip;
+  if (std::string(c.model) == "resnet18") {
+    setup.sizes.image = 16, setup.sizes.width = 8;
+  } else {
+    setup.sizes.layers = 2, setup.sizes.width = 64, setup.sizes.heads = 2, setup.sizes.sequence = 16;
+    setup.sizes.vocabulary = 96, setup.sizes.dropout = 0.1;
+  }
+  return setup;
+}
+
+// Classes that differ from sample to sample; of a masked text some do not count.
+models::Batch batch_of(const models::Model& model, const bench::Setup& setup, std::int64_t step) {
+  models::Batch batch = model.empty_batch(setup.batch, cpu);
+  const auto fill_classes = [&](const Tensor& t, std::int64_t classes, bool has_gaps) {
+    std::vector<std::int64_t> values(static_cast<std::size_t>(t.elements()));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(step), 0, 0}}, {{1, 2}});
+      values[i] = bits.word[0] % static_cast<std::uint64_t>(classes);
+      if (has_gaps && bits.word[1] % 4 != 0) values[i] = -100;
+    }
+    copy_into(t, from_host(values, t.shape()));
+    return values;
+  };
+  const std::int64_t classes = model.is_text() ? model.options().vocabulary : model.options().classes;
+  const std::vector<std::int64_t> targets = fill_classes(batch.target, classes, model.is_masked());
+  if (model.is_masked()) batch.counts = models::count_targets(targets, setup.batch);
+  if (model.is_text()) {
+    fill_classes(batch.input, classes, false);
+  } else {
+    copy_into(batch.input, randn(batch.input.shape(), setup.dtype));
+  }
+  return batch;
+}
+
+/// Trains; alone where there are no ranks, with the micro-batches of all `count`.
+Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int steps) {
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  const bench::Setup setup = setup_of(c, count);
+  Generator generator(setup.seed);
+  const GeneratorScope draws(generator);
+  const std::unique_ptr<models::Model> model =
+      models::make_model(setup.model, setup.sizes, bench::placement(setup, cpu));
+  std::unique_ptr<dist::DataParallel> parallel;
+  if (ranks != nullptr) {
+    dist::DataParallelOptions options{.zero = zero, .buckets = {.bytes = c.bucket_bytes}};
+    options.buckets.keeps_parameters = setup.optimizer == "adafactor";
+    parallel = std::make_unique<dist::DataParallel>(*ranks, model->trainable(), options);
+  }
+  const auto optimizer = parallel ? bench::make_optimizer(setup, *model, parallel->parameters())
+                                  : bench::make_optimizer(setup, *model);
+  const auto scaler = bench::make_scaler(setup);
+  nn::StepOptions options;
+  options.clip_norm = c.clip;
+  options.scaler = scaler.get();
+  options.ranks = parallel.get();
+  options.micro_samples = samples;
+  const std::int64_t all = c.micro_batches * count;
+  options.micro_batches = parallel ? c.micro_batches : all;
+  const auto number = [&](std::int64_t i) { return parallel ? parallel->number(i) : i; };
+  Result result;
+  for (int step = 0; step < steps; ++step) {
+    const models::Batch batch = batch_of(*model, setup, step);
+    const std::vector<optim::MicroBatch> parts = models::micro_batches(batch, all);
+    options.parts.clear();
+    for (std::int64_t i = 0; i < options.micro_batches; ++i) {
+      options.parts.push_back(parts[static_cast<std::size_t>(number(i))]);
+    }
+    const Tensor loss = nn::training_step(
+        *optimizer, [&](std::int64_t i) { return model->loss(models::micro_batch(batch, number(i), all)); }, options);
+    result.losses.push_back(item(loss));
+  }
+  for (const nn::NamedTensor& p : model->parameters()) {
+    result.values[p.name] = bytes_of(p.tensor);
+    CHECK_FALSE(p.tensor.grad().defined());
+  }
+  for (const nn::NamedTensor& b : model->buffers()) result.values[b.name] = bytes_of(b.tensor);
+  for (const optim::Named& p : optimizer->parameters()) {
+    for (const optim::Named& s : optimizer->state()) {
+      if (s.name.substr(0, s.name.rfind('.')) != p.name) continue;
+      result.states[s.name] = {bytes_of(s.tensor), p.first_element, p.whole_elements()};
+    }
+  }
+  return result;
+}
+
+/// Bytes of state are the part of the whole's that belongs to the same elements.
+bool is_part_of(const State& part, const State& whole) {
+  const auto n = static_cast<std::size_t>(whole.elements);
+  if (whole.bytes.size() % n != 0) {  // a scale for 256 elements, or a row or column of a whole parameter
+    if (part.first == 0) return part.bytes == Bytes(whole.bytes.begin(), whole.bytes.begin() + std::ptrdiff_t(part.bytes.size()));
+    const auto at = std::ptrdiff_t(part.first / 256 * 4);
+    return part.bytes == Bytes(whole.bytes.begin() + at, whole.bytes.begin() + at + std::ptrdiff_t(part.bytes.size()));
+  }
+  const auto at = std::ptrdiff_t(static_cast<std::size_t>(part.first) * (whole.bytes.size() / n));
+  return part.bytes == Bytes(whole.bytes.begin() + at, whole.bytes.begin() + at + std::ptrdiff_t(part.bytes.size()));
+}
+
+void check_equal(const Case& c, int count, int zero, int steps) {
+  INFO(c.model << ", " << c.precision << ", " << c.optimizer << ", " << c.micro_batches << " micro-batches, " << count
+               << " ranks, ZeRO-" << zero);
+  const Result one = train(c, count, nullptr, 0, steps);
+  std::mutex lock;
+  std::vector<Result> results(static_cast<std::size_t>(count));
+  dist::run_ranks(count, [&](dist::Communicator& ranks) {
+    Result result = train(c, count, &ranks, zero, steps);
+    const std::lock_guard hold(lock);
+    results[static_cast<std::size_t>(ranks.rank())] = std::move(result);
+  });
+  std::map<std::string, std::size_t> bytes_of_state;
+  for (const Result& r : results) {
+    CHECK(r.losses == one.losses);
+    CHECK(r.values.size() == one.values.size());
+    for (const auto& [name, bytes] : one.values) {
+      INFO(name);
+      CHECK(r.values.at(name) == bytes);
+    }
+    for (const auto& [name, part] : r.states) {
+      INFO(name);
+      CHECK(is_part_of(part, one.states.at(name)));
+      bytes_of_state[name] += part.bytes.size();
+    }
+  }
+  for (const auto& [name, state] : one.states) {  // all of it is somewhere
+    INFO(name);
+    CHECK(bytes_of_state[name] == state.bytes.size() * (zero == 0 ? static_cast<std::size_t>(count) : 1));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("data parallel: the bits of one rank", "[dist]") {
+  const int zero = GENERATE(0, 1, 2);
+  const int ranks = GENERATE(1, 2, 3, 4);
+  for (const Case& c : {Case{"char-gpt", "", "adamw"}, Case{"resnet18", "", "momentum"},
+                        Case{"bert-base", "", "adamw"}, Case{"char-gpt", "", "adamw", 2}}) {
+    check_equal(c, ranks, zero, 3);
+  }
+}
+
+TEST_CASE("data parallel: the bits of one rank in every precision", "[dist]") {
+  const int zero = GENERATE(0, 1, 2);
+  for (const char* precision : {"bf16", "O1", "O2", "bf16-stochastic", "bf16-kahan", "fp8", "fp8-current"}) {
+    check_equal({"char-gpt", precision, "adamw"}, 3, zero, 4);
+  }
+  check_equal({"char-gpt", "fp8", "adamw8", 2}, 2, zero, 4);
+  check_equal({"char-gpt", "", "adamw8"}, 3, zero, 3);
+  check_equal({"resnet18", "O2", "momentum8"}, 2, zero, 3);
+  check_equal({"char-gpt", "", "adafactor"}, 2, zero, 3);
+  check_equal({"char-gpt", "", "sgd", 3, 0}, 2, zero, 3);
+}
+
+TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{1} << 12, std::size_t{1} << 30}) {
+    check_equal({"char-gpt", "", "adamw", 2, 1, bytes}, 2, 2, 2);
+    check_equal({"char-gpt", "", "adamw", 1, 1, bytes}, 3, 0, 2);
+  }
+}
