@@ -51,5 +51,9 @@
 #include <thimble/nn/quant/quantized_model.h>
 #include <thimble/nn/quant/weight_only.h>
 
+// Many ranks: communicators, and ranks as threads.
+#include <thimble/dist/communicator.h>
+#include <thimble/dist/threads.h>
+
 // The models that come with it, by name.
 #include <thimble/models/model.h>

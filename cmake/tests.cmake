@@ -83,7 +83,7 @@ if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
 endif()
 if(thimble_test_sources)
   thimble_add_program(thimble_tests tests/support/machine.cpp tests/support/operator_table.cpp tests/certificate/certificate.cpp
-                      tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp ${thimble_emulated_sources} ${thimble_test_sources})
+                      tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})

@@ -64,6 +64,17 @@ class FileError : public Error {
   std::uint64_t offset_;
 };
 
+/// A rank failed, did not answer in time, or sends what does not fit what is received (dist/communicator.h).
+class RankError : public Error {
+ public:
+  RankError(int rank, const std::string& text) : Error(text), rank_(rank) {}
+  /// The rank at fault, by its number among all ranks.
+  int rank() const noexcept { return rank_; }
+
+ private:
+  int rank_;
+};
+
 /// A request for memory failed. State is intact and the request can be tried again.
 class OutOfMemory : public Error {
  public:

@@ -1,0 +1,160 @@
+#pragma once
+// Communicators move bytes between ranks. They never add numbers: a sum is made here, in an order that we choose.
+//
+//   - A communicator is used by one thread, that of its rank. All its ranks make the same collective calls in the same
+//     order.
+//   - Between two ranks the n-th send meets the n-th receive, in each communicator by itself.
+//   - Never wait inside of a launch (core/launch/launch.h): an arena that wants to move blocks would wait, too. Who
+//     sends or receives tensors holds a Pin or a WritePin until the wait is over.
+//   - A dry communicator counts bytes and messages, and moves nothing: its addresses may be null.
+//   - After an error a rank can send and receive no more: its next call throws the error again.
+//   - A steady step asks the heap for nothing: transfers are used again.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+
+namespace thimble::dist {
+
+struct Exchange;
+class Communicator;
+class Transport;
+
+/// `bytes` bytes from `data` to a rank of the communicator; itself is allowed.
+struct Send {
+  int to;
+  const void* data;
+  std::size_t bytes;
+};
+
+/// `bytes` bytes from a rank of the communicator into `data`.
+struct Receive {
+  int from;
+  void* data;
+  std::size_t bytes;
+};
+
+/// Sends and receives that have begun. Until wait() is over, or is_done() says so, their memory stays where it is,
+/// nothing that is sent is written and nothing that is received is read. The communicator outlives it.
+///
+/// The destructor waits; an error that it meets is thrown by the communicator's next call, or by who runs the ranks.
+/// Where an exception destroys it, it is given up instead, and the rank can send and receive no more.
+class Transfer {
+ public:
+  Transfer() = default;  ///< done
+  Transfer(Transfer&& other) noexcept { swap(other); }
+  Transfer& operator=(Transfer&& other) noexcept {
+    Transfer taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+  ~Transfer();
+
+  /// Makes progress without waiting for another rank. Throws what wait() throws.
+  bool is_done();
+  /// Waits until all is sent and received. Throws RankError: sizes differ, another rank failed, the time is over.
+  void wait();
+
+ private:
+  friend class Communicator;
+  Transfer(Communicator& communicator, Exchange& exchange) noexcept;
+  void swap(Transfer& other) noexcept;
+
+  Communicator* communicator_ = nullptr;
+  Exchange* exchange_ = nullptr;
+  int exceptions_ = 0;  // in flight when this was made
+};
+
+class Communicator {
+ public:
+  /// All ranks that `transport` reaches.
+  explicit Communicator(std::shared_ptr<Transport> transport);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(members_.size()); }
+  bool is_dry() const noexcept { return transport_ == nullptr; }
+
+  /// Begins all of these sends and receives at once. The sizes of a send and of the receive that it meets are equal, or
+  /// RankError names both. Throws ValueError where a rank is none of the communicator's.
+  Transfer exchange(std::span<const Send> sends, std::span<const Receive> receives);
+
+  /// `all` (size() * bytes) gets the `bytes` bytes of each rank, by rank. In place where `mine` is its place in `all`.
+  /// Each rank sends (size() - 1) * bytes.
+  void all_gather(const void* mine, std::size_t bytes, void* all);
+
+  /// `out` and `in` are size() * bytes_each bytes and apart: part r of `out` goes to rank r, part r of `in` is from it.
+  /// Each rank sends (size() - 1) * bytes_each.
+  void all_to_all(const void* out, void* in, std::size_t bytes_each);
+
+  /// `bytes` bytes of `root` to all, over a binomial tree: all ranks together send (size() - 1) * bytes, the root
+  /// ceil(log2(size())) * bytes.
+  void broadcast(void* data, std::size_t bytes, int root);
+
+  /// Returns when all ranks are here: ceil(log2(size())) messages without bytes.
+  void barrier();
+
+  /// What a rank is given in a split: ranks of one color (>= 0) become a communicator, in order of key, then of rank.
+  struct Place {
+    int color;
+    int key;
+  };
+
+  /// The communicator of this rank's color. `place_of` gives the place of each rank of this one, the same on all ranks;
+  /// so a dry communicator splits, too. The timeout is inherited. Throws ValueError where a color is negative.
+  std::unique_ptr<Communicator> split(const std::function<Place(int rank)>& place_of);
+
+  /// The same where a rank knows its own place only: the places are gathered. Throws ValueError on a dry communicator
+  /// of several ranks, which cannot know the others'.
+  std::unique_ptr<Communicator> split(int color, int key);
+
+  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with a status that is not 0.
+  [[noreturn]] void abort(const std::string& text) noexcept;
+
+  /// What this rank has begun to send to other ranks through this communicator.
+  struct Volume {
+    std::uint64_t bytes_sent;
+    std::uint64_t messages;
+  };
+  Volume volume() const noexcept { return volume_; }
+
+  /// How long a wait may take (at first 10 minutes); 0: as long as it takes.
+  void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
+
+ private:
+  friend class Transfer;
+  friend std::unique_ptr<Communicator> make_dry(int rank, int size);
+  Communicator(std::shared_ptr<Transport> transport, int tag, int rank, std::vector<int> members, int all_ranks);
+
+  Transfer begin(const char* call, std::span<const Send> sends, std::span<const Receive> receives);
+  void run(const char* call);  // sends_ and receives_, to the end
+  bool advance(Exchange& exchange, bool waits);
+  void give_up(Exchange& exchange) noexcept;
+  void check_rank(const char* call, int rank) const;
+
+  std::shared_ptr<Transport> transport_;  // null: dry
+  int tag_;                               // tells the messages of this communicator from those of others
+  int rank_;
+  std::vector<int> members_;  // by rank: the number among all ranks
+  int all_ranks_;
+  std::chrono::milliseconds timeout_ = std::chrono::minutes(10);
+  Volume volume_{0, 0};
+  std::vector<std::unique_ptr<Exchange>> exchanges_;
+  std::vector<Exchange*> free_;  // of exchanges_
+  std::vector<Send> sends_;      // of the collective in progress
+  std::vector<Receive> receives_;
+};
+
+/// Rank `rank` of `size` alone: all is counted and nothing is moved. Throws ValueError.
+std::unique_ptr<Communicator> make_dry(int rank, int size);
+
+}  // namespace thimble::dist

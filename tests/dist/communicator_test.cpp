@@ -1,0 +1,177 @@
+// Communicators over threads and dry ones: bytes arrive where they belong, and every back end counts the same.
+
+#include <atomic>
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include <thimble/core/random/generator.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/dist/threads.h>
+
+#include "dist/rank_cases.h"
+#include "support/catch.h"
+#include "support/heap_watch.h"
+
+namespace dist = thimble::dist;
+using dist::Communicator;
+using thimble_test::require;
+
+TEST_CASE("communicator: every case on 1 to 8 threads") {
+  for (const thimble_test::RankCase& row : thimble_test::rank_cases()) {
+    for (int ranks = 1; ranks <= 8; ++ranks) {
+      if (row.name == "large" && ranks != 2) continue;
+      INFO(row.name << " on " << ranks);
+      CHECK_NOTHROW(dist::run_ranks(ranks, row.run));
+    }
+  }
+}
+
+namespace {
+
+/// One of each collective, and splits. A dry communicator takes no addresses.
+void all_calls(Communicator& c, bool has_data) {
+  std::vector<char> mine(1000 * static_cast<std::size_t>(c.size())), all(mine.size());
+  char* const from = has_data ? mine.data() : nullptr;
+  char* const to = has_data ? all.data() : nullptr;
+  c.all_gather(from, 999, to);
+  c.all_to_all(from, to, 17);
+  for (int root = 0; root < c.size(); ++root) c.broadcast(from, 123, root);
+  c.barrier();
+  const auto row = c.split([](int rank) { return Communicator::Place{rank % 2, rank}; });
+  row->all_gather(from, 5, to);
+  const dist::Send send{(c.rank() + 1) % c.size(), from, 77};
+  const dist::Receive receive{(c.rank() + c.size() - 1) % c.size(), to, 77};
+  dist::Transfer transfer = c.exchange({&send, 1}, {&receive, 1});
+  transfer.wait();
+  require(transfer.is_done(), "a transfer is not done after its wait");
+  require(row->volume().bytes_sent == 5U * static_cast<unsigned>(row->size() - 1), "the row's bytes");
+}
+
+}  // namespace
+
+TEST_CASE("communicator: a dry rank counts what a thread sends, and reads nothing") {
+  for (int ranks = 1; ranks <= 8; ++ranks) {
+    dist::run_ranks(ranks, [&](Communicator& c) {
+      const auto dry = dist::make_dry(c.rank(), ranks);
+      require(dry->is_dry() && !c.is_dry(), "which one is dry");
+      require(dry->rank() == c.rank() && dry->size() == ranks, "rank and size of the dry one");
+      all_calls(c, true);
+      all_calls(*dry, false);
+      const auto n = static_cast<std::uint64_t>(ranks), others = n - 1;
+      std::uint64_t tree = 0, rounds = 0;
+      for (int far = 1; far < ranks; far *= 2, ++rounds) {
+        for (int v = 0; v < ranks; ++v) tree += v < far && v + far < ranks ? 1 : 0;  // over all roots, of one rank
+      }
+      const Communicator::Volume real = c.volume(), counted = dry->volume();
+      require(real.bytes_sent == counted.bytes_sent && real.messages == counted.messages, "dry and real count alike");
+      require(real.bytes_sent == others * (999 + 17 + 4) + tree * 123 + (n > 1 ? 77 : 0), "bytes by the formulas");
+      require(real.messages == 3 * others + tree + rounds + (n > 1 ? 1 : 0), "messages by the formulas");
+    });
+  }
+  CHECK_THROWS_AS(dist::make_dry(2, 2), thimble::ValueError);
+  CHECK_THROWS_AS(dist::make_dry(-1, 2), thimble::ValueError);
+  CHECK_THROWS_AS(dist::make_dry(0, 0), thimble::ValueError);
+  CHECK_THROWS_AS(dist::make_dry(0, 2)->split(0, 0), thimble::ValueError);
+  CHECK(dist::make_dry(0, 1)->split(3, 0)->size() == 1);
+}
+
+TEST_CASE("communicator: each rank is a thread with a Context of its own") {
+  thimble::Generator generator(3);
+  const thimble::GeneratorScope scope(generator);
+  std::atomic<int> sum{0};
+  const std::thread::id own = std::this_thread::get_id();
+  dist::run_ranks(64, [&](Communicator& c) {
+    require(thimble::context().generator == nullptr, "a rank begins with a fresh Context");
+    require(std::this_thread::get_id() != own, "a rank has a thread of its own");
+    sum += c.rank();
+    c.barrier();
+    require(sum == 64 * 63 / 2, "all ranks run at the same time");
+  });
+  CHECK_THROWS_AS(dist::run_ranks(0, [](Communicator&) {}), thimble::ValueError);
+}
+
+namespace {
+
+/// Ranks that compute for random times between random calls, with transfers in flight all the while.
+void stress(int ranks, int rounds, unsigned seed) {
+  dist::run_ranks(ranks, [=](Communicator& c) {
+    std::mt19937 calls(seed), delays(seed + 1 + static_cast<unsigned>(c.rank()));  // the same calls on all ranks
+    const auto n = static_cast<std::size_t>(c.size());
+    const auto halves = c.split(c.rank() % 2, c.rank());
+    std::vector<int> out(n), in(n), late_in(n), all(n);
+    for (int round = 0; round < rounds; ++round) {
+      const auto delay = [&] { std::this_thread::sleep_for(std::chrono::microseconds(delays() % 200)); };
+      std::vector<dist::Send> sends;
+      std::vector<dist::Receive> receives;
+      std::vector<int> late_out(n, round + c.rank());
+      for (int r = 0; r < c.size(); ++r) {
+        sends.push_back({r, &late_out[static_cast<std::size_t>(r)], sizeof(int)});
+        receives.push_back({r, &late_in[static_cast<std::size_t>(r)], sizeof(int)});
+      }
+      delay();
+      dist::Transfer late = c.exchange(sends, receives);
+      Communicator& on = calls() % 2 == 0 ? c : *halves;
+      const auto count = static_cast<std::size_t>(on.size());
+      switch (calls() % 3) {
+        case 0:
+          for (std::size_t r = 0; r < count; ++r) out[r] = on.rank() * 1000 + static_cast<int>(r) + round;
+          delay();
+          on.all_to_all(out.data(), in.data(), sizeof(int));
+          for (std::size_t r = 0; r < count; ++r) {
+            require(in[r] == static_cast<int>(r) * 1000 + on.rank() + round, "all_to_all under delays");
+          }
+          break;
+        case 1: {
+          const int own = on.rank() * 3 + round;
+          on.all_gather(&own, sizeof(int), all.data());
+          for (std::size_t r = 0; r < count; ++r) require(all[r] == static_cast<int>(r) * 3 + round, "all_gather");
+          break;
+        }
+        default: {
+          const int root = round % on.size();
+          int data = on.rank() == root ? round : -1;
+          delay();
+          on.broadcast(&data, sizeof(int), root);
+          require(data == round, "broadcast under delays");
+        }
+      }
+      late.wait();
+      for (std::size_t r = 0; r < n; ++r) require(late_in[r] == round + static_cast<int>(r), "the late exchange");
+    }
+  });
+}
+
+}  // namespace
+
+TEST_CASE("communicator: threads under random delays") {
+  for (unsigned seed = 0; seed < 6; ++seed) CHECK_NOTHROW(stress(2 + static_cast<int>(seed), 120, seed));
+  CHECK_NOTHROW(stress(64, 6, 99));
+}
+
+#if defined(THIMBLE_TEST_WATCHES_HEAP)
+TEST_CASE("communicator: a steady step asks the heap for nothing") {
+  long calls = -1;
+  dist::run_ranks(4, [&](Communicator& c) {
+    std::vector<char> out(4000), in(4000);
+    const auto step = [&] {
+      c.all_gather(out.data(), 1000, in.data());
+      c.all_to_all(out.data(), in.data(), 1000);
+      c.broadcast(out.data(), 4000, 2);
+      const dist::Send send{(c.rank() + 1) % 4, out.data(), 4000};
+      const dist::Receive receive{(c.rank() + 3) % 4, in.data(), 4000};
+      dist::Transfer first = c.exchange({&send, 1}, {&receive, 1});
+      c.barrier();
+      first.wait();
+      c.barrier();
+    };
+    // A queue is as long as ranks are ahead of one another, so each is made as long as it can get.
+    for (int i = 0; i < 50; ++i) step();
+    const long before = heap_watch::heap_calls();
+    for (int i = 0; i < 50; ++i) step();
+    if (c.rank() == 0) calls = heap_watch::heap_calls() - before;
+    c.barrier();
+  });
+  CHECK(calls == 0);
+}
+#endif
