@@ -131,8 +131,17 @@ void square_sum(const SquareSumArgs& a) {
   *a.sum = total;
 }
 
+// Those of one stretch and less are summed side by side.
 void square_sums(std::span<const SquareSumArgs> list) {
-  for (const SquareSumArgs& a : list) square_sum(a);
+  const auto is_short = [](const SquareSumArgs& a) { return a.n <= square_stretch; };
+  for (auto at = list.begin(); at != list.end();) {
+    const auto end = std::find_if_not(at, list.end(), is_short);
+    parallel_for(end - at, 4, [&](std::int64_t from, std::int64_t to) {
+      for (auto a = at + from; a != at + to; ++a) *a->sum = squares_of(*a, 0, a->n);
+    });
+    at = end;
+    if (at != list.end()) square_sum(*at++);
+  }
 }
 
 template <class T>
