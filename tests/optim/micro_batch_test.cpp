@@ -166,6 +166,33 @@ TEST_CASE("micro-batches: noise and sizes that differ, in a training step") {
   CHECK(train({{2, 6}, {2, 6}, {2, 6}, {2, 6}, {2, 6}}, 5, 0) == train({}, 5, 2));
 }
 
+// ((a0 + b0) + (a1 + b1)) + (a2 + b2) for uses a and b of one parameter, which is not (((a0 + b0) + a1) + b1) + ...
+TEST_CASE("micro-batches: each adds the whole of its gradient, where a parameter is used twice") {
+  Generator generator(5);
+  const GeneratorScope scope(generator);
+  const std::int64_t rows = 4, n = 48;
+  Tensor w = randn({n, n}), v = randn({n, n});
+  w.require_grad(), v.require_grad();
+  const Tensor x = randn({3 * rows, n});
+  const auto loss = [&](std::int64_t i) {
+    return mean(square(linear(tanh(linear(linear(view::slice(x, 0, i * rows, (i + 1) * rows), w), v)), w)));
+  };
+  std::vector<Tensor> alone;  // gradients of w and v, of each micro-batch by itself
+  for (std::int64_t i = 0; i < 3; ++i) {
+    Tape tape;
+    Tensor part;
+    {
+      const Recording on(tape);
+      part = loss(i) * (1.0 / 3);
+    }
+    tape.backward(part);
+    for (const Tensor* p : {&w, &v}) alone.push_back(std::exchange(p->grad(), Tensor()).detach());
+  }
+  optim::accumulate_gradients(3, rows, loss);
+  CHECK(to_host<float>(w.grad()) == to_host<float>(add(add(alone[0], alone[2]), alone[4])));
+  CHECK(to_host<float>(v.grad()) == to_host<float>(add(add(alone[1], alone[3]), alone[5])));
+}
+
 TEST_CASE("micro-batches: what is refused") {
   Tensor w = full({1}, 1);
   w.require_grad();
