@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/optim/accumulate.h>
@@ -151,9 +152,9 @@ class Updates {
                                             done, all));
 }
 
-/// All updates at the end of a step. They can fail where the optimizer's state is away.
+/// All updates at the end of a step. They can fail where the optimizer's state or parameters are away.
 void update_all(optim::Optimizer& optimizer) {
-  if (!optimizer.offloads_state()) return optimizer.step();
+  if (!optimizer.updates_one_by_one()) return optimizer.step();
   Updates updates(optimizer, false);
   try {
     updates.finish();
@@ -257,6 +258,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
   const bool is_fused = options.fuses_optimizer != FusedUpdate::off;
   if (options.gradient_tier) step_detail::check_offloading(optimizer, options);
   if (is_fused) step_detail::check_fusing(optimizer, options);
+  const ParameterUse use;
   Transaction transaction;
   Tensor loss;
   if (options.gradient_tier) {
