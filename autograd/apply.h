@@ -9,6 +9,7 @@
 #include <thimble/autograd/node.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble {
 
@@ -44,6 +45,7 @@ template <class Op>
 Tensor run(const Op& op, std::span<const Tensor> inputs, Needs needs, typename Op::Saved& saved, Context& here) {
   const Suspended inside(here);
   try {
+    fetch_parameters(inputs);
     return node_detail::forward(op, inputs, needs, saved);
   } catch (...) {
     rethrow_with_path();

@@ -75,6 +75,13 @@ class RankError : public Error {
   int rank_;
 };
 
+/// A launch or a pin names a parameter whose bytes are elsewhere and were not asked for: its module path, its size and
+/// how to ask (core/tensor/parameter_store.h).
+class AwayError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// A request for memory failed. State is intact and the request can be tried again.
 class OutOfMemory : public Error {
  public:

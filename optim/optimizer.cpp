@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::optim {
 
@@ -42,7 +43,7 @@ void check_members(const std::vector<Named>& parameters) {
 void Optimizer::step() {
   check_members();
   begin_step();
-  if (!tier_) return step_all();
+  if (!updates_one_by_one()) return step_all();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool reads_ahead = i + 1 < parameters_.size() && parameters_[i + 1].tensor.grad().defined();
     if (parameters_[i].tensor.grad().defined()) prefetch(i);
@@ -52,7 +53,7 @@ void Optimizer::step() {
   end_step();
 }
 
-/// Without a tier: a launch may have many parameters.
+/// With all of it here: a launch may have many parameters.
 void Optimizer::step_all() {
   with_gradient_.clear();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -77,7 +78,21 @@ void Optimizer::bump_versions(std::size_t index) const {
   }
 }
 
-void Optimizer::end_step() { complete_writes(); }
+void Optimizer::end_step() {
+  complete_writes();
+  for (ParameterStore* const store : parameter_stores()) store->let_go();
+}
+
+std::vector<ParameterStore*> Optimizer::parameter_stores() const {
+  std::vector<ParameterStore*> stores;
+  for (const Named& p : parameters_) {
+    ParameterStore* const store = p.tensor.storage() ? p.tensor.storage()->store().get() : nullptr;
+    if (store != nullptr && std::find(stores.begin(), stores.end(), store) == stores.end()) stores.push_back(store);
+  }
+  return stores;
+}
+
+bool Optimizer::updates_one_by_one() const { return tier_ != nullptr || !parameter_stores().empty(); }
 
 void Optimizer::step_one(std::size_t index) {
   if (index >= parameters_.size()) {
@@ -86,6 +101,7 @@ void Optimizer::step_one(std::size_t index) {
   }
   const Tensor& gradient = parameters_[index].tensor.grad();
   if (!gradient.defined() || gradient.elements() == 0) return;
+  fetch_parameters(parameters_[index].tensor);
   fetch(index);
   update({&index, 1});
   bump_versions(index);
@@ -121,6 +137,7 @@ void Optimizer::require(bool is_in_range, const char* option, double value) cons
 
 void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
   check_format(name(), moments_, parameters_);
+  const ParameterUse use;  // a master copy reads its parameter
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     add(i);
     Named extra = make_extra(narrow_, parameters_[i]);

@@ -7,6 +7,8 @@
 //   of its parameter, and it goes again after; step() reads one parameter ahead, and the last one's write ends with
 //   end_step(). The bits are those of state that stays.
 // - Memory is taken and given back at the same places on a dry device: a dry run predicts it.
+//
+// So can parameters (core/tensor/parameter_store.h): an update fetches its own, and end_step() lets go of all.
 
 #include <memory>
 #include <span>
@@ -52,13 +54,14 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One update of every parameter that has a gradient. Writes in place; allocates nothing, so it cannot fail half-way.
-  /// With state in a tier it throws FileError and OutOfMemory, and then some of the parameters may be updated.
+  /// With state or parameters away it throws FileError and OutOfMemory, and then some of the parameters may be updated.
   void step();
   /// The same in parts: counts the update that begins ...
   void begin_step() noexcept { ++step_count_; }
   /// ... and does that of one parameter, where it has a gradient. Throws ValueError for an index out of range.
   void step_one(std::size_t index);
-  /// ... and ends it: what was still being written to a tier is there afterwards. Throws FileError.
+  /// ... and ends it: what was still being written to a tier is there afterwards, and parameters of a store are away.
+  /// Throws FileError.
   void end_step();
   /// Throws AutogradError where a module now holds another tensor than the one that is trained here: it was assigned
   /// after the optimizer was made, and would stay as it is. step() and nn::training_step ask first.
@@ -96,6 +99,10 @@ class Optimizer {
   /// Bytes of all state tensors, wherever they are.
   std::size_t state_bytes() const;
   bool offloads_state() const noexcept { return tier_ != nullptr; }
+  /// The stores that have its parameters, each once.
+  std::vector<ParameterStore*> parameter_stores() const;
+  /// Whether an update is made parameter by parameter, since state or parameters are away, and can fail half-way.
+  bool updates_one_by_one() const;
   /// Where it waits; null: it stays.
   const std::shared_ptr<Tier>& tier() const noexcept { return tier_; }
   /// Fetches all state that is away; it stays until put_state_away(). Throws FileError, OutOfMemory.

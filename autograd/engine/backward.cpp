@@ -10,6 +10,7 @@
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 
 namespace thimble::tape_detail {
@@ -93,6 +94,7 @@ void Backward::run_node(std::uint32_t index) {
     recorded_.require_unwritten(node, edges[k].value);
     kept[k] = recorded_.read(edges[k].value);
   }
+  fetch_parameters(std::span<const Tensor>(kept).first(edges.size()));
   release_saved(node);  // from here on the operator holds the last reference
   const double started = recorded_.times ? now() : 0;
   Gradients gradients =

@@ -8,6 +8,7 @@
 #include <thimble/autograd/engine/backward_scope.h>
 #include <thimble/autograd/engine/clock.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::tape_detail {
 
@@ -160,6 +161,7 @@ void Recompute::run(std::uint32_t index, std::int32_t around, Open& open) {
     recorded_.require_unwritten(node, value);
     inputs[i] = recorded_.read(value);
   }
+  fetch_parameters(inputs);  // what run_output reads of parameters is among them
   drop_rereads(index);
   context().path = node.path;
   const double started = recorded_.times ? now() : 0;

@@ -62,9 +62,10 @@ void Spills::before(std::uint32_t next) {
   }
 }
 
-// The values that hold a storage. None where its bytes cannot go: one is a leaf, or has a scale.
+// The values that hold a storage. None where its bytes cannot go: one is a leaf, or has a scale, or they are a store's.
 std::vector<std::uint32_t> Spills::values_on(const Storage* storage) const {
   std::vector<std::uint32_t> list;
+  if (storage != nullptr && storage->store()) return list;
   for (std::uint32_t v = 0; v < recorded_.values.size(); ++v) {
     if (!recorded_.is_held(v) || recorded_.held(v).storage().get() != storage) continue;
     if (recorded_.values[v].leaf >= 0 || recorded_.held(v).scale()) return {};

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <thimble/core/launch/launch_depth.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble {
 namespace launch_detail {
@@ -28,6 +29,12 @@ Guard::Guard(Device device) noexcept : before_(device_in_use) {
 Guard::~Guard() {
   device_in_use = before_;
   if (--depth == 0) gate.fetch_sub(1, std::memory_order_release);
+}
+
+void refuse_away(const Tensor& t) {
+  throw AwayError(
+      "launch: " + describe(t) + " in '" + std::string(path_name(t.storage()->path())) +
+      "' is away, in a parameter store; allowed are operators that are applied, or fetch_parameters() before");
 }
 
 }  // namespace launch_detail
@@ -56,6 +63,7 @@ Pin::Pin(const Tensor& tensor) : tensor_(tensor), addresses_(AccessMaker::make()
   if (tensor.device().is_dry) {
     throw DeviceError("pin: " + describe(tensor) + " has no data: a dry device runs no kernels");
   }
+  fetch_parameters(tensor);
   const launch_detail::Guard guard(tensor.device());  // while it is counted, no block moves
   if (tensor_.storage()) tensor_.storage()->pin(AccessMaker::make());
 }

@@ -16,17 +16,24 @@ struct AccessMaker {
   static Access make() noexcept { return Access(); }
 };
 
+namespace launch_detail {
+[[noreturn]] void refuse_away(const Tensor& t);
+}  // namespace launch_detail
+
 /// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Who writes says so
 /// (Storage::bump_version).
 class Addresses {
  public:
-  /// First element of the tensor; null when it is undefined or has no elements.
-  void* operator()(const Tensor& t) const noexcept {
+  /// First element of the tensor; null when it is undefined or has no elements. Throws AwayError for a parameter that
+  /// is not here.
+  void* operator()(const Tensor& t) const {
     if (!t.storage()) return nullptr;
-    return t.storage()->address(access_) + t.offset() * static_cast<std::int64_t>(size_of(t.dtype()));
+    std::byte* const first = t.storage()->address(access_);
+    if (first == nullptr) launch_detail::refuse_away(t);
+    return first + t.offset() * static_cast<std::int64_t>(size_of(t.dtype()));
   }
   template <class T>
-  T* as(const Tensor& t) const noexcept {
+  T* as(const Tensor& t) const {
     return static_cast<T*>((*this)(t));
   }
 
@@ -83,7 +90,8 @@ void launch(Device device, F&& body) {
 
 /// A user's right to a raw pointer, for reading: the block does not move while the Pin lives, compaction slides the
 /// others around it. On a CUDA device it is an address of that device, for transfers and kernels; the host cannot read
-/// through it. Throws DeviceError on a dry device.
+/// through it. A parameter that is away comes here, and stays while the Pin lives. Throws DeviceError on a dry device,
+/// and as ParameterStore::fetch does.
 class Pin {
  public:
   explicit Pin(const Tensor& tensor);
@@ -91,7 +99,7 @@ class Pin {
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
 
-  const void* data() const noexcept { return address(); }
+  const void* data() const { return address(); }
   /// Throws DTypeError when T is not the tensor's element type, DeviceError when the tensor is not on the cpu.
   template <class T>
   const T* as() const {
@@ -100,7 +108,7 @@ class Pin {
   }
 
  protected:
-  void* address() const noexcept { return addresses_(tensor_); }
+  void* address() const { return addresses_(tensor_); }
   void check_dtype(DType dtype) const;
 
   Tensor tensor_;
@@ -116,7 +124,7 @@ class WritePin final : public Pin {
   explicit WritePin(const Tensor& tensor);
   ~WritePin() override;
 
-  void* data() const noexcept { return address(); }
+  void* data() const { return address(); }
   /// Throws as Pin::as() does.
   template <class T>
   T* as() const {

@@ -8,6 +8,7 @@
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble {
 namespace random_detail {
@@ -40,6 +41,7 @@ void run(const char* operation, const Tensor& t, kernels::RandomFillArgs args) {
   check_random_site(operation, args.site);
   if (t.elements() == 0) return;
   const Tensor dense = t.is_contiguous() ? t : Tensor::empty_like(t);
+  fetch_parameters(t);
   launch(t.device(), [&](const Addresses& at) {
     args.out = at(dense);
     args.dtype = dense.dtype();

@@ -12,6 +12,8 @@
 
 namespace thimble {
 
+class ParameterStore;
+class ParameterUse;
 class Tape;
 class Transaction;
 namespace kernels {
@@ -27,6 +29,8 @@ struct Context {
   bool is_recomputing = false;         ///< a segment is run again: operators must have no side effects
   bool allows_tf32 = false;            ///< f32 products of a CUDA device may be in TF32 (core/launch/tf32.h)
   int assumed_capability = 0;          ///< of dry CUDA devices (core/launch/compute_capability.h); 0: none is assumed
+  std::shared_ptr<ParameterStore> parameter_store;  ///< takes parameters that are made (core/tensor/parameter_store.h)
+  ParameterUse* parameter_use = nullptr;            ///< the step or evaluation that is under way
   kernels::StepBlock* step_block = nullptr;  ///< of the step that is recorded (core/kernels/shared/step_numbers.h)
 };
 

@@ -7,6 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/copy.h>
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/unrecorded.h>
 #include <thimble/core/tensor/view.h>
 
@@ -18,6 +19,7 @@ void run(const Tensor& to, const Tensor& from) {
     throw DeviceError("copy: from " + describe(from) + " to " + describe(to) + " crosses devices; use to_device");
   }
   if (to.elements() == 0 && from.elements() == 0) return;
+  fetch_parameters(to, from);
   const Tensor source = from.shape() == to.shape() ? from : view::expand(from.detach(), to.shape());
   launch(to.device(), [&](const Addresses& at) {
     kernels::copy_kernels(to.device())
@@ -66,6 +68,7 @@ Tensor to_device(const Tensor& t, Device device, Category category) {
   Tensor result = Tensor::empty(t.shape(), t.dtype(), device, category);
   result.set_tape_ref({}, t.origin_unrecorded());
   if (device.is_dry || t.elements() == 0) return result;
+  fetch_parameters(source);
   const Device gpu = device.is_cuda() ? device : t.device();
   launch(gpu, [&](const Addresses& at) {
     const kernels::DeviceRuntime& runtime = kernels::device_runtime(gpu);
@@ -83,6 +86,7 @@ void check_scalar(const char* operation, const Tensor& t, double value) {
 void fill(const Tensor& t, double value) {
   check_scalar("fill", t, value);
   if (t.elements() == 0) return;
+  fetch_parameters(t);
   launch(t.device(), [&](const Addresses& at) {
     kernels::copy_kernels(t.device()).fill({t.shape(), value, at(t), t.dtype(), t.strides()});
   });
@@ -127,6 +131,7 @@ std::vector<T> to_host(const Tensor& t) {
   if (t.device().is_dry) throw DeviceError("to_host: " + describe(t) + " has no values: a dry device runs no kernels");
   std::vector<T> values(static_cast<std::size_t>(t.elements()));
   const Tensor dense = contiguous(to_dtype(t.detach(), dtype_of<T>));
+  fetch_parameters(dense);
   if (!values.empty()) {
     launch(t.device(), [&](const Addresses& at) {
       if (t.device().is_cpu()) {

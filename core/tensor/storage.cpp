@@ -3,19 +3,38 @@
 #include <utility>
 
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble {
 
 Storage::Storage(std::shared_ptr<Resource> resource, std::size_t bytes, Category category)
-    : resource_(std::move(resource)), device_(resource_->device()), base_category_(category) {
+    : resource_(std::move(resource)),
+      bytes_(bytes),
+      path_(context().path),
+      device_(resource_->device()),
+      base_category_(category) {
+  take_block();
+}
+
+Storage::~Storage() {
+  if (store_) store_->forget(*this);
+  if (block_ != nullptr) give_block_back();
+}
+
+void Storage::take_block() {
   Request request;
-  request.bytes = bytes;
-  request.category = category;
-  request.path = context().path;
+  request.bytes = bytes_;
+  request.category = category();
+  request.path = path_;
   block_ = resource_->allocate(request);
 }
 
-Storage::~Storage() { resource_->deallocate(block_, nullptr); }
+void Storage::give_block_back() noexcept { resource_->deallocate(std::exchange(block_, nullptr), nullptr); }
+
+void Storage::set_store(std::shared_ptr<ParameterStore> store, std::uint32_t index) noexcept {
+  store_ = std::move(store);
+  index_in_store_ = index;
+}
 
 void Storage::set_category(Category category) noexcept {
   base_category_ = category;
@@ -31,9 +50,7 @@ void Storage::release_from_backward() noexcept {
 }
 
 void Storage::relabel() noexcept {
-  const bool is_activation = held_ > 0 && base_category_ == Category::temporary;
-  const Category now = is_activation ? Category::activation : base_category_;
-  if (now != block_->category) resource_->relabel(block_, now);
+  if (block_ != nullptr && block_->category != category()) resource_->relabel(block_, category());
 }
 
 }  // namespace thimble

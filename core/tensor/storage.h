@@ -1,5 +1,6 @@
 #pragma once
-// One block of one resource. It can move: its address is looked up when a kernel is launched, never kept.
+// One block of one resource. It can move: its address is looked up when a kernel is launched, never kept. One in a
+// parameter store (core/tensor/parameter_store.h) is without a block while it is away.
 
 #include <cstdint>
 #include <memory>
@@ -8,7 +9,9 @@
 
 namespace thimble {
 
-/// The right to see addresses. Only a launch (core/launch/launch.h) and a Pin make one.
+class ParameterStore;
+
+/// The right to see addresses. Only a launch (core/launch/launch.h), a Pin and a parameter store make one.
 class Access {
  private:
   Access() = default;
@@ -24,11 +27,13 @@ class Storage {
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  std::size_t bytes() const noexcept { return block_->bytes; }
+  std::size_t bytes() const noexcept { return bytes_; }
   Device device() const noexcept { return device_; }
   const std::shared_ptr<Resource>& resource() const noexcept { return resource_; }
-  PathId path() const noexcept { return block_->path; }
-  Category category() const noexcept { return block_->category; }
+  PathId path() const noexcept { return path_; }
+  Category category() const noexcept {
+    return held_ > 0 && base_category_ == Category::temporary ? Category::activation : base_category_;
+  }
 
   /// What the block is for when backward does not need it. While it is held for backward, a temporary counts as an
   /// activation.
@@ -48,18 +53,37 @@ class Storage {
   /// Restores the version of fetched bytes, so version checks still pass.
   void take_version(std::uint32_t version) noexcept { version_ = version; }
 
-  std::byte* address(Access) const noexcept { return block_->address; }
+  /// Null while it is away.
+  std::byte* address(Access) const noexcept { return block_ != nullptr ? block_->address : nullptr; }
 
   /// Counted: a pinned block is not moved. pin() is called from inside of a launch, so that no compaction is under way;
   /// unpin() from anywhere.
   void pin(Access) noexcept { block_->pins.fetch_add(1, std::memory_order_relaxed); }
   void unpin() noexcept { block_->pins.fetch_sub(1, std::memory_order_release); }
+  bool is_pinned() const noexcept { return block_ != nullptr && block_->pins.load(std::memory_order_relaxed) > 0; }
+
+  /// False while it is away.
+  bool is_here() const noexcept { return block_ != nullptr; }
+  /// The store that has its bytes between uses, and what it calls this storage there; null: they are always here.
+  const std::shared_ptr<ParameterStore>& store() const noexcept { return store_; }
+  std::uint32_t index_in_store() const noexcept { return index_in_store_; }
+
+  /// For the store: takes the storage in; null: lets it out, while it is here.
+  void set_store(std::shared_ptr<ParameterStore> store, std::uint32_t index) noexcept;
+  /// For the store: gives the block back, which nobody has pinned; takes one again, whose bytes are not set. Neither
+  /// changes the version. take_block() throws OutOfMemory.
+  void give_block_back() noexcept;
+  void take_block();
 
  private:
   void relabel() noexcept;
 
   std::shared_ptr<Resource> resource_;
-  Block* block_;
+  Block* block_ = nullptr;  // null: it is away
+  std::size_t bytes_;
+  std::shared_ptr<ParameterStore> store_;
+  std::uint32_t index_in_store_ = 0;
+  PathId path_;
   Device device_;
   Category base_category_;
   std::uint32_t held_ = 0;

@@ -9,6 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/memory/bytes.h>
 
 namespace thimble::nn {
@@ -125,6 +126,7 @@ void Witness::note_gradient(const std::shared_ptr<Leaf>& leaf) {
 
 void Witness::note_step(Trajectory& trajectory) {
   using namespace certify_detail;
+  const ParameterUse use;
   const RunView view = run_.view();
   for (std::size_t i = 0; i < view.losses.size(); ++i) {
     trajectory.push_back(number(step_, Compared::loss, "loss" + (i > 0 ? std::to_string(i) : ""), view.losses[i]));

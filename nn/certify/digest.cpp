@@ -9,6 +9,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::nn {
 namespace digest_detail {
@@ -104,6 +105,7 @@ Digest digest_of(const Tensor& t) {
       throw DeviceError("digest_of: " + describe(t) + " has gaps; a dense tensor is allowed on a GPU");
     }
     std::vector<std::byte> part(t.device().is_cuda() ? std::min<std::size_t>(t.bytes(), 1 << 20) : 0);
+    fetch_parameters(t);
     launch(t.device(), [&](const Addresses& addresses) {
       const auto* const at = static_cast<const std::byte*>(addresses(t));
       if (t.device().is_cuda()) {

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/state_numbers.h>
 #include <thimble/nn/precision/fp8.h>
 
@@ -72,8 +73,15 @@ void check_scaler(const std::string& path, const CheckpointInfo& info, const opt
 
 }  // namespace checkpoint_detail
 
+void visit_state(const Module& module, const optim::Optimizer& optimizer) {
+  const ParameterUse use;
+  for (const NamedTensor& p : module.parameters()) fetch_parameters(p.tensor);
+  optimizer.each_state([](std::span<const Named>) {});
+}
+
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
+  const ParameterUse use;
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
                       generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
@@ -90,6 +98,7 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler) {
+  const ParameterUse use;
   const SafetensorsReader file(path);
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
   const std::vector<NamedTensor> model = checkpoint_detail::model_tensors(module);

@@ -14,10 +14,10 @@ namespace thimble::nn {
 /// step count and rate, the generator's seed and step, the scaler's state where there is one, and `metadata` (keys not
 /// beginning with "thimble."). Tensors are in memory's layout and dtype: what other programs read is written by
 /// save_weights. The file appears whole or not at all: a crash leaves the old one. What holds a NaN or an infinity is
-/// not written: training cannot go on from it, and the old file is better. State that is away comes here for one
-/// parameter at a time (Optimizer::each_state), and nothing else needs memory but a stated staging
-/// (nn/files/staging.h). Throws DeviceError (dry), ValueError, NotFiniteError, FileError, OutOfMemory (room for that
-/// state).
+/// not written: training cannot go on from it, and the old file is better. Parameters and state that are away come here
+/// as one after the other is written (core/tensor/parameter_store.h, Optimizer::each_state), and nothing else needs
+/// memory but a stated staging (nn/files/staging.h). Throws DeviceError (dry), ValueError, NotFiniteError, FileError,
+/// OutOfMemory (room for those).
 void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
                      const Generator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr);
@@ -27,9 +27,13 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
 /// scaler and without one, or a scale that it does not allow; a tensor is missing or unknown; state has a number that
 /// it cannot have, see state_numbers.h; of a model with another recipe for FP8, where the file names one), ShapeError,
 /// DTypeError (naming the tensor and both sides; nothing is converted). A disk that fails while values are read leaves
-/// some of them loaded. State that is away comes here as for save_checkpoint, on a dry device too, where tensors are
+/// some of them loaded. What is away comes here as for save_checkpoint, on a dry device too, where tensors are
 /// only checked.
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
                          optim::GradScaler* scaler = nullptr);
+
+/// What these do to memory, without a file: parameters and state that are away come and go. For dry runs. Throws
+/// FileError, OutOfMemory.
+void visit_state(const Module& module, const optim::Optimizer& optimizer);
 
 }  // namespace thimble::nn

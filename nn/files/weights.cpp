@@ -7,6 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/state_numbers.h>
 
 namespace thimble::nn {
@@ -72,10 +73,12 @@ void require_all(const Match& match, const std::string& path) {
 }  // namespace weights_detail
 
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata) {
+  const ParameterUse use;
   write_tensor_file(path, weights_detail::all_tensors(module), metadata);
 }
 
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options) {
+  const ParameterUse use;
   const SafetensorsReader file(path);
   weights_detail::Match match = weights_detail::match(weights_detail::all_tensors(module), file.header(), options);
   if (options.is_strict) weights_detail::require_all(match, path);

@@ -6,6 +6,7 @@
 #include <thimble/autograd/functions/elementwise.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/parameter_store.h>
 
 namespace thimble::nn {
 
@@ -138,6 +139,7 @@ Member Module::register_member(std::vector<Entry>& entries, std::string name, Te
 
 Parameter Module::add_parameter(std::string name, Tensor value, FileLayout layout) {
   module_detail::make_leaf(value);
+  if (context().parameter_store) context().parameter_store->put_away(value);
   return register_member(parameters_, std::move(name), std::move(value), layout);
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/offload/file_tier.h>
 #include <thimble/memory/process/process.h>
@@ -40,6 +41,7 @@ std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& opt
   const std::set<const Tier*> tiers{optimizer.tier().get(), options.gradient_tier.get(), options.recording.tier.get()};
   std::size_t bytes = 0;
   for (const Tier* tier : tiers) bytes += tier == nullptr ? 0 : tier->statistics().committed_bytes;
+  for (const ParameterStore* store : optimizer.parameter_stores()) bytes += store->bytes_elsewhere();
   return bytes;
 }
 

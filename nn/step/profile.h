@@ -43,7 +43,7 @@ class TrainingRun {
   virtual std::size_t tier_bytes() const { return 0; }
 };
 
-/// The tiers of a run's optimizer and steps: what they occupy.
+/// The tiers of a run's optimizer, parameters and steps: what they occupy.
 std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
 
 /// Makes a run whose tensors live on `device`.

@@ -32,6 +32,7 @@ void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOp
            " are taken from another resource than the placed arena that was given; allowed is one that stands on it");
   }
   if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
+  if (optimizer.updates_one_by_one()) refuse("parameters are in a store; allowed are parameters that stay");
   if (options.gradient_tier) refuse("gradients wait in a tier; allowed are gradients that stay");
   if (options.recording.tier) refuse("saved tensors go to a tier; allowed is a plan that keeps them on the device");
   if (!options.parts.empty())

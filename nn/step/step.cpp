@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/optim/accumulate.h>
@@ -174,9 +175,9 @@ class Updates {
                                             done, all));
 }
 
-/// All updates at the end of a step. They can fail where the optimizer's state is away.
+/// All updates at the end of a step. They can fail where the optimizer's state or parameters are away.
 void update_all(optim::Optimizer& optimizer) {
-  if (!optimizer.offloads_state()) return optimizer.step();
+  if (!optimizer.updates_one_by_one()) return optimizer.step();
   Updates updates(optimizer, false);
   try {
     updates.finish();
@@ -300,6 +301,7 @@ Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_
     step_detail::check_ranks(options);
     options.ranks->begin_step(optimizer, options.micro_batches);
   }
+  const ParameterUse use;
   Transaction transaction;
   const step_detail::RanksStep ranks(options.ranks);
   if (options.ranks != nullptr) transaction.defer_updates();

@@ -52,8 +52,8 @@ struct StepOptions {
   StepSeam* seam = nullptr;  ///< asked in place of a scaler that looks at gradients, and told nothing; null: the scaler
 };
 
-/// A step that is fused, or whose gradients or optimizer state are in a tier, failed after it had updated some of the
-/// parameters: those, their optimizer state and the count of updates stay changed. Its cause is nested
+/// A step that is fused, or whose parameters, gradients or optimizer state are in a tier, failed after it had updated
+/// some of the parameters: those, their optimizer state and the count of updates stay changed. Its cause is nested
 /// (std::rethrow_if_nested) and in the text.
 class PartialUpdateError : public Error {
  public:
@@ -102,6 +102,10 @@ class PartialUpdateError : public Error {
 /// With `ranks` every rank calls it, with its micro-batches, and all get the same: the bits of one rank that has all of
 /// them (optim/ranks.h). Throws PlanError together with a fused optimizer, a gradient tier or a seam, and for gradients
 /// that were there before. A rank that throws leaves the others waiting: who runs them ends them (dist/).
+///
+/// Parameters may be in a store (core/tensor/parameter_store.h), with each of these: the same bits. They are away at
+/// the begin and at the end of a step, so that steps need the same bytes. Throws what the store throws: with nothing
+/// changed before the first update, PartialUpdateError after it.
 Tensor training_step(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of,
                      const StepOptions& options = {});
 

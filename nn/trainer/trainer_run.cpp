@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
 
@@ -147,6 +148,7 @@ double TrainerRun::evaluate() {
   const GeneratorScope scope(generator_);
   const PathScope path("evaluate");
   const NoGrad off;
+  const ParameterUse use;
   if (placed_ != nullptr) placed_->release_region();
   const PassScope pass(generator_);
   generator_.start_pass();  // every evaluation draws the same
@@ -166,16 +168,15 @@ void TrainerRun::finish(FunctionRef<void()> step) {
   between();
 }
 
-/// Saving and loading bring state that is away here, one parameter at a time; this does it without a file.
 void TrainerRun::visit_state() {
   if (placed_ != nullptr) placed_->release_region();
   for (std::size_t part = 0; part < part_count_; ++part) {
-    run_->optimizer(part).each_state([](std::span<const Named>) {});
+    nn::visit_state(*run_->modules().front(), run_->optimizer(part));
   }
 }
 
 void TrainerRun::save(const std::string& path) {
-  if (placed_ != nullptr && run_->optimizer(0).offloads_state()) placed_->release_region();
+  if (placed_ != nullptr && run_->optimizer(0).updates_one_by_one()) placed_->release_region();
   save_checkpoint(path, *run_->modules().front(), run_->optimizer(0), generator_, {}, scaler_.get());
 }
 
@@ -208,8 +209,15 @@ RunView TrainerRun::view() {
 std::size_t TrainerRun::tier_bytes() const {
   std::size_t bytes = tier_ ? tier_->statistics().committed_bytes : 0;
   if (const Tier* const tier = options_.recording.tier.get()) bytes += tier->statistics().committed_bytes;
+  std::vector<const ParameterStore*> stores;
   for (std::size_t part = 0; part < part_count_; ++part) {
-    if (const Tier* const tier = run_->optimizer(part).tier().get()) bytes += tier->statistics().committed_bytes;
+    const optim::Optimizer& optimizer = run_->optimizer(part);
+    if (const Tier* const tier = optimizer.tier().get()) bytes += tier->statistics().committed_bytes;
+    for (const ParameterStore* const store : optimizer.parameter_stores()) {
+      if (std::find(stores.begin(), stores.end(), store) != stores.end()) continue;  // of an earlier part, too
+      stores.push_back(store);
+      bytes += store->bytes_elsewhere();
+    }
   }
   return bytes;
 }

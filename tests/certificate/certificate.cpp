@@ -11,6 +11,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/offload.h>
+#include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/fail.h>
 #include <thimble/memory/stack.h>
 
@@ -39,12 +40,18 @@ T read(const Bytes& bytes) {
 class Run final : public nn::TrainingRun {
  public:
   Run(const MakeNet& make, const Technique& technique, Device device)
-      : technique_(technique), generator_(7), scope_(generator_), net_(make(device)) {
-    optimizer_ = net_->make_optimizer();
-    if (technique_.offloads || technique_.sends_state || technique_.offloads_gradients) {
+      : technique_(technique), generator_(7), scope_(generator_) {
+    if (technique_.offloads || technique_.sends_state || technique_.offloads_gradients ||
+        technique_.offloads_parameters) {
       tier_ = std::make_shared<FileTier>(device, offload_test::options_at(offload_test::disk_folder(), 4096));
-      if (technique_.offloads) net_->offload_to(tier_);
     }
+    {
+      const ParameterStoreScope store(technique_.offloads_parameters ? std::make_shared<memory::TierStore>(tier_)
+                                                                     : nullptr);
+      net_ = make(device);
+    }
+    if (technique_.offloads) net_->offload_to(tier_);
+    optimizer_ = net_->make_optimizer();
     options_.clip_norm = technique_.clip_norm;
     options_.micro_batches = technique_.micro_batches;
     options_.micro_samples = net_->samples();
@@ -86,6 +93,7 @@ class Run final : public nn::TrainingRun {
   }
 
   Trajectory state(int step = 0) const {
+    const ParameterUse use;
     Trajectory all;
     for (const auto& [item, name, tensor] : tensors()) all.push_back({step, item, name, bytes_of(tensor)});
     const std::int64_t updates = optimizer_->step_count();
@@ -99,9 +107,11 @@ class Run final : public nn::TrainingRun {
   }
 
   void restore(const Trajectory& state) {
+    const ParameterUse use;
     const auto list = tensors();
     for (std::size_t i = 0; i < list.size(); ++i) {
       testing::put_bytes(std::get<2>(list[i]), state[i].bytes.data());
+      if (const auto& storage = std::get<2>(list[i]).storage()) storage->bump_version();
     }
     optimizer_->set_step_count(read<std::int64_t>(state[list.size()].bytes));
     if (scaler_) scaler_->set_state(read<optim::GradScalerState>(state[list.size() + 1].bytes));
@@ -120,6 +130,7 @@ class Run final : public nn::TrainingRun {
         std::count_if(times_.recompute.begin(), times_.recompute.end(), [](double seconds) { return seconds > 0; }));
     figures.activation_peak_bytes = stack.ledger->max_allocated(Category::activation);
     figures.gradient_peak_bytes = stack.ledger->max_allocated(Category::gradient);
+    figures.parameter_peak_bytes = stack.ledger->max_allocated(Category::parameter);
     figures.moved_blocks = stack.arena->statistics().moved_blocks;
     if (tier_) figures.tier_writes = tier_->statistics().writes;
     if (stack.placed) figures.placed = stack.placed->statistics();

@@ -68,6 +68,7 @@ struct Technique {
   std::vector<StepPlan> placement = {};  ///< by these plans; empty: by those of a dry run
   bool moves_blocks = false;             ///< every block is moved before every allocation
   bool offloads = false;                 ///< saved tensors of some operators are on a disk until backward
+  bool offloads_parameters = false;      ///< parameters are on a disk between uses
   bool offloads_gradients = false;       ///< gradients are on a disk until their parameter is updated
   bool sends_state = false;              ///< all state goes to a disk and back before every step
   /// For mutants: called when the loss is recorded, and when the last gradient is complete.
@@ -91,7 +92,7 @@ using Trajectory = std::vector<Entry>;
 /// What a run did besides: whether the technique was in force.
 struct Figures {
   std::size_t recomputed = 0;  ///< nodes of the last recording that ran again
-  std::size_t activation_peak_bytes = 0, gradient_peak_bytes = 0;
+  std::size_t activation_peak_bytes = 0, gradient_peak_bytes = 0, parameter_peak_bytes = 0;
   std::uint64_t moved_blocks = 0;
   std::uint64_t tier_writes = 0;
   std::size_t leaked_bytes = 0;  ///< that were still there when everything had died

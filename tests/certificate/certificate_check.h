@@ -16,7 +16,9 @@ inline Certificate check_certificate(Certifier& certifier, const Technique& tech
   const Figures& figures = certificate.figures;
   CHECK(figures.leaked_bytes == 0);
   CHECK((figures.moved_blocks > 0) == technique.moves_blocks);
-  CHECK((figures.tier_writes > 0) == (technique.offloads || technique.sends_state || technique.offloads_gradients));
+  CHECK((figures.tier_writes > 0) ==
+        (technique.offloads || technique.sends_state || technique.offloads_gradients || technique.offloads_parameters));
+  CHECK((figures.parameter_peak_bytes < certificate.plain.parameter_peak_bytes) == technique.offloads_parameters);
   CHECK(figures.placed.steps == (technique.is_placed ? certified_steps : 0));
   CHECK(figures.placed.deviations == 0);
   CHECK(figures.placed.dynamic_steps == 0);
@@ -41,7 +43,8 @@ inline FailureWalk check_walk(const MakeNet& make, const Technique& technique, F
   const FailureWalk walk = walk_failures(make, technique, place, device);
   INFO(walk.requests << " requests");
   CHECK(walk.requests > (place == FailPlace::tensors ? 100 : 0));
-  const bool may_be_partial = technique.fuses == nn::FusedUpdate::unsecured || technique.offloads_gradients;
+  const bool may_be_partial = technique.fuses == nn::FusedUpdate::unsecured || technique.offloads_gradients ||
+                              (technique.offloads_parameters && place == FailPlace::tensors);
   CHECK((walk.partial > 0) == may_be_partial);
   CHECK(walk.clean > 0);
   CHECK(walk.clean + walk.partial == walk.requests);
@@ -52,7 +55,8 @@ inline FailureWalk check_walk(const MakeNet& make, const Technique& technique, F
   CHECK(walk.different == 0);
   CHECK(walk.figures.placed.dynamic_steps == 0);
   CHECK((walk.figures.moved_blocks > 0) == technique.moves_blocks);
-  CHECK((walk.figures.tier_writes > 0) == (technique.offloads || technique.offloads_gradients));
+  CHECK((walk.figures.tier_writes > 0) ==
+        (technique.offloads || technique.offloads_gradients || technique.offloads_parameters));
   return walk;
 }
 

@@ -111,6 +111,39 @@ TEST_CASE("certificate: where blocks lie", "[certificate]") {
   });
 }
 
+TEST_CASE("certificate: parameters that are away between uses", "[certificate]") {
+  if (!has_disk()) return;
+  constexpr nn::FusedUpdate secured = nn::FusedUpdate::secured, unsecured = nn::FusedUpdate::unsecured;
+  for_each_net([](Certifier& certifier) {
+    check_certificate(certifier, {.name = "parameters away", .offloads_parameters = true});
+    check_certificate(
+        certifier,
+        {.name = "clipped, placed, parameters away", .clip_norm = 0.1, .is_placed = true, .offloads_parameters = true});
+    check_certificate(certifier, {.name = "fused, moved, parameters away",
+                                  .fuses = unsecured,
+                                  .moves_blocks = true,
+                                  .offloads_parameters = true});
+    check_segments(certifier, {.name = "segments, fused, placed, parameters away",
+                               .forward = nested(),
+                               .fuses = secured,
+                               .is_placed = true,
+                               .offloads_parameters = true});
+    check_segments(certifier, {.name = "micro-batches, parameters away",
+                               .forward = every_kth(2),
+                               .micro_batches = 2,
+                               .offloads_parameters = true});
+    check_certificate(certifier, {.name = "everything away, clipped, placed",
+                                  .clip_norm = 0.1,
+                                  .is_placed = true,
+                                  .offloads = true,
+                                  .offloads_parameters = true,
+                                  .offloads_gradients = true});
+    for (const auto& plan : random_plans(certifier.net(), {}, 5, 70)) {
+      check_certificate(certifier, {.name = "random plan, parameters away", .plan = plan, .offloads_parameters = true});
+    }
+  });
+}
+
 TEST_CASE("certificate: when parameters are updated", "[certificate]") {
   for_each_net([](Certifier& certifier) {
     check_certificate(certifier, {.name = "fused", .fuses = nn::FusedUpdate::unsecured});

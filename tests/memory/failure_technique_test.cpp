@@ -53,6 +53,15 @@ TEST_CASE("failure technique: tensors on a disk", "[failure][certificate]") {
   check_walks({.name = "gradients offloaded", .clip_norm = 0.1, .offloads_gradients = true});
 }
 
+TEST_CASE("failure technique: parameters on a disk", "[failure][certificate]") {
+  if (offload_test::disk_folder().empty()) return;
+  check_walks({.name = "parameters offloaded", .offloads_parameters = true});
+  check_walks({.name = "segments, parameters offloaded, placed",
+               .forward = square_root(),
+               .is_placed = true,
+               .offloads_parameters = true});
+}
+
 TEST_CASE("failure technique: when parameters are updated", "[failure][certificate]") {
   constexpr nn::FusedUpdate secured = nn::FusedUpdate::secured, unsecured = nn::FusedUpdate::unsecured;
   check_walks({.name = "fused", .fuses = unsecured});

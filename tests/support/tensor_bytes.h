@@ -7,6 +7,7 @@
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble::testing {
@@ -16,6 +17,7 @@ using Bytes = std::vector<std::byte>;
 inline Bytes bytes_of(const Tensor& t) {
   Bytes bytes(t.bytes());
   if (bytes.empty()) return bytes;
+  fetch_parameters(t);
   launch(t.device(), [&](const Addresses& at) {
     if (t.device().is_cuda()) {
       kernels::device_runtime(t.device()).download(bytes.data(), at(t), bytes.size());
@@ -29,6 +31,7 @@ inline Bytes bytes_of(const Tensor& t) {
 /// Nothing on a dry device.
 inline void put_bytes(const Tensor& t, const void* from) {
   if (t.bytes() == 0) return;
+  fetch_parameters(t);
   launch(t.device(), [&](const Addresses& at) {
     if (t.device().is_cuda()) {
       kernels::device_runtime(t.device()).upload(at(t), from, t.bytes());

@@ -1,0 +1,114 @@
+#pragma once
+// Parameters that come and go in units: fetched before use, let go after, the next unit read ahead. What a fetch is,
+// the class below it says: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
+//
+//   units, read ahead 1        0 1 2 3 ...
+//   an operator of unit 0      U r            used, being read
+//   of unit 1                    U r
+//   of unit 2                      U r
+//   backward of unit 2             U          the direction turns with the next
+//   of unit 1                  r U
+//
+// Policy
+// - Parameters that are put away one after the other under one module path are a unit: a linear layer's weight and
+//   bias. With `unit_bytes` further modules join them while the unit has no more than that.
+// - At most 1 + read_ahead units are here, or those that one operator needs, where they are more. What goes is the unit
+//   that was used longest ago, and no unit that somebody has pinned.
+// - The next unit is the neighbour in the direction of the last move: forward, backward, and an update in the order of
+//   the parameters tell it themselves. It is asked for as soon as a unit is used, so that it comes meanwhile.
+// - A unit that goes is written where a version has changed since it came, and is gone when that is done. Where it
+//   cannot be written it stays here: nothing is lost, and the next call tries again.
+// - What is here and when follows from the calls alone: a dry run predicts it.
+//
+// Bytes: units that are used one after the other, in either direction, need those of the largest 1 + read_ahead
+// neighbours (peak_bytes). A unit that is used out of turn, a tied embedding at the end, stands beside the last ones.
+//
+// A store is made by std::make_shared: its parameters keep it alive.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/threads/parallel.h>
+
+namespace thimble::memory {
+
+struct UnitOptions {
+  std::size_t unit_bytes = 0;  ///< modules share a unit while it has no more than these; 0: a unit is one module's
+  int read_ahead = 1;          ///< units that come before they are used, >= 0
+};
+
+class UnitStore : public ParameterStore, public std::enable_shared_from_this<UnitStore> {
+ public:
+  void put_away(const Tensor& parameter) final;
+  void fetch(std::span<Storage* const> storages) final;
+  void let_go() final;
+  void forget(const Storage& storage) noexcept final;
+
+  /// Sizes of the units in the order they were made, in bytes.
+  std::vector<std::size_t> unit_bytes() const;
+  /// Of the largest 1 + read_ahead neighbours.
+  std::size_t peak_bytes() const;
+
+ protected:
+  /// Throws ValueError for a negative read_ahead.
+  explicit UnitStore(const UnitOptions& options);
+
+  /// What follows names a parameter by its number, in the order in which they were put away. `at` is the address of its
+  /// bytes, pinned until the call that ends the transfer.
+  ///
+  /// The bytes of a parameter, at first and after each change: they are kept when end_write() returns. What was kept
+  /// before is of no use any more, also where these throw: FileError, OutOfMemory, DeviceError.
+  virtual void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) = 0;
+  virtual void end_write(std::uint32_t parameter) = 0;
+  /// Begins to bring the bytes of what was written last, and ends it. Both throw FileError; it can be tried again.
+  virtual void begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) = 0;
+  virtual void end_read(std::uint32_t parameter) = 0;
+  /// Ends what is under way, and keeps nothing of the parameter.
+  virtual void drop(std::uint32_t parameter) noexcept = 0;
+
+ private:
+  enum class Where : std::uint8_t { away, coming, here };
+  struct Entry {
+    Storage* storage;       // null: it has ended
+    std::uint32_t version;  // of the bytes that are kept
+    std::uint32_t unit;
+    bool is_moving = false;  // a transfer has begun and not ended
+  };
+  struct Unit {
+    std::uint32_t first, end;  // entries
+    std::size_t bytes;
+    PathId path;  // of the module that it ends with
+    Where where = Where::away;
+    std::uint64_t used = 0;  // the last call that needed it
+  };
+
+  bool has(const Storage* storage) const noexcept { return storage != nullptr && storage->store().get() == this; }
+  Unit& unit_for(const Storage& storage, std::uint32_t index);
+  std::span<Entry> entries_of(const Unit& unit) noexcept;
+  std::uint32_t index_of(const Entry& entry) const noexcept {
+    return static_cast<std::uint32_t>(&entry - entries_.data());
+  }
+  void begin(Unit& unit);
+  void end(Unit& unit);
+  void take_back(Unit& unit) noexcept;
+  void transfer(Entry& entry, FunctionRef<void(std::byte*)> begin);
+  void begin_write(Entry& entry);
+  void end_write(Entry& entry);
+  void evict(Unit& unit);
+  bool is_pinned(const Unit& unit) const noexcept;
+  void make_room(std::size_t coming, std::size_t most);
+  void read_ahead();
+
+  UnitOptions options_;
+  std::vector<Entry> entries_;
+  std::vector<Unit> units_;
+  std::vector<std::uint32_t> here_;  // units that are not away, the one used longest ago first
+  std::uint64_t uses_ = 0;
+  std::uint32_t last_ = 0;  // unit that was used last
+  bool is_backward_ = false;
+};
+
+}  // namespace thimble::memory
