@@ -51,8 +51,9 @@
 #include <thimble/nn/quant/quantized_model.h>
 #include <thimble/nn/quant/weight_only.h>
 
-// Many ranks: communicators, and ranks as threads.
+// Many ranks: communicators, ranks as threads and as processes.
 #include <thimble/dist/communicator.h>
+#include <thimble/dist/mpi.h>
 #include <thimble/dist/threads.h>
 
 // The models that come with it, by name.

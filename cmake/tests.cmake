@@ -89,6 +89,21 @@ if(thimble_test_sources)
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
 endif()
 
+# Ranks under the launcher of each MPI that was found; skipped, not passed, where none was.
+thimble_add_program(thimble_mpi_ranks tests/dist/mpi_ranks.cpp tests/dist/rank_cases.cpp)
+target_include_directories(thimble_mpi_ranks PRIVATE tests)
+foreach(name IN ITEMS openmpi mpich)
+  string(TOUPPER ${name} upper)
+  set(mpirun "")
+  if(name IN_LIST thimble_mpi)
+    add_dependencies(thimble_mpi_ranks thimble_${name})
+    set(mpirun ${THIMBLE_${upper}_MPIRUN})
+  endif()
+  thimble_add_test(ranks.${name} COMMAND sh ${PROJECT_SOURCE_DIR}/tests/dist/mpi.sh "${mpirun}" $<TARGET_FILE:thimble_mpi_ranks>
+                                         ${PROJECT_BINARY_DIR}/ranks_${name})
+  set_tests_properties(ranks.${name} PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
+endforeach()
+
 # Training beside PyTorch, where THIMBLE_PYTHON names a Python that has it; skipped, not passed, where it does not.
 if(TARGET thimble_parity)
   thimble_add_test(parity COMMAND sh ${PROJECT_SOURCE_DIR}/bench/parity/run.sh $<TARGET_FILE:thimble_parity>)

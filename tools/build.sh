@@ -4,6 +4,7 @@ set -euo pipefail
 
 program_packages="g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev zlib1g-dev"
 test_packages="$program_packages catch2"
+mpi_packages="libopenmpi-dev openmpi-bin libmpich-dev mpich" # never needed
 cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 
 # A compiler cache is used where there is one. Paths in it are relative to this tree, so that clones share it.

@@ -1,0 +1,54 @@
+# Modules for MPI, one for each MPI that is found by its compiler wrapper: Open MPI, MPICH, both or none. The library
+# loads one where a launcher of that MPI started it, so neither the library nor a program links MPI.
+#   THIMBLE_MPI  ON: build those that are found (default)      OFF: do not look
+# Sets thimble_mpi to the names of the modules; THIMBLE_<NAME>_MPIRUN is the launcher of one.
+option(THIMBLE_MPI "Build a module for each MPI that is found" ON)
+set(thimble_mpi "")
+set(thimble_module_dir ${CMAKE_INSTALL_LIBDIR}/thimble)
+
+# What the wrapper `name` adds to a compiler's line, as words; an argument it does not know is an error of this MPI.
+function(thimble_mpi_words result wrapper)
+  execute_process(COMMAND ${wrapper} ${ARGN} OUTPUT_VARIABLE line ERROR_QUIET RESULT_VARIABLE status
+                  OUTPUT_STRIP_TRAILING_WHITESPACE)
+  separate_arguments(words UNIX_COMMAND "${line}")
+  if(NOT status EQUAL 0)
+    set(words "")
+  endif()
+  set(${result} ${words} PARENT_SCOPE)
+endfunction()
+
+# thimble_add_mpi(name ask_compile ask_link): a wrapper called `<something>.<name>` (Debian) or `mpicc` is asked for its
+# flags in the words of this MPI. The other MPI's wrapper refuses them.
+function(thimble_add_mpi name ask_compile ask_link)
+  string(TOUPPER ${name} upper)
+  find_program(THIMBLE_${upper}_CC NAMES mpicc.${name} mpicc DOC "The compiler wrapper of ${name}")
+  if(NOT THIMBLE_${upper}_CC)
+    return()
+  endif()
+  thimble_mpi_words(compile ${THIMBLE_${upper}_CC} ${ask_compile})
+  thimble_mpi_words(link ${THIMBLE_${upper}_CC} ${ask_link})
+  list(FILTER compile INCLUDE REGEX "^-I")
+  list(TRANSFORM compile REPLACE "^-I" "")
+  list(FILTER link INCLUDE REGEX "^-(L|l|Wl,-rpath)")
+  if(NOT link)
+    return()
+  endif()
+  get_filename_component(folder ${THIMBLE_${upper}_CC} DIRECTORY)
+  find_program(THIMBLE_${upper}_MPIRUN NAMES mpirun.${name} mpirun HINTS ${folder} DOC "The launcher of ${name}")
+  add_library(thimble_${name} MODULE dist/module/mpi.cpp)
+  thimble_own_target(thimble_${name})
+  target_compile_features(thimble_${name} PRIVATE cxx_std_20)
+  target_include_directories(thimble_${name} PRIVATE ${thimble_include_dir})
+  target_include_directories(thimble_${name} SYSTEM PRIVATE ${compile})
+  target_link_libraries(thimble_${name} PRIVATE ${link})
+  set_target_properties(thimble_${name} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  if(THIMBLE_INSTALL)
+    install(TARGETS thimble_${name} LIBRARY DESTINATION ${thimble_module_dir})
+  endif()
+  set(thimble_mpi ${thimble_mpi} ${name} PARENT_SCOPE)
+endfunction()
+
+if(THIMBLE_MPI)
+  thimble_add_mpi(openmpi --showme:compile --showme:link)
+  thimble_add_mpi(mpich -compile-info -link-info)
+endif()

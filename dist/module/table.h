@@ -1,0 +1,27 @@
+#pragma once
+// What a module offers that is built with one MPI (mpi.cpp: thimble_openmpi.so, thimble_mpich.so). The library links no
+// MPI: it loads a module where a launcher of that MPI started the process. Bytes move, and nothing else.
+
+#include <cstdint>
+
+namespace thimble::dist {
+
+/// Functions return 0, or an error for `text`. Ranks are those of all processes of the launch.
+struct MpiTable {
+  const char* name;  ///< "Open MPI"
+  /// Begins MPI, for one thread; `most_tag`: tags go from 0 to this one.
+  int (*start)(int* rank, int* size, int* most_tag);
+  int (*send)(const void* data, int bytes, int to, int tag, std::intptr_t* request);
+  /// Takes the next message of a rank, if there is one: its size and a handle for `receive`.
+  int (*probe)(int from, int tag, int* is_there, int* bytes, std::intptr_t* message);
+  int (*receive)(void* data, int bytes, std::intptr_t message, std::intptr_t* request);
+  int (*test)(std::intptr_t* request, int* is_done);
+  void (*text)(int error, char* text, int bytes);
+  void (*abort)(int status);
+  int (*finish)();
+};
+
+/// Of each module, under the name "thimble_mpi_table".
+using MpiTableFunction = const MpiTable* (*)();
+
+}  // namespace thimble::dist

@@ -1,0 +1,76 @@
+#!/bin/sh
+# Runs ranks under a launcher of MPI: the table of cases on 1 to 4 processes, then every way to fail. A failure ends all
+# ranks within 10 s, with a status that is not 0, with the text of the rank that failed first, and leaves no process.
+#
+#   mpi.sh MPIRUN MPI_RANKS WORK_DIR
+set -eu
+mpirun=$1 ranks=$2 work=$3
+if [ -z "$mpirun" ]; then
+  echo "SKIPPED: this MPI was not found"
+  exit 77
+fi
+rm -rf "$work"
+mkdir -p "$work"
+PIDS=$work
+export PIDS
+
+# For Open MPI, which does neither unless it is told to: more ranks than processors, and ranks of root.
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+launch() { # launch N WORD...
+  n=$1
+  shift
+  timeout 120 "$mpirun" -n "$n" "$ranks" "$@"
+}
+fail() {
+  echo "FAILED: $*" >&2
+  cat "$work/out" "$work/err" >&2
+  exit 1
+}
+
+for n in 1 2 3 4; do
+  launch "$n" cases >"$work/out" 2>"$work/err" || fail "cases on $n ranks"
+  echo "all cases on $n ranks"
+done
+
+# ends_all N WORD TEXT: the first line of standard error that is ours is TEXT, before a word of the launcher.
+ends_all() {
+  n=$1 word=$2 text=$3
+  : >"$work/pids"
+  begin=$(date +%s)
+  if launch "$n" "$word" >"$work/out" 2>"$work/err"; then fail "$word on $n ranks: status 0"; fi
+  took=$(($(date +%s) - begin))
+  [ "$took" -le 10 ] || fail "$word on $n ranks: took $took s"
+  if [ -n "$text" ]; then
+    sed '/^$/d' "$work/err" | head -n 1 | grep -qF "$text" || fail "$word on $n ranks: the first line is not \"$text\""
+  fi
+  [ "$(wc -l <"$work/pids")" -eq "$n" ] || fail "$word: $n ranks did not start"
+  while read -r pid; do
+    while kill -0 "$pid" 2>/dev/null; do # a launcher may end before its last rank has
+      [ $(($(date +%s) - begin)) -le 10 ] || fail "$word on $n ranks: process $pid is still there"
+      sleep 0.2
+    done
+  done <"$work/pids"
+  echo "$word on $n ranks: $took s: $(sed '/^$/d' "$work/err" | head -n 1)"
+}
+
+for n in 2 4; do
+  ends_all $n throw "rank 1 of $n: matmul: inner sizes differ, lhs (2, 3), rhs (4, 5)"
+  ends_all $n unwind "rank 1 of $n: arena: no room"
+  ends_all $n memory "rank 1 of $n: std::bad_alloc"
+  ends_all $n thread "rank 1 of $n: barrier: "
+  ends_all $n abort "rank 1 of $n: the data is gone"
+  ends_all $n kill ""
+  ends_all $n hang ": barrier: rank "
+  grep -qF " has waited for 3000 ms for " "$work/err" || fail "hang: no timeout"
+done
+count=$("$ranks" count)
+i=0
+while [ $i -lt "$count" ]; do
+  ends_all 3 "fault$i" "rank "
+  "$ranks" texts $i >"$work/texts"
+  while read -r text; do
+    grep -qF "$text" "$work/err" || fail "fault$i: no \"$text\""
+  done <"$work/texts"
+  i=$((i + 1))
+done
