@@ -45,6 +45,15 @@ void set_gradient(const Tensor& parameter, Tensor gradient) {
   parameter.grad() = as_gradient(std::move(gradient));
 }
 
+/// All pieces of a parameter, of every rank.
+void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<void(const Piece&)> f) {
+  for (const std::vector<Piece>& pieces : bucket.pieces) {
+    for (const Piece& piece : pieces) {
+      if (piece.parameter == parameter) f(piece);
+    }
+  }
+}
+
 std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain - 1) / shard_grain; }
 
 }  // namespace data_parallel_detail
@@ -55,13 +64,10 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
     : ranks_(ranks),
       whole_(std::move(parameters)),
       options_(options),
-      buckets_(make_buckets(whole_, ranks.size(), options.buckets)),
+      buckets_(buckets_of(options)),
       updated_at_(whole_.size(), none),
       loads_(buckets_.size()),
       has_gradient_(whole_.size(), false) {
-  if (options.zero < 0 || options.zero > 2) {
-    throw ValueError("data parallel: stage " + std::to_string(options.zero) + " of ZeRO; allowed are 0, 1 and 2");
-  }
   make_leaves();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const Bucket& bucket = buckets_[b];
@@ -81,6 +87,24 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
 
 DataParallel::~DataParallel() { drop_gradients(); }
 
+std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options) {
+  if (options.zero < 0 || options.zero > 3) {
+    throw ValueError("data parallel: stage " + std::to_string(options.zero) + " of ZeRO; allowed are 0 to 3");
+  }
+  if (options.zero < 3) return make_buckets(whole_, size(), options.buckets);
+  for (const optim::Named& p : whole_) {
+    const Storage* const storage = p.tensor.storage().get();
+    const auto store = storage != nullptr ? std::dynamic_pointer_cast<ShardStore>(storage->store()) : nullptr;
+    if (store == nullptr || (store_ != nullptr && store != store_)) {
+      throw ValueError("data parallel: in stage 3 of ZeRO all parameters are in one ShardStore; " + p.name + " is not");
+    }
+    store_ = store;
+  }
+  return make_buckets(whole_, size(), options.buckets, [&](std::size_t i, int rank) {
+    return store_->range(*whole_[i].tensor.storage(), rank);
+  });
+}
+
 void DataParallel::make_leaves() {
   std::vector<const Leaf*> leaves;
   std::vector<const Piece*> mine(whole_.size(), nullptr);
@@ -95,16 +119,19 @@ void DataParallel::make_leaves() {
     const bool is_whole = is_gathered() || (mine[i] != nullptr && mine[i]->end - mine[i]->begin == p.tensor.elements());
     if (!is_whole && mine[i] == nullptr) continue;
     updated_at_[i] = updated_.size();
-    if (is_whole) {
+    if (is_whole && store_ == nullptr) {
       updated_.push_back(p);
       continue;
     }
     Shape shape = p.tensor.shape();
-    for (int axis = 0; axis < shape.rank(); ++axis) shape[axis] = 1;
-    shape[shape.rank() - 1] = mine[i]->end - mine[i]->begin;
-    Tensor shard = window_of(p.tensor, mine[i]->begin, shape);
+    if (!is_whole) {
+      for (int axis = 0; axis < shape.rank(); ++axis) shape[axis] = 1;
+      shape[shape.rank() - 1] = mine[i]->end - mine[i]->begin;
+    }
+    Tensor shard = store_ != nullptr ? window_of(store_->shard(*p.tensor.storage()), 0, shape)
+                                     : window_of(p.tensor, mine[i]->begin, shape);
     shard.require_grad();
-    updated_.push_back({p.name, std::move(shard), mine[i]->begin, p.tensor.elements()});
+    updated_.push_back({p.name, std::move(shard), mine[i]->begin, is_whole ? 0 : p.tensor.elements()});
   }
   leaves_ = LeafSet(std::move(leaves));
 }
@@ -174,7 +201,7 @@ void DataParallel::put(const Place& place, Tensor gradient) {
   load.has[place.at] = has_gradient_[parameter] = true;
   ++load.count;
   const Category category = keeps_buckets() ? Category::gradient : Category::communication;
-  const bool is_alone = bucket.parameters.size() == 1 && gradient.is_contiguous() && gradient.is_unshared() &&
+  const bool is_alone = bucket.parameters.size() == 1 && !bucket.offsets.empty() && gradient.is_contiguous() && gradient.is_unshared() &&
                         gradient.storage()->bytes() == gradient.bytes();
   if (is_alone) {  // it is the bucket
     gradient.storage()->set_category(category);
@@ -185,7 +212,15 @@ void DataParallel::put(const Place& place, Tensor gradient) {
     const PathScope path = ranks_path();
     load.all = Tensor::empty({bucket.elements}, bucket.dtype, bucket.device, category);
   }
-  copy_into(window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
+  if (!bucket.offsets.empty()) {
+    copy_into(window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
+    return;
+  }
+  const Tensor dense = contiguous(gradient.detach());
+  for_each_piece(bucket, parameter, [&](const Piece& piece) {
+    const Shape shape{piece.end - piece.begin};
+    copy_into(window_of(load.all, piece.at, shape), window_of(dense, piece.begin, shape));
+  });
 }
 
 void DataParallel::send(std::size_t index) {
@@ -274,7 +309,9 @@ void DataParallel::end_micro_batch() {
     const Bucket& bucket = buckets_[b];
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       if (load.has[k]) continue;
-      fill(window_of(load.all, bucket.offsets[k], {whole_[bucket.parameters[k]].tensor.elements()}), 0);
+      for_each_piece(bucket, bucket.parameters[k], [&](const Piece& piece) {
+        fill(window_of(load.all, piece.at, {piece.end - piece.begin}), 0);
+      });
     }
     send(b);
   }
@@ -287,6 +324,7 @@ void DataParallel::complete_gradients() {
   for (Transit& gather : gathers_) gather.wait();
   gathers_.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) set_gradients(b);
+  if (store_ != nullptr) store_->let_go();  // an update needs shards alone
 }
 
 const Tensor& DataParallel::sums_of(std::size_t bucket) const {
@@ -458,7 +496,7 @@ void DataParallel::share_state(Transaction& transaction) {
 }
 
 void DataParallel::share_parameters() {
-  if (is_gathered() || size() == 1) return;
+  if (is_gathered() || store_ != nullptr || size() == 1) return;
   for (const Bucket& bucket : buckets_) {
     Transit transit;
     const auto window = [&](const Piece& piece) {

@@ -16,6 +16,7 @@
 //   0       parameters, gradients, optimizer state
 //   1       the same, but of the state its shards (dist/shards.h)
 //   2       parameters; of gradients and state its shards
+//   3       shards of all three: the parameters are in a store (dist/shard_store.h)
 //
 // How a gradient goes: backward completes it; it is copied into its bucket (a bucket of one parameter is the gradient);
 // a bucket that is full goes at once, while backward goes on: to each rank its shard, and from each rank this rank's.
@@ -23,7 +24,7 @@
 // one rank. Nobody else adds: communicators move bytes. At most one bucket is on its way, so its bytes are the same in
 // every step.
 //
-// Bytes: in stages 0 and 1 the buckets are the gradients. In stage 2 they live until they have gone, and are counted as
+// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they have gone, and are counted as
 // `communication`; so is in every stage what comes from other ranks, (N - 1) / N of the largest bucket.
 
 #include <cstddef>
@@ -34,6 +35,7 @@
 #include <vector>
 
 #include <thimble/dist/communicator.h>
+#include <thimble/dist/shard_store.h>
 #include <thimble/dist/shards.h>
 #include <thimble/dist/transit.h>
 #include <thimble/optim/accumulate.h>
@@ -42,8 +44,8 @@
 namespace thimble::dist {
 
 struct DataParallelOptions {
-  int zero = 0;                   ///< stage: 0, 1, 2
-  BucketOptions buckets = {};     ///< bytes as PyTorch's (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
+  int zero = 0;                ///< stage: 0, 1, 2, 3
+  BucketOptions buckets = {};  ///< bytes as PyTorch's (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
 };
 
 /// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values: what
@@ -51,7 +53,8 @@ struct DataParallelOptions {
 class DataParallel final : public optim::Ranks {
  public:
   /// The communicator must live as long. Throws ValueError: a stage that there is not, a parameter that is listed twice
-  /// or is not dense.
+  /// or is not dense, in
+  /// stage 3 one that is in no ShardStore or not the same as the others.
   DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options = {});
   ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
@@ -104,6 +107,7 @@ class DataParallel final : public optim::Ranks {
   bool is_gathered() const noexcept { return options_.zero == 0; }
   bool keeps_buckets() const noexcept { return options_.zero < 2; }
   bool sums_in_place() const noexcept { return keeps_buckets() && micro_batches_ == 1; }
+  std::vector<Bucket> buckets_of(const DataParallelOptions& options);
   Tensor shard_of(const Tensor& all, const Bucket& bucket, int rank) const;
   const Tensor& sums_of(std::size_t bucket) const;
   void make_leaves();
@@ -118,6 +122,7 @@ class DataParallel final : public optim::Ranks {
   Communicator& ranks_;
   std::vector<optim::Named> whole_;  // all parameters
   DataParallelOptions options_;
+  std::shared_ptr<ShardStore> store_;  // in stage 3
   std::vector<Bucket> buckets_;
   std::vector<optim::Named> updated_;
   std::vector<std::size_t> updated_at_;  // of each parameter: its place in updated_; none: this rank has nothing of it

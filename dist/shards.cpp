@@ -37,9 +37,23 @@ void cut(Bucket& bucket, const std::vector<optim::Named>& parameters, int ranks,
   }
 }
 
-}  // namespace shards_detail
+void cut_each(Bucket& bucket, int ranks, RangeOf range_of) {
+  bucket.offsets.clear();
+  bucket.bounds.push_back(0);
+  bucket.pieces.resize(static_cast<std::size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) {
+    std::int64_t at = bucket.bounds.back();
+    for (const std::size_t parameter : bucket.parameters) {
+      const Range range = range_of(parameter, r);
+      if (range.size() > 0) bucket.pieces[static_cast<std::size_t>(r)].push_back({parameter, range.begin, range.end, at});
+      at += range.size();
+    }
+    bucket.bounds.push_back(at);
+  }
+}
 
-std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options) {
+std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, int ranks,
+                                 const BucketOptions& options) {
   if (ranks < 1) throw ValueError("make_buckets: " + std::to_string(ranks) + " ranks; allowed are 1 and more");
   std::vector<Bucket> buckets;
   std::vector<std::size_t> open;  // of each dtype and device, the one that is being filled
@@ -62,7 +76,32 @@ std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, in
     bucket.offsets.push_back(bucket.elements);
     bucket.elements += p.elements();
   }
+  return buckets;
+}
+
+}  // namespace shards_detail
+
+Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number) {
+  const auto turn = static_cast<int>(number % static_cast<std::size_t>(ranks));
+  const int part = (rank + ranks - turn) % ranks;
+  const auto bound = [&](int k) {
+    if (k == ranks) return elements;
+    const std::int64_t wanted = elements / ranks * k + elements % ranks * k / ranks;
+    return (wanted + shard_grain / 2) / shard_grain * shard_grain;
+  };
+  return {std::min(bound(part), elements), std::min(bound(part + 1), elements)};
+}
+
+std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options) {
+  std::vector<Bucket> buckets = shards_detail::fill_buckets(parameters, ranks, options);
   for (Bucket& bucket : buckets) shards_detail::cut(bucket, parameters, ranks, options.keeps_parameters);
+  return buckets;
+}
+
+std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options,
+                                 RangeOf range_of) {
+  std::vector<Bucket> buckets = shards_detail::fill_buckets(parameters, ranks, options);
+  for (Bucket& bucket : buckets) shards_detail::cut_each(bucket, ranks, range_of);
   return buckets;
 }
 

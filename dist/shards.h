@@ -16,6 +16,7 @@
 #include <vector>
 
 #include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/threads/parallel.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::dist {
@@ -32,7 +33,7 @@ struct Piece {
 /// Parameters of one dtype on one device.
 struct Bucket {
   std::vector<std::size_t> parameters;  ///< in the order in which they lie here
-  std::vector<std::int64_t> offsets;    ///< of each, in elements
+  std::vector<std::int64_t> offsets;    ///< of each, in elements; none where shards are of each parameter
   std::int64_t elements = 0;
   DType dtype = DType::f32;
   Device device;
@@ -45,14 +46,29 @@ struct Bucket {
   }
 };
 
+struct Range {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t size() const noexcept { return end - begin; }
+};
+
+/// What a rank has of a parameter that is shared out by itself (ZeRO-3): as equal as whole grains allow. The first part
+/// goes to another rank for each `number`, so that small parameters do not all go to one.
+Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number);
+
 struct BucketOptions {
   std::size_t bytes = 25 << 20;   ///< that a bucket has at most, unless one parameter has more; 0: each by itself
   bool keeps_parameters = false;  ///< no parameter is cut
 };
 
+/// Elements that a rank has of a parameter, by its index.
+using RangeOf = FunctionRef<Range(std::size_t parameter, int rank)>;
+
 /// In the order of backward. Parameters with other dtypes between them do not end a bucket. Throws ValueError for ranks
 /// < 1.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks,
                                  const BucketOptions& options = {});
+/// The same where each parameter is shared out by itself: a bucket has all of rank 0, then all of rank 1, and so on.
+std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options,
+                                 RangeOf range_of);
 
 }  // namespace thimble::dist

@@ -19,6 +19,10 @@ class Transit {
   void receive(int from, const Tensor& tensor) {
     if (tensor.bytes() > 0) receives_.push_back({from, address(tensor, written_), tensor.bytes()});
   }
+  /// Into bytes that the caller has pinned.
+  void receive(int from, void* at, std::size_t bytes) {
+    if (bytes > 0) receives_.push_back({from, at, bytes});
+  }
   /// Throws what Communicator::exchange throws.
   void begin(Communicator& ranks) { transfer_ = ranks.exchange(sends_, receives_); }
   /// Throws RankError.

@@ -51,6 +51,7 @@ void UnitStore::put_away(const Tensor& parameter) {
   const auto index = static_cast<std::uint32_t>(entries_.size());
   entries_.push_back({&storage, storage.version(), 0});
   try {
+    add(index, parameter);
     begin_write(entries_.back());
     end_write(entries_.back());
     Unit& unit = unit_for(storage, index);

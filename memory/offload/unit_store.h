@@ -59,6 +59,8 @@ class UnitStore : public ParameterStore, public std::enable_shared_from_this<Uni
   /// What follows names a parameter by its number, in the order in which they were put away. `at` is the address of its
   /// bytes, pinned until the call that ends the transfer.
   ///
+  /// A parameter that is put away for the first time, before its bytes are written. May throw as begin_write does.
+  virtual void add([[maybe_unused]] std::uint32_t parameter, [[maybe_unused]] const Tensor& tensor) {}
   /// The bytes of a parameter, at first and after each change: they are kept when end_write() returns. What was kept
   /// before is of no use any more, also where these throw: FileError, OutOfMemory, DeviceError.
   virtual void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) = 0;

@@ -1,6 +1,7 @@
 // What a rank needs: said by a dry run of that rank alone, measured among all ranks, and in closed form.
 
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ struct Bytes {
   CategoryBytes after_update{}, peaks{};
   std::size_t committed = 0;
   std::uint64_t sent = 0;
-  std::int64_t parameters = 0, shard = 0, buckets = 0;
+  std::int64_t parameters = 0, shard = 0, buckets = 0, tensors = 0;
 };
 
 Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
@@ -79,7 +80,10 @@ Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
   const ResourceScope scope(stack.top);
   Generator generator(3);
   const GeneratorScope draws(generator);
+  std::optional<ParameterStoreScope> shares;
+  if (c.zero == 3) shares.emplace(std::make_shared<dist::ShardStore>(ranks));
   Net net(nn::Placement{device, c.dtype});
+  shares.reset();
   dist::DataParallel parallel(ranks, net.trainable(), {.zero = c.zero, .buckets = {.bytes = c.bucket_bytes}});
   optim::Adam adam(parallel.parameters(), {.rate = 1e-3, .narrow = optim::NarrowUpdate::master});
   Watched watched(parallel, stack);
@@ -98,6 +102,7 @@ Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
   bytes.committed = stack.arena->statistics().peak_committed_bytes;
   bytes.sent = ranks.volume().bytes_sent;
   bytes.parameters = net.parameter_count();
+  bytes.tensors = static_cast<std::int64_t>(net.parameters().size());
   bytes.buckets = static_cast<std::int64_t>(parallel.buckets().size());
   for (const dist::Bucket& bucket : parallel.buckets()) bytes.shard += bucket.shard_elements(ranks.rank());
   return bytes;
@@ -110,7 +115,7 @@ std::size_t at(const CategoryBytes& bytes, Category category) { return bytes[sta
 TEST_CASE("rank bytes: a dry rank alone says what each of N ranks measures", "[dist]") {
   for (const Case& c : {Case{DType::f32, 0, 1, 0, 1 << 16}, Case{DType::f32, 1, 1, 1, 1 << 16},
                         Case{DType::bf16, 2, 1, 1, 1 << 16}, Case{DType::f32, 2, 3, 0, 1 << 14},
-                        Case{DType::f32, 0, 2, 1, 0}, Case{DType::bf16, 1, 2, 0, 25 << 20}}) {
+                        Case{DType::f32, 0, 2, 1, 0}, Case{DType::f32, 3, 1, 1, 1 << 16}, Case{DType::bf16, 3, 2, 0, 25 << 20}, Case{DType::bf16, 1, 2, 0, 25 << 20}}) {
     for (int count = 1; count <= 8; ++count) {
       INFO("ZeRO-" << c.zero << ", " << c.micro_batches << " micro-batches, " << count << " ranks");
       std::mutex lock;
@@ -137,10 +142,11 @@ TEST_CASE("rank bytes: a dry rank alone says what each of N ranks measures", "[d
   }
 }
 
-// 2 bytes of parameter, 2 of gradient, 12 of state: 16 P; 4 P + 12 P / N; 2 P + 14 P / N (Rajbhandari et al. 2020,
-// figure 1). P / N is a shard, which is an equal share but for a grain in each bucket.
+// 2 bytes of parameter, 2 of gradient, 12 of state: 16 P; 4 P + 12 P / N; 2 P + 14 P / N; 16 P / N (Rajbhandari et al.
+// 2020, figure 1). P / N is a shard, which is an equal share but for a grain in each bucket, in stage 3 in each
+// parameter.
 TEST_CASE("rank bytes: model state by the closed forms", "[dist]") {
-  for (int zero = 0; zero <= 2; ++zero) {
+  for (int zero = 0; zero <= 3; ++zero) {
     for (const int count : {1, 2, 4, 8}) {
       for (int r = 0; r < count; ++r) {
         INFO("ZeRO-" << zero << ", rank " << r << " of " << count);
@@ -148,10 +154,11 @@ TEST_CASE("rank bytes: model state by the closed forms", "[dist]") {
         const Bytes bytes = train({DType::bf16, zero, 1, 0, 25 << 20}, *alone, dry(cpu));
         const auto p = static_cast<std::size_t>(bytes.parameters);
         const auto shard = static_cast<std::size_t>(zero == 0 ? bytes.parameters : bytes.shard);
-        CHECK(at(bytes.after_update, Category::parameter) == 2 * p);
+        CHECK(at(bytes.after_update, Category::parameter) == (zero < 3 ? 2 * p : 2 * shard));
         CHECK(at(bytes.after_update, Category::gradient) == (zero < 2 ? 2 * p : 2 * shard));
         CHECK(at(bytes.after_update, Category::optimizer) == 12 * shard);
-        CHECK(bytes.shard <= bytes.parameters / count + 1 + bytes.buckets * dist::shard_grain);
+        const std::int64_t cuts = zero < 3 ? bytes.buckets : bytes.tensors;
+        CHECK(bytes.shard <= bytes.parameters / count + 1 + cuts * dist::shard_grain);
       }
     }
   }
