@@ -7,13 +7,16 @@
 // is lost (standard output, or the curves of --log), 128 + n a training run that a signal ended after its step
 // (docs/training.md).
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <string>
+#include <string_view>
 
 #include <CLI/CLI.hpp>
 
@@ -73,25 +76,31 @@ std::string command_of(const CLI::App& program) {
   return chosen.empty() ? "thimble" : "thimble " + chosen.front()->get_name();
 }
 
-std::string names_of_commands(const CLI::App& program) {
+struct Command {
+  std::string_view name;
+  void (*add)(CLI::App& program);
+};
+
+namespace bench = thimble::bench;
+constexpr Command commands[] = {
+    {"reproduce", bench::add_reproduce}, {"plan", bench::add_plan},       {"train", bench::add_train},
+    {"certify", bench::add_certify},     {"pack", bench::add_pack},       {"quantize", bench::add_quantize},
+    {"inspect", bench::add_inspect},     {"devices", bench::add_devices}, {"models", bench::add_models}};
+
+std::string names_of_commands() {
   std::string names;
-  for (const CLI::App* command : program.get_subcommands([](const CLI::App*) { return true; })) {
-    names += (names.empty() ? "" : ", ") + command->get_name();
-  }
+  for (const Command& command : commands) names += (names.empty() ? "" : ", ") + std::string(command.name);
   return names;
 }
 
-void add_commands(CLI::App& program) {
-  namespace bench = thimble::bench;
-  bench::add_reproduce(program);
-  bench::add_plan(program);
-  bench::add_train(program);
-  bench::add_certify(program);
-  bench::add_pack(program);
-  bench::add_quantize(program);
-  bench::add_inspect(program);
-  bench::add_devices(program);
-  bench::add_models(program);
+/// The command that the first word names, else all of them. A parser with the flags of all holds 130 KiB more of the
+/// heap, for as long as the process lives.
+void add_commands(CLI::App& program, std::string_view first_word) {
+  const auto is_named = [&](const Command& command) { return command.name == first_word; };
+  const bool is_known = std::any_of(std::begin(commands), std::end(commands), is_named);
+  for (const Command& command : commands) {
+    if (!is_known || is_named(command)) command.add(program);
+  }
 }
 
 int run(int argc, char** argv) {
@@ -101,11 +110,11 @@ int run(int argc, char** argv) {
       "exit status: 0 done; 2 bad input; 3 memory (no plan keeps the budget, a limit has no room, out of memory); 4 a "
       "last loss that is not finite; 5 measured otherwise than predicted");
   program.set_version_flag("--version", "thimble " THIMBLE_VERSION);
-  add_commands(program);
+  add_commands(program, argc > 1 ? argv[1] : "");
   try {
     program.parse(argc, argv);
     if (program.get_subcommands().empty()) {
-      return fail("no command; allowed: " + names_of_commands(program) + "; see 'thimble --help'");
+      return fail("no command; allowed: " + names_of_commands() + "; see 'thimble --help'");
     }
   } catch (const CLI::Success& asked) {  // --help, --version
     return program.exit(asked);
@@ -113,7 +122,7 @@ int run(int argc, char** argv) {
     return status.get_exit_code();
   } catch (const CLI::ParseError& error) {
     const std::string command = command_of(program);
-    const std::string allowed = command == "thimble" ? "; commands: " + names_of_commands(program) : "";
+    const std::string allowed = command == "thimble" ? "; commands: " + names_of_commands() : "";
     return fail(error.what() + allowed + "; '" + command + " --help' lists what is allowed");
   }
   return 0;

@@ -32,13 +32,12 @@ Stack make_resource(Device device, Options options) {
 const Stack& default_stack(Device device) {
   // One slot for every device there can be: kind, dryness, index. They are never destroyed, because tensors in static
   // storage may outlive any order of destruction.
-  static auto* const stacks = new std::array<Stack, 2 * 2 * 256>;
+  static constinit std::array<Stack*, 2 * 2 * 256> stacks{};
   static std::mutex mutex;
   const std::size_t slot = (device.is_cuda() ? 512u : 0u) + (device.is_dry ? 256u : 0u) + device.index;
   const std::lock_guard guard(mutex);
-  Stack& stack = (*stacks)[slot];
-  if (stack.top == nullptr) stack = make_resource(device);
-  return stack;
+  if (stacks[slot] == nullptr) stacks[slot] = new Stack(make_resource(device));
+  return *stacks[slot];
 }
 
 }  // namespace memory

@@ -57,9 +57,13 @@ void run(const std::vector<std::string>& names, bool is_quick, const std::string
   }
   const std::vector<std::string> paths = report::write_report(report, folder);
   const report::Tally tally = report::tally(report);
-  std::cout << tally.rows << " rows; predicted == measured in " << tally.equal << " of " << tally.compared
-            << " measured ones; every byte of the theory named in " << tally.named << " of " << tally.with_theory
-            << "; processes within what was promised in " << tally.within << " of " << tally.with_process << "\n";
+  std::cout << tally.rows << " rows, of which " << tally.ran << " ran; predicted == measured in " << tally.equal
+            << " of " << tally.compared << " measured ones; every byte of the theory named in " << tally.named << " of "
+            << tally.with_theory << "; processes within what was promised in " << tally.within << " of " << tally.ran
+            << " that ran\n";
+  if (tally.ran > tally.with_process) {
+    std::cout << tally.ran - tally.with_process << " rows that ran do not know their process: the tables say why\n";
+  }
   if (tally.lacking > 0) std::cout << tally.lacking << " rows were not measured: this machine lacks what they need\n";
   std::cout << "report: " << folder << "/report.html (" << paths.size() << " files in " << folder << ")\n";
   if (options.device.is_cuda() && !options.device.is_dry) {

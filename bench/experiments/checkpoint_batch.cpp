@@ -52,7 +52,8 @@ void fill(report::Row& row, const Measurement& m) {
   row.measured_bytes = static_cast<std::int64_t>(m.measured.kept);
   row.compared = {{"peak", static_cast<std::int64_t>(m.peaks.predicted.peak_bytes),
                    static_cast<std::int64_t>(m.peaks.measured.peak_bytes)}};
-  add_process(row, m.peaks.predicted.peak_bytes, m.peaks.measured);
+  add_process(row, m.peaks.predicted.peak_bytes, process_bytes(m.peaks.measured));
+  add_process(row, m.predicted.process.arena_bytes, m.measured.process);
   row.numbers = {{"live", static_cast<double>(m.peaks.predicted.peak_live_bytes)},
                  {"peak", static_cast<double>(m.peaks.predicted.peak_bytes)},
                  {"peak_measured", static_cast<double>(m.peaks.measured.peak_bytes)},

@@ -79,6 +79,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup, const F
   row.theory_bytes = theory_bytes(setup, schedule);
   row.predicted_bytes = static_cast<std::int64_t>(predicted.kept);
   row.measured_bytes = static_cast<std::int64_t>(measured.kept);
+  add_process(row, predicted.process.arena_bytes, measured.process);
   row.compared = {{"peak", static_cast<std::int64_t>(predicted.peak), static_cast<std::int64_t>(measured.peak)}};
   row.numbers = {{"peak", static_cast<double>(predicted.peak)},
                  {"peak_measured", static_cast<double>(measured.peak)},

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/report/experiment.h>
 #include <thimble/bench/runs/setup.h>
 #include <thimble/core/tensor/device.h>
@@ -100,6 +101,7 @@ struct ForwardBytes {
   std::size_t input = 0;       ///< the batch
   /// Activation bytes at and below a module path.
   std::vector<std::pair<std::string, std::size_t>> by_path;
+  ProcessBytes process;  ///< of the forward
 };
 ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<std::string>& paths);
 

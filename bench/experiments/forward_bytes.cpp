@@ -6,6 +6,7 @@ namespace thimble::bench {
 
 ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<std::string>& paths) {
   const memory::Stack stack = memory::make_resource(device);
+  const PartWatch watch(device);
   const ResourceScope scope(stack.top);
   Generator generator(setup.seed);
   const GeneratorScope random(generator);
@@ -21,6 +22,7 @@ ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<
   for (const std::string& path : paths) {
     bytes.by_path.emplace_back(path, stack.ledger->bytes(Category::activation, path));
   }
+  bytes.process = watch.bytes(*stack.arena, tape.node_count());
   return bytes;
 }
 

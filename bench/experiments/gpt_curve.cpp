@@ -60,11 +60,13 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
   constexpr const char* layers = "gpt.h";
   report::Row row;
   row.config = {{"model", std::string(subject.name)}, {"what", what}};
-  const auto kept = [&](Device device) {
-    return static_cast<std::int64_t>(pass_bytes(device, setup, technique, layers).kept_layers);
-  };
-  row.predicted_bytes = kept(dry(options.device));
-  if (subject.is_measured) row.measured_bytes = kept(options.device);
+  const PassBytes predicted = pass_bytes(dry(options.device), setup, technique, layers);
+  row.predicted_bytes = static_cast<std::int64_t>(predicted.kept_layers);
+  if (subject.is_measured) {
+    const PassBytes measured = pass_bytes(options.device, setup, technique, layers);
+    row.measured_bytes = static_cast<std::int64_t>(measured.kept_layers);
+    add_process(row, predicted.process.arena_bytes, measured.process);
+  }
   return row;
 }
 
@@ -101,7 +103,7 @@ std::vector<report::Row> rows_of(const ExperimentOptions& options, const Subject
     const nn::MemoryProfile measured =
         nn::profile_training(options.device, technique_run(chunked, technique), 2, false, plan.placement);
     rows.back().numbers.emplace_back("peak_measured", static_cast<double>(measured.peak_bytes));
-    add_process(rows.back(), plan.peak_bytes, measured);
+    add_process(rows.back(), plan.peak_bytes, process_bytes(measured));
   }
   for (report::Row& row : rows) {
     const auto share = [&](const report::Row& of) {

@@ -43,8 +43,11 @@ report::Row row_of(const ExperimentOptions& options, const Sizes& s, models::Bui
   const std::string& layer = theory.layers[1].path;
   options.progress("gpt-layer: s " + std::to_string(s.sequence) + ", b " + std::to_string(s.batch) + ", h " +
                    std::to_string(s.width) + ", a " + std::to_string(s.heads));
-  row.predicted_bytes = static_cast<std::int64_t>(forward_bytes(dry(options.device), setup, {layer}).by_path[0].second);
-  row.measured_bytes = static_cast<std::int64_t>(forward_bytes(options.device, setup, {layer}).by_path[0].second);
+  const ForwardBytes predicted = forward_bytes(dry(options.device), setup, {layer});
+  const ForwardBytes measured = forward_bytes(options.device, setup, {layer});
+  row.predicted_bytes = static_cast<std::int64_t>(predicted.by_path[0].second);
+  row.measured_bytes = static_cast<std::int64_t>(measured.by_path[0].second);
+  add_process(row, predicted.process.arena_bytes, measured.process);
   row.numbers = {{"per_token", static_cast<double>(*row.predicted_bytes) / static_cast<double>(s.sequence * s.batch)}};
   return row;
 }

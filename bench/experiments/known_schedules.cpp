@@ -51,6 +51,7 @@ struct Outcome {
   std::vector<int> runs;         ///< forwards of each block
   std::size_t kept = 0;          ///< activations when backward begins
   std::size_t peak = 0;          ///< activations and temporaries at most, without the loss
+  ProcessBytes process;          ///< of forward and backward
   std::vector<float> gradients;  ///< of the first block's weight; empty on a dry device
 };
 
@@ -59,6 +60,7 @@ Outcome run(Device device, std::size_t blocks, std::shared_ptr<const TapePlan> p
   memory::Options options = nn::profile_options(device);
   options.trace = true;
   const memory::Stack stack = memory::make_resource(device, std::move(options));
+  const PartWatch watch(device);
   const ResourceScope scope(stack.top);
   Generator generator(11);
   const GeneratorScope random(generator);
@@ -88,7 +90,9 @@ Outcome run(Device device, std::size_t blocks, std::shared_ptr<const TapePlan> p
     return outcome;
   }
   outcome.kept = stack.ledger->bytes(Category::activation);
+  const std::size_t nodes = tape.node_count();
   tape.backward(loss);
+  outcome.process = watch.bytes(*stack.arena, nodes);
   for (const CategoryBytes& bytes : timeline(stack.trace->events())) {
     const auto of = [&](Category category) {
       return static_cast<std::size_t>(bytes[static_cast<std::size_t>(category)]);
@@ -183,6 +187,7 @@ report::Experiment known_schedules_experiment(const ExperimentOptions& options) 
     row.theory_bytes = remat::simulate(chain, schedule.plan).peak_bytes;
     row.predicted_bytes = static_cast<std::int64_t>(predicted.peak);
     row.measured_bytes = static_cast<std::int64_t>(measured.peak);
+    add_process(row, predicted.process.arena_bytes, measured.process);
     row.numbers = {{"forwards_theory", static_cast<double>(schedule.forwards)},
                    {"forwards", static_cast<double>(forwards)},
                    {"kept", static_cast<double>(measured.kept)},

@@ -59,7 +59,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup, Profile
     row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
     row.compared.push_back({"height", static_cast<std::int64_t>(profiles.placed.peak_height_bytes),
                             static_cast<std::int64_t>(measured.peak_height_bytes)});
-    add_process(row, profiles.placed.peak_bytes, measured);
+    add_process(row, profiles.placed.peak_bytes, process_bytes(measured));
   }
   const memory::Placement& placement = profiles.steady.placement;
   const auto ratio_to_load = [&](std::size_t height) {

@@ -128,6 +128,7 @@ report::Experiment precision_bytes_experiment(const ExperimentOptions& options) 
       row.theory_bytes = precision_theory(one, setup, category);
       row.predicted_bytes = predicted.most[i];
       row.measured_bytes = measured.most[i];
+      add_process(row, predicted.process.arena_bytes, measured.process);
       row.numbers = {{"at_peak", static_cast<double>(predicted.at_peak[i])},
                      {"at_peak_measured", static_cast<double>(measured.at_peak[i])}};
       experiment.rows.push_back(row);

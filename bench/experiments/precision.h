@@ -36,7 +36,7 @@ nn::MakeRun precision_run(const Setup& setup, const PrecisionCase& one, Device d
 struct StepBytes {
   report::CategoryBytes most{};     ///< of each category, whenever that was
   report::CategoryBytes at_peak{};  ///< of each, when their sum was largest
-  std::int64_t peak_bytes = 0;      ///< committed
+  ProcessBytes process;             ///< its arena's committed bytes among it
   std::int64_t parameters = 0;      ///< elements
 
   /// What is there while the optimizer runs: parameters, gradients and the optimizer's own.

@@ -61,7 +61,7 @@ std::int64_t StepBytes::state() const noexcept {
 StepBytes step_bytes(Device device, const nn::MakeRun& make) {
   const nn::MemoryProfile profile = nn::profile_training(device, make, 2, true);
   StepBytes bytes;
-  bytes.peak_bytes = static_cast<std::int64_t>(profile.peak_bytes);
+  bytes.process = process_bytes(profile);
   bytes.parameters = profile.parameters;
   bytes.at_peak = report::report_bytes(profile.peak_by_category);
   for (const CategoryBytes& live : timeline(profile.events)) {

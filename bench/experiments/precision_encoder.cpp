@@ -104,10 +104,8 @@ std::vector<double> train_small(const ExperimentOptions& options, std::int64_t b
     const nn::MemoryProfile predicted = nn::profile_training(dry(options.device), training_program(prepared));
     report::Row row = size.row(setup, nn::precision(policy), predicted);
     const TrainReport result = train(prepared);
-    const report::Row measured = training_row({}, result);
-    row.measured_bytes = measured.measured_bytes;
-    row.process_peak_bytes = measured.process_peak_bytes;
-    row.process_promise_bytes = measured.process_promise_bytes;
+    row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
+    add_process(row, result.predicted_peak_bytes, process_bytes(result));
     row.numbers.emplace_back("validation_loss", validation_loss(result));
     if (!rows.empty()) {
       row.numbers.emplace_back("validation_change",

@@ -65,7 +65,7 @@ report::Row exact_row(const TrainOptions& trained, const QuantizeReport& result)
   row.predicted_bytes = static_cast<std::int64_t>(nn::profile_training(dry(cpu), make).peak_bytes);
   const nn::MemoryProfile measured = nn::profile_training(cpu, make);
   row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
-  add_process(row, static_cast<std::size_t>(*row.predicted_bytes), measured);
+  add_process(row, static_cast<std::size_t>(*row.predicted_bytes), process_bytes(measured));
   row.numbers = {{"live", live_bytes(make)},
                  {"file_bytes", static_cast<double>(result.f32_file_bytes)},
                  {"accuracy", *result.accuracy_f32},
@@ -79,6 +79,8 @@ report::Row coarse_row(const TrainOptions& trained, const std::string& calibrato
   row.config = {{"codes", "int8, " + calibrator}};
   row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
   row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
+  add_process(row, result.predicted_peak_bytes,
+              {result.measured_peak_bytes, result.outside, result.process_peak_bytes});
   row.numbers = {
       {"live", live_bytes(int8_inference_run(trained.setup))},
       {"file_bytes", static_cast<double>(result.int8_file_bytes)},
@@ -111,8 +113,10 @@ std::string verdict(const report::Experiment& experiment) {
 
 // The most bytes of each category while a batch passes, in f32 and in 8 bits.
 void add_bytes(const Setup& setup, bool is_int8, report::Experiment& experiment) {
-  const nn::MakeRun make = is_int8 ? int8_inference_run(setup) : inference_run(setup);
-  const StepBytes predicted = step_bytes(dry(cpu), make), measured = step_bytes(cpu, make);
+  const auto bytes_on = [&](Device device) {
+    return step_bytes(device, is_int8 ? int8_inference_run(setup, device) : inference_run(setup));
+  };
+  const StepBytes predicted = bytes_on(dry(cpu)), measured = bytes_on(cpu);
   for (std::size_t i = 0; i < category_count; ++i) {
     const auto category = static_cast<Category>(i);
     report::Row row;
@@ -129,6 +133,7 @@ void add_bytes(const Setup& setup, bool is_int8, report::Experiment& experiment)
     if (category == Category::gradient || category == Category::optimizer) row.theory_bytes = 0;
     row.predicted_bytes = predicted.most[i];
     row.measured_bytes = measured.most[i];
+    add_process(row, predicted.process.arena_bytes, measured.process);
     experiment.rows.push_back(row);
   }
 }

@@ -65,7 +65,11 @@ report::Experiment precision_state_experiment(const ExperimentOptions& options) 
         *row.theory_bytes += *precision_theory(one, setup, category);
       }
       row.predicted_bytes = predicted.state();
-      if (model.is_measured) row.measured_bytes = step_bytes(options.device, training_run(setup)).state();
+      if (model.is_measured) {
+        const StepBytes measured = step_bytes(options.device, training_run(setup));
+        row.measured_bytes = measured.state();
+        add_process(row, predicted.process.arena_bytes, measured.process);
+      }
       const double each = static_cast<double>(predicted.state()) / static_cast<double>(predicted.parameters);
       const auto most = [&](Category category) {
         return static_cast<double>(predicted.most[static_cast<std::size_t>(category)]);

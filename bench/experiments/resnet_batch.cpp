@@ -44,12 +44,12 @@ report::Row row_of(const ExperimentOptions& options, const Family& family, std::
   options.progress("resnet-batch: " + setup.model + ", image " + std::to_string(family.image) + ", batch " +
                    std::to_string(batch));
   // The batch itself is booked as input, but backward keeps it too: the theory counts it.
-  const auto kept = [&](Device device) {
-    const ForwardBytes bytes = forward_bytes(device, setup, {});
-    return static_cast<std::int64_t>(bytes.activation + bytes.input);
-  };
-  row.predicted_bytes = kept(dry(options.device));
-  row.measured_bytes = kept(options.device);
+  const auto kept = [](const ForwardBytes& bytes) { return static_cast<std::int64_t>(bytes.activation + bytes.input); };
+  const ForwardBytes predicted = forward_bytes(dry(options.device), setup, {});
+  const ForwardBytes measured = forward_bytes(options.device, setup, {});
+  row.predicted_bytes = kept(predicted);
+  row.measured_bytes = kept(measured);
+  add_process(row, predicted.process.arena_bytes, measured.process);
   row.numbers = {{"per_image", static_cast<double>(*row.predicted_bytes) / static_cast<double>(batch)}};
   return row;
 }

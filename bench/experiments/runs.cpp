@@ -51,21 +51,6 @@ std::vector<report::Column> loss_columns(int decimals) {
           {"validation_loss", "validation loss", report::Unit::plain, decimals}};
 }
 
-namespace runs_detail {
-
-void add_process(report::Row& row, std::size_t predicted_bytes, const memory::OutsideBytes& outside,
-                 std::size_t process_peak_bytes) {
-  if (outside.total() == 0 || process_peak_bytes == 0) return;
-  row.process_peak_bytes = static_cast<std::int64_t>(process_peak_bytes);
-  row.process_promise_bytes = static_cast<std::int64_t>(predicted_bytes + outside.total());
-}
-
-}  // namespace runs_detail
-
-void add_process(report::Row& row, std::size_t predicted_bytes, const nn::MemoryProfile& measured) {
-  runs_detail::add_process(row, predicted_bytes, measured.outside, measured.process_peak_bytes);
-}
-
 double validation_loss(const TrainReport& result) {
   return result.evaluation ? result.evaluation->loss : std::numeric_limits<double>::quiet_NaN();
 }
@@ -75,7 +60,7 @@ report::Row training_row(std::vector<report::Setting> config, const TrainReport&
   row.config = std::move(config);
   row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
   row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
-  runs_detail::add_process(row, result.predicted_peak_bytes, result.outside, result.process_peak_bytes);
+  add_process(row, result.predicted_peak_bytes, process_bytes(result));
   row.numbers = {{"loss_last", result.loss_last}, {"validation_loss", validation_loss(result)}};
   return row;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <thimble/bench/experiments/experiments.h>
+#include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/runs/training.h>
 
 namespace thimble::bench {
@@ -37,10 +38,6 @@ double validation_loss(const TrainReport& result);
 
 /// Predicted and measured peaks of a run, and its losses.
 report::Row training_row(std::vector<report::Setting> config, const TrainReport& result);
-
-/// The process of a measured run beside its promise: the predicted peak, and what is outside of the arena. Nothing
-/// where the host's bytes are not the run's.
-void add_process(report::Row& row, std::size_t predicted_bytes, const nn::MemoryProfile& measured);
 
 /// "predicted == measured in 12 of 12 runs".
 std::string equal_rows(const report::Experiment& experiment, const std::string& rows = "runs");

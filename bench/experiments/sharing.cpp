@@ -23,8 +23,15 @@ struct Stack {
   std::int64_t shared_parameters() const { return rank * width * kernel * kernel + layers * width * rank; }
 };
 
-std::size_t booked_parameters(Device device, const Stack& stack) {
+/// What is booked when all is made, and the process by then.
+struct Booked {
+  std::size_t bytes;
+  ProcessBytes process;
+};
+
+Booked booked_parameters(Device device, const Stack& stack) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
+  const PartWatch watch(device);
   const ResourceScope scope(resources.top);
   const Tensor basis = nn::make_kernel_basis(stack.rank, stack.width, kernel, {device});
   std::vector<std::unique_ptr<nn::SharedConv2d>> layers;
@@ -32,7 +39,13 @@ std::size_t booked_parameters(Device device, const Stack& stack) {
     layers.push_back(
         std::make_unique<nn::SharedConv2d>(stack.width, basis, Conv2dOptions{.padding = 1}, nn::Placement{device}));
   }
-  return resources.ledger->bytes(Category::parameter);
+  return {resources.ledger->bytes(Category::parameter), watch.bytes(*resources.arena, 0)};
+}
+
+void add_booked(report::Row& row, const Booked& predicted, const Booked& measured) {
+  row.predicted_bytes = static_cast<std::int64_t>(predicted.bytes);
+  row.measured_bytes = static_cast<std::int64_t>(measured.bytes);
+  add_process(row, predicted.process.arena_bytes, measured.process);
 }
 
 report::Row row_of(const ExperimentOptions& options, const Stack& stack) {
@@ -41,8 +54,7 @@ report::Row row_of(const ExperimentOptions& options, const Stack& stack) {
                              std::to_string(stack.width) + ", 3x3"},
                 {"kernels", "shared, rank " + std::to_string(stack.rank)}};
   row.theory_bytes = 4 * stack.shared_parameters();
-  row.predicted_bytes = static_cast<std::int64_t>(booked_parameters(dry(options.device), stack));
-  row.measured_bytes = static_cast<std::int64_t>(booked_parameters(options.device, stack));
+  add_booked(row, booked_parameters(dry(options.device), stack), booked_parameters(options.device, stack));
   row.numbers = {
       {"parameters", static_cast<double>(stack.shared_parameters())},
       {"of_own", static_cast<double>(stack.shared_parameters()) / static_cast<double>(stack.own_parameters())}};
@@ -50,12 +62,13 @@ report::Row row_of(const ExperimentOptions& options, const Stack& stack) {
 }
 
 /// What lives before the first step: weights, statistics, the optimizer's moments.
-std::size_t booked_state(Device device, const Setup& setup) {
+Booked booked_state(Device device, const Setup& setup) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
+  const PartWatch watch(device);
   const ResourceScope scope(resources.top);
   const auto model = models::make_model(setup.model, setup.sizes, {device, setup.dtype});
   const auto optimizer = make_optimizer(setup, *model);
-  return resources.ledger->bytes();
+  return {resources.ledger->bytes(), watch.bytes(*resources.arena, 0)};
 }
 
 Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
@@ -76,8 +89,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup) {
   constexpr std::int64_t moments = 2;
   const models::ModelState state = models::make_theory(setup.model, setup.sizes, setup.dtype).state(moments);
   row.theory_bytes = state.parameters + state.buffers + state.optimizer;
-  row.predicted_bytes = static_cast<std::int64_t>(booked_state(dry(options.device), setup));
-  row.measured_bytes = static_cast<std::int64_t>(booked_state(options.device, setup));
+  add_booked(row, booked_state(dry(options.device), setup), booked_state(options.device, setup));
   const Comparison peaks = compare(options.device, technique_run(setup, {}));
   const PassBytes pass = pass_bytes(dry(options.device), setup, {});
   row.numbers = {{"parameters", static_cast<double>(state.parameter_elements)},
@@ -86,7 +98,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup) {
                  {"peak", static_cast<double>(peaks.predicted.peak_bytes)},
                  {"peak_measured", static_cast<double>(peaks.measured.peak_bytes)},
                  {"ms_per_step", peaks.measured.ms_per_step}};
-  add_process(row, peaks.predicted.peak_bytes, peaks.measured);
+  add_process(row, peaks.predicted.peak_bytes, process_bytes(peaks.measured));
   return row;
 }
 

@@ -34,7 +34,7 @@ report::Row row_of(const ExperimentOptions& options, const Setup& setup, nn::Mem
   if (predicted.peak_bytes <= options.most_measured_bytes) {
     const nn::MemoryProfile measured = nn::profile_training(options.device, training_run(setup), 2);
     row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
-    add_process(row, predicted.peak_bytes, measured);
+    add_process(row, predicted.peak_bytes, process_bytes(measured));
     const auto compare = [&row](const char* name, std::size_t told, std::size_t found) {
       row.compared.push_back({name, static_cast<std::int64_t>(told), static_cast<std::int64_t>(found)});
     };

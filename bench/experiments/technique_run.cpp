@@ -115,7 +115,7 @@ class Run final : public nn::TrainingRun {
     return (optimizer_ ? nn::tier_bytes(*optimizer_, options_) : 0) + (average_ ? average_->tier_bytes() : 0);
   }
 
-  PassBytes pass(const memory::Stack& stack, const std::string& layers) {
+  PassBytes pass(const memory::Stack& stack, const PartWatch& watch, const std::string& layers) {
     const std::size_t first_event = stack.trace->event_count();
     Transaction transaction;
     PassBytes bytes;
@@ -129,7 +129,9 @@ class Run final : public nn::TrainingRun {
       }
       bytes.kept = stack.ledger->bytes(Category::activation);
       bytes.kept_layers = stack.ledger->bytes(Category::activation, layers);
+      const std::size_t nodes = tape.node_count();
       tape.backward(loss);
+      bytes.process = watch.bytes(*stack.arena, nodes);
     }
     const std::vector<CategoryBytes> states = timeline(stack.trace->events());
     for (std::size_t i = first_event; i < states.size(); ++i) {
@@ -219,8 +221,9 @@ PassBytes pass_bytes(Device device, const Setup& setup, const Technique& techniq
   options.trace = true;
   const memory::Stack stack = memory::make_resource(device, std::move(options));
   const ResourceScope scope(stack.top);
+  const PartWatch watch(device);
   technique_run_detail::Run run(setup, technique, device);
-  return run.pass(stack, layers);
+  return run.pass(stack, watch, layers);
 }
 
 bool Comparison::is_equal() const noexcept {

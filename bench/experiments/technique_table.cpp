@@ -252,7 +252,7 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
       compare_figure("resident", compared.predicted.peak_bytes, compared.measured.rss_bytes);
     }
     if (promised_bytes) compare_figure("planned peak", *promised_bytes, compared.predicted.peak_bytes);
-    add_process(row, compared.predicted.peak_bytes, compared.measured);
+    add_process(row, compared.predicted.peak_bytes, process_bytes(compared.measured));
     row.numbers = {{"height", number(compared.predicted.peak_height_bytes)},
                    {"height_measured", number(compared.measured.peak_height_bytes)},
                    {"live", number(compared.predicted.peak_live_bytes)},

@@ -10,6 +10,7 @@
 
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/plan.h>
+#include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/runs/setup.h>
 #include <thimble/memory/remat/schedule.h>
 #include <thimble/nn/step/profile.h>
@@ -63,6 +64,7 @@ struct PassBytes {
   std::size_t kept = 0;         ///< activations when backward begins
   std::size_t kept_layers = 0;  ///< of these, at and below a path
   std::size_t peak = 0;         ///< activations and temporaries together, at most
+  ProcessBytes process;         ///< of the pass
 };
 /// Of the first micro-batch of `technique`, in an arena of its own; `layers` is the path for kept_layers.
 PassBytes pass_bytes(Device device, const Setup& setup, const Technique& technique, const std::string& layers = "");

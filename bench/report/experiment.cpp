@@ -41,7 +41,7 @@ void check_text(const std::string& where, std::initializer_list<std::string_view
 void check_rows(const std::string& where, const Experiment& experiment) {
   static const std::set<std::string> built_in = {
       "config",   "theory_bytes",       "predicted_bytes",       "measured_bytes", "remainder",
-      "compared", "process_peak_bytes", "process_promise_bytes", "lacks"};
+      "compared", "process_peak_bytes", "process_promise_bytes", "no_process",     "lacks"};
   std::set<std::string> columns;
   for (const Column& column : experiment.columns) {
     check_text(where, {column.name, column.title});
@@ -68,7 +68,7 @@ void check_rows(const std::string& where, const Experiment& experiment) {
       if (!seen.insert(name).second) refuse(here, "the number \"" + name + "\" appears twice");
     }
     seen.clear();
-    check_text(here, {row.lacks});
+    check_text(here, {row.lacks, row.no_process});
     for (const Compared& figure : row.compared) {
       check_text(here, {figure.name});
       if (!seen.insert(figure.name).second) refuse(here, "the figure \"" + figure.name + "\" is compared twice");
@@ -177,6 +177,11 @@ std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept {
   return rest;
 }
 
+std::string process_absence(const Row& row) {
+  if (row.process_peak_bytes) return "";
+  return row.measured_bytes ? row.no_process : "nothing ran";
+}
+
 Tally tally(const Experiment& experiment) noexcept {
   Tally result;
   for (const Row& row : experiment.rows) {
@@ -187,6 +192,7 @@ Tally tally(const Experiment& experiment) noexcept {
     const auto unnamed = unnamed_bytes(row);
     result.with_theory += unnamed.has_value() ? 1 : 0;
     result.named += unnamed == 0 ? 1 : 0;
+    result.ran += row.measured_bytes ? 1 : 0;
     const bool has_process = row.process_peak_bytes && row.process_promise_bytes;
     result.with_process += has_process ? 1 : 0;
     result.within += has_process && *row.process_peak_bytes <= *row.process_promise_bytes ? 1 : 0;
@@ -205,6 +211,7 @@ Tally tally(const Report& report) noexcept {
     sum.equal += part.equal;
     sum.with_theory += part.with_theory;
     sum.named += part.named;
+    sum.ran += part.ran;
     sum.with_process += part.with_process;
     sum.within += part.within;
     sum.lacking += part.lacking;

@@ -65,7 +65,8 @@ struct Row {
   /// Resident bytes of the process from the run's set-up on, as the kernel counts them, and what was promised: the
   /// prediction, and what is outside of the arena (memory/process/outside.h). More than that, and the row fails.
   std::optional<std::int64_t> process_peak_bytes = {}, process_promise_bytes = {};
-  std::string lacks = {};  ///< what this machine has not and the measurement needs; empty: nothing
+  std::string no_process = {};  ///< why a measured row has none
+  std::string lacks = {};       ///< what this machine has not and the measurement needs; empty: nothing
 };
 
 /// How an axis is spaced. `log2` marks powers of two, `log10` decades (bytes are always marked at powers of two).
@@ -193,6 +194,9 @@ Match match(const Row& row) noexcept;
 /// theory or prediction is absent.
 std::optional<std::int64_t> unnamed_bytes(const Row& row) noexcept;
 
+/// Why there is no peak of the process: no_process, or that nothing ran; empty: there is one, or nothing is said.
+std::string process_absence(const Row& row);
+
 /// How many rows there are, how many can be compared, and in how many of those all figures are the same integers.
 struct Tally {
   std::size_t rows = 0;
@@ -200,6 +204,7 @@ struct Tally {
   std::size_t equal = 0;
   std::size_t with_theory = 0;   ///< rows in which unnamed_bytes is known
   std::size_t named = 0;         ///< rows in which it is 0
+  std::size_t ran = 0;           ///< rows that a real run was measured for
   std::size_t with_process = 0;  ///< rows in which process_peak_bytes is known
   std::size_t within = 0;        ///< rows in which it is within the promise
   std::size_t lacking = 0;       ///< rows that were not measured because the machine lacks something

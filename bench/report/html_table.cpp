@@ -129,6 +129,8 @@ std::string html_table(const Experiment& experiment) {
   const bool has_predicted = has_any(experiment, &Row::predicted_bytes);
   const bool has_measured = has_any(experiment, &Row::measured_bytes);
   const bool has_process = has_any(experiment, &Row::process_peak_bytes);
+  const bool says_why = std::any_of(experiment.rows.begin(), experiment.rows.end(),
+                                    [](const Row& row) { return !process_absence(row).empty(); });
   std::size_t columns = 0;
   const auto heading = [&columns](const std::string& text, bool is_right_aligned = true) {
     ++columns;
@@ -142,7 +144,8 @@ std::string html_table(const Experiment& experiment) {
   if (has_measured) html += heading("measured");
   if (counts.compared > 0) html += heading("measured<br>\xE2\x88\x92 predicted");
   if (counts.with_theory > 0) html += heading("predicted<br>\xE2\x88\x92 theory");
-  if (has_process) html += heading("process") + heading("promised");
+  if (has_process || says_why) html += heading("process");
+  if (has_process) html += heading("promised");
   for (const Column& column : experiment.columns) html += heading(escape_markup(column.title));
   html += "</tr></thead><tbody>\n";
   for (const Row& row : experiment.rows) {
@@ -153,7 +156,11 @@ std::string html_table(const Experiment& experiment) {
     if (has_measured) html += byte_cell(row.measured_bytes);
     if (counts.compared > 0) html += match_cell(row);
     if (counts.with_theory > 0) html += remainder_cell(row);
-    if (has_process) html += byte_cell(row.process_peak_bytes) + byte_cell(row.process_promise_bytes);
+    if (has_process || says_why) {
+      const std::string why = process_absence(row);
+      html += why.empty() ? byte_cell(row.process_peak_bytes) : number_cell(dash + (" " + escape_markup(why)));
+    }
+    if (has_process) html += byte_cell(row.process_promise_bytes);
     for (const Column& column : experiment.columns) {
       const auto value = find_number(row, column.name);
       html += number_cell(value ? escape_markup(format_quantity(*value, column.unit, column.decimals)) : dash);

@@ -105,6 +105,7 @@ Cells row_cells(const Experiment& experiment, std::string heading, ToCell to_cel
 
 std::string to_table(const Experiment& experiment, const TableOptions& options) {
   using namespace table_detail;
+  const std::string absent = options.is_ascii ? "-" : "\xE2\x80\x93";
   Table table;
   for (const std::string& key : config_keys(experiment)) table.add(setting_cells(experiment, key));
   const auto bytes_of = [&](std::optional<std::int64_t> Row::*member) {
@@ -115,7 +116,10 @@ std::string to_table(const Experiment& experiment, const TableOptions& options) 
   table.add(row_cells(experiment, "measured", bytes_of(&Row::measured_bytes)));
   table.add(row_cells(experiment, options.is_ascii ? "=" : "\xE2\x9C\x93",
                       [&](const Row& row) { return mark_cell(row, options.is_ascii); }));
-  table.add(row_cells(experiment, "process", bytes_of(&Row::process_peak_bytes)));
+  table.add(row_cells(experiment, "process", [&](const Row& row) {
+    const std::string why = process_absence(row);
+    return why.empty() ? byte_cell(row.process_peak_bytes, options.bytes) : absent + " " + why;
+  }));
   table.add(row_cells(experiment, "promised", bytes_of(&Row::process_promise_bytes)));
   for (const Column& column : experiment.columns) {
     table.add(row_cells(experiment, column.title, [&](const Row& row) {
@@ -123,8 +127,7 @@ std::string to_table(const Experiment& experiment, const TableOptions& options) 
       return value ? format_quantity(*value, column.unit, column.decimals) : std::string();
     }));
   }
-  return table.text(experiment.rows.size(), options.is_ascii ? "-" : "\xE2\x94\x80",
-                    options.is_ascii ? "-" : "\xE2\x80\x93");
+  return table.text(experiment.rows.size(), options.is_ascii ? "-" : "\xE2\x94\x80", absent);
 }
 
 }  // namespace thimble::report

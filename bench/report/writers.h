@@ -18,8 +18,8 @@ struct TableOptions {
 };
 
 /// The rows as an aligned table, one line each, numbers right-aligned: settings, theory, predicted, measured, a mark
-/// (a check where predicted == measured, else the difference measured - predicted), further columns. Columns without
-/// any value are left out. Ends with a newline; the first two lines are the headings and a rule.
+/// (a check where predicted == measured, else the difference measured - predicted), the process or why there is none,
+/// further columns. Columns without any value are left out. Ends with a newline; the first two lines are the headings and a rule.
 std::string to_table(const Experiment& experiment, const TableOptions& options = {});
 
 /// The rows as CSV (RFC 4180, "\n" line ends): settings, theory_bytes, predicted_bytes, measured_bytes,
@@ -30,7 +30,7 @@ std::string write_csv(const Experiment& experiment);
 
 /// results.json: {"title","environment":{"version","device","cpu","threads","date",...},"experiments":[{"name","title",
 /// "question","theory","verdict","rows":[{"config":{...},"theory_bytes","predicted_bytes","measured_bytes",
-/// "process_peak_bytes","process_promise_bytes","compared":{NAME:{"predicted","measured"}},"lacks",
+/// "process_peak_bytes","process_promise_bytes","no_process","compared":{NAME:{"predicted","measured"}},"lacks",
 /// "remainder":{NAME: bytes},COLUMN: number,...}]}]}. Absent values and numbers that are not finite are null; a column
 /// appears in every row. Ends with a newline. Throws ValueError as `check` does.
 std::string write_json(const Report& report);

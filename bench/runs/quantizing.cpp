@@ -144,7 +144,10 @@ void quantize_images(const QuantizeOptions& options, models::Model& model, const
   const Tensor first = batch(0);
   report.layers = compare(net, quantized, first);
   report.predicted_peak_bytes = nn::profile_training(dry(options.device), int8_inference_run(options.setup)).peak_bytes;
-  report.measured_peak_bytes = measured_profile(net, scales, first).peak_bytes;
+  const nn::MemoryProfile measured = measured_profile(net, scales, first);
+  report.measured_peak_bytes = measured.peak_bytes;
+  report.outside = measured.outside;
+  report.process_peak_bytes = measured.process_peak_bytes;
   std::tie(report.ms_f32, report.ms_int8) = alternate(
       options.device, [&] { model.forward(first); }, [&] { quantized(first); });
   if (!options.save.empty()) quantized.save(options.save, {{"model", options.setup.model}});
@@ -170,22 +173,20 @@ void quantize_text(const QuantizeOptions& options, models::Model& model, const D
 
 }  // namespace quantizing_detail
 
-nn::MakeRun int8_inference_run(const Setup& setup) {
-  return [setup](Device device) -> std::unique_ptr<nn::TrainingRun> {
-    using namespace quantizing_detail;
-    std::unique_ptr<models::Model> model;
-    std::unique_ptr<FoldedNet> net;
-    {
-      const ResourceScope outside(memory::default_stack(device).top);
-      model = models::make_model(setup.model, setup.sizes, {device, DType::f32});
-      if (model->is_text()) {
-        throw ValueError("int8: " + setup.model + " is a model over text; models over images are allowed");
-      }
-      net = fold(*model, device);
-    }
-    const Tensor batch = model->empty_batch(setup.batch, device).input;
-    return std::make_unique<Int8Run>(*net, unit_scales(net->program()), batch);
+nn::MakeRun int8_inference_run(const Setup& setup, Device device) {
+  using namespace quantizing_detail;
+  const ResourceScope outside(memory::default_stack(device).top);
+  const std::shared_ptr<models::Model> model = models::make_model(setup.model, setup.sizes, {device, DType::f32});
+  if (model->is_text()) {
+    throw ValueError("int8: " + setup.model + " is a model over text; models over images are allowed");
+  }
+  return [batch = setup.batch, model, net = std::shared_ptr<const FoldedNet>(fold(*model, device))](Device on) {
+    return std::make_unique<Int8Run>(*net, unit_scales(net->program()), model->empty_batch(batch, on).input);
   };
+}
+
+nn::MakeRun int8_inference_run(const Setup& setup) {
+  return [setup](Device device) { return int8_inference_run(setup, device)(device); };
 }
 
 QuantizeReport quantize(const QuantizeOptions& options) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <thimble/bench/runs/setup.h>
+#include <thimble/memory/process/outside.h>
 #include <thimble/nn/quant/calibrate.h>
 #include <thimble/nn/quant/error_report.h>
 
@@ -34,6 +35,8 @@ struct QuantizeReport {
   std::optional<double> accuracy_f32, accuracy_int8;        ///< of images
   std::size_t predicted_peak_bytes = 0,
               measured_peak_bytes = 0;  ///< of inference in int8, images: dry run and real run
+  memory::OutsideBytes outside;         ///< of the real one, on the cpu: the bound of what is outside of the arena
+  std::size_t process_peak_bytes = 0;   ///< resident in the process since its set-up; 0: not known
   /// For a batch, the best of several, alternating: of the processor; on a GPU until the device is done.
   double ms_f32 = 0, ms_int8 = 0;
   std::vector<nn::quant::StepError> layers;  ///< on the first calibration batch; of text, of the weights
@@ -48,5 +51,8 @@ QuantizeReport quantize(const QuantizeOptions& options);
 /// What it is made of lives in the default resource of the device. Running throws ValueError for models over text and
 /// for nets that cannot be quantized.
 nn::MakeRun int8_inference_run(const Setup& setup);
+/// The same for runs on this device alone, whose net is made now, and lives as long as what is returned: it is there
+/// when the process of a run is watched.
+nn::MakeRun int8_inference_run(const Setup& setup, Device device);
 
 }  // namespace thimble::bench

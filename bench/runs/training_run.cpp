@@ -18,6 +18,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/tf32.h>
+#include <thimble/core/tensor/recycled.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/child_process.h>
@@ -155,6 +156,59 @@ bool plan_in_child(PreparedTraining& prepared) {
 void release_rooms() {
   SpareTape::release();
   Transaction::release_room();
+  release_recycled();
+}
+
+/// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
+/// end, with the books that counted them.
+void open_training(TrainOptions& options, PreparedTraining& prepared) {
+  const Device on = dry(options.device);
+  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+  const ResourceScope scope(stack.top);
+  prepared.is_text = models::make_model(options.setup.model, {}, {on})->is_text();
+  optimizer_name(options.setup, prepared.is_text);
+  memory::make_resource(options.device);  // is the device there?
+  if (options.device.is_cuda() && options.costs.hardware.empty()) {
+    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
+    options.costs.gpu = gpus.at(options.device.index).name;
+  }
+  check_file("--save", options.save);
+  check_file("--save-weights", options.save_weights);
+  check_folder("--log", options.log);
+  if (!options.save.empty() && options.save == options.save_weights) {
+    throw ValueError("--save-weights: '" + options.save + "' is what --save writes; another name is allowed");
+  }
+  {
+    const auto chosen = models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on));
+    prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
+  }
+  prepared.data->fit(options.setup.sizes);
+  check_techniques(options.setup, prepared.is_text);
+  TrainOptions checked = options;
+  if (options.setup.micro_batches == auto_micro_batches) {
+    if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
+      throw ValueError("--micro-batches: auto needs a --budget to choose for; a number is allowed without one");
+    }
+    checked.setup.micro_batches = 1;
+  }
+  // The data stay, so they come before what goes.
+  const models::ModelOptions sizes =
+      models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on))->options();
+  prepared.data->open(sizes, options.setup.batch, options.setup.seed);
+  Training training(checked, *prepared.data, on);
+  if (options.sample > 0 && !training.can_sample()) {
+    throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
+  }
+  if (!options.resume.empty()) {
+    prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
+  }
+  nn::check_keeping("--save", {options.save, options.keep}, options.steps, options.save_every,
+                    nn::checkpoint_bytes(training.model(), training.optimizer()));
+  if (!options.save_weights.empty()) {
+    nn::try_to_write("--save-weights", options.save_weights);
+    nn::require_space("--save-weights", options.save_weights, nn::weights_file_bytes(training.model()),
+                      nn::free_bytes_at(options.save_weights));
+  }
 }
 
 }  // namespace training_run_detail
@@ -169,49 +223,8 @@ PreparedTraining prepare_training(TrainOptions options) {
   }
   check_recording(options);
   const Tf32Scope products(options.allows_tf32);  // plans count with its rate
-  const Device on = dry(options.device);
-  const bool is_text = models::make_model(options.setup.model, {}, {on})->is_text();
-  optimizer_name(options.setup, is_text);
-  memory::make_resource(options.device);  // is the device there?
-  if (options.device.is_cuda() && options.costs.hardware.empty()) {
-    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
-    options.costs.gpu = gpus.at(options.device.index).name;
-  }
-  detail::check_file("--save", options.save);
-  detail::check_file("--save-weights", options.save_weights);
-  detail::check_folder("--log", options.log);
-  if (!options.save.empty() && options.save == options.save_weights) {
-    throw ValueError("--save-weights: '" + options.save + "' is what --save writes; another name is allowed");
-  }
-
   PreparedTraining prepared;
-  prepared.is_text = is_text;
-  const auto chosen = models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on));
-  prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
-  prepared.data->fit(options.setup.sizes);
-  check_techniques(options.setup, is_text);
-  TrainOptions checked = options;
-  if (options.setup.micro_batches == auto_micro_batches) {
-    if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
-      throw ValueError("--micro-batches: auto needs a --budget to choose for; a number is allowed without one");
-    }
-    checked.setup.micro_batches = 1;
-  }
-  Training training(checked, *prepared.data, on);
-  prepared.data->open(training.model().options(), options.setup.batch, options.setup.seed);
-  if (options.sample > 0 && !training.can_sample()) {
-    throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
-  }
-  if (!options.resume.empty()) {
-    prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
-  }
-  nn::check_keeping("--save", {options.save, options.keep}, options.steps, options.save_every,
-                    nn::checkpoint_bytes(training.model(), training.optimizer()));
-  if (!options.save_weights.empty()) {
-    nn::try_to_write("--save-weights", options.save_weights);
-    nn::require_space("--save-weights", options.save_weights, nn::weights_file_bytes(training.model()),
-                      nn::free_bytes_at(options.save_weights));
-  }
+  detail::open_training(options, prepared);
   prepared.options = std::move(options);
   const auto plan = [&prepared] {
     if (!prepared.options.plan.empty()) {
@@ -234,7 +247,7 @@ PreparedTraining prepare_training(TrainOptions options) {
   } else if (prepared.options.records_steps) {
     place_recorded(prepared);
   } else {
-    const nn::MemoryProfile profile = nn::profile_training(on, training_program(prepared));
+    const nn::MemoryProfile profile = nn::profile_training(dry(prepared.options.device), training_program(prepared));
     prepared.plan.peak_bytes = profile.peak_bytes;
     prepared.plan.tier_bytes = profile.tier_bytes;
     prepared.nodes = profile.nodes;

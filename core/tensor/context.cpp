@@ -2,19 +2,23 @@
 
 #include <deque>
 #include <map>
+#include <memory_resource>
 #include <mutex>
+#include <string>
 #include <utility>
 
 namespace thimble {
 namespace context_detail {
 
-// Paths live for the whole program: there are as many as there are modules.
+// Paths live for the whole program: there are as many as there are modules. They lie in pieces of their own, because
+// small blocks that never go would keep the heap from shrinking, wherever they stand among others that do.
 struct PathTable {
   std::mutex mutex;
-  std::deque<std::string> names{std::string()};
+  std::pmr::monotonic_buffer_resource pieces{std::size_t{4} << 10};
+  std::pmr::deque<std::pmr::string> names{1, &pieces};
   // Keys view into `leaf_names`, so that a lookup on every forward needs no allocation.
-  std::deque<std::string> leaf_names;
-  std::map<std::pair<PathId, std::string_view>, PathId> children;
+  std::pmr::deque<std::pmr::string> leaf_names{&pieces};
+  std::pmr::map<std::pair<PathId, std::string_view>, PathId> children{&pieces};
 };
 
 PathTable& path_table() {
@@ -45,8 +49,11 @@ PathId join_path(PathId parent, std::string_view name) {
   const std::lock_guard lock(table.mutex);
   const auto found = table.children.find(std::pair(parent, name));
   if (found != table.children.end()) return found->second;
-  const std::string& above = table.names[parent];
-  table.names.push_back(above.empty() ? std::string(name) : above + "." + std::string(name));
+  const std::pmr::string& above = table.names[parent];
+  std::pmr::string& whole = table.names.emplace_back();
+  whole.reserve(above.size() + 1 + name.size());
+  if (!above.empty()) whole.append(above).append(".");
+  whole.append(name);
   const auto id = static_cast<PathId>(table.names.size() - 1);
   table.children.emplace(std::pair(parent, std::string_view(table.leaf_names.emplace_back(name))), id);
   return id;

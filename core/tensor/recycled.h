@@ -3,34 +3,39 @@
 //
 // Policy
 // - What is given back waits, up to `most` pieces for each thread, for the next object that this thread makes; the heap
-//   is asked only beyond that. A thread's pieces go back to the heap when it ends.
+//   is asked only beyond that. A thread's pieces go back to the heap when it ends, and by release_recycled().
 // - With AddressSanitizer nothing waits, so that a late use is found.
 
 #include <cstddef>
 #include <new>
+#include <utility>
 
 namespace thimble {
 namespace recycled_detail {
 
-/// Pieces of `bytes` bytes that wait in this thread.
-template <std::size_t bytes>
+/// Pieces of one size, that of the first, that wait in this thread.
 class Bin {
  public:
   static constexpr std::size_t most = 1 << 14;
 
-  static void* take() noexcept {
-    if (is_gone() || here().first_ == nullptr) return nullptr;
+  static void* take(std::size_t bytes) noexcept {
+    if (is_gone() || here().first_ == nullptr || here().piece_bytes_ != bytes) return nullptr;
     Piece* const piece = here().first_;
     here().first_ = piece->next;
     --here().count_;
     return piece;
   }
   /// False where there is no room for it.
-  static bool put(void* at) noexcept {
+  static bool put(void* at, std::size_t bytes) noexcept {
     if (is_gone() || here().count_ == most) return false;
+    if (here().first_ == nullptr) here().piece_bytes_ = bytes;
+    if (here().piece_bytes_ != bytes) return false;
     here().first_ = ::new (at) Piece{here().first_};
     ++here().count_;
     return true;
+  }
+  static void release() noexcept {
+    if (!is_gone()) here().clear();
   }
 
  private:
@@ -40,11 +45,11 @@ class Bin {
   Bin() = default;
   ~Bin() {
     is_gone() = true;  // objects that outlive the thread's variables go to the heap
-    while (first_ != nullptr) {
-      Piece* const piece = first_;
-      first_ = piece->next;
-      ::operator delete(piece);
-    }
+    clear();
+  }
+  void clear() noexcept {
+    count_ = 0;
+    while (first_ != nullptr) ::operator delete(std::exchange(first_, first_->next));
   }
   static Bin& here() noexcept {
     thread_local Bin bin;
@@ -56,7 +61,7 @@ class Bin {
   }
 
   Piece* first_ = nullptr;
-  std::size_t count_ = 0;
+  std::size_t count_ = 0, piece_bytes_ = 0;
 };
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -73,6 +78,9 @@ inline constexpr bool recycles = true;
 
 }  // namespace recycled_detail
 
+/// Gives what waits in this thread back to the heap.
+inline void release_recycled() noexcept { recycled_detail::Bin::release(); }
+
 /// For std::allocate_shared.
 template <class T>
 struct Recycled {
@@ -86,14 +94,14 @@ struct Recycled {
     static_assert(alignof(T) <= __STDCPP_DEFAULT_NEW_ALIGNMENT__ && sizeof(T) >= sizeof(void*));
     if constexpr (recycled_detail::recycles) {
       if (n == 1) {
-        if (void* const at = recycled_detail::Bin<sizeof(T)>::take()) return static_cast<T*>(at);
+        if (void* const at = recycled_detail::Bin::take(sizeof(T))) return static_cast<T*>(at);
       }
     }
     return static_cast<T*>(::operator new(n * sizeof(T)));
   }
   void deallocate(T* at, std::size_t n) noexcept {
     if constexpr (recycled_detail::recycles) {
-      if (n == 1 && recycled_detail::Bin<sizeof(T)>::put(at)) return;
+      if (n == 1 && recycled_detail::Bin::put(at, sizeof(T))) return;
     }
     ::operator delete(at);
   }

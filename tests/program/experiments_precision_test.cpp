@@ -14,6 +14,7 @@
 #include <thimble/models/theory.h>
 #include <thimble/optim/adam.h>
 
+#include "process_rows.h"
 #include "support/catch.h"
 #include "support/model_runs.h"
 
@@ -27,6 +28,7 @@ report::Experiment quick(report::Experiment (*run)(const bench::ExperimentOption
   const testing::Threads alone;
   report::Experiment experiment = run(options);
   report::check(experiment);
+  check_processes(experiment);
   for (const report::Row& row : experiment.rows) {
     INFO(experiment.name << ", row " << &row - experiment.rows.data());
     CHECK(report::match(row) != report::Match::different);
@@ -109,6 +111,7 @@ TEST_CASE("experiments: every compared figure counts, and so does the process", 
   row.predicted_bytes = row.measured_bytes = 100;
   row.compared = {{"height", 90, 90}, {"resident", 100, 100}};
   CHECK(report::match(row) == report::Match::equal);
+  CHECK(report::tally(experiment).ran == 1);
   row.compared[1].measured = 104;
   CHECK(report::match(row) == report::Match::different);
   CHECK_FALSE(report::holds(report::tally(experiment)));
@@ -117,6 +120,7 @@ TEST_CASE("experiments: every compared figure counts, and so does the process", 
   row.compared.clear();
   CHECK(report::match(row) == report::Match::unknown);
   CHECK(report::holds(report::tally(experiment)));
+  CHECK(report::tally(experiment).ran == 0);
   row.process_peak_bytes = 120;
   row.process_promise_bytes = 120;
   CHECK(report::holds(report::tally(experiment)));

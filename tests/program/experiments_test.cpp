@@ -10,8 +10,10 @@
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/planning/planning.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/tensor.h>
 #include <thimble/memory/remat/known.h>
 
+#include "process_rows.h"
 #include "support/catch.h"
 #include "support/model_runs.h"
 
@@ -27,6 +29,7 @@ report::Experiment quick(report::Experiment (*run)(const bench::ExperimentOption
   const testing::Threads alone;
   report::Experiment experiment = run(options);
   report::check(experiment);
+  check_processes(experiment);
   return experiment;
 }
 
@@ -156,6 +159,60 @@ TEST_CASE("experiments: every technique is predicted as it is measured", "[exper
   }
 }
 
+TEST_CASE("experiments: a row holds a run's process against its promise, or says why there is none", "[experiments]") {
+  report::Row row;
+  CHECK(report::process_absence(row) == "nothing ran");
+  row.predicted_bytes = row.measured_bytes = 100;
+  bench::ProcessBytes process{.arena_bytes = 100, .outside = {}, .peak_bytes = 50};
+  bench::add_process(row, 100, process);
+  CHECK(has(report::process_absence(row), "GPU"));
+  process.outside.code = 40;
+  process.peak_bytes = 0;
+  bench::add_process(row, 100, process);
+  CHECK(has(report::process_absence(row), "kernel"));
+  CHECK_FALSE(row.process_peak_bytes.has_value());
+  for (const std::size_t peak : {110, 130, 120}) {
+    process.peak_bytes = peak;
+    bench::add_process(row, 100, process);
+  }
+  CHECK(row.process_peak_bytes == 130);  // of several runs the nearest to its promise
+  CHECK(row.process_promise_bytes == 140);
+  CHECK(report::process_absence(row).empty());
+  process.peak_bytes = 200;  // less, but above what its own run was promised
+  bench::add_process(row, 150, process);
+  CHECK(row.process_promise_bytes == 190);
+  process.peak_bytes = 0;
+  bench::add_process(row, 100, process);
+  CHECK(row.process_peak_bytes == 200);
+}
+
+TEST_CASE("experiments: the process of a part is watched from its set-up on", "[experiments]") {
+  const memory::Stack stack = memory::make_resource(cpu);
+  const bench::PartWatch watch(cpu), dry_watch(dry(cpu));
+  constexpr std::int64_t elements = 6 << 20;
+  const ResourceScope scope(stack.top);
+  const Tensor tensor = zeros({elements}, DType::f32);
+  const bench::ProcessBytes bytes = watch.bytes(*stack.arena, 10);
+  CHECK(bytes.arena_bytes == stack.arena->statistics().peak_committed_bytes);
+  CHECK(bytes.outside.nodes == 10 * 2048);
+  if (bytes.peak_bytes > 0) CHECK(bytes.peak_bytes >= 4 * elements);
+  const bench::ProcessBytes dry_bytes = dry_watch.bytes(*stack.arena, 10);
+  CHECK(dry_bytes.arena_bytes == bytes.arena_bytes);
+  CHECK(dry_bytes.outside.total() == 0);
+  CHECK(dry_bytes.peak_bytes == 0);
+}
+
+TEST_CASE("experiments: what runs a part of a step watches its process as well", "[experiments]") {
+  for (auto* const run : {bench::resnet_batch_experiment, bench::gpt_layer_experiment, bench::gpt_curve_experiment,
+                          bench::checkpoint_depth_experiment, bench::sharing_experiment}) {
+    const report::Experiment experiment = quick(run);
+    const report::Tally tally = report::tally(experiment);
+    INFO(experiment.name);
+    CHECK(tally.ran == experiment.rows.size());
+    CHECK(tally.equal == tally.ran);
+  }
+}
+
 TEST_CASE("experiments: advice, by the figures", "[experiments]") {
   struct Case {
     report::Experiment (*run)(const bench::ExperimentOptions&);
@@ -219,6 +276,7 @@ TEST_CASE("experiments: overheads are counted from the step that keeps everythin
   bench::ExperimentOptions options;
   options.is_quick = true;
   const report::Experiment experiment = bench::overhead_experiment(options);
+  check_processes(experiment);
   REQUIRE(experiment.rows.size() == 6);
   for (std::size_t i = 0; i < experiment.rows.size(); ++i) {
     const report::Row& row = experiment.rows[i];

@@ -100,12 +100,14 @@ TEST_CASE("report: rows are compared and counted", "[report]") {
 
 TEST_CASE("report: the terminal table is aligned", "[report]") {
   const Experiment experiment = small_experiment();
-  CHECK(to_table(experiment, {.is_ascii = true}) ==
-        "model              n  rate     theory  predicted   measured       =          time  gain, \"relative\"\n"
-        "-----------  -------  ----  ---------  ---------  ---------  ------  ------------  ----------------\n"
-        "mlp, \"wide\"  100,000   0.1  1,000,000  1,048,576  1,048,576       =    1,234.6 ms           11.95 %\n"
-        "mlp                7     -  1,000,000  1,048,576  1,049,600  +1,024  not a number                 -\n"
-        "mlp                7     -          -  1,048,576          -       -             -                 -\n");
+  CHECK(
+      to_table(experiment, {.is_ascii = true}) ==
+      R"(model              n  rate     theory  predicted   measured       =        process          time  gain, "relative"
+-----------  -------  ----  ---------  ---------  ---------  ------  -------------  ------------  ----------------
+mlp, "wide"  100,000   0.1  1,000,000  1,048,576  1,048,576       =              -    1,234.6 ms           11.95 %
+mlp                7     -  1,000,000  1,048,576  1,049,600  +1,024              -  not a number                 -
+mlp                7     -          -  1,048,576          -       -  - nothing ran             -                 -
+)");
   const std::string readable = to_table(experiment, {.bytes = ByteStyle::readable});
   CHECK(occurrences(readable, "1.00 MiB (1,048,576)") == 4);
   CHECK(occurrences(readable, "\xE2\x9C\x93") == 2);  // the heading and the one equal row
@@ -122,7 +124,11 @@ TEST_CASE("report: the terminal table is aligned", "[report]") {
   bare.rows.resize(1);
   bare.rows[0].config = {{"n", std::int64_t{-12'345}}};
   bare.rows[0].predicted_bytes = -5;  // columns that no row fills are left out
-  CHECK(to_table(bare, {.is_ascii = true}) == "      n  predicted\n-------  ---------\n-12,345         -5\n");
+  CHECK(to_table(bare, {.is_ascii = true}) ==
+        "      n  predicted        process\n-------  ---------  -------------\n-12,345         -5  - nothing ran\n");
+  bare.rows[0].measured_bytes = -5;
+  CHECK(to_table(bare, {.is_ascii = true}) ==
+        "      n  predicted  measured  =\n-------  ---------  --------  -\n-12,345         -5        -5  =\n");
 }
 
 TEST_CASE("report: the process stands beside its promise", "[report]") {
@@ -133,13 +139,22 @@ TEST_CASE("report: the process stands beside its promise", "[report]") {
   experiment.rows[1].compared = {{"height", 7, 8}};
   const std::string table = to_table(experiment, {.is_ascii = true});
   CHECK(table.find("process   promised") != std::string::npos);
+  CHECK(table.find("- nothing ran") != std::string::npos);
   CHECK(table.find("2,000,000  2,097,152") != std::string::npos);
   CHECK(table.find("height") != std::string::npos);  // what differs, though the peaks are equal
   CHECK(write_csv(experiment).find(",1048576,1048576,2000000,2097152,48000,") != std::string::npos);
   const auto row = nlohmann::json::parse(write_json(report_of(experiment)))["experiments"][0]["rows"][0];
   CHECK(row["process_peak_bytes"] == 2'000'000);
   CHECK(row["process_promise_bytes"] == 2'097'152);
-  CHECK(write_html(report_of(experiment)).find("promised") != std::string::npos);
+  const std::string html = write_html(report_of(experiment));
+  CHECK(html.find("promised") != std::string::npos);
+  CHECK(html.find("nothing ran") != std::string::npos);
+  CHECK(markup::problem(html).empty());
+  experiment.rows[1].no_process = "no <kernel>";
+  CHECK(to_table(experiment, {.is_ascii = true}).find("- no <kernel>") != std::string::npos);
+  CHECK(write_html(report_of(experiment)).find("no &lt;kernel&gt;") != std::string::npos);
+  CHECK(nlohmann::json::parse(write_json(report_of(experiment)))["experiments"][0]["rows"][1]["no_process"] ==
+        "no <kernel>");
 }
 
 TEST_CASE("report: CSV keeps every value", "[report]") {
@@ -170,7 +185,7 @@ TEST_CASE("report: results.json has the keys that scripts depend on", "[report]"
   CHECK(experiment["rows"][0]["config"]["n"].is_number_integer());
   CHECK(experiment["rows"][2] == nlohmann::json::parse(R"({"config":{"model":"mlp","n":7},"theory_bytes":null,
     "predicted_bytes":1048576,"measured_bytes":null,"process_peak_bytes":null,"process_promise_bytes":null,
-    "lacks":"a disk","remainder":{},"ms":null,"gain":null})"));
+    "no_process":"nothing ran","lacks":"a disk","remainder":{},"ms":null,"gain":null})"));
   CHECK(experiment["rows"][1]["ms"].is_null());                    // NaN has no JSON form
   CHECK(text.find("\"config\"") < text.find("\"theory_bytes\""));  // the order is the reader's
   CHECK(text.back() == '\n');

@@ -1,0 +1,20 @@
+#pragma once
+// What every row of an experiment on the cpu says of its process.
+
+#include <thimble/bench/report/experiment.h>
+
+#include "support/catch.h"
+#include "support/sanitizer.h"
+
+/// A row that ran holds its process against the promise, one that did not says so.
+inline void check_processes(const thimble::report::Experiment& experiment) {
+  namespace report = thimble::report;
+  for (const report::Row& row : experiment.rows) {
+    INFO(experiment.name << ", row " << &row - experiment.rows.data());
+    const char* const otherwise = row.measured_bytes ? "the kernel does not reset the peak" : "nothing ran";
+    CHECK((row.process_peak_bytes.has_value() || report::process_absence(row) == otherwise));
+#ifndef THIMBLE_TEST_HAS_SANITIZER
+    if (row.process_peak_bytes) CHECK(*row.process_peak_bytes <= row.process_promise_bytes.value());
+#endif
+  }
+}
