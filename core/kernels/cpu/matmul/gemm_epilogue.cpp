@@ -45,7 +45,7 @@ struct Bf16Rows {
 };
 
 #if defined(__x86_64__)
-/// Rows stored in either format of 16 bits by AVX2's and F16C's instructions. They may be read up to a multiple of eight.
+/// Rows stored in either format of 16 bits by AVX2 and F16C. They may be read up to a multiple of eight.
 struct NarrowRowsAvx2 {
   static constexpr bool stores_f16 = true;
   template <class To>
