@@ -62,6 +62,30 @@ TEST_CASE("conv kernels: random shapes against the plain loops", "[conv]") {
   }
 }
 
+TEST_CASE("conv kernels: in a narrow dtype they are those of the same numbers in f32, rounded once", "[conv]") {
+  Settings settings;
+  const Bf16On converted(std::nullopt);  // not on a unit that sums in another order
+  for (const Isa set : supported()) {
+    set_isa(set);
+    for (const ConvShape& s : shapes()) {
+      for (const DType dtype : {DType::f16, DType::bf16}) {
+        INFO(to_string(set) << " " << describe(s, dtype));
+        const Tensors narrow(s, dtype);
+        Tensors wide = narrow;
+        for (Data Tensors::*const data : {&Tensors::x, &Tensors::weight, &Tensors::dy, &Tensors::bias}) {
+          wide.*data = (narrow.*data).converted(DType::f32);
+        }
+        CHECK(computed(forward_args(s, dtype, narrow), 2).bytes ==
+              computed(forward_args(s, DType::f32, wide), 2).converted(dtype).bytes);
+        CHECK(computed(input_grad_args(s, dtype, narrow), 2).bytes ==
+              computed(input_grad_args(s, DType::f32, wide), 2).converted(dtype).bytes);
+        CHECK(computed(weight_grad_args(s, dtype, narrow), 2).bytes ==
+              computed(weight_grad_args(s, DType::f32, wide), 2).converted(dtype).bytes);
+      }
+    }
+  }
+}
+
 TEST_CASE("conv kernels: storage dtypes, accumulation", "[conv]") {
   Settings settings;
   const DType dtypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2};
@@ -174,7 +198,7 @@ TEST_CASE("conv kernels: column sums", "[conv]") {
   Settings settings;
   for (const Isa set : supported()) {
     set_isa(set);
-    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
       for (const std::int64_t rows : {0, 1, 256, 600}) {
         for (const std::int64_t columns : {0, 1, 17, 150}) {
           for (const bool accumulate : {false, true}) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "gemm_calls.h"
 #include "support/catch.h"
@@ -163,7 +164,12 @@ TEST_CASE("gemm: in a narrow dtype it is that of the same numbers in f32, rounde
         for (const bool accumulate : {false, true}) {
           constexpr std::int64_t m = 61, n = 131, k = 300, room = 2 * std::max({m * k, k * n, m * n}) + 512;
           INFO(to_string(set) << " " << to_string(dtype) << " " << name(layout) << " accumulate " << accumulate);
-          const Data a(dtype, room, 1), b(dtype, room, 2), bias(dtype, n, 3);
+          Data a(dtype, room, 1);
+          const Data b(dtype, room, 2), bias(dtype, n, 3);
+          // Rows, and columns where it is turned, of NaN and of what is too large, beside others in a microtile.
+          const double most = 1e30, nan = std::numeric_limits<double>::quiet_NaN();
+          store_f64(&nan, a.bytes.data() + 5 * k * size_of(dtype), dtype, 1, 1);
+          store_f64(&most, a.bytes.data() + 17 * k * size_of(dtype), dtype, 1, 1);
           const Data wide_a = a.converted(DType::f32), wide_b = b.converted(DType::f32);
           const Data wide_bias = bias.converted(DType::f32);
           Data c(dtype, room, 4), before(dtype, room, 5);

@@ -139,6 +139,19 @@ TEST_CASE("step_kernels: sums of squares", "[step_kernels]") {
         CHECK(sum == first);
         CHECK(std::fabs(sum - exact) <= 1e-12 * exact);
       }
+      // Of narrow gradients they are those of the same numbers in f32.
+      for (const DType dtype : {DType::f16, DType::bf16, DType::f8e5m2}) {
+        INFO(n << " elements, " << kernels::to_string(isa) << ", " << to_string(dtype));
+        std::vector<std::byte> narrow(g.size() * size_of(dtype));
+        std::vector<float> wide(g.size());
+        store_f32(g.data(), narrow.data(), dtype, 1, n);
+        load_f32(narrow.data(), dtype, 1, wide.data(), n);
+        double of_narrow = -1, of_wide = -2;
+        const kernels::SquareSumArgs both[] = {{n, narrow.data(), dtype, &of_narrow},
+                                               {n, wide.data(), DType::f32, &of_wide}};
+        kernels::optimizer_cpu.square_sums({both, 2});
+        CHECK(of_narrow == of_wide);
+      }
     }
   }
 }

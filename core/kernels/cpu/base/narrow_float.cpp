@@ -1,6 +1,6 @@
 #include <thimble/core/kernels/cpu/base/narrow_float.h>
 
-#include <thimble/core/kernels/cpu/base/bf16_avx2.h>
+#include <thimble/core/kernels/cpu/base/narrow_avx2.h>
 #include <thimble/core/kernels/cpu/base/unit_rates.h>
 #include <thimble/core/numbers/convert.h>
 
@@ -12,7 +12,7 @@ namespace thimble::kernels {
 namespace narrow_float_detail {
 
 // The codec in core/numbers/minifloat.h is free of branches, so these loops vectorize in whatever instruction set the
-// function around them is compiled for. Only f16 is worth intrinsics: the processor has the conversion itself.
+// function around them is compiled for. Intrinsics pay for the 16-bit formats alone.
 
 template <class T>
 THIMBLE_ALWAYS_INLINE void load_loop(const void* src, float* __restrict dst, std::int64_t n) {
@@ -53,6 +53,26 @@ THIMBLE_TARGET_AVX2 void store_avx2(const float* src, void* dst, std::int64_t n,
 }
 
 template <class T>
+THIMBLE_TARGET_F16C void load_16_bits(const void* src, float* dst, std::int64_t n) {
+  const T* from = static_cast<const T*>(src);
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(dst + i, load_8(from + i));
+  if (i == n) return;
+  if (n >= 8) return _mm256_storeu_ps(dst + n - 8, load_8(from + n - 8));  // what is left, and some once more
+  load_loop<T>(from, dst, n);
+}
+
+template <class T>
+THIMBLE_TARGET_F16C void store_16_bits(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+  T* to = static_cast<T*>(dst);
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) store_16(src + i, to + i);
+  if (i == n) return;
+  if (n >= 16) return store_16(src + n - 16, to + n - 16);
+  store_loop<T>(src, to, n, overflow);
+}
+
+template <class T>
 THIMBLE_TARGET_AVX512 void load_avx512(const void* src, float* dst, std::int64_t n) {
   load_loop<T>(src, dst, n);
 }
@@ -66,15 +86,6 @@ THIMBLE_TARGET_AVX512 void store_avx512(const float* src, void* dst, std::int64_
 constexpr __mmask16 all_lanes = 0xFFFF;
 
 // vcvtph2ps makes NaN quiet and keeps its payload, as Format::decode does.
-__attribute__((target("avx2,f16c"))) void load_f16_f16c(const void* src, float* dst, std::int64_t n) {
-  const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    _mm256_storeu_ps(dst + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-  }
-  load_loop<f16>(from + i, dst + i, n - i);
-}
-
 THIMBLE_TARGET_AVX512 void load_f16_avx512(const void* src, float* dst, std::int64_t n) {
   const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
   std::int64_t i = 0;
@@ -88,21 +99,6 @@ THIMBLE_TARGET_AVX512 void load_f16_avx512(const void* src, float* dst, std::int
 // vcvtps2ph gives a NaN the upper bits of its payload: masking them away leaves the canonical 0x7E00 / 0xFE00.
 constexpr short canonical_nan_mask = static_cast<short>(0xFE00);
 
-__attribute__((target("avx2,f16c"))) void store_f16_f16c(const float* src, void* dst, std::int64_t n,
-                                                         Fp8Overflow overflow) {
-  std::uint16_t* to = static_cast<std::uint16_t*>(dst);
-  const __m128i mask = _mm_set1_epi16(canonical_nan_mask);
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const __m256 values = _mm256_loadu_ps(src + i);
-    const __m128i codes = _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT);
-    const __m256i nan32 = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-    const __m128i nan = _mm_packs_epi32(_mm256_castsi256_si128(nan32), _mm256_extracti128_si256(nan32, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm_blendv_epi8(codes, _mm_and_si128(codes, mask), nan));
-  }
-  store_loop<f16>(src + i, to + i, n - i, overflow);
-}
-
 THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
   std::uint16_t* to = static_cast<std::uint16_t*>(dst);
   const __m256i mask = _mm256_set1_epi16(canonical_nan_mask);
@@ -115,13 +111,6 @@ THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::in
                         _mm256_mask_mov_epi16(codes, nan, _mm256_and_si256(codes, mask)));
   }
   store_loop<f16>(src + i, to + i, n - i, overflow);
-}
-
-THIMBLE_TARGET_AVX2 void store_bf16_avx2(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
-  std::uint16_t* to = static_cast<std::uint16_t*>(dst);
-  std::int64_t i = 0;
-  for (; i + 16 <= n; i += 16) store_bf16_16(src + i, to + i);
-  for (; i < n; ++i) to[i] = bf16_code(src[i]);
 }
 
 THIMBLE_TARGET_AVX512 void store_bf16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
@@ -144,8 +133,8 @@ THIMBLE_TARGET_AVX512 void store_bf16_avx512(const float* src, void* dst, std::i
 
 NarrowFloatLoops avx2_loops() noexcept {
   const bool f16c = this_processor().has_f16c;
-  return {{f16c ? load_f16_f16c : load_avx2<f16>, load_avx2<bf16>, load_avx2<f8e4m3>, load_avx2<f8e5m2>},
-          {f16c ? store_f16_f16c : store_avx2<f16>, store_bf16_avx2, store_avx2<f8e4m3>, store_avx2<f8e5m2>}};
+  return {{f16c ? load_16_bits<f16> : load_avx2<f16>, load_16_bits<bf16>, load_avx2<f8e4m3>, load_avx2<f8e5m2>},
+          {f16c ? store_16_bits<f16> : store_avx2<f16>, store_16_bits<bf16>, store_avx2<f8e4m3>, store_avx2<f8e5m2>}};
 }
 
 constexpr NarrowFloatLoops avx512_loops = {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
+#include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 
 namespace thimble::kernels::conv_detail {
@@ -76,9 +78,7 @@ void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64
     const std::int64_t begin = std::clamp(-left * channels, first, first + count);
     const std::int64_t end = std::clamp((window_.w.size - left) * channels, begin, first + count);
     std::fill(out, out + (begin - first), T{0});
-    if (end > begin)
-      gemm_detail::read_row(window_.image, window_.dtype, line + left * channels + begin, 1, end - begin,
-                            out + (begin - first));
+    if (end > begin) copy(line + left * channels + begin, end - begin, out + (begin - first));
     std::fill(out + (end - first), out + count, T{0});
     return;
   }
@@ -90,13 +90,21 @@ void WindowReader<T>::read_line(std::int64_t line, std::int64_t left, std::int64
     if (x < 0 || x >= window_.w.size) {
       std::fill(out, out + length, T{0});
     } else {
-      gemm_detail::read_row(window_.image, window_.dtype, line + x * window_.all_channels + channel, 1, length, out);
+      copy(line + x * window_.all_channels + channel, length, out);
     }
     out += length;
     count -= length;
     channel = 0;
     ++tap;
   }
+}
+
+template <class T>
+void WindowReader<T>::copy(std::int64_t first, std::int64_t count, T* out) const noexcept {
+  if constexpr (std::is_same_v<T, float>) {
+    if (load_ != nullptr) return load_(element_at(window_.image, window_.dtype, first), out, count);
+  }
+  gemm_detail::read_row(window_.image, window_.dtype, first, 1, count, out);
 }
 
 template <class T>

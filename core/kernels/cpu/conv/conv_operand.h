@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include <thimble/core/kernels/cpu/base/narrow_float.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
 
 namespace thimble::kernels::conv_detail {
@@ -46,7 +47,8 @@ struct Window {
 template <class T>
 class WindowReader {
  public:
-  explicit WindowReader(const Window& window) noexcept : window_(window) {}
+  explicit WindowReader(const Window& window) noexcept
+      : window_(window), load_(is_narrow(window.dtype) ? narrow_float_loops(isa()).load(window.dtype) : nullptr) {}
 
   /// A place (image, i, j) that moves on row by row.
   struct Place {
@@ -72,8 +74,11 @@ class WindowReader {
 
  private:
   void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
+  /// out = the image's elements [first, first + count).
+  void copy(std::int64_t first, std::int64_t count, T* out) const noexcept;
 
   Window window_;
+  NarrowFloatLoops::Load load_;  ///< null: not from a narrow dtype. Asked for once, because pieces may be short
 };
 
 /// The window as left operand: pixels x (tap, channel).

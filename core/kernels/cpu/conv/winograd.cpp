@@ -132,12 +132,14 @@ void transform_taps(const Weights& weights, std::int64_t filter, std::int64_t fi
                                         is_reversed ? -stride : stride, channels, out, component, out_filter});
     return;
   }
-  constexpr std::int64_t most = 64;
+  constexpr std::int64_t most = 64, ahead = 2;  // filters ahead, whose lines are asked for
   alignas(64) float taps[9 * most];
+  const NarrowFloatLoops::Load load = narrow_float_loops(isa()).load(weights.dtype);
   for (std::int64_t f = 0; f < filters; ++f) {
     for (std::int64_t tap = 0; tap < 9; ++tap) {
       const std::int64_t element = first + (f * 9 + (is_reversed ? 8 - tap : tap)) * stride;
-      load_elements(weights.data, weights.dtype, element, 1, taps + tap * most, channels);
+      __builtin_prefetch(element_at(weights.data, weights.dtype, element + ahead * 9 * stride));
+      load(element_at(weights.data, weights.dtype, element), taps + tap * most, channels);
     }
     run_variant<WeightInner>(WeightTaps{taps, 1, 0, most, channels, out + f * out_filter, component, out_filter});
   }
@@ -225,36 +227,46 @@ struct TilesInner {
   };
 
   static THIMBLE_ALWAYS_INLINE void run(const Job& job) {
-    constexpr std::int64_t converted_channels = 64;
-    alignas(64) float converted[size * size][converted_channels];
+    const bool is_float = job.image.dtype == DType::f32;
+    const std::int64_t step = is_float ? job.part.channels : converted_channels;
+    for (std::int64_t done = 0; done < job.part.channels; done += step) {
+      run_channels(job, done, std::min(step, job.part.channels - done), is_float);
+    }
+  }
+
+ private:
+  static constexpr std::int64_t converted_channels = 64;
+
+  static THIMBLE_ALWAYS_INLINE void run_channels(const Job& job, std::int64_t done, std::int64_t count, bool is_float) {
+    // Pixel x of a line is converted into column x % size, where the tile to the right finds those that it shares.
+    alignas(64) float converted[size][size][converted_channels];
     const Image& image = job.image;
     const Part& part = job.part;
-    const bool is_float = image.dtype == DType::f32;
-    const std::int64_t step = is_float ? part.channels : converted_channels;
+    const NarrowFloatLoops::Load load = is_float ? nullptr : narrow_float_loops(isa()).load(image.dtype);
     std::int64_t index = part.tile / job.tiles.per_image(), in_image = part.tile % job.tiles.per_image();
     std::int64_t i = in_image / job.tiles.columns, j = in_image % job.tiles.columns;
+    PatchTile tile;
+    tile.count = count;
+    tile.component = job.layout.component;
     for (std::int64_t t = 0; t < part.tiles; ++t) {
-      for (std::int64_t done = 0; done < part.channels; done += step) {
-        PatchTile tile;
-        tile.count = std::min(step, part.channels - done);
-        tile.out = job.out + t * job.layout.tile + done;
-        tile.component = job.layout.component;
-        for (int p = 0; p < size * size; ++p) {
-          const std::int64_t y = tile_size * i + job.top + p / size, x = tile_size * j + job.left + p % size;
-          const bool is_inside = y >= 0 && y < image.height && x >= 0 && x < image.width;
-          const std::int64_t element =
-              ((index * image.height + y) * image.width + x) * image.channels + part.channel + done;
-          if (!is_inside) {
-            tile.pixels[p] = zeros;
-          } else if (is_float) {
-            tile.pixels[p] = static_cast<const float*>(image.data) + element;
-          } else {
-            load_elements(image.data, image.dtype, element, 1, converted[p], tile.count);
-            tile.pixels[p] = converted[p];
-          }
+      tile.out = job.out + t * job.layout.tile + done;
+      const int shared = t == 0 || j == 0 ? 0 : size - static_cast<int>(tile_size);
+      for (int p = 0; p < size * size; ++p) {
+        const std::int64_t y = tile_size * i + job.top + p / size, x = tile_size * j + job.left + p % size;
+        const bool is_inside = y >= 0 && y < image.height && x >= 0 && x < image.width;
+        const std::int64_t element =
+            ((index * image.height + y) * image.width + x) * image.channels + part.channel + done;
+        if (!is_inside) {
+          tile.pixels[p] = zeros;
+        } else if (is_float) {
+          tile.pixels[p] = static_cast<const float*>(image.data) + element;
+        } else {
+          float* const to = converted[p / size][x % size];
+          if (p % size >= shared) load(element_at(image.data, image.dtype, element), to, count);
+          tile.pixels[p] = to;
         }
-        Inner::run(tile);
       }
+      Inner::run(tile);
       if (++j < job.tiles.columns) continue;
       j = 0;
       if (++i < job.tiles.lines) continue;

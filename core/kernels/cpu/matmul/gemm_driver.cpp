@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels::gemm_detail {
@@ -182,9 +183,9 @@ class Worker {
   /// Rows of C below a panel, where the next panel's results or sums so far go.
   Lines out_after(const Block& block, std::int64_t i) const noexcept {
     const std::int64_t next = i + kernels_.rows;
-    if (next >= rows_ || !(block.is_last ? is_plain_ : tiling_.sums_in_out)) return {};
-    constexpr std::int64_t bytes = sizeof(T);
-    const auto* const first = reinterpret_cast<const std::byte*>(direct_out(row_ + next, column_));
+    if (next >= rows_ || !(block.is_last ? output_.has_rows() : tiling_.sums_in_out)) return {};
+    const auto bytes = static_cast<std::int64_t>(size_of(output_.dtype));
+    const auto* const first = element_at(output_.c, output_.dtype, out_element(row_ + next, column_));
     return {{first, output_.rows.pixel * bytes, std::min<std::int64_t>(kernels_.rows, rows_ - next)},
             (columns_ * bytes + 63) / 64};
   }
@@ -237,8 +238,11 @@ class Worker {
     }
   }
 
+  std::int64_t out_element(std::int64_t row, std::int64_t column) const noexcept {
+    return offsets_.out + row * output_.rows.pixel + column;
+  }
   T* direct_out(std::int64_t row, std::int64_t column) const noexcept {
-    return static_cast<T*>(output_.c) + offsets_.out + row * output_.rows.pixel + column;
+    return static_cast<T*>(output_.c) + out_element(row, column);
   }
 
   const Problem& problem_;

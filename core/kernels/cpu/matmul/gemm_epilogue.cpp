@@ -3,9 +3,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include <thimble/core/kernels/cpu/base/bf16_avx2.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/narrow_avx2.h>
 #include <thimble/core/kernels/cpu/base/narrow_float.h>
+#include <thimble/core/kernels/cpu/base/unit_rates.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_pack.h>
 #include <thimble/core/ops/elementwise/unary.h>
@@ -37,18 +38,21 @@ THIMBLE_ALWAYS_INLINE T plus(T a, T b) noexcept {
 
 /// Rows of float stored as bf16, as the compiler vectorizes them.
 struct Bf16Rows {
+  static constexpr bool stores_f16 = false;
   static THIMBLE_ALWAYS_INLINE void store(const float* __restrict from, bf16* __restrict to, int count) noexcept {
     for (int i = 0; i < count; ++i) to[i] = bf16::from_bits(bf16_code(from[i]));
   }
 };
 
 #if defined(__x86_64__)
-/// The same by AVX2's instructions. Rows may be read up to a multiple of eight.
-struct Bf16RowsAvx2 {
-  THIMBLE_TARGET_AVX2 static void store(const float* from, bf16* to, int count) noexcept {
+/// Rows stored in either format of 16 bits by AVX2 and F16C. They may be read up to a multiple of eight.
+struct NarrowRowsAvx2 {
+  static constexpr bool stores_f16 = true;
+  template <class To>
+  THIMBLE_TARGET_F16C static void store(const float* from, To* to, int count) noexcept {
     int i = 0;
-    for (; i + 16 <= count; i += 16) store_bf16_16(from + i, to + i);
-    for (; i < count; i += 8) store_bf16_8(from + i, to + i, count - i);
+    for (; i + 16 <= count; i += 16) store_16(from + i, to + i);
+    for (; i < count; i += 8) store_8(from + i, to + i, count - i);
   }
 };
 #endif
@@ -101,7 +105,7 @@ class RowCursor {
 };
 
 /// A microtile on its way to memory. `width`: its number of columns where that is known when compiling, else 0.
-/// `Narrow` stores rows of bf16.
+/// `Narrow` stores rows of bf16, and of f16 where it can.
 template <class T, int width, class Narrow>
 class Finisher {
  public:
@@ -121,6 +125,9 @@ class Finisher {
       if (output_.dtype == dtype_of<T>) return run_rows<T>();
       if constexpr (std::is_same_v<T, float>) {
         if (output_.dtype == DType::bf16) return run_rows<bf16>();
+        if constexpr (Narrow::stores_f16) {
+          if (output_.dtype == DType::f16 && this_processor().has_f16c) return run_rows<f16>();
+        }
         if (is_narrow(output_.dtype)) return run_narrow_rows();
       }
     }
@@ -140,14 +147,23 @@ class Finisher {
   /// Row by row, where rows of `To` lie.
   template <class To>
   THIMBLE_ALWAYS_INLINE void run_rows() noexcept {
+    To* const c = static_cast<To*>(output_.c);
+    if (output_.is_bare()) {
+      for (int r = 0; r < tile_.rows; ++r) put(row(r), c + offsets_[r]);
+      return;
+    }
     for (int r = 0; r < tile_.rows; ++r) {
       T* __restrict const values = row(r);
-      To* __restrict const there = static_cast<To*>(output_.c) + offsets_[r];
+      To* __restrict const there = c + offsets_[r];
       scale(values, r);
       if (output_.pre_activation != nullptr) put(values, static_cast<To*>(output_.pre_activation) + offsets_[r]);
       activate(output_.activation, values, columns());
       if (output_.accumulate) {
-        for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], static_cast<T>(there[i]));
+        if constexpr (std::is_same_v<To, f16>) {
+          add_there(values, r);
+        } else {
+          for (int i = 0; i < columns(); ++i) values[i] = plus(values[i], static_cast<T>(there[i]));
+        }
       }
       put(values, there);
     }
@@ -178,7 +194,7 @@ class Finisher {
 
   template <class To>
   THIMBLE_ALWAYS_INLINE void put(const T* __restrict values, To* __restrict there) const noexcept {
-    if constexpr (std::is_same_v<To, bf16>) {
+    if constexpr (!std::is_same_v<To, T>) {
       Narrow::store(values, there, columns());
     } else {
       for (int i = 0; i < columns(); ++i) there[i] = values[i];
@@ -249,9 +265,9 @@ void finish_generic(const Output<T>& output, const OutputTile& tile, T* accumula
 }
 #if defined(__x86_64__)
 template <class T>
-THIMBLE_TARGET_AVX2 __attribute__((flatten)) void finish_avx2(const Output<T>& output, const OutputTile& tile,
+THIMBLE_TARGET_F16C __attribute__((flatten)) void finish_avx2(const Output<T>& output, const OutputTile& tile,
                                                               T* accumulators, int stride) {
-  finish_body<T, 0, Bf16RowsAvx2>(output, tile, accumulators, stride);
+  finish_body<T, 0, NarrowRowsAvx2>(output, tile, accumulators, stride);
 }
 template <class T>
 THIMBLE_TARGET_AVX512 __attribute__((flatten)) void finish_avx512(const Output<T>& output, const OutputTile& tile,

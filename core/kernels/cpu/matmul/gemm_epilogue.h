@@ -33,11 +33,15 @@ struct Output {
   RowMap rows;
   std::int64_t column_stride = 1;
 
-  /// C is the accumulators as they are, in rows of T.
-  bool is_plain() const noexcept {
-    return dtype == dtype_of<T> && column_stride == 1 && rows.width == INT64_MAX && alpha == T{1} && bias == nullptr &&
-           activation == Activation::none && pre_activation == nullptr && !accumulate;
+  /// C is the accumulators as they are, converted to its dtype.
+  bool is_bare() const noexcept {
+    return alpha == T{1} && bias == nullptr && activation == Activation::none && pre_activation == nullptr &&
+           !accumulate;
   }
+  /// C is rows one after the other, of elements side by side.
+  bool has_rows() const noexcept { return column_stride == 1 && rows.width == INT64_MAX; }
+  /// C is the accumulators as they are, in rows of T.
+  bool is_plain() const noexcept { return dtype == dtype_of<T> && has_rows() && is_bare(); }
 };
 
 /// The part of C that one microtile computes, and where the batch's C and bias begin (elements).

@@ -84,15 +84,21 @@ void RightMatrix<T>::pack_columns(std::int64_t first, std::int64_t columns, std:
     for (int c = 0; c < count; c += piece_columns) {
       const int piece_count = std::min(piece_columns, count - c);
       const std::int64_t start = first + (j + c) * view_.column_stride;
+      const auto turn = [&]<class From>(Transpose<T, From> transpose) {
+        transpose(static_cast<const From*>(view_.data) + start, view_.column_stride, piece_count,
+                  static_cast<int>(depth), out + c, width);
+      };
       if (view_.dtype == dtype_of<T>) {
-        transpose_(static_cast<const T*>(view_.data) + start, view_.column_stride, piece_count, static_cast<int>(depth),
-                   out + c, width);
+        turn(transpose_);
         continue;
       }
       if constexpr (std::is_same_v<T, float>) {
         if (view_.dtype == DType::bf16) {
-          transpose_bf16_(static_cast<const bf16*>(view_.data) + start, view_.column_stride, piece_count,
-                          static_cast<int>(depth), out + c, width);
+          turn(transpose_bf16_);
+          continue;
+        }
+        if (view_.dtype == DType::f16) {
+          turn(transpose_f16_);
           continue;
         }
       }

@@ -144,7 +144,10 @@ template <class T>
 class RightMatrix final : public RightOperand<T> {
  public:
   RightMatrix(const MatrixView& view, Isa isa) noexcept
-      : view_(view), transpose_(transpose<T>(isa)), transpose_bf16_(transpose<float, bf16>(isa)) {}
+      : view_(view),
+        transpose_(transpose<T>(isa)),
+        transpose_bf16_(transpose<float, bf16>(isa)),
+        transpose_f16_(transpose<float, f16>(isa)) {}
   RowsInPlace<T> rows(std::int64_t offset, std::int64_t column, std::int64_t k) const noexcept override;
   void pack(std::int64_t offset, std::int64_t column, std::int64_t columns, std::int64_t k, std::int64_t depth,
             const Panels<T>& panels) const noexcept override;
@@ -156,6 +159,7 @@ class RightMatrix final : public RightOperand<T> {
   MatrixView view_;
   Transpose<T> transpose_;
   Transpose<float, bf16> transpose_bf16_;
+  Transpose<float, f16> transpose_f16_;
 };
 
 }  // namespace thimble::kernels::gemm_detail

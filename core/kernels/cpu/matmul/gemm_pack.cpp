@@ -5,12 +5,9 @@
 #include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/narrow_avx2.h>
 #include <thimble/core/kernels/cpu/base/unit_rates.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace thimble::kernels::gemm_detail {
 namespace pack_detail {
@@ -24,16 +21,9 @@ void transpose_plain(const From* in, std::int64_t in_stride, int rows, int depth
 
 #if defined(__x86_64__)
 
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load_8(const float* from) { return _mm256_loadu_ps(from); }
-
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE __m256 load_8(const bf16* from) {
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(codes), 16));
-}
-
 /// 8 x 8 elements in registers: pairs, then quadruples, then halves are exchanged.
 template <class From>
-THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std::int64_t in_stride, float* out,
+THIMBLE_TARGET_F16C THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std::int64_t in_stride, float* out,
                                                              std::int64_t out_stride) {
   __m256 row[8], pair[8], quad[8];
 #pragma GCC unroll 8
@@ -58,7 +48,7 @@ THIMBLE_TARGET_AVX2 THIMBLE_ALWAYS_INLINE void transpose_8x8(const From* in, std
 }
 
 template <class From>
-THIMBLE_TARGET_AVX2 void transpose_avx2(const From* in, std::int64_t in_stride, int rows, int depth, float* out,
+THIMBLE_TARGET_F16C void transpose_avx2(const From* in, std::int64_t in_stride, int rows, int depth, float* out,
                                         std::int64_t out_stride) {
   const int whole_rows = rows / 8 * 8;
   const int whole_depth = depth / 8 * 8;
@@ -88,26 +78,25 @@ struct Convert {
 };
 
 #if defined(__x86_64__)
-#define THIMBLE_TARGET_F16C __attribute__((target("avx2,fma,f16c")))
-
-/// f16 by the processor's own conversion, which keeps every value and the payload of a NaN as the codec does.
-struct ConvertF16Narrow {
-  template <int width>
-  THIMBLE_TARGET_F16C static void run(const f16* row, float* to) noexcept {
-    if constexpr (width % 8 != 0) return Convert<float, f16>::run<width>(row, to);
-    for (int c = 0; c < width; c += 8) {
-      _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(row + c))));
-    }
-  }
-};
-
-struct ConvertF16 {
-  template <int width>
-  THIMBLE_TARGET_AVX512 static void run(const f16* row, float* to) noexcept {
-    if constexpr (width % 8 != 0) return Convert<float, f16>::run<width>(row, to);
-    for (int c = 0; c < width; c += 8) {
-      const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(row + c));
-      _mm256_storeu_ps(to + c, _mm256_maskz_cvtph_ps(0xFF, codes));
+/// 16 bits by AVX2's and F16C's instructions.
+struct ConvertAvx2 {
+  template <int width, class From>
+  THIMBLE_TARGET_F16C static void run(const From* row, float* to) noexcept {
+    constexpr int rest = width % 8;
+    for (int c = 0; c + rest < width; c += 8) _mm256_storeu_ps(to + c, load_8(row + c));
+    if constexpr (rest != 0) {
+      static_assert(rest == 4 || rest == 6);
+      row += width - rest;
+      to += width - rest;
+      __m128i codes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
+      if constexpr (rest == 6) {
+        int last;
+        std::memcpy(&last, row + 4, sizeof last);
+        codes = _mm_insert_epi32(codes, last, 2);
+      }
+      const __m256 values = floats_8(codes, From{});
+      _mm_storeu_ps(to, _mm256_castps256_ps128(values));
+      if constexpr (rest == 6) _mm_storel_pi(reinterpret_cast<__m64*>(to + 4), _mm256_extractf128_ps(values, 1));
     }
   }
 };
@@ -163,21 +152,18 @@ template <class Inner, class... Args>
 THIMBLE_TARGET_F16C __attribute__((flatten)) void run_f16c(const Args&... args) {
   Inner::run(args...);
 }
-#undef THIMBLE_TARGET_F16C
 #endif
 
 template <class T, class From>
 void copy_from(const From* rows, std::int64_t row_stride, std::int64_t row_count, std::int64_t p, std::int64_t columns,
                const Panels<T>& panels) noexcept {
 #if defined(__x86_64__)
-  if constexpr (std::is_same_v<T, float> && std::is_same_v<From, f16>) {
-    if (isa() == Isa::avx512) {
-      return variants_detail::run_avx512<CopyToPanels<T, From, ConvertF16>>(
-          rows, row_stride, row_count, columns, panels.width, panels.data + p * panels.width, panels.stride);
-    }
-    if (isa() == Isa::avx2 && this_processor().has_f16c) {
-      return run_f16c<CopyToPanels<T, From, ConvertF16Narrow>>(rows, row_stride, row_count, columns, panels.width,
-                                                               panels.data + p * panels.width, panels.stride);
+  if constexpr (std::is_same_v<T, float> && !std::is_same_v<From, float>) {
+    const bool converts =
+        std::is_same_v<From, f16> ? isa() != Isa::generic && this_processor().has_f16c : isa() == Isa::avx2;
+    if (converts) {
+      return run_f16c<CopyToPanels<T, From, ConvertAvx2>>(rows, row_stride, row_count, columns, panels.width,
+                                                          panels.data + p * panels.width, panels.stride);
     }
   }
 #endif
@@ -201,7 +187,8 @@ template <class T, class From>
 Transpose<T, From> transpose([[maybe_unused]] Isa isa) noexcept {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, float>) {
-    if (isa != Isa::generic) return pack_detail::transpose_avx2<From>;
+    const bool lacks = std::is_same_v<From, f16> && !this_processor().has_f16c;
+    if (isa != Isa::generic && !lacks) return pack_detail::transpose_avx2<From>;
   }
 #endif
   return pack_detail::transpose_plain<T, From>;
@@ -232,6 +219,7 @@ void copy_to_panels(const void* data, DType dtype, std::int64_t first, std::int6
 }
 
 template Transpose<float, bf16> transpose<float, bf16>(Isa) noexcept;
+template Transpose<float, f16> transpose<float, f16>(Isa) noexcept;
 template void read_row(const void*, DType, std::int64_t, std::int64_t, std::int64_t, float*) noexcept;
 template Transpose<float> transpose<float>(Isa) noexcept;
 template void copy_to_panels(const float*, std::int64_t, std::int64_t, std::int64_t, std::int64_t,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <thimble/core/kernels/cpu/base/compute.h>
 #include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/optimizer/adafactor_cpu.h>
 #include <thimble/core/kernels/cpu/optimizer/moment_run.h>
@@ -97,19 +98,14 @@ struct SquareChunk {
   }
 };
 
-// Elements [begin, end), in f64, chunk after chunk.
+// Elements [begin, end), chunk after chunk; T holds them exactly.
+template <class T>
 double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
   double total = 0;
+  alignas(64) T values[chunk];
   for (std::int64_t at = begin; at < end; at += chunk) {
     const std::int64_t n = std::min(chunk, end - at);
-    if (a.dtype == DType::f32) {
-      run_variant<SquareChunk>(static_cast<const float*>(a.gradient) + at, n, &total);
-    } else {
-      alignas(64) double values[chunk];
-      load_f64(static_cast<const std::byte*>(a.gradient) + at * static_cast<std::int64_t>(size_of(a.dtype)), a.dtype, 1,
-               values, n);
-      run_variant<SquareChunk>(static_cast<const double*>(values), n, &total);
-    }
+    run_variant<SquareChunk>(read_elements<T>(a.gradient, a.dtype, at, n, values), n, &total);
   }
   return total;
 }
@@ -123,7 +119,9 @@ void square_sum(const SquareSumArgs& a) {
     double sums[most] = {};
     parallel_for(end - first, square_stretch, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t at = from; at < to; at += square_stretch) {
-        sums[at / square_stretch] = squares_of(a, first + at, first + std::min(to, at + square_stretch));
+        const std::int64_t begin = first + at, end_of_stretch = first + std::min(to, at + square_stretch);
+        sums[at / square_stretch] = a.dtype == DType::f64 ? squares_of<double>(a, begin, end_of_stretch)
+                                                          : squares_of<float>(a, begin, end_of_stretch);
       }
     });
     for (const double sum : sums) total += sum;
