@@ -51,9 +51,10 @@
 #include <thimble/nn/quant/quantized_model.h>
 #include <thimble/nn/quant/weight_only.h>
 
-// Many ranks: communicators, ranks as threads and as processes.
+// Many ranks: communicators, ranks as threads, as processes, on GPUs.
 #include <thimble/dist/communicator.h>
 #include <thimble/dist/mpi.h>
+#include <thimble/dist/nccl.h>
 #include <thimble/dist/threads.h>
 
 // The models that come with it, by name.

@@ -46,10 +46,18 @@ endif()
 # The layer is compiled apart, so that nothing else is compiled differently with CUDA than without.
 file(GLOB_RECURSE thimble_cuda_host_sources CONFIGURE_DEPENDS cuda/*.cpp)
 list(FILTER thimble_cuda_host_sources EXCLUDE REGEX "/cuda/none\\.cpp$")
+# NCCL is loaded where a program first asks for it, so its header is all that a build needs.
+find_path(THIMBLE_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} DOC "Where NCCL's header is")
+if(THIMBLE_NCCL_INCLUDE)
+  list(APPEND thimble_cuda_host_sources dist/nccl.cpp)
+endif()
 add_library(thimble_cuda OBJECT ${thimble_cuda_sources} ${thimble_cuda_host_sources})
 thimble_own_target(thimble_cuda)
 target_compile_features(thimble_cuda PRIVATE cxx_std_20)
 target_include_directories(thimble_cuda PRIVATE ${thimble_include_dir})
+if(THIMBLE_NCCL_INCLUDE)
+  target_include_directories(thimble_cuda SYSTEM PRIVATE ${THIMBLE_NCCL_INCLUDE})
+endif()
 target_compile_options(thimble_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off>")

@@ -44,15 +44,15 @@ void Transfer::swap(Transfer& other) noexcept {
 }
 
 Transfer::~Transfer() {
-  if (exchange_ == nullptr) return;
+  if (std::uncaught_exceptions() > exceptions_) give_up();
   try {
-    if (std::uncaught_exceptions() > exceptions_) {
-      communicator_->give_up(*exchange_);
-    } else {
-      wait();
-    }
+    wait();
   } catch (...) {  // the transport keeps it for the next call
   }
+}
+
+void Transfer::give_up() noexcept {
+  if (exchange_ != nullptr) communicator_->give_up(*std::exchange(exchange_, nullptr));
 }
 
 bool Transfer::is_done() {
@@ -107,7 +107,7 @@ Transfer Communicator::exchange(std::span<const Send> sends, std::span<const Rec
 Transfer Communicator::begin(const char* call, std::span<const Send> sends, std::span<const Receive> receives) {
   for (const Send& send : sends) check_rank(call, send.to);
   for (const Receive& receive : receives) check_rank(call, receive.from);
-  if (transport_) transport_->check();
+  if (transport_) transport_->check_usable();
   for (const Send& send : sends) {
     if (send.to == rank_) continue;
     volume_.bytes_sent += send.bytes;

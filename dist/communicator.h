@@ -20,6 +20,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/device.h>
 
 namespace thimble::dist {
 
@@ -61,6 +62,8 @@ class Transfer {
   bool is_done();
   /// Waits until all is sent and received. Throws RankError: sizes differ, another rank failed, the time is over.
   void wait();
+  /// Ends it without waiting. Its memory is no longer used, and this rank can send and receive no more.
+  void give_up() noexcept;
 
  private:
   friend class Communicator;
@@ -133,6 +136,7 @@ class Communicator {
  private:
   friend class Transfer;
   friend std::unique_ptr<Communicator> make_dry(int rank, int size);
+  friend std::unique_ptr<Communicator> make_nccl(Communicator& over, Device device);
   Communicator(std::shared_ptr<Transport> transport, int tag, int rank, std::vector<int> members, int all_ranks);
 
   Transfer begin(const char* call, std::span<const Send> sends, std::span<const Receive> receives);

@@ -59,7 +59,7 @@ class MpiTransport final : public Transport {
   }
 
   bool progress(Exchange& exchange) override {
-    Transport::check();
+    check_usable();
     check_thread(exchange);
     for (auto& [from, parts] : waiting_) {
       while (!parts.empty() && is_taken(*parts.front())) parts.erase(parts.begin());

@@ -21,6 +21,7 @@
 #include <thread>
 #include <tuple>
 
+#include <thimble/core/kernels/device_runtime.h>
 #include <thimble/dist/transport.h>
 
 namespace thimble::dist {
@@ -41,9 +42,11 @@ struct Mailbox {
 };
 
 struct World {
-  explicit World(int ranks) : size(ranks), mailboxes(static_cast<std::size_t>(ranks)), running(ranks) {}
+  World(int ranks, Device of_memory)
+      : size(ranks), device(of_memory), mailboxes(static_cast<std::size_t>(ranks)), running(ranks) {}
 
   const int size;
+  const Device device;
   std::mutex mutex;
   std::map<std::tuple<int, int, int>, std::vector<Part*>> channels;  // of tag, sender, receiver
   std::vector<Mailbox> mailboxes;
@@ -71,6 +74,16 @@ struct World {
   }
 };
 
+void copy(Device device, void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (!device.is_cuda() || device.is_dry) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
+  runtime.end_transfer(device, runtime.begin_transfer(device, to, from, bytes));
+}
+
 class ThreadTransport final : public Transport {
  public:
   ThreadTransport(World& world, int own_rank) : Transport(own_rank, world.size), world_(world) {}
@@ -91,7 +104,14 @@ class ThreadTransport final : public Transport {
       Part& send = *receive.partner;
       send.state = receive.state = Part::State::copying;
       lock.unlock();
-      if (receive.bytes > 0) std::memcpy(receive.data, send.data, receive.bytes);
+      try {
+        copy(world_.device, receive.data, send.data, receive.bytes);
+      } catch (...) {
+        lock.lock();
+        send.state = receive.state = Part::State::open;  // and in no channel: they are never done
+        world_.notify(receive.peer);
+        throw;
+      }
       lock.lock();
       for (Part* part : {&send, &receive}) {
         part->state = Part::State::done;
@@ -210,7 +230,7 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
     const auto transport = std::make_shared<ThreadTransport>(world, rank);
     Communicator communicator(transport);
     body(communicator);
-    transport->check();  // what a destructor could not throw
+    transport->check_usable();  // what a destructor could not throw
   } catch (...) {
     const std::exception_ptr error = std::current_exception();
     world.fail(rank, text_of(error), error);
@@ -220,10 +240,11 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
 
 }  // namespace threads_detail
 
-void run_ranks(int ranks, const std::function<void(Communicator&)>& body) {
+void run_ranks(int ranks, const std::function<void(Communicator&)>& body, Device device) {
   using namespace threads_detail;
   if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, allowed are 1 and more");
-  World world(ranks);
+  if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or there is no such device
+  World world(ranks, device);
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(ranks));
   try {

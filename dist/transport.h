@@ -51,7 +51,7 @@ class Transport {
   int next_tag = 1;                 ///< above those of all communicators of this rank
   std::optional<RankError> broken;  ///< why this rank can send and receive no more
 
-  void check() const {
+  void check_usable() const {
     if (broken) throw RankError(*broken);
   }
 

@@ -18,6 +18,7 @@ std::string guest(const std::string& include) {
   if (include.starts_with("nlohmann/")) return "nlohmann-json";
   if (include == "zlib.h") return "zlib";
   if (include == "mpi.h") return "MPI";
+  if (include == "nccl.h") return "NCCL";
   if (include.starts_with("CLI/")) return "CLI11";
   if (include.starts_with("catch2/")) return "Catch2";
   return {};
@@ -27,6 +28,7 @@ std::string guest(const std::string& include) {
 bool is_welcome(const std::string& name, const std::string& path) {
   const std::string layer = house::layer_of(path);
   if (name == "Eigen") return layer == "core";
+  if (name == "NCCL") return path == "dist/nccl.cpp";
   if (name == "MPI") return path.starts_with("dist/module/");
   if (name == "nlohmann-json" || name == "zlib") return layer == "nn" || layer == "models";
   return false;
