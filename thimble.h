@@ -7,6 +7,7 @@
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/core/tensor/text.h>
 #include <thimble/core/tensor/view.h>
@@ -16,6 +17,7 @@
 // Memory: arenas and their ledgers, budgets, what a process takes beside them, tensors on a disk or on the host.
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>

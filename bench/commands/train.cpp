@@ -201,7 +201,8 @@ void add_train(CLI::App& program) {
       throw ValueError("--measure, --times: there is no budget to plan for; with --budget they are allowed");
     }
     const Setup& setup = options->setup;
-    const bool is_for_plans = !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_gradients;
+    const bool is_for_plans =
+        !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
     if (!has_budget && options->plan.empty() && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }

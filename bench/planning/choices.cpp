@@ -6,6 +6,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/memory/offload/device_tier.h>
 
 namespace thimble::bench {
 namespace choices_detail {
@@ -79,6 +80,28 @@ std::vector<Variant> variants_of(const Setup& setup) {
   return list;
 }
 
+/// The smallest plan with parameters away. A plan's time has no reads of parameters: here they are added, each as if
+/// nothing ran beside it. Forward, backward and update read each parameter, and the update writes it.
+TechniquePrice price_parameters_away(const ChoiceOptions& options, const Setup& setup, double plain_s) {
+  constexpr double transfers = 4;
+  const char* const place = options.device.is_cuda() ? "host" : "FOLDER";
+  Setup away = setup;
+  nn::PlannerOptions plans = planner_options(setup, options.device);
+  std::string flags = "--offload-parameters";
+  if (away.offload.empty()) {
+    flags = std::string("--offload ") + place + " " + flags;
+    away.offload = place;  // on dry devices it is not looked for
+    plans.spilling.offloads = true;
+    plans.make_tier = [](Device on) { return memory::make_tier(on); };
+  }
+  away.offloads_parameters = true;
+  nn::Planner planner(options.run_of(away), options.device, options.costs, plans);
+  const nn::Plan& least = planner.smallest();
+  const auto bytes = static_cast<double>(planner.parameters()) * static_cast<double>(size_of(setup.dtype));
+  const double seconds = least.step_s + transfers * bytes / options.costs.hardware.tier_bytes_per_s;
+  return {flags, least.peak_bytes, seconds / plain_s - 1, {}, "parameters are read as they are needed"};
+}
+
 std::string percent(double part) { return std::to_string(std::llround(100 * part)) + " %"; }
 
 }  // namespace choices_detail
@@ -111,6 +134,11 @@ std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const S
       price.time_overhead_in_budget = planner->fit(options.budget_bytes).step_s / plain_s - 1;
     }
     prices.push_back(std::move(price));
+  }
+  const bool has_fit = std::any_of(prices.begin(), prices.end(),
+                                   [&](const TechniquePrice& p) { return p.minimum_bytes <= options.budget_bytes; });
+  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters) {
+    prices.push_back(price_parameters_away(options, setup, plain_s));
   }
   return prices;
 }

@@ -45,8 +45,9 @@ struct TechniquePrice {
 };
 
 /// The setup as it is; then each technique that it leaves off and that can join it: the fused optimizer, the chunked
-/// head, 2, 4 and 8 micro-batches where they divide the batch; then the strongest combinations of these. Times are by
-/// the machine's numbers, even where others were measured. Takes about as long as planning each of them. Throws what
+/// head, 2, 4 and 8 micro-batches where they divide the batch; then the strongest combinations of these; then, where
+/// none fits the budget, parameters that are away between uses. Times are by the machine's numbers, even where others
+/// were measured. Takes about as long as planning each of them. Throws what
 /// the runs throw.
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 

@@ -88,6 +88,7 @@ void check_inference(const PlanOptions& options) {
       {s.loss_scale_interval.has_value(), "--loss-scale-interval"},
       {!s.offload.empty(), "--offload " + s.offload},
       {s.offloads_optimizer, "--offload-optimizer"},
+      {s.offloads_parameters, "--offload-parameters"},
       {s.offloads_gradients, "--offload-gradients"},
       {s.allows_lossy, "--allow-lossy"},
       {s.clip_norm >= 0, "--clip"}};

@@ -29,10 +29,11 @@ void check_recording(const TrainOptions& options) {
   if (!options.device.is_cuda()) {
     refuse("the " + to_string(options.device) + " records no steps; --device cuda is allowed");
   }
-  const char* const tier = setup.offloads_optimizer   ? "--offload-optimizer"
-                           : setup.offloads_gradients ? "--offload-gradients"
-                           : !setup.offload.empty()   ? "--offload"
-                                                      : nullptr;
+  const char* const tier = setup.offloads_optimizer    ? "--offload-optimizer"
+                           : setup.offloads_parameters ? "--offload-parameters"
+                           : setup.offloads_gradients  ? "--offload-gradients"
+                           : !setup.offload.empty()    ? "--offload"
+                                                       : nullptr;
   if (tier != nullptr) {
     refuse(std::string("not with ") + tier + ", whose transfers the host makes in each step; without it it is allowed");
   }

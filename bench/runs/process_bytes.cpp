@@ -12,7 +12,8 @@ namespace thimble::bench {
 memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
                                    std::size_t data_bytes) {
   const bool plans_offload = !setup.offload.empty() && has_budget;
-  const int tiers = (setup.offloads_optimizer ? 1 : 0) + (setup.offloads_gradients ? 1 : 0) + (plans_offload ? 1 : 0);
+  const int tiers = (setup.offloads_optimizer ? 1 : 0) + (setup.offloads_parameters ? 1 : 0) +
+                    (setup.offloads_gradients ? 1 : 0) + (plans_offload ? 1 : 0);
   return {.threads = thread_count(),
           .tier_threads = tiers * FileTier::Options().workers,
           .nodes = nodes,

@@ -6,9 +6,11 @@
 #include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/direct_file.h>
+#include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
@@ -22,7 +24,7 @@ class Run final : public nn::TrainingRun {
   Run(const Setup& setup, Device device)
       : generator_(setup.seed),
         scope_(generator_),
-        model_(models::make_model(setup.model, setup.sizes, placement(setup, device))),
+        model_(make_model(setup, device)),
         optimizer_(make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)),
         scaler_(make_scaler(setup)),
@@ -156,6 +158,16 @@ OptimizerNumbers optimizer_numbers(const Setup& setup, const models::Model& mode
   if (setup.rate >= 0) numbers.rate = setup.rate;
   if (setup.weight_decay >= 0) numbers.weight_decay = setup.weight_decay;
   return numbers;
+}
+
+std::unique_ptr<models::Model> make_model(const Setup& setup, Device device) {
+  std::shared_ptr<ParameterStore> store;
+  if (setup.offloads_parameters) {
+    setup_detail::require_place(setup, "--offload-parameters");
+    store = std::make_shared<memory::TierStore>(setup_detail::make_tier(setup, device));
+  }
+  const ParameterStoreScope scope(store);
+  return models::make_model(setup.model, setup.sizes, placement(setup, device));
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const models::Model& model) {

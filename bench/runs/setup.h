@@ -43,6 +43,7 @@ struct Setup {
   /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
   std::string offload;
   bool offloads_optimizer = false;             ///< its state waits there between updates
+  bool offloads_parameters = false;            ///< they wait there between uses, a unit read ahead
   bool offloads_gradients = false;             ///< they wait there for the update of their parameter
   bool allows_lossy = false;                   ///< plans may pack saved tensors to fewer digits
   DType lossy = DType::bf16;                   ///< which: bf16, f16, f8e4m3, f8e5m2, i8
@@ -112,6 +113,11 @@ std::string optimizer_name(const Setup& setup, bool is_text);
 
 /// How the moments of a setup are kept: f32, bf16 or u8. Throws ValueError for a state that its optimizer cannot have.
 DType optimizer_state(const Setup& setup, bool is_text);
+
+/// The model that is trained, whose parameters are in a store where the setup says so. Throws what models::make_model
+/// throws, ValueError where parameters are to be offloaded and there is no place for that, or not on its device;
+/// FileError as a tier does.
+std::unique_ptr<models::Model> make_model(const Setup& setup, Device device);
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
 /// place for that, or not on its device; FileError as a tier does.

@@ -5,8 +5,10 @@
 
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/gpt/gpt.h>
+#include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
 #include <thimble/optim/schedule.h>
 
@@ -57,7 +59,7 @@ Training::Training(const TrainOptions& options, Dataset& data, Device device, co
       device_(device),
       generator_(options.setup.seed),
       scope_(generator_),
-      model_(models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, device))),
+      model_(make_model(options.setup, device)),
       optimizer_(make_optimizer(options.setup, *model_)),
       scaler_(make_scaler(options.setup)),
       rate_(optimizer_->rate()),
@@ -134,6 +136,7 @@ nn::Evaluation Training::evaluate() {
   for (std::int64_t i = 0; i < count; ++i) {
     // All but the last have as many samples: once one leaves the arena as it was before, the next needs no more.
     if (is_settled && i + 1 < count) continue;
+    const ParameterUse use;
     const models::Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
     const std::int64_t all_samples = batch.target.size(0);
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
@@ -153,15 +156,14 @@ nn::Evaluation Training::evaluate() {
   return evaluation;
 }
 
-void Training::visit_state() {
-  optimizer_->each_state([](std::span<const optim::Named>) {});
-}
+void Training::visit_state() { nn::visit_state(*model_, *optimizer_); }
 
 bool Training::can_sample() const noexcept { return dynamic_cast<const models::Gpt*>(model_.get()) != nullptr; }
 
 std::vector<std::int64_t> Training::sample() {
   if (!can_sample()) throw ValueError("--sample: " + options_.setup.model + " cannot write; the GPT family can");
   auto& gpt = dynamic_cast<models::Gpt&>(*model_);
+  const ParameterUse use;
   // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
   const std::int64_t count = device_.is_dry ? std::min(options_.sample, gpt.options().sequence + 1) : options_.sample;
   std::vector<std::int64_t> tokens = models::generate(gpt, {0}, count, 0.8, 0, options_.setup.seed);

@@ -82,7 +82,7 @@ class Training {
   optim::Optimizer& optimizer() noexcept { return *optimizer_; }
   Generator& generator() noexcept { return generator_; }
   nn::StepOptions& step_options() noexcept { return step_options_; }
-  /// On a dry device what saving and loading a checkpoint do to memory: state that is away comes and goes.
+  /// On a dry device what saving and loading a checkpoint do to memory: what is away comes and goes.
   void visit_state();
   /// Null where steps are not recorded, and before the first.
   const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }

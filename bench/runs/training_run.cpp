@@ -326,7 +326,7 @@ class TrainedModel final : public nn::LoopedRun {
     return training_.evaluate();
   }
   void write_checkpoint(const std::string& path) override {
-    if (training_.optimizer().offloads_state()) training_.rest();  // it comes here to be written
+    if (training_.optimizer().updates_one_by_one()) training_.rest();  // what is away comes here to be written
     save_checkpoint(training_, prepared_, path);
   }
   std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }

@@ -226,8 +226,9 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   plan.device = cuda();
   plan.budget_bytes = 1;
   const bench::PlanReport refused = bench::make_plan(plan);
-  REQUIRE(refused.techniques.size() == 2);
+  REQUIRE(refused.techniques.size() == 3);
   CHECK(refused.techniques[1].flags == "--head chunked");
+  CHECK(refused.techniques[2].flags == "--offload-parameters");
   setup.offload.clear();
   CHECK(contains(message_of([&] { bench::training_run(setup)(dry(cuda())); }), "on a GPU --offload host"));
 }

@@ -7,11 +7,14 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/memory/offload/device_tier.h>
+#include <thimble/memory/offload/tier_store.h>
 
 #include "own_program.h"
 #include "support/catch.h"
 #include "support/files.h"
 #include "support/model_runs.h"
+#include "support/offload_data.h"
 #include "support/tensor_bytes.h"
 
 using namespace thimble;
@@ -188,4 +191,39 @@ TEST_CASE("trainer: files that cannot be, and checkpoints of another run, are re
   other.evaluate_every = 0;
   CHECK_THROWS_AS((nn::Trainer<Rivals, Batch>(rivals(sizes), other)), ValueError);  // two parts
   CHECK(folder.entries() == 1);
+}
+
+TEST_CASE("trainer: parameters that are away between uses, in a budget, saved and gone on from", "[trainer][store]") {
+  const std::string disk = offload_test::disk_folder();
+  if (disk.empty()) return;
+  const testing::Threads alone;
+  const TemporaryFolder folder;
+  Program away = program();
+  away.model = [disk](Device device) {
+    const auto store = std::make_shared<memory::TierStore>(memory::make_tier(device, {.folder = disk}));
+    const ParameterStoreScope scope(store);
+    return std::make_unique<Net>(Sizes().width, Sizes().depth, device);
+  };
+  nn::TrainerOptions options = trainer_files_options(6);
+  Own plain(program(), options);
+  const Ended expected = run(plain);
+  options.save = folder / "x";
+  options.steps = 4;
+  options.budget_bytes = Own(away, options).plan().peak_bytes;
+  Own first(away, options);
+  std::vector<double> losses;
+  const auto note = [&](const nn::Progress& p) { losses.push_back(p.loss); };
+  first.run(note);
+  CHECK(first.peak_bytes() == first.plan().peak_bytes);
+  CHECK(first.placed().deviations == 0);
+  options.resume = options.save, options.steps = 6;
+  Own second(away, options);
+  second.run(note);
+  CHECK(second.peak_bytes() == second.plan().peak_bytes);
+  CHECK(losses == expected.losses);
+  std::size_t i = 0;
+  for (const nn::NamedTensor& p : second.model().parameters()) {
+    CHECK(testing::bytes_of(p.tensor) == expected.state[i++]);
+  }
+  CHECK(second.certify(2).holds());
 }

@@ -11,6 +11,7 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/offload_data.h"
 #include "support/trained.h"
 
 using namespace thimble;
@@ -188,7 +189,8 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
     options.budget_bytes = choices_MiB;
     const bench::PlanReport refused = bench::make_plan(options);
     REQUIRE_FALSE(refused.is_feasible);
-    REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 8u : 5u));
+    REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 9u : 6u));
+    CHECK(refused.techniques.back().flags == "--offload FOLDER --offload-parameters");
     CHECK(refused.techniques[0].flags.empty());
     CHECK(refused.techniques[0].minimum_bytes == refused.minimum_bytes);
     for (const bench::TechniquePrice& price : refused.techniques) {
@@ -204,6 +206,11 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
       CHECK(files_test::contains(price.note, "batch norm") ==
             (with.setup.micro_batches > 1 && options.setup.model == "resnet18"));
       if (with.setup.micro_batches > 2) continue;
+      with.setup.offloads_parameters = files_test::contains(price.flags, "--offload-parameters");
+      if (with.setup.offloads_parameters) {
+        with.setup.offload = offload_test::disk_folder();
+        if (with.setup.offload.empty()) continue;
+      }
       with.budget_bytes = price.minimum_bytes;
       const bench::PlanReport planned = bench::make_plan(with);
       CHECK(planned.is_feasible);
