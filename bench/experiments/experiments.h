@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <thimble/bench/report/experiment.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/tensor/device.h>
+#include <thimble/models/training/setup.h>
 
 namespace thimble::bench {
 
@@ -101,6 +101,6 @@ struct ForwardBytes {
   /// Activation bytes at and below a module path.
   std::vector<std::pair<std::string, std::size_t>> by_path;
 };
-ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<std::string>& paths);
+ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std::vector<std::string>& paths);
 
 }  // namespace thimble::bench

@@ -50,7 +50,7 @@ report::Row row_of(const ExperimentOptions& options, const Stack& stack) {
 }
 
 /// What lives before the first step: weights, statistics, the optimizer's moments.
-std::size_t booked_state(Device device, const Setup& setup) {
+std::size_t booked_state(Device device, const models::Setup& setup) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
   const ResourceScope scope(resources.top);
   const auto model = models::make_model(setup.model, setup.sizes, {device, setup.dtype});
@@ -58,8 +58,8 @@ std::size_t booked_state(Device device, const Setup& setup) {
   return resources.ledger->bytes();
 }
 
-Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
-  Setup setup;
+models::Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
+  models::Setup setup;
   setup.model = "sharedconv";
   setup.batch = batch;
   setup.optimizer = "adam";
@@ -68,7 +68,7 @@ Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
   return setup;
 }
 
-report::Row row_of(const ExperimentOptions& options, const Setup& setup) {
+report::Row row_of(const ExperimentOptions& options, const models::Setup& setup) {
   report::Row row;
   row.config = {
       {"what", "sharedconv, width " + std::to_string(setup.sizes.width) + ", batch " + std::to_string(setup.batch)},
