@@ -109,6 +109,7 @@ nn::LoopOptions loop_options(const PreparedTraining& prepared) {
           .save_every = options.save_every,
           .keep = options.keep,
           .resume = options.resume,
+          .resumed_steps = prepared.first_step,
           .log = options.log,
           .items_per_step = static_cast<double>(options.setup.batch * prepared.data->items_per_sample())};
 }
