@@ -22,6 +22,7 @@
 #include <thimble/memory/process/outside.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
+#include <thimble/memory/units.h>
 
 // Differentiable functions, gradients, checkpoint segments, operators of one's own.
 #include <thimble/autograd/apply.h>
@@ -59,5 +60,10 @@
 #include <thimble/dist/nccl.h>
 #include <thimble/dist/threads.h>
 
-// The models that come with it, by name.
+// The models that come with it, by name: plans and training runs of them, in a budget, and what becomes of them.
 #include <thimble/models/model.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/certifying.h>
+#include <thimble/models/training/packing_gradients.h>
+#include <thimble/models/training/quantizing.h>
+#include <thimble/models/training/training.h>

@@ -8,11 +8,13 @@ namespace CLI {
 class App;
 }
 
-namespace thimble::bench {
-
+namespace thimble::models {
 struct CostOptions;
 struct Setup;
 struct TrainOptions;
+}  // namespace thimble::models
+
+namespace thimble::bench {
 
 /// Exit statuses of the program; docs/training.md has the table.
 inline constexpr int bad_input_status = 2;      ///< one line on standard error, nothing written
@@ -33,21 +35,21 @@ void add_models(CLI::App& program);
 
 /// The flags that name a model and its sizes, for all that make one: MODEL --batch --seq --image --layers --heads
 /// --width --share --seed.
-void add_model_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
 /// --state --full-state, and add_precision_flags.
-void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These, the optimizer's, and --data --device --tf32 --budget --plan with what plans may do, for `train` and
 /// `certify`. The setup lives inside of the options and is shared with them.
-void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options);
+void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options);
 
 /// --dtype --precision --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
-void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
-void add_spill_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
+void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --isa --units --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
 /// when the command line is read, before the command runs. What the machine lacks is a ValueError that lists what it
@@ -55,6 +57,6 @@ void add_spill_flags(CLI::App& command, const std::shared_ptr<Setup>& setup);
 void add_compute_flags(CLI::App& command);
 
 /// --measure and --times, for both as well.
-void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs);
+void add_cost_flags(CLI::App& command, const std::shared_ptr<models::CostOptions>& costs);
 
 }  // namespace thimble::bench

@@ -8,7 +8,7 @@
 
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::bench {
 namespace live_detail {

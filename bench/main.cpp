@@ -21,6 +21,7 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/kernels/cpu/base/units.h>
@@ -54,7 +55,8 @@ using thimble::printable;
 
 int fail(const std::string& what, int status = bad_input_status) {
   std::fflush(stdout);
-  std::fprintf(stderr, "thimble: %s\n", printable(one_line(what)).c_str());  // names may hold what a terminal obeys
+  std::fprintf(stderr, "thimble: %s\n",
+               printable(one_line(thimble::bench::with_flags(what))).c_str());  // names may hold what a terminal obeys
   return status;
 }
 

@@ -20,8 +20,6 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/random_run.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/tf32.h>
@@ -31,6 +29,8 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/random_run.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/quant/codes.h>
 #include <thimble/nn/step/recorded_step.h>
 #include <thimble/optim/adafactor.h>
@@ -237,19 +237,19 @@ void run_small_updates(Device device) {
 }
 
 /// Training steps of a model, one launch after the other and as a graph.
-void run_steps(Device device, const bench::Setup& setup) {
+void run_steps(Device device, const models::Setup& setup) {
   const memory::Stack stack =
-      memory::make_resource(device, {.plans = nn::plan_steps(device, bench::training_run(setup))});
+      memory::make_resource(device, {.plans = nn::plan_steps(device, models::training_run(setup))});
   const ResourceScope scope(stack.top);
   Generator generator(1);
   const GeneratorScope random(generator);
   const std::unique_ptr<models::Model> model =
-      models::make_model(setup.model, setup.sizes, bench::placement(setup, device));
-  const std::unique_ptr<optim::Optimizer> optimizer = bench::make_optimizer(setup, *model);
+      models::make_model(setup.model, setup.sizes, models::placement(setup, device));
+  const std::unique_ptr<optim::Optimizer> optimizer = models::make_optimizer(setup, *model);
   const models::Batch batch = model->empty_batch(setup.batch, device);
   fill(batch.input, 1), fill(batch.target, 2);
   const auto loss_of = [&](std::int64_t) { return model->loss(batch); };
-  const nn::StepOptions options = bench::step_options(setup, model->is_text(), device);
+  const nn::StepOptions options = models::step_options(setup, model->is_text(), device);
   const auto eager = [&] {
     const Placed::Step placed(*stack.placed);
     nn::training_step(*optimizer, loss_of, options);
@@ -270,12 +270,12 @@ void run_steps(Device device, const bench::Setup& setup) {
 
 void run_all_steps(Device device) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    bench::Setup gpt, mlp, resnet;
+    models::Setup gpt, mlp, resnet;
     gpt.dtype = mlp.dtype = resnet.dtype = dtype;
     gpt.model = "char-gpt", gpt.batch = 8;
     mlp.model = "mlp", mlp.batch = 64;
     resnet.model = "resnet18", resnet.batch = 16, resnet.sizes.image = 32;
-    for (const bench::Setup& setup : {gpt, mlp, resnet}) run_steps(device, setup);
+    for (const models::Setup& setup : {gpt, mlp, resnet}) run_steps(device, setup);
   }
 }
 
@@ -296,7 +296,7 @@ void report_libraries(const std::string& name, const std::string& dtype, Device 
 void run_libraries(Device device, std::int64_t scale) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const char* const name : {"resnet50", "googlenet", "vit-b16", "gpt2"}) {
-      bench::Setup setup;
+      models::Setup setup;
       setup.model = name;
       setup.dtype = dtype;
       setup.batch = std::max<std::int64_t>(2, 32 / scale);
@@ -304,7 +304,7 @@ void run_libraries(Device device, std::int64_t scale) {
       const memory::Stack stack = memory::make_resource(device);
       const ResourceScope scope(stack.top);
       const kernels::LibraryUse before = kernels::device_runtime(device).library_use();
-      bench::random_run(setup)(device)->step();
+      models::random_run(setup)(device)->step();
       wait(device);
       report_libraries(setup.model + "_libraries", std::string(to_string(dtype)), device, before);
     }

@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/runs/random_run.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/random_run.h>
 
 namespace {
 
@@ -132,11 +132,11 @@ constexpr int training_steps = 3;
 
 /// What an arena of that capacity does in training steps, and the milliseconds of all; no allocations where it is too
 /// small.
-std::pair<Arena::Statistics, double> train(const bench::Setup& setup, Device device, const Arena::Options& arena) {
+std::pair<Arena::Statistics, double> train(const models::Setup& setup, Device device, const Arena::Options& arena) {
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const ResourceScope scope(stack.top);
   try {
-    const auto run = bench::random_run(setup)(device);
+    const auto run = models::random_run(setup)(device);
     run->step();  // libraries, state
     const double ms = ms_of(device, [&] {
       for (int i = 0; i < training_steps; ++i) run->step();
@@ -149,7 +149,7 @@ std::pair<Arena::Statistics, double> train(const bench::Setup& setup, Device dev
 
 /// Training in the smallest arena that is enough when blocks move; a dry run finds it.
 void training(Device device, const char* model, std::int64_t batch) {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = model;
   setup.batch = batch;
   const Arena::Options roomy{.compaction = Arena::Compaction::never};

@@ -23,13 +23,13 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/planning/costs.h>
-#include <thimble/bench/runs/random_run.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/summary.h>
+#include <thimble/models/planning/costs.h>
+#include <thimble/models/training/random_run.h>
 
 namespace {
 
@@ -38,8 +38,8 @@ using namespace thimble::bench;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  Setup setup;
-  CostOptions costs;
+  models::Setup setup;
+  models::CostOptions costs;
   std::string device = "cuda";
   std::int64_t steps = 10;
   std::size_t budget_bytes = 0;
@@ -71,7 +71,7 @@ void wait(Device device) {
 }
 
 void measure(const Options& options) {
-  const Setup& setup = options.setup;
+  const models::Setup& setup = options.setup;
   const Device device = parse_device_flag("--device", options.device);
   const nn::MakeRun make = random_run(setup);
   const Tf32Scope products(options.allows_tf32);
@@ -146,8 +146,8 @@ void measure(const Options& options) {
 int main(int argc, char** argv) {
   const auto options = std::make_shared<Options>();
   CLI::App app("Training steps on a device: time, memory, waits, launches");
-  add_setup_flags(app, std::shared_ptr<Setup>(options, &options->setup));
-  add_cost_flags(app, std::shared_ptr<CostOptions>(options, &options->costs));
+  add_setup_flags(app, std::shared_ptr<models::Setup>(options, &options->setup));
+  add_cost_flags(app, std::shared_ptr<models::CostOptions>(options, &options->costs));
   app.add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps of a timed run, of which there are three (10)");

@@ -26,14 +26,14 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/planning/costs.h>
-#include <thimble/bench/runs/random_run.h>
 #include <thimble/bench/timing/ceiling.h>
 #include <thimble/bench/timing/step_profile.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/models/planning/costs.h>
+#include <thimble/models/training/random_run.h>
 
 namespace {
 
@@ -41,7 +41,7 @@ using namespace thimble;
 using namespace thimble::bench;
 
 struct Options {
-  Setup setup;
+  models::Setup setup;
   std::int64_t steps = 8;
   std::size_t budget_bytes = 0, growth_bytes = 0;
   double clip = 0;
@@ -62,7 +62,7 @@ nn::Plan plan_of(const Options& options, std::int64_t parameters) {
     budget = options.growth_bytes + static_cast<std::size_t>(parameters) * size_of(options.setup.dtype);
   }
   if (budget == 0) return {};
-  CostOptions costs;
+  models::CostOptions costs;
   costs.measures = true;
   nn::Planner planner(random_run(options.setup), cpu, plan_costs(options.setup, costs, 0),
                       planner_options(options.setup, cpu));
@@ -101,7 +101,7 @@ void print_profile(const TapeGraph& graph, const TapeTimes& times, double step_m
               100 * (1 - all / step_ms));
 }
 
-void predict(const Setup& setup) {
+void predict(const models::Setup& setup) {
   const nn::MemoryProfile profile = nn::profile_training(dry(cpu), random_run(setup));
   std::printf("dry model=%s batch=%lld dtype=%s isa=%s threads=%d parameters=%lld peak_bytes=%zu", setup.model.c_str(),
               static_cast<long long>(setup.batch), std::string(to_string(setup.dtype)).c_str(),
@@ -114,7 +114,7 @@ void predict(const Setup& setup) {
 }
 
 void measure(const Options& options) {
-  const Setup& setup = options.setup;
+  const models::Setup& setup = options.setup;
   double ceiling = ceiling_gflops(kernels::isa(), thread_count(), ceiling_seconds);
   std::int64_t parameters = 0;
   const TapeGraph graph = nn::record_step(
@@ -163,7 +163,7 @@ void measure(const Options& options) {
 int main(int argc, char** argv) {
   const auto options = std::make_shared<Options>();
   CLI::App app("Time, memory and profile of a training step");
-  add_setup_flags(app, std::shared_ptr<Setup>(options, &options->setup));
+  add_setup_flags(app, std::shared_ptr<models::Setup>(options, &options->setup));
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps that are timed, after two that are not (8)");
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
   add_size(app, "--growth", options->growth_bytes, "Bytes that it may commit beyond the parameters");

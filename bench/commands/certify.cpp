@@ -10,14 +10,14 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/runs/certifying.h>
+#include <thimble/models/training/certifying.h>
 
 namespace thimble::bench {
 namespace certify_command_detail {
 
 constexpr std::int64_t default_steps = 2, most_certified_steps = 1'000'000;
 
-void print_json(const PreparedTraining& prepared, const nn::Certificate& certificate) {
+void print_json(const models::PreparedTraining& prepared, const nn::Certificate& certificate) {
   nlohmann::ordered_json json{{"model", prepared.options.setup.model},
                               {"batch", prepared.options.setup.batch},
                               {"steps", certificate.steps},
@@ -52,7 +52,7 @@ void print_json(const PreparedTraining& prepared, const nn::Certificate& certifi
 void add_certify(CLI::App& program) {
   CLI::App* const command =
       program.add_subcommand("certify", "Compare a training run in its budget with the plain one, bit by bit");
-  const auto options = std::make_shared<TrainOptions>();
+  const auto options = std::make_shared<models::TrainOptions>();
   options->steps = certify_command_detail::default_steps;
   options->data = "synthetic";
   options->eval_batches = 1;
@@ -63,7 +63,7 @@ void add_certify(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   command->callback([options, is_json] {
     if (options->warmup < 0) options->warmup = options->steps / 10;
-    const PreparedTraining prepared = prepare_training(*options);
+    const models::PreparedTraining prepared = prepare_training(*options);
     const nn::Certificate certificate = certify_training(prepared);
     if (*is_json) {
       certify_command_detail::print_json(prepared, certificate);

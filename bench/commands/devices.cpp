@@ -11,13 +11,13 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/arena/backing.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::bench {
 namespace devices_detail {

@@ -1,7 +1,7 @@
 // The flags that the commands share.
 
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/planning/costs.h>
+#include <thimble/models/planning/costs.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,16 +12,44 @@
 #include <CLI/CLI.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/runs/setup.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/training/setup.h>
 
 namespace thimble::bench {
 namespace flags_detail {
 
 // Sizes beyond this are slips of the keyboard; their products stay within 64 bits where it matters.
 constexpr std::int64_t largest_size = 1 << 24;
+
+/// The flag of an option; the others have its name with dashes.
+std::string flag_of(std::string option) {
+  constexpr std::pair<std::string_view, std::string_view> of_other_name[] = {
+      {"allows_lossy", "allow-lossy"},
+      {"allows_tf32", "tf32"},
+      {"budget_bytes", "budget"},
+      {"clip_norm", "clip"},
+      {"finds_batch", "max-batch"},
+      {"fuses_optimizer", "fuse-optimizer"},
+      {"is_inference", "inference"},
+      {"is_int8", "int8"},
+      {"measures", "measure"},
+      {"min_rate", "min-lr"},
+      {"offloads_gradients", "offload-gradients"},
+      {"offloads_optimizer", "offload-optimizer"},
+      {"offloads_parameters", "offload-parameters"},
+      {"prices_techniques", "techniques"},
+      {"process_budget_bytes", "process-budget"},
+      {"rate", "lr"},
+      {"records_steps", "graph"},
+      {"sequence", "seq"}};
+  for (const auto& [name, flag] : of_other_name) {
+    if (option == name) return "--" + std::string(flag);
+  }
+  std::replace(option.begin(), option.end(), '_', '-');
+  return "--" + option;
+}
 
 std::int64_t parse_parts(const std::string& text) {
   try {
@@ -41,7 +69,7 @@ DType parse_one_of(const std::string& flag, const std::string& text, const std::
 DType parse_state(const std::string& text) { return parse_one_of("--state", text, "f32, bf16, u8"); }
 
 // "i8", or "i8:gelu,f8e4m3:linear,bf16": to what results of operators are packed, by name or all others.
-void parse_packed(const std::string& text, Setup& setup) {
+void parse_packed(const std::string& text, models::Setup& setup) {
   constexpr const char* flag = "--allow-lossy";
   constexpr const char* dtypes = "bf16, f16, f8e4m3, f8e5m2, i8";
   setup.allows_lossy = true;
@@ -120,6 +148,21 @@ Device parse_device_flag(std::string_view flag, const std::string& text) {
   throw ValueError(refusal + "; 'thimble plan' runs on dry devices");
 }
 
+std::string with_flags(std::string_view text) {
+  constexpr std::string_view of_names = "abcdefghijklmnopqrstuvwxyz0123456789_";
+  std::string said;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text[at] == '`' ? text.find_first_not_of(of_names, at + 1) : std::string_view::npos;
+    if (end == std::string_view::npos || text[end] != '`' || end == at + 1) {
+      said += text[at++];
+      continue;
+    }
+    said += flags_detail::flag_of(std::string(text.substr(at + 1, end - at - 1)));
+    at = end + 1;
+  }
+  return said;
+}
+
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help) {
   return command
       .add_option_function<std::string>(
@@ -152,9 +195,9 @@ CLI::Option* add_number(CLI::App& command, const std::string& flag, double& targ
   return command.add_option_function<std::string>(flag, read, help)->type_name("X");
 }
 
-void add_model_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   using flags_detail::largest_size;
-  Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
+  models::Setup& s = *setup;  // the callbacks below share `setup`, so it lives as long as the parser
   command
       .add_option_function<std::string>(
           "MODEL", [setup](const std::string& text) { setup->model = text; }, "Name of a model: see 'thimble models'")
@@ -185,7 +228,7 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->type_name("N");
 }
 
-void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   add_model_flags(command, setup);
   command
       .add_option_function<std::string>(
@@ -204,7 +247,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       .add_option_function<std::string>(
           "--micro-batches",
           [setup](const std::string& text) {
-            setup->micro_batches = text == "auto" ? auto_micro_batches : flags_detail::parse_parts(text);
+            setup->micro_batches = text == "auto" ? models::auto_micro_batches : flags_detail::parse_parts(text);
           },
           "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
       ->type_name("N|auto");
@@ -232,7 +275,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->delimiter(',');
 }
 
-void add_spill_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   command
       .add_option("--offload", setup->offload,
                   "Plans may put saved tensors into a file of this folder, on a disk; on a GPU 'host': into pinned "
@@ -252,7 +295,7 @@ void add_spill_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
       ->each([setup](const std::string& text) { flags_detail::parse_packed(text, *setup); });
 }
 
-void add_cost_flags(CLI::App& command, const std::shared_ptr<CostOptions>& costs) {
+void add_cost_flags(CLI::App& command, const std::shared_ptr<models::CostOptions>& costs) {
   command.add_flag("--measure", costs->measures, "Time the operators first: a few steps with a small batch");
   command
       .add_option("--times", costs->times, "Times that were measured before; with --measure: where they are written")

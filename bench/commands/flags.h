@@ -16,6 +16,10 @@ class Option;
 
 namespace thimble::bench {
 
+/// A text of the library in the program's words: an option that it names in backticks is its flag here,
+/// "`micro_batches`: auto" becomes "--micro-batches: auto".
+std::string with_flags(std::string_view text);
+
 /// The whole number in `text`, within low .. high. Throws ValueError: `--batch: '0' is not a whole number from 1 to
 /// ...`.
 std::int64_t parse_integer(std::string_view flag, const std::string& text, std::int64_t low, std::int64_t high);
@@ -26,7 +30,7 @@ double parse_number(std::string_view flag, const std::string& text, double low, 
 /// The device in `text`: cpu, cuda or cuda:N. Throws ValueError that names `flag`.
 Device parse_device_flag(std::string_view flag, const std::string& text);
 
-/// Adds a flag that takes a SIZE (bench/runs/units.h), at least 1 byte; `target` outlives the parser.
+/// Adds a flag that takes a SIZE (memory/units.h), at least 1 byte; `target` outlives the parser.
 CLI::Option* add_size(CLI::App& command, const std::string& flag, std::size_t& target, const std::string& help);
 
 /// Adds a flag that takes a whole number or a number; `target` outlives the parser. The flag is given with its dashes.

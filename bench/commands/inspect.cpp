@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/files/safetensors.h>
 
 namespace thimble::bench {

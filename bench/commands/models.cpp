@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/model.h>
 
 namespace thimble::bench {

@@ -8,10 +8,10 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/memory/placement/csv.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::bench {
 namespace pack_detail {

@@ -12,23 +12,23 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/planning/packing_report.h>
-#include <thimble/bench/planning/planning.h>
+#include <thimble/bench/commands/fp8_report.h>
+#include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/fp8_report.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/launch/compute_capability.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/planning/planning.h>
 #include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::bench {
 namespace plan_detail {
 
-nlohmann::ordered_json segments_of(const PlanReport& report) {
+nlohmann::ordered_json segments_of(const models::PlanReport& report) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const PlannedSegment& segment : report.segments) {
+  for (const models::PlannedSegment& segment : report.segments) {
     list.push_back({{"first_node", segment.first},
                     {"end_node", segment.end},
                     {"depth", segment.depth},
@@ -39,10 +39,10 @@ nlohmann::ordered_json segments_of(const PlanReport& report) {
   return list;
 }
 
-nlohmann::ordered_json techniques_of(const PlanReport& report) {
+nlohmann::ordered_json techniques_of(const models::PlanReport& report) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
-  for (const TechniquePrice& price : report.techniques) {
-    nlohmann::ordered_json entry{{"flags", price.flags},
+  for (const models::TechniquePrice& price : report.techniques) {
+    nlohmann::ordered_json entry{{"flags", with_flags(price.options)},
                                  {"minimum_feasible_bytes", price.minimum_bytes},
                                  {"time_overhead", price.time_overhead}};
     if (price.time_overhead_in_budget) entry["time_overhead_in_budget"] = *price.time_overhead_in_budget;
@@ -52,7 +52,7 @@ nlohmann::ordered_json techniques_of(const PlanReport& report) {
   return list;
 }
 
-void print_json(const PlanOptions& options, const PlanReport& report) {
+void print_json(const models::PlanOptions& options, const models::PlanReport& report) {
   nlohmann::ordered_json by_category;
   for (std::size_t i = 0; i < category_count; ++i) {
     by_category[std::string(to_string(static_cast<Category>(i)))] = report.plan.peak_by_category[i];
@@ -74,7 +74,7 @@ void print_json(const PlanOptions& options, const PlanReport& report) {
     json["loss_scale"] = scaling->scale;
     json["loss_scale_is_dynamic"] = scaling->is_dynamic;
   }
-  if (const auto fp8 = fp8_report(options.setup, options.device))
+  if (const auto fp8 = fp8_layers(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (report.budget_bytes > 0) {
     json["budget_bytes"] = report.budget_bytes;
@@ -112,7 +112,7 @@ void print_line(const std::string& name, std::size_t bytes) {
 std::string percent(double part) { return report::format_fixed(100 * part, 1) + " %"; }
 
 /// What is switched on, in words.
-std::string techniques_in_words(const Setup& setup, const PlanReport& report, bool is_inference) {
+std::string techniques_in_words(const models::Setup& setup, const models::PlanReport& report, bool is_inference) {
   std::string words;
   if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
   if (setup.sizes.head == models::Head::chunked && !is_inference) words += ", chunked head";
@@ -120,12 +120,13 @@ std::string techniques_in_words(const Setup& setup, const PlanReport& report, bo
   return words;
 }
 
-void print_techniques(const PlanReport& report) {
+void print_techniques(const models::PlanReport& report) {
   std::printf("what a technique more would allow (time over one step that keeps everything, none of them on)\n");
   std::printf("  %-34s %18s  %10s  %10s  %10s\n", "with", "smallest bytes", "", "at time", "in budget");
-  for (const TechniquePrice& price : report.techniques) {
+  for (const models::TechniquePrice& price : report.techniques) {
     const std::string in_budget = price.time_overhead_in_budget ? percent(*price.time_overhead_in_budget) : "-";
-    std::printf("  %-34s %18s  %10s  %10s  %10s%s%s\n", price.flags.empty() ? "(as it is)" : price.flags.c_str(),
+    std::printf("  %-34s %18s  %10s  %10s  %10s%s%s\n",
+                price.options.empty() ? "(as it is)" : with_flags(price.options).c_str(),
                 format_grouped(static_cast<std::int64_t>(price.minimum_bytes)).c_str(),
                 format_bytes(static_cast<std::int64_t>(price.minimum_bytes)).c_str(),
                 percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
@@ -133,17 +134,18 @@ void print_techniques(const PlanReport& report) {
   }
 }
 
-void print_table(const PlanOptions& options, const PlanReport& report) {
-  const Setup& setup = report.setup;
+void print_table(const models::PlanOptions& options, const models::PlanReport& report) {
+  const models::Setup& setup = report.setup;
   std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
   if (const std::string precision = precision_text(setup, options.is_inference); !precision.empty()) {
     std::printf("  precision: %s\n", precision.c_str());
   }
-  if (const std::string warning = precision_warning(setup); !warning.empty()) std::printf("  %s\n", warning.c_str());
+  if (const std::string warning = precision_warning(setup); !warning.empty())
+    std::printf("  %s\n", with_flags(warning).c_str());
   if (setup.fuses_optimizer) std::printf("  gradients are not clipped: --fuse-optimizer\n");
-  if (const auto fp8 = fp8_report(setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
+  if (const auto fp8 = fp8_layers(setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   if (options.device.is_cuda()) std::printf("  in the memory of a GPU: %s\n", to_string(dry(options.device)).c_str());
   if (report.budget_bytes > 0) print_line("budget", report.budget_bytes);
   print_line("peak (committed)", report.plan.peak_bytes);
@@ -170,7 +172,7 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   if (!report.segments.empty()) {
     std::printf("segments that backward runs again, in part or whole\n");
     std::printf("  %-9s %-44s %16s  %s\n", "nodes", "from", "kept bytes", "dropped");
-    for (const PlannedSegment& s : report.segments) {
+    for (const models::PlannedSegment& s : report.segments) {
       const std::string nodes = std::to_string(s.first) + "-" + std::to_string(s.end - 1);
       std::printf("  %-9s %-44s %16s  %zu of %u nodes\n", nodes.c_str(),
                   (std::string(static_cast<std::size_t>(2 * s.depth), ' ') + s.path).c_str(),
@@ -180,7 +182,7 @@ void print_table(const PlanOptions& options, const PlanReport& report) {
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
   if (report.packing.bytes > 0) {
     print_line(report.micro_batches > 1 ? "packed per micro-batch" : "packed per step", report.packing.bytes);
-    print_line("  to " + to_string(report.packing.dtypes), report.packing.packed_bytes);
+    print_line("  to " + models::to_string(report.packing.dtypes), report.packing.packed_bytes);
   }
   if (report.packing.bytes == 0 && setup.allows_lossy) {
     std::printf("  packed                           nothing: the plan does without\n");
@@ -259,9 +261,9 @@ std::string hardware_names() {
 
 void add_plan(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("plan", "Tell what a run needs, and how it fits a budget");
-  const auto options = std::make_shared<PlanOptions>();
+  const auto options = std::make_shared<models::PlanOptions>();
   const auto is_json = std::make_shared<bool>(false);
-  add_setup_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
+  add_setup_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   command
       ->add_option(
           "--data", options->data,
@@ -280,8 +282,8 @@ void add_plan(CLI::App& program) {
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
   command->add_flag("--int8", options->is_int8,
                     "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
-  add_spill_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
-  add_cost_flags(*command, std::shared_ptr<CostOptions>(options, &options->costs));
+  add_spill_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
+  add_cost_flags(*command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   add_compute_flags(*command);
   command->add_option(
       "--hardware", options->costs.hardware,
@@ -312,7 +314,7 @@ void add_plan(CLI::App& program) {
     // What is planned for another machine than this one has that one's units.
     const bool is_named = !options->costs.hardware.empty();
     const AssumedCapability units(is_named ? nn::hardware(options->costs.hardware).capability : 0);
-    const PlanReport report = make_plan(*options);
+    const models::PlanReport report = make_plan(*options);
     if (files->wants_pictures()) files->write(see_plan(*options, report));
     if (!files->plan.empty() && report.is_feasible) nn::write_plan(files->plan, report.plan);
     *is_json ? plan_detail::print_json(*options, report) : plan_detail::print_table(*options, report);

@@ -6,9 +6,9 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/models/training/setup.h>
 
 namespace thimble::bench {
 namespace precision_flags_detail {
@@ -45,8 +45,8 @@ optim::GradScalerOptions parse_loss_scale(const std::string& text) {
   return options;
 }
 
-void add_integer_of(CLI::App& command, const std::shared_ptr<Setup>& setup, const std::string& flag,
-                    std::optional<std::int64_t> Setup::*target, std::int64_t low, std::int64_t high,
+void add_integer_of(CLI::App& command, const std::shared_ptr<models::Setup>& setup, const std::string& flag,
+                    std::optional<std::int64_t> models::Setup::*target, std::int64_t low, std::int64_t high,
                     const std::string& help) {
   const auto read = [=](const std::string& text) { (*setup).*target = parse_integer(flag, text, low, high); };
   command.add_option_function<std::string>(flag, read, help)->type_name("N");
@@ -54,7 +54,7 @@ void add_integer_of(CLI::App& command, const std::shared_ptr<Setup>& setup, cons
 
 }  // namespace precision_flags_detail
 
-void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup) {
+void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   using namespace precision_flags_detail;
   const CLI::Option* const dtype =
       command
@@ -75,9 +75,9 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup)
       ->type_name("P");
   command.add_flag("--fp8-strict", setup->fp8_strict,
                    "Under an FP8 policy a layer that falls back to a higher precision is an error");
-  add_integer_of(command, setup, "--fp8-history", &Setup::fp8_history, 1, 1024,
+  add_integer_of(command, setup, "--fp8-history", &models::Setup::fp8_history, 1, 1024,
                  "With --precision fp8: steps whose amax a scale looks back on (16)");
-  add_integer_of(command, setup, "--fp8-margin", &Setup::fp8_margin, 0, 16,
+  add_integer_of(command, setup, "--fp8-margin", &models::Setup::fp8_margin, 0, 16,
                  "With --precision fp8 or fp8-current: scales 2^N larger than amax asks for (0)");
   command
       .add_option_function<std::string>(
@@ -95,7 +95,7 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<Setup>& setup)
           "--loss-scale", [setup](const std::string& text) { setup->loss_scale = parse_loss_scale(text); },
           "dynamic, or a number from 1 to 2^24 that stays (dynamic for O1 and O2, else none)")
       ->type_name("dynamic|X");
-  add_integer_of(command, setup, "--loss-scale-interval", &Setup::loss_scale_interval, 1,
+  add_integer_of(command, setup, "--loss-scale-interval", &models::Setup::loss_scale_interval, 1,
                  std::numeric_limits<std::int32_t>::max(),
                  "Good steps in a row after which a dynamic scale doubles (2000)");
 }

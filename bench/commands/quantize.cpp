@@ -11,16 +11,16 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/runs/quantizing.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/training/quantizing.h>
 
 namespace thimble::bench {
 namespace quantize_detail {
 
 constexpr std::int64_t most_batches = 1'000'000;
 
-nlohmann::ordered_json layers_of(const QuantizeReport& r) {
+nlohmann::ordered_json layers_of(const models::QuantizeReport& r) {
   nlohmann::ordered_json list = nlohmann::ordered_json::array();
   for (const nn::quant::StepError& e : r.layers) {
     nlohmann::ordered_json entry{{"name", e.name}, {"cosine", e.cosine}};
@@ -31,7 +31,7 @@ nlohmann::ordered_json layers_of(const QuantizeReport& r) {
   return list;
 }
 
-void print_json(const QuantizeOptions& options, const QuantizeReport& r) {
+void print_json(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"device", to_string(options.device)},
                               {"scheme", r.scheme},
@@ -64,7 +64,7 @@ std::string grouped(std::size_t bytes) { return format_grouped(static_cast<std::
 
 double ratio(std::size_t a, std::size_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 
-void print_table(const QuantizeOptions& options, const QuantizeReport& r) {
+void print_table(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
   std::printf("%s in %s: %s parameters\n", options.setup.model.c_str(), r.scheme.c_str(),
               format_grouped(r.parameters).c_str());
   if (!options.save.empty()) {
@@ -105,9 +105,9 @@ void add_quantize(CLI::App& program) {
   using nn::quant::Activations;
   using nn::quant::WeightScales;
   CLI::App* const command = program.add_subcommand("quantize", "Put a trained model in 8 bits");
-  const auto options = std::make_shared<QuantizeOptions>();
-  add_model_flags(*command, std::shared_ptr<Setup>(options, &options->setup));
-  QuantizeOptions& o = *options;
+  const auto options = std::make_shared<models::QuantizeOptions>();
+  add_model_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
+  models::QuantizeOptions& o = *options;
   command->add_option("--weights", o.weights, "safetensors file of the trained parameters")->required();
   command->add_option("--data", o.data, "As for 'train': calibrated on its part to train on")->required();
   command
@@ -152,7 +152,7 @@ void add_quantize(CLI::App& program) {
     }
     if (*is_symmetric) options->calibration.activations = Activations::symmetric;
     if (*is_per_tensor) options->calibration.weights = WeightScales::per_tensor;
-    const QuantizeReport report = quantize(*options);
+    const models::QuantizeReport report = quantize(*options);
     *is_json ? quantize_detail::print_json(*options, report) : quantize_detail::print_table(*options, report);
   });
 }

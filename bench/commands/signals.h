@@ -11,7 +11,7 @@
 
 #include <signal.h>
 
-#include <thimble/bench/runs/training.h>
+#include <thimble/models/training/training.h>
 
 namespace thimble::bench {
 

@@ -12,17 +12,18 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/fp8_report.h>
+#include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/bench/live.h>
-#include <thimble/bench/planning/packing_report.h>
-#include <thimble/bench/runs/fp8_report.h>
-#include <thimble/bench/runs/training.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/policies/committed.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/training/packing_gradients.h>
+#include <thimble/models/training/training.h>
 
 namespace thimble::bench {
 namespace train_detail {
@@ -85,8 +86,8 @@ class ProgressLine {
   std::optional<LiveView> live_;
 };
 
-void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
-  TrainOptions& o = *options;
+void add_optimizer_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
+  models::TrainOptions& o = *options;
   add_number(command, "--lr", o.setup.rate, 0, any,
              "Learning rate (sgd 0.1; momentum 0.1, mlp and vit 0.01, sharedconv 0.03; adam and adamw: 3e-3 (128 / "
              "width)^0.75 for text, else 1e-3; adafactor 0.03)");
@@ -107,9 +108,9 @@ void add_optimizer_flags(CLI::App& command, const std::shared_ptr<TrainOptions>&
 
 }  // namespace train_detail
 
-void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
-  TrainOptions& o = *options;
-  add_setup_flags(command, std::shared_ptr<Setup>(options, &options->setup));
+void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
+  models::TrainOptions& o = *options;
+  add_setup_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   train_detail::add_optimizer_flags(command, options);
   command.add_option("--data", o.data, "A text, token or image file, a folder of them, or 'synthetic'");
   command
@@ -122,16 +123,16 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& 
   add_size(command, "--budget", o.budget_bytes, "Bytes that training may need (as many as it takes)");
   add_size(command, "--process-budget", o.process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (as many as it takes)");
-  add_spill_flags(command, std::shared_ptr<Setup>(options, &options->setup));
-  add_cost_flags(command, std::shared_ptr<CostOptions>(options, &options->costs));
+  add_spill_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
+  add_cost_flags(command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   command.add_option("--plan", o.plan, "Plan to follow, as 'thimble plan --save' wrote it; nothing is planned")
       ->type_name("FILE");
 }
 
 namespace train_detail {
 
-void add_run_flags(CLI::App& command, const std::shared_ptr<TrainOptions>& options) {
-  TrainOptions& o = *options;
+void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
+  models::TrainOptions& o = *options;
   add_training_flags(command, options);
   command.get_option("--data")->required();
   add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
@@ -161,15 +162,16 @@ void require_names(CLI::App& command) {
 }
 
 /// What is not as asked, or not as before, is said before the first step.
-void say_before(const PreparedTraining& prepared) {
+void say_before(const models::PreparedTraining& prepared) {
   if (const std::string warning = precision_warning(prepared.options.setup); !warning.empty()) {
-    std::fprintf(stderr, "thimble: %s\n", warning.c_str());
+    std::fprintf(stderr, "thimble: %s\n", with_flags(warning).c_str());
   }
-  if (const auto fp8 = fp8_report(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
+  if (const auto fp8 = fp8_layers(prepared.options.setup, prepared.options.device); fp8 && !fp8->fallbacks.empty()) {
     std::fprintf(stderr, "%s", to_lines(*fp8).c_str());
   }
   if (!prepared.recipe_change.empty()) {
-    std::fprintf(stderr, "thimble: --resume: the recipe is another: %s\n", printable(prepared.recipe_change).c_str());
+    std::fprintf(stderr, "thimble: --resume: the recipe is another: %s\n",
+                 printable(with_flags(prepared.recipe_change)).c_str());
   }
   if (!prepared.is_steady) {
     std::fprintf(stderr, "thimble: the arena had not settled after eight dry steps: later ones may need more\n");
@@ -180,7 +182,7 @@ void say_before(const PreparedTraining& prepared) {
 
 void add_train(CLI::App& program) {
   CLI::App* const command = program.add_subcommand("train", "Train a model");
-  const auto options = std::make_shared<TrainOptions>();
+  const auto options = std::make_shared<models::TrainOptions>();
   train_detail::add_run_flags(*command, options);
   add_compute_flags(*command);
   const auto is_json = std::make_shared<bool>(false);
@@ -200,7 +202,7 @@ void add_train(CLI::App& program) {
     if (!has_budget && (options->costs.measures || !options->costs.times.empty())) {
       throw ValueError("--measure, --times: there is no budget to plan for; with --budget they are allowed");
     }
-    const Setup& setup = options->setup;
+    const models::Setup& setup = options->setup;
     const bool is_for_plans =
         !setup.offload.empty() && !setup.offloads_optimizer && !setup.offloads_parameters && !setup.offloads_gradients;
     if (!has_budget && options->plan.empty() && (is_for_plans || setup.allows_lossy)) {
@@ -212,7 +214,7 @@ void add_train(CLI::App& program) {
     train_detail::require_names(*command);
     options->plans_in_child = options->device == cpu;
     if (options->warmup < 0) options->warmup = options->steps / 10;
-    const PreparedTraining prepared = prepare_training(*options);
+    const models::PreparedTraining prepared = prepare_training(*options);
     train_detail::say_before(prepared);
     TrainExtra extra{prepared.plan.packed, {}, {}, {}};
     memory::Stack resources;  // of the run
@@ -221,7 +223,7 @@ void add_train(CLI::App& program) {
     nn::TrainControl control;
     control.wish = [&signals] { return signals.wish(); };
     control.say = [&line](const std::string& text) { line.say("thimble: " + printable(text)); };
-    const TrainReport report = train(
+    const models::TrainReport report = train(
         prepared, [&line](const nn::Progress& progress) { line.show(progress); },
         [&](const memory::Stack& stack) {
           resources = stack;

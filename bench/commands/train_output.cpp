@@ -6,11 +6,11 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/planning/packing_report.h>
-#include <thimble/bench/runs/fp8_report.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/bench/commands/fp8_report.h>
+#include <thimble/bench/commands/packing_report.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::bench {
 namespace train_output_detail {
@@ -42,7 +42,7 @@ const char* end_name(nn::TrainEnd end) {
 
 std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
 
-void print_train_json(const TrainOptions& options, const TrainExtra& extra, const TrainReport& r) {
+void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"parameters", r.parameters},
                               {"first_step", r.first_step},
@@ -82,7 +82,7 @@ void print_train_json(const TrainOptions& options, const TrainExtra& extra, cons
   json["packed"] = nlohmann::ordered_json::parse(to_json_text(extra.packed));
   if (extra.gradients) json["gradient_report"] = nlohmann::ordered_json::parse(to_json_text(*extra.gradients));
   if (!options.setup.precision.empty()) json["precision"] = options.setup.precision;
-  if (const auto fp8 = fp8_report(options.setup, options.device))
+  if (const auto fp8 = fp8_layers(options.setup, options.device))
     json["fp8"] = nlohmann::ordered_json::parse(to_json_text(*fp8));
   if (options.device.is_cuda()) json["tf32"] = options.allows_tf32;
   if (extra.committed) {
@@ -116,14 +116,14 @@ void print_train_json(const TrainOptions& options, const TrainExtra& extra, cons
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-void print_train_table(const TrainOptions& options, const TrainExtra& extra, const TrainReport& r) {
+void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
               static_cast<long long>(r.steps));
   if (const std::string precision = precision_text(options.setup); !precision.empty()) {
     std::printf("  precision        %s\n", precision.c_str());
   }
-  if (const auto fp8 = fp8_report(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
+  if (const auto fp8 = fp8_layers(options.setup, options.device)) std::printf("%s", to_lines(*fp8).c_str());
   std::printf("  loss             %.4f -> %.4f", r.loss_first, r.loss_last);
   r.evaluation ? std::printf(", validation %.4f\n", r.evaluation->loss) : std::printf("\n");
   if (r.end == nn::TrainEnd::diverged) {
@@ -171,7 +171,7 @@ void print_train_table(const TrainOptions& options, const TrainExtra& extra, con
   }
   if (r.packing.bytes > 0) {
     std::printf("  packed           %s to %s of %s per %s\n", bytes_text(r.packing.bytes).c_str(),
-                bytes_text(r.packing.packed_bytes).c_str(), to_string(r.packing.dtypes).c_str(),
+                bytes_text(r.packing.packed_bytes).c_str(), models::to_string(r.packing.dtypes).c_str(),
                 options.setup.micro_batches > 1 ? "micro-batch" : "step");
   } else if (options.setup.allows_lossy) {
     std::printf("  packed           nothing: the plan for this budget does without\n");

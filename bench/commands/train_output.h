@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/training.h>
 #include <thimble/memory/policies/committed.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/precision/gradient_report.h>
 
@@ -24,7 +24,7 @@ struct TrainExtra {
 
 std::string bytes_text(std::size_t bytes);
 
-void print_train_json(const TrainOptions& options, const TrainExtra& extra, const TrainReport& report);
-void print_train_table(const TrainOptions& options, const TrainExtra& extra, const TrainReport& report);
+void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
+void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 
 }  // namespace thimble::bench

@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::bench {
 

@@ -13,8 +13,8 @@
 namespace thimble::bench {
 namespace checkpoint_batch_detail {
 
-Setup setup_of(std::int64_t batch, bool is_quick) {
-  Setup setup;
+models::Setup setup_of(std::int64_t batch, bool is_quick) {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = batch;
   models::ModelOptions& sizes = setup.sizes;
@@ -28,7 +28,7 @@ struct Measurement {
   double ms = 0;  ///< of the fastest of a few steps
 };
 
-Measurement measure(Device device, const Setup& setup, const Technique& technique) {
+Measurement measure(Device device, const models::Setup& setup, const Technique& technique) {
   return {pass_bytes(dry(device), setup, technique), pass_bytes(device, setup, technique),
           compare(device, technique_run(setup, technique)), 0};
 }
@@ -127,7 +127,7 @@ report::Experiment checkpoint_batch_experiment(const ExperimentOptions& options)
   plot.series = {{"keep every layer", report::Role::other, {}, ""},
                  {"each layer checkpointed", report::Role::other, {}, ""}};
   for (const std::int64_t batch : {1, 2, 4, 8, 16, 32}) {
-    const Setup setup = setup_of(batch, options.is_quick);
+    const models::Setup setup = setup_of(batch, options.is_quick);
     const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
     CheckpointedBatch both{batch, 0, 0, 0, 0};
     options.progress("checkpoint-batch: " + std::to_string(batch));
@@ -173,7 +173,7 @@ report::Experiment accumulation_experiment(const ExperimentOptions& options) {
   plot.series = {{"live bytes at the peak", report::Role::other, {}, ""},
                  {"kept when backward begins", report::Role::other, {}, ""}};
   double first_live = 0;
-  const Setup setup = setup_of(batch, options.is_quick);
+  const models::Setup setup = setup_of(batch, options.is_quick);
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
   std::vector<Technique> techniques;
   std::vector<nn::MakeRun> runs;

@@ -10,8 +10,8 @@
 namespace thimble::bench {
 namespace checkpoint_growth_detail {
 
-Setup setup_of(std::int64_t layers, std::int64_t sequence, models::Build build) {
-  Setup setup;
+models::Setup setup_of(std::int64_t layers, std::int64_t sequence, models::Build build) {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = 4;
   models::ModelOptions& sizes = setup.sizes;
@@ -42,7 +42,7 @@ const Form forms[] = {{"keep every layer", remat::keep_all},
 
 /// Bytes kept when backward begins: those outside of the layers, one result for each segment that was dropped, and
 /// everything of the layers that were not.
-std::int64_t theory_bytes(const Setup& setup, const remat::Plan& schedule) {
+std::int64_t theory_bytes(const models::Setup& setup, const remat::Plan& schedule) {
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
   const auto bytes = [&](const std::vector<models::Term>& terms) {
     return models::bytes_of(terms, Category::activation, setup.batch);
@@ -63,7 +63,7 @@ double runs_per_layer(const remat::Plan& schedule, std::size_t layers) {
   return static_cast<double>(runs) / static_cast<double>(layers);
 }
 
-report::Row row_of(const ExperimentOptions& options, const Setup& setup, const Form& form) {
+report::Row row_of(const ExperimentOptions& options, const models::Setup& setup, const Form& form) {
   const auto layers = static_cast<std::size_t>(setup.sizes.layers);
   const remat::Plan schedule = form.schedule(layers);
   Technique technique;

@@ -17,8 +17,8 @@ struct Case {
   DType state = DType::f32;
 };
 
-TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
-  TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
+models::TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
+  models::TrainOptions train = text_training(options, "char-gpt", {}, 40, 500);
   train.setup.optimizer = one.optimizer;
   train.setup.state = one.state;
   // Not the steepest rate: there two runs that differ by a rounding part ways, whatever it came from.
@@ -27,7 +27,7 @@ TrainOptions options_of(const ExperimentOptions& options, const Case& one) {
 }
 
 // The most bytes that are live in a step, by a dry run: a small model's arena is a few granules, whatever it does.
-double live_bytes(const PreparedTraining& prepared) {
+double live_bytes(const models::PreparedTraining& prepared) {
   const nn::MakeRun program = training_program(prepared);
   const nn::MemoryProfile profile = nn::profile_training(dry(prepared.options.device), [&](Device device) {
     std::unique_ptr<nn::TrainingRun> run = program(device);
@@ -38,7 +38,7 @@ double live_bytes(const PreparedTraining& prepared) {
 }
 
 // Gradients of the batch after the exact run, with this plan and without.
-nn::GradientReport gradients(Training& trained, const PreparedTraining& prepared) {
+nn::GradientReport gradients(models::Training& trained, const models::PreparedTraining& prepared) {
   const models::Batch batch =
       prepared.data->batch(prepared.options.steps, prepared.options.device, prepared.options.setup.dtype);
   return nn::compare_gradients(trained.optimizer().parameters(),
@@ -89,18 +89,18 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
   plot.y = {"relative error", report::Unit::percent, report::Scale::linear, true};
   const memory::Stack stack = memory::make_resource(options.device);
   const ResourceScope scope(stack.top);
-  std::unique_ptr<PreparedTraining> exact;
-  std::unique_ptr<Training> trained;
+  std::unique_ptr<models::PreparedTraining> exact;
+  std::unique_ptr<models::Training> trained;
   double adamw = 0, momentum = 0, least = 1, worst_loss = 0;
   for (const Case& one : cases) {
-    const TrainOptions train_options = options_of(options, one);
+    const models::TrainOptions train_options = options_of(options, one);
     options.progress("eight-bits: saved tensors in " + std::string(*one.saved ? one.saved : "f32") + ", " +
                      one.optimizer + " with " + std::string(to_string(one.state)));
-    const PreparedTraining prepared = prepare_packed(train_options, one.saved);
-    const TrainReport result = train(prepared);
+    const models::PreparedTraining prepared = prepare_packed(train_options, one.saved);
+    const models::TrainReport result = train(prepared);
     if (!trained) {  // the first case: its parameters are those that gradients are compared at
-      exact = std::make_unique<PreparedTraining>(prepare_training(train_options));
-      trained = std::make_unique<Training>(exact->options, *exact->data, options.device);
+      exact = std::make_unique<models::PreparedTraining>(prepare_training(train_options));
+      trained = std::make_unique<models::Training>(exact->options, *exact->data, options.device);
       for (std::int64_t step = 0; step < train_options.steps; ++step) trained->step(step);
     }
     const bool is_momentum = std::string(one.optimizer).starts_with("momentum");

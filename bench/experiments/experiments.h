@@ -8,8 +8,8 @@
 
 #include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/report/experiment.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/tensor/device.h>
+#include <thimble/models/training/setup.h>
 
 namespace thimble::bench {
 
@@ -103,6 +103,6 @@ struct ForwardBytes {
   std::vector<std::pair<std::string, std::size_t>> by_path;
   ProcessBytes process;  ///< of the forward
 };
-ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<std::string>& paths);
+ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std::vector<std::string>& paths);
 
 }  // namespace thimble::bench

@@ -4,7 +4,7 @@
 
 namespace thimble::bench {
 
-ForwardBytes forward_bytes(Device device, const Setup& setup, const std::vector<std::string>& paths) {
+ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std::vector<std::string>& paths) {
   const memory::Stack stack = memory::make_resource(device);
   const PartWatch watch(device);
   const ResourceScope scope(stack.top);

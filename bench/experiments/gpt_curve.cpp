@@ -7,7 +7,7 @@
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/theory.h>
 #include <thimble/nn/fit/fit.h>
 
@@ -19,7 +19,7 @@ constexpr double allowed_overhead = 0.05;
 
 struct Subject {
   const char* name;
-  Setup setup;
+  models::Setup setup;
   bool is_measured;
 };
 
@@ -41,7 +41,7 @@ std::vector<Subject> subjects(bool is_quick) {
 }
 
 /// Bytes kept at and below the layers.
-std::int64_t layers_theory(const Setup& setup) {
+std::int64_t layers_theory(const models::Setup& setup) {
   std::int64_t bytes = 0;
   for (const models::LayerTheory& layer : models::make_theory(setup.model, setup.sizes, setup.dtype).layers) {
     bytes += models::bytes_of(layer.kept, Category::activation, setup.batch);
@@ -50,12 +50,12 @@ std::int64_t layers_theory(const Setup& setup) {
 }
 
 /// Seconds of a step that keeps everything, by the cost model.
-double plain_step_seconds(Device device, const Setup& setup) {
+double plain_step_seconds(Device device, const models::Setup& setup) {
   return nn::step_seconds(nn::node_times(nn::record_step(device, technique_run(setup, {})), nn::hardware("cpu")));
 }
 
 /// What a setup keeps under a technique.
-report::Row row_of(const ExperimentOptions& options, const Subject& subject, const Setup& setup,
+report::Row row_of(const ExperimentOptions& options, const Subject& subject, const models::Setup& setup,
                    const std::string& what, const Technique& technique) {
   constexpr const char* layers = "gpt.h";
   report::Row row;
@@ -73,12 +73,12 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
 /// The two builds that keep everything, then all plans from the smallest peak on.
 std::vector<report::Row> rows_of(const ExperimentOptions& options, const Subject& subject) {
   std::vector<report::Row> rows;
-  Setup textbook = subject.setup;
+  models::Setup textbook = subject.setup;
   textbook.sizes.build = models::Build::textbook;
-  Setup chunked = subject.setup;
+  models::Setup chunked = subject.setup;
   chunked.sizes.head = models::Head::chunked;
   options.progress(std::string("gpt-curve: ") + subject.name + ", the plain builds");
-  for (const Setup* const setup : std::initializer_list<const Setup*>{&textbook, &subject.setup}) {
+  for (const models::Setup* const setup : std::initializer_list<const models::Setup*>{&textbook, &subject.setup}) {
     rows.push_back(row_of(options, subject, *setup, setup == &textbook ? "textbook build" : "fused build", {}));
     rows.back().theory_bytes = layers_theory(*setup);
     rows.back().numbers = {

@@ -10,8 +10,8 @@ struct Sizes {
   std::int64_t sequence, batch, width, heads;
 };
 
-Setup setup_of(const Sizes& s, models::Build build) {
-  Setup setup;
+models::Setup setup_of(const Sizes& s, models::Build build) {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = s.batch;
   setup.sizes.sequence = s.sequence;
@@ -24,7 +24,7 @@ Setup setup_of(const Sizes& s, models::Build build) {
 }
 
 report::Row row_of(const ExperimentOptions& options, const Sizes& s, models::Build build) {
-  const Setup setup = setup_of(s, build);
+  const models::Setup setup = setup_of(s, build);
   const bool is_textbook = build == models::Build::textbook;
   report::Row row;
   row.config = {{"build", std::string(is_textbook ? "textbook" : "tiled attention")},

@@ -11,8 +11,8 @@
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/process_row.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/memory/units.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/measure.h>
 
@@ -20,19 +20,19 @@ namespace thimble::bench {
 namespace overhead_detail {
 
 struct Case {
-  Setup setup;
+  models::Setup setup;
   std::int64_t measured_batch;                  // that the cost model comes from
   std::vector<double> shares;                   // budgets, from the smallest plan's peak (0) to that of keeping all (1)
   std::vector<std::size_t> budgets_bytes = {};  // further ones
 };
 
 std::vector<Case> cases(bool is_quick) {
-  Setup gpt;
+  models::Setup gpt;
   gpt.model = "char-gpt";
   gpt.sizes.layers = is_quick ? 3 : 12, gpt.sizes.heads = 4, gpt.sizes.width = is_quick ? 64 : 256;
   gpt.sizes.sequence = is_quick ? 64 : 256;
   gpt.batch = 8;
-  Setup resnet;
+  models::Setup resnet;
   resnet.model = is_quick ? "resnet18" : "resnet50";
   resnet.batch = is_quick ? 2 : 8;
   std::vector<Case> list{{gpt, 4, {0.4, 0.15}}, {resnet, is_quick ? 2 : 4, {0.4, 0.15}}};
@@ -133,7 +133,7 @@ Pair time_beside(Device device, const nn::MakeRun& make, const nn::Plan& plan, c
   return pair;
 }
 
-report::Row row_of(const Setup& setup, const std::string& name, const nn::Plan& plan, const Timed& timed,
+report::Row row_of(const models::Setup& setup, const std::string& name, const nn::Plan& plan, const Timed& timed,
                    double overhead) {
   report::Row row = timed.process;
   row.config = {{"model", setup.model}, {"batch", setup.batch}, {"plan", name}};
@@ -145,7 +145,7 @@ report::Row row_of(const Setup& setup, const std::string& name, const nn::Plan& 
 }
 
 void run_case(const ExperimentOptions& options, const Case& c, report::Experiment& experiment) {
-  Setup small = c.setup;
+  models::Setup small = c.setup;
   small.batch = c.measured_batch;
   const nn::MakeRun make = training_run(c.setup);
   const nn::CostModel costs = nn::measure_costs(training_run(small), options.device, nn::hardware("cpu"));

@@ -9,8 +9,8 @@
 namespace thimble::bench {
 namespace placement_detail {
 
-Setup setup_of(const char* model, std::int64_t batch, std::int64_t image, std::int64_t sequence) {
-  Setup setup;
+models::Setup setup_of(const char* model, std::int64_t batch, std::int64_t image, std::int64_t sequence) {
+  models::Setup setup;
   setup.model = model;
   setup.batch = batch;
   setup.sizes.image = image;
@@ -18,12 +18,12 @@ Setup setup_of(const char* model, std::int64_t batch, std::int64_t image, std::i
   return setup;
 }
 
-std::vector<Setup> setups(bool is_quick) {
+std::vector<models::Setup> setups(bool is_quick) {
   if (is_quick) {
     return {setup_of("mlp", 128, 0, 0), setup_of("resnet18", 2, 32, 0), setup_of("resnet18", 8, 32, 0),
             setup_of("char-gpt", 1, 0, 64), setup_of("char-gpt", 4, 0, 64)};
   }
-  std::vector<Setup> all;
+  std::vector<models::Setup> all;
   for (const std::int64_t batch : {16, 128, 512}) all.push_back(setup_of("mlp", batch, 0, 0));
   for (const std::int64_t batch : {1, 4, 16}) all.push_back(setup_of("char-gpt", batch, 0, 128));
   for (const std::int64_t batch : {1, 8, 32, 128}) all.push_back(setup_of("resnet18", batch, 32, 0));
@@ -38,7 +38,7 @@ struct Profiles {
   StepPlan steady;
 };
 
-report::Row row_of(const ExperimentOptions& options, const Setup& setup, Profiles& profiles) {
+report::Row row_of(const ExperimentOptions& options, const models::Setup& setup, Profiles& profiles) {
   report::Row row;
   row.config = {{"model", setup.model}, {"batch", setup.batch}};
   if (setup.sizes.image > 0) row.config.emplace_back("image", setup.sizes.image);
@@ -129,7 +129,7 @@ report::Experiment placement_experiment(const ExperimentOptions& options) {
   experiment.columns = columns();
   std::size_t optimal = 0, deviations = 0;
   double worst = 1;
-  for (const Setup& setup : setups(options.is_quick)) {
+  for (const models::Setup& setup : setups(options.is_quick)) {
     Profiles profiles;
     experiment.rows.push_back(row_of(options, setup, profiles));
     optimal += profiles.steady.placement.is_optimal ? 1 : 0;

@@ -23,7 +23,7 @@ std::string label(const PrecisionCase& one) {
 
 // The time columns of the rows, from all cases side by side.
 void add_times(const ExperimentOptions& options, const std::vector<PrecisionCase>& cases,
-               const std::vector<Setup>& setups, std::vector<report::Row>& rows) {
+               const std::vector<models::Setup>& setups, std::vector<report::Row>& rows) {
   std::vector<nn::MakeRun> makes;
   for (std::size_t i = 0; i < cases.size(); ++i) makes.push_back(precision_run(setups[i], cases[i], options.device));
   const std::vector<double> ms = step_processor_ms(options.device, makes, options.is_quick ? 3 : 12);
@@ -74,11 +74,11 @@ report::Experiment precision_experiment(const ExperimentOptions& options) {
   report::Bars bars{"categories", "Live bytes at the peak of a step, by category", "", {}, {}};
   bars.caption = "By the dry run. What the arena commits is a little more: holes, and whole pages.";
   const std::vector<PrecisionCase> cases = precision_cases();
-  std::vector<Setup> setups;
+  std::vector<models::Setup> setups;
   for (const PrecisionCase& one : cases) {
-    const PreparedTraining prepared = prepare_packed(precision_training(options, one), one.saved);
+    const models::PreparedTraining prepared = prepare_packed(precision_training(options, one), one.saved);
     options.progress("precision: " + label(one) + ", " + std::to_string(prepared.options.steps) + " steps");
-    const TrainReport result = train(prepared);
+    const models::TrainReport result = train(prepared);
     setups.push_back(prepared.options.setup);
     report::Row row = training_row(settings(one), result);
     row.config.emplace_back("steps", prepared.options.steps);
@@ -116,8 +116,8 @@ report::Experiment precision_bytes_experiment(const ExperimentOptions& options) 
   std::size_t same = 0, figures = 0;
   for (const PrecisionCase& one : precision_cases()) {
     options.progress("precision-bytes: " + label(one));
-    const PreparedTraining prepared = prepare_training(precision_training(options, one));
-    const Setup& setup = prepared.options.setup;
+    const models::PreparedTraining prepared = prepare_training(precision_training(options, one));
+    const models::Setup& setup = prepared.options.setup;
     const nn::MakeRun make = precision_run(setup, one, options.device);
     const StepBytes predicted = step_bytes(dry(options.device), make), measured = step_bytes(options.device, make);
     for (std::size_t i = 0; i < category_count; ++i) {

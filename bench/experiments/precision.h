@@ -19,7 +19,7 @@ struct PrecisionCase {
 
   std::string name() const { return policy.empty() ? "bf16 throughout" : policy; }
   nn::Precision precision() const;
-  void apply(Setup& setup) const;
+  void apply(models::Setup& setup) const;
 };
 
 /// Every policy with AdamW, O0 first; then 8-bit state with f32 and with bf16 (whose updates are rounded: those of
@@ -27,10 +27,10 @@ struct PrecisionCase {
 std::vector<PrecisionCase> precision_cases();
 
 /// Training of a small GPT on generated text, as a case has it.
-TrainOptions precision_training(const ExperimentOptions& options, const PrecisionCase& one);
+models::TrainOptions precision_training(const ExperimentOptions& options, const PrecisionCase& one);
 
 /// Training steps of the case on a batch of zeros, as a planner and a clock take them: with the case's plan.
-nn::MakeRun precision_run(const Setup& setup, const PrecisionCase& one, Device device);
+nn::MakeRun precision_run(const models::Setup& setup, const PrecisionCase& one, Device device);
 
 /// Live bytes of two training steps.
 struct StepBytes {
@@ -46,7 +46,7 @@ StepBytes step_bytes(Device device, const nn::MakeRun& make);
 
 /// What theory says of a category's most bytes in a step of a GPT; none where there is no formula: temporaries,
 /// workspaces, packed activations.
-std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Setup& setup, Category category);
+std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const models::Setup& setup, Category category);
 
 /// What a size of an encoder says of a policy beside O0.
 struct EncoderSaving {

@@ -16,7 +16,7 @@ nn::Precision PrecisionCase::precision() const {
   return {.name = "bf16 throughout", .parameters = DType::bf16, .norms = DType::bf16};
 }
 
-void PrecisionCase::apply(Setup& setup) const {
+void PrecisionCase::apply(models::Setup& setup) const {
   setup.optimizer = optimizer;
   if (!policy.empty()) return set_precision(setup, policy);
   setup.precision.clear();
@@ -34,9 +34,9 @@ std::vector<PrecisionCase> precision_cases() {
   return cases;
 }
 
-TrainOptions precision_training(const ExperimentOptions& options, const PrecisionCase& one) {
+models::TrainOptions precision_training(const ExperimentOptions& options, const PrecisionCase& one) {
   const TextSizes quick, full{.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12};
-  TrainOptions train = text_training(options, "char-gpt", options.is_quick ? quick : full, 40, 300);
+  models::TrainOptions train = text_training(options, "char-gpt", options.is_quick ? quick : full, 40, 300);
   train.setup.rate = 1e-3;
   train.min_rate = 1e-4;
   train.eval_batches = options.is_quick ? 16 : 64;
@@ -44,7 +44,7 @@ TrainOptions precision_training(const ExperimentOptions& options, const Precisio
   return train;
 }
 
-nn::MakeRun precision_run(const Setup& setup, const PrecisionCase& one, Device device) {
+nn::MakeRun precision_run(const models::Setup& setup, const PrecisionCase& one, Device device) {
   const nn::MakeRun make = training_run(setup);
   return [make, plan = packing_plan(make, device, one.saved)](Device target) {
     std::unique_ptr<nn::TrainingRun> run = make(target);
@@ -72,7 +72,7 @@ StepBytes step_bytes(Device device, const nn::MakeRun& make) {
   return bytes;
 }
 
-std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const Setup& setup, Category category) {
+std::optional<std::int64_t> precision_theory(const PrecisionCase& one, const models::Setup& setup, Category category) {
   constexpr std::int64_t moments = 2;
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, one.precision());
   const models::ModelState state =

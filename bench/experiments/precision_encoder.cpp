@@ -15,7 +15,7 @@ constexpr const char* policies[] = {"O0", "O1", "O2", "bf16", "fp8"};
 constexpr double claimed_saving = 0.40, claimed_speed = 0.15;
 
 // What theory knows to be there when backward begins: weights, optimizer's state, batch and what is kept.
-double begin_of_backward(const Setup& setup, const nn::Precision& precision) {
+double begin_of_backward(const models::Setup& setup, const nn::Precision& precision) {
   return static_cast<double>(models::make_theory(setup.model, setup.sizes, precision).held_bytes(2, setup.batch));
 }
 
@@ -24,7 +24,7 @@ class Size {
  public:
   Size(std::string title, std::vector<report::Setting> config) : title_(std::move(title)), config_(std::move(config)) {}
 
-  report::Row row(const Setup& setup, const nn::Precision& precision, const nn::MemoryProfile& predicted) {
+  report::Row row(const models::Setup& setup, const nn::Precision& precision, const nn::MemoryProfile& predicted) {
     report::Row row;
     row.config = config_;
     row.config.emplace_back("precision", std::string(precision.name));
@@ -70,7 +70,7 @@ void plan_base(const ExperimentOptions& options, report::Experiment& experiment,
       options.progress("precision-encoder: bert-base, " + title);
       Size size(title, {{"model", std::string("bert-base")}, {"sequence", sequence}, {"batch", batch}});
       for (const char* policy : policies) {
-        Setup setup;
+        models::Setup setup;
         setup.model = "bert-base";
         setup.batch = batch;
         setup.sizes.sequence = sequence;
@@ -93,17 +93,17 @@ std::vector<double> train_small(const ExperimentOptions& options, std::int64_t b
   std::vector<report::Row> rows;
   std::vector<nn::MakeRun> makes;
   for (const char* policy : policies) {
-    TrainOptions train_options = text_training(options, "bert-base", options.is_quick ? quick : full, 20, 200);
+    models::TrainOptions train_options = text_training(options, "bert-base", options.is_quick ? quick : full, 20, 200);
     train_options.setup.rate = 1e-3;
     train_options.eval_batches = options.is_quick ? 16 : 64;
     set_precision(train_options.setup, policy);
-    const PreparedTraining prepared = prepare_training(train_options);
+    const models::PreparedTraining prepared = prepare_training(train_options);
     options.progress("precision-encoder: small BERT, batch " + std::to_string(batch) + ", " + policy + ", " +
                      std::to_string(prepared.options.steps) + " steps");
-    const Setup& setup = prepared.options.setup;
+    const models::Setup& setup = prepared.options.setup;
     const nn::MemoryProfile predicted = nn::profile_training(dry(options.device), training_program(prepared));
     report::Row row = size.row(setup, nn::precision(policy), predicted);
-    const TrainReport result = train(prepared);
+    const models::TrainReport result = train(prepared);
     row.measured_bytes = static_cast<std::int64_t>(result.measured_peak_bytes);
     add_process(row, result.predicted_peak_bytes, process_bytes(result));
     row.numbers.emplace_back("validation_loss", validation_loss(result));

@@ -9,10 +9,10 @@
 
 #include <thimble/bench/experiments/precision.h>
 #include <thimble/bench/experiments/runs.h>
-#include <thimble/bench/runs/quantizing.h>
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/quantizing.h>
 
 namespace thimble::bench {
 namespace precision_int8_detail {
@@ -41,14 +41,14 @@ class Folder {
 };
 
 // A residual net that reads generated images, and its file.
-TrainOptions trained(const ExperimentOptions& options, const std::string& file) {
-  TrainOptions train_options = generated_training(options, "resnet18", 150, 300);
+models::TrainOptions trained(const ExperimentOptions& options, const std::string& file) {
+  models::TrainOptions train_options = generated_training(options, "resnet18", 150, 300);
   train_options.setup.batch = options.is_quick ? 16 : 32;
   train_options.setup.sizes.width = 8;
   train_options.setup.sizes.image = options.is_quick ? 16 : 32;
   train_options.setup.rate = 0.02;
   train_options.save_weights = file;
-  PreparedTraining prepared = prepare_training(train_options);
+  models::PreparedTraining prepared = prepare_training(train_options);
   options.progress("precision-int8: f32, " + std::to_string(train_options.steps) + " steps");
   train(prepared);
   return prepared.options;
@@ -58,7 +58,7 @@ double live_bytes(const nn::MakeRun& make) {
   return static_cast<double>(nn::profile_training(dry(cpu), make).peak_live_bytes);
 }
 
-report::Row exact_row(const TrainOptions& trained, const QuantizeReport& result) {
+report::Row exact_row(const models::TrainOptions& trained, const models::QuantizeReport& result) {
   const nn::MakeRun make = inference_run(trained.setup);
   report::Row row;
   row.config = {{"codes", std::string("f32")}};
@@ -74,7 +74,8 @@ report::Row exact_row(const TrainOptions& trained, const QuantizeReport& result)
   return row;
 }
 
-report::Row coarse_row(const TrainOptions& trained, const std::string& calibrator, const QuantizeReport& result) {
+report::Row coarse_row(const models::TrainOptions& trained, const std::string& calibrator,
+                       const models::QuantizeReport& result) {
   report::Row row;
   row.config = {{"codes", "int8, " + calibrator}};
   row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);
@@ -112,7 +113,7 @@ std::string verdict(const report::Experiment& experiment) {
 }
 
 // The most bytes of each category while a batch passes, in f32 and in 8 bits.
-void add_bytes(const Setup& setup, bool is_int8, report::Experiment& experiment) {
+void add_bytes(const models::Setup& setup, bool is_int8, report::Experiment& experiment) {
   const auto bytes_on = [&](Device device) {
     return step_bytes(device, is_int8 ? int8_inference_run(setup, device) : inference_run(setup));
   };
@@ -153,7 +154,7 @@ report::Experiment precision_int8_bytes_experiment(const ExperimentOptions& opti
       "no optimizer. Activations are what is held by nothing but the pass.";
   for (const char* model : {"resnet18", "resnet50"}) {
     options.progress(std::string("precision-int8-bytes: ") + model);
-    Setup setup;
+    models::Setup setup;
     setup.model = model;
     setup.batch = options.is_quick ? 2 : 8;
     setup.sizes.image = options.is_quick ? 32 : 224;
@@ -188,18 +189,18 @@ report::Experiment precision_int8_experiment(const ExperimentOptions& options) {
   const Folder folder;
   ExperimentOptions on_cpu = options;
   on_cpu.device = cpu;  // where 8-bit inference is
-  const TrainOptions net = trained(on_cpu, folder / "f32.safetensors");
+  const models::TrainOptions net = trained(on_cpu, folder / "f32.safetensors");
   for (const Calibrator calibrator : nn::quant::calibrators) {
     const std::string name(to_string(calibrator));
     options.progress("precision-int8: " + name);
-    QuantizeOptions quantize_options;
+    models::QuantizeOptions quantize_options;
     quantize_options.setup = net.setup;
     quantize_options.weights = folder / "f32.safetensors";
     quantize_options.data = net.data;
     quantize_options.calibration.calibrator = calibrator;
     quantize_options.save = folder / "int8.safetensors";
     const OneThread alone;
-    const QuantizeReport result = quantize(quantize_options);
+    const models::QuantizeReport result = quantize(quantize_options);
     if (experiment.rows.empty()) experiment.rows.push_back(exact_row(net, result));
     experiment.rows.push_back(coarse_row(net, name, result));
   }

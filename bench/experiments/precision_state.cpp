@@ -10,7 +10,7 @@ namespace precision_state_detail {
 
 struct Model {
   const char* title;
-  Setup setup;  // of O0
+  models::Setup setup;  // of O0
   bool is_measured;
 };
 
@@ -45,17 +45,17 @@ report::Experiment precision_state_experiment(const ExperimentOptions& options) 
                         {"parameter", "parameters", report::Unit::bytes},
                         {"gradient", "gradients", report::Unit::bytes},
                         {"optimizer_bytes", "optimizer", report::Unit::bytes}};
-  Setup gpt2;
+  models::Setup gpt2;
   gpt2.model = "gpt2";
   gpt2.batch = 1;
   gpt2.sizes.sequence = 64;
-  const Setup small = prepare_training(precision_training(options, precision_cases().front())).options.setup;
+  const models::Setup small = prepare_training(precision_training(options, precision_cases().front())).options.setup;
   std::map<std::string, double> of_gpt2;
   for (const Model& model : {Model{"small GPT", small, true}, Model{"gpt2", gpt2, false}}) {
     for (const PrecisionCase& one : precision_cases()) {
       if (!one.saved.empty()) continue;  // which changes nothing here
       options.progress(std::string("precision-state: ") + model.title + ", " + one.name() + ", " + one.optimizer);
-      Setup setup = model.setup;
+      models::Setup setup = model.setup;
       one.apply(setup);
       const StepBytes predicted = step_bytes(dry(options.device), training_run(setup));
       report::Row row;

@@ -8,7 +8,7 @@ ProcessBytes process_bytes(const nn::MemoryProfile& profile) {
   return {profile.peak_bytes, profile.outside, profile.process_peak_bytes};
 }
 
-ProcessBytes process_bytes(const TrainReport& report) {
+ProcessBytes process_bytes(const models::TrainReport& report) {
   return {report.measured_peak_bytes, report.outside, report.process_peak_bytes};
 }
 

@@ -5,7 +5,7 @@
 #include <optional>
 
 #include <thimble/bench/report/experiment.h>
-#include <thimble/bench/runs/training.h>
+#include <thimble/models/training/training.h>
 #include <thimble/memory/process/outside.h>
 #include <thimble/nn/step/profile.h>
 
@@ -18,7 +18,7 @@ struct ProcessBytes {
   std::size_t peak_bytes = 0;    ///< resident in the process since the run's set-up; 0: not known
 };
 ProcessBytes process_bytes(const nn::MemoryProfile& profile);
-ProcessBytes process_bytes(const TrainReport& report);
+ProcessBytes process_bytes(const models::TrainReport& report);
 
 /// The process around a part of a step that an experiment runs by itself, from the part's set-up on.
 class PartWatch {

@@ -12,8 +12,8 @@ struct Family {
   std::vector<std::int64_t> batches;
 };
 
-Setup setup_of(const Family& family, std::int64_t batch) {
-  Setup setup;
+models::Setup setup_of(const Family& family, std::int64_t batch) {
+  models::Setup setup;
   setup.model = family.model;
   setup.batch = batch;
   setup.sizes.image = family.image;
@@ -37,7 +37,7 @@ void add_theory(report::Row& row, const std::vector<models::Term>& terms, std::i
 }
 
 report::Row row_of(const ExperimentOptions& options, const Family& family, std::int64_t batch) {
-  const Setup setup = setup_of(family, batch);
+  const models::Setup setup = setup_of(family, batch);
   report::Row row;
   row.config = {{"model", setup.model}, {"image", family.image}, {"batch", batch}};
   add_theory(row, models::make_theory(setup.model, setup.sizes, setup.dtype).outside, batch);

@@ -1,9 +1,9 @@
 // Experiment: which batch of BERT-base and of ViT-Large fits on a card, plain and planned. Nothing is run for real.
 
 #include <thimble/bench/experiments/experiments.h>
-#include <thimble/bench/planning/planning.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/planning/planning.h>
 
 namespace thimble::bench {
 namespace rules_of_thumb_detail {
@@ -15,8 +15,8 @@ struct Rule {
   bool is_text;
 };
 
-PlanOptions plan_options(const Rule& rule, bool is_quick) {
-  PlanOptions options;
+models::PlanOptions plan_options(const Rule& rule, bool is_quick) {
+  models::PlanOptions options;
   options.setup.model = rule.model;
   if (rule.is_text) options.setup.sizes.sequence = rule.tokens;
   options.setup.optimizer = "adamw";
@@ -28,19 +28,19 @@ PlanOptions plan_options(const Rule& rule, bool is_quick) {
 
 struct Way {
   const char* name;
-  BatchSearch search;
+  models::BatchSearch search;
   models::Head head;
 };
 
-constexpr Way ways[] = {{"plain", BatchSearch::plain, models::Head::full},
-                        {"planned, at most a third more time", BatchSearch::in_a_third, models::Head::full},
-                        {"planned, smallest", BatchSearch::planned, models::Head::full},
-                        {"planned, smallest, chunked head", BatchSearch::planned, models::Head::chunked}};
+constexpr Way ways[] = {{"plain", models::BatchSearch::plain, models::Head::full},
+                        {"planned, at most a third more time", models::BatchSearch::in_a_third, models::Head::full},
+                        {"planned, smallest", models::BatchSearch::planned, models::Head::full},
+                        {"planned, smallest, chunked head", models::BatchSearch::planned, models::Head::chunked}};
 
 /// The largest batch, what it needs, and what one more would.
-report::Row row_of(const Rule& rule, PlanOptions plan, const Way& way) {
+report::Row row_of(const Rule& rule, models::PlanOptions plan, const Way& way) {
   plan.setup.sizes.head = way.head;
-  const LargestBatch largest = find_largest_batch(plan, plan.budget_bytes, way.search);
+  const models::LargestBatch largest = find_largest_batch(plan, plan.budget_bytes, way.search);
   report::Row row;
   row.config = {{"model", std::string(rule.model)},
                 {"tokens", rule.tokens},
@@ -91,7 +91,7 @@ report::Experiment rules_of_thumb_experiment(const ExperimentOptions& options) {
                           {"vit-l16", 48, 197, false}};
   if (options.is_quick) rules = {{"bert-base", 12, 128, true}, {"vit-l16", 40, 197, false}};
   for (const Rule& rule : rules) {
-    const PlanOptions plan = plan_options(rule, options.is_quick);
+    const models::PlanOptions plan = plan_options(rule, options.is_quick);
     const std::string subject = std::string(rule.model) + ", " + std::to_string(rule.tokens) + " tokens, on " +
                                 format_bytes(static_cast<std::int64_t>(plan.budget_bytes));
     std::string found;

@@ -8,9 +8,9 @@
 
 namespace thimble::bench {
 
-TrainOptions generated_training(const ExperimentOptions& options, const std::string& model, std::int64_t quick_steps,
-                                std::int64_t steps) {
-  TrainOptions train;
+models::TrainOptions generated_training(const ExperimentOptions& options, const std::string& model,
+                                        std::int64_t quick_steps, std::int64_t steps) {
+  models::TrainOptions train;
   train.setup.model = model;
   train.data = "synthetic";
   train.device = options.device;
@@ -20,9 +20,9 @@ TrainOptions generated_training(const ExperimentOptions& options, const std::str
   return train;
 }
 
-TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
-                           std::int64_t quick_steps, std::int64_t steps) {
-  TrainOptions train = generated_training(options, model, quick_steps, steps);
+models::TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
+                                   std::int64_t quick_steps, std::int64_t steps) {
+  models::TrainOptions train = generated_training(options, model, quick_steps, steps);
   train.setup.batch = sizes.batch;
   train.setup.sizes.layers = sizes.layers;
   train.setup.sizes.heads = sizes.heads;
@@ -40,8 +40,8 @@ nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string&
   return nn::packed_plan(make, device, spilling);
 }
 
-PreparedTraining prepare_packed(const TrainOptions& options, const std::string& saved) {
-  PreparedTraining prepared = prepare_training(options);
+models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved) {
+  models::PreparedTraining prepared = prepare_training(options);
   if (!saved.empty()) prepared.plan = packing_plan(training_program(prepared), options.device, saved);
   return prepared;
 }
@@ -51,11 +51,11 @@ std::vector<report::Column> loss_columns(int decimals) {
           {"validation_loss", "validation loss", report::Unit::plain, decimals}};
 }
 
-double validation_loss(const TrainReport& result) {
+double validation_loss(const models::TrainReport& result) {
   return result.evaluation ? result.evaluation->loss : std::numeric_limits<double>::quiet_NaN();
 }
 
-report::Row training_row(std::vector<report::Setting> config, const TrainReport& result) {
+report::Row training_row(std::vector<report::Setting> config, const models::TrainReport& result) {
   report::Row row;
   row.config = std::move(config);
   row.predicted_bytes = static_cast<std::int64_t>(result.predicted_peak_bytes);

@@ -7,7 +7,7 @@
 
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/process_row.h>
-#include <thimble/bench/runs/training.h>
+#include <thimble/models/training/training.h>
 
 namespace thimble::bench {
 
@@ -18,14 +18,14 @@ struct TextSizes {
 
 /// Training of `model` on generated text or images: `steps` steps (`is_quick`: `quick_steps`) at a rate that rises for
 /// a tenth of them and falls as a cosine.
-TrainOptions generated_training(const ExperimentOptions& options, const std::string& model, std::int64_t quick_steps,
-                                std::int64_t steps);
-TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
-                           std::int64_t quick_steps, std::int64_t steps);
+models::TrainOptions generated_training(const ExperimentOptions& options, const std::string& model,
+                                        std::int64_t quick_steps, std::int64_t steps);
+models::TrainOptions text_training(const ExperimentOptions& options, const std::string& model, const TextSizes& sizes,
+                                   std::int64_t quick_steps, std::int64_t steps);
 
 /// A run whose saved tensors are all packed to `saved`, as far as they can be (nn/fit/pack_all.h); empty: they are
 /// kept.
-PreparedTraining prepare_packed(const TrainOptions& options, const std::string& saved);
+models::PreparedTraining prepare_packed(const models::TrainOptions& options, const std::string& saved);
 
 /// The plan of prepare_packed for a run; one that keeps everything when `saved` is empty.
 nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string& saved);
@@ -34,10 +34,10 @@ nn::Plan packing_plan(const nn::MakeRun& make, Device device, const std::string&
 std::vector<report::Column> loss_columns(int decimals);
 
 /// NaN: the run ended before its first evaluation.
-double validation_loss(const TrainReport& result);
+double validation_loss(const models::TrainReport& result);
 
 /// Predicted and measured peaks of a run, and its losses.
-report::Row training_row(std::vector<report::Setting> config, const TrainReport& result);
+report::Row training_row(std::vector<report::Setting> config, const models::TrainReport& result);
 
 /// "predicted == measured in 12 of 12 runs".
 std::string equal_rows(const report::Experiment& experiment, const std::string& rows = "runs");

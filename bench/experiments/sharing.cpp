@@ -62,7 +62,7 @@ report::Row row_of(const ExperimentOptions& options, const Stack& stack) {
 }
 
 /// What lives before the first step: weights, statistics, the optimizer's moments.
-Booked booked_state(Device device, const Setup& setup) {
+Booked booked_state(Device device, const models::Setup& setup) {
   const memory::Stack resources = memory::make_resource(device, nn::profile_options(device));
   const PartWatch watch(device);
   const ResourceScope scope(resources.top);
@@ -71,8 +71,8 @@ Booked booked_state(Device device, const Setup& setup) {
   return {resources.ledger->bytes(), watch.bytes(*resources.arena, 0)};
 }
 
-Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
-  Setup setup;
+models::Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
+  models::Setup setup;
   setup.model = "sharedconv";
   setup.batch = batch;
   setup.optimizer = "adam";
@@ -81,7 +81,7 @@ Setup network(std::int64_t width, std::int64_t batch, bool shares_kernels) {
   return setup;
 }
 
-report::Row row_of(const ExperimentOptions& options, const Setup& setup) {
+report::Row row_of(const ExperimentOptions& options, const models::Setup& setup) {
   report::Row row;
   row.config = {
       {"what", "sharedconv, width " + std::to_string(setup.sizes.width) + ", batch " + std::to_string(setup.batch)},

@@ -5,13 +5,13 @@
 namespace thimble::bench {
 namespace step_peak_detail {
 
-std::string label(const Setup& setup) {
+std::string label(const models::Setup& setup) {
   return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer;
 }
 
-Setup setup_of(const char* model, std::int64_t batch, const char* optimizer, std::int64_t image = 0,
-               std::int64_t sequence = 0) {
-  Setup setup;
+models::Setup setup_of(const char* model, std::int64_t batch, const char* optimizer, std::int64_t image = 0,
+                       std::int64_t sequence = 0) {
+  models::Setup setup;
   setup.model = model;
   setup.batch = batch;
   setup.optimizer = optimizer;
@@ -21,7 +21,7 @@ Setup setup_of(const char* model, std::int64_t batch, const char* optimizer, std
 }
 
 // Predicts, and measures where it fits.
-report::Row row_of(const ExperimentOptions& options, const Setup& setup, nn::MemoryProfile& predicted) {
+report::Row row_of(const ExperimentOptions& options, const models::Setup& setup, nn::MemoryProfile& predicted) {
   report::Row row;
   row.config = {{"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}};
   if (setup.sizes.image > 0) row.config.emplace_back("image", setup.sizes.image);
@@ -55,7 +55,7 @@ std::vector<report::Column> columns() {
           {"ms_per_step", "ms per step", report::Unit::milliseconds, 1}};
 }
 
-report::Timeline timeline_of(const Setup& setup, const nn::MemoryProfile& profile) {
+report::Timeline timeline_of(const models::Setup& setup, const nn::MemoryProfile& profile) {
   report::Timeline line;
   line.name = setup.model + "-" + setup.optimizer;
   line.title = "Two training steps of " + label(setup);
@@ -79,7 +79,7 @@ report::Experiment step_peak_experiment(const ExperimentOptions& options) {
       "with <i>P</i> parameters in f32: weights 4<i>P</i>, gradients 4<i>P</i>, state 0 (SGD), 4<i>P</i> (momentum), "
       "8<i>P</i> (Adam, AdamW); the rest is activations and temporaries.";
   experiment.columns = columns();
-  std::vector<Setup> setups;
+  std::vector<models::Setup> setups;
   for (const char* optimizer : {"sgd", "momentum", "adamw"}) {
     setups.push_back(setup_of("resnet18", options.is_quick ? 8 : 32, optimizer, 32));
     setups.push_back(setup_of("char-gpt", options.is_quick ? 2 : 8, optimizer));
@@ -89,7 +89,7 @@ report::Experiment step_peak_experiment(const ExperimentOptions& options) {
     setups.push_back(setup_of("gpt2", 1, "adamw", 0, 512));
   }
   report::Bars bars{"categories", "Live bytes at the peak, by category", "", {}, {}};
-  for (const Setup& setup : setups) {
+  for (const models::Setup& setup : setups) {
     nn::MemoryProfile predicted;
     experiment.rows.push_back(row_of(options, setup, predicted));
     bars.bars.push_back({label(setup), report::report_bytes(predicted.peak_by_category)});
@@ -133,7 +133,7 @@ report::Experiment prediction_experiment(const ExperimentOptions& options) {
     for (const std::int64_t batch : family.batches) {
       for (const char* optimizer : {"sgd", "momentum", "adam", "adamw"}) {
         nn::MemoryProfile predicted;
-        const Setup setup = setup_of(family.model, batch, optimizer, family.image, family.sequence);
+        const models::Setup setup = setup_of(family.model, batch, optimizer, family.image, family.sequence);
         experiment.rows.push_back(row_of(options, setup, predicted));
       }
     }

@@ -66,7 +66,7 @@ class WeightAverage {
 
 class Run final : public nn::TrainingRun {
  public:
-  Run(const Setup& setup, const Technique& technique, Device device)
+  Run(const models::Setup& setup, const Technique& technique, Device device)
       : technique_(technique),
         generator_(setup.seed),
         scope_(generator_),
@@ -166,7 +166,7 @@ class Run final : public nn::TrainingRun {
 
 }  // namespace technique_run_detail
 
-nn::MakeRun technique_run(const Setup& setup, const Technique& technique) {
+nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique) {
   return [setup, technique](Device device) {
     return std::make_unique<technique_run_detail::Run>(setup, technique, device);
   };
@@ -216,7 +216,7 @@ std::vector<std::uint32_t> block_cuts(const TapeGraph& graph, const std::string&
   return cuts;
 }
 
-PassBytes pass_bytes(Device device, const Setup& setup, const Technique& technique, const std::string& layers) {
+PassBytes pass_bytes(Device device, const models::Setup& setup, const Technique& technique, const std::string& layers) {
   memory::Options options = nn::profile_options(device);
   options.trace = true;
   const memory::Stack stack = memory::make_resource(device, std::move(options));

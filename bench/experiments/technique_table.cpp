@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/experiments/techniques.h>
@@ -72,7 +73,7 @@ class Entries {
 };
 
 struct Subject {
-  Setup setup;
+  models::Setup setup;
   bool is_text = false;
 };
 
@@ -130,7 +131,7 @@ std::vector<Entry> entries_of(const Subject& subject, bool is_quick) {
 
 Subject subject_of(const char* model, std::int64_t batch, const char* optimizer, bool is_quick) {
   Subject subject;
-  Setup& setup = subject.setup;
+  models::Setup& setup = subject.setup;
   setup.model = model;
   setup.batch = batch;
   setup.optimizer = optimizer;
@@ -169,7 +170,7 @@ std::vector<Subject> subjects(bool is_quick) {
 /// Planners of one subject, by what of the technique changes the recording: making one takes a second or more.
 class Planners {
  public:
-  nn::Plan plan(Device device, const Setup& setup, const Entry& entry) {
+  nn::Plan plan(Device device, const models::Setup& setup, const Entry& entry) {
     const std::string key = std::to_string(entry.technique.micro_batches) +
                             (entry.technique.fuses_optimizer ? "f" : "") + (entry.has_chunked_head ? "c" : "") +
                             (entry.shares_kernels ? "" : "n");
@@ -191,7 +192,7 @@ class Planners {
 
 /// Fills in what the entry's technique follows. `promised_bytes` is the peak that the planner gives its plan, where
 /// there is one.
-Technique complete(const ExperimentOptions& options, const Setup& setup, const Entry& entry, Planners& planners,
+Technique complete(const ExperimentOptions& options, const models::Setup& setup, const Entry& entry, Planners& planners,
                    std::optional<std::size_t>& promised_bytes) {
   Technique technique = entry.technique;
   if (entry.tape == Tape::budget) {
@@ -225,7 +226,7 @@ bool has_direct_files() {
 }
 
 report::Row row_of(const ExperimentOptions& options, const Subject& subject, const Entry& entry, Planners& planners) {
-  Setup setup = subject.setup;
+  models::Setup setup = subject.setup;
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
   setup.sizes.shares_kernels = entry.shares_kernels;
   options.progress("techniques: " + setup.model + ", batch " + std::to_string(setup.batch) + ", " + entry.name());
@@ -264,7 +265,7 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
     if (technique.average != Average::offloaded || has_direct_files()) throw;
     // No disk here can take the tensors: the row is a prediction alone, and the verdict says so.
     row.lacks = "a folder in which files go around the page cache";
-    options.progress(std::string("techniques: not measured: ") + error.what());
+    options.progress(std::string("techniques: not measured: ") + with_flags(error.what()));
     row.predicted_bytes = static_cast<std::int64_t>(
         nn::profile_training(dry(options.device), make, 2, false, technique.placement).peak_bytes);
   }

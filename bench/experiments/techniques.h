@@ -11,8 +11,8 @@
 #include <thimble/autograd/graph.h>
 #include <thimble/autograd/plan.h>
 #include <thimble/bench/experiments/process_row.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/memory/remat/schedule.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {
@@ -45,7 +45,7 @@ struct Technique {
 
 /// Makes runs of `setup` by `technique` on a batch of zeros. The runs throw ValueError when the micro-batches do not
 /// divide the batch; FileError where an average is to be offloaded and no file can be (on the cpu).
-nn::MakeRun technique_run(const Setup& setup, const Technique& technique);
+nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique);
 
 /// What a schedule over a chain means for a recording: stage i is the nodes [cuts[i], cuts[i + 1]), which keep
 /// everything while they are recorded and nothing while their segment is dropped.
@@ -67,7 +67,8 @@ struct PassBytes {
   ProcessBytes process;         ///< of the pass
 };
 /// Of the first micro-batch of `technique`, in an arena of its own; `layers` is the path for kept_layers.
-PassBytes pass_bytes(Device device, const Setup& setup, const Technique& technique, const std::string& layers = "");
+PassBytes pass_bytes(Device device, const models::Setup& setup, const Technique& technique,
+                     const std::string& layers = "");
 
 /// What a run was predicted to need and what it needed, in four figures each.
 struct Comparison {

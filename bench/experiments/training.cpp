@@ -7,19 +7,19 @@ namespace training_detail {
 
 struct Case {
   const char* title;
-  TrainOptions options;
+  models::TrainOptions options;
 };
 
-TrainOptions text_case(const ExperimentOptions& options) {
-  TrainOptions train = text_training(options, "char-gpt",
-                                     {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 200, 2000);
+models::TrainOptions text_case(const ExperimentOptions& options) {
+  models::TrainOptions train = text_training(
+      options, "char-gpt", {.layers = 4, .heads = 4, .width = 128, .sequence = 64, .batch = 12}, 200, 2000);
   train.setup.rate = 1e-3;
   train.min_rate = 1e-4;
   return train;
 }
 
-TrainOptions image_case(const ExperimentOptions& options) {
-  TrainOptions train = generated_training(options, "resnet18", 200, 1000);
+models::TrainOptions image_case(const ExperimentOptions& options) {
+  models::TrainOptions train = generated_training(options, "resnet18", 200, 1000);
   train.setup.batch = 16;
   train.setup.sizes.width = 16;
   train.setup.rate = 0.02;
@@ -50,11 +50,11 @@ report::Experiment training_experiment(const ExperimentOptions& options) {
   for (const Case& one : {Case{"char-gpt on generated text", text_case(options)},
                           Case{"resnet18 on generated images", image_case(options)}}) {
     options.progress(std::string("training: ") + one.title + ", " + std::to_string(one.options.steps) + " steps");
-    const PreparedTraining prepared = prepare_training(one.options);
+    const models::PreparedTraining prepared = prepare_training(one.options);
     report::Series series{one.title, report::Role::other, {}, one.title};
     const std::int64_t window = std::max<std::int64_t>(1, one.options.steps / 20);
     double sum = 0;
-    const TrainReport result = train(prepared, [&](const nn::Progress& progress) {
+    const models::TrainReport result = train(prepared, [&](const nn::Progress& progress) {
       sum += progress.loss;
       if (progress.step % window != 0) return;
       const double share = static_cast<double>(progress.step) / static_cast<double>(one.options.steps);

@@ -10,7 +10,7 @@
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/legend.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace bars_detail {

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace experiment_detail {

@@ -10,7 +10,7 @@
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace html_detail {

@@ -5,7 +5,7 @@
 
 #include <thimble/bench/report/page.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace html_table_detail {

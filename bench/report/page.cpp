@@ -1,7 +1,7 @@
 #include <thimble/bench/report/page.h>
 
 #include <thimble/bench/report/palette.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 

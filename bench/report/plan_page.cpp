@@ -8,9 +8,9 @@
 #include <thimble/bench/report/page.h>
 #include <thimble/bench/report/plan_figures.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/quantizing.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/quantizing.h>
 #include <thimble/version.h>
 
 namespace thimble::report {
@@ -31,7 +31,7 @@ std::string percent(double fraction) { return format_fixed(100 * fraction, 1) + 
 
 // The figures in one paragraph.
 std::string headline(const bench::PlanView& view) {
-  const bench::PlanReport& r = view.report;
+  const models::PlanReport& r = view.report;
   const bool is_training = r.planner != nullptr;
   std::string html = "<p class=\"lead\">";
   if (!r.is_feasible) {
@@ -57,7 +57,7 @@ std::string byte_card(const std::string& name, std::size_t bytes) {
 }
 
 std::string cards(const bench::PlanView& view) {
-  const bench::PlanReport& r = view.report;
+  const models::PlanReport& r = view.report;
   std::string html = "<dl class=\"stats\">\n";
   if (r.budget_bytes > 0) html += byte_card("budget", r.budget_bytes);
   html += byte_card("peak (committed)", r.plan.peak_bytes);
@@ -181,7 +181,7 @@ std::string write_plan_page(const bench::PlanView& view) {
 namespace thimble::bench {
 namespace plan_page_detail {
 
-std::optional<std::int64_t> theory_bytes(const Setup& setup) {
+std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   if (!setup.precision.empty()) return std::nullopt;  // the textbooks have one dtype
   const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
@@ -195,7 +195,7 @@ std::optional<std::int64_t> theory_bytes(const Setup& setup) {
 
 }  // namespace plan_page_detail
 
-PlanView see_plan(const PlanOptions& options, const PlanReport& report) {
+PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report) {
   PlanView view{report.setup, report, {}, {}, {}};
   if (options.is_inference) {
     view.steps.push_back(trace_step("forward", options.device,

@@ -6,15 +6,15 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/planning/planning.h>
-#include <thimble/bench/runs/step_trace.h>
+#include <thimble/bench/report/step_trace.h>
+#include <thimble/models/planning/planning.h>
 
 namespace thimble::bench {
 
 /// A plan with the steps it is about.
 struct PlanView {
-  Setup setup;  ///< of the report
-  PlanReport report;
+  models::Setup setup;  ///< of the report
+  models::PlanReport report;
   std::vector<StepTrace> steps;  ///< the step that keeps everything, then the planned one where it is another
 
   std::vector<nn::Plan> plans;  ///< all of the planner's; none for a forward
@@ -26,7 +26,7 @@ struct PlanView {
 };
 
 /// Traces the steps of a plan that make_plan(options) made, on dry devices. Throws what the dry runs throw.
-PlanView see_plan(const PlanOptions& options, const PlanReport& report);
+PlanView see_plan(const models::PlanOptions& options, const models::PlanReport& report);
 
 }  // namespace thimble::bench
 

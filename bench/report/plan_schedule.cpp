@@ -13,8 +13,8 @@
 #include <thimble/bench/report/legend.h>
 #include <thimble/bench/report/plan_figures.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace plan_schedule_detail {
@@ -64,7 +64,7 @@ struct Nodes {
   std::vector<std::int32_t> segment;  // the innermost, or TapePlan::none
 };
 
-Nodes nodes_of(const bench::PlanReport& report) {
+Nodes nodes_of(const models::PlanReport& report) {
   const TapeGraph& graph = report.planner->graph();
   std::set<std::uint32_t> saved;
   for (const TapeGraph::Node& node : graph.nodes) {
@@ -109,12 +109,12 @@ struct Layout {
   double column = 0;  // px per node
 };
 
-Layout make_layout(const bench::PlanReport& report, const Nodes& nodes) {
+Layout make_layout(const models::PlanReport& report, const Nodes& nodes) {
   Layout layout;
   std::size_t most = 1;
   int depths = 0;
   for (const NodeBytes& node : nodes.bytes) most = std::max(most, node.made);
-  for (const bench::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
+  for (const models::PlannedSegment& segment : report.segments) depths = std::max(depths, segment.depth + 1);
   for (const FateStyle& style : fate_styles) {
     layout.legend.push_back({.name = std::string(style.label), .is_area = true, .line = style.look});
   }
@@ -135,7 +135,7 @@ void add_box(SvgPath& path, const Layout& layout, std::size_t first, std::size_t
   path.move(left, bottom).vertical(top).horizontal(right - (right - left > 4 ? 1 : 0)).vertical(bottom).close();
 }
 
-std::string draw(const bench::PlanReport& report, const Nodes& nodes, const Layout& layout) {
+std::string draw(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
   const std::string count = format_grouped(static_cast<std::int64_t>(nodes.bytes.size()));
   Svg svg(Medium::page, figure_width, layout.bottom + 28, "The schedule",
           "bytes kept and dropped of " + count + " operators");
@@ -158,7 +158,7 @@ std::string draw(const bench::PlanReport& report, const Nodes& nodes, const Layo
     svg.path(boxes[i], look);
   }
   SvgPath segments;
-  for (const bench::PlannedSegment& segment : report.segments) {
+  for (const models::PlannedSegment& segment : report.segments) {
     const double top = strip + strip_height + 4 + row_height * segment.depth;
     add_box(segments, layout, segment.first, segment.end, top, top + 9);
   }
@@ -173,11 +173,11 @@ std::string draw(const bench::PlanReport& report, const Nodes& nodes, const Layo
 
 // {"kind":"schedule","frame","names":[...],"paths":[...],"fates":[[paint, label],...] by number,"segments":[{"first",
 //  "end","depth","kept","dropped","path"},...], and one entry per node of "name","path","made","kept","fate","segment"}
-std::string hover(const bench::PlanReport& report, const Nodes& nodes, const Layout& layout) {
+std::string hover(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
   using nlohmann::ordered_json;
   ordered_json data, fates = ordered_json::array(), segments = ordered_json::array();
   for (const FateStyle& style : fate_styles) fates.push_back({style.look.fill.name, style.label});
-  for (const bench::PlannedSegment& s : report.segments) {
+  for (const models::PlannedSegment& s : report.segments) {
     segments.push_back({{"first", s.first},
                         {"end", s.end},
                         {"depth", s.depth},

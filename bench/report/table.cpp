@@ -3,7 +3,7 @@
 
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace table_detail {

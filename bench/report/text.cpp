@@ -5,7 +5,7 @@
 #include <charconv>
 #include <cmath>
 
-#include <thimble/bench/runs/units.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace text_detail {

@@ -10,9 +10,9 @@
 
 #include <thimble/bench/report/figures.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
+#include <thimble/memory/units.h>
 
 namespace thimble::report {
 namespace writers_detail {

@@ -1,7 +1,6 @@
 #include <thimble/bench/timing/processor_time.h>
 
 #include <algorithm>
-#include <ctime>
 #include <limits>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/threads/parallel.h>
+#include <thimble/memory/process/process.h>
 
 namespace thimble::bench {
 namespace processor_time_detail {
@@ -28,9 +28,9 @@ struct Lane {
   void step(bool counts) {
     const ResourceScope scope(stack.top);
     const std::int64_t before = skipped();
-    const double start = processor_ms();
+    const double start = process::processor_ms();
     run->step();
-    const double ms = processor_ms() - start;
+    const double ms = process::processor_ms() - start;
     if (counts && skipped() == before) least_ms = std::min(least_ms, ms);
   }
 };
@@ -44,12 +44,6 @@ struct Lanes {
 };
 
 }  // namespace processor_time_detail
-
-double processor_ms() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
-}
 
 OneThread::OneThread() : before_(thread_count()) { set_thread_count(1); }
 

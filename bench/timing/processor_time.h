@@ -7,9 +7,6 @@
 
 namespace thimble::bench {
 
-/// Milliseconds that all threads of this process have had so far, together.
-double processor_ms();
-
 /// One thread for kernels as long as this lives: what threads spend on waiting for each other is then not counted.
 class OneThread {
  public:

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <string>
 
@@ -177,6 +178,12 @@ std::size_t available_bytes() noexcept {
   std::size_t kib = 0;
   if (detail::find_number(detail::SmallFile("/proc/meminfo").text, "MemAvailable:", kib)) machine = kib * 1024;
   return std::min(machine, detail::control_group_bytes());
+}
+
+double processor_ms() noexcept {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
 
 }  // namespace thimble::process

@@ -47,4 +47,8 @@ std::size_t physical_bytes() noexcept;
 /// leaves; the largest std::size_t where neither can be read.
 std::size_t available_bytes() noexcept;
 
+/// Milliseconds of processor time that all threads of this process have had so far, together: a clock that does not run
+/// while others have the cores.
+double processor_ms() noexcept;
+
 }  // namespace thimble::process

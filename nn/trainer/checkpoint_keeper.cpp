@@ -146,7 +146,7 @@ void check_keeping(const char* what, const KeepOptions& options, std::int64_t st
 }
 
 CheckpointKeeper::CheckpointKeeper(KeepOptions options)
-    : options_(std::move(options)), path_(options_.resumed), step_(options_.first_step) {}
+    : options_(std::move(options)), path_(options_.resumed), step_(options_.resumed_steps) {}
 
 /// Gives the file that is about to be replaced a second name.
 void CheckpointKeeper::keep_before(std::int64_t step) {

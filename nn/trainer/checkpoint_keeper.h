@@ -32,10 +32,10 @@ std::uint64_t weights_file_bytes(const Module& module);
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer);
 
 struct KeepOptions {
-  std::string path;             ///< empty: there are no checkpoints
-  std::int64_t keep = 1;        ///< files that stay
-  std::string resumed = {};     ///< the checkpoint that the run goes on from; empty: none
-  std::int64_t first_step = 0;  ///< steps that it has done
+  std::string path;                ///< empty: there are no checkpoints
+  std::int64_t keep = 1;           ///< files that stay
+  std::string resumed = {};        ///< the checkpoint that the run goes on from; empty: none
+  std::int64_t resumed_steps = 0;  ///< that it has done
 };
 
 /// try_to_write and require_space for a run of `steps` steps that saves after every `save_every` (0: at the end alone):

@@ -344,6 +344,7 @@ LoopReport TrainerCore::run(const TrainObserver& observer, const TrainControl& c
                                  .save_every = options_.save_every,
                                  .keep = options_.keep,
                                  .resume = options_.resume,
+                                 .resumed_steps = first_step_,
                                  .log = options_.log};
   LoopReport report;
   looped_detail::LoopedTrainer run(*this, program_->evaluates());

@@ -36,7 +36,7 @@ TrainingLoop::TrainingLoop(LoopedRun& run, const LoopOptions& options, const mem
       report_(report),
       control_(control),
       log_(options.log, stack.ledger),
-      keeper_({options.save, options.keep, options.resume, options.first_step}) {
+      keeper_({options.save, options.keep, options.resume, options.resumed_steps}) {
   report_.steps = options.first_step;
 }
 

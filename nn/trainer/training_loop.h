@@ -61,6 +61,7 @@ struct LoopOptions {
   std::int64_t save_every = 0;      ///< 0: at the end alone
   std::int64_t keep = 1;            ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string resume = {};          ///< the checkpoint that the run goes on from
+  std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
   std::string log = {};             ///< a folder for TensorBoard; empty: none
   double items_per_step = 0;        ///< what Progress::items_per_s counts; 0: nothing
 };

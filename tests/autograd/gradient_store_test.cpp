@@ -6,11 +6,11 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/offload_gradients.h>
@@ -162,12 +162,12 @@ TEST_CASE("gradient store: what does not go together is refused", "[store]") {
 TEST_CASE("gradient store: a run needs what its dry run says, and less than with gradients here", "[store]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.sizes.layers = 4, setup.sizes.heads = 4, setup.sizes.width = 256, setup.sizes.sequence = 16;
   setup.optimizer = "sgd";
   setup.batch = 1;
-  const std::size_t here = nn::profile_training(dry(cpu), bench::training_run(setup)).peak_bytes;
+  const std::size_t here = nn::profile_training(dry(cpu), models::training_run(setup)).peak_bytes;
   setup.offloads_gradients = true;
   store_run_test::check(setup, folder, here);
 }

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <filesystem>
 
-#include <thimble/bench/datasets/dataset.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/idx.h>
 #include <thimble/nn/data/source.h>
@@ -208,7 +208,7 @@ TEST_CASE("store: data sets keep nothing on the heap that is in a file", "[data]
   write_text_file(folder / "cifar/test_batch.bin", cifar(7, 2));
   models::ModelOptions sizes;
   const auto net = models::make_model("resnet18", sizes, {.device = dry(cpu)});
-  const auto images = bench::open_dataset(folder / "cifar", *net, "resnet18", 1);
+  const auto images = models::open_dataset(folder / "cifar", *net, "resnet18", 1);
   sizes = net->options();
   sizes.image = 0;
   images->fit(sizes);
@@ -224,7 +224,7 @@ TEST_CASE("store: data sets keep nothing on the heap that is in a file", "[data]
   for (int i = 0; i < 400; ++i) text += "the quick brown fox "[i % 20];
   write_text_file(folder / "text", text);
   const auto gpt = models::make_model("char-gpt", {}, {.device = dry(cpu)});
-  const auto words = bench::open_dataset(folder / "text", *gpt, "char-gpt", 1);
+  const auto words = models::open_dataset(folder / "text", *gpt, "char-gpt", 1);
   models::ModelOptions text_sizes;
   words->fit(text_sizes);
   text_sizes.sequence = 8;

@@ -13,14 +13,14 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/heap_watch.h"
@@ -34,8 +34,8 @@ namespace {
 
 constexpr std::size_t contract_MiB = std::size_t{1} << 20;
 
-bench::Setup make_setup(const char* model, std::int64_t batch, const char* optimizer, models::ModelOptions sizes) {
-  bench::Setup setup;
+models::Setup make_setup(const char* model, std::int64_t batch, const char* optimizer, models::ModelOptions sizes) {
+  models::Setup setup;
   setup.model = model;
   setup.batch = batch;
   setup.optimizer = optimizer;
@@ -55,7 +55,7 @@ models::ModelOptions image_sizes(std::int64_t image, std::int64_t width = 0) {
   return sizes;
 }
 
-std::string describe(const bench::Setup& setup) {
+std::string describe(const models::Setup& setup) {
   return setup.model + ", batch " + std::to_string(setup.batch) + ", " + setup.optimizer;
 }
 
@@ -150,18 +150,18 @@ TEST_CASE("contract: a tape that is used again asks the heap for nothing", "[con
 }
 
 TEST_CASE("contract: training allocates nothing inside of a launch", "[contract]") {
-  const std::vector<bench::Setup> setups{make_setup("char-gpt", 2, "adamw", gpt_sizes(2, 64, 32, 0.1)),
-                                         make_setup("resnet18", 2, "momentum", image_sizes(32, 16)),
-                                         make_setup("mlp", 16, "adam", image_sizes(28))};
+  const std::vector<models::Setup> setups{make_setup("char-gpt", 2, "adamw", gpt_sizes(2, 64, 32, 0.1)),
+                                          make_setup("resnet18", 2, "momentum", image_sizes(32, 16)),
+                                          make_setup("mlp", 16, "adam", image_sizes(28))};
   const int threads_before = thread_count();
   for (const int threads : {1, 2}) {
     set_thread_count(threads);
-    for (bench::Setup setup : setups) {
+    for (models::Setup setup : setups) {
       for (const models::Build build : {models::Build::fused, models::Build::textbook}) {
         setup.sizes.build = build;
         INFO(describe(setup) << ", " << threads << " threads");
         const Watch watching;
-        nn::profile_training(cpu, bench::training_run(setup), 2);
+        nn::profile_training(cpu, models::training_run(setup), 2);
         INFO("largest: " << Watch::largest() << " bytes");
         CHECK(watching.count() == 0);
       }
@@ -196,18 +196,18 @@ int in_new_process(const char* test_case) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-bench::Setup middle_gpt() {
+models::Setup middle_gpt() {
   models::ModelOptions sizes = gpt_sizes(3, 384, 128);
   sizes.heads = 6;
   return make_setup("char-gpt", 4, "adamw", sizes);
 }
-bench::Setup middle_resnet() { return make_setup("resnet18", 8, "momentum", image_sizes(32)); }
+models::Setup middle_resnet() { return make_setup("resnet18", 8, "momentum", image_sizes(32)); }
 
 constexpr int middle_threads = 2;  // whatever the machine has: each thread has a stack and a heap
 
-void check_growth(const bench::Setup& setup) {
+void check_growth(const models::Setup& setup) {
   set_thread_count(middle_threads);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, bench::training_run(setup), 3);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup), 3);
   REQUIRE(measured.rss_bytes == measured.peak_bytes);  // nothing was trimmed
   REQUIRE(measured.peak_live_bytes <= measured.peak_bytes);
   REQUIRE(process::peak_rss_bytes() > measured.peak_bytes);
@@ -224,24 +224,24 @@ void limit_data(std::size_t bytes) {
   REQUIRE(setrlimit(RLIMIT_DATA, &limit) == 0);
 }
 
-void check_limit(const bench::Setup& setup) {
+void check_limit(const models::Setup& setup) {
   set_thread_count(middle_threads);
-  const std::size_t predicted = nn::profile_training(dry(cpu), bench::training_run(setup), 3).peak_bytes;
+  const std::size_t predicted = nn::profile_training(dry(cpu), models::training_run(setup), 3).peak_bytes;
   limit_data(predicted + 64 * contract_MiB);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, bench::training_run(setup), 3);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup), 3);
   REQUIRE(measured.peak_bytes == predicted);
   std::printf("%s: predicted %.0f MiB, trained with RLIMIT_DATA 64 MiB above\n", describe(setup).c_str(),
               static_cast<double>(predicted) / contract_MiB);
   pass();
 }
 
-void check_refusal(const bench::Setup& setup) {
+void check_refusal(const models::Setup& setup) {
   set_thread_count(middle_threads);
-  const std::size_t predicted = nn::profile_training(dry(cpu), bench::training_run(setup), 3).peak_bytes;
+  const std::size_t predicted = nn::profile_training(dry(cpu), models::training_run(setup), 3).peak_bytes;
   limit_data(predicted / 2);
-  REQUIRE_THROWS_AS(nn::profile_training(cpu, bench::training_run(setup), 3), OutOfMemory);
+  REQUIRE_THROWS_AS(nn::profile_training(cpu, models::training_run(setup), 3), OutOfMemory);
   // It is not the end: what fits still trains.
-  REQUIRE_NOTHROW(nn::profile_training(cpu, bench::training_run(make_setup("mlp", 4, "sgd", image_sizes(28)))));
+  REQUIRE_NOTHROW(nn::profile_training(cpu, models::training_run(make_setup("mlp", 4, "sgd", image_sizes(28)))));
   pass();
 }
 
@@ -249,20 +249,20 @@ void check_refusal(const bench::Setup& setup) {
 // losses. Without the budget the limit refuses the run.
 void check_budget() {
   set_thread_count(1);  // two that wait for each other on a busy machine take minutes
-  bench::TrainOptions options;
+  models::TrainOptions options;
   options.setup = make_setup("char-gpt", 24, "adamw", gpt_sizes(12, 128, 64, 0.1));
   options.data = "synthetic";
   options.steps = 5;
   options.eval_batches = 1;
-  const auto losses_of = [](const bench::PreparedTraining& prepared) {
+  const auto losses_of = [](const models::PreparedTraining& prepared) {
     std::vector<double> losses;
-    bench::train(prepared, [&](const nn::Progress& p) { losses.push_back(p.loss); });
+    models::train(prepared, [&](const nn::Progress& p) { losses.push_back(p.loss); });
     return losses;
   };
-  const bench::PreparedTraining free = bench::prepare_training(options);
+  const models::PreparedTraining free = models::prepare_training(options);
   const std::vector<double> losses = losses_of(free);
   options.budget_bytes = free.plan.peak_bytes / 3;
-  const bench::PreparedTraining planned = bench::prepare_training(options);
+  const models::PreparedTraining planned = models::prepare_training(options);
   limit_data(options.budget_bytes + 64 * contract_MiB);
   REQUIRE(losses_of(planned) == losses);
   REQUIRE_THROWS_AS(losses_of(free), OutOfMemory);
@@ -308,10 +308,10 @@ TEST_CASE("contract: what is predicted is what is measured", "[contract]") {
   };
   const Row rows[] = {
       {"mlp", image_sizes(28)}, {"resnet18", image_sizes(16, 8)}, {"char-gpt", gpt_sizes(2, 64, 24, 0.1)}};
-  const auto check = [](const bench::Setup& setup) {
+  const auto check = [](const models::Setup& setup) {
     INFO(describe(setup) << (setup.sizes.build == models::Build::fused ? ", fused" : ", textbook"));
-    const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), bench::training_run(setup));
-    const nn::MemoryProfile measured = nn::profile_training(cpu, bench::training_run(setup));
+    const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::training_run(setup));
+    const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup));
     CHECK(predicted.peak_bytes == measured.peak_bytes);
     CHECK(predicted.lower_bound_bytes == measured.lower_bound_bytes);
     CHECK(predicted.peak_live_bytes == measured.peak_live_bytes);
@@ -328,7 +328,7 @@ TEST_CASE("contract: what is predicted is what is measured", "[contract]") {
     }
     // Workspace depends on the number of threads, and what is kept on the build.
     set_thread_count(3);
-    bench::Setup setup = make_setup(row.model, 4, "momentum", row.sizes);
+    models::Setup setup = make_setup(row.model, 4, "momentum", row.sizes);
     setup.sizes.build = models::Build::textbook;
     check(setup);
   }

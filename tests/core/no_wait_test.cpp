@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/setup.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/memory/summary.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/step/recorded_step.h>
 
 #include "support/catch.h"
@@ -28,8 +28,8 @@ namespace no_wait_test {
 
 std::uint64_t waits() { return kernels::device_runtime(cuda()).synchronization_count(); }
 
-bench::Setup text_setup(const char* optimizer) {
-  bench::Setup setup;
+models::Setup text_setup(const char* optimizer) {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.optimizer = optimizer;
   setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 16, setup.sizes.sequence = 8;
@@ -39,8 +39,8 @@ bench::Setup text_setup(const char* optimizer) {
   return setup;
 }
 
-bench::Setup image_setup(const char* optimizer) {
-  bench::Setup setup;
+models::Setup image_setup(const char* optimizer) {
+  models::Setup setup;
   setup.model = "resnet18";
   setup.optimizer = optimizer;
   setup.sizes.image = 8, setup.sizes.width = 4, setup.sizes.classes = 5;
@@ -56,7 +56,7 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
   if (!has_cuda()) return;
   struct Case {
     const char* name;
-    bench::Setup setup;
+    models::Setup setup;
   };
   std::vector<Case> cases = {{"clipped, with dropout", text_setup("adamw")},
                              {"8-bit state", text_setup("adamw8")},
@@ -67,22 +67,22 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
                              {"bf16, rounded stochastically", text_setup("adamw")}};
   cases[4].setup.micro_batches = 2;
   cases[5].setup.fuses_optimizer = true, cases[5].setup.clip_norm = 0;
-  bench::set_precision(cases[6].setup, "bf16-stochastic");
+  models::set_precision(cases[6].setup, "bf16-stochastic");
   for (const Case& c : cases) {
     INFO(c.setup.model << ", " << c.setup.optimizer << ": " << c.name);
     const memory::Stack stack =
-        memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), bench::training_run(c.setup))});
+        memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), models::training_run(c.setup))});
     const ResourceScope scope(stack.top);
     Generator generator(1);
     const GeneratorScope random(generator);
     const std::unique_ptr<models::Model> model =
-        models::make_model(c.setup.model, c.setup.sizes, bench::placement(c.setup, cuda()));
-    const std::unique_ptr<optim::Optimizer> optimizer = bench::make_optimizer(c.setup, *model);
+        models::make_model(c.setup.model, c.setup.sizes, models::placement(c.setup, cuda()));
+    const std::unique_ptr<optim::Optimizer> optimizer = models::make_optimizer(c.setup, *model);
     const models::Batch batch = model->empty_batch(c.setup.batch, cuda());
     fill(batch.input, 1), fill(batch.target, 2);
-    const nn::StepOptions options = bench::step_options(c.setup, model->is_text(), cuda());
+    const nn::StepOptions options = models::step_options(c.setup, model->is_text(), cuda());
     const auto loss_of = [&](std::int64_t i) {
-      return model->loss(bench::micro_batch(batch, i, options.micro_batches));
+      return model->loss(models::micro_batch(batch, i, options.micro_batches));
     };
     const testing::Bytes input = testing::bytes_of(batch.input);  // a wait, behind which the staging is free
     const std::uint64_t before = waits();
@@ -169,16 +169,16 @@ TEST_CASE("cuda: what the device says of its memory stands beside the arena's bo
 
 TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   if (!has_cuda()) return;
-  bench::TrainOptions options;
+  models::TrainOptions options;
   options.setup = text_setup("adamw");
   options.data = "synthetic";
   options.steps = 2;
   options.device = cuda();
-  const bench::TrainReport report = trained_test::run(options).report;
+  const models::TrainReport report = trained_test::run(options).report;
   REQUIRE(report.device_use.has_value());
   CHECK(report.device_use->used_bytes > report.device_use->context_bytes);
   CHECK(report.device_use->outside_bytes >= report.device_use->context_bytes);
-  const auto figures = bench::device_figures(report);
+  const auto figures = models::device_figures(report);
   REQUIRE(figures.size() == 9);
   CHECK(figures[0] == std::pair<std::string, std::size_t>("device_total_bytes", report.device_use->total_bytes));
   CHECK(figures[1] == std::pair<std::string, std::size_t>("device_used_bytes", report.device_use->used_bytes));
@@ -192,5 +192,5 @@ TEST_CASE("cuda: a run reports what the device says at its end", "[cuda]") {
   CHECK(figures[8] == std::pair<std::string, std::size_t>("cudnn_refusals", report.libraries->cudnn.refusals));
   CHECK(figures[5].second + figures[6].second > 0);  // products
   options.device = cpu;
-  CHECK(bench::device_figures(trained_test::run(options).report).empty());
+  CHECK(models::device_figures(trained_test::run(options).report).empty());
 }

@@ -14,8 +14,8 @@
 #include <thimble/bench/report/pickle.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/memory/placement/csv.h>
+#include <thimble/memory/units.h>
 
 #include "support/files.h"
 #include "support/markup.h"
@@ -25,11 +25,11 @@
 namespace {
 
 using namespace thimble;
-using bench::PlanOptions;
 using bench::PlanView;
 using bench::StepTrace;
 using files_test::contains;
 using files_test::TemporaryFolder;
+using models::PlanOptions;
 using nlohmann::json;
 
 PlanOptions small_options() {
@@ -47,9 +47,9 @@ PlanOptions small_options() {
 const PlanView& small_view() {
   static const PlanView view = [] {
     PlanOptions options = small_options();
-    const bench::PlanReport unlimited = bench::make_plan(options);
+    const models::PlanReport unlimited = models::make_plan(options);
     options.budget_bytes = (unlimited.minimum_bytes + unlimited.keep_everything_bytes) / 2;
-    return bench::see_plan(options, bench::make_plan(options));
+    return bench::see_plan(options, models::make_plan(options));
   }();
   return view;
 }
@@ -197,19 +197,19 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
 TEST_CASE("seeing: pages of other plans", "[seeing]") {
   PlanOptions options = small_options();
   SECTION("nothing is dropped") {
-    const PlanView view = bench::see_plan(options, bench::make_plan(options));
+    const PlanView view = bench::see_plan(options, models::make_plan(options));
     CHECK(view.steps.size() == 1);
     CHECK(contains(report::write_plan_page(view), "Everything that backward reads is kept."));
   }
   SECTION("a chunked head is beside the same textbook build") {
     options.setup.sizes.head = models::Head::chunked;
-    const PlanView view = bench::see_plan(options, bench::make_plan(options));
+    const PlanView view = bench::see_plan(options, models::make_plan(options));
     REQUIRE(view.theory_bytes.has_value());
     CHECK(view.theory_bytes == small_view().theory_bytes);
   }
   SECTION("a forward") {
     options.is_inference = true;
-    const PlanView view = bench::see_plan(options, bench::make_plan(options));
+    const PlanView view = bench::see_plan(options, models::make_plan(options));
     const std::string page = report::write_plan_page(view);
     CHECK(markup::problem(page) == "");
     CHECK(figures_of(page, "timeline").size() == 1);
@@ -219,7 +219,7 @@ TEST_CASE("seeing: pages of other plans", "[seeing]") {
   }
   SECTION("an infeasible budget") {
     options.budget_bytes = 1000;
-    const std::string page = report::write_plan_page(bench::see_plan(options, bench::make_plan(options)));
+    const std::string page = report::write_plan_page(bench::see_plan(options, models::make_plan(options)));
     CHECK(markup::problem(page) == "");
     CHECK(contains(page, "No plan fits the budget of 1000 B (1,000 bytes)"));
   }

@@ -6,8 +6,6 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/planning/planning.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/ops/attention.h>
@@ -15,6 +13,8 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -127,31 +127,31 @@ TEST_CASE("tf32: attention stays within its rounding, where it has kernels in it
 }
 
 TEST_CASE("tf32: training states it, and goes on as it began", "[tf32][cuda]") {
-  bench::TrainOptions options;
+  models::TrainOptions options;
   options.setup.model = "mlp";
   options.setup.batch = 2;
   options.data = "synthetic";
   options.steps = 1;
   options.eval_batches = 1;
   options.allows_tf32 = true;
-  CHECK_THROWS_AS(bench::prepare_training(options), ValueError);  // on the cpu
+  CHECK_THROWS_AS(models::prepare_training(options), ValueError);  // on the cpu
   if (!has_cuda()) return;
   const TemporaryFolder folder;
   options.device = cuda();
   options.save = folder / "a.safetensors";
-  bench::train(bench::prepare_training(options));
+  models::train(models::prepare_training(options));
   CHECK_FALSE(allows_tf32());
   options.resume = options.save;
   options.save.clear();
   options.steps = 2;
-  CHECK(bench::prepare_training(options).first_step == 1);
+  CHECK(models::prepare_training(options).first_step == 1);
   options.allows_tf32 = false;
-  CHECK_THROWS_AS(bench::prepare_training(options), ValueError);
+  CHECK_THROWS_AS(models::prepare_training(options), ValueError);
 }
 
 TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[tf32][cuda]") {
   if (!has_cuda()) return;
-  bench::TrainOptions options;
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;  // heads of 16
@@ -162,36 +162,36 @@ TEST_CASE("tf32: a text model trains with it in the bytes of a plan without", "[
   options.device = cuda();
   const auto report = [&](bool is_allowed) {
     options.allows_tf32 = is_allowed;
-    const bench::TrainReport got = bench::train(bench::prepare_training(options));
+    const models::TrainReport got = models::train(models::prepare_training(options));
     CHECK(got.measured_peak_bytes == got.predicted_peak_bytes);
     return got;
   };
-  const bench::TrainReport full = report(false), fast = report(true);
+  const models::TrainReport full = report(false), fast = report(true);
   CHECK(fast.predicted_peak_bytes == full.predicted_peak_bytes);
   CHECK(fast.loss_last != full.loss_last);
   CHECK(fast.loss_last == Approx(full.loss_last).epsilon(1e-3));
 }
 
 TEST_CASE("tf32: plans for a GPU count with its rate where it is allowed", "[tf32]") {
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup.model = "gpt2";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2;
   options.costs.hardware = "a100-40gb";
   options.device = cuda();
-  const bench::PlanReport plain = bench::make_plan(options);
+  const models::PlanReport plain = models::make_plan(options);
   options.allows_tf32 = true;
-  const bench::PlanReport fast = bench::make_plan(options);
+  const models::PlanReport fast = models::make_plan(options);
   CHECK(fast.plan.step_s < 0.5 * plain.plan.step_s);
   CHECK(fast.plan.peak_bytes == plain.plan.peak_bytes);
   options.setup.dtype = DType::bf16;
-  const double narrow = bench::make_plan(options).plan.step_s;
+  const double narrow = models::make_plan(options).plan.step_s;
   options.allows_tf32 = false;
-  CHECK(bench::make_plan(options).plan.step_s == narrow);
+  CHECK(models::make_plan(options).plan.step_s == narrow);
   CHECK(narrow < fast.plan.step_s);
   options.allows_tf32 = true;
   options.device = cpu;
   options.costs.hardware.clear();
-  CHECK_THROWS_AS(bench::make_plan(options), ValueError);
+  CHECK_THROWS_AS(models::make_plan(options), ValueError);
   CHECK_FALSE(allows_tf32());
 }

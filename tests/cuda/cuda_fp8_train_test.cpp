@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/training.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -19,13 +19,13 @@ using trained_test::Run;
 
 namespace cuda_fp8_train_test {
 
-bench::TrainOptions tiny(const char* precision, Device device) {
-  bench::TrainOptions options;
+models::TrainOptions tiny(const char* precision, Device device) {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
   options.setup.sizes.sequence = 12;
-  bench::set_precision(options.setup, precision);
+  models::set_precision(options.setup, precision);
   options.data = "synthetic";
   options.steps = 4;
   options.eval_batches = 1;
@@ -45,7 +45,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
   for (const char* precision : {"fp8", "fp8-current", "fp8-block"}) {
     INFO(precision);
     const Run expected = run(tiny(precision, cpu));
-    bench::TrainOptions whole = tiny(precision, cuda());
+    models::TrainOptions whole = tiny(precision, cuda());
     whole.save = folder / "whole";
     const Run got = run(whole);
     CHECK(got.report.predicted_peak_bytes == got.report.measured_peak_bytes);
@@ -55,7 +55,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
     }
     CHECK(got.report.evaluation->loss == Approx(expected.report.evaluation->loss).epsilon(2e-2));
 
-    bench::TrainOptions first = tiny(precision, cuda()), second = tiny(precision, cuda());
+    models::TrainOptions first = tiny(precision, cuda()), second = tiny(precision, cuda());
     first.steps = 2;
     first.save = folder / "half";
     run(first);
@@ -67,7 +67,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
     CHECK(read_text_file(second.save) == read_text_file(whole.save));  // parameters, moments, the state of scaling
 
     // Steps that are recorded: the number of the step, by which amax are recorded, changes from replay to replay.
-    bench::TrainOptions recorded = tiny(precision, cuda());
+    models::TrainOptions recorded = tiny(precision, cuda());
     recorded.records_steps = true;
     recorded.save = folder / "recorded";
     const Run replayed = run(recorded);
@@ -82,7 +82,7 @@ TEST_CASE("cuda fp8 train: a budget is kept by recomputation, with the same loss
   if (!has_cuda()) return;
   for (const char* precision : {"fp8", "fp8-block"}) {
     INFO(precision);
-    bench::TrainOptions options = tiny(precision, cuda());
+    models::TrainOptions options = tiny(precision, cuda());
     options.setup.sizes.layers = 6, options.setup.sizes.width = 32, options.setup.sizes.sequence = 128;
     options.setup.batch = 4;
     options.steps = 2;

@@ -5,8 +5,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/planning/planning.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/core/tensor/copy.h>
@@ -15,6 +13,8 @@
 #include <thimble/memory/offload/pinned_memory.h>
 #include <thimble/memory/offload/pinned_tier.h>
 #include <thimble/memory/summary.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
 
 #include "emulated/pinned.h"
 #include "support/catch.h"
@@ -45,8 +45,8 @@ std::string message_of(F&& f) {
 
 std::vector<Device> devices() { return has_cuda() ? std::vector{dry(cuda()), cuda()} : std::vector{dry(cuda())}; }
 
-bench::TrainOptions gpt(Device device) {
-  bench::TrainOptions options;
+models::TrainOptions gpt(Device device) {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 6;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 2, options.setup.sizes.width = 32;
@@ -58,7 +58,7 @@ bench::TrainOptions gpt(Device device) {
   return options;
 }
 
-void check_predicted(const bench::TrainReport& report) {
+void check_predicted(const models::TrainReport& report) {
   CHECK(report.predicted_peak_bytes == report.measured_peak_bytes);
   CHECK(report.predicted_tier_bytes == report.measured_tier_bytes);
 }
@@ -129,7 +129,7 @@ TEST_CASE("pinned tier: a bound, and a host that has no more, leave what was the
 TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were predicted", "[cuda][offload]") {
   if (!has_cuda()) return;
   const files_test::TemporaryFolder folder;
-  bench::TrainOptions here = gpt(cuda());
+  models::TrainOptions here = gpt(cuda());
   here.save = folder / "here";
   const Run free = run(here);
   check_predicted(free.report);
@@ -143,7 +143,7 @@ TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were
   for (const Row& row : {Row{"saved tensors", false, false, budget}, Row{"optimizer", true, false, 0},
                          Row{"gradients", false, true, 0}, Row{"all", true, true, budget - 2 * mib}}) {
     INFO(row.name);
-    bench::TrainOptions options = gpt(cuda());
+    models::TrainOptions options = gpt(cuda());
     options.setup.offload = "host";
     options.setup.offloads_optimizer = row.optimizer;
     options.setup.offloads_gradients = row.gradients;
@@ -163,15 +163,15 @@ TEST_CASE("cuda offload: every flag keeps the run's bits, in the bytes that were
 }
 
 TEST_CASE("cuda offload: a plan for a GPU that is not there has the bytes of the run", "[cuda][offload]") {
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup = gpt(cuda()).setup;
   options.setup.sizes.vocabulary = 40;
   options.device = cuda();
   options.budget_bytes = std::size_t{1} << 40;
-  const std::size_t most = bench::make_plan(options).keep_everything_bytes;
+  const std::size_t most = models::make_plan(options).keep_everything_bytes;
   options.budget_bytes = most - 4 * mib;
   options.setup.offload = "host", options.setup.offloads_optimizer = options.setup.offloads_gradients = true;
-  const bench::PlanReport report = bench::make_plan(options);
+  const models::PlanReport report = models::make_plan(options);
   REQUIRE(report.is_feasible);
   const nn::Plan& plan = report.plan;
   CHECK(report.keep_everything_bytes <= most);
@@ -195,10 +195,10 @@ TEST_CASE("cuda offload: a host without so much pinned memory is told of, and th
   if (!testing::is_emulated()) return;  // a GPU's host cannot be told what it has
   const memory::Stack stack = memory::make_resource(cuda());
   const ResourceScope scope(stack.top);
-  bench::Setup setup = gpt(cuda()).setup;
+  models::Setup setup = gpt(cuda()).setup;
   setup.sizes.layers = 1, setup.sizes.vocabulary = 40;
   setup.offload = "host", setup.offloads_gradients = true;
-  const auto train = bench::training_run(setup)(cuda());
+  const auto train = models::training_run(setup)(cuda());
   {
     const emulated::PinnedBound none(0);
     CHECK(contains(message_of([&] { train->step(); }), "pinned memory"));
@@ -209,28 +209,28 @@ TEST_CASE("cuda offload: a host without so much pinned memory is told of, and th
 }
 
 TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offload]") {
-  bench::Setup setup = gpt(cpu).setup;
+  models::Setup setup = gpt(cpu).setup;
   setup.offloads_gradients = true;
   setup.offload = "/var/tmp";
-  CHECK(contains(message_of([&] { bench::planner_options(setup, cuda()); }),
-                 "--offload: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
-  CHECK_THROWS_AS(bench::training_run(setup)(dry(cuda())), ValueError);
+  CHECK(contains(message_of([&] { models::planner_options(setup, cuda()); }),
+                 "`offload`: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
+  CHECK_THROWS_AS(models::training_run(setup)(dry(cuda())), ValueError);
   setup.offload = "host";
-  CHECK(bench::planner_options(setup, cuda()).spilling.offloads);
-  CHECK(contains(message_of([&] { bench::planner_options(setup, cpu); }), "host is for --device cuda"));
-  CHECK_THROWS_AS(bench::training_run(setup)(dry(cpu)), ValueError);
+  CHECK(models::planner_options(setup, cuda()).spilling.offloads);
+  CHECK(contains(message_of([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
+  CHECK_THROWS_AS(models::training_run(setup)(dry(cpu)), ValueError);
   // What gradients that are away do not go with is not proposed beside them.
-  bench::PlanOptions plan;
+  models::PlanOptions plan;
   plan.setup = setup;
   plan.setup.sizes.layers = 1, plan.setup.sizes.vocabulary = 40;
   plan.device = cuda();
   plan.budget_bytes = 1;
-  const bench::PlanReport refused = bench::make_plan(plan);
+  const models::PlanReport refused = models::make_plan(plan);
   REQUIRE(refused.techniques.size() == 3);
-  CHECK(refused.techniques[1].flags == "--head chunked");
-  CHECK(refused.techniques[2].flags == "--offload-parameters");
+  CHECK(refused.techniques[1].options == "`head` chunked");
+  CHECK(refused.techniques[2].options == "`offloads_parameters`");
   setup.offload.clear();
-  CHECK(contains(message_of([&] { bench::training_run(setup)(dry(cuda())); }), "on a GPU --offload host"));
+  CHECK(contains(message_of([&] { models::training_run(setup)(dry(cuda())); }), "on a GPU `offload` host"));
 }
 
 TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned with its own numbers", "[fit]") {
@@ -242,19 +242,19 @@ TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned
   CHECK(nn::hardware_of_gpu("a GPU of its own").name == "h100-80gb");
   CHECK(nn::CostModel(nn::hardware_of_gpu("a GPU of its own")).source ==
         "h100-80gb: unknown GPU 'a GPU of its own', costed as H100");
-  CHECK(bench::hardware_for({}, cuda()).name == "h100-80gb");
-  CHECK(bench::hardware_for({}, cpu).name == "cpu");
-  CHECK(bench::hardware_for({"cpu", false, ""}, cuda()).name == "cpu");
-  CHECK_THROWS_AS(bench::hardware_for({"abacus", false, ""}, cuda()), ValueError);
+  CHECK(models::hardware_for({}, cuda()).name == "h100-80gb");
+  CHECK(models::hardware_for({}, cpu).name == "cpu");
+  CHECK(models::hardware_for({"cpu", false, ""}, cuda()).name == "cpu");
+  CHECK_THROWS_AS(models::hardware_for({"abacus", false, ""}, cuda()), ValueError);
 
-  bench::Setup setup = gpt(cuda()).setup;
+  models::Setup setup = gpt(cuda()).setup;
   setup.sizes.vocabulary = 40;
   setup.offload = "host";
   nn::Hardware bus = nn::hardware("h100-80gb"), disk = bus;
   disk.tier_bytes_per_s = nn::hardware("cpu").tier_bytes_per_s;
-  const nn::PlannerOptions options = bench::planner_options(setup, cuda());
-  nn::Planner fast(bench::training_run(setup), cuda(), bus, options);
-  nn::Planner slow(bench::training_run(setup), cuda(), disk, options);
+  const nn::PlannerOptions options = models::planner_options(setup, cuda());
+  nn::Planner fast(models::training_run(setup), cuda(), bus, options);
+  nn::Planner slow(models::training_run(setup), cuda(), disk, options);
   const std::size_t budget = std::max(fast.smallest().peak_bytes, slow.smallest().peak_bytes);
   CHECK(fast.fit(budget).step_s < slow.fit(budget).step_s);
 }

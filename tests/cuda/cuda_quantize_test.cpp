@@ -1,8 +1,8 @@
 // What `thimble quantize --device cuda` does: on a GPU where there is one, in a build without CUDA on the host's
 // emulation.
 
-#include <thimble/bench/runs/quantizing.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/quantizing.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/quantized_model.h>
 
@@ -15,9 +15,9 @@ using thimble::testing::has_cuda;
 
 namespace cuda_quantize_test {
 
-bench::QuantizeOptions options_for(const std::string& name, const models::ModelOptions& sizes,
-                                   const std::string& weights) {
-  bench::QuantizeOptions o;
+models::QuantizeOptions options_for(const std::string& name, const models::ModelOptions& sizes,
+                                    const std::string& weights) {
+  models::QuantizeOptions o;
   o.setup.model = name;
   o.setup.sizes = sizes;
   o.setup.batch = 2;
@@ -37,10 +37,10 @@ TEST_CASE("cuda quantize: a net of convolutions, with the CPU's figures and a fi
   const models::ModelOptions sizes{.image = 16, .channels = 3, .classes = 10, .width = 8};
   auto options = cuda_quantize_test::options_for("resnet18", sizes, folder / "f32");
   options.save = folder / "here";
-  const bench::QuantizeReport here = bench::quantize(options);
+  const models::QuantizeReport here = models::quantize(options);
   options.device = cuda();
   options.save = folder / "there";
-  const bench::QuantizeReport there = bench::quantize(options);
+  const models::QuantizeReport there = models::quantize(options);
   CHECK(there.predicted_peak_bytes > 0);
   CHECK(there.predicted_peak_bytes == there.measured_peak_bytes);
   CHECK(there.loss_f32 == Approx(here.loss_f32).epsilon(1e-4));
@@ -65,10 +65,10 @@ TEST_CASE("cuda quantize: blocks for the linear layers of a model over text", "[
   const models::ModelOptions sizes{.vocabulary = 55, .sequence = 8, .layers = 1, .heads = 2, .width = 32};
   auto options = cuda_quantize_test::options_for("gpt2", sizes, folder / "f32");
   options.save = folder / "here";
-  const bench::QuantizeReport here = bench::quantize(options);
+  const models::QuantizeReport here = models::quantize(options);
   options.device = cuda();
   options.save = folder / "there";
-  const bench::QuantizeReport there = bench::quantize(options);
+  const models::QuantizeReport there = models::quantize(options);
   CHECK(there.scheme == "q8_0");
   CHECK(there.loss_f32 == Approx(here.loss_f32).epsilon(1e-4));
   CHECK(there.loss_int8 == Approx(here.loss_int8).epsilon(1e-4));

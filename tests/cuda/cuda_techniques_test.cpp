@@ -10,7 +10,7 @@ using namespace thimble;
 using thimble::testing::has_cuda;
 
 TEST_CASE("cuda offload: techniques' rows with an average that is away", "[cuda][offload]") {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = 6;
   setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 32;

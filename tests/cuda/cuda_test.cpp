@@ -6,8 +6,6 @@
 #include <functional>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/planning/planning.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/core/kernels/device_runtime.h>
@@ -17,6 +15,8 @@
 #include <thimble/memory/offload/offload.h>
 #include <thimble/memory/offload/pinned_tier.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
@@ -199,12 +199,12 @@ namespace {
 // Trains on one batch and notes the losses.
 class Noted final : public nn::TrainingRun {
  public:
-  Noted(const bench::Setup& setup, Device device, std::vector<double>& losses)
+  Noted(const models::Setup& setup, Device device, std::vector<double>& losses)
       : losses_(losses),
         generator_(setup.seed),
         scope_(generator_),
         model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
-        optimizer_(bench::make_optimizer(setup, *model_)),
+        optimizer_(models::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
     options_.clip_norm = 1;
     if (device.is_dry) return;
@@ -246,7 +246,7 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
   };
   for (const Case& c : {Case{"char-gpt", text, "adamw"}, Case{"resnet18", image, "momentum"}}) {
     INFO(c.model);
-    bench::Setup setup;
+    models::Setup setup;
     setup.model = c.model;
     setup.sizes = c.sizes;
     setup.batch = 2;
@@ -277,28 +277,28 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
 }
 
 TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[cuda]") {
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup.model = "char-gpt";
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
   options.setup.sizes.sequence = 12, options.setup.sizes.vocabulary = 40;
   options.setup.batch = 2;
   options.device = cuda();
   options.costs.hardware = "h100-80gb";
-  const bench::PlanReport plan = bench::make_plan(options);
+  const models::PlanReport plan = models::make_plan(options);
   CHECK(plan.is_feasible);
   CHECK(plan.budget_bytes == std::size_t{80} << 30);
-  const nn::MakeRun make = bench::training_run(options.setup);
+  const nn::MakeRun make = models::training_run(options.setup);
   const auto plans = nn::plan_steps(cuda(), make);
   CHECK(plan.plan.peak_bytes == nn::profile_training(dry(cuda()), make, 2, false, plans).peak_bytes);
   options.budget_bytes =
       1 << 20;  // less than a granule: what it would take is said, and what each technique would save
-  const bench::PlanReport refused = bench::make_plan(options);
+  const models::PlanReport refused = models::make_plan(options);
   CHECK_FALSE(refused.is_feasible);
-  CHECK(std::string(refused.why_infeasible.what()).find("--offload") != std::string::npos);
+  CHECK(std::string(refused.why_infeasible.what()).find("`offload`") != std::string::npos);
   options.is_inference = true;
   options.budget_bytes = 0;
-  CHECK(bench::make_plan(options).plan.peak_bytes ==
-        nn::profile_training(dry(cuda()), bench::inference_run(options.setup)).peak_bytes);
+  CHECK(models::make_plan(options).plan.peak_bytes ==
+        nn::profile_training(dry(cuda()), models::inference_run(options.setup)).peak_bytes);
 }
 
 TEST_CASE("cuda: out of memory leaves everything as it was", "[cuda]") {

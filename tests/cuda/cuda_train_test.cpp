@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -20,8 +20,8 @@ using trained_test::Run;
 
 namespace {
 
-bench::TrainOptions tiny(const char* model, Device device) {
-  bench::TrainOptions options;
+models::TrainOptions tiny(const char* model, Device device) {
+  models::TrainOptions options;
   options.setup.model = model;
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -40,7 +40,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
   const TemporaryFolder folder;
   for (const DType dtype : {DType::f32, DType::bf16}) {
     INFO(to_string(dtype));
-    bench::TrainOptions here = tiny("char-gpt", cpu), there = tiny("char-gpt", cuda());
+    models::TrainOptions here = tiny("char-gpt", cpu), there = tiny("char-gpt", cuda());
     here.setup.dtype = there.setup.dtype = dtype;
     const Run expected = run(here);
     there.save = folder / "half.safetensors";
@@ -56,7 +56,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
     CHECK(run(there).losses == got.losses);  // the same bits again
 
     // A run that is cut in two, the first half on the GPU, is the run on the GPU.
-    bench::TrainOptions first = there, second = tiny("char-gpt", cuda());
+    models::TrainOptions first = there, second = tiny("char-gpt", cuda());
     first.steps = 2;
     first.warmup = second.warmup = 0;
     second.setup.dtype = dtype;
@@ -72,7 +72,7 @@ TEST_CASE("cuda train: losses near the CPU's, predicted bytes, a checkpoint that
 
 TEST_CASE("cuda train: a budget is kept, with the same losses", "[cuda][slow]") {
   if (!has_cuda()) return;
-  bench::TrainOptions options = tiny("char-gpt", cuda());
+  models::TrainOptions options = tiny("char-gpt", cuda());
   options.setup.sizes.layers = 4, options.setup.sizes.width = 48, options.setup.sizes.sequence = 64;
   options.setup.batch = 4;
   options.steps = 2;

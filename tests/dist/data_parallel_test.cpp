@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/setup.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/philox.h>
 #include <thimble/core/random/random.h>
@@ -56,11 +56,11 @@ struct Result {
 
 constexpr std::int64_t samples = 2;  // of a micro-batch
 
-bench::Setup setup_of(const Case& c, int ranks) {
-  bench::Setup setup;
+models::Setup setup_of(const Case& c, int ranks) {
+  models::Setup setup;
   setup.model = c.model;
   setup.optimizer = c.optimizer;
-  if (*c.precision != 0) bench::set_precision(setup, c.precision);
+  if (*c.precision != 0) models::set_precision(setup, c.precision);
   setup.batch = samples * c.micro_batches * ranks;
   setup.clip_norm = c.clip;
   if (std::string(c.model) == "resnet18") {
@@ -73,7 +73,7 @@ bench::Setup setup_of(const Case& c, int ranks) {
 }
 
 // Classes that differ from sample to sample; of a masked text some do not count.
-models::Batch batch_of(const models::Model& model, const bench::Setup& setup, std::int64_t step) {
+models::Batch batch_of(const models::Model& model, const models::Setup& setup, std::int64_t step) {
   models::Batch batch = model.empty_batch(setup.batch, cpu);
   const auto fill_classes = [&](const Tensor& t, std::int64_t classes, bool has_gaps) {
     std::vector<std::int64_t> values(static_cast<std::size_t>(t.elements()));
@@ -100,13 +100,13 @@ models::Batch batch_of(const models::Model& model, const bench::Setup& setup, st
 Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int steps) {
   const memory::Stack stack = memory::make_resource(cpu);
   const ResourceScope scope(stack.top);
-  const bench::Setup setup = setup_of(c, count);
+  const models::Setup setup = setup_of(c, count);
   Generator generator(setup.seed);
   const GeneratorScope draws(generator);
   std::unique_ptr<models::Model> model;
   {
     const ParameterStoreScope shares(zero == 3 ? std::make_shared<dist::ShardStore>(*ranks) : nullptr);
-    model = models::make_model(setup.model, setup.sizes, bench::placement(setup, cpu));
+    model = models::make_model(setup.model, setup.sizes, models::placement(setup, cpu));
   }
   std::unique_ptr<dist::DataParallel> parallel;
   if (ranks != nullptr) {
@@ -114,9 +114,9 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
     options.buckets.keeps_parameters = setup.optimizer == "adafactor";
     parallel = std::make_unique<dist::DataParallel>(*ranks, model->trainable(), options);
   }
-  const auto optimizer = parallel ? bench::make_optimizer(setup, *model, parallel->parameters())
-                                  : bench::make_optimizer(setup, *model);
-  const auto scaler = bench::make_scaler(setup);
+  const auto optimizer = parallel ? models::make_optimizer(setup, *model, parallel->parameters())
+                                  : models::make_optimizer(setup, *model);
+  const auto scaler = models::make_scaler(setup);
   nn::StepOptions options;
   options.clip_norm = c.clip;
   options.scaler = scaler.get();

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/planning/planning.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/trained.h"
@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::size_t budget_MiB = std::size_t{1} << 20;
 
-bench::TrainOptions budget_options() {
-  bench::TrainOptions options;
+models::TrainOptions budget_options() {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 16;
   options.setup.sizes.layers = 6, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -30,7 +30,7 @@ bench::TrainOptions budget_options() {
   return options;
 }
 
-trained_test::Run run_within(const bench::TrainOptions& options) {
+trained_test::Run run_within(const models::TrainOptions& options) {
   return trained_test::run(options, [&](const nn::Progress& p) {
     if (options.budget_bytes > 0) CHECK(p.peak_bytes <= options.budget_bytes);
   });
@@ -39,7 +39,7 @@ trained_test::Run run_within(const bench::TrainOptions& options) {
 }  // namespace
 
 TEST_CASE("budget: training inside of one has the losses of training without", "[budget]") {
-  bench::TrainOptions options = budget_options();
+  models::TrainOptions options = budget_options();
   const trained_test::Run plain = run_within(options);
   CHECK(plain.report.time_overhead == 0);
   const std::size_t all = plain.report.measured_peak_bytes;
@@ -56,55 +56,55 @@ TEST_CASE("budget: training inside of one has the losses of training without", "
     CHECK(run.report.sample == plain.report.sample);
   }
   options.budget_bytes = budget_MiB;
-  CHECK_THROWS_AS(bench::prepare_training(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
 }
 
 TEST_CASE("budget: plans by name", "[budget]") {
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup = budget_options().setup;
-  const bench::PlanReport free = bench::make_plan(options);
+  const models::PlanReport free = models::make_plan(options);
   CHECK(free.is_feasible);
   CHECK(free.segments.empty());
   CHECK(free.plan.peak_bytes == free.keep_everything_bytes);
   CHECK(free.minimum_bytes < free.keep_everything_bytes);
 
   options.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
-  const bench::PlanReport planned = bench::make_plan(options);
+  const models::PlanReport planned = models::make_plan(options);
   CHECK(planned.is_feasible);
   CHECK_FALSE(planned.segments.empty());
   CHECK(planned.plan.peak_bytes <= options.budget_bytes);
   CHECK(planned.plan.time_overhead > 0);
 
   options.budget_bytes = free.minimum_bytes - 1;
-  const bench::PlanReport refused = bench::make_plan(options);
+  const models::PlanReport refused = models::make_plan(options);
   CHECK_FALSE(refused.is_feasible);
   CHECK(refused.plan.peak_bytes == free.minimum_bytes);
   CHECK(refused.why_infeasible.minimum_bytes() == free.minimum_bytes);
 
   options.is_inference = true;
-  const bench::PlanReport forward = bench::make_plan(options);
+  const models::PlanReport forward = models::make_plan(options);
   CHECK(forward.plan.peak_bytes < free.minimum_bytes);
   CHECK(forward.parameters == free.parameters);
 }
 
 TEST_CASE("budget: the largest batch", "[budget]") {
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup = budget_options().setup;
   CHECK_THROWS_AS(([&] {
-                    bench::PlanOptions unbounded = options;
+                    models::PlanOptions unbounded = options;
                     unbounded.finds_batch = true;
-                    bench::make_plan(unbounded);
+                    models::make_plan(unbounded);
                   })(),
                   ValueError);
   const std::size_t budget = 24 * budget_MiB;
-  const std::int64_t most = bench::largest_batch(options, budget);
+  const std::int64_t most = models::largest_batch(options, budget);
   REQUIRE(most > 1);
   const auto fits = [&](std::int64_t batch) {
     options.setup.batch = batch;
     options.budget_bytes = budget;
-    return bench::make_plan(options).is_feasible;
+    return models::make_plan(options).is_feasible;
   };
   CHECK(fits(most));
   CHECK_FALSE(fits(most + 1));
-  CHECK_THROWS_AS(bench::largest_batch(options, budget_MiB), nn::BudgetError);
+  CHECK_THROWS_AS(models::largest_batch(options, budget_MiB), nn::BudgetError);
 }

@@ -8,9 +8,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/planning/planning.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/summary.h>
+#include <thimble/models/planning/planning.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -53,8 +53,8 @@ std::vector<std::size_t> column(const std::string& text, const std::string& from
   return numbers;
 }
 
-bench::PlanOptions small_gpt() {
-  bench::PlanOptions options;
+models::PlanOptions small_gpt() {
+  models::PlanOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 4;
   options.setup.sizes.layers = 3, options.setup.sizes.heads = 2, options.setup.sizes.width = 64;
@@ -62,7 +62,7 @@ bench::PlanOptions small_gpt() {
   return options;
 }
 
-void check_plan(const bench::PlanReport& report) {
+void check_plan(const models::PlanReport& report) {
   CHECK(report.committed.live_bytes == sum_of(report.plan.peak_by_category));
   CHECK(report.committed.total() == report.plan.peak_bytes);
   CHECK(report.committed.rounding_bytes < 2 * mib);  // of the CPU's granule
@@ -94,22 +94,22 @@ TEST_CASE("committed: live bytes, holes and rounding are all there is", "[memory
 }
 
 TEST_CASE("committed: the categories of a plan, its holes and its rounding are its peak", "[fit]") {
-  bench::PlanOptions options = small_gpt();
-  const bench::PlanReport kept = bench::make_plan(options);
+  models::PlanOptions options = small_gpt();
+  const models::PlanReport kept = models::make_plan(options);
   check_plan(kept);
   options.budget_bytes = (kept.minimum_bytes + kept.keep_everything_bytes) / 2;
-  const bench::PlanReport planned = bench::make_plan(options);
+  const models::PlanReport planned = models::make_plan(options);
   CHECK(planned.plan.tape != nullptr);
   check_plan(planned);
   options.budget_bytes = 1;  // the smallest plan
-  check_plan(bench::make_plan(options));
+  check_plan(models::make_plan(options));
   options = small_gpt();
   options.setup.micro_batches = 2;
   options.setup.fuses_optimizer = false;
-  check_plan(bench::make_plan(options));
+  check_plan(models::make_plan(options));
   options = small_gpt();
   options.is_inference = true;
-  check_plan(bench::make_plan(options));
+  check_plan(models::make_plan(options));
 }
 
 TEST_CASE("committed: the columns that the program prints add up", "[program]") {

@@ -76,12 +76,12 @@ bool fits(const SmallTraining::Options& options, const Arena::Options& arena) {
 }
 
 /// What a dry run of two steps does; all zero when it does not fit.
-Arena::Statistics dry_figures(const thimble::bench::Setup& setup, const Arena::Options& arena) {
+Arena::Statistics dry_figures(const thimble::models::Setup& setup, const Arena::Options& arena) {
   const Device device = dry(thimble::cpu);
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const thimble::ResourceScope scope(stack.top);
   try {
-    const auto run = thimble::bench::training_run(setup)(device);
+    const auto run = thimble::models::training_run(setup)(device);
     for (int i = 0; i < 2; ++i) run->step();
   } catch (const thimble::OutOfMemory&) {
     return {};
@@ -165,7 +165,7 @@ TEST_CASE("compaction training: figures", "[.benchmark]") {
   };
   for (const Row row :
        {Row{"resnet18", 8}, Row{"resnet18", 32}, Row{"resnet50", 32}, Row{"char-gpt", 32}, Row{"gpt2", 4}}) {
-    thimble::bench::Setup setup;
+    thimble::models::Setup setup;
     setup.model = row.model;
     setup.batch = row.batch;
     const Arena::Statistics roomy = dry_figures(setup, {.compaction = Arena::Compaction::never});

@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include <thimble/bench/runs/process_bytes.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/threads/worker_stack.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/sanitizer.h"
@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t outside_KiB = 1024, outside_MiB = 1024 * outside_KiB;
 
-[[maybe_unused]] bench::TrainOptions small_training(const char* model, std::int64_t steps) {
-  bench::TrainOptions options;
+[[maybe_unused]] models::TrainOptions small_training(const char* model, std::int64_t steps) {
+  models::TrainOptions options;
   options.setup.model = model;
   options.setup.batch = 4;
   if (std::string(model) == "char-gpt") {
@@ -60,7 +60,7 @@ TEST_CASE("outside: the formula, term by term", "[outside]") {
 }
 
 TEST_CASE("outside: what differs is said", "[outside]") {
-  bench::TrainReport report;
+  models::TrainReport report;
   report.predicted_peak_bytes = report.measured_peak_bytes = 100;
   CHECK(report.differences().empty());
   report.measured_peak_bytes = 90;
@@ -100,10 +100,10 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
     INFO(model);
     std::vector<std::size_t> growth;
     for (const std::int64_t steps : {std::int64_t{20}, std::int64_t{400}}) {
-      const bench::PreparedTraining prepared = bench::prepare_training(small_training(model, steps));
+      const models::PreparedTraining prepared = models::prepare_training(small_training(model, steps));
       REQUIRE(prepared.nodes >= 4);
       REQUIRE(prepared.is_steady);
-      const bench::TrainReport report = bench::train(prepared);
+      const models::TrainReport report = models::train(prepared);
       CHECK(report.differences().empty());
       CHECK(report.outside.nodes == prepared.nodes * 2 * outside_KiB);
       if (report.process_peak_bytes == 0) return thimble_test::skip("/proc/self/clear_refs cannot be written here");
@@ -118,23 +118,23 @@ TEST_CASE("outside: a run stays within its promise, over many steps as over few"
 }
 
 TEST_CASE("outside: a budget for the process leaves the arena the rest, or says what is missing", "[outside]") {
-  bench::TrainOptions options = small_training("char-gpt", 3);
-  const bench::PreparedTraining free = bench::prepare_training(options);
+  models::TrainOptions options = small_training("char-gpt", 3);
+  const models::PreparedTraining free = models::prepare_training(options);
   const memory::OutsideBytes outside =
-      memory::outside_bytes(memory::ProcessBase::measure(), bench::outside_facts(free));
+      memory::outside_bytes(memory::ProcessBase::measure(), models::outside_facts(free));
   options.process_budget_bytes = outside.total() + 4 * free.plan.peak_bytes;
-  const bench::PreparedTraining planned = bench::prepare_training(options);
+  const models::PreparedTraining planned = models::prepare_training(options);
   CHECK(planned.options.budget_bytes > 0);
   CHECK(planned.options.budget_bytes < options.process_budget_bytes);
-  const bench::TrainReport report = bench::train(planned);
+  const models::TrainReport report = models::train(planned);
   CHECK(report.differences().empty());
   CHECK(report.process_budget_bytes == options.process_budget_bytes);
-  CHECK(report.loss_last == bench::train(free).loss_last);
+  CHECK(report.loss_last == models::train(free).loss_last);
   options.process_budget_bytes = outside.code;
-  CHECK_THROWS_AS(bench::prepare_training(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
   memory::OutsideBytes part;
   part.heap = 60;
-  CHECK(bench::arena_budget(100, part) == 40);
-  CHECK_THROWS_AS(bench::arena_budget(60, part), nn::BudgetError);
+  CHECK(models::arena_budget(100, part) == 40);
+  CHECK_THROWS_AS(models::arena_budget(60, part), nn::BudgetError);
 }
 #endif

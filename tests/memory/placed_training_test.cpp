@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/memory/policies/placed.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 
@@ -39,12 +39,12 @@ std::vector<Case> cases() {
 /// Trains on one batch of noise and notes the bits of every loss.
 class NotedRun final : public nn::TrainingRun {
  public:
-  NotedRun(const bench::Setup& setup, Device device, std::vector<std::uint32_t>& losses)
+  NotedRun(const models::Setup& setup, Device device, std::vector<std::uint32_t>& losses)
       : losses_(losses),
         generator_(setup.seed),
         scope_(generator_),
         model_(models::make_model(setup.model, setup.sizes, {device, setup.dtype})),
-        optimizer_(bench::make_optimizer(setup, *model_)),
+        optimizer_(models::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
     options_.clip_norm = 1;
   }
@@ -73,7 +73,7 @@ class NotedRun final : public nn::TrainingRun {
 TEST_CASE("placed training: the same bits in as many bytes as predicted", "[placed][profile]") {
   constexpr std::size_t steps = 4;
   for (const Case& c : cases()) {
-    bench::Setup setup;
+    models::Setup setup;
     setup.model = c.model;
     setup.sizes = c.sizes;
     setup.batch = c.batch;
@@ -120,7 +120,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
 }
 
 TEST_CASE("placed training: steps that nobody begins are refused, not made beside their plan", "[placed][profile]") {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "mlp";
   setup.batch = 16;
   setup.optimizer = "momentum";
@@ -147,7 +147,7 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
 }
 
 TEST_CASE("placed training: a step that is not the planned one gives the same bits too", "[placed][profile]") {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "mlp";
   setup.batch = 16;
   setup.optimizer = "momentum";

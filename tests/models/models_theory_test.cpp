@@ -7,10 +7,10 @@
 #include <vector>
 
 #include <thimble/autograd/tape.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 
@@ -28,7 +28,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
                          Row{"googlenet", "momentum", 1}, Row{"char-gpt", "adamw", 2}, Row{"bert-base", "adamw", 2},
                          Row{"vit-b16", "adamw", 2}, Row{"mlp", "momentum", 1}}) {
     INFO(row.model);
-    bench::Setup setup;
+    models::Setup setup;
     setup.model = row.model;
     setup.optimizer = row.optimizer;
     setup.sizes.build = models::Build::textbook;
@@ -37,7 +37,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
     Generator generator(1);
     const GeneratorScope random(generator);
     const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu), DType::f32});
-    const auto optimizer = bench::make_optimizer(setup, *model);
+    const auto optimizer = models::make_optimizer(setup, *model);
     const models::Batch batch = model->empty_batch(3, dry(cpu));
     Tape tape;
     generator.start_pass();

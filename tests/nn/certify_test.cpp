@@ -7,10 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/runs/certifying.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/models/training/certifying.h>
 #include <thimble/nn/certify/certify.h>
 
 #include "own_program.h"
@@ -31,8 +31,8 @@ nn::Digest digest_of_text(const std::string& text) {
 
 std::size_t index_of(nn::Compared kind) { return static_cast<std::size_t>(kind); }
 
-bench::TrainOptions small_gpt() {
-  bench::TrainOptions options;
+models::TrainOptions small_gpt() {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 16;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -157,30 +157,30 @@ TEST_CASE("certify: what differs is named, the first of it first", "[certify]") 
 
 TEST_CASE("certify: a training run of the program", "[certify]") {
   const testing::Threads alone;
-  bench::TrainOptions options = small_gpt();
-  const std::size_t all = bench::prepare_training(options).plan.peak_bytes;
-  CHECK_THROWS_AS(bench::certify_training(bench::prepare_training(options)), ValueError);
+  models::TrainOptions options = small_gpt();
+  const std::size_t all = models::prepare_training(options).plan.peak_bytes;
+  CHECK_THROWS_AS(models::certify_training(models::prepare_training(options)), ValueError);
   options.budget_bytes = all * 7 / 10;
-  const nn::Certificate certificate = bench::certify_training(bench::prepare_training(options));
+  const nn::Certificate certificate = models::certify_training(models::prepare_training(options));
   INFO(certificate.text());
   CHECK(certificate.holds());
   CHECK(certificate.predicted_peak_bytes == certificate.planned.peak_bytes);
   CHECK(certificate.planned.peak_bytes <= options.budget_bytes);
   CHECK(certificate.plain.peak_bytes == all);
   options.setup.micro_batches = 2;
-  options.budget_bytes = bench::prepare_training(options).plan.peak_bytes;
-  const nn::Certificate of_parts = bench::certify_training(bench::prepare_training(options));
+  options.budget_bytes = models::prepare_training(options).plan.peak_bytes;
+  const nn::Certificate of_parts = models::certify_training(models::prepare_training(options));
   CHECK(of_parts.holds());
   CHECK(of_parts.tensors[index_of(nn::Compared::gradient)] ==
         2 * certificate.tensors[index_of(nn::Compared::gradient)]);
   options.setup.allows_lossy = true;
-  CHECK_THROWS_AS(bench::certify_training(bench::prepare_training(options)), ValueError);
+  CHECK_THROWS_AS(models::certify_training(models::prepare_training(options)), ValueError);
 }
 
 TEST_CASE("certify: runs that show nothing are refused, and so are no steps", "[certify]") {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "mlp";
-  const nn::MakeRun silent = bench::inference_run(setup);
+  const nn::MakeRun silent = models::inference_run(setup);
   CHECK_THROWS_AS(nn::certify(silent, cpu, {}), ValueError);
   CHECK_THROWS_AS(nn::certify(silent, cpu, {}, {.steps = 0}), ValueError);
   CHECK_THROWS_AS(nn::certify(silent, dry(cpu), {}), DeviceError);

@@ -3,9 +3,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include <thimble/bench/planning/costs.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/models/planning/costs.h>
 #include <thimble/nn/fit/fit.h>
 
 #include "support/catch.h"
@@ -15,8 +15,8 @@ namespace {
 
 using namespace thimble;
 
-bench::Setup small_gpt(std::int64_t batch) {
-  bench::Setup setup;
+models::Setup small_gpt(std::int64_t batch) {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.sizes.layers = 2;
   setup.sizes.heads = 2;
@@ -26,8 +26,8 @@ bench::Setup small_gpt(std::int64_t batch) {
   return setup;
 }
 
-TapeGraph graph_of(const bench::Setup& setup) {
-  return nn::Planner(bench::training_run(setup), cpu, nn::hardware("cpu")).graph();
+TapeGraph graph_of(const models::Setup& setup) {
+  return nn::Planner(models::training_run(setup), cpu, nn::hardware("cpu")).graph();
 }
 
 }  // namespace
@@ -58,14 +58,14 @@ TEST_CASE("fit cost: factors scale the roofline node by node", "[fit]") {
 TEST_CASE("fit cost: what is measured is written, read, and gives the same plans for a larger batch", "[fit]") {
   const files_test::TemporaryFolder folder;
   const std::string path = folder / "times.json";
-  const bench::Setup setup = small_gpt(16);
-  const nn::CostModel measured = bench::plan_costs(setup, {"cpu", true, path}, 0);
+  const models::Setup setup = small_gpt(16);
+  const nn::CostModel measured = models::plan_costs(setup, {"cpu", true, path}, 0);
   CHECK(measured.factors.size() == graph_of(setup).nodes.size());
   for (const nn::NodeFactors& f : measured.factors) CHECK((f.forward > 0 && f.recompute > 0 && f.backward > 0));
-  const nn::CostModel stored = bench::plan_costs(setup, {"cpu", false, path}, 0);
+  const nn::CostModel stored = models::plan_costs(setup, {"cpu", false, path}, 0);
   CHECK(stored.operators == measured.operators);
   CHECK(stored.source == measured.source);
-  nn::Planner a(bench::training_run(setup), cpu, measured), b(bench::training_run(setup), cpu, stored);
+  nn::Planner a(models::training_run(setup), cpu, measured), b(models::training_run(setup), cpu, stored);
   const std::vector<nn::Plan> plans = a.plans(), same = b.plans();
   REQUIRE(plans.size() == same.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -78,8 +78,8 @@ TEST_CASE("fit cost: what is measured is written, read, and gives the same plans
 TEST_CASE("fit cost: bad files, machines and budgets", "[fit]") {
   const files_test::TemporaryFolder folder;
   const std::string path = folder / "times.json";
-  const bench::Setup setup = small_gpt(2);
-  CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", false, path}, 0), FileError);
+  const models::Setup setup = small_gpt(2);
+  CHECK_THROWS_AS(models::plan_costs(setup, {"cpu", false, path}, 0), FileError);
   const std::string node = R"({"operator":"add","forward":1,"remake":1,"backward":1})";
   const std::string head = R"({"format":"thimble cost model 1","hardware":"cpu","source":"s","nodes":[)";
   const std::string bad[] = {
@@ -94,12 +94,12 @@ TEST_CASE("fit cost: bad files, machines and budgets", "[fit]") {
   for (const std::string& text : bad) {
     INFO(text);
     std::ofstream(path) << text;
-    CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", false, path}, 0), FileError);
+    CHECK_THROWS_AS(models::plan_costs(setup, {"cpu", false, path}, 0), FileError);
   }
   std::ofstream(path) << head + node + "]}";
-  CHECK(bench::plan_costs(setup, {"cpu", false, path}, 0).operators == std::vector<std::string>{"add"});
-  CHECK_THROWS_AS(bench::plan_costs(setup, {"a100-40gb", true, ""}, 0), ValueError);
-  CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", true, ""}, 1 << 20), nn::BudgetError);
-  CHECK_THROWS_AS(bench::plan_costs(setup, {"cpu", true, folder / "no/such"}, 0), FileError);
-  CHECK_THROWS_AS(nn::measure_costs(bench::training_run(setup), dry(cpu), nn::hardware("cpu")), ValueError);
+  CHECK(models::plan_costs(setup, {"cpu", false, path}, 0).operators == std::vector<std::string>{"add"});
+  CHECK_THROWS_AS(models::plan_costs(setup, {"a100-40gb", true, ""}, 0), ValueError);
+  CHECK_THROWS_AS(models::plan_costs(setup, {"cpu", true, ""}, 1 << 20), nn::BudgetError);
+  CHECK_THROWS_AS(models::plan_costs(setup, {"cpu", true, folder / "no/such"}, 0), FileError);
+  CHECK_THROWS_AS(nn::measure_costs(models::training_run(setup), dry(cpu), nn::hardware("cpu")), ValueError);
 }

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/offload/file_tier.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/fit/fit.h>
 
 #include "support/catch.h"
@@ -20,8 +20,8 @@ using namespace thimble;
 
 namespace {
 
-bench::Setup spill_setup(const std::string& model) {
-  bench::Setup setup;
+models::Setup spill_setup(const std::string& model) {
+  models::Setup setup;
   setup.model = model;
   models::ModelOptions& sizes = setup.sizes;
   if (model == "char-gpt") {
@@ -56,7 +56,7 @@ struct Trained {
 };
 
 // Three steps inside of the plan's peak.
-Trained train(const bench::Setup& setup, const nn::Plan& plan) {
+Trained train(const models::Setup& setup, const nn::Plan& plan) {
   memory::Options options;
   options.arena.capacity_bytes = plan.peak_bytes;
   options.plans = plan.placement;
@@ -65,11 +65,11 @@ Trained train(const bench::Setup& setup, const nn::Plan& plan) {
   Generator generator(7);
   const GeneratorScope random(generator);
   const auto model = models::make_model(setup.model, setup.sizes);
-  const auto optimizer = bench::make_optimizer(setup, *model);
+  const auto optimizer = models::make_optimizer(setup, *model);
   models::Batch batch = model->empty_batch(setup.batch, cpu);
   if (!model->is_text()) fill_normal(batch.input, 0, 1);
   nn::StepOptions step;
-  step.clip_norm = bench::clip_norm(setup, model->is_text());
+  step.clip_norm = models::clip_norm(setup, model->is_text());
   plan.apply(step, cpu);
   Trained trained;
   for (int i = 0; i < 3; ++i) {
@@ -86,9 +86,9 @@ Trained train(const bench::Setup& setup, const nn::Plan& plan) {
   return trained;
 }
 
-std::size_t measured_peak(const bench::Setup& setup, const nn::Plan& plan) {
+std::size_t measured_peak(const models::Setup& setup, const nn::Plan& plan) {
   const nn::MakeRun make = [&](Device device) {
-    auto run = bench::training_run(setup)(device);
+    auto run = models::training_run(setup)(device);
     plan.apply(run->options(), device);
     return run;
   };
@@ -102,9 +102,9 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill
   if (folder.empty()) return;
   for (const char* const model : {"char-gpt", "resnet18"}) {
     INFO(model);
-    const bench::Setup setup = spill_setup(model);
-    nn::Planner exact(bench::training_run(setup), cpu, fast_disk());
-    nn::Planner planner(bench::training_run(setup), cpu, fast_disk(), offloading(folder));
+    const models::Setup setup = spill_setup(model);
+    nn::Planner exact(models::training_run(setup), cpu, fast_disk());
+    nn::Planner planner(models::training_run(setup), cpu, fast_disk(), offloading(folder));
     CHECK(planner.keep_everything().peak_bytes == exact.keep_everything().peak_bytes);
     const Trained plain = train(setup, planner.keep_everything());
     std::vector<nn::Plan> plans = planner.plans();
@@ -141,10 +141,10 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill
 TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
-  bench::Setup setup = spill_setup("resnet18");
+  models::Setup setup = spill_setup("resnet18");
   setup.batch = 128;
-  nn::Planner exact(bench::training_run(setup), cpu, fast_disk());
-  nn::Planner planner(bench::training_run(setup), cpu, fast_disk(), offloading(folder));
+  nn::Planner exact(models::training_run(setup), cpu, fast_disk());
+  nn::Planner planner(models::training_run(setup), cpu, fast_disk(), offloading(folder));
   const nn::Plan& least = planner.smallest();
   REQUIRE(least.peak_bytes < exact.smallest().peak_bytes);
   CHECK_THROWS_AS(exact.fit(least.peak_bytes), nn::BudgetError);
@@ -156,16 +156,16 @@ TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
 }
 
 TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][slow]") {
-  bench::Setup setup = spill_setup("char-gpt");
+  models::Setup setup = spill_setup("char-gpt");
   setup.batch *= 3;  // several granules between plans
-  nn::Planner exact(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  nn::Planner exact(models::training_run(setup), cpu, nn::hardware("cpu"));
   const Trained plain = train(setup, exact.keep_everything());
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
     INFO(to_string(dtype));
     nn::PlannerOptions options;
     options.spilling.packs = true;
     options.spilling.packed = dtype;
-    nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"), options);
+    nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"), options);
     const std::vector<nn::Plan> plans = planner.plans();
     // Packing is worth something at some budget, and a budget's plan is never worse for being allowed it.
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const nn::Plan& plan) {
@@ -187,13 +187,13 @@ TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][s
 }
 
 TEST_CASE("fit: spills are not made unless they are asked for", "[fit][spill]") {
-  const bench::Setup setup = spill_setup("resnet18");
-  nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  const models::Setup setup = spill_setup("resnet18");
+  nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"));
   for (const nn::Plan& plan : planner.plans()) {
     CHECK(plan.offloaded_bytes + plan.packed_bytes == 0);
     if (plan.tape) CHECK(plan.tape->spills.empty());
   }
   nn::PlannerOptions without_tier;
   without_tier.spilling.offloads = true;
-  CHECK_THROWS_AS(nn::Planner(bench::training_run(setup), cpu, nn::hardware("cpu"), without_tier), PlanError);
+  CHECK_THROWS_AS(nn::Planner(models::training_run(setup), cpu, nn::hardware("cpu"), without_tier), PlanError);
 }

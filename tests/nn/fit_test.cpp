@@ -8,11 +8,11 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/launch/tf32.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/stages.h>
 #include <thimble/optim/sgd.h>
@@ -23,8 +23,8 @@ using namespace thimble;
 
 namespace {
 
-bench::Setup fit_setup(const char* model, std::int64_t batch) {
-  bench::Setup setup;
+models::Setup fit_setup(const char* model, std::int64_t batch) {
+  models::Setup setup;
   setup.model = model;
   setup.batch = batch;
   models::ModelOptions& sizes = setup.sizes;
@@ -40,7 +40,7 @@ bench::Setup fit_setup(const char* model, std::int64_t batch) {
 }
 
 // All that a run of three steps can change, as bytes.
-std::vector<std::vector<float>> train(const bench::Setup& setup, const nn::Plan& plan, std::size_t capacity_bytes) {
+std::vector<std::vector<float>> train(const models::Setup& setup, const nn::Plan& plan, std::size_t capacity_bytes) {
   memory::Options options;
   options.arena.capacity_bytes = capacity_bytes;
   options.plans = plan.placement;
@@ -49,13 +49,13 @@ std::vector<std::vector<float>> train(const bench::Setup& setup, const nn::Plan&
   Generator generator(7);
   const GeneratorScope random(generator);
   const auto model = models::make_model(setup.model, setup.sizes);
-  const auto optimizer = bench::make_optimizer(setup, *model);
+  const auto optimizer = models::make_optimizer(setup, *model);
   models::Batch batch = model->empty_batch(setup.batch, cpu);
   if (!model->is_text()) fill_normal(batch.input, 0, 1);
   std::vector<std::vector<float>> state;
   nn::StepOptions step;
   plan.apply(step, cpu);
-  step.clip_norm = bench::clip_norm(setup, model->is_text());
+  step.clip_norm = models::clip_norm(setup, model->is_text());
   for (int i = 0; i < 3; ++i) {
     if (stack.placed) stack.placed->begin_step();
     const Tensor loss = nn::training_step(
@@ -72,7 +72,7 @@ std::vector<std::vector<float>> train(const bench::Setup& setup, const nn::Plan&
   return state;
 }
 
-TapeGraph graph_of(const bench::Setup& setup) { return nn::record_step(cpu, bench::training_run(setup)); }
+TapeGraph graph_of(const models::Setup& setup) { return nn::record_step(cpu, models::training_run(setup)); }
 
 /// A layer, two residual blocks of six and of one, the first layer again, and a loss that reads its output twice; all
 /// weights are (8, 8) in f32.
@@ -126,8 +126,8 @@ nn::StagedGraph stages_of(const TapeGraph& graph, std::size_t longest_span) {
 TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
   std::size_t gained_bytes = 0;  // by placing
   for (const char* model : {"mlp", "resnet18", "resnet50", "char-gpt"}) {
-    const bench::Setup setup = fit_setup(model, 6);
-    nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+    const models::Setup setup = fit_setup(model, 6);
+    nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"));
     const auto plain = train(setup, nn::Plan(), 0);
     const std::vector<nn::Plan> plans = planner.plans();
     if (setup.model == "char-gpt") CHECK(plans.size() > 3);
@@ -136,7 +136,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
       const nn::Plan& plan = plans[i];
       INFO(model << ": " << plan.description);
       const nn::MakeRun make = [&](Device device) {
-        auto run = bench::training_run(setup)(device);
+        auto run = models::training_run(setup)(device);
         plan.apply(run->options(), device);
         return run;
       };
@@ -155,8 +155,8 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
 }
 
 TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
-  const bench::Setup setup = fit_setup("char-gpt", 16);
-  nn::Planner planner(bench::training_run(setup), cpu, nn::hardware("cpu"));
+  const models::Setup setup = fit_setup("char-gpt", 16);
+  nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"));
   const std::size_t least = planner.smallest().peak_bytes, most = planner.plans().back().peak_bytes;
   CHECK(least < most);
   double before = 1e9;

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/models/model.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/layers/layers.h>

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/planning/recording.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/models/planning/recording.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -19,10 +19,10 @@
 #include "support/trained.h"
 
 using namespace thimble;
-using bench::TrainOptions;
 using files_test::contains;
 using files_test::read_text_file;
 using files_test::TemporaryFolder;
+using models::TrainOptions;
 using thimble::testing::has_cuda;
 using trained_test::refusal;
 using trained_test::run;
@@ -101,9 +101,9 @@ TEST_CASE("graph training: the bits of steps that are not recorded", "[cuda][gra
       {"fused updates in bf16, then a sample", "char-gpt",
        [](TrainOptions& o) {
          o.setup.fuses_optimizer = true, o.sample = 3;
-         bench::set_precision(o.setup, "bf16-stochastic");
+         models::set_precision(o.setup, "bf16-stochastic");
        }},
-      {"a dynamic loss scale, clipped", "char-gpt", [](TrainOptions& o) { bench::set_precision(o.setup, "O2"); }},
+      {"a dynamic loss scale, clipped", "char-gpt", [](TrainOptions& o) { models::set_precision(o.setup, "O2"); }},
       {"batch norm's statistics", "resnet18", [](TrainOptions& o) { o.eval_every = 3; }},
   };
   for (const Case& c : cases) {
@@ -126,10 +126,10 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   options.budget_bytes = std::size_t{1} << 20;
   std::size_t least = 0;
   try {
-    bench::prepare_training(options);
+    models::prepare_training(options);
   } catch (const nn::BudgetError& error) {
     least = error.minimum_bytes();
-    CHECK_FALSE(contains(error.what(), "--offload"));  // which a recorded step refuses
+    CHECK_FALSE(contains(error.what(), "`offload`"));  // which a recorded step refuses
   }
   REQUIRE(least > 0);
   CHECK(least < free.report.measured_peak_bytes);
@@ -147,18 +147,18 @@ TEST_CASE("graph training: a budget that the step keeps and its recording does n
   options.setup.sizes.layers = 8, options.setup.sizes.width = 32, options.setup.sizes.sequence = 64;
   options.setup.batch = 3, options.setup.sizes.dropout = 0;
   options.budget_bytes = std::size_t{4} << 20;
-  CHECK(bench::prepare_training(options).plan.peak_bytes <= options.budget_bytes);
+  CHECK(models::prepare_training(options).plan.peak_bytes <= options.budget_bytes);
   options.records_steps = true;  // another plan, or none; never one that does not fit
   std::size_t bytes = 0;
   try {
-    const bench::PreparedTraining prepared = bench::prepare_training(options);
+    const models::PreparedTraining prepared = models::prepare_training(options);
     CHECK(prepared.plan.peak_bytes <= options.budget_bytes);
     bytes = prepared.plan.peak_bytes;
   } catch (const nn::BudgetError& error) {
     CHECK(error.minimum_bytes() > options.budget_bytes);
-    CHECK(contains(error.what(), "--graph: no plan of a recorded step needs as little as 4"));
+    CHECK(contains(error.what(), "`records_steps`: no plan of a recorded step needs as little as 4"));
     bytes = options.budget_bytes = error.minimum_bytes();
-    CHECK(bench::prepare_training(options).plan.peak_bytes == bytes);
+    CHECK(models::prepare_training(options).plan.peak_bytes == bytes);
   }
   CHECK(bytes > 0);
 }
@@ -201,25 +201,25 @@ TEST_CASE("graph training: what a recording cannot carry is refused before the f
   TrainOptions here = tiny("char-gpt");
   here.records_steps = true;
   here.device = cpu;
-  CHECK(contains(refusal(here), "--graph: the cpu records no steps; --device cuda is allowed"));
-  const auto refused = [](const std::function<void(bench::Setup&)>& change) {
+  CHECK(contains(refusal(here), "`records_steps`: the cpu records no steps; `device` cuda is allowed"));
+  const auto refused = [](const std::function<void(models::Setup&)>& change) {
     TrainOptions there = tiny("char-gpt");
     there.records_steps = true;
     change(there.setup);
     try {
-      bench::check_recording(there);
+      models::check_recording(there);
     } catch (const ValueError& error) {
       return std::string(error.what());
     }
     return std::string();
   };
-  CHECK(refused([](bench::Setup&) {}).empty());
-  CHECK(contains(refused([](bench::Setup& s) { s.offload = "x"; }), "not with --offload, "));
-  CHECK(contains(refused([](bench::Setup& s) { s.offload = "x", s.offloads_optimizer = true; }),
-                 "not with --offload-optimizer"));
-  CHECK(contains(refused([](bench::Setup& s) { s.offload = "x", s.offloads_gradients = true; }),
-                 "not with --offload-gradients"));
-  CHECK(refused([](bench::Setup& s) { bench::set_precision(s, "O2"); }).empty());
+  CHECK(refused([](models::Setup&) {}).empty());
+  CHECK(contains(refused([](models::Setup& s) { s.offload = "x"; }), "not with `offload`, "));
+  CHECK(contains(refused([](models::Setup& s) { s.offload = "x", s.offloads_optimizer = true; }),
+                 "not with `offloads_optimizer`"));
+  CHECK(contains(refused([](models::Setup& s) { s.offload = "x", s.offloads_gradients = true; }),
+                 "not with `offloads_gradients`"));
+  CHECK(refused([](models::Setup& s) { models::set_precision(s, "O2"); }).empty());
   const TemporaryFolder folder;
   if (const auto output = program_test::run(folder, "train mlp --data synthetic --steps 3 --graph")) {
     CHECK(output->status == 2);

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include <thimble/autograd/node.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/quant/pack.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/fit/pack_all.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/precision/gradient_report.h>
@@ -27,8 +27,8 @@ using Spill = TapePlan::Spill;
 
 namespace {
 
-bench::Setup small_gpt() {
-  bench::Setup setup;
+models::Setup small_gpt() {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = 4;
   setup.sizes.layers = 2;
@@ -62,7 +62,7 @@ std::vector<optim::Named> parameters_of(const Chain& chain) {
 }  // namespace
 
 TEST_CASE("lossy: what is packed needs the bytes that a dry run says", "[lossy]") {
-  const nn::MakeRun make = bench::training_run(small_gpt());
+  const nn::MakeRun make = models::training_run(small_gpt());
   const std::size_t plain = nn::profile_training(dry(cpu), make).peak_live_bytes;
   std::size_t before = plain;
   for (const DType dtype : {DType::bf16, DType::i8}) {
@@ -90,7 +90,7 @@ TEST_CASE("lossy: rules choose by operator", "[lossy]") {
     if (name == "layer_norm") return DType::f8e4m3;
     return std::nullopt;
   };
-  const auto plan = nn::packed_plan(bench::training_run(small_gpt()), cpu, s).tape;
+  const auto plan = nn::packed_plan(models::training_run(small_gpt()), cpu, s).tape;
   std::size_t kinds[2] = {};
   for (const Spill& spill : plan->spills) {
     const std::optional<DType> dtype = dtype_by_rule(*plan, spill);
@@ -103,7 +103,7 @@ TEST_CASE("lossy: rules choose by operator", "[lossy]") {
   // And in plans for a budget.
   nn::PlannerOptions options;
   options.spilling = s;
-  nn::Planner planner(bench::training_run(small_gpt()), cpu, nn::hardware("cpu"), options);
+  nn::Planner planner(models::training_run(small_gpt()), cpu, nn::hardware("cpu"), options);
   for (const nn::Plan& p : planner.plans()) {
     if (!p.tape) continue;
     for (const Spill& spill : p.tape->spills) CHECK(spill.dtype == dtype_by_rule(*p.tape, spill));

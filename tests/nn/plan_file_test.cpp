@@ -7,10 +7,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/planning/planning.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/fit/plan_file.h>
 
 #include "support/catch.h"
@@ -23,8 +23,8 @@ using namespace thimble;
 
 namespace {
 
-bench::TrainOptions filed_options() {
-  bench::TrainOptions options;
+models::TrainOptions filed_options() {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 12;
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
@@ -37,18 +37,18 @@ bench::TrainOptions filed_options() {
 /// A plan for two thirds of what keeping everything needs, and its file.
 struct Filed {
   explicit Filed(const std::string& file) : path(file) {
-    bench::TrainOptions options = filed_options();
-    budget = bench::prepare_training(options).plan.peak_bytes * 2 / 3;
-    bench::PlanOptions plan;
+    models::TrainOptions options = filed_options();
+    budget = models::prepare_training(options).plan.peak_bytes * 2 / 3;
+    models::PlanOptions plan;
     plan.setup = options.setup;
     plan.data = options.data;
     plan.budget_bytes = budget;
-    report = bench::make_plan(plan);
+    report = models::make_plan(plan);
     nn::write_plan(path, report.plan);
   }
   std::string path;
   std::size_t budget = 0;
-  bench::PlanReport report;
+  models::PlanReport report;
 };
 
 std::string message_of(const std::function<void()>& call) {
@@ -110,7 +110,7 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   const testing::Threads alone;
   const files_test::TemporaryFolder folder;
   const Filed filed(folder / "plan.json");
-  bench::TrainOptions options = filed_options();
+  models::TrainOptions options = filed_options();
   options.budget_bytes = filed.budget;
   const trained_test::Run planned = trained_test::run(options, [](const nn::Progress&) {});
   options.plan = filed.path;
@@ -122,24 +122,24 @@ TEST_CASE("plan file: a run follows it with the bytes and the losses of the run 
   REQUIRE(followed.report.placed.has_value());
   CHECK(followed.report.placed->deviations == 0);
   options.budget_bytes = 1 << 20;
-  CHECK_THROWS_AS(bench::prepare_training(options), nn::BudgetError);
+  CHECK_THROWS_AS(models::prepare_training(options), nn::BudgetError);
 }
 
 TEST_CASE("plan file: a plan of another key names the first thing that differs", "[plan]") {
   const testing::Threads alone;
   const files_test::TemporaryFolder folder;
   const Filed filed(folder / "plan.json");
-  const auto with = [&](const std::function<void(bench::TrainOptions&)>& change) {
-    bench::TrainOptions options = filed_options();
+  const auto with = [&](const std::function<void(models::TrainOptions&)>& change) {
+    models::TrainOptions options = filed_options();
     options.plan = filed.path;
     change(options);
-    return message_of([&] { bench::prepare_training(options); });
+    return message_of([&] { models::prepare_training(options); });
   };
   const auto says = [](const std::string& message, const std::string& part) {
     INFO(message);
     CHECK(message.find(part) != std::string::npos);
   };
-  CHECK(with([](bench::TrainOptions&) {}) == "no PlanError");
+  CHECK(with([](models::TrainOptions&) {}) == "no PlanError");
   says(with([](auto& o) { o.setup.batch = 13; }),
        "the plan has 'embedding f32 (12, 48, 64)', here it is 'embedding f32 (13, 48, 64)'");
   says(with([](auto& o) { o.setup.sizes.layers = 5; }), "step: the plan has");
@@ -149,13 +149,13 @@ TEST_CASE("plan file: a plan of another key names the first thing that differs",
   says(with([](auto& o) { o.setup.micro_batches = 2; }), "2 micro-batches");
   {
     const testing::Threads two(2);
-    says(with([](bench::TrainOptions&) {}), "machine: the plan has 'cpu, ");
+    says(with([](models::TrainOptions&) {}), "machine: the plan has 'cpu, ");
     nn::StepOptions step;
     CHECK_THROWS_AS(filed.report.plan.apply(step, cpu), PlanError);
   }
   const kernels::Isa before = kernels::isa();
   kernels::set_isa(kernels::Isa::generic);
-  if (before != kernels::Isa::generic) says(with([](bench::TrainOptions&) {}), "generic");
+  if (before != kernels::Isa::generic) says(with([](models::TrainOptions&) {}), "generic");
   kernels::set_isa(before);
 
   nn::PlanKey other = *filed.report.plan.key;

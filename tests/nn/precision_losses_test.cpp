@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <string>
 
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/threads/parallel.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/kernel_data.h"
@@ -29,8 +29,8 @@ std::string text() {
 }
 
 /// The command of the document: 500 steps, the same seed and batches.
-bench::TrainOptions training(const std::string& data, const std::string& precision, const std::string& optimizer) {
-  bench::TrainOptions options;
+models::TrainOptions training(const std::string& data, const std::string& precision, const std::string& optimizer) {
+  models::TrainOptions options;
   options.data = data;
   options.setup.model = "char-gpt";
   options.setup.sizes.layers = 4, options.setup.sizes.heads = 4, options.setup.sizes.width = 128;
@@ -41,11 +41,11 @@ bench::TrainOptions training(const std::string& data, const std::string& precisi
   options.warmup = 50;
   options.eval_batches = 64;
   options.setup.optimizer = optimizer;
-  bench::set_precision(options.setup, precision);
+  models::set_precision(options.setup, precision);
   return options;
 }
 
-double loss_of(const bench::TrainOptions& options) {
+double loss_of(const models::TrainOptions& options) {
   const trained_test::Run run = trained_test::run(options);
   CHECK(run.report.predicted_peak_bytes == run.report.measured_peak_bytes);
   return run.report.evaluation->loss;
@@ -58,7 +58,7 @@ TEST_CASE("precision: a short training stays near f32", "[precision]") {
   const kernel_test::Settings settings;
   set_thread_count(1);
   const auto loss = [&](const char* precision, const char* optimizer) {
-    bench::TrainOptions options = training(data, precision, optimizer);
+    models::TrainOptions options = training(data, precision, optimizer);
     options.setup.sizes.layers = 2, options.setup.sizes.width = 64, options.setup.sizes.sequence = 32;
     options.steps = 60, options.warmup = 6, options.eval_batches = 8;
     return loss_of(options);

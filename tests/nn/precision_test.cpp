@@ -4,9 +4,9 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/layers/shared_conv.h>
 #include <thimble/nn/precision/precision.h>
@@ -136,13 +136,13 @@ TEST_CASE("precision: every model trains under every policy, in the bytes that w
                          {"mlp", image}}) {
     for (const nn::Precision& precision : nn::precisions()) {
       INFO(row.model << ", " << precision.name);
-      bench::Setup setup;
+      models::Setup setup;
       setup.model = row.model;
       setup.sizes = row.sizes;
       if (setup.model == "bert-base") setup.sizes.dropout = 0.1;
       setup.batch = 4;
-      bench::set_precision(setup, std::string(precision.name));
-      const nn::MakeRun make = bench::training_run(setup);
+      models::set_precision(setup, std::string(precision.name));
+      const nn::MakeRun make = models::training_run(setup);
       const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), make, 2, true);
       const nn::MemoryProfile measured = nn::profile_training(cpu, make, 2, true);
       CHECK(predicted.peak_bytes == measured.peak_bytes);
@@ -214,31 +214,31 @@ TEST_CASE("precision: a sum of two dtypes is of the wider one", "[precision]") {
 }
 
 TEST_CASE("precision: what contradicts a policy is refused", "[precision]") {
-  const auto error_of = [](bench::Setup setup) -> std::string {
+  const auto error_of = [](models::Setup setup) -> std::string {
     try {
-      bench::check_techniques(setup, true);
-      bench::placement(setup, cpu);
+      models::check_techniques(setup, true);
+      models::placement(setup, cpu);
     } catch (const ValueError& error) {
       return error.what();
     }
     return "";
   };
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "char-gpt";
-  bench::set_precision(setup, "O2");
+  models::set_precision(setup, "O2");
   CHECK(setup.dtype == DType::f16);
   CHECK(error_of(setup).empty());
   setup.fuses_optimizer = true;
-  CHECK(error_of(setup).starts_with("--fuse-optimizer: not with --precision O2"));
+  CHECK(error_of(setup).starts_with("`fuses_optimizer`: not with `precision` O2"));
   setup.fuses_optimizer = false;
   setup.sizes.head = models::Head::chunked;
-  CHECK(error_of(setup).starts_with("--head: chunked is not for --precision O2"));
-  bench::set_precision(setup, "bf16");
+  CHECK(error_of(setup).starts_with("`head`: chunked is not for `precision` O2"));
+  models::set_precision(setup, "bf16");
   setup.fuses_optimizer = true;
   setup.clip_norm = 0;
   CHECK(error_of(setup).empty());
   setup.dtype = DType::f32;
-  CHECK(error_of(setup).starts_with("--dtype: f32 contradicts --precision bf16, whose parameters are bf16"));
-  CHECK_THROWS_AS(bench::set_precision(setup, "half"), ValueError);
+  CHECK(error_of(setup).starts_with("`dtype`: f32 contradicts `precision` bf16, whose parameters are bf16"));
+  CHECK_THROWS_AS(models::set_precision(setup, "half"), ValueError);
   CHECK(setup.precision == "bf16");
 }

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/recorded_step.h>
 
 #include "support/catch.h"
@@ -20,8 +20,8 @@ using thimble::testing::has_cuda;
 
 namespace recorded_step_test {
 
-bench::Setup text_setup() {
-  bench::Setup setup;
+models::Setup text_setup() {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.sizes.layers = 1, setup.sizes.heads = 2, setup.sizes.width = 16, setup.sizes.sequence = 12;
   setup.sizes.vocabulary = 40, setup.sizes.dropout = 0.1;
@@ -29,8 +29,8 @@ bench::Setup text_setup() {
   return setup;
 }
 
-bench::Setup image_setup() {
-  bench::Setup setup;
+models::Setup image_setup() {
+  models::Setup setup;
   setup.model = "resnet18";
   setup.sizes.image = 8, setup.sizes.width = 4, setup.sizes.classes = 5;
   setup.batch = 2;
@@ -40,22 +40,22 @@ bench::Setup image_setup() {
 /// A net in a placed arena of its own.
 class Net {
  public:
-  Net(const bench::Setup& setup, Device device, optim::GradScaler* scaler = nullptr)
+  Net(const models::Setup& setup, Device device, optim::GradScaler* scaler = nullptr)
       : stack_(memory::make_resource(device, {.plans = plans(setup, device, scaler)})),
         scope_(stack_.top),
         generator_(setup.seed),
         random_(generator_),
         setup_(setup),
-        model_(models::make_model(setup.model, setup.sizes, bench::placement(setup, device))),
-        optimizer_(bench::make_optimizer(setup, *model_)),
+        model_(models::make_model(setup.model, setup.sizes, models::placement(setup, device))),
+        optimizer_(models::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
-    options_ = bench::step_options(setup, model_->is_text(), device);
+    options_ = models::step_options(setup, model_->is_text(), device);
     options_.scaler = scaler;
   }
 
-  static std::vector<StepPlan> plans(const bench::Setup& setup, Device device, optim::GradScaler* scaler) {
+  static std::vector<StepPlan> plans(const models::Setup& setup, Device device, optim::GradScaler* scaler) {
     return nn::plan_steps(device, [&](Device on) {
-      std::unique_ptr<nn::TrainingRun> run = bench::training_run(setup)(on);
+      std::unique_ptr<nn::TrainingRun> run = models::training_run(setup)(on);
       run->options().scaler = scaler;
       return run;
     });
@@ -84,7 +84,7 @@ class Net {
   std::function<Tensor(std::int64_t)> loss_of() {
     return [this](std::int64_t i) {
       ++calls;
-      return model_->loss(bench::micro_batch(batch_, i, options_.micro_batches));
+      return model_->loss(models::micro_batch(batch_, i, options_.micro_batches));
     };
   }
 
@@ -102,7 +102,7 @@ class Net {
   ResourceScope scope_;
   Generator generator_;
   GeneratorScope random_;
-  bench::Setup setup_;
+  models::Setup setup_;
   std::unique_ptr<models::Model> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   models::Batch batch_;
@@ -120,7 +120,7 @@ struct Result {
   friend bool operator==(const Result&, const Result&) = default;
 };
 
-Result train(const bench::Setup& setup, bool is_recorded) {
+Result train(const models::Setup& setup, bool is_recorded) {
   Net net(setup, cuda());
   std::unique_ptr<nn::RecordedStep> recorded;
   if (is_recorded) {
@@ -153,23 +153,23 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
   if (!has_cuda()) return;
   struct Case {
     const char* optimizer;
-    bench::Setup setup;
-    std::function<void(bench::Setup&)> change = [](bench::Setup&) {};
+    models::Setup setup;
+    std::function<void(models::Setup&)> change = [](models::Setup&) {};
   };
   const std::vector<Case> cases = {
       {"adamw", text_setup()},  // clipped, with dropout
       {"adamw8", text_setup()},
-      {"adafactor", text_setup(), [](bench::Setup& s) { s.micro_batches = 2; }},
-      {"sgd", text_setup(), [](bench::Setup& s) { s.fuses_optimizer = true, s.clip_norm = 0; }},
+      {"adafactor", text_setup(), [](models::Setup& s) { s.micro_batches = 2; }},
+      {"sgd", text_setup(), [](models::Setup& s) { s.fuses_optimizer = true, s.clip_norm = 0; }},
       {"momentum", image_setup()},  // the statistics of batch norm
       {"momentum8", image_setup()},
-      {"adamw", text_setup(), [](bench::Setup& s) { bench::set_precision(s, "bf16-stochastic"); }},
+      {"adamw", text_setup(), [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"); }},
       {"adamw8", text_setup(),  // matrices of 4096 elements, whose state is in 8 bits
-       [](bench::Setup& s) { bench::set_precision(s, "bf16-stochastic"), s.sizes.width = 32; }},
-      {"adafactor", text_setup(), [](bench::Setup& s) { bench::set_precision(s, "bf16-stochastic"); }},
+       [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"), s.sizes.width = 32; }},
+      {"adafactor", text_setup(), [](models::Setup& s) { models::set_precision(s, "bf16-stochastic"); }},
   };
   for (const Case& c : cases) {
-    bench::Setup setup = c.setup;
+    models::Setup setup = c.setup;
     setup.optimizer = c.optimizer;
     c.change(setup);
     INFO(setup.model << " " << c.optimizer << " " << setup.precision);
@@ -262,7 +262,7 @@ TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits
   moving.scale = 0x1p110, moving.growth = 0x1p10, moving.interval = 1, moving.backoff = 0x1p-20, moving.most = 0x1p300;
   struct Case {
     const char* what;
-    bench::Setup setup;
+    models::Setup setup;
     optim::GradScalerOptions scaler;
   };
   std::vector<Case> cases = {{"skipped when recorded, and later", text_setup(), moving},
@@ -311,7 +311,7 @@ TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates
           "[cuda][graph]") {
   if (!has_cuda()) return;
   const auto run = [](Device device, bool is_recorded, std::vector<std::vector<double>>* state) {
-    bench::Setup setup = text_setup();
+    models::Setup setup = text_setup();
     setup.clip_norm = 0;
     optim::GradScaler scaler({.scale = 1024, .is_dynamic = false});
     Net net(setup, device, &scaler);

@@ -6,11 +6,11 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/spare_tape.h>
-#include <thimble/bench/runs/setup.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
 
@@ -84,14 +84,14 @@ TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
   text.layers = 2, text.width = 32, text.heads = 4, text.sequence = 16, text.dropout = 0.1;
   image.image = 32, image.width = 8;
   const auto setup_of = [](const char* model, const char* optimizer, const models::ModelOptions& sizes) {
-    bench::Setup setup;
+    models::Setup setup;
     setup.model = model;
     setup.batch = 2;
     setup.optimizer = optimizer;
     setup.sizes = sizes;
     return setup;
   };
-  std::vector<bench::Setup> setups = {setup_of("char-gpt", "adamw", text), setup_of("resnet18", "momentum", image)};
+  std::vector<models::Setup> setups = {setup_of("char-gpt", "adamw", text), setup_of("resnet18", "momentum", image)};
   for (const char* precision : {"O1", "O2", "bf16-stochastic", "bf16-kahan", "fp8", "fp8-current", "fp8-block"}) {
     setups.push_back(setup_of("char-gpt", "adamw8", text));
     setups.back().precision = precision;
@@ -101,11 +101,11 @@ TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
     setups.push_back(setup_of("resnet18", optimizer, image));
     setups.back().micro_batches = 2;
   }
-  for (const bench::Setup& setup : setups) {
+  for (const models::Setup& setup : setups) {
     INFO(setup.model << ", " << setup.optimizer << ", " << setup.precision);
     const memory::Stack stack = memory::make_resource(cpu);
     const ResourceScope scope(stack.top);
-    const auto run = bench::training_run(setup)(cpu);
+    const auto run = models::training_run(setup)(cpu);
     for (int i = 0; i < 4; ++i) run->step();
     const long before = heap_watch::heap_calls();
     run->step();

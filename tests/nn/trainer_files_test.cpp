@@ -136,6 +136,49 @@ TEST_CASE("trainer: a loss that is no number ends the run, and the checkpoint be
   CHECK_NOTHROW(Own(own, options));
 }
 
+TEST_CASE("trainer: steps by hand are no file's, and a failure after them is saved", "[trainer]") {
+  const TemporaryFolder folder;
+  Program own = small_program();
+  own.evaluate = nullptr;
+  nn::TrainerOptions options{.seed = 5, .steps = 2};
+  options.save = folder / "x";
+  Own first(own, options);
+  first.run();
+  options.resume = options.save;
+  options.steps = 8;
+  // A fourth step that fails, or has no loss, after a third by hand: the resumed file holds two steps.
+  for (const bool throws : {false, true}) {
+    INFO("the step throws: " << throws);
+    Program bad = own;
+    const auto loss = own.loss;
+    std::int64_t real_steps = 0;
+    bad.loss = [&](Net& net, const Batch& batch) {
+      const bool is_bad = !batch.x.device().is_dry && ++real_steps >= 2;
+      if (is_bad && throws) throw ValueError("no such batch");
+      return mul(loss(net, batch), is_bad ? std::numeric_limits<double>::quiet_NaN() : 1.0);
+    };
+    options.save = folder / "y";
+    Own trainer(bad, options);
+    CHECK(trainer.step().step == 3);
+    std::vector<std::string> said;
+    const nn::TrainControl control{.say = [&](const std::string& text) { said.push_back(text); }};
+    if (throws) {
+      CHECK_THROWS_AS(trainer.run(nullptr, control), ValueError);
+      REQUIRE(said.size() == 1);
+      CHECK(said[0] == "training has failed; '" + options.save + "' holds step 3");
+      options.resume = options.save;
+      options.save.clear();
+      Own rest(own, options);
+      CHECK(rest.step().step == 4);
+    } else {
+      const nn::LoopReport report = trainer.run(nullptr, control);
+      CHECK(report.end == nn::TrainEnd::diverged);
+      CHECK(report.end_text.ends_with("'" + options.resume + "' holds step 2"));
+      CHECK_FALSE(std::filesystem::exists(options.save));
+    }
+  }
+}
+
 TEST_CASE("trainer: a wish to stop is kept after the step, with a checkpoint", "[trainer]") {
   const TemporaryFolder folder;
   nn::TrainerOptions options = trainer_files_options(9);

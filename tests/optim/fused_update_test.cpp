@@ -8,13 +8,13 @@
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/policies/fail.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/gpt/gpt.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
@@ -40,7 +40,7 @@ using Bytes = std::vector<std::vector<std::byte>>;
 class FusedRun final : public nn::TrainingRun {
  public:
   FusedRun(const Form& form, Device device) : form_(form), generator_(7), scope_(generator_) {
-    bench::Setup setup;
+    models::Setup setup;
     setup.model = form.model;
     setup.optimizer = form.optimizer;
     if (is("char-gpt")) {
@@ -52,7 +52,7 @@ class FusedRun final : public nn::TrainingRun {
     }
     model_ = models::make_model(setup.model, setup.sizes, {device});
     if (is("char-gpt")) dynamic_cast<models::Gpt&>(*model_).recompute_blocks(form.recomputes);
-    optimizer_ = bench::make_optimizer(setup, *model_);
+    optimizer_ = models::make_optimizer(setup, *model_);
     batch_ = model_->empty_batch(4, device);
     if (!device.is_dry) {
       for (const Tensor& t : {batch_.input, batch_.target}) {

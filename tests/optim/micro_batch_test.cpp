@@ -5,14 +5,14 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
-#include <thimble/bench/datasets/dataset.h>
-#include <thimble/bench/runs/setup.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/datasets/dataset.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/step/recorded_step.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
@@ -234,7 +234,7 @@ TEST_CASE("micro-batches: weights change no byte of a step, and a dry run needs 
 }
 
 TEST_CASE("micro-batches: the program's batches count their targets, and a step in parts is the whole one's") {
-  bench::TrainOptions options;
+  models::TrainOptions options;
   options.setup.model = "bert-base";
   options.setup.dtype = DType::f64;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 8;
@@ -246,7 +246,7 @@ TEST_CASE("micro-batches: the program's batches count their targets, and a step 
   const auto train = [&](std::int64_t parts) {
     options.setup.micro_batches = parts;
     std::vector<double> losses;
-    bench::train(bench::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
+    models::train(models::prepare_training(options), [&](const nn::Progress& p) { losses.push_back(p.loss); });
     return losses;
   };
   const std::vector<double> whole = train(1), parts = train(2);

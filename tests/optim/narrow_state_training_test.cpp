@@ -6,8 +6,8 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/precision/precision.h>
 #include <thimble/optim/adafactor.h>
 
@@ -23,41 +23,41 @@ const char* const policies[] = {"O2", "bf16", "bf16-stochastic", "bf16-kahan", "
 const char* const optimizers[] = {"adam8", "adamw8", "momentum8", "adafactor", "adamw", "momentum"};
 
 /// A GPT with matrices above and below the limit of narrow state. With adamw and momentum the state is bf16.
-bench::Setup setup_of(const char* policy, const std::string& optimizer) {
-  bench::Setup setup;
+models::Setup setup_of(const char* policy, const std::string& optimizer) {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.sizes.layers = 1, setup.sizes.heads = 2, setup.sizes.width = 32, setup.sizes.sequence = 12;
   setup.sizes.vocabulary = 40;
   setup.batch = 4;
   setup.optimizer = optimizer;
   if (optimizer == "adamw" || optimizer == "momentum") setup.state = DType::bf16;
-  bench::set_precision(setup, policy);
+  models::set_precision(setup, policy);
   return setup;
 }
 
 /// Bytes of the optimizer's state by theory.
-std::int64_t theory_of(const bench::Setup& setup) {
+std::int64_t theory_of(const models::Setup& setup) {
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, nn::precision(setup.precision));
   if (setup.optimizer == "adafactor") return theory.factored_state().optimizer;
   const std::int64_t moments = setup.optimizer.starts_with("adam") ? 2 : 1;
-  const optim::MomentFormat format{.dtype = bench::optimizer_state(setup, true)};
+  const optim::MomentFormat format{.dtype = models::optimizer_state(setup, true)};
   return theory.state(moments, format).optimizer;
 }
 
 /// A model in training.
 struct Net {
-  explicit Net(const bench::Setup& setup)
+  explicit Net(const models::Setup& setup)
       : generator(5),
         random(generator),
-        model(models::make_model(setup.model, setup.sizes, bench::placement(setup, cpu))),
-        optimizer(bench::make_optimizer(setup, *model)),
+        model(models::make_model(setup.model, setup.sizes, models::placement(setup, cpu))),
+        optimizer(models::make_optimizer(setup, *model)),
         batch(make_batch(*model, setup.batch)),
-        options(bench::step_options(setup, true, cpu)) {}
+        options(models::step_options(setup, true, cpu)) {}
 
   void step(double kick = 1) {
     nn::training_step(
         *optimizer,
-        [&](std::int64_t i) { return mul(model->loss(bench::micro_batch(batch, i, options.micro_batches)), kick); },
+        [&](std::int64_t i) { return mul(model->loss(models::micro_batch(batch, i, options.micro_batches)), kick); },
         options);
   }
   std::vector<std::vector<double>> all() const {
@@ -83,7 +83,7 @@ TEST_CASE("narrow state under a policy: theory == predicted == measured", "[prec
   for (const char* const policy : policies) {
     for (const char* const optimizer : optimizers) {
       INFO(policy << ", " << optimizer);
-      bench::Setup setup = setup_of(policy, optimizer);
+      models::Setup setup = setup_of(policy, optimizer);
       {
         const memory::Stack stack = memory::make_resource(cpu);
         const ResourceScope scope(stack.top);
@@ -93,7 +93,7 @@ TEST_CASE("narrow state under a policy: theory == predicted == measured", "[prec
       }
       for (const int micro_batches : {1, 2}) {
         setup.micro_batches = micro_batches;
-        const nn::MakeRun make = bench::training_run(setup);
+        const nn::MakeRun make = models::training_run(setup);
         const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), make, 2, true);
         const nn::MemoryProfile measured = nn::profile_training(cpu, make, 2, true);
         CHECK(predicted.peak_bytes == measured.peak_bytes);
@@ -109,7 +109,7 @@ TEST_CASE("narrow state under a policy: updates in backward have the bits of upd
   for (const char* const policy : {"bf16", "bf16-stochastic", "bf16-kahan"}) {
     for (const char* const optimizer : optimizers) {
       INFO(policy << ", " << optimizer);
-      bench::Setup setup = setup_of(policy, optimizer);
+      models::Setup setup = setup_of(policy, optimizer);
       setup.clip_norm = 0;
       Net after(setup);
       for (int i = 0; i < 3; ++i) after.step();
@@ -127,9 +127,9 @@ TEST_CASE("narrow state under a policy: a skipped step changes nothing", "[preci
   const Threads alone;
   for (const char* const optimizer : optimizers) {
     INFO(optimizer);
-    const bench::Setup setup = setup_of("O2", optimizer);
+    const models::Setup setup = setup_of("O2", optimizer);
     Net net(setup);
-    const std::unique_ptr<optim::GradScaler> scaler = bench::make_scaler(setup);
+    const std::unique_ptr<optim::GradScaler> scaler = models::make_scaler(setup);
     net.options.scaler = scaler.get();
     net.step();
     const auto before = net.all();

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/model.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/layers/layers.h>
 
@@ -47,11 +47,11 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
     }
   }
   // GPT-2: 2.05 bytes per parameter with all that stays in f32.
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "gpt2";
   setup.optimizer = "adamw8";
   const auto model = models::make_model(setup.model, setup.sizes, {dry(cpu), DType::f32});
-  const auto optimizer = bench::make_optimizer(setup, *model);
+  const auto optimizer = models::make_optimizer(setup, *model);
   CHECK(std::string(optimizer->name()) == "adamw8");
   const auto formula =
       static_cast<std::size_t>(models::make_theory("gpt2", setup.sizes).state(2, {.dtype = DType::u8}).optimizer);
@@ -59,7 +59,7 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
   CHECK(static_cast<double>(formula) <= 2.05 * static_cast<double>(model->parameter_count()));
   CHECK(static_cast<double>(formula) >= 2.03125 * static_cast<double>(model->parameter_count()));
   setup.full_state = {"wte"};
-  CHECK(bench::make_optimizer(setup, *model)->state_bytes() > formula + std::size_t{38'000'000} * 5);
+  CHECK(models::make_optimizer(setup, *model)->state_bytes() > formula + std::size_t{38'000'000} * 5);
 }
 
 TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[optim8]") {
@@ -136,12 +136,12 @@ TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
   CHECK(make_adam(list, {}, {DType::u8, 0, {"p1"}}).kept_full() == std::vector<std::string>{"p1"});
   CHECK(Adam(list, {}).kept_full().empty());
 
-  bench::Setup setup;
+  models::Setup setup;
   const auto refused = [&](const char* optimizer, DType state, std::vector<std::string> full) {
     setup.optimizer = optimizer;
     setup.state = state;
     setup.full_state = std::move(full);
-    CHECK_THROWS_AS(bench::optimizer_state(setup, true), ValueError);
+    CHECK_THROWS_AS(models::optimizer_state(setup, true), ValueError);
   };
   refused("sgd", DType::u8, {});
   refused("adafactor", DType::bf16, {});
@@ -151,8 +151,8 @@ TEST_CASE("optim8: options that make no sense are refused", "[optim8]") {
   setup = {};
   setup.optimizer = "momentum";
   setup.state = DType::bf16;
-  CHECK(bench::optimizer_state(setup, true) == DType::bf16);
+  CHECK(models::optimizer_state(setup, true) == DType::bf16);
   setup.optimizer = "momentum8";
   setup.state = DType::u8;
-  CHECK(bench::optimizer_state(setup, true) == DType::u8);
+  CHECK(models::optimizer_state(setup, true) == DType::u8);
 }

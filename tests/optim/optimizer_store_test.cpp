@@ -7,11 +7,11 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
@@ -164,13 +164,13 @@ TEST_CASE("optimizer store: a failing tier throws with a type, and says what was
 TEST_CASE("optimizer store: a run needs what its dry run says, and less than with its state here", "[store]") {
   const std::string folder = offload_test::disk_folder();
   if (folder.empty()) return;
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "mlp";
   setup.sizes.image = 28;
   setup.sizes.width = 1024;
   setup.optimizer = "adamw";
   setup.batch = 4;
-  const std::size_t here = nn::profile_training(dry(cpu), bench::training_run(setup)).peak_bytes;
+  const std::size_t here = nn::profile_training(dry(cpu), models::training_run(setup)).peak_bytes;
   setup.offloads_optimizer = true;
   store_run_test::check(setup, folder, here);
 }

@@ -8,10 +8,11 @@
 
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/precision.h>
-#include <thimble/bench/runs/quantizing.h>
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/process/process.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/training/quantizing.h>
 #include <thimble/optim/adam.h>
 
 #include "process_rows.h"
@@ -50,7 +51,7 @@ class Busy final : public nn::TrainingRun {
   void step() override {
     const bool is_skipped = good_steps_-- <= 0;
     scaler_.record({.is_skipped = is_skipped});
-    for (const double start = bench::processor_ms(); bench::processor_ms() - start < (is_skipped ? 0 : ms_);) {
+    for (const double start = process::processor_ms(); process::processor_ms() - start < (is_skipped ? 0 : ms_);) {
     }
   }
   nn::StepOptions& options() override { return options_; }
@@ -180,10 +181,10 @@ TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][pr
   sizes.layers = 2, sizes.heads = 2, sizes.width = 16, sizes.sequence = 8, sizes.vocabulary = 19;
   for (const char* name : {"O0", "O1", "O2", "bf16", "bf16-kahan", "fp8", "fp8-block"}) {
     INFO(name);
-    bench::Setup setup;
+    models::Setup setup;
     setup.model = "bert-base", setup.sizes = sizes, setup.batch = 2;
-    bench::set_precision(setup, name);
-    const bench::StepBytes bytes = bench::step_bytes(dry(cpu), bench::training_run(setup));
+    models::set_precision(setup, name);
+    const bench::StepBytes bytes = bench::step_bytes(dry(cpu), models::training_run(setup));
     const models::ModelState state = models::make_theory("bert-base", sizes, nn::precision(name)).state(2);
     CHECK(state.total() == bytes.state());
     CHECK(state.parameter_elements == bytes.parameters);
@@ -301,10 +302,10 @@ TEST_CASE("theory: a ResNet's parameters in 8 bits against the ledger", "[theory
     for (const auto& [width, image, classes] :
          {std::tuple{64, 224, 1000}, std::tuple{8, 32, 10}, std::tuple{6, 64, 5}, std::tuple{20, 32, 67}}) {
       INFO(name << ", width " << width << ", image " << image);
-      bench::Setup setup;
+      models::Setup setup;
       setup.model = name, setup.batch = 1;
       setup.sizes.width = width, setup.sizes.image = image, setup.sizes.classes = classes;
-      const bench::StepBytes bytes = bench::step_bytes(dry(cpu), bench::int8_inference_run(setup));
+      const bench::StepBytes bytes = bench::step_bytes(dry(cpu), models::int8_inference_run(setup));
       CHECK(models::make_theory(name, setup.sizes).int8_bytes() ==
             bytes.most[static_cast<std::size_t>(Category::parameter)]);
     }

@@ -8,10 +8,10 @@
 #include <thimble/bench/experiments/advice.h>
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
-#include <thimble/bench/planning/planning.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/tensor.h>
 #include <thimble/memory/remat/known.h>
+#include <thimble/models/planning/planning.h>
 
 #include "process_rows.h"
 #include "support/catch.h"
@@ -121,7 +121,7 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
   for (const Case& c : cases) {
     for (const std::size_t budget : {1100, 1301, 2000, 9000, 70001}) {
       INFO(c.name << ", budget " << budget);
-      const bench::LargestBatch found = bench::search_batch(c.peak, budget);
+      const models::LargestBatch found = models::search_batch(c.peak, budget);
       CHECK(found.peak_bytes == c.peak(found.batch));
       CHECK(found.peak_bytes <= budget);
       CHECK(found.next_peak_bytes == c.peak(found.batch + 1));
@@ -130,8 +130,8 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
     }
   }
   const auto constant = [](std::int64_t) { return std::size_t{10}; };
-  CHECK_THROWS_AS(bench::search_batch(constant, 9), nn::BudgetError);
-  CHECK_THROWS_AS(bench::search_batch(constant, 10), ValueError);
+  CHECK_THROWS_AS(models::search_batch(constant, 9), nn::BudgetError);
+  CHECK_THROWS_AS(models::search_batch(constant, 10), ValueError);
 }
 
 TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theory says", "[experiments]") {
@@ -262,7 +262,7 @@ TEST_CASE("experiments: fewer bits leave gradients and losses near those of f32"
 }
 
 TEST_CASE("experiments: a technique that cannot be is refused", "[experiments]") {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "mlp";
   setup.batch = 6;
   bench::Technique technique;

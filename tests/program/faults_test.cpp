@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include <thimble/bench/runs/checkpoints.h>
-#include <thimble/bench/runs/training.h>
+#include <thimble/models/training/checkpoints.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/files/checkpoint_info.h>
 
 #include "spawned.h"
@@ -260,7 +260,7 @@ TEST_CASE("faults: a second SIGINT ends a run at once, and an ignored signal sta
 
 TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", "[faults]") {
   const TemporaryFolder folder;
-  bench::TrainOptions options;
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 8;
@@ -268,10 +268,10 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
   options.data = "synthetic", options.steps = 2, options.eval_batches = 1, options.save = folder / "good";
   trained_test::run(options);
   options.save.clear();
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
+  const models::PreparedTraining prepared = models::prepare_training(options);
 
   // All that loading may change.
-  const auto state_of = [](bench::Training& t) {
+  const auto state_of = [](models::Training& t) {
     std::vector<std::vector<std::byte>> all;
     for (const auto& p : t.model().parameters()) all.push_back(testing::bytes_of(p.tensor));
     for (const auto& b : t.model().buffers()) all.push_back(testing::bytes_of(b.tensor));
@@ -280,9 +280,9 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
                       t.generator().step());
   };
   const std::string good = read_text_file(folder / "good");
-  bench::Training loaded(prepared.options, *prepared.data, cpu);
+  models::Training loaded(prepared.options, *prepared.data, cpu);
   const auto fresh = state_of(loaded);
-  bench::restore(loaded, folder / "good");
+  models::restore(loaded, folder / "good");
   const auto expected = state_of(loaded);
   REQUIRE(fresh != expected);
 
@@ -297,10 +297,10 @@ TEST_CASE("faults: a flipped bit of a checkpoint is found, or changes nothing", 
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
     write_text_file(folder / "bad", bad);
     INFO("bit " << bit % 8 << " of byte " << bit / 8);
-    bench::Training training(prepared.options, *prepared.data, cpu);
+    models::Training training(prepared.options, *prepared.data, cpu);
     bool is_refused = false;
     try {
-      bench::restore(training, folder / "bad");
+      models::restore(training, folder / "bad");
     } catch (const Error& error) {
       is_refused = true;
       INFO(error.what());

@@ -12,9 +12,10 @@
 
 #include <thimble/autograd/node.h>
 #include <thimble/bench/commands.h>
-#include <thimble/bench/planning/packing_report.h>
-#include <thimble/bench/planning/planning.h>
+#include <thimble/bench/commands/packing_report.h>
 #include <thimble/core/error.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/packing_gradients.h>
 #include <thimble/nn/fit/pack_all.h>
 
 #include "support/catch.h"
@@ -25,8 +26,8 @@ using files_test::contains;
 
 namespace {
 
-bench::Setup flags_setup() {
-  bench::Setup setup;
+models::Setup flags_setup() {
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.batch = 12;
   setup.sizes.layers = 4;
@@ -36,8 +37,8 @@ bench::Setup flags_setup() {
   return setup;
 }
 
-bench::Setup parsed(const std::string& value, bench::Setup from = flags_setup()) {
-  const auto setup = std::make_shared<bench::Setup>(std::move(from));
+models::Setup parsed(const std::string& value, models::Setup from = flags_setup()) {
+  const auto setup = std::make_shared<models::Setup>(std::move(from));
   CLI::App app;
   bench::add_spill_flags(app, setup);
   app.parse("--allow-lossy" + (value.empty() ? "" : "=" + value));
@@ -59,8 +60,8 @@ std::string refused(const std::string& value) {
   return refusal([&] { parsed(value); });
 }
 
-bench::TrainOptions training(const bench::Setup& setup, std::size_t budget_MiB) {
-  bench::TrainOptions options;
+models::TrainOptions training(const models::Setup& setup, std::size_t budget_MiB) {
+  models::TrainOptions options;
   options.setup = setup;
   options.data = "synthetic";
   options.budget_bytes = budget_MiB << 20;
@@ -70,33 +71,33 @@ bench::TrainOptions training(const bench::Setup& setup, std::size_t budget_MiB) 
 }  // namespace
 
 TEST_CASE("lossy flags: dtypes by operator", "[lossy_flags]") {
-  const bench::Setup plain = parsed("");
+  const models::Setup plain = parsed("");
   CHECK(plain.allows_lossy);
   CHECK(plain.lossy == DType::bf16);
   CHECK(plain.packs_rest);
   CHECK(plain.lossy_rules.empty());
   CHECK(parsed("i8").lossy == DType::i8);
 
-  const bench::Setup named = parsed("i8:gelu,f8e4m3:linear");
+  const models::Setup named = parsed("i8:gelu,f8e4m3:linear");
   CHECK(named.lossy_rules == std::vector<nn::PackRule>{{"gelu", DType::i8}, {"linear", DType::f8e4m3}});
   CHECK_FALSE(named.packs_rest);
-  const bench::Setup all_but = parsed("none:attention,f16");
+  const models::Setup all_but = parsed("none:attention,f16");
   CHECK(all_but.lossy_rules == std::vector<nn::PackRule>{{"attention", std::nullopt}});
   CHECK(all_but.packs_rest);
   CHECK(all_but.lossy == DType::f16);
-  const nn::SpillPolicy spilling = bench::planner_options(named, cpu).spilling;
+  const nn::SpillPolicy spilling = models::planner_options(named, cpu).spilling;
   CHECK(spilling.packs);
   CHECK(spilling.rules == named.lossy_rules);
   CHECK_FALSE(spilling.packs_rest);
 }
 
 TEST_CASE("lossy flags: by operator where tensors are in 16 bits", "[lossy_flags]") {
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup = parsed("i8:linear");
-  bench::set_precision(options.setup, "bf16");
+  models::set_precision(options.setup, "bf16");
   options.budget_bytes = 1;
-  options.budget_bytes = bench::make_plan(options).minimum_bytes;
-  const bench::PlanReport report = bench::make_plan(options);
+  options.budget_bytes = models::make_plan(options).minimum_bytes;
+  const models::PlanReport report = models::make_plan(options);
   REQUIRE(report.is_feasible);
   REQUIRE(report.plan.packed.size() == 1);
   const nn::PackedResults& packed = report.plan.packed[0];
@@ -118,19 +119,19 @@ TEST_CASE("lossy flags: what is not allowed is named", "[lossy_flags]") {
   CHECK(contains(refused("i8:gelu,bf16:gelu"), "names 'gelu' twice"));
 
   // Whether a step has such an operator is known when it is recorded.
-  bench::PlanOptions plan;
+  models::PlanOptions plan;
   plan.setup = parsed("i8:gelo");
-  const std::string unknown = refusal([&] { bench::make_plan(plan); });
+  const std::string unknown = refusal([&] { models::make_plan(plan); });
   CHECK(contains(unknown, "'gelo' names no operator of this step whose results can be packed to i8; allowed: "));
   for (const char* const name : {"linear", "layer_norm", "attention"}) CHECK(contains(unknown, name));
   CHECK_FALSE(contains(unknown, "cross_entropy"));  // a loss does not wait
   // Results in f16 have no fewer bits in bf16.
   plan.setup = parsed("bf16:attention");
-  CHECK(bench::make_plan(plan).is_feasible);
-  bench::set_precision(plan.setup, "O1");
-  CHECK(contains(refusal([&] { bench::make_plan(plan); }), "'attention' names no operator"));
+  CHECK(models::make_plan(plan).is_feasible);
+  models::set_precision(plan.setup, "O1");
+  CHECK(contains(refusal([&] { models::make_plan(plan); }), "'attention' names no operator"));
   plan.setup = parsed("i8:attention", plan.setup);
-  CHECK(bench::make_plan(plan).is_feasible);
+  CHECK(models::make_plan(plan).is_feasible);
 }
 
 TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
@@ -140,18 +141,18 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK_FALSE(nn::PackRule{"gelu_tanh", {}}.names("gelu"));
 
   nn::SpillPolicy spilling =
-      bench::planner_options(parsed("i8:layer,none:layer_norm,f8e4m3:linear,bf16"), cpu).spilling;
+      models::planner_options(parsed("i8:layer,none:layer_norm,f8e4m3:linear,bf16"), cpu).spilling;
   spilling.smallest = 1;
-  bench::Setup small = flags_setup();
+  models::Setup small = flags_setup();
   small.sizes.layers = 1;
-  CHECK_THROWS_AS(nn::packed_plan(bench::training_run(small), cpu,
+  CHECK_THROWS_AS(nn::packed_plan(models::training_run(small), cpu,
                                   [&] {
                                     nn::SpillPolicy unknown = spilling;
                                     unknown.rules.push_back({"none_such", DType::i8});
                                     return unknown;
                                   }()),
                   ValueError);
-  const nn::Plan plan = nn::packed_plan(bench::training_run(small), cpu, spilling);
+  const nn::Plan plan = nn::packed_plan(models::training_run(small), cpu, spilling);
   std::size_t linear = 0, others = 0, bytes = 0;
   for (const TapePlan::Spill& spill : plan.tape->spills) {
     const std::string name = plan.tape->types[spill.node]->name;
@@ -167,16 +168,16 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   CHECK(bytes == plan.packed_bytes);
 
   // A budget's plan, and the run's.
-  bench::PlanOptions options;
+  models::PlanOptions options;
   options.setup = parsed("i8:linear");
   options.data = "synthetic";
   options.budget_bytes = std::size_t{22} << 20;
-  const nn::Plan planned = bench::make_plan(options).plan;
+  const nn::Plan planned = models::make_plan(options).plan;
   REQUIRE(planned.packed.size() == 1);
   CHECK(planned.packed[0].name == "linear");
   CHECK(planned.packed[0].dtype == DType::i8);
   CHECK(planned.packed[0].bytes == planned.packed_bytes);
-  CHECK(bench::prepare_training(training(options.setup, 22)).plan.packed == planned.packed);
+  CHECK(models::prepare_training(training(options.setup, 22)).plan.packed == planned.packed);
   const auto json = nlohmann::json::parse(bench::to_json_text(planned.packed));
   REQUIRE(json.size() == 1);
   CHECK(json[0] == nlohmann::json{{"operator", "linear"},
@@ -187,14 +188,14 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
 }
 
 TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
-  const auto report_of = [](bench::Setup setup, std::size_t budget_MiB) {
-    return bench::packing_gradients(bench::prepare_training(training(setup, budget_MiB)));
+  const auto report_of = [](models::Setup setup, std::size_t budget_MiB) {
+    return models::packing_gradients(models::prepare_training(training(setup, budget_MiB)));
   };
   double before = 1;
   for (const char* dtype : {"f8e5m2", "i8"}) {
-    const bench::PreparedTraining prepared = bench::prepare_training(training(parsed(dtype), 22));
+    const models::PreparedTraining prepared = models::prepare_training(training(parsed(dtype), 22));
     REQUIRE(prepared.plan.packed_bytes > 0);
-    const nn::GradientReport report = bench::packing_gradients(prepared);
+    const nn::GradientReport report = models::packing_gradients(prepared);
     INFO(dtype << "\n" << bench::to_lines(report));
     CHECK(report.exact_loss == report.lossy_loss);
     CHECK(report.parameters.size() == 4 * 12 + 4);
@@ -204,7 +205,7 @@ TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
     CHECK(report.smallest_cosine() < 1);
     before = report.all.relative_error;
     // Again the same, and training goes as without.
-    CHECK(bench::to_json_text(bench::packing_gradients(prepared)) == bench::to_json_text(report));
+    CHECK(bench::to_json_text(models::packing_gradients(prepared)) == bench::to_json_text(report));
     const auto json = nlohmann::json::parse(bench::to_json_text(report));
     CHECK(json["loss"] == report.exact_loss);
     CHECK(json["relative_error"] == report.all.relative_error);
@@ -219,8 +220,8 @@ TEST_CASE("lossy flags: the report of gradients", "[lossy_flags]") {
     }
   }
   // With a scaled loss, in micro-batches.
-  bench::Setup mixed = parsed("i8");
-  bench::set_precision(mixed, "O1");
+  models::Setup mixed = parsed("i8");
+  models::set_precision(mixed, "O1");
   mixed.micro_batches = 2;
   mixed.batch = 24;
   const nn::GradientReport scaled = report_of(mixed, 20);

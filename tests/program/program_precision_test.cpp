@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/training.h>
 
 #include "support/catch.h"
 #include "support/files.h"
@@ -23,8 +23,8 @@ using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 
-bench::TrainOptions tiny(const std::string& precision) {
-  bench::TrainOptions options;
+models::TrainOptions tiny(const std::string& precision) {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -32,7 +32,7 @@ bench::TrainOptions tiny(const std::string& precision) {
   options.data = "synthetic";
   options.steps = 6;
   options.eval_batches = 2;
-  if (!precision.empty()) bench::set_precision(options.setup, precision);
+  if (!precision.empty()) models::set_precision(options.setup, precision);
   return options;
 }
 
@@ -53,13 +53,13 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     INFO(precision->name << ", " << optimizer);
     const TemporaryFolder folder;
     const auto options = [&, name = std::string(precision->name), optimizer = optimizer] {
-      bench::TrainOptions made = tiny(name);
+      models::TrainOptions made = tiny(name);
       made.setup.optimizer = optimizer;
       if (made.setup.optimizer == "adamw8") made.setup.sizes.width = 32;  // matrices that have state in 8 bits
       return made;
     };
-    const bench::TrainOptions whole = options();
-    bench::TrainOptions first = options(), second = options();
+    const models::TrainOptions whole = options();
+    models::TrainOptions first = options(), second = options();
     const Run all = run(whole);
     CHECK(all.report.predicted_peak_bytes == all.report.measured_peak_bytes);
     CHECK(all.losses.back() < all.losses.front());
@@ -72,7 +72,7 @@ TEST_CASE("program: every policy trains in the predicted bytes, and goes on from
     CHECK(rest.losses == std::vector<double>(all.losses.begin() + 3, all.losses.end()));
     CHECK(rest.report.evaluation->loss == all.report.evaluation->loss);
     CHECK(rest.report.scaler == all.report.scaler);
-    bench::TrainOptions without = options();
+    models::TrainOptions without = options();
     without.setup.precision.clear();
     without.setup.dtype = precision->parameters;
     without.resume = first.save;

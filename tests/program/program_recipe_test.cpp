@@ -7,8 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/files/safetensors.h>
 
 #include "support/catch.h"
@@ -27,8 +27,8 @@ using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
 
-bench::TrainOptions tiny(const std::string& precision) {
-  bench::TrainOptions options;
+models::TrainOptions tiny(const std::string& precision) {
+  models::TrainOptions options;
   options.setup.model = "char-gpt";
   options.setup.batch = 2;
   options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
@@ -36,12 +36,12 @@ bench::TrainOptions tiny(const std::string& precision) {
   options.data = "synthetic";
   options.steps = 12;
   options.eval_batches = 2;
-  if (!precision.empty()) bench::set_precision(options.setup, precision);
+  if (!precision.empty()) models::set_precision(options.setup, precision);
   return options;
 }
 
 /// Trains at once, and again from a checkpoint of the middle: losses, rates, and the file at the end are the same.
-void check_resumes(bench::TrainOptions options, std::int64_t middle) {
+void check_resumes(models::TrainOptions options, std::int64_t middle) {
   const TemporaryFolder folder;
   std::vector<double> rates, rest_rates;
   options.schedule = "cosine", options.warmup = 2;
@@ -52,11 +52,11 @@ void check_resumes(bench::TrainOptions options, std::int64_t middle) {
   CHECK(whole.report.scaler->skipped_steps < middle);
   // The schedule depends on the steps in all, so the part is cut off by throwing after it was saved.
   options.save = folder / "part", options.save_every = middle;
-  const bench::PreparedTraining prepared = bench::prepare_training(options);
-  CHECK_THROWS_WITH(bench::train(prepared,
-                                 [&](const nn::Progress& p) {
-                                   if (p.step == middle) throw ValueError("cut off");
-                                 }),
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  CHECK_THROWS_WITH(models::train(prepared,
+                                  [&](const nn::Progress& p) {
+                                    if (p.step == middle) throw ValueError("cut off");
+                                  }),
                     "cut off");
   options.resume = options.save;
   options.save = folder / "rest", options.save_every = 0;
@@ -74,7 +74,7 @@ void check_resumes(bench::TrainOptions options, std::int64_t middle) {
 using namespace program_recipe_test;
 
 TEST_CASE("program: a run with skipped steps goes on where it stopped", "[precision][program]") {
-  bench::TrainOptions options = tiny("O2");
+  models::TrainOptions options = tiny("O2");
   options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};  // too large at first
   check_resumes(options, 8);
   SECTION("a checkpoint that has done all steps, skipped ones among them, has none left") {
@@ -90,7 +90,7 @@ TEST_CASE("program: a run with skipped steps goes on where it stopped", "[precis
 
 TEST_CASE("program: a recorded run with skipped steps goes on where it stopped", "[precision][cuda][graph]") {
   if (!thimble::testing::has_cuda()) return;
-  bench::TrainOptions options = tiny("O2");
+  models::TrainOptions options = tiny("O2");
   options.device = cuda();
   options.records_steps = true;
   options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
@@ -106,7 +106,7 @@ TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or
       for (const bool records : {false, true}) {
         if (records && !device.is_cuda()) continue;
         INFO(to_string(device) << (fuses ? " fused" : "") << (records ? " recorded" : ""));
-        bench::TrainOptions options = tiny("O2");
+        models::TrainOptions options = tiny("O2");
         options.device = device;
         options.steps = 5;
         options.setup.clip_norm = 0;
@@ -126,20 +126,20 @@ TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or
 TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[precision][program]") {
   struct Row {
     const char *precision, *message;
-    void (*change)(bench::Setup&);
+    void (*change)(models::Setup&);
   };
   const Row rows[] = {
-      {"O2", "--loss-scale 1024", [](bench::Setup& s) { s.loss_scale = {.scale = 1024, .is_dynamic = false}; }},
-      {"O2", "--loss-scale-interval 2", [](bench::Setup& s) { s.loss_scale_interval = 2; }},
-      {"bf16", "--loss-scale dynamic", [](bench::Setup& s) { s.loss_scale.emplace(); }},
-      {"fp8", "--fp8-history 3", [](bench::Setup& s) { s.fp8_history = 3; }},
-      {"fp8", "--fp8-margin 2", [](bench::Setup& s) { s.fp8_margin = 2; }},
-      {"fp8-block", "--fp8-hybrid on", [](bench::Setup& s) { s.fp8_hybrid = true; }},
+      {"O2", "`loss_scale` 1024", [](models::Setup& s) { s.loss_scale = {.scale = 1024, .is_dynamic = false}; }},
+      {"O2", "`loss_scale_interval` 2", [](models::Setup& s) { s.loss_scale_interval = 2; }},
+      {"bf16", "`loss_scale` dynamic", [](models::Setup& s) { s.loss_scale.emplace(); }},
+      {"fp8", "`fp8_history` 3", [](models::Setup& s) { s.fp8_history = 3; }},
+      {"fp8", "`fp8_margin` 2", [](models::Setup& s) { s.fp8_margin = 2; }},
+      {"fp8-block", "`fp8_hybrid` on", [](models::Setup& s) { s.fp8_hybrid = true; }},
   };
   for (const Row& row : rows) {
     INFO(row.precision << " " << row.message);
     const TemporaryFolder folder;
-    bench::TrainOptions usual = tiny(row.precision), other = usual;
+    models::TrainOptions usual = tiny(row.precision), other = usual;
     usual.setup.sizes.layers = other.setup.sizes.layers = 1;
     usual.steps = other.steps = 4;
     row.change(other.setup);
@@ -147,7 +147,7 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
     run(usual);
     const Run begun = run(other);
     CHECK(begun.report.predicted_peak_bytes == begun.report.measured_peak_bytes);
-    bench::TrainOptions whole = other, rest = other, from_usual = other, from_other = usual;
+    models::TrainOptions whole = other, rest = other, from_usual = other, from_other = usual;
     whole.save.clear(), rest.save.clear(), from_usual.save.clear(), from_other.save.clear();
     whole.steps = rest.steps = from_usual.steps = from_other.steps = 6;
     rest.resume = from_other.resume = other.save;
@@ -161,7 +161,7 @@ TEST_CASE("program: a run goes on with the recipe of its checkpoint alone", "[pr
 
 TEST_CASE("program: a checkpoint in one dtype says nothing that an older one does not", "[precision][program]") {
   const TemporaryFolder folder;
-  bench::TrainOptions options = tiny("O2");
+  models::TrainOptions options = tiny("O2");
   options.steps = 1, options.save = folder / "c";
   run(options);
   const auto metadata = SafetensorsReader(options.save).header().metadata;
@@ -173,12 +173,12 @@ TEST_CASE("program: O0 and O3 are f32 and f16 alone, and go on from each other",
   for (const auto& [name, dtype] : {std::pair("O0", DType::f32), std::pair("O3", DType::f16)}) {
     INFO(name);
     const TemporaryFolder folder;
-    bench::TrainOptions named = tiny(name), plain = tiny("");
+    models::TrainOptions named = tiny(name), plain = tiny("");
     plain.setup.dtype = dtype;
     named.steps = plain.steps = 3;
     named.save = folder / "named", plain.save = folder / "plain";
     run(named), run(plain);
-    bench::TrainOptions from_plain = named, from_named = plain;
+    models::TrainOptions from_plain = named, from_named = plain;
     from_plain.resume = plain.save, from_named.resume = named.save;
     from_plain.save.clear(), from_named.save.clear();
     from_plain.steps = from_named.steps = 6;
@@ -186,11 +186,11 @@ TEST_CASE("program: O0 and O3 are f32 and f16 alone, and go on from each other",
     from_named.setup.dtype = dtype == DType::f32 ? DType::f16 : DType::f32;
     CHECK(contains(refusal(from_named), std::string(to_string(dtype))));
     CHECK(contains(refusal([&] {
-                     bench::TrainOptions o2 = tiny("O2");
+                     models::TrainOptions o2 = tiny("O2");
                      o2.resume = plain.save;
                      return o2;
                    }()),
-                   "was trained without --precision"));
+                   "was trained without `precision`"));
   }
 }
 

@@ -7,9 +7,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include <thimble/bench/planning/planning.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/quant/pack.h>
+#include <thimble/models/planning/planning.h>
 #include <thimble/nn/files/weights.h>
 
 #include "support/catch.h"
@@ -87,17 +87,17 @@ TEST_CASE("program: a forward is planned without flags of training steps", "[pro
 TEST_CASE("program: packing to what is no narrower is refused", "[program][lossy]") {
   const auto refusal = [](const std::string& precision, DType dtype, DType lossy,
                           bool is_image = false) -> std::string {
-    bench::PlanOptions options;
+    models::PlanOptions options;
     options.setup.model = "char-gpt";
     options.setup.batch = 2;
     options.setup.sizes.layers = 2, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
     options.setup.sizes.sequence = 16;
     if (is_image) options.setup.model = "resnet18", options.setup.sizes = {.image = 8, .width = 4};
     options.setup.dtype = dtype;
-    if (!precision.empty()) bench::set_precision(options.setup, precision);
+    if (!precision.empty()) models::set_precision(options.setup, precision);
     options.setup.allows_lossy = true, options.setup.lossy = lossy;
     try {
-      bench::make_plan(options);
+      models::make_plan(options);
     } catch (const ValueError& error) {
       return error.what();
     }
@@ -107,14 +107,14 @@ TEST_CASE("program: packing to what is no narrower is refused", "[program][lossy
     for (const DType dtype : {DType::bf16, DType::f16}) {
       INFO(precision << " to " << to_string(dtype));
       const std::string message = refusal(precision, DType::f32, dtype);
-      CHECK(contains(message, "--allow-lossy: " + std::string(to_string(dtype)) + " is no narrower"));
-      CHECK(contains(message, "--precision " + std::string(precision)));
+      CHECK(contains(message, "`allows_lossy`: " + std::string(to_string(dtype)) + " is no narrower"));
+      CHECK(contains(message, "`precision` " + std::string(precision)));
       CHECK(contains(message, "f8e4m3, f8e5m2, i8 is allowed"));
     }
     CHECK(refusal(precision, DType::f32, DType::i8).empty());
   }
   // Under O1 residual sums of a transformer are f32, and those of a net of convolutions f16.
-  CHECK(contains(refusal("O1", DType::f32, DType::bf16, true), "--allow-lossy: bf16 is no narrower"));
+  CHECK(contains(refusal("O1", DType::f32, DType::bf16, true), "`allows_lossy`: bf16 is no narrower"));
   CHECK(refusal("O1", DType::f32, DType::i8, true).empty());
   CHECK(refusal("O0", DType::f32, DType::bf16, true).empty());
   for (const char* precision : {"", "O0", "O1"}) {
@@ -123,7 +123,7 @@ TEST_CASE("program: packing to what is no narrower is refused", "[program][lossy
       CHECK(refusal(precision, DType::f32, dtype).empty());
     }
   }
-  CHECK(contains(refusal("", DType::bf16, DType::f16), "--dtype bf16"));
+  CHECK(contains(refusal("", DType::bf16, DType::f16), "`dtype` bf16"));
   CHECK(contains(refusal("", DType::f8e5m2, DType::i8), "nothing narrower is allowed"));
 }
 

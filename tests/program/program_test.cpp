@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include <thimble/bench/commands/flags.h>
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/data/synthetic.h>
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/files/safetensors.h>
@@ -24,9 +24,9 @@
 namespace {
 
 using namespace thimble;
-using bench::TrainOptions;
 using files_test::contains;
 using files_test::TemporaryFolder;
+using models::TrainOptions;
 using trained_test::refusal;
 using trained_test::run;
 using trained_test::Run;
@@ -133,11 +133,11 @@ TEST_CASE("program: a resumed run goes on bit by bit") {
     options.save = folder / "part.safetensors";
     options.save_every = 3;
     // The schedule depends on the steps in all, so the part is cut off by throwing after it was saved.
-    const bench::PreparedTraining prepared = bench::prepare_training(options);
-    CHECK_THROWS_WITH(bench::train(prepared,
-                                   [](const nn::Progress& p) {
-                                     if (p.step == 4) throw ValueError("cut off");
-                                   }),
+    const models::PreparedTraining prepared = models::prepare_training(options);
+    CHECK_THROWS_WITH(models::train(prepared,
+                                    [](const nn::Progress& p) {
+                                      if (p.step == 4) throw ValueError("cut off");
+                                    }),
                       "cut off");
     options.resume = options.save;
     options.save = folder / "resumed.safetensors";
@@ -155,9 +155,9 @@ TEST_CASE("program: a run with 8-bit state says what it takes, and which state i
   TrainOptions options = tiny("char-gpt");
   options.setup.sizes.width = 64;
   options.steps = 3;
-  const bench::TrainReport full = run(options).report;
+  const models::TrainReport full = run(options).report;
   options.setup.optimizer = "adamw8";
-  const bench::TrainReport narrow = run(options).report;
+  const models::TrainReport narrow = run(options).report;
   CHECK(full.optimizer == "adamw");
   CHECK(full.state_bytes == 8 * static_cast<std::size_t>(full.parameters));
   CHECK(full.full_state.empty());
@@ -199,22 +199,22 @@ TEST_CASE("program: learning rates by step") {
   TrainOptions options;
   options.steps = 9;
   options.warmup = 2;
-  CHECK(bench::rate_at(options, 1, 0) == 0.5);
-  CHECK(bench::rate_at(options, 1, 8) == 1);
+  CHECK(models::rate_at(options, 1, 0) == 0.5);
+  CHECK(models::rate_at(options, 1, 8) == 1);
   options.schedule = "step";
-  CHECK(bench::rate_at(options, 1, 2) == 1);
-  CHECK(bench::rate_at(options, 1, 3) == Approx(0.1));
-  CHECK(bench::rate_at(options, 1, 8) == Approx(0.01));
+  CHECK(models::rate_at(options, 1, 2) == 1);
+  CHECK(models::rate_at(options, 1, 3) == Approx(0.1));
+  CHECK(models::rate_at(options, 1, 8) == Approx(0.01));
   options.min_rate = 0.05;
-  CHECK(bench::rate_at(options, 1, 8) == 0.05);
+  CHECK(models::rate_at(options, 1, 8) == 0.05);
   options.schedule = "cosine";
-  CHECK(bench::rate_at(options, 1, 2) == 1);
-  CHECK(bench::rate_at(options, 1, 9) == 0.05);
+  CHECK(models::rate_at(options, 1, 2) == 1);
+  CHECK(models::rate_at(options, 1, 9) == 0.05);
   options.schedule = "linear";
-  CHECK_THROWS_AS(bench::rate_at(options, 1, 0), ValueError);
+  CHECK_THROWS_AS(models::rate_at(options, 1, 0), ValueError);
   options.schedule = "step";
   options.warmup = 10;
-  CHECK_THROWS_AS(bench::rate_at(options, 1, 0), ValueError);
+  CHECK_THROWS_AS(models::rate_at(options, 1, 0), ValueError);
 }
 
 TEST_CASE("program: numbers in flags") {
@@ -292,7 +292,7 @@ TEST_CASE("program: what is wrong is told before anything is written") {
       {"no folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save = f / "none/x"; }},
       {"is a folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save = f.path(); }},
       {"no folder", [](TrainOptions& o, const TemporaryFolder& f) { o.save_weights = f / "none/x"; }},
-      {"--log", [](TrainOptions& o, const TemporaryFolder&) { o.log = "/proc/self/status/x"; }},
+      {"`log`", [](TrainOptions& o, const TemporaryFolder&) { o.log = "/proc/self/status/x"; }},
       {"cuda", [](TrainOptions& o, const TemporaryFolder&) { o.device = cuda(7); }},
       {"tokens", [](TrainOptions& o, const TemporaryFolder&) { o.setup.sizes.sequence = 1 << 21; }},
       {"steps", [](TrainOptions& o, const TemporaryFolder&) { o.steps = 0; }},

@@ -16,8 +16,8 @@
 
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/report/writers.h>
-#include <thimble/bench/runs/units.h>
 #include <thimble/core/error.h>
+#include <thimble/memory/units.h>
 
 #include "report_sample.h"
 #include "support/markup.h"

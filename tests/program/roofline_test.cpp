@@ -7,8 +7,8 @@
 
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/fit/cost.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/fit/stages.h>
@@ -96,15 +96,15 @@ TEST_CASE("roofline: all else by its bytes", "[fit]") {
 }
 
 TEST_CASE("roofline: micro-batches take the time of each, and of adding the gradients", "[fit]") {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "mlp";
   setup.sizes.image = 8, setup.sizes.width = 64;
   setup.batch = 8;
   const nn::Hardware machine_ = machine(1e9, 1e6);
-  nn::Planner one(bench::training_run(setup), cpu, machine_);
+  nn::Planner one(models::training_run(setup), cpu, machine_);
   setup.batch = 32;
   setup.micro_batches = 4;
-  nn::Planner four(bench::training_run(setup), cpu, machine_);
+  nn::Planner four(models::training_run(setup), cpu, machine_);
   // Two gradients are read and one is written, after each micro-batch but the first.
   const double adding = 3 * 3 * sizeof(float) * static_cast<double>(four.parameters()) / machine_.bytes_per_s;
   // Each loss, one element, is multiplied by a quarter, forward and backward.

@@ -1,6 +1,6 @@
 // What a step needs grows linearly: attention's memory with the sequence, everything of a batch with the batch.
 
-#include <thimble/bench/runs/setup.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"
@@ -10,12 +10,12 @@ using namespace thimble;
 namespace step_scaling_test {
 
 std::size_t activations_at_peak(std::int64_t sequence, std::int64_t batch) {
-  bench::Setup setup;
+  models::Setup setup;
   setup.model = "char-gpt";
   setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 32;
   setup.sizes.sequence = sequence;
   setup.batch = batch;
-  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), bench::training_run(setup));
+  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), models::training_run(setup));
   return profile.peak_by_category[static_cast<std::size_t>(Category::activation)];
 }
 

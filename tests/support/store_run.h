@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <string>
 
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/profile.h>
 
 #include "catch.h"
@@ -14,16 +14,16 @@ namespace store_run_test {
 
 /// `setup` asks for something to be offloaded, to `folder`: the run needs what its dry run says, to the event, and less
 /// than `here_bytes`. Without a folder it is refused.
-inline void check(thimble::bench::Setup setup, const std::string& folder, std::size_t here_bytes) {
+inline void check(thimble::models::Setup setup, const std::string& folder, std::size_t here_bytes) {
   using namespace thimble;
   setup.offload = folder;
-  const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), bench::training_run(setup), 3, true);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, bench::training_run(setup), 3, true);
+  const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::training_run(setup), 3, true);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup), 3, true);
   CHECK(predicted.events == measured.events);
   CHECK(predicted.peak_bytes == measured.peak_bytes);
   CHECK(predicted.peak_bytes < here_bytes);
   setup.offload.clear();
-  CHECK_THROWS_AS(nn::profile_training(dry(cpu), bench::training_run(setup)), ValueError);
+  CHECK_THROWS_AS(nn::profile_training(dry(cpu), models::training_run(setup)), ValueError);
 }
 
 }  // namespace store_run_test

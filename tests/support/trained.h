@@ -5,22 +5,22 @@
 #include <string>
 #include <vector>
 
-#include <thimble/bench/runs/training.h>
 #include <thimble/core/error.h>
+#include <thimble/models/training/training.h>
 
 namespace trained_test {
 
 struct Run {
-  thimble::bench::TrainReport report;
+  thimble::models::TrainReport report;
   std::vector<double> losses;
 };
 
 /// Trains; `after_step` sees what every step tells.
-inline Run run(const thimble::bench::TrainOptions& options,
+inline Run run(const thimble::models::TrainOptions& options,
                const std::function<void(const thimble::nn::Progress&)>& after_step = nullptr) {
   Run result;
-  const thimble::bench::PreparedTraining prepared = thimble::bench::prepare_training(options);
-  result.report = thimble::bench::train(prepared, [&](const thimble::nn::Progress& progress) {
+  const thimble::models::PreparedTraining prepared = thimble::models::prepare_training(options);
+  result.report = thimble::models::train(prepared, [&](const thimble::nn::Progress& progress) {
     result.losses.push_back(progress.loss);
     if (after_step) after_step(progress);
   });
@@ -28,9 +28,9 @@ inline Run run(const thimble::bench::TrainOptions& options,
 }
 
 /// The message that preparing these options ends with; empty when they are accepted.
-inline std::string refusal(const thimble::bench::TrainOptions& options) {
+inline std::string refusal(const thimble::models::TrainOptions& options) {
   try {
-    thimble::bench::prepare_training(options);
+    thimble::models::prepare_training(options);
   } catch (const thimble::Error& error) {
     return error.what();
   }

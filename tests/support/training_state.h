@@ -6,10 +6,10 @@
 #include <vector>
 
 #include <thimble/autograd/checkpoint.h>
-#include <thimble/bench/runs/setup.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/models/gpt/gpt.h>
+#include <thimble/models/training/setup.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/accumulate.h>
 
@@ -38,7 +38,7 @@ class SmallTraining {
 
   explicit SmallTraining(const Options& options, thimble::Device device = thimble::cpu)
       : options_(options), generator_(7), scope_(generator_) {
-    thimble::bench::Setup setup;
+    thimble::models::Setup setup;
     setup.model = options.model;
     setup.optimizer = options.optimizer;
     setup.batch = options.samples;
@@ -52,7 +52,7 @@ class SmallTraining {
     }
     model_ = thimble::models::make_model(setup.model, setup.sizes, {device, thimble::DType::f32});
     if (is_gpt()) dynamic_cast<thimble::models::Gpt&>(*model_).recompute_blocks(options.recomputes);
-    optimizer_ = thimble::bench::make_optimizer(setup, *model_);
+    optimizer_ = thimble::models::make_optimizer(setup, *model_);
     for (std::int64_t i = 0; i < options.micro_batches; ++i) {
       batches_.push_back(model_->empty_batch(setup.batch, device));
       if (!device.is_dry) fill_batch(batches_.back(), i);

@@ -1,0 +1,17 @@
+#pragma once
+// What a run does in FP8, and what not, as the commands print it (models/training/setup.h: fp8_layers).
+
+#include <string>
+
+#include <thimble/nn/precision/fp8.h>
+
+namespace thimble::bench {
+
+/// As lines: what runs in FP8, of what its products are, what falls back and why, what stays in a higher precision.
+std::string to_lines(const nn::Fp8Layers& layers);
+
+/// As JSON: {"layers": [path], "fallbacks": [{"layer", "reason"}], "higher_precision": [path],
+/// "products": text}.
+std::string to_json_text(const nn::Fp8Layers& layers);
+
+}  // namespace thimble::bench

@@ -1,0 +1,65 @@
+#include <thimble/bench/commands/packing_report.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+namespace thimble::bench {
+namespace packing_report_detail {
+
+nlohmann::ordered_json number(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json();
+}
+
+std::string line(const std::string& name, std::size_t width, const nn::GradientError& e) {
+  char figures[96];
+  std::snprintf(figures, sizeof figures, "  %12.5g  %12.4g %%  %9.6f", e.norm, 100 * e.relative_error, e.cosine);
+  return "  " + name + std::string(width - name.size(), ' ') + figures + "\n";
+}
+
+}  // namespace packing_report_detail
+
+std::string to_json_text(const std::vector<nn::PackedResults>& packed) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const nn::PackedResults& p : packed) {
+    list.push_back({{"operator", p.name},
+                    {"dtype", to_string(p.dtype)},
+                    {"tensors", p.tensors},
+                    {"bytes", p.bytes},
+                    {"packed_bytes", p.packed_bytes}});
+  }
+  return list.dump();
+}
+
+std::string to_json_text(const nn::GradientReport& report) {
+  using packing_report_detail::number;
+  nlohmann::ordered_json parameters = nlohmann::ordered_json::array();
+  for (const nn::GradientError& e : report.parameters) {
+    parameters.push_back({{"name", e.name},
+                          {"norm", number(e.norm)},
+                          {"relative_error", number(e.relative_error)},
+                          {"cosine", number(e.cosine)}});
+  }
+  return nlohmann::ordered_json{{"loss", number(report.exact_loss)},
+                                {"loss_packed", number(report.lossy_loss)},
+                                {"relative_error", number(report.all.relative_error)},
+                                {"cosine", number(report.all.cosine)},
+                                {"parameters", parameters}}
+      .dump();
+}
+
+std::string to_lines(const nn::GradientReport& report) {
+  using packing_report_detail::line;
+  std::size_t width = 9;
+  for (const nn::GradientError& e : report.parameters) width = std::max(width, e.name.size());
+  char head[96];
+  std::snprintf(head, sizeof head, "  %12s  %14s  %9s\n", "norm", "relative error", "cosine");
+  std::string text =
+      "gradients with packed tensors against those without\n  parameter" + std::string(width - 9, ' ') + head;
+  for (const nn::GradientError& e : report.parameters) text += line(e.name, width, e);
+  return text + line("all", width, report.all);
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,18 @@
+#include <thimble/models/datasets/dataset.h>
+
+#include <cstdio>
+
+namespace thimble::models {
+
+std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& model, std::string_view name,
+                                      std::uint64_t seed) {
+  return model.is_text() ? open_text(path, name, model.is_masked(), seed) : open_images(path, model.options(), seed);
+}
+
+std::string sum_text(std::uint32_t sum) {
+  char text[24];
+  std::snprintf(text, sizeof text, "crc32c %08x", sum);
+  return text;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,66 @@
+#pragma once
+// What a named model learns from: a text, files of tokens or labelled images, split into a part to train on and a part
+// to validate with. Batches are functions of (seed, step) alone.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/models/model.h>
+
+namespace thimble::models {
+
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  /// Sets the sizes of a model that follow from the data (vocabulary; image, channels, classes). Throws ValueError when
+  /// one was chosen that the data contradict.
+  virtual void fit(ModelOptions& sizes) const = 0;
+  /// Makes the batches: `samples` each, for a model with these sizes. Throws ValueError when the data are too few for
+  /// one, or do not fit the sizes (a token beyond the vocabulary).
+  virtual void open(const ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) = 0;
+
+  /// The batch of a step on `device`, booked as input, images in `dtype`. On a dry device it has the same bytes.
+  virtual Batch batch(std::int64_t step, Device device, DType dtype) const = 0;
+  /// Does the host's work for a step's batch ahead, while a device computes; batch() for that step and dtype then only
+  /// copies it there. Makes no tensor and changes no batch; not to be called beside batch().
+  virtual void prepare([[maybe_unused]] std::int64_t step, [[maybe_unused]] DType dtype) {}
+  /// Batches of the validation part in order; the last may have fewer samples.
+  virtual std::int64_t validation_batches() const = 0;
+  virtual Batch validation_batch(std::int64_t index, Device device, DType dtype) const = 0;
+
+  /// What it keeps on the heap from open_dataset to its end: samples that are in no file (synthetic, or decompressed
+  /// ones), and labels. All else is read batch by batch, straight into a batch's tensors (nn/data/store.h).
+  virtual std::size_t heap_bytes() const { return 0; }
+
+  /// Items (tokens or images) per sample: what a rate counts.
+  virtual std::int64_t items_per_sample() const = 0;
+  /// The text of tokens: characters, or numbers where there is no vocabulary.
+  virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
+  /// What a checkpoint notes of the data: the characters of the vocabulary; empty without one.
+  virtual std::string symbols() const { return {}; }
+  /// What tells these data from others: how many there are, and a checksum; empty: nothing does.
+  virtual std::string digest() const { return {}; }
+};
+
+/// Opens what `path` names for a model: for text a text file (its characters are the tokens), a file of tokens as
+/// llm.c writes it (`.bin`), or a folder with one `*train*.bin` and one `*val*.bin`; for images a folder with IDX files
+/// under MNIST's names (plain or .gz; the test set alone is split 80/20), an IDX file of images beside its labels, a
+/// folder with CIFAR-10's batches, or one such batch. "synthetic" makes data of the model's sizes. Texts and single
+/// token files are split 90/10, single image files 80/20. Images are normalised by their measured mean and deviation.
+/// Models that learn hidden tokens get windows with 15 % of them hidden (nn/data/masking.h); characters then have one
+/// token more, [MASK]. `name` is the model's, whose sizes are those it would have. Throws FileError, ValueError naming
+/// the path and what is looked for.
+std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& model, std::string_view name,
+                                      std::uint64_t seed);
+
+/// "crc32c 1a2b3c4d".
+std::string sum_text(std::uint32_t sum);
+
+// One for each kind of model; `open_dataset` chooses.
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed);
+std::unique_ptr<Dataset> open_images(const std::string& path, const ModelOptions& model_sizes, std::uint64_t seed);
+
+}  // namespace thimble::models

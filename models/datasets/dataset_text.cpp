@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/crc32c.h>
+#include <thimble/core/launch/launch.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/bert/bert.h>
+#include <thimble/models/datasets/dataset.h>
+#include <thimble/nn/data/masking.h>
+#include <thimble/nn/data/sampler.h>
+#include <thimble/nn/data/store.h>
+#include <thimble/nn/data/synthetic.h>
+
+namespace thimble::models {
+namespace dataset_text_detail {
+
+constexpr std::size_t synthetic_bytes = std::size_t{1} << 20;
+
+// Both parts as tokens, with a vocabulary of characters or without.
+class Text final : public Dataset {
+ public:
+  /// `is_masked`: samples hide some of their tokens, which are the targets; else targets are the next tokens.
+  Text(data::TokenStore train, data::TokenStore validation, std::optional<data::CharVocabulary> vocabulary,
+       bool is_masked)
+      : train_(std::move(train)),
+        validation_(std::move(validation)),
+        vocabulary_(std::move(vocabulary)),
+        is_masked_(is_masked) {
+    const std::uint32_t sum = validation_.checksum(train_.checksum(crc32c(symbols())));
+    digest_ = format_grouped(train_.size() + validation_.size()) + " tokens, " + sum_text(sum);
+  }
+
+  void fit(ModelOptions& sizes) const override {
+    if (vocabulary_) sizes.vocabulary = vocabulary_->size() + (is_masked_ ? 1 : 0);  // [MASK] comes last
+  }
+
+  void open(const ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) override {
+    for (data::TokenStore* part : {&train_, &validation_}) {
+      const std::int64_t largest = part->largest();
+      if (largest >= sizes.vocabulary) {
+        throw ValueError("data: token " + std::to_string(largest) + " is outside of the model's vocabulary of " +
+                         std::to_string(sizes.vocabulary));
+      }
+      if (part->size() <= sizes.sequence) {
+        throw ValueError("data: " + std::to_string(part->size()) + " tokens to " +
+                         (part == &train_ ? "train on" : "validate with") + "; samples of " +
+                         std::to_string(sizes.sequence) + " need more than that (`sequence`)");
+      }
+      part->set_vocabulary(sizes.vocabulary);
+    }
+    samples_ = samples;
+    seed_ = seed;
+    masking_.mask_token = bert_mask_token(sizes.vocabulary);
+    masking_.vocabulary = vocabulary_ ? vocabulary_->size() : sizes.vocabulary;
+    sampler_.emplace(train_.size(), sizes.sequence, samples, seed);
+  }
+
+  Batch batch(std::int64_t step, Device device, DType) const override {
+    return make(samples_, device, [&](std::span<std::int64_t> inputs, std::span<std::int64_t> targets) {
+      const std::vector<std::int64_t> starts = sampler_->starts(step);
+      for (std::size_t i = 0; i < starts.size(); ++i) read(train_, starts[i], i, inputs, targets);
+      if (is_masked_) hide(inputs, targets, seed_, step);
+    });
+  }
+
+  std::int64_t validation_batches() const override { return (windows() + samples_ - 1) / samples_; }
+
+  Batch validation_batch(std::int64_t index, Device device, DType) const override {
+    const std::int64_t first = index * samples_, count = std::min(samples_, windows() - first);
+    return make(count, device, [&](std::span<std::int64_t> inputs, std::span<std::int64_t> targets) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        read(validation_, (first + i) * items_per_sample(), static_cast<std::size_t>(i), inputs, targets);
+      }
+      if (is_masked_) hide(inputs, targets, validation_seed, index);
+    });
+  }
+
+  std::int64_t items_per_sample() const override { return sampler_->seq(); }
+  std::size_t heap_bytes() const override {
+    return train_.heap_bytes() + (train_.shares_heap(validation_) ? 0 : validation_.heap_bytes());
+  }
+
+  std::string decode(const std::vector<std::int64_t>& tokens) const override {
+    if (vocabulary_) return vocabulary_->decode(std::vector<std::uint8_t>(tokens.begin(), tokens.end()));
+    std::string text;
+    for (const std::int64_t token : tokens) text += (text.empty() ? "" : " ") + std::to_string(token);
+    return text;
+  }
+  std::string symbols() const final { return vocabulary_ ? vocabulary_->symbols() : std::string(); }
+
+  std::string digest() const override { return digest_; }
+
+ private:
+  // The same places of the validation part are hidden in every run.
+  static constexpr std::uint64_t validation_seed = 0;
+
+  /// Windows that lie side by side in the validation part.
+  std::int64_t windows() const { return (validation_.size() - 1) / items_per_sample(); }
+
+  /// Window number `row` of a batch: inputs from `start` on, targets one later.
+  void read(const data::TokenStore& tokens, std::int64_t start, std::size_t row, std::span<std::int64_t> inputs,
+            std::span<std::int64_t> targets) const {
+    const auto seq = static_cast<std::size_t>(items_per_sample());
+    tokens.read(start, inputs.subspan(row * seq, seq));
+    tokens.read(start + 1, targets.subspan(row * seq, seq));
+  }
+
+  void hide(std::span<std::int64_t> inputs, std::span<std::int64_t> targets, std::uint64_t seed,
+            std::int64_t step) const {
+    data::mask_windows(inputs, targets, items_per_sample(), seed, step, masking_);
+  }
+
+  // `fill(inputs, targets)` writes a batch of `count` windows: on the cpu straight into its tensors, and on a dry
+  // device nowhere.
+  template <class Fill>
+  Batch make(std::int64_t count, Device device, Fill&& fill) const {
+    const Shape shape{count, items_per_sample()};  // (B, T)
+    if (device.is_cuda() && !device.is_dry) {
+      std::vector<std::int64_t> inputs(static_cast<std::size_t>(shape.elements())), targets(inputs.size());
+      fill(std::span(inputs), std::span(targets));
+      return with_counts(
+          {from_host(inputs, shape, device, Category::input), from_host(targets, shape, device, Category::input)},
+          targets);
+    }
+    Batch batch{Tensor::empty(shape, DType::i64, device, Category::input),
+                Tensor::empty(shape, DType::i64, device, Category::input)};
+    if (device.is_dry) return batch;
+    const WritePin inputs(batch.input), targets(batch.target);
+    const auto elements = static_cast<std::size_t>(shape.elements());
+    const std::span to(static_cast<std::int64_t*>(targets.data()), elements);
+    fill(std::span(static_cast<std::int64_t*>(inputs.data()), elements), to);
+    return with_counts(std::move(batch), to);
+  }
+
+  // Where some targets are hidden, how many of each sample count; else all of them do.
+  Batch with_counts(Batch batch, std::span<const std::int64_t> targets) const {
+    if (is_masked_) batch.counts = count_targets(targets, batch.target.size(0));
+    return batch;
+  }
+
+  data::TokenStore train_, validation_;
+  std::optional<data::CharVocabulary> vocabulary_;
+  bool is_masked_;
+  std::string digest_;
+  data::MaskingOptions masking_;
+  std::int64_t samples_ = 0;
+  std::uint64_t seed_ = 0;
+  std::optional<data::WindowSampler> sampler_;
+};
+
+/// Nine tenths to train on, rounded down, and the rest to validate with.
+std::unique_ptr<Dataset> split_90_10(const data::TokenStore& tokens, std::optional<data::CharVocabulary> vocabulary,
+                                     bool is_masked) {
+  const std::int64_t train = tokens.size() / 10 * 9 + tokens.size() % 10 * 9 / 10;
+  return std::make_unique<Text>(tokens.part(0, train), tokens.part(train, tokens.size() - train), std::move(vocabulary),
+                                is_masked);
+}
+
+std::unique_ptr<Dataset> from_text_file(const std::string& path, bool is_masked) {
+  const auto file = std::make_shared<const InputFile>(path);
+  const data::CharVocabulary vocabulary = data::vocabulary_of(*file);
+  return split_90_10(data::TokenStore(data::ByteStore(file, 0, file->bytes()), vocabulary), vocabulary, is_masked);
+}
+
+std::unique_ptr<Dataset> from_characters(const std::string& text, bool is_masked) {
+  const data::CharVocabulary vocabulary(text);
+  return split_90_10(data::TokenStore(data::ByteStore(std::vector<std::uint8_t>(text.begin(), text.end())), vocabulary),
+                     vocabulary, is_masked);
+}
+
+// The one `*part*.bin` of a folder.
+std::string token_file(const std::string& folder, const std::string& part) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (entry.path().extension() == ".bin" && name.find(part) != std::string::npos) {
+      found.push_back(entry.path().string());
+    }
+  }
+  if (found.size() != 1) {
+    throw ValueError("`data`: '" + folder + "' has " + std::to_string(found.size()) + " files named *" + part +
+                     "*.bin; a text file, a token file (.bin), or a folder with one *train*.bin and one *val*.bin "
+                     "is allowed");
+  }
+  return found[0];
+}
+
+}  // namespace dataset_text_detail
+
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked,
+                                   std::uint64_t seed) {
+  namespace detail = dataset_text_detail;
+  if (path == "synthetic")
+    return detail::from_characters(data::synthetic_text(detail::synthetic_bytes, seed), is_masked);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) {
+    return std::make_unique<detail::Text>(data::open_tokens(detail::token_file(path, "train")),
+                                          data::open_tokens(detail::token_file(path, "val")), std::nullopt, is_masked);
+  }
+  if (std::filesystem::path(path).extension() == ".bin") {
+    return detail::split_90_10(data::open_tokens(path), std::nullopt, is_masked);
+  }
+  if (model != "char-gpt" && !is_masked) {
+    throw ValueError("`data`: '" + path + "': " + std::string(model) +
+                     " trains on token files (.bin) or synthetic text; text files are for char-gpt and bert");
+  }
+  return detail::from_text_file(path, is_masked);
+}
+
+}  // namespace thimble::models

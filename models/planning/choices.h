@@ -1,0 +1,69 @@
+#pragma once
+// What can be switched on so that a step needs less: what each technique would allow and cost, and how many
+// micro-batches are best for a budget. All on dry devices.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::models {
+
+/// Makes the runs of a setup: training_run, or what a run with data and evaluations needs.
+using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
+
+/// What plans are made with.
+struct ChoiceOptions {
+  RunOfSetup run_of = training_run;
+  Device device = cpu;
+  /// Measured times are of one program, node by node; another number of micro-batches or another head is another one.
+  nn::CostModel costs = nn::hardware("cpu");
+  std::size_t budget_bytes = 0;  ///< 0: none
+};
+
+/// Whether a technique of this list is switched on: micro-batches, the chunked head, the fused optimizer.
+bool has_techniques(const Setup& setup) noexcept;
+
+/// Seconds of the step that overheads are counted from: the setup's with no technique switched on and everything kept,
+/// by the cost model. `planner` is of the setup; where that has techniques, a step without them is recorded. With
+/// measured times it is the setup's own step that keeps everything. Throws what the run throws.
+double plain_step_seconds(const ChoiceOptions& options, const Setup& setup, const nn::Planner& planner);
+
+/// The price of a technique, or of several together.
+struct TechniquePrice {
+  std::string options;            ///< that switch it on: "`micro_batches` 4"; empty: the segments of the setup as it is
+  std::size_t minimum_bytes = 0;  ///< the smallest feasible budget with it, segments that run again included
+  double time_overhead = 0;       ///< of that smallest plan, over plain_step_seconds
+  std::optional<double> time_overhead_in_budget;  ///< of the fastest plan in the budget, where there is one
+  std::string note;                               ///< what changes besides; may be empty
+};
+
+/// The setup as it is; then each technique that it leaves off and that can join it: the fused optimizer, the chunked
+/// head, 2, 4 and 8 micro-batches where they divide the batch; then the strongest combinations of these; then, where
+/// none fits the budget, parameters that are away between uses. Times are by the machine's numbers, even where others
+/// were measured. Takes about as long as planning each of them. Throws what
+/// the runs throw.
+std::vector<TechniquePrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
+
+/// The list as one line, without the first entry: "with `fuses_optimizer` 123 bytes at 4 % more time; ...".
+std::string to_line(const std::vector<TechniquePrice>& prices);
+
+/// A number of micro-batches.
+struct MicroBatchChoice {
+  std::int64_t count = 1;
+  std::shared_ptr<nn::Planner> planner;  ///< of the setup with that number
+};
+
+/// The number of micro-batches whose plan for the budget is the fastest by the cost model, the smaller one of two that
+/// are equally fast; where no plan is within the budget, the number that needs least. Tried are 1, 2, 4, ... as far as
+/// they divide the batch. Throws ValueError without a budget, with measured times, and for a setup that micro-batches
+/// cannot join.
+MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup& setup);
+
+}  // namespace thimble::models

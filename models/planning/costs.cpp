@@ -1,0 +1,66 @@
+#include <thimble/models/planning/costs.h>
+
+#include <algorithm>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::models {
+namespace costs_detail {
+
+constexpr double step_s = 1;  // that a measured step may take, about
+
+/// Seconds of a step by the machine's numbers alone.
+double roofline_seconds(const Setup& setup, const nn::Hardware& machine) {
+  return nn::step_seconds(nn::node_times(nn::record_step(cpu, training_run(setup)), machine));
+}
+
+/// The setup with the batch to be measured.
+Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_bytes) {
+  const std::int64_t most = setup.batch, least = setup.micro_batches;
+  setup.batch = least;
+  const double one = roofline_seconds(setup, machine);  // of one sample
+  while (setup.batch * 2 <= most && one * static_cast<double>(setup.batch) * 2 <= step_s) setup.batch *= 2;
+  if (budget_bytes == 0) return setup;
+  for (;; setup.batch /= 2) {
+    const std::size_t peak = nn::profile_training(dry(cpu), training_run(setup)).peak_bytes;
+    if (peak <= budget_bytes) return setup;
+    if (setup.batch > least) continue;
+    throw nn::BudgetError("`measures`: a step with " + std::to_string(least) + " samples that keeps everything needs " +
+                              memory::exact_bytes(peak) + ", the budget is " + memory::exact_bytes(budget_bytes) +
+                              "; `times` with a file that was measured elsewhere is allowed",
+                          budget_bytes, peak);
+  }
+}
+
+}  // namespace costs_detail
+
+nn::Hardware hardware_for(const CostOptions& options, Device device) {
+  if (!options.hardware.empty()) return nn::hardware(options.hardware);
+  if (!options.gpu.empty()) return nn::hardware_of_gpu(options.gpu);
+  return nn::hardware(device.is_cuda() ? "h100-80gb" : "cpu");
+}
+
+nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes, Device device) {
+  const nn::Hardware machine = hardware_for(options, device);
+  if (!options.measures) return options.times.empty() ? nn::CostModel(machine) : nn::read_cost_model(options.times);
+  if (machine.name != nn::hardware_list().front().name) {
+    throw ValueError("`measures`: operators are timed on the cpu, and the times of " + machine.name +
+                     " are asked for; for a run on the cpu, with the hardware " + nn::hardware_list().front().name +
+                     ", it is allowed");
+  }
+  if (setup.micro_batches == auto_micro_batches) {
+    throw ValueError("`measures`: not with `micro_batches` auto, which compares several programs; a number is allowed");
+  }
+  if (!options.times.empty()) AtomicFile(options.times);  // can it be written? Nothing is, without a commit
+  const Setup small = costs_detail::small_setup(setup, machine, budget_bytes);
+  nn::CostModel costs = nn::measure_costs(training_run(small), cpu, machine);
+  costs.source = machine.name + ": " + setup.model + " with a batch of " + std::to_string(small.batch) +
+                 ", every operator as measured";
+  if (!options.times.empty()) nn::write_cost_model(options.times, costs);
+  return costs;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,29 @@
+#pragma once
+// Where a plan's times come from: a machine's numbers, or the program's own operators as measured here.
+
+#include <cstddef>
+#include <string>
+
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/fit/measure.h>
+
+namespace thimble::models {
+
+struct CostOptions {
+  std::string hardware;   ///< whose numbers are used; empty: those of hardware_for's choice
+  bool measures = false;  ///< the operators are timed first, on this machine
+  std::string times;      ///< a file of measured times: read, or written when measuring; empty: none
+  std::string gpu = {};   ///< by its driver's name, where it is there: whose numbers are used unless hardware is named
+};
+
+/// The machine that is named, or the GPU, or for a run on `device` the cpu, or for a GPU that is not there h100-80gb.
+/// Throws ValueError for a name that is unknown.
+nn::Hardware hardware_for(const CostOptions& options, Device device);
+
+/// The cost model for plans of `setup` on `device`. Measuring runs eight steps with the largest power of two of samples
+/// that takes about a second a step (times the number of micro-batches) and stays within the batch and, where there is
+/// one, the budget. Throws ValueError (another machine than cpu cannot be measured), FileError, and BudgetError when
+/// one sample needs more than the budget.
+nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::size_t budget_bytes, Device device = cpu);
+
+}  // namespace thimble::models

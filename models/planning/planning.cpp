@@ -1,0 +1,357 @@
+#include <thimble/models/planning/planning.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include <thimble/autograd/node.h>
+#include <thimble/core/error.h>
+#include <thimble/core/launch/tf32.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/models/planning/planned_run.h>
+#include <thimble/models/planning/spilling.h>
+#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/training/quantizing.h>
+
+namespace thimble::models {
+namespace planning_detail {
+
+constexpr std::int64_t most_samples = std::int64_t{1} << 24;
+
+std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& graph) {
+  std::vector<PlannedSegment> list;
+  if (!plan.tape) return list;
+  const std::vector<std::int32_t> innermost = plan.tape->innermost();
+  for (std::size_t s = 0; s < plan.tape->segments.size(); ++s) {
+    const TapePlan::Segment& segment = plan.tape->segments[s];
+    PlannedSegment planned;
+    planned.first = segment.first, planned.end = segment.end;
+    for (std::int32_t p = segment.parent; p != TapePlan::none;
+         p = plan.tape->segments[static_cast<std::size_t>(p)].parent) {
+      ++planned.depth;
+    }
+    planned.path = path_name(graph.nodes[segment.first].path);
+    for (std::uint32_t n = segment.first; n < segment.end; ++n) {
+      if (innermost[n] != static_cast<std::int32_t>(s)) continue;
+      const TapeGraph::Node& node = graph.nodes[n];
+      const Fate fate = plan.tape->fates[n];
+      const bool is_view = node.type->cost == Cost::view;
+      if (keeps_output(fate) && !is_view) planned.kept_bytes += graph.bytes_of(node.output);
+      if (!keeps_output(fate)) ++planned.dropped;
+      if (!keeps_saved(fate)) continue;
+      for (const std::uint32_t value : node.saved) {
+        const bool is_operand = std::find(node.inputs.begin(), node.inputs.end(), value) != node.inputs.end();
+        if (!is_operand && value != node.output) planned.kept_bytes += graph.bytes_of(value);
+      }
+    }
+    list.push_back(std::move(planned));
+  }
+  return list;
+}
+
+/// Peak of a forward without a tape.
+nn::Plan inference_plan(const PlanOptions& options, PlanReport& report) {
+  const nn::MemoryProfile profile = nn::profile_training(
+      dry(options.device), options.is_int8 ? int8_inference_run(options.setup) : inference_run(options.setup));
+  report.parameters = profile.parameters;
+  nn::Plan plan;
+  plan.peak_bytes = profile.peak_bytes;
+  plan.lower_bound_bytes = profile.lower_bound_bytes;
+  plan.peak_by_category = profile.peak_by_category;
+  report.committed = memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
+  return plan;
+}
+
+/// What the peak of a training plan consists of: one more dry run.
+memory::CommittedParts parts_of(const PlanReport& report, Device device) {
+  const auto run = [&](Device on) {
+    std::unique_ptr<nn::TrainingRun> made = report.run(on);
+    report.plan.apply(made->options(), on);
+    return made;
+  };
+  const nn::MemoryProfile profile = nn::profile_training(dry(device), run, 2, false, report.plan.placement);
+  return memory::committed_parts(profile.peak_live_bytes, profile.peak_height_bytes, profile.peak_bytes);
+}
+
+/// Throws ValueError for what a forward has no use for.
+void check_inference(const PlanOptions& options) {
+  const Setup& s = options.setup;
+  placement(s, dry(options.device));
+  const std::pair<bool, std::string> training[] = {
+      {!s.optimizer.empty(), "`optimizer` " + s.optimizer},
+      {s.state != DType::f32, "`state` " + std::string(to_string(s.state))},
+      {!s.full_state.empty(), "`full_state`"},
+      {s.sizes.head == Head::chunked, "`head` chunked"},
+      {s.loss_scale.has_value(), s.loss_scale ? loss_scale_option(s) : ""},
+      {s.loss_scale_interval.has_value(), "`loss_scale_interval`"},
+      {!s.offload.empty(), "`offload` " + s.offload},
+      {s.offloads_optimizer, "`offloads_optimizer`"},
+      {s.offloads_parameters, "`offloads_parameters`"},
+      {s.offloads_gradients, "`offloads_gradients`"},
+      {s.allows_lossy, "`allows_lossy`"},
+      {s.clip_norm >= 0, "`clip_norm`"}};
+  for (const auto& [is_asked, option] : training) {
+    if (is_asked) throw ValueError("`is_inference`: not with " + option + ", which is about training steps");
+  }
+  if (!options.is_int8) return;
+  if (!s.precision.empty() && s.precision != "O0") {
+    throw ValueError("`is_int8`: not with `precision` " + s.precision +
+                     ", because the codes are made of a net in f32; O0, or no `precision`, is allowed");
+  }
+  if (s.dtype != DType::f32) {
+    throw ValueError("`is_int8`: not with `dtype` " + std::string(to_string(s.dtype)) +
+                     ", because the codes are made of a net in f32; f32 is allowed");
+  }
+}
+
+/// The plan of a training step, for a report that has its budget.
+void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn::CostModel& costs,
+                   PlanReport& report) {
+  Setup setup = options.setup;
+  const RunOfSetup run_of = [&runs](const Setup& other) { return runs.of(other); };
+  const ChoiceOptions choices{run_of, options.device, costs, report.budget_bytes};
+  if (setup.micro_batches == auto_micro_batches) {
+    const MicroBatchChoice choice = choose_micro_batches(choices, setup);
+    setup.micro_batches = choice.count;
+    report.planner = choice.planner;
+  } else {
+    report.planner =
+        std::make_shared<nn::Planner>(run_of(setup), options.device, costs, planner_options(setup, options.device));
+  }
+  report.setup = setup;
+  report.run = run_of(setup);
+  report.micro_batches = setup.micro_batches;
+  nn::Planner& planner = *report.planner;
+  check_lossy(setup, options.device, planner.graph());
+  report.parameters = planner.parameters();
+  report.clip_norm = clip_norm(setup, make_model(setup.model, setup.sizes, {dry(cpu)})->is_text());
+  report.minimum_bytes = planner.smallest().peak_bytes;
+  report.keep_everything_bytes = planner.keep_everything().peak_bytes;
+  report.plan = planner.keep_everything();
+  report.plain_step_s = plain_step_seconds(choices, setup, planner);
+  if (report.budget_bytes > 0) {
+    try {
+      report.plan = planner.fit(report.budget_bytes);
+    } catch (const nn::BudgetError& error) {
+      report.why_infeasible = with_prices(error, price_spilling(report.run, setup, costs, options.device));
+      report.is_feasible = false;
+      report.plan = planner.smallest();
+    }
+  }
+  report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
+  report.packing = packing_of(report.plan);
+  report.committed = parts_of(report, options.device);
+  report.segments = segments_of(report.plan, planner.graph());
+  if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
+}
+
+memory::OutsideBytes outside_of(const PlanOptions& options, const memory::ProcessBase& base, std::size_t nodes,
+                                std::size_t data_bytes) {
+  const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
+  return memory::outside_bytes(base, outside_facts(options.setup, has_budget, true, nodes, data_bytes));
+}
+
+/// The budget for the arena that one for the process leaves. The recording has as many nodes whatever the batch.
+void fit_process(PlanOptions& options, PlanReport& report, const memory::ProcessBase& base) {
+  if (options.device != cpu) {
+    throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(options.device) +
+                     " are not known; cpu is allowed");
+  }
+  Setup setup = options.setup;
+  if (setup.micro_batches == auto_micro_batches) setup.micro_batches = 1;
+  const PlannedRuns runs(setup, options.device, options.data);
+  const std::size_t nodes =
+      options.is_inference ? 0 : nn::profile_training(dry(options.device), runs.of(setup), 1).nodes;
+  memory::ProcessBase with_data = base;
+  with_data.writable_bytes += runs.data_bytes();
+  report.outside = outside_of(options, with_data, nodes, runs.data_bytes());
+  report.process_budget_bytes = options.process_budget_bytes;
+  const std::size_t left = arena_budget(options.process_budget_bytes, report.outside);
+  options.budget_bytes = options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
+}
+
+struct Probe {
+  std::int64_t batch;
+  double bytes;
+};
+
+/// Where the line through two probes meets the budget, strictly between `fits` and `fails`.
+std::int64_t by_line(const Probe& a, const Probe& b, double budget, std::int64_t fits, std::int64_t fails) {
+  const double per_sample = (b.bytes - a.bytes) / static_cast<double>(b.batch - a.batch);
+  if (!(per_sample > 0)) return fits + (fails - fits) / 2;
+  const double at = static_cast<double>(a.batch) + std::floor((budget - a.bytes) / per_sample);
+  return static_cast<std::int64_t>(std::clamp(at, static_cast<double>(fits + 1), static_cast<double>(fails - 1)));
+}
+
+/// By halving: what is asked is whether the fastest plan within the budget is fast enough, and that has no slope.
+LargestBatch search_in_a_third(const std::function<nn::Planner(std::int64_t batch)>& planner,
+                               std::size_t budget_bytes) {
+  constexpr double most_overhead = 1.0 / 3;
+  LargestBatch found;
+  const auto fits = [&](std::int64_t batch) {
+    ++found.probes;
+    try {
+      nn::Planner plans = planner(batch);
+      const nn::Plan& plan = plans.fit(budget_bytes);
+      if (plan.time_overhead > most_overhead) return false;
+      found.batch = batch;
+      found.peak_bytes = plan.peak_bytes;
+      found.time_overhead = plan.time_overhead;
+      return true;
+    } catch (const nn::BudgetError&) {
+      if (batch == 1) throw;
+      return false;
+    }
+  };
+  std::int64_t fails = 1;
+  while (fails <= most_samples && fits(fails)) fails *= 2;
+  while (fails - found.batch > 1) {
+    const std::int64_t middle = found.batch + (fails - found.batch) / 2;
+    if (!fits(middle)) fails = middle;
+  }
+  return found;
+}
+
+}  // namespace planning_detail
+
+LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& peak, std::size_t budget_bytes) {
+  using planning_detail::Probe;
+  LargestBatch found;
+  const auto budget = static_cast<double>(budget_bytes);
+  const auto probe = [&](std::int64_t batch) {
+    ++found.probes;
+    return Probe{batch, static_cast<double>(peak(batch))};
+  };
+  Probe fits = probe(1);
+  if (fits.bytes > budget) {
+    const auto one = static_cast<std::size_t>(fits.bytes);
+    throw nn::BudgetError("`finds_batch`: a batch of 1 needs " + std::to_string(one) +
+                              " bytes, more than the budget of " + std::to_string(budget_bytes),
+                          budget_bytes, one);
+  }
+  // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
+  // further than 16 times, as the line of two small batches says little.
+  Probe before = fits, fails = probe(2);
+  while (fails.bytes <= budget) {
+    before = fits;
+    fits = fails;
+    if (fits.batch >= planning_detail::most_samples) {
+      throw ValueError("`finds_batch`: even " + std::to_string(fits.batch) + " samples are within the budget of " +
+                       std::to_string(budget_bytes) + " bytes");
+    }
+    const std::int64_t most = std::min(fits.batch * 16, planning_detail::most_samples);
+    const std::int64_t ahead = planning_detail::by_line(before, fits, budget, fits.batch, most + 1);
+    // One beyond the place where the line ends would be the first to fail.
+    fails = probe(std::clamp(ahead + 1, fits.batch + 1, most));
+  }
+  // Between: by the line through the two, from the second try without progress by halving.
+  for (int tries = 0; fails.batch - fits.batch > 1; ++tries) {
+    const std::int64_t middle = tries % 3 == 2 ? fits.batch + (fails.batch - fits.batch) / 2
+                                               : planning_detail::by_line(fits, fails, budget, fits.batch, fails.batch);
+    const Probe next = probe(middle);
+    (next.bytes <= budget ? fits : fails) = next;
+  }
+  found.batch = fits.batch;
+  found.peak_bytes = static_cast<std::size_t>(fits.bytes);
+  found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
+  return found;
+}
+
+LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search) {
+  const Tf32Scope products(given.allows_tf32);
+  PlanOptions options = given;
+  const PlannedRuns runs(options.setup, options.device, options.data);
+  std::map<std::int64_t, double> overheads;
+  const auto planner = [&](std::int64_t batch) {
+    options.setup.batch = whole_batch(given.setup, batch);
+    return nn::Planner(runs.of(options.setup), options.device, hardware_for(options.costs, options.device),
+                       planner_options(options.setup, options.device));
+  };
+  if (search == BatchSearch::in_a_third && !options.is_inference) {
+    return planning_detail::search_in_a_third(planner, budget_bytes);
+  }
+  const auto peak = [&](std::int64_t batch) -> std::size_t {
+    options.setup.batch = whole_batch(given.setup, batch);
+    PlanReport unused;
+    if (options.is_inference) return planning_detail::inference_plan(options, unused).peak_bytes;
+    if (search == BatchSearch::plain) {
+      return nn::profile_training(dry(options.device), runs.of(options.setup)).peak_bytes;
+    }
+    nn::Planner plans = planner(batch);
+    const nn::Plan& plan = plans.smallest();
+    overheads[batch] = plan.time_overhead;
+    return plan.peak_bytes;
+  };
+  LargestBatch found = search_batch(peak, budget_bytes);
+  found.time_overhead = overheads[found.batch];
+  return found;
+}
+
+std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes) {
+  return find_largest_batch(options, budget_bytes, BatchSearch::planned).batch;
+}
+
+PlanReport make_plan(const PlanOptions& given) {
+  auto start = std::chrono::steady_clock::now();
+  if (given.allows_tf32 && !given.device.is_cuda()) {
+    throw ValueError("`allows_tf32`: products on the " + to_string(given.device) +
+                     " are computed in the dtype of their operands; `device` cuda is allowed");
+  }
+  const Tf32Scope products(given.allows_tf32);
+  PlanOptions options = given;
+  const nn::Hardware machine = hardware_for(options.costs, options.device);
+  PlanReport report;
+  memory::ProcessBase base;
+  if (options.device == cpu) base = memory::ProcessBase::measure();
+  if (options.process_budget_bytes > 0) planning_detail::fit_process(options, report, base);
+  report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
+  if (options.finds_batch) {
+    if (report.budget_bytes == 0)
+      throw ValueError("`finds_batch`: no budget; `budget_bytes`, or `hardware` with a memory, is needed");
+    if (options.setup.micro_batches == auto_micro_batches) {
+      throw ValueError("`finds_batch`: not with `micro_batches` auto; a number of them is allowed");
+    }
+    options.setup.batch = largest_batch(options, report.budget_bytes);
+  }
+  const PlannedRuns runs(options.setup, options.device, options.data);
+  report.setup = options.setup;
+  report.batch = options.setup.batch;
+  report.micro_batches = options.setup.micro_batches;
+  report.cost_model = nn::CostModel(machine).source;
+  if (options.is_inference) {
+    if (options.setup.fuses_optimizer || options.setup.micro_batches != 1 || options.prices_techniques) {
+      throw ValueError(
+          "`is_inference`: not with `fuses_optimizer`, `micro_batches` or `prices_techniques`, which are about "
+          "training "
+          "steps");
+    }
+    planning_detail::check_inference(options);
+    report.plan = planning_detail::inference_plan(options, report);
+    report.minimum_bytes = report.keep_everything_bytes = report.plan.peak_bytes;
+    if (report.budget_bytes > 0 && report.plan.peak_bytes > report.budget_bytes) {
+      report.is_feasible = false;
+      report.why_infeasible = nn::BudgetError("plan: a forward needs " + std::to_string(report.plan.peak_bytes) +
+                                                  " bytes, the budget is " + std::to_string(report.budget_bytes),
+                                              report.budget_bytes, report.plan.peak_bytes);
+    }
+  } else {
+    const nn::CostModel costs = plan_costs(options.setup, options.costs, report.budget_bytes, options.device);
+    start = std::chrono::steady_clock::now();
+    report.cost_model = costs.source;
+    planning_detail::plan_training(options, runs, costs, report);
+  }
+  if (options.device == cpu && report.outside.total() == 0) {
+    base.writable_bytes += runs.data_bytes();
+    const std::size_t nodes = report.planner ? report.planner->graph().nodes.size() : 0;
+    report.outside = planning_detail::outside_of(options, base, nodes, runs.data_bytes());
+  }
+  if (!report.is_feasible && report.process_budget_bytes > 0) {
+    report.why_infeasible = of_process(report.why_infeasible, report.process_budget_bytes, report.outside);
+  }
+  report.ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return report;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,105 @@
+#pragma once
+// The plan of a named model's training run, or of its forward, before there is one: what it needs and why.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <thimble/memory/policies/committed.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/models/planning/choices.h>
+#include <thimble/models/planning/costs.h>
+#include <thimble/models/planning/spilling.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::models {
+
+struct PlanOptions {
+  Setup setup;
+  std::string data;     ///< a path as TrainOptions has it: sizes follow from it (PlannedRuns); empty: the model's
+  Device device = cpu;  ///< to plan for; it need not be there, because its dry twin is what runs
+  std::size_t process_budget_bytes =
+      0;                         ///< for the whole process (models/training/process_bytes.h), on the cpu; 0: none
+  std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
+  CostOptions costs;
+  bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
+  bool is_inference = false;       ///< a forward without a tape
+  bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (models/training/quantizing.h)
+  bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/tf32.h)
+  bool prices_techniques = false;  ///< even where the budget is feasible; where it is not, they are priced anyway
+};
+
+/// A segment of the plan.
+struct PlannedSegment {
+  std::uint32_t first = 0, end = 0;  ///< nodes
+  int depth = 0;                     ///< segments around it
+  std::string path;                  ///< of its first node
+  std::size_t kept_bytes = 0;        ///< of results and extras that it keeps while closed, its own nodes alone
+  std::size_t dropped = 0;           ///< nodes whose result is dropped
+};
+
+struct PlanReport {
+  nn::Plan plan;
+  Setup setup;      ///< that was planned: sizes of data, the batch and the number of micro-batches are filled in
+  nn::MakeRun run;  ///< its runs (PlannedRuns); empty with `is_inference`
+  Packing packing;  ///< of the plan
+  std::int64_t parameters = 0;
+  std::int64_t batch = 0;
+  std::int64_t micro_batches = 1;
+  double clip_norm = 0;  ///< 0: gradients are not clipped
+  std::size_t budget_bytes = 0;
+  memory::OutsideBytes outside;  ///< on the cpu: of a training process beside its arena, which reads and writes files
+  std::size_t process_budget_bytes = 0;
+  bool is_feasible = true;
+  nn::BudgetError why_infeasible{"", 0, 0};  ///< the plan is then the smallest one
+  std::size_t minimum_bytes = 0;             ///< of all plans
+  std::size_t keep_everything_bytes = 0;
+  memory::CommittedParts committed;  ///< of the plan's peak
+  std::string cost_model;
+  std::vector<PlannedSegment> segments;
+  double plain_step_s = 0;                 ///< of the step that the plan's time_overhead is counted from
+  std::vector<TechniquePrice> techniques;  ///< where asked for, or the budget is infeasible
+  double ms = 0;                           ///< of planning, without measuring
+  std::shared_ptr<nn::Planner> planner;    ///< that found the plan; null with `is_inference`
+};
+
+/// Plans the program of a training run (PlannedRuns), as prepare_training does, all on dry devices: nothing is trained,
+/// and no memory beyond the planner's own is used. The plan's
+/// time_overhead is over a step with no technique switched on that keeps everything (plain_step_seconds). Throws
+/// ValueError (names, sizes, techniques that do not go together; `finds_batch` and `auto` micro-batches without a
+/// budget, or both at once), BudgetError when `finds_batch` finds that not even one sample fits.
+PlanReport make_plan(const PlanOptions& options);
+
+/// What a batch is held against a budget with.
+enum class BatchSearch : std::uint8_t {
+  plain,      ///< everything is kept, nothing is placed
+  planned,    ///< the smallest plan
+  in_a_third  ///< the fastest plan within the budget, which takes at most a third more time: about another forward
+};
+
+struct LargestBatch {
+  std::int64_t batch = 0;
+  std::size_t peak_bytes = 0;       ///< within the budget
+  std::size_t next_peak_bytes = 0;  ///< of one more sample: beyond it; in_a_third: 0
+  double time_overhead = 0;         ///< of the plan
+  int probes = 0;                   ///< batches that were run dry
+};
+
+/// A batch that fits while one more sample does not. Peaks are nearly linear in the batch: a line through the two
+/// nearest known peaks tells where to look next, and halving takes over where it does not close in. Every probe is a
+/// dry run, and both neighbours are probed. A batch is filled up to whole micro-batches, so that the largest one is a
+/// multiple of them. Throws BudgetError when a batch of 1 does not fit, ValueError when 2^24
+/// samples do.
+LargestBatch find_largest_batch(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search);
+
+/// The batch of find_largest_batch, planned.
+std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes);
+
+/// The search alone: `peak(batch)` gives bytes.
+LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& peak, std::size_t budget_bytes);
+
+}  // namespace thimble::models

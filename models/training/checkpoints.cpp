@@ -1,0 +1,108 @@
+#include <thimble/models/training/checkpoints.h>
+
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/training/recipe.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/files/weights.h>
+
+namespace thimble::models {
+namespace checkpoints_detail {
+
+/// What a run shares with the one that it goes on from. A file has `value` under `key` where it is not the usual one.
+struct Trait {
+  std::string key, option, value, usual;
+};
+
+std::vector<Trait> traits_of(const TrainOptions& options) {
+  std::vector<Trait> list{{"precision", "`precision`", options.setup.precision, ""}};
+  for (const RecipeText& text : recipe_texts(options.setup)) {
+    list.push_back({text.key, text.option, text.value, text.usual});
+  }
+  list.push_back({"tf32", "`allows_tf32`", options.allows_tf32 ? "allowed" : "", ""});
+  return list;
+}
+
+/// O0 and O3 are a single dtype for everything, which is `dtype` as well. Tensors tell which.
+bool is_same(const Trait& trait, const std::string& other) {
+  const auto plain = [](const std::string& name) { return name == "O0" || name == "O3" ? std::string() : name; };
+  if (trait.key != "precision") return trait.value == other;
+  return plain(trait.value) == plain(other);
+}
+
+std::string in_words(const Trait& trait, const std::string& value) {
+  if (value.empty()) return "without " + trait.option;
+  return "with " + trait.option + (trait.key == "tf32" ? "" : " " + value);
+}
+
+}  // namespace checkpoints_detail
+
+nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const Training& training) {
+  nn::Metadata metadata{{"model", options.setup.model}};
+  for (const auto& trait : checkpoints_detail::traits_of(options)) {
+    if (trait.value != trait.usual) metadata[trait.key] = trait.value;
+  }
+  std::string hexadecimal;  // characters may be any bytes; metadata are text
+  for (const char c : data.symbols()) {
+    constexpr char digits[] = "0123456789abcdef";
+    hexadecimal += {digits[static_cast<unsigned char>(c) >> 4], digits[static_cast<unsigned char>(c) & 15]};
+  }
+  if (!hexadecimal.empty()) metadata["characters"] = hexadecimal;
+  put_recipe(metadata, options, data, training);
+  return metadata;
+}
+
+std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Training& training, std::string* change) {
+  const std::string start = "`resume`: '" + options.resume + "' ";
+  const nn::CheckpointInfo info = nn::parse_checkpoint_info(SafetensorsReader(options.resume).header(), options.resume);
+  const auto held = [&](const std::string& key, const std::string& otherwise) {
+    const auto found = info.metadata.find(key);
+    return found == info.metadata.end() ? otherwise : found->second;
+  };
+  const nn::Metadata own = metadata_of(options, data, training);
+  for (const char* key : {"model", "characters"}) {
+    if (own.count(key) != 0 && held(key, "") != own.at(key)) {
+      throw ValueError(start + "has " + key + " '" + held(key, "") + "'; this run has '" + own.at(key) +
+                       "', and that alone is allowed");
+    }
+  }
+  for (const auto& trait : checkpoints_detail::traits_of(options)) {
+    const std::string before = held(trait.key, trait.usual);
+    if (checkpoints_detail::is_same(trait, before)) continue;
+    throw ValueError(start + "was trained " + checkpoints_detail::in_words(trait, before) +
+                     ", and that alone is allowed; this run is " + checkpoints_detail::in_words(trait, trait.value));
+  }
+  const std::string changed = recipe_change(info.metadata, options, data, training, start);
+  if (change != nullptr) *change = changed;
+  nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator(), training.scaler());
+  if (training.generator().seed() != options.setup.seed) {
+    throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
+                     "; the same is allowed, not " + std::to_string(options.setup.seed));
+  }
+  const auto done = static_cast<std::uint64_t>(info.step_count) +
+                    static_cast<std::uint64_t>(info.scaler ? info.scaler->skipped_steps : 0);
+  if (done >= static_cast<std::uint64_t>(options.steps)) {
+    throw ValueError(start + "has done " + std::to_string(done) + " steps; `steps` " + std::to_string(options.steps) +
+                     " must be more (it counts from the start)");
+  }
+  return static_cast<std::int64_t>(done);
+}
+
+void restore(Training& training, const std::string& path) {
+  nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
+}
+
+void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path) {
+  nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(),
+                      metadata_of(prepared.options, *prepared.data, training), training.scaler());
+}
+
+void save_weights(Training& training, const PreparedTraining& prepared) {
+  if (prepared.options.save_weights.empty()) return;
+  nn::save_weights(training.model(), prepared.options.save_weights,
+                   metadata_of(prepared.options, *prepared.data, training));
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,34 @@
+#pragma once
+// What a training run takes of the process beside its arena, and budgets for the whole process.
+
+#include <cstddef>
+
+#include <thimble/memory/process/host_limits.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/models/training/training.h>
+
+namespace thimble::models {
+
+/// What of a run on the cpu decides about its bytes outside of the arena (memory/process/outside.h): the threads of its
+/// kernels and tiers, the nodes of a step, files that it reads or writes, and what its data have on the heap.
+memory::OutsideFacts outside_facts(const Setup& setup, bool has_budget, bool has_files, std::size_t nodes,
+                                   std::size_t data_bytes);
+/// Those of a prepared run.
+memory::OutsideFacts outside_facts(const PreparedTraining& prepared);
+
+/// Nodes of a step's recording, by a dry one; of a micro-batch, or of the whole batch while their number is open.
+std::size_t count_nodes(PreparedTraining& prepared);
+
+/// What `process_budget_bytes` leave for an arena, in whole bytes. Throws BudgetError, naming the parts, where what is
+/// outside takes all of them.
+std::size_t arena_budget(std::size_t process_budget_bytes, const memory::OutsideBytes& outside);
+
+/// A BudgetError of an arena's budget in the words of a budget for the process: it names what is outside.
+nn::BudgetError of_process(const nn::BudgetError& error, std::size_t process_budget_bytes,
+                           const memory::OutsideBytes& outside);
+
+/// Plans a run (by `plan`, for prepared.options.budget_bytes) so that arena and outside are within
+/// options.process_budget_bytes; a smaller budget of its own holds as well. Throws BudgetError.
+void fit_process(PreparedTraining& prepared, const std::function<void()>& plan);
+
+}  // namespace thimble::models

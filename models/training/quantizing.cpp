@@ -1,0 +1,213 @@
+#include <thimble/models/training/quantizing.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <tuple>
+
+#include <thimble/autograd/functions/loss.h>
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/memory/process/process.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/datasets/dataset.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/quant/quantized_model.h>
+#include <thimble/nn/quant/weight_only.h>
+
+namespace thimble::models {
+namespace quantizing_detail {
+
+using namespace nn::quant;
+
+constexpr int timed_runs = 5;
+
+std::unique_ptr<FoldedNet> fold(Model& model, Device device) {
+  const Batch one = model.empty_batch(1, device);
+  return std::make_unique<FoldedNet>(
+      model, [&](const Tensor& x) { return model.forward(x); }, one.input);
+}
+
+/// Inference of a quantized net in an arena of its own; the net that it is made of lives elsewhere.
+class Int8Run final : public nn::TrainingRun {
+ public:
+  Int8Run(const FoldedNet& net, const Scales& scales, const Tensor& batch) : net_(net, scales), input_(batch) {
+    for (std::size_t i = 0; i < net.program().steps.size(); ++i) {
+      if (!net.program().steps[i].has_weight()) continue;
+      parameters_ += net.weight(i).elements() + net.bias(i).elements();
+    }
+  }
+  void step() override { net_(input_); }
+  nn::StepOptions& options() override { return options_; }
+  std::int64_t parameters() const override { return parameters_; }
+
+ private:
+  QuantizedModel net_;
+  Tensor input_;
+  nn::StepOptions options_;
+  std::int64_t parameters_ = 0;
+};
+
+/// Of the net that was calibrated, on a real batch.
+nn::MemoryProfile measured_profile(const FoldedNet& net, const Scales& scales, const Tensor& batch) {
+  return nn::profile_training(batch.device(), [&](Device) {
+    const Tensor own = clone(batch, Category::input);
+    return std::make_unique<Int8Run>(net, scales, own);
+  });
+}
+
+struct Evaluation {
+  double loss = 0;
+  std::optional<double> accuracy;
+};
+
+/// Mean loss over the validation part; for images the share of those read right, too.
+template <class Forward>
+Evaluation evaluate(const QuantizeOptions& options, const Dataset& data, bool is_text, Model& model,
+                    Forward&& forward) {
+  const NoGrad off;
+  const std::int64_t all = data.validation_batches();
+  const std::int64_t count = options.eval_batches > 0 ? std::min(options.eval_batches, all) : all;
+  double loss = 0, right = 0, samples = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Batch batch = data.validation_batch(i, options.device, DType::f32);
+    const auto n = static_cast<double>(batch.input.size(0));
+    samples += n;
+    if (is_text) {
+      loss += n * item(model.loss(batch));
+      continue;
+    }
+    const Tensor scores = forward(batch.input);  // (N, K)
+    loss += n * item(cross_entropy(scores, batch.target));
+    const auto values = to_host<float>(scores);
+    const auto targets = to_host<std::int64_t>(batch.target);
+    const std::int64_t classes = scores.size(1);
+    for (std::size_t k = 0; k < targets.size(); ++k) {
+      const auto row = values.begin() + static_cast<std::int64_t>(k) * classes;
+      right += std::max_element(row, row + classes) - row == targets[k];
+    }
+  }
+  Evaluation result{loss / samples, {}};
+  if (!is_text) result.accuracy = right / samples;
+  return result;
+}
+
+std::size_t bytes_of(const nn::Module& model) {
+  std::size_t bytes = 0;
+  for (const nn::NamedTensor& t : model.parameters()) bytes += t.tensor.bytes();
+  for (const nn::NamedTensor& t : model.buffers()) bytes += t.tensor.bytes();
+  return bytes;
+}
+
+/// The processor's clock; for a GPU the wall's, once the device has done what it was given.
+double now_ms(Device device) {
+  if (!device.is_cuda()) return process::processor_ms();
+  kernels::device_runtime(device).synchronize(device);
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// The quicker of the runs of each, in turn.
+template <class F, class G>
+std::pair<double, double> alternate(Device device, F&& f, G&& g) {
+  const NoGrad off;
+  double of_f = 0, of_g = 0;
+  for (int i = 0; i < timed_runs; ++i) {
+    const double start = now_ms(device);
+    f();
+    const double middle = now_ms(device);
+    g();
+    const double end = now_ms(device);
+    of_f = i == 0 ? middle - start : std::min(of_f, middle - start);
+    of_g = i == 0 ? end - middle : std::min(of_g, end - middle);
+  }
+  return {of_f, of_g};
+}
+
+void quantize_images(const QuantizeOptions& options, Model& model, const Dataset& data, QuantizeReport& report) {
+  report.scheme = "int8";
+  const std::unique_ptr<FoldedNet> folded = fold(model, options.device);
+  FoldedNet& net = *folded;
+  const auto batch = [&](std::int64_t i) { return data.batch(i, options.device, DType::f32).input; };
+  const Scales scales = calibrate(net, options.calibration_batches, batch, options.calibration);
+  QuantizedModel quantized(net, scales);
+  const auto exact = evaluate(options, data, false, model, [&](const Tensor& x) { return model.forward(x); });
+  const auto coarse = evaluate(options, data, false, model, [&](const Tensor& x) { return quantized(x); });
+  report.loss_f32 = exact.loss;
+  report.loss_int8 = coarse.loss;
+  report.accuracy_f32 = exact.accuracy;
+  report.accuracy_int8 = coarse.accuracy;
+  report.int8_weight_bytes = quantized.weight_bytes();
+  const Tensor first = batch(0);
+  report.layers = compare(net, quantized, first);
+  report.predicted_peak_bytes = nn::profile_training(dry(options.device), int8_inference_run(options.setup)).peak_bytes;
+  const nn::MemoryProfile measured = measured_profile(net, scales, first);
+  report.measured_peak_bytes = measured.peak_bytes;
+  report.outside = measured.outside;
+  report.process_peak_bytes = measured.process_peak_bytes;
+  std::tie(report.ms_f32, report.ms_int8) = alternate(
+      options.device, [&] { model.forward(first); }, [&] { quantized(first); });
+  if (!options.save.empty()) quantized.save(options.save, {{"model", options.setup.model}});
+}
+
+void quantize_text(const QuantizeOptions& options, Model& model, const Dataset& data, QuantizeReport& report) {
+  report.scheme = "q8_0";
+  const Tensor first = data.batch(0, options.device, DType::f32).input;
+  const auto whole = [](const Tensor&) { return Tensor(); };
+  report.loss_f32 = evaluate(options, data, true, model, whole).loss;
+  const auto plain = make_model(options.setup.model, options.setup.sizes, {options.device});
+  nn::load_weights(*plain, options.weights);
+  plain->eval();
+  quantize_linear_weights(model);
+  report.layers = compare_weights(*plain, model);
+  report.loss_int8 = evaluate(options, data, true, model, whole).loss;
+  report.int8_weight_bytes = bytes_of(model);
+  std::tie(report.ms_f32, report.ms_int8) = alternate(
+      options.device, [&] { plain->forward(first); }, [&] { model.forward(first); });
+  if (!options.save.empty())
+    nn::save_weights(model, options.save, {{"model", options.setup.model}, {"format", "thimble-q8_0-1"}});
+}
+
+}  // namespace quantizing_detail
+
+nn::MakeRun int8_inference_run(const Setup& setup, Device device) {
+  using namespace quantizing_detail;
+  const ResourceScope outside(memory::default_stack(device).top);
+  const std::shared_ptr<Model> model = make_model(setup.model, setup.sizes, {device, DType::f32});
+  if (model->is_text()) {
+    throw ValueError("int8: " + setup.model + " is a model over text; models over images are allowed");
+  }
+  return [batch = setup.batch, model, net = std::shared_ptr<const FoldedNet>(fold(*model, device))](Device on) {
+    return std::make_unique<Int8Run>(*net, unit_scales(net->program()), model->empty_batch(batch, on).input);
+  };
+}
+
+nn::MakeRun int8_inference_run(const Setup& setup) {
+  return [setup](Device device) { return int8_inference_run(setup, device)(device); };
+}
+
+QuantizeReport quantize(const QuantizeOptions& options) {
+  using namespace quantizing_detail;
+  QuantizeOptions o = options;
+  if (o.setup.dtype != DType::f32)
+    throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; f32 is allowed");
+  if (!o.save.empty()) AtomicFile(o.save);  // can it be written? Nothing is, without a commit
+  const auto named = make_model(o.setup.model, o.setup.sizes, {dry(cpu), DType::f32});
+  const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed);
+  data->fit(o.setup.sizes);
+  data->open(o.setup.sizes, o.setup.batch, o.setup.seed);
+  const auto model = make_model(o.setup.model, o.setup.sizes, {o.device});
+  nn::load_weights(*model, o.weights);
+  model->eval();
+  QuantizeReport report;
+  report.parameters = model->parameter_count();
+  report.f32_file_bytes = std::filesystem::file_size(o.weights);
+  report.f32_weight_bytes = bytes_of(*model);
+  model->is_text() ? quantize_text(o, *model, *data, report) : quantize_images(o, *model, *data, report);
+  if (!o.save.empty()) report.int8_file_bytes = std::filesystem::file_size(o.save);
+  return report;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,81 @@
+#include <thimble/models/training/recipe.h>
+
+#include <filesystem>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/printable.h>
+#include <thimble/memory/units.h>
+
+namespace thimble::models {
+namespace recipe_detail {
+
+constexpr const char* data_key = "data";
+constexpr const char* data_name_key = "recipe.data_name";
+constexpr const char* heads_key = "heads";
+
+std::string name_of_data(const TrainOptions& options) {
+  return printable(std::filesystem::path(options.data).filename().string());
+}
+
+std::string in_file(const RecipePart& part) { return "recipe." + part.key; }
+
+std::string at(const nn::Metadata& metadata, const std::string& key) {
+  const auto found = metadata.find(key);
+  return found == metadata.end() ? std::string() : found->second;
+}
+
+}  // namespace recipe_detail
+
+std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training) {
+  const Setup& setup = options.setup;
+  const Model& model = training.model();
+  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
+  std::vector<RecipePart> list{{"batch", "`batch`", std::to_string(setup.batch)},
+                               {"lr", "`rate`", format_real(numbers.rate)},
+                               {"schedule", "`schedule`", options.schedule},
+                               {"warmup", "`warmup`", std::to_string(options.warmup)},
+                               {"min_lr", "`min_rate`", format_real(options.min_rate)},
+                               {"weight_decay", "`weight_decay`", format_real(numbers.weight_decay)},
+                               {"clip", "`clip_norm`", format_real(clip_norm(setup, model.is_text()))}};
+  // A constant rate does not know where the run ends.
+  if (options.schedule != "constant") list.push_back({"steps", "`steps`", std::to_string(options.steps)});
+  if (numbers.beta2) list.push_back({"beta2", "`beta2`", format_real(*numbers.beta2)});
+  if (model.options().heads > 0) list.push_back({"dropout", "`dropout`", format_real(model.options().dropout)});
+  if (model.is_text()) {
+    list.push_back({"head", "`head`", model.options().head == Head::chunked ? "chunked" : "full"});
+  }
+  list.push_back({"micro_batches", "`micro_batches`", std::to_string(setup.micro_batches)});
+  list.push_back({recipe_detail::data_key, "`data`", data.digest()});
+  return list;
+}
+
+void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training) {
+  for (const RecipePart& part : recipe_of(options, data, training)) metadata[recipe_detail::in_file(part)] = part.value;
+  metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
+  const std::int64_t heads = training.model().options().heads;
+  if (heads > 0) metadata[recipe_detail::heads_key] = std::to_string(heads);
+}
+
+std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
+                          const Training& training, const std::string& start) {
+  using namespace recipe_detail;
+  const std::string heads = at(before, heads_key), own = std::to_string(training.model().options().heads);
+  if (!heads.empty() && heads != own) {
+    throw ValueError(start + "was trained with `heads` " + heads +
+                     ", and that alone is allowed; this run is with `heads` " + own +
+                     ", another function of the same parameters");
+  }
+  std::string text;
+  for (const RecipePart& part : recipe_of(options, data, training)) {
+    const std::string old = at(before, in_file(part));
+    if (old.empty() || old == part.value) continue;
+    const bool is_data = part.key == data_key;
+    text += text.empty() ? "" : ", ";
+    text += is_data ? "other data: " + at(before, data_name_key) + ", " + old + " -> " + name_of_data(options) + ", " +
+                          part.value
+                    : part.option + " " + old + " -> " + part.value;
+  }
+  return text;
+}
+
+}  // namespace thimble::models

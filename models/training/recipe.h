@@ -1,0 +1,31 @@
+#pragma once
+// The recipe of a training run, as its checkpoints keep it: what may be another when a run goes on from one, but not
+// in silence.
+
+#include <string>
+#include <vector>
+
+#include <thimble/models/training/training.h>
+#include <thimble/nn/files/tensor_io.h>
+
+namespace thimble::models {
+
+/// One number or name of a recipe: `recipe.<key>` in a checkpoint, and the option that sets it.
+struct RecipePart {
+  std::string key, option, value;
+};
+
+/// Batch, micro-batches, head, dropout, learning rate and its schedule (its steps where they shape it), weight decay,
+/// beta2, clipping and the data's digest, with defaults filled in.
+std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& data, const Training& training);
+
+/// Adds the recipe, and the number of heads, which no tensor's shape tells.
+void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Dataset& data, const Training& training);
+
+/// What a run changes of a checkpoint's recipe: "`rate` 0.003 -> 0.01, other data: a.txt, ... -> b.txt, ..."; empty:
+/// nothing. Parts that the checkpoint does not name (files of older versions) are passed over. Throws ValueError,
+/// beginning with `start`, for another number of heads: the tensors fit, and the function is another.
+std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
+                          const Training& training, const std::string& start);
+
+}  // namespace thimble::models

@@ -1,0 +1,153 @@
+#pragma once
+// A named model with its optimizer, sizes and techniques: what plans and training runs are made of. Errors name an
+// option as it stands here, in backticks: "`micro_batches`: 3 does not divide `batch` 8".
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/precision/fp8.h>
+#include <thimble/nn/precision/precision.h>
+#include <thimble/nn/step/profile.h>
+#include <thimble/optim/grad_scaler.h>
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::models {
+
+struct Setup {
+  std::string model;
+  ModelOptions sizes;
+  std::int64_t batch = 8;
+  /// sgd, momentum, adam, adamw, adafactor; momentum8, adam8, adamw8: with 8-bit state; empty: momentum for images,
+  /// adamw for text
+  std::string optimizer;
+  DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
+  std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same
+  DType dtype = DType::f32;                  ///< of parameters and activations
+  std::string
+      precision;  ///< a policy (nn/precision/precision.h), whose parameters are of `dtype`; empty: all is of `dtype`
+  bool fp8_strict = false;  ///< a layer that the policy's FP8 cannot take is an error
+  /// Of the policy's FP8 recipe (nn/precision/fp8_recipe.h); none: as the policy has it.
+  std::optional<std::int64_t> fp8_history, fp8_margin;
+  std::optional<bool> fp8_hybrid;
+  std::optional<optim::GradScalerOptions> loss_scale;  ///< none: as the policy has it
+  std::optional<std::int64_t> loss_scale_interval;     ///< good steps before a dynamic one grows; none: as it comes
+  double rate = -1;                                    ///< negative: by optimizer and model, see optimizer_numbers
+  double clip_norm = -1;                               ///< negative: 1 for text, none for images
+  double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
+  double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
+  std::uint64_t seed = 1;
+  /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
+  std::string offload;
+  bool offloads_optimizer = false;             ///< its state waits there between updates
+  bool offloads_parameters = false;            ///< they wait there between uses, a unit read ahead
+  bool offloads_gradients = false;             ///< they wait there for the update of their parameter
+  bool allows_lossy = false;                   ///< plans may pack saved tensors to fewer digits
+  DType lossy = DType::bf16;                   ///< which: bf16, f16, f8e4m3, f8e5m2, i8
+  std::vector<nn::PackRule> lossy_rules = {};  ///< of operators by name, which come before that
+  bool packs_rest = true;                      ///< false: what no rule names is not packed
+  bool fuses_optimizer = false;    ///< parameters are updated during backward (nn/step/step.h); not with clipping
+  std::int64_t micro_batches = 1;  ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
+};
+
+/// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.
+inline constexpr std::int64_t auto_micro_batches = 0;
+
+/// Sets policy and dtype. Throws ValueError for an unknown name.
+void set_precision(Setup& setup, const std::string& name);
+
+/// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`,
+/// for what is about FP8 without it, and for a part of a recipe that has no effect on its scales.
+nn::Placement placement(const Setup& setup, Device device);
+
+/// Which layers of the setup's model run in FP8 and which do not, by its dry twin on the device; none where its policy
+/// has no FP8. Throws what make_model throws, with fp8_strict a ValueError at the first layer that falls back.
+std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device);
+
+/// Whether the setup may have a chunked head: not with products in f16 under a policy or with a loss scale, whose
+/// gradients are made before the scale could keep them from vanishing.
+bool may_chunk_head(const Setup& setup);
+
+/// How the loss is scaled; none: it is not. Throws ValueError for an interval without a dynamic scale.
+std::optional<optim::GradScalerOptions> loss_scaling(const Setup& setup);
+
+/// What scales the loss, as an error names it: "`precision` O2", "`loss_scale` dynamic", "`loss_scale` 1024".
+std::string loss_scale_option(const Setup& setup);
+
+/// A scaler as loss_scaling has it; null: the loss is not scaled. Throws ValueError as GradScaler does.
+std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
+
+/// What a report says of the policy and the loss scale: "O2, dynamic loss scale from 65536", "all f16"; empty: all
+/// is f32 and the loss is not scaled.
+std::string precision_text(const Setup& setup, bool is_inference = false);
+
+/// What to know before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: nothing.
+std::string precision_warning(const Setup& setup);
+
+/// A part of the setup's recipe in low precision. Empty: there is no such thing.
+struct RecipeText {
+  std::string key, option;   ///< in a checkpoint, and in errors
+  std::string value, usual;  ///< the setup's, and that of its policy
+};
+/// Loss scale and FP8, as a checkpoint keeps them.
+std::vector<RecipeText> recipe_texts(const Setup& setup);
+
+/// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
+/// micro-batches or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder,
+/// micro-batches that do not divide the batch, a chunked head on a model that is not over tokens or with products in
+/// f16 (its gradients are made before a scale could keep them from vanishing).
+void check_techniques(const Setup& setup, bool is_text);
+
+/// The least batch >= `batch` that the setup's micro-batches divide.
+std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
+
+/// How the setup's steps are made on `device`. The optimizer is fused `secured` where a placed arena stands behind the
+/// resource in force, as with a budget, and `unsecured` elsewhere: without a budget nothing but the machine bounds the
+/// arena, and a run that meets that bound is over either way. Throws what check_techniques throws, ValueError while
+/// the number of micro-batches is still to be chosen.
+nn::StepOptions step_options(const Setup& setup, bool is_text, Device device);
+
+/// The optimizer's name with the default filled in. Throws ValueError listing the names.
+std::string optimizer_name(const Setup& setup, bool is_text);
+
+/// How the moments of a setup are kept: f32, bf16 or u8. Throws ValueError for a state that its optimizer cannot have.
+DType optimizer_state(const Setup& setup, bool is_text);
+
+/// What an optimizer of the setup is made with, defaults filled in. The default rates are those with which every family
+/// of models trains (tests/models/training/default_rate_test.cpp).
+struct OptimizerNumbers {
+  double rate = 0, weight_decay = 0;
+  std::optional<double> beta2 = {};  ///< of adam and adamw
+};
+OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
+
+/// The model that is trained, whose parameters are in a store where the setup says so. Throws what make_model
+/// throws, ValueError where parameters are to be offloaded and there is no place for that, or not on its device;
+/// FileError as a tier does.
+std::unique_ptr<Model> make_model(const Setup& setup, Device device);
+
+/// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
+/// place for that, or not on its device; FileError as a tier does.
+std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model);
+/// The same of these parameters, where ranks share out those of the model (dist/data_parallel.h).
+std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model,
+                                                 std::vector<optim::Named> parameters);
+
+/// The gradient norm that steps are clipped to; 0: none. With a fused optimizer there is none unless it is asked for.
+double clip_norm(const Setup& setup, bool is_text);
+
+/// What plans of the setup for `device` may do. Throws ValueError where its tensors cannot wait in such a place,
+/// FileError where the folder cannot take a tier (memory/offload/direct_file.h).
+nn::PlannerOptions planner_options(const Setup& setup, Device device);
+
+/// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
+nn::MakeRun training_run(const Setup& setup);
+
+/// Makes runs whose step is a forward in evaluation mode, without a tape and without an optimizer.
+nn::MakeRun inference_run(const Setup& setup);
+
+}  // namespace thimble::models

@@ -1,0 +1,244 @@
+#include <thimble/models/training/training.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <thimble/autograd/functions/loss.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/models/gpt/gpt.h>
+#include <thimble/nn/files/checkpoint.h>
+#include <thimble/nn/step/read.h>
+#include <thimble/optim/schedule.h>
+
+namespace thimble::models {
+namespace training_detail {
+
+// Rows of (N, K) scores whose largest is at the row's target.
+std::int64_t count_correct(const std::vector<float>& scores, const std::vector<std::int64_t>& targets) {
+  const std::size_t classes = scores.size() / targets.size();
+  std::int64_t correct = 0;
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const auto row = scores.begin() + static_cast<std::ptrdiff_t>(i * classes);
+    const auto best = std::max_element(row, row + static_cast<std::ptrdiff_t>(classes)) - row;
+    correct += best == targets[i] ? 1 : 0;
+  }
+  return correct;
+}
+
+// A recorded step repeats the weights of its micro-batches.
+void require_equal_parts(const Batch& batch, std::int64_t count) {
+  const std::vector<optim::MicroBatch> parts = micro_batches(batch, count);
+  if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
+    throw PlanError(
+        "training: the micro-batches of a step that is recorded must have as many targets that count as "
+        "each other; steps that are not recorded may differ");
+  }
+}
+
+}  // namespace training_detail
+
+double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
+  const std::int64_t warmup = options.warmup, total = options.steps;
+  if (warmup < 0 || warmup > total) {
+    throw ValueError("`warmup`: " + std::to_string(warmup) + " steps; 0 to " + std::to_string(total) + " are allowed");
+  }
+  if (options.schedule == "cosine") return optim::cosine_rate(rate, step, warmup, total, options.min_rate);
+  if (options.schedule != "constant" && options.schedule != "step") {
+    throw ValueError("`schedule`: '" + options.schedule + "' is not one of constant, cosine, step");
+  }
+  if (step < warmup) return rate * static_cast<double>(step + 1) / static_cast<double>(warmup);
+  if (options.schedule == "constant") return optim::constant_rate(rate, step);
+  return std::max(options.min_rate, optim::step_rate(rate, step, std::max<std::int64_t>(1, (total + 2) / 3)));
+}
+
+Training::Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan)
+    : options_(options),
+      data_(data),
+      device_(device),
+      generator_(options.setup.seed),
+      scope_(generator_),
+      model_(make_model(options.setup, device)),
+      optimizer_(make_optimizer(options.setup, *model_)),
+      scaler_(make_scaler(options.setup)),
+      rate_(optimizer_->rate()),
+      placed_(Placed::find(*current_resource(device))) {
+  step_options_ = models::step_options(options.setup, model_->is_text(), device);
+  step_options_.scaler = scaler_.get();
+  plan.apply(step_options_, device);
+}
+
+void Training::prepare_steps() {
+  if (options_.records_steps) batch_ = data_.batch(0, device_, options_.setup.dtype);
+}
+
+void Training::rest() noexcept {
+  if (recorded_) recorded_->drop();
+  if (placed_ != nullptr) placed_->release_region();
+}
+
+double Training::recorded_step(std::int64_t step) {
+  if (!device_.is_dry) {
+    const Batch next = data_.batch(step, cpu, options_.setup.dtype);
+    training_detail::require_equal_parts(next, step_options_.micro_batches);
+    nn::load_input(batch_.input, next.input);
+    nn::load_input(batch_.target, next.target);
+  }
+  const auto loss_of = [this](std::int64_t i) {
+    return model_->loss(micro_batch(batch_, i, step_options_.micro_batches));
+  };
+  if (placed_ == nullptr) {
+    if (!device_.is_dry) throw PlanError("training: no placed arena is there to record steps in; it needs one");
+    nn::training_step(*optimizer_, loss_of, step_options_);
+    return 0;
+  }
+  if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *optimizer_, loss_of, step_options_);
+  const Tensor loss = recorded_->run();
+  prepare_next(step);
+  return nn::read_value(loss);
+}
+
+double Training::step(std::int64_t step) {
+  optimizer_->set_rate(rate_at(options_, rate_, step));
+  if (options_.records_steps) return recorded_step(step);
+  const Batch batch = data_.batch(step, device_, options_.setup.dtype);
+  if (step_options_.micro_batches > 1) step_options_.parts = micro_batches(batch, step_options_.micro_batches);
+  const Tensor loss = nn::training_step(
+      *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
+      step_options_);
+  prepare_next(step);
+  return nn::read_value(loss);
+}
+
+void Training::prepare_next(std::int64_t step) {
+  if (device_.is_cuda() && !device_.is_dry && step + 1 < options_.steps) data_.prepare(step + 1, options_.setup.dtype);
+}
+
+double Training::evaluate_images(const Batch& batch, std::int64_t& correct) {
+  const Tensor scores = model_->forward(batch.input);  // (N, K)
+  correct +=
+      training_detail::count_correct(nn::read_values<float>(scores), nn::read_values<std::int64_t>(batch.target));
+  return nn::read_value(cross_entropy(scores, batch.target));
+}
+
+nn::Evaluation Training::evaluate() {
+  const NoGrad off;
+  model_->eval();
+  const std::int64_t all = data_.validation_batches();
+  const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
+  double loss = 0;
+  const std::int64_t most = options_.setup.batch / step_options_.micro_batches;  // samples at a time, as in a step
+  std::int64_t samples = 0, correct = 0;
+  const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
+  std::uint64_t layout = 0;
+  bool is_settled = false;
+  for (std::int64_t i = 0; i < count; ++i) {
+    // All but the last have as many samples: once one leaves the arena as it was before, the next needs no more.
+    if (is_settled && i + 1 < count) continue;
+    const ParameterUse use;
+    const Batch batch = data_.validation_batch(i, device_, options_.setup.dtype);
+    const std::int64_t all_samples = batch.target.size(0);
+    for (std::int64_t begin = 0; begin < all_samples; begin += most) {
+      const std::int64_t end = std::min(begin + most, all_samples);
+      const Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
+      const double mean = model_->is_text() ? nn::read_value(model_->loss(part)) : evaluate_images(part, correct);
+      loss += mean * static_cast<double>(end - begin);
+      samples += end - begin;
+    }
+    if (arena == nullptr) continue;
+    const std::uint64_t before = std::exchange(layout, arena->layout_digest());
+    is_settled = i > 0 && layout == before;
+  }
+  model_->train();
+  nn::Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
+  if (!model_->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
+  return evaluation;
+}
+
+void Training::visit_state() { nn::visit_state(*model_, *optimizer_); }
+
+bool Training::can_sample() const noexcept { return dynamic_cast<const Gpt*>(model_.get()) != nullptr; }
+
+std::vector<std::int64_t> Training::sample() {
+  if (!can_sample()) throw ValueError("`sample`: " + options_.setup.model + " cannot write; the GPT family can");
+  auto& gpt = dynamic_cast<Gpt&>(*model_);
+  const ParameterUse use;
+  // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
+  const std::int64_t count = device_.is_dry ? std::min(options_.sample, gpt.options().sequence + 1) : options_.sample;
+  std::vector<std::int64_t> tokens = generate(gpt, {0}, count, 0.8, 0, options_.setup.seed);
+  tokens.erase(tokens.begin());  // the prompt
+  return tokens;
+}
+
+namespace training_detail {
+
+class Program final : public nn::TrainingRun {
+ public:
+  Program(const PreparedTraining& prepared, Device device, const nn::Plan& plan)
+      : prepared_(prepared), training_(prepared.options, *prepared.data, device, plan), step_(prepared.first_step) {
+    if (!prepared.options.resume.empty()) training_.visit_state();
+    training_.prepare_steps();
+  }
+
+  void step() override {
+    if (step_ < prepared_.options.steps) loss_ = training_.step(step_++);
+  }
+  void finish(FunctionRef<void()> step) override {
+    const TrainOptions& options = prepared_.options;
+    if (!options.save.empty() && comes_between(options.save_every) && step_ < options.steps) {
+      training_.visit_state();
+      step();
+    }
+    evaluate_and_save();
+    if (!comes_between(options.eval_every)) return sample();
+    for (std::uint64_t before = layout(), after = 0; step_ < options.steps; before = after) {
+      step();
+      evaluate_and_save();
+      after = layout();
+      if (after == before) break;  // from here on everything repeats
+    }
+    sample();
+  }
+  nn::StepOptions& options() override { return training_.step_options(); }
+  bool begins_placed_steps() const override { return prepared_.options.records_steps; }
+  std::int64_t parameters() const override { return training_.model().parameter_count(); }
+  std::size_t tier_bytes() const override { return training_.tier_bytes(); }
+  nn::RunView view() override {
+    return {{loss_}, {&training_.optimizer()}, training_.model().buffers(), &training_.generator(), training_.scaler()};
+  }
+
+ private:
+  /// Whether what is done every so many steps is done before the last one.
+  bool comes_between(std::int64_t every) const {
+    return every > 0 && (prepared_.first_step / every + 1) * every < prepared_.options.steps;
+  }
+  void sample() {
+    if (prepared_.options.sample > 0) training_.sample();
+  }
+  void evaluate_and_save() {
+    training_.rest();
+    training_.evaluate();
+    if (!prepared_.options.save.empty()) training_.visit_state();
+  }
+  std::uint64_t layout() const {
+    const Arena* const arena = Arena::find(*current_resource(dry(prepared_.options.device)));
+    return arena != nullptr ? arena->layout_digest() : 0;
+  }
+
+  const PreparedTraining& prepared_;
+  Training training_;
+  std::int64_t step_;
+  double loss_ = 0;
+};
+
+}  // namespace training_detail
+
+nn::MakeRun training_program(const PreparedTraining& prepared) { return training_program(prepared, prepared.plan); }
+
+nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan) {
+  return
+      [&prepared, &plan](Device device) { return std::make_unique<training_detail::Program>(prepared, device, plan); };
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,213 @@
+#pragma once
+// Training a named model, on data by path, in a number of bytes:
+//
+//   models::TrainOptions options;
+//   options.setup.model = "char-gpt";  // models::model_list() has them all
+//   options.setup.sizes.width = 96;    // else the model's own
+//   options.data = "synthetic";        // or a path: see open_dataset
+//   options.steps = 6;
+//   options.budget_bytes = static_cast<std::size_t>(parse_size("64 MiB"));
+//   options.save = folder + "/run";
+//   options.log = folder + "/curves";
+//   const models::PreparedTraining prepared = models::prepare_training(options);
+//   std::printf("%zu bytes\n", prepared.plan.peak_bytes);  // before the first step; the arena takes as many
+//   const models::TrainReport report =
+//       models::train(prepared, [](const nn::Progress& p) { std::printf("loss %f\n", p.loss); });
+//
+// From that checkpoint a run goes on to more steps, with the bits of one that never ended:
+//
+//   options.resume = options.save;
+//   options.steps = 9;
+//   const models::TrainReport rest = models::train(models::prepare_training(options));
+//
+// The program that a dry run predicts is the one that trains: the same class, on another device. An own model, without
+// a name, is trained by nn/trainer/trainer.h.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/process/outside.h>
+#include <thimble/memory/stack.h>
+#include <thimble/memory/summary.h>
+#include <thimble/models/datasets/dataset.h>
+#include <thimble/models/planning/costs.h>
+#include <thimble/models/planning/spilling.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/trainer/training_loop.h>
+
+namespace thimble::models {
+
+struct TrainOptions {
+  Setup setup;
+  Device device = cpu;
+  std::string data;                   ///< a path or "synthetic": see open_dataset
+  std::int64_t steps = 100;           ///< in all: a resumed run does those that are left
+  std::string schedule = "constant";  ///< constant; cosine, down to min_rate; step, x 0.1 at every third of the steps
+  std::int64_t warmup = 0;            ///< steps of linear rise before that
+  double min_rate = 0;                ///< the rate never falls below it after the warm-up
+  std::int64_t eval_every = 0;        ///< evaluate after every so many steps; 0: at the end alone
+  std::int64_t eval_batches = 16;     ///< batches of an evaluation; 0: the whole validation part
+  std::int64_t sample = 0;            ///< tokens that a text model writes at the end
+  std::string save;                   ///< a checkpoint, at the end and every `save_every` steps
+  std::int64_t save_every = 0;        ///< 0: at the end alone
+  std::int64_t keep = 1;              ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
+  std::string resume;                 ///< a checkpoint to go on from
+  std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
+  std::string log;                    ///< a folder for TensorBoard
+  std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
+  std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
+  CostOptions costs;                     ///< of the plan for the budget
+  bool allows_tf32 = false;              ///< on a CUDA device f32 products may be computed in TF32 (core/launch/tf32.h)
+  std::string plan;                      ///< a file that nn::write_plan wrote: followed, and nothing is planned
+  bool is_strict = false;                ///< a step that leaves its plan is an error
+  bool plans_in_child = false;           ///< on the cpu plans are searched in a child process (child_process.h)
+  bool records_steps = false;            ///< on a CUDA device steps are recorded and replayed (nn/step/recorded_step.h)
+};
+
+/// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
+double rate_at(const TrainOptions& options, double rate, std::int64_t step);
+
+/// Model, optimizer and random numbers on one device. Everything takes its bytes from the resource in force.
+class Training {
+ public:
+  /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
+  Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan = {});
+
+  /// Before the first step, where steps are recorded: makes the batch that every step reads. The data must be open.
+  /// Nothing elsewhere.
+  void prepare_steps();
+  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device. Steps that are recorded
+  /// need a placed arena behind the resource in force, and begin and end its steps themselves; without one, on a dry
+  /// device, the step is what plans are made for. Throws PlanError without one elsewhere.
+  double step(std::int64_t step);
+  /// Between steps: what only steps need goes, so that others have its bytes: the recording, and the region of a placed
+  /// arena. The next step makes it again.
+  void rest() noexcept;
+  /// In evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
+  nn::Evaluation evaluate();
+  /// Whether the model can write: it is one of the GPT family.
+  bool can_sample() const noexcept;
+  /// Tokens that the model writes after token 0. Throws ValueError when it cannot.
+  std::vector<std::int64_t> sample();
+
+  Model& model() noexcept { return *model_; }
+  const Model& model() const noexcept { return *model_; }
+  optim::Optimizer& optimizer() noexcept { return *optimizer_; }
+  Generator& generator() noexcept { return generator_; }
+  nn::StepOptions& step_options() noexcept { return step_options_; }
+  /// On a dry device what saving and loading a checkpoint do to memory: what is away comes and goes.
+  void visit_state();
+  /// Null where steps are not recorded, and before the first.
+  const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }
+  /// What the run's tiers occupy.
+  std::size_t tier_bytes() const { return nn::tier_bytes(*optimizer_, step_options_); }
+  /// Of the loss; null: it is not scaled.
+  optim::GradScaler* scaler() noexcept { return scaler_.get(); }
+
+ private:
+  double evaluate_images(const Batch& batch, std::int64_t& correct);
+  double recorded_step(std::int64_t step);
+  /// The host's part of the next batch, while the device still computes: called before its loss is waited for.
+  void prepare_next(std::int64_t step);
+
+  const TrainOptions& options_;
+  Dataset& data_;
+  Device device_;
+  Generator generator_;
+  GeneratorScope scope_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<optim::GradScaler> scaler_;
+  double rate_;  // that the schedule starts from
+  nn::StepOptions step_options_;
+  Placed* placed_;  // behind the resource; null: none
+  Batch batch_;     // of recorded steps
+  std::unique_ptr<nn::RecordedStep> recorded_;
+};
+
+/// Options that are complete (sizes, the number of micro-batches), and the opened data.
+struct PreparedTraining {
+  TrainOptions options;
+  std::unique_ptr<Dataset> data;
+  bool is_text = false;
+  std::int64_t first_step = 0;  ///< > 0 when resumed
+  std::string recipe_change;    ///< what is not as in the checkpoint that is gone on from: models/training/recipe.h
+  nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
+  Packing packing;              ///< of the plan
+  std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
+  bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
+  std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
+};
+
+/// Checks everything that can be checked before the first byte is trained on or written: names, sizes, data, the
+/// checkpoint to go on from, and the folders to write to; and plans the run. The plan's time_overhead is over a step
+/// with no technique switched on that keeps everything (plain_step_seconds). Throws Error, BudgetError among them,
+/// whose message names what further techniques would allow; nothing is written.
+PreparedTraining prepare_training(TrainOptions options);
+
+/// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
+/// sample. What follows repeats these. `prepared` must outlive it.
+nn::MakeRun training_program(const PreparedTraining& prepared);
+/// The same under another plan than its own, which must outlive it, too.
+nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan);
+
+/// Before the first step: the resources that the run takes its bytes from, for who wants to watch them.
+using TrainWatcher = std::function<void(const memory::Stack& stack)>;
+
+struct TrainReport : nn::LoopReport {
+  std::int64_t parameters = 0;
+  std::int64_t first_step = 0;                   ///< steps done before the run
+  double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
+  std::string optimizer;                         ///< its name
+  std::size_t state_bytes = 0;                   ///< of the optimizer's state
+  std::vector<std::string> full_state;           ///< parameters whose state is f32 though the others' is narrow
+  std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
+  std::size_t predicted_peak_bytes = 0;
+  std::size_t offloaded_bytes = 0;  ///< of saved tensors, per step
+  Packing packing;                  ///< of the plan
+  /// Occupied by the run's tiers: files, or the host's pinned memory.
+  std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
+  double time_overhead = 0;                     ///< of the plan, by the cost model
+  std::string cost_model;                       ///< that it comes from; empty: nothing was planned
+  std::size_t measured_peak_bytes = 0;          ///< committed by the arena at most
+  std::size_t rss_peak_bytes = 0;               ///< of the process, so far (VmHWM)
+  memory::OutsideBytes outside;                 ///< on the cpu: what was promised to be outside of the arena, at most
+  std::size_t process_peak_bytes = 0;           ///< resident in the process since the run's set-up; 0: not known
+  std::size_t process_budget_bytes = 0;         ///< 0: there was none
+  std::size_t control_group_peak_bytes = 0;     ///< of the process's control group, others and caches included; 0: none
+  std::size_t skipped_steps = 0;                ///< of those of this run
+  std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
+  std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
+  std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
+  std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
+  std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
+  std::string sample;
+
+  /// What was measured otherwise than predicted, in words; empty: nothing. The arena's peak is to be the predicted one
+  /// (or less, where steps were skipped), as is what tiers occupy; the process is to hold no more than was promised:
+  /// the predicted peak and what is outside.
+  std::string differences() const;
+};
+
+/// What JSON says of device_use and libraries, by its keys: device_total_bytes, device_used_bytes,
+/// device_outside_bytes, context_bytes, handle_bytes, cublaslt_calls, cublaslt_refusals, cudnn_calls, cudnn_refusals;
+/// nothing of a run on the cpu.
+std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report);
+
+/// Trains in an arena of its own, which refuses to grow beyond the budget, and writes what the options name; see
+/// nn/trainer/training_loop.h for what becomes of files when something fails. Weights and a sample are made at a
+/// complete end alone. On the cpu what the run needs is first held against what the machine lets this process hold
+/// (memory/process/host_limits.h). Throws what prepare_training's parts throw; OutOfMemory, before the first step where
+/// there is no room for it; FileError.
+TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer = {},
+                  const TrainWatcher& watcher = {}, const nn::TrainControl& control = {});
+
+}  // namespace thimble::models

@@ -1,0 +1,182 @@
+// The run itself: training in an arena of its own, and what is measured of it.
+
+#include <optional>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch/tf32.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process/host_limits.h>
+#include <thimble/memory/process/process.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/training/checkpoints.h>
+#include <thimble/models/training/process_bytes.h>
+#include <thimble/models/training/training.h>
+
+namespace thimble::models {
+
+std::vector<std::pair<std::string, std::size_t>> device_figures(const TrainReport& report) {
+  if (!report.device_use) return {};
+  const memory::DeviceUse& use = *report.device_use;
+  const kernels::LibraryUse& libraries = *report.libraries;
+  return {{"device_total_bytes", use.total_bytes},
+          {"device_used_bytes", use.used_bytes},
+          {"device_outside_bytes", use.outside_bytes},
+          {"context_bytes", use.context_bytes},
+          {"handle_bytes", use.handle_bytes},
+          {"cublaslt_calls", libraries.cublaslt.calls},
+          {"cublaslt_refusals", libraries.cublaslt.refusals},
+          {"cudnn_calls", libraries.cudnn.calls},
+          {"cudnn_refusals", libraries.cudnn.refusals}};
+}
+
+std::string TrainReport::differences() const {
+  std::string list;
+  const auto differs = [&list](const std::string& what, std::size_t measured, const char* than, std::size_t told) {
+    list += (list.empty() ? "" : "; ") + what + " measured " + memory::exact_bytes(measured) + than +
+            memory::exact_bytes(told);
+  };
+  const bool is_less_for_skipping = skipped_steps > 0 && measured_peak_bytes < predicted_peak_bytes;
+  if (measured_peak_bytes != predicted_peak_bytes && !is_less_for_skipping) {
+    differs("the arena's peak", measured_peak_bytes, ", predicted ", predicted_peak_bytes);
+  }
+  if (measured_tier_bytes > predicted_tier_bytes) {
+    differs("what is offloaded", measured_tier_bytes, ", predicted ", predicted_tier_bytes);
+  }
+  const std::size_t promised = predicted_peak_bytes + outside.total();
+  if (outside.total() > 0 && process_peak_bytes > promised) {
+    differs("the process", process_peak_bytes, ", promised ", promised);
+  }
+  if (process_budget_bytes > 0 && process_peak_bytes > process_budget_bytes) {
+    differs("the process", process_peak_bytes, ", its budget ", process_budget_bytes);
+  }
+  return list;
+}
+
+namespace training_run_detail {
+
+/// What is known before the first step: refused where it cannot be.
+void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch, TrainReport& report) {
+  report.outside = memory::outside_bytes(watch.base(), outside_facts(prepared));
+  report.process_budget_bytes = prepared.options.process_budget_bytes;
+  memory::require_room({prepared.plan.peak_bytes, report.outside});
+}
+
+class TrainedModel final : public nn::LoopedRun {
+ public:
+  TrainedModel(const PreparedTraining& prepared, const memory::Stack& stack, Training& training)
+      : prepared_(prepared),
+        placed_(prepared.options.records_steps ? nullptr : stack.placed.get()),
+        training_(training) {}
+
+  void train_step(std::int64_t step, nn::Progress& progress) override {
+    if (placed_ != nullptr) placed_->begin_step(static_cast<std::size_t>(step - prepared_.first_step));
+    progress.loss = training_.step(step);
+    progress.losses = {progress.loss};
+    progress.rate = training_.optimizer().rate();
+    if (training_.recorded() != nullptr) recorded_launches_ = training_.recorded()->launches();
+    if (placed_ == nullptr) return;
+    placed_->end_step();
+    placed_->require_kept();
+  }
+  std::optional<nn::Evaluation> evaluate() override {
+    training_.rest();
+    return training_.evaluate();
+  }
+  void write_checkpoint(const std::string& path) override {
+    if (training_.optimizer().updates_one_by_one()) training_.rest();  // what is away comes here to be written
+    save_checkpoint(training_, prepared_, path);
+  }
+  std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
+  std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }
+  std::size_t recorded_launches() const noexcept { return recorded_launches_; }
+  bool is_replay() const override { return training_.recorded() != nullptr && training_.recorded()->is_recorded(); }
+
+ private:
+  const PreparedTraining& prepared_;
+  Placed* placed_;  // null: nothing is placed, or steps begin and end themselves
+  Training& training_;
+  std::size_t recorded_launches_ = 0;  // of the last replay
+};
+
+nn::LoopOptions loop_options(const PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  return {.first_step = prepared.first_step,
+          .steps = options.steps,
+          .evaluate_every = options.eval_every,
+          .save = options.save,
+          .save_every = options.save_every,
+          .keep = options.keep,
+          .resume = options.resume,
+          .resumed_steps = prepared.first_step,
+          .log = options.log,
+          .items_per_step = static_cast<double>(options.setup.batch * prepared.data->items_per_sample())};
+}
+
+}  // namespace training_run_detail
+
+TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer, const TrainWatcher& watcher,
+                  const nn::TrainControl& control) {
+  namespace detail = training_run_detail;
+  const TrainOptions& options = prepared.options;
+  TrainReport report;
+  report.predicted_peak_bytes = prepared.plan.peak_bytes;
+  report.time_overhead = prepared.plan.time_overhead;
+  report.cost_model = prepared.cost_model;
+  report.offloaded_bytes = prepared.plan.offloaded_bytes;
+  report.packing = prepared.packing;
+  report.predicted_tier_bytes = prepared.plan.tier_bytes;
+  report.first_step = prepared.first_step;
+  report.clip_norm = clip_norm(options.setup, prepared.is_text);
+  std::optional<memory::ProcessWatch> watch;
+  if (options.device == cpu) {
+    watch.emplace();
+    detail::promise(prepared, *watch, report);
+  }
+  memory::Options stack_options;
+  stack_options.arena.capacity_bytes = options.budget_bytes;
+  if (memory::has_address_limit()) stack_options.arena.reserve_bytes = prepared.plan.peak_bytes;
+  stack_options.plans = prepared.plan.placement;
+  const memory::Stack stack = memory::make_resource(options.device, std::move(stack_options));
+  if (stack.placed) stack.placed->set_strict(options.is_strict);
+  if (watcher) watcher(stack);
+  const ResourceScope scope(stack.top);
+  const Tf32Scope products(options.allows_tf32);
+  Training training(options, *prepared.data, options.device, prepared.plan);
+  if (!options.resume.empty()) restore(training, options.resume);
+  training.prepare_steps();
+  report.parameters = training.model().parameter_count();
+  report.optimizer = training.optimizer().name();
+  report.state_bytes = training.optimizer().state_bytes();
+  report.full_state = training.optimizer().kept_full();
+  detail::TrainedModel run(prepared, stack, training);
+  const nn::LoopOptions loop_options = detail::loop_options(prepared);
+  nn::TrainingLoop loop(run, loop_options, stack, report, control);
+  loop.run(observer);
+  report.recorded_launches = run.recorded_launches();
+  if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
+  if (report.scaler) report.skipped_steps = static_cast<std::size_t>(report.scaler->skipped_steps);
+  const bool is_complete = report.end == nn::TrainEnd::complete;
+  if (is_complete) save_weights(training, prepared);
+  loop.rethrow_failed_save();
+  training.rest();
+  if (is_complete && options.sample > 0) report.sample = prepared.data->decode(training.sample());
+  report.measured_peak_bytes = stack.arena->statistics().peak_committed_bytes;
+  if (stack.placed) report.placed = stack.placed->statistics();
+  report.measured_tier_bytes = training.tier_bytes();
+  report.rss_peak_bytes = process::peak_rss_bytes();
+  if (watch) report.process_peak_bytes = watch->peak_bytes();
+  if (watch) report.control_group_peak_bytes = memory::control_group_peak_bytes();
+  if (options.device.is_cuda()) {
+    const std::size_t others = memory::statistics(options.device).committed_bytes;  // outside of the run
+    report.device_use = memory::device_use(options.device, stack.arena->statistics().committed_bytes + others);
+    report.libraries = kernels::device_runtime(options.device).library_use();
+  }
+  if (options.device == cpu) {
+    report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
+  }
+  return report;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,316 @@
+// Techniques as choices of `plan` and `train`: alone and together they need what was predicted and change no bit that
+// they promise to leave; what does not go together is refused; their prices are what plans with them need.
+
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/planning/choices.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/offload_data.h"
+#include "support/trained.h"
+
+using namespace thimble;
+using trained_test::Run;
+
+namespace {
+
+constexpr std::size_t choices_MiB = std::size_t{1} << 20;
+
+models::TrainOptions choices_options(const std::string& model) {
+  models::TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 8;
+  if (model == "char-gpt") {
+    options.setup.sizes.layers = 2, options.setup.sizes.heads = 4, options.setup.sizes.width = 96;
+    options.setup.sizes.sequence = 32, options.setup.sizes.dropout = 0.1;
+  } else {
+    options.setup.sizes.width = 8, options.setup.sizes.image = 32;
+  }
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_every = 2;
+  options.eval_batches = 1;
+  return options;
+}
+
+Run train_with(const models::TrainOptions& options) {
+  const Run result = trained_test::run(options);
+  CHECK(result.report.predicted_peak_bytes == result.report.measured_peak_bytes);
+  CHECK(result.report.arena_rss_bytes <= result.report.measured_peak_bytes);
+  if (options.budget_bytes > 0) CHECK(result.report.measured_peak_bytes <= options.budget_bytes);
+  return result;
+}
+
+/// The smallest budget that training with these options, which have none, is possible in.
+std::size_t smallest_budget(const models::TrainOptions& options) {
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  return nn::Planner(models::training_program(prepared), cpu, nn::hardware("cpu")).smallest().peak_bytes;
+}
+
+/// The smallest budget that the refusal of a byte names.
+std::size_t refused_by(models::TrainOptions options) {
+  options.budget_bytes = 1;
+  try {
+    models::prepare_training(options);
+  } catch (const nn::BudgetError& error) {
+    CHECK(files_test::contains(error.what(), "`head` chunked"));
+    return error.minimum_bytes();
+  }
+  FAIL("a budget of one byte was kept");
+  return 0;
+}
+
+void switch_on(models::Setup& setup, bool fuses, std::int64_t parts, bool has_chunks) {
+  setup.fuses_optimizer = fuses;
+  setup.micro_batches = parts;
+  if (has_chunks) setup.sizes.head = models::Head::chunked;
+}
+
+std::string choices_refusal(const models::PlanOptions& options) {
+  try {
+    models::make_plan(options);
+  } catch (const ValueError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("choices: techniques need what was predicted, alone and together, and keep their bits", "[choices]") {
+  struct Row {
+    const char* model;
+    bool fuses;
+    std::int64_t parts;
+    bool has_chunks;
+  };
+  const Row rows[] = {{"char-gpt", false, 1, false}, {"char-gpt", true, 1, false}, {"char-gpt", false, 2, false},
+                      {"char-gpt", false, 1, true},  {"char-gpt", true, 1, true},  {"char-gpt", false, 4, true},
+                      {"resnet18", false, 1, false}, {"resnet18", true, 1, false}, {"resnet18", false, 2, false}};
+  for (const Row& row : rows) {
+    INFO(row.model << (row.fuses ? ", fused" : "") << ", " << row.parts << " parts"
+                   << (row.has_chunks ? ", chunked" : ""));
+    models::TrainOptions options = choices_options(row.model);
+    options.setup.clip_norm = 0;
+    switch_on(options.setup, row.fuses, row.parts, row.has_chunks);
+    const Run free = train_with(options);
+    CHECK(free.report.clip_norm == 0);
+    if (row.fuses) {
+      models::TrainOptions unfused = options;
+      unfused.setup.fuses_optimizer = false;
+      CHECK(train_with(unfused).losses == free.losses);
+    }
+    options.budget_bytes = smallest_budget(options);
+    // The arena grows by 2 MiB at a time, which is coarse for such models.
+    CHECK(options.budget_bytes <= free.report.predicted_peak_bytes);
+    const Run planned = train_with(options);
+    CHECK(planned.losses == free.losses);
+    CHECK(planned.report.evaluation->loss == free.report.evaluation->loss);
+    if (row.parts == 1 && !row.has_chunks) CHECK(planned.report.time_overhead > 0);
+  }
+}
+
+TEST_CASE("choices: clipping by default, and without it", "[choices]") {
+  models::TrainOptions options = choices_options("char-gpt");
+  CHECK(train_with(options).report.clip_norm == 1);
+  options.setup.fuses_optimizer = true;
+  const Run fused = train_with(options);
+  CHECK(fused.report.clip_norm == 0);
+  options.setup.fuses_optimizer = false;
+  options.setup.clip_norm = 0;
+  CHECK(train_with(options).losses == fused.losses);
+}
+
+TEST_CASE("choices: micro-batches are the batch in parts", "[choices]") {
+  models::TrainOptions options = choices_options("char-gpt");
+  const Run whole = train_with(options);
+  options.setup.micro_batches = 4;
+  const Run parts = train_with(options);
+  CHECK(parts.report.predicted_peak_bytes < whole.report.predicted_peak_bytes);
+  // The same samples and the same dropout masks; gradients are summed in another order.
+  for (std::size_t i = 0; i < whole.losses.size(); ++i) CHECK(parts.losses[i] == Approx(whole.losses[i]).epsilon(1e-3));
+  CHECK(parts.report.evaluation->loss == Approx(whole.report.evaluation->loss).epsilon(1e-3));
+}
+
+TEST_CASE("choices: what does not go together is refused and named", "[choices]") {
+  struct Row {
+    void (*change)(models::PlanOptions&);
+    const char* first;
+    const char* second;
+  };
+  const Row rows[] = {
+      {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.clip_norm = 0.5; }, "`fuses_optimizer`",
+       "`clip_norm` 0.5"},
+      {[](models::PlanOptions& o) { o.setup.fuses_optimizer = true, o.setup.micro_batches = 2; }, "`fuses_optimizer`",
+       "`micro_batches` 2"},
+      {[](models::PlanOptions& o) {
+         o.setup.fuses_optimizer = true, o.setup.micro_batches = models::auto_micro_batches,
+         o.budget_bytes = 64 * choices_MiB;
+       },
+       "`fuses_optimizer`", "`micro_batches` auto"},
+      {[](models::PlanOptions& o) { o.setup.micro_batches = 3; }, "`micro_batches`: 3", "`batch` 8"},
+      {[](models::PlanOptions& o) { o.setup.micro_batches = 16; }, "`micro_batches`: 16", "`batch` 8"},
+      {[](models::PlanOptions& o) { o.setup.micro_batches = models::auto_micro_batches; }, "`micro_batches`", "budget"},
+      {[](models::PlanOptions& o) {
+         o.setup.micro_batches = models::auto_micro_batches, o.finds_batch = true, o.budget_bytes = 64 * choices_MiB;
+       },
+       "`finds_batch`", "`micro_batches` auto"},
+      {[](models::PlanOptions& o) { o.setup.micro_batches = 2, o.is_inference = true; }, "`is_inference`",
+       "`micro_batches`"},
+      {[](models::PlanOptions& o) {
+         o.setup.model = "mlp", o.setup.sizes = {}, o.setup.sizes.head = models::Head::chunked;
+       },
+       "`head`: chunked", "mlp"},
+  };
+  for (const Row& row : rows) {
+    models::PlanOptions options;
+    options.setup = choices_options("char-gpt").setup;
+    row.change(options);
+    const std::string message = choices_refusal(options);
+    INFO(message);
+    CHECK(files_test::contains(message, row.first));
+    CHECK(files_test::contains(message, row.second));
+    CHECK(files_test::contains(message, "allowed") != options.is_inference);
+  }
+  models::TrainOptions options = choices_options("char-gpt");
+  options.setup.micro_batches = models::auto_micro_batches;
+  CHECK_THROWS_AS(models::prepare_training(options), ValueError);
+}
+
+TEST_CASE("choices: the price of a technique is what a plan with it needs", "[choices]") {
+  for (const char* model : {"char-gpt", "resnet18"}) {
+    models::PlanOptions options;
+    options.setup = choices_options(model).setup;
+    options.budget_bytes = choices_MiB;
+    const models::PlanReport refused = models::make_plan(options);
+    REQUIRE_FALSE(refused.is_feasible);
+    REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 9u : 6u));
+    CHECK(refused.techniques.back().options == "`offload` FOLDER `offloads_parameters`");
+    CHECK(refused.techniques[0].options.empty());
+    CHECK(refused.techniques[0].minimum_bytes == refused.minimum_bytes);
+    for (const models::TechniquePrice& price : refused.techniques) {
+      INFO(model << " " << price.options);
+      CHECK_FALSE(price.time_overhead_in_budget.has_value());
+      models::PlanOptions with = options;
+      const std::size_t parts = price.options.find("`micro_batches` ");
+      switch_on(with.setup, files_test::contains(price.options, "`fuses_optimizer`"),
+                parts == std::string::npos ? 1 : std::stoll(price.options.substr(parts + 16)),
+                files_test::contains(price.options, "`head` chunked"));
+      CHECK(files_test::contains(price.note, "not clipped") ==
+            (with.setup.fuses_optimizer && options.setup.model == "char-gpt"));
+      CHECK(files_test::contains(price.note, "batch norm") ==
+            (with.setup.micro_batches > 1 && options.setup.model == "resnet18"));
+      if (with.setup.micro_batches > 2) continue;
+      with.setup.offloads_parameters = files_test::contains(price.options, "`offloads_parameters`");
+      if (with.setup.offloads_parameters) {
+        with.setup.offload = offload_test::disk_folder();
+        if (with.setup.offload.empty()) continue;
+      }
+      with.budget_bytes = price.minimum_bytes;
+      const models::PlanReport planned = models::make_plan(with);
+      CHECK(planned.is_feasible);
+      CHECK(planned.techniques.empty());
+      // The plain step is recorded for one and planned for the other, which rounds each stage to nanoseconds.
+      CHECK(planned.plan.time_overhead <= price.time_overhead + 1e-4);
+      CHECK(planned.minimum_bytes == price.minimum_bytes);
+    }
+    CHECK_FALSE(models::to_line(refused.techniques).empty());
+  }
+}
+
+TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choices]") {
+  models::PlanOptions options;
+  options.setup = choices_options("char-gpt").setup;
+  const models::PlanReport free = models::make_plan(options);
+  CHECK(free.techniques.empty());
+  options.prices_techniques = true;
+  options.budget_bytes = free.keep_everything_bytes;
+  const models::PlanReport report = models::make_plan(options);
+  REQUIRE(report.techniques.size() == 8);
+  CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
+  for (const models::TechniquePrice& price : report.techniques) {
+    REQUIRE(price.time_overhead_in_budget.has_value());
+    CHECK(*price.time_overhead_in_budget <= price.time_overhead);
+  }
+  // What is on already is not offered again.
+  options.setup.fuses_optimizer = true;
+  const models::PlanReport fused = models::make_plan(options);
+  REQUIRE(fused.techniques.size() == 2);
+  CHECK(fused.techniques[1].options == "`head` chunked");
+}
+
+TEST_CASE("choices: overheads are counted from one step", "[choices]") {
+  const models::Setup plain = choices_options("char-gpt").setup;
+  const models::ChoiceOptions choices;
+  const nn::Planner planner(models::training_run(plain), cpu, nn::hardware("cpu"));
+  const double seconds = planner.keep_everything().step_s;
+  CHECK(models::plain_step_seconds(choices, plain, planner) == seconds);
+  models::Setup parts = plain;
+  parts.micro_batches = 4;
+  const nn::Planner other(models::training_run(parts), cpu, nn::hardware("cpu"));
+  CHECK(models::plain_step_seconds(choices, parts, other) == Approx(seconds).epsilon(1e-4));
+  CHECK(other.keep_everything().step_s > seconds);  // more calls, and gradients to add up
+}
+
+TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
+  models::TrainOptions train = choices_options("char-gpt");
+  train.setup.sizes.sequence = 256;  // some granules of the arena
+  models::PlanOptions options;
+  options.setup = train.setup;
+  options.setup.micro_batches = models::auto_micro_batches;
+  std::vector<nn::Planner> planners;
+  for (const std::int64_t parts : {1, 2, 4, 8}) {
+    models::Setup setup = train.setup;
+    setup.micro_batches = parts;
+    planners.emplace_back(models::training_run(setup), cpu, nn::hardware("cpu"));
+  }
+  const std::size_t most = planners[0].keep_everything().peak_bytes, least = planners[0].smallest().peak_bytes;
+  bool has_split = false;
+  for (const std::size_t budget : {most, least, least - 1}) {
+    options.budget_bytes = budget;
+    const models::PlanReport chosen = models::make_plan(options);
+    if (budget == most) CHECK(chosen.micro_batches == 1);
+    has_split = has_split || chosen.micro_batches > 1;
+    CHECK(chosen.is_feasible);
+    for (nn::Planner& planner : planners) {
+      if (planner.smallest().peak_bytes <= budget) CHECK(chosen.plan.step_s <= planner.fit(budget).step_s);
+    }
+  }
+  CHECK(has_split);
+  options.budget_bytes = choices_MiB;
+  const models::PlanReport refused = models::make_plan(options);
+  CHECK_FALSE(refused.is_feasible);
+  CHECK(refused.minimum_bytes < least);
+  CHECK(refused.why_infeasible.minimum_bytes() == refused.minimum_bytes);
+
+  // Training: the number that was chosen, with the losses that it has without a budget.
+  train.setup.micro_batches = models::auto_micro_batches;
+  train.budget_bytes = refused_by(train);
+  const std::int64_t chosen = models::prepare_training(train).options.setup.micro_batches;
+  CHECK(chosen > 1);
+  const Run run = train_with(train);
+  train.setup.micro_batches = chosen;
+  train.budget_bytes = 0;
+  CHECK(train_with(train).losses == run.losses);
+}
+
+TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices]") {
+  models::PlanOptions options;
+  options.setup = choices_options("char-gpt").setup;
+  options.setup.micro_batches = 4;
+  const std::size_t budget = 16 * choices_MiB;
+  const std::int64_t most = models::largest_batch(options, budget);
+  CHECK(most % 4 == 0);
+  options.budget_bytes = budget;
+  options.setup.batch = most;
+  CHECK(models::make_plan(options).is_feasible);
+  options.setup.batch = most + 4;
+  CHECK_FALSE(models::make_plan(options).is_feasible);
+  options.setup.micro_batches = 1;
+  CHECK(models::largest_batch(options, budget) < most);
+}

@@ -1,0 +1,169 @@
+// What `plan` says is what `train` does: the same flags give the same plan, to the byte, the packed tensor and the
+// second of the cost model.
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/fit/plan_file.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+
+namespace {
+
+constexpr std::size_t plan_MiB = std::size_t{1} << 20;
+
+models::Setup planned_setup(std::optional<DType> packed) {
+  models::Setup setup;
+  setup.model = "char-gpt";
+  setup.batch = 12;
+  setup.sizes.layers = 4;
+  setup.sizes.heads = 4;
+  setup.sizes.width = 128;
+  setup.sizes.sequence = 64;
+  setup.allows_lossy = packed.has_value();
+  setup.lossy = packed.value_or(DType::bf16);
+  return setup;
+}
+
+/// A text with as many characters as the model has by itself, 65.
+std::string text_of_65() {
+  std::string text;
+  for (int i = 0; i < 65 * 400; ++i) text += static_cast<char>('0' + (i * 7 + i / 65) % 65);
+  return text;
+}
+
+void check_same(const nn::Plan& plan, const nn::Plan& run) {
+  CHECK(plan.peak_bytes == run.peak_bytes);
+  CHECK(plan.lower_bound_bytes == run.lower_bound_bytes);
+  CHECK(plan.peak_by_category == run.peak_by_category);
+  CHECK(plan.packed_bytes == run.packed_bytes);
+  CHECK(plan.step_s == run.step_s);
+  CHECK(plan.time_overhead == run.time_overhead);
+  CHECK(plan.description == run.description);
+  REQUIRE((plan.tape != nullptr) == (run.tape != nullptr));
+  if (!plan.tape) return;
+  CHECK(plan.tape->spills == run.tape->spills);
+  CHECK(plan.tape->fates == run.tape->fates);
+  CHECK(plan.tape->segments == run.tape->segments);
+}
+
+}  // namespace
+
+TEST_CASE("plan and run: the same plan", "[plan]") {
+  const testing::Threads alone;  // with whose workspaces a block more or less makes another plan
+  const files_test::TemporaryFolder folder;
+  const std::string own = folder / "text.txt";
+  files_test::write_text_file(own, text_of_65());
+  bool has_packed = false;
+  for (const std::optional<DType> packed :
+       {std::optional<DType>(), std::optional(DType::bf16), std::optional(DType::i8)}) {
+    for (const std::size_t budget : {20 * plan_MiB, 22 * plan_MiB, 26 * plan_MiB}) {
+      for (const std::string& data : {std::string("synthetic"), own}) {
+        INFO((packed ? to_string(*packed) : "exact") << ", " << budget << " bytes, data " << data);
+        models::TrainOptions train;
+        train.setup = planned_setup(packed);
+        train.data = data;
+        train.budget_bytes = budget;
+        train.plans_in_child = data == own;
+        const models::PreparedTraining prepared = models::prepare_training(train);
+        models::PlanOptions plan;
+        plan.setup = train.setup;
+        plan.data = data;
+        plan.budget_bytes = budget;
+        const models::PlanReport report = models::make_plan(plan);
+        check_same(report.plan, prepared.plan);
+        has_packed = has_packed || report.plan.packed_bytes > 0;
+        if (data == "synthetic") {
+          CHECK(report.setup.sizes.vocabulary == 55);
+          continue;
+        }
+        // Without data: for the model's own sizes.
+        plan.data.clear();
+        check_same(models::make_plan(plan).plan, prepared.plan);
+      }
+    }
+  }
+  CHECK(has_packed);
+}
+
+TEST_CASE("plan and run: images, micro-batches chosen, no budget", "[plan]") {
+  models::TrainOptions train;
+  train.setup.model = "resnet18";
+  train.setup.batch = 8;
+  train.setup.sizes.image = 64;
+  train.data = "synthetic";
+  models::PlanOptions plan;
+  plan.setup = train.setup;
+  plan.data = train.data;
+  const models::PlanReport free = models::make_plan(plan);
+  CHECK(free.plan.peak_bytes == models::prepare_training(train).plan.peak_bytes);
+  train.setup.micro_batches = plan.setup.micro_batches = models::auto_micro_batches;
+  train.setup.allows_lossy = plan.setup.allows_lossy = true;
+  train.budget_bytes = plan.budget_bytes = (free.minimum_bytes + free.keep_everything_bytes) / 2;
+  const models::PreparedTraining prepared = models::prepare_training(train);
+  const models::PlanReport report = models::make_plan(plan);
+  CHECK(report.micro_batches == prepared.options.setup.micro_batches);
+  check_same(report.plan, prepared.plan);
+
+  // A child process chooses and plans the same, and refuses the same.
+  train.plans_in_child = true;
+  const models::PreparedTraining by_child = models::prepare_training(train);
+  CHECK(by_child.options.setup.micro_batches == prepared.options.setup.micro_batches);
+  CHECK(by_child.nodes == prepared.nodes);
+  CHECK(by_child.cost_model == prepared.cost_model);
+  CHECK(by_child.packing.bytes == prepared.packing.bytes);
+  CHECK(nn::plan_to_json(by_child.plan) == nn::plan_to_json(prepared.plan));
+  train.budget_bytes = plan_MiB;
+  std::string errors[2];
+  for (const bool in_child : {false, true}) {
+    train.plans_in_child = in_child;
+    try {
+      models::prepare_training(train);
+    } catch (const nn::BudgetError& error) {
+      errors[in_child ? 1 : 0] = error.what();
+    }
+  }
+  CHECK(errors[0].find("needs as little as 1.00 MiB") != std::string::npos);
+  CHECK(errors[1] == errors[0]);
+}
+
+TEST_CASE("plan and run: dropout, clipping or none, an evaluation of another size", "[plan]") {
+  const testing::Threads alone;
+  models::TrainOptions train;
+  train.setup = planned_setup(DType::i8);
+  train.data = "synthetic";
+  train.budget_bytes = 24 * plan_MiB;
+  for (const double clip : {0.0, 0.5}) {
+    for (const double dropout : {0.0, 0.25}) {
+      for (const std::int64_t batches : {std::int64_t{0}, std::int64_t{3}}) {
+        INFO("clip " << clip << ", dropout " << dropout << ", " << batches << " batches of evaluation");
+        train.setup.clip_norm = clip;
+        train.setup.sizes.dropout = dropout;
+        train.eval_batches = batches;
+        models::PlanOptions plan;
+        plan.setup = train.setup;
+        plan.data = train.data;
+        plan.budget_bytes = train.budget_bytes;
+        check_same(models::make_plan(plan).plan, models::prepare_training(train).plan);
+      }
+    }
+  }
+}
+
+TEST_CASE("plan and run: data that are not there, or too few", "[plan]") {
+  const files_test::TemporaryFolder folder;
+  models::PlanOptions plan;
+  plan.setup = planned_setup({});
+  plan.data = folder / "none.txt";
+  CHECK_THROWS_AS(models::make_plan(plan), FileError);
+  files_test::write_text_file(plan.data, "few");
+  CHECK_THROWS_AS(models::make_plan(plan), ValueError);
+}

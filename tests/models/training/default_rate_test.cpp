@@ -1,0 +1,68 @@
+// With no flag but the data every family of models trains on the data that are there: the loss falls below a stated one
+// at both seeds. 200 steps of the perceptron, as many of the others as a test has time for.
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include <thimble/models/training/training.h>
+
+#include "support/catch.h"
+#include "support/trained.h"
+
+namespace {
+
+using namespace thimble;
+
+struct Case {
+  const char* model;
+  const char* data;
+  std::int64_t width, layers, steps;
+  double loss;  ///< of the validation; chance is 2.30 for digits, 4.17 for characters
+};
+
+}  // namespace
+
+TEST_CASE("default rates: every family trains with them", "[program][slow]") {
+  const char* const folder = std::getenv("THIMBLE_DATA");
+  if (folder == nullptr || !std::filesystem::exists(std::string(folder) + "/mnist")) {
+    WARN("SKIPPED: THIMBLE_DATA names no folder with mnist and tinyshakespeare");
+    return;
+  }
+  for (const Case& c :
+       {Case{"mlp", "mnist", 0, 0, 200, 0.35}, Case{"resnet18", "mnist", 8, 0, 40, 2.1},
+        Case{"sharedconv", "mnist", 8, 0, 40, 2.2}, Case{"char-gpt", "tinyshakespeare/input.txt", 64, 2, 60, 3.5},
+        Case{"bert-base", "tinyshakespeare/input.txt", 64, 2, 60, 3.6}}) {
+    for (const std::uint64_t seed : {1, 2}) {
+      models::TrainOptions options;
+      options.setup.model = c.model;
+      options.setup.seed = seed;
+      options.setup.sizes.width = c.width, options.setup.sizes.layers = c.layers;
+      if (c.layers > 0) options.setup.sizes.heads = 4, options.setup.sizes.sequence = 32;
+      options.data = std::string(folder) + "/" + c.data;
+      options.steps = c.steps, options.schedule = "cosine", options.warmup = c.steps / 10;  // as the program has them
+      const models::TrainReport report = trained_test::run(options).report;
+      INFO(c.model << " with seed " << seed << ": " << report.loss_last << ", validation " << report.evaluation->loss);
+      CHECK(report.end == nn::TrainEnd::complete);
+      CHECK((std::isfinite(report.loss_last) && report.evaluation->loss < c.loss));
+    }
+  }
+}
+
+TEST_CASE("default rates: of every optimizer", "[program]") {
+  const auto rate = [](const char* model, const char* optimizer) {
+    models::Setup setup;
+    setup.model = model, setup.optimizer = optimizer;
+    return models::optimizer_numbers(setup, *models::make_model(model, {}, {dry(cpu)})).rate;
+  };
+  CHECK(rate("mlp", "momentum") == 0.01);
+  CHECK(rate("mlp", "momentum8") == 0.01);
+  CHECK(rate("mlp", "sgd") == 0.1);
+  CHECK(rate("vit-b16", "momentum") == 0.01);
+  CHECK(rate("sharedconv", "momentum") == 0.03);
+  CHECK(rate("resnet50", "") == 0.1);
+  CHECK(rate("googlenet", "") == 0.1);
+  CHECK(rate("mlp", "adamw") == 1e-3);
+  CHECK(rate("mlp", "adafactor") == 0.03);
+}

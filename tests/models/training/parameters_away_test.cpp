@@ -1,0 +1,166 @@
+// `--offload-parameters` in whole runs: the bits of the run that keeps its parameters, in the bytes that were
+// predicted; checkpoints go either way; a model whose parameters alone exceed the budget trains.
+
+#include <string>
+#include <vector>
+
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/training.h>
+#include <thimble/core/error.h>
+#include <thimble/nn/fit/fit.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/offload_data.h"
+#include "support/trained.h"
+
+using namespace thimble;
+using trained_test::Run;
+
+namespace {
+
+models::TrainOptions options_of(const std::string& model) {
+  models::TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 4;
+  if (model == "char-gpt") {
+    options.setup.sizes.layers = 3, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
+    options.setup.sizes.sequence = 16, options.setup.sizes.dropout = 0.1;
+  } else {
+    options.setup.sizes.image = 32, options.setup.sizes.width = model == "mlp" ? 64 : 8;
+    options.setup.rate = 0.01;
+  }
+  options.data = "synthetic";
+  options.steps = 20;
+  options.eval_every = 8;
+  options.eval_batches = 2;
+  return options;
+}
+
+models::TrainOptions away(models::TrainOptions options) {
+  options.setup.offload = offload_test::disk_folder();
+  options.setup.offloads_parameters = true;
+  return options;
+}
+
+Run train_as_predicted(const models::TrainOptions& options) {
+  Run run = trained_test::run(options);
+  CHECK(run.report.differences() == "");
+  CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
+  CHECK(run.report.measured_tier_bytes == run.report.predicted_tier_bytes);
+  return run;
+}
+
+/// The smallest budget that training with these options is possible in.
+std::size_t smallest_budget(const models::TrainOptions& options) {
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  return nn::Planner(models::training_program(prepared), cpu, nn::hardware("cpu"),
+                     models::planner_options(options.setup, cpu))
+      .smallest()
+      .peak_bytes;
+}
+
+/// Trains with parameters here and away: the same losses, evaluations and checkpoints.
+void check_bits(const std::string& name, const models::TrainOptions& options) {
+  INFO(name);
+  const files_test::TemporaryFolder folder;
+  models::TrainOptions here = options, gone = away(options);
+  here.save = folder / "here", gone.save = folder / "away";
+  const Run plain = train_as_predicted(here), other = train_as_predicted(gone);
+  CHECK(other.losses == plain.losses);
+  CHECK(other.losses.size() == static_cast<std::size_t>(options.steps));
+  CHECK(other.report.evaluation->loss == plain.report.evaluation->loss);
+  CHECK(files_test::read_text_file(gone.save) == files_test::read_text_file(here.save));
+  CHECK(other.report.measured_tier_bytes > plain.report.measured_tier_bytes);
+}
+
+}  // namespace
+
+TEST_CASE("parameters away: the bits of the run that keeps them", "[store]") {
+  if (offload_test::disk_folder().empty()) return;
+  for (const char* const model : {"mlp", "char-gpt", "resnet18"}) {
+    models::TrainOptions options = options_of(model);
+    check_bits(model, options);
+    models::TrainOptions parts = options;
+    parts.setup.micro_batches = 2;
+    parts.setup.clip_norm = 0.1;
+    check_bits(std::string(model) + ", micro-batches, clipped", parts);
+    models::TrainOptions masters = options;
+    models::set_precision(masters.setup, "O2");
+    check_bits(std::string(model) + ", masters", masters);
+  }
+}
+
+TEST_CASE("parameters away: with the other techniques, in a budget's plan", "[store]") {
+  const std::string disk = offload_test::disk_folder();
+  if (disk.empty()) return;
+  for (const char* const model : {"char-gpt", "resnet18"}) {
+    models::TrainOptions options = options_of(model);
+    options.setup.clip_norm = 0;
+    const Run plain = train_as_predicted(options);
+    models::TrainOptions alone = away(options), fused = alone, all = alone;
+    fused.setup.fuses_optimizer = true;
+    all.setup.offloads_optimizer = all.setup.offloads_gradients = true;
+    for (models::TrainOptions one : {alone, fused, all}) {
+      one.budget_bytes = smallest_budget(one);
+      const Run run = train_as_predicted(one);
+      CHECK(run.losses == plain.losses);
+      CHECK(run.report.evaluation->loss == plain.report.evaluation->loss);
+      REQUIRE(run.report.placed.has_value());
+      CHECK(run.report.placed->deviations == 0);
+      CHECK(run.report.placed->dynamic_steps == 0);
+    }
+  }
+}
+
+TEST_CASE("parameters away: a run goes on from a checkpoint, either way", "[store]") {
+  if (offload_test::disk_folder().empty()) return;
+  const files_test::TemporaryFolder folder;
+  models::TrainOptions whole = options_of("char-gpt");
+  const Run expected = train_as_predicted(whole);
+  for (const bool begins_away : {false, true}) {
+    INFO("begins away " << begins_away);
+    models::TrainOptions first = begins_away ? away(whole) : whole, second = begins_away ? whole : away(whole);
+    first.steps = 12;
+    first.save = folder / "checkpoint";
+    train_as_predicted(first);
+    second.resume = first.save;
+    const Run rest = train_as_predicted(second);
+    CHECK(rest.losses == std::vector<double>(expected.losses.begin() + 12, expected.losses.end()));
+    CHECK(rest.report.evaluation->loss == expected.report.evaluation->loss);
+  }
+}
+
+TEST_CASE("parameters away: a model trains whose parameters alone exceed the budget", "[store]") {
+  if (offload_test::disk_folder().empty()) return;
+  models::TrainOptions options = options_of("mlp");
+  options.setup.sizes.width = 1024, options.setup.sizes.layers = 8;
+  options.setup.optimizer = "sgd";
+  options.setup.batch = 1;
+  options.steps = 3, options.eval_every = 0;
+  const Run plain = train_as_predicted(options);
+  const auto parameter_bytes = static_cast<std::size_t>(plain.report.parameters) * 4;
+  models::TrainOptions small = away(options);
+  small.setup.fuses_optimizer = true;
+  const std::size_t needed = models::prepare_training(small).plan.peak_bytes;
+  small.budget_bytes = needed;
+  CHECK(small.budget_bytes < parameter_bytes);
+  const Run run = train_as_predicted(small);
+  CHECK(run.losses == plain.losses);
+  CHECK(run.report.measured_peak_bytes <= small.budget_bytes);
+  // Without it nothing fits, and the refusal names it.
+  models::TrainOptions refused = options;
+  refused.budget_bytes = small.budget_bytes;
+  const std::string message = trained_test::refusal(refused);
+  CHECK(files_test::contains(message, "with --offload FOLDER --offload-parameters"));
+}
+
+TEST_CASE("parameters away: what it does not go with is refused", "[store]") {
+  models::TrainOptions options = options_of("mlp");
+  options.setup.offloads_parameters = true;
+  CHECK(files_test::contains(trained_test::refusal(options), "--offload-parameters: no folder; with --offload FOLDER"));
+  models::PlanOptions plan;
+  plan.setup = options.setup;
+  plan.is_inference = true;
+  CHECK_THROWS_AS(models::make_plan(plan), ValueError);
+}

@@ -1,0 +1,371 @@
+// What is left after a fault: the last good checkpoint when training diverges or fails, the older ones that are kept,
+// and a word about what is not as it was.
+
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <csignal>
+
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <thimble/core/error.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/data/synthetic.h>
+#include <thimble/nn/files/checkpoint_info.h>
+#include <thimble/nn/trainer/checkpoint_keeper.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/program.h"
+#include "support/trained.h"
+
+namespace reliability_test {
+
+using namespace thimble;
+using files_test::contains;
+using files_test::read_text_file;
+using files_test::TemporaryFolder;
+using files_test::write_text_file;
+using models::TrainOptions;
+using trained_test::refusal;
+using trained_test::run;
+using trained_test::Run;
+namespace fs = std::filesystem;
+
+TrainOptions tiny(const TemporaryFolder& folder) {
+  TrainOptions options;
+  options.setup.model = "char-gpt";
+  options.setup.batch = 2;
+  options.setup.sizes.layers = 1, options.setup.sizes.heads = 2, options.setup.sizes.width = 16;
+  options.setup.sizes.sequence = 16;
+  options.data = "synthetic", options.steps = 6, options.eval_batches = 1;
+  options.save = folder / "x";
+  return options;
+}
+
+std::int64_t steps_of(const std::string& path) {
+  return nn::parse_checkpoint_info(SafetensorsReader(path).header(), path).step_count;
+}
+
+/// Data that end: the batch of the fourth step throws.
+class Ending final : public models::Dataset {
+ public:
+  explicit Ending(std::unique_ptr<models::Dataset> data) : data_(std::move(data)) {}
+  void fit(models::ModelOptions& sizes) const override { data_->fit(sizes); }
+  void open(const models::ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) override {
+    data_->open(sizes, samples, seed);
+  }
+  models::Batch batch(std::int64_t step, Device device, DType dtype) const override {
+    if (step == 3 && !device.is_dry) throw FileError("data", 7, "cannot be read");
+    return data_->batch(step, device, dtype);
+  }
+  std::int64_t validation_batches() const override { return data_->validation_batches(); }
+  models::Batch validation_batch(std::int64_t index, Device device, DType dtype) const override {
+    return data_->validation_batch(index, device, dtype);
+  }
+  std::int64_t items_per_sample() const override { return data_->items_per_sample(); }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override { return data_->decode(tokens); }
+  std::string symbols() const override { return data_->symbols(); }
+  std::string digest() const override { return data_->digest(); }
+
+ private:
+  std::unique_ptr<models::Dataset> data_;
+};
+
+}  // namespace reliability_test
+
+using namespace reliability_test;
+
+TEST_CASE("reliability: training that diverges stops at once and keeps the last good checkpoint", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  options.setup.optimizer = "sgd", options.setup.rate = 1e20, options.setup.clip_norm = 0;
+  options.steps = 50, options.save_every = 1, options.save_weights = folder / "w";
+  options.schedule = "cosine", options.warmup = 20;  // the first steps are small
+  const Run r = run(options);
+  CHECK(r.report.end == nn::TrainEnd::diverged);
+  CHECK_FALSE(r.report.is_finite());
+  REQUIRE(r.report.steps < 50);
+  CHECK(contains(r.report.end_text, "step " + std::to_string(r.report.steps) + ": "));
+  CHECK(r.losses.size() < static_cast<std::size_t>(r.report.steps));
+  for (const double loss : r.losses) CHECK(std::isfinite(loss));
+  CHECK_FALSE(fs::exists(folder / "w"));
+  CHECK(folder.entries() == (fs::exists(options.save) ? 1 : 0));
+  if (!fs::exists(options.save)) CHECK(contains(r.report.end_text, "there is no checkpoint"));
+}
+
+TEST_CASE("reliability: a checkpoint that the next step finds to be of no use is taken back", "[reliability]") {
+  for (const std::int64_t keep : {1, 3}) {
+    for (const bool is_link : {false, true}) {
+      const TemporaryFolder folder;
+      TrainOptions options = tiny(folder);
+      options.schedule = "constant", options.keep = keep, options.steps = 4;
+      options.setup.optimizer = "sgd", options.setup.rate = 0.01, options.setup.clip_norm = 0;
+      if (is_link) {
+        fs::create_directory(folder / "real");
+        write_text_file(folder / "real/x", "");
+        fs::create_symlink("real/x", options.save);
+      }
+      run(options);
+      const std::string good = read_text_file(options.save);
+      // From there on one step is far too long: what it leaves is finite, and its loss is not.
+      TrainOptions on = options;
+      on.resume = options.save, on.steps = 20, on.save_every = 1, on.setup.rate = 1e25;
+      const Run r = run(on);
+      INFO(r.report.end_text);
+      CHECK(r.report.end == nn::TrainEnd::diverged);
+      CHECK(r.report.steps == 6);
+      CHECK(contains(r.report.end_text, "step 6: the loss is "));
+      CHECK(contains(r.report.end_text, "'" + options.save + "' holds step 4"));
+      CHECK(read_text_file(options.save) == good);
+      CHECK(fs::is_symlink(options.save) == is_link);
+      CHECK(folder.entries() == (is_link ? 2 : 1));
+      options.resume = options.save, options.steps = 6;
+      CHECK(run(options).report.is_finite());
+    }
+  }
+}
+
+TEST_CASE("reliability: a state that holds an infinity is not written over a good one", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  options.steps = 2;
+  run(options);
+  const std::string good = read_text_file(options.save);
+  // The loss of the first step is a number; its update is not.
+  options.setup.optimizer = "sgd", options.setup.rate = 1e39, options.setup.clip_norm = 0, options.steps = 5;
+  options.save_every = 1;
+  const Run r = run(options);
+  CHECK(r.report.end == nn::TrainEnd::diverged);
+  CHECK(r.report.steps == 1);
+  CHECK(contains(r.report.end_text, "holds a NaN or an infinity"));
+  CHECK(contains(r.report.end_text, "there is no checkpoint"));  // of this run
+  CHECK(read_text_file(options.save) == good);
+  CHECK(folder.entries() == 1);
+}
+
+TEST_CASE("reliability: steps that the loss scaler skips are no divergence", "[reliability][precision]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  models::set_precision(options.setup, "O2");
+  options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
+  options.steps = 12, options.save_every = 1;
+  const Run r = run(options);
+  CHECK(r.report.end == nn::TrainEnd::complete);
+  REQUIRE(r.report.scaler.has_value());
+  CHECK(r.report.scaler->skipped_steps > 0);
+  CHECK(r.losses.size() == 12);
+}
+
+TEST_CASE("reliability: the newest checkpoints are kept, each whole", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  options.save_every = 2, options.keep = 3, options.steps = 9;
+  std::vector<std::string> at_save(10);
+  run(options, [&](const nn::Progress& p) {
+    if (p.step % 2 != 0 && p.step != 9) return;
+    CHECK(steps_of(options.save) == p.step);
+    at_save[static_cast<std::size_t>(p.step)] = read_text_file(options.save);
+    CHECK(folder.entries() <= 4);  // three, and one to fall back to until the next step has a loss
+  });
+  CHECK(folder.entries() == 3);
+  for (const int step : {6, 8}) {
+    CHECK(read_text_file(options.save + ".step-" + std::to_string(step)) == at_save[static_cast<std::size_t>(step)]);
+  }
+  // Going on keeps on: those of before are the oldest. A name that is not ours is left alone.
+  write_text_file(options.save + ".step-x", "mine");
+  options.resume = options.save, options.steps = 12;
+  run(options);
+  CHECK(steps_of(options.save) == 12);
+  for (const int step : {9, 10}) CHECK(steps_of(options.save + ".step-" + std::to_string(step)) == step);
+  CHECK(folder.entries() == 4);
+  // From an older one, at a step that is there already.
+  options.resume = options.save + ".step-10", options.save_every = 1, options.keep = 2;
+  run(options);
+  CHECK(steps_of(options.save) == 12);
+  CHECK(steps_of(options.save + ".step-11") == 11);
+  CHECK(folder.entries() == 3);
+}
+
+TEST_CASE("reliability: what a wish asks for is done after the step", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  options.save_weights = folder / "w";
+  const std::string whole = [&] {
+    run(options);
+    return read_text_file(options.save);
+  }();
+  fs::remove(options.save), fs::remove(options.save_weights);
+  int asked = 0;
+  std::vector<std::string> said;
+  nn::TrainControl control;
+  control.wish = [&] { return ++asked == 2 ? nn::Wish::save : asked == 4 ? nn::Wish::stop : nn::Wish::go_on; };
+  control.say = [&](const std::string& text) {
+    said.push_back(text);
+    CHECK(steps_of(options.save) == 2);
+  };
+  const models::TrainReport report = models::train(models::prepare_training(options), {}, {}, control);
+  CHECK(said == std::vector<std::string>{"after step 2: '" + options.save + "' holds step 2"});
+  CHECK(report.end == nn::TrainEnd::stopped);
+  CHECK(report.end_text == "stopped after step 4 of 6; '" + options.save + "' holds step 4");
+  CHECK_FALSE(report.evaluation.has_value());
+  CHECK(report.is_finite());
+  CHECK_FALSE(fs::exists(options.save_weights));
+  options.resume = options.save;
+  run(options);
+  CHECK(read_text_file(options.save) == whole);
+}
+
+TEST_CASE("reliability: a step that fails leaves a checkpoint of the one before", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  run(options);
+  const std::string whole = read_text_file(options.save);
+  fs::remove(options.save);
+  std::vector<std::string> said;
+  nn::TrainControl control;
+  control.say = [&](const std::string& text) { said.push_back(text); };
+  models::PreparedTraining ending = models::prepare_training(options);
+  ending.data = std::make_unique<Ending>(std::move(ending.data));
+  CHECK_THROWS_WITH(models::train(ending, {}, {}, control), "data: at byte 7: cannot be read");
+  CHECK(said == std::vector<std::string>{"training has failed; '" + options.save + "' holds step 3"});
+  options.resume = options.save;
+  run(options);
+  CHECK(read_text_file(options.save) == whole);
+}
+
+TEST_CASE("reliability: a checkpoint that cannot be written on the way is said, the last one is an error",
+          "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  const fs::path inner = fs::path(folder / "inner"), away = fs::path(folder / "away");
+  fs::create_directory(inner);
+  options.save = (inner / "x").string(), options.save_every = 2, options.save_weights = folder / "w";
+  std::vector<std::string> said;
+  nn::TrainControl control;
+  control.say = [&](const std::string& text) { said.push_back(text); };
+  const auto train = [&](std::int64_t back_at) {
+    const models::PreparedTraining prepared = models::prepare_training(options);
+    models::train(
+        prepared,
+        [&](const nn::Progress& p) {
+          if (p.step == 3) fs::rename(inner, away);  // as a network folder does
+          if (p.step == back_at) fs::rename(away, inner);
+        },
+        {}, control);
+  };
+  train(5);
+  REQUIRE(said.size() == 1);
+  CHECK(contains(said[0], "a checkpoint could not be written; training goes on: " + options.save));
+  CHECK(steps_of(options.save) == 6);
+  fs::remove(options.save), fs::remove(options.save_weights);
+  CHECK_THROWS_AS(train(99), FileError);
+  CHECK(fs::exists(options.save_weights));  // the second result is there all the same
+  CHECK(steps_of((away / "x").string()) == 2);
+}
+
+TEST_CASE("reliability: a folder for curves that goes away is said once, and training goes on", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  options.log = folder / "log";
+  // No file may grow past what the first records need.
+  std::vector<std::string> said;
+  nn::TrainControl control;
+  control.say = [&](const std::string& text) { said.push_back(text); };
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  struct rlimit old {};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const models::TrainReport report = models::train(
+      prepared,
+      [&](const nn::Progress& p) {
+        struct rlimit limit = old;
+        if (p.step == 2) limit.rlim_cur = 100;
+        if (p.step == 2 || p.step == 5) ::setrlimit(RLIMIT_FSIZE, &limit);  // the checkpoint at the end finds room
+      },
+      {}, control);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  ::signal(SIGXFSZ, handler);
+  CHECK(report.end == nn::TrainEnd::complete);
+  CHECK(contains(report.log_error, "cannot write events"));
+  REQUIRE(said.size() == 1);
+  CHECK(contains(said[0], "curves: " + options.log));
+  CHECK(steps_of(options.save) == 6);
+}
+
+TEST_CASE("reliability: another recipe is said, another function is refused", "[reliability]") {
+  const TemporaryFolder folder;
+  TrainOptions options = tiny(folder);
+  options.schedule = "constant";
+  write_text_file(folder / "a.txt", data::synthetic_text(5000, 3));
+  options.data = folder / "a.txt", options.steps = 2;
+  run(options);
+  options.resume = options.save, options.save.clear(), options.steps = 4;
+  CHECK(models::prepare_training(options).recipe_change.empty());
+
+  struct Case {
+    const char* change;
+    void (*apply)(TrainOptions&);
+  };
+  for (const Case& c :
+       {Case{"`rate` 0.014", [](TrainOptions& o) { o.setup.rate = 0.5; }},
+        Case{"`schedule` constant -> cosine", [](TrainOptions& o) { o.schedule = "cosine"; }},
+        Case{"`warmup` 0 -> 1", [](TrainOptions& o) { o.warmup = 1; }},
+        Case{"`clip_norm` 1 -> 0.5", [](TrainOptions& o) { o.setup.clip_norm = 0.5; }},
+        Case{"`dropout` 0", [](TrainOptions& o) { o.setup.sizes.dropout = 0.25; }},
+        Case{"`weight_decay` 0.1 -> 0", [](TrainOptions& o) { o.setup.weight_decay = 0; }},
+        Case{"`beta2` 0.99 -> 0.9", [](TrainOptions& o) { o.setup.beta2 = 0.9; }},
+        Case{"`micro_batches` 1 -> 2", [](TrainOptions& o) { o.setup.micro_batches = 2; }},
+        Case{"`head` full -> chunked", [](TrainOptions& o) { o.setup.sizes.head = models::Head::chunked; }},
+        Case{"`batch` 2 -> 3", [](TrainOptions& o) { o.setup.batch = 3; }}}) {
+    TrainOptions changed = options;
+    c.apply(changed);
+    const std::string change = models::prepare_training(changed).recipe_change;
+    INFO(change);
+    CHECK(contains(change, c.change));
+    CHECK(run(changed).losses.size() == 2);
+  }
+  {  // the same characters in another order
+    TrainOptions changed = options;
+    std::string text = read_text_file(folder / "a.txt");
+    std::swap(text[100], text[text.find_first_not_of(text[100], 100)]);
+    write_text_file(folder / "b.txt", text);
+    changed.data = folder / "b.txt";
+    const std::string change = models::prepare_training(changed).recipe_change;
+    INFO(change);
+    CHECK(contains(change, "other data: a.txt, 5,000 tokens, crc32c "));
+    CHECK(contains(change, " -> b.txt, 5,000 tokens, crc32c "));
+    fs::copy_file(folder / "a.txt", folder / "c.txt");  // another name is no other data
+    changed.data = folder / "c.txt";
+    CHECK(models::prepare_training(changed).recipe_change.empty());
+  }
+  TrainOptions heads = options;
+  heads.setup.sizes.heads = 4;
+  CHECK(contains(refusal(heads), "was trained with `heads` 2, and that alone is allowed; this run is with `heads` 4"));
+}
+
+TEST_CASE("reliability: where a checkpoint cannot be is found before training", "[reliability]") {
+  const TemporaryFolder folder;
+  CHECK_NOTHROW(nn::try_to_write("--save", folder / "x"));
+  CHECK(folder.entries() == 0);
+  CHECK_THROWS_AS(nn::try_to_write("--save", "/proc/x"), ValueError);
+  CHECK_NOTHROW(nn::require_space("--save", "x", 1000, 1000));
+  CHECK_NOTHROW(nn::require_space("--save", "x", 1000, -1));
+  CHECK_THROWS_WITH(nn::require_space("--save", "a/x", 3 << 20, 1 << 20),
+                    "--save: 'a/x': 3.00 MiB are needed, its folder has 1.00 MiB free");
+  CHECK(nn::free_bytes_at(folder / "x") > 0);
+
+  TrainOptions options = tiny(folder);
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  models::Training training(prepared.options, *prepared.data, dry(cpu));
+  const std::uint64_t predicted = nn::checkpoint_bytes(training.model(), training.optimizer());
+  run(options);
+  const std::uint64_t size = fs::file_size(options.save);
+  CHECK(size <= predicted);
+  CHECK(predicted < size + 20'000);
+}
