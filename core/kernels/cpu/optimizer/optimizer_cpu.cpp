@@ -100,7 +100,7 @@ struct SquareChunk {
 
 // Elements [begin, end), chunk after chunk; T holds them exactly.
 template <class T>
-double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
+double squares_in(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
   double total = 0;
   alignas(64) T values[chunk];
   for (std::int64_t at = begin; at < end; at += chunk) {
@@ -108,6 +108,10 @@ double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) 
     run_variant<SquareChunk>(read_elements<T>(a.gradient, a.dtype, at, n, values), n, &total);
   }
   return total;
+}
+
+double squares_of(const SquareSumArgs& a, std::int64_t begin, std::int64_t end) {
+  return a.dtype == DType::f64 ? squares_in<double>(a, begin, end) : squares_in<float>(a, begin, end);
 }
 
 // Stretches are summed side by side and added one after the other: the order depends on n alone.
@@ -119,9 +123,7 @@ void square_sum(const SquareSumArgs& a) {
     double sums[most] = {};
     parallel_for(end - first, square_stretch, [&](std::int64_t from, std::int64_t to) {
       for (std::int64_t at = from; at < to; at += square_stretch) {
-        const std::int64_t begin = first + at, end_of_stretch = first + std::min(to, at + square_stretch);
-        sums[at / square_stretch] = a.dtype == DType::f64 ? squares_of<double>(a, begin, end_of_stretch)
-                                                          : squares_of<float>(a, begin, end_of_stretch);
+        sums[at / square_stretch] = squares_of(a, first + at, first + std::min(to, at + square_stretch));
       }
     });
     for (const double sum : sums) total += sum;
