@@ -28,6 +28,7 @@ namespace thimble::dist {
 namespace threads_detail {
 
 constexpr std::chrono::seconds most_time_to_end{10};  // after the first failure
+constexpr std::size_t usual_parts = 16;               // between two ranks at a time: more of them ask the heap
 
 struct Failure {
   int rank;
@@ -43,7 +44,9 @@ struct Mailbox {
 
 struct World {
   World(int ranks, Device of_memory)
-      : size(ranks), device(of_memory), mailboxes(static_cast<std::size_t>(ranks)), running(ranks) {}
+      : size(ranks), device(of_memory), mailboxes(static_cast<std::size_t>(ranks)), running(ranks) {
+    for (Mailbox& mailbox : mailboxes) mailbox.ready.reserve(usual_parts * mailboxes.size());
+  }
 
   const int size;
   const Device device;
@@ -161,6 +164,7 @@ class ThreadTransport final : public Transport {
 
   void post(Part& part) {
     std::vector<Part*>& channel = world_.channels[key(part)];
+    if (channel.capacity() == 0) channel.reserve(usual_parts);
     if (channel.empty() || channel.front()->is_send == part.is_send) return channel.push_back(&part);
     Part& first = *channel.front();
     channel.erase(channel.begin());
