@@ -1,0 +1,257 @@
+// Before a run: what its options name is checked and opened, and what it needs is predicted or planned.
+
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <thimble/autograd/spare_tape.h>
+#include <thimble/bench/planning/choices.h>
+#include <thimble/bench/planning/recording.h>
+#include <thimble/bench/planning/spilling.h>
+#include <thimble/bench/runs/checkpoints.h>
+#include <thimble/bench/runs/process_bytes.h>
+#include <thimble/bench/runs/training.h>
+#include <thimble/core/error.h>
+#include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/launch/tf32.h>
+#include <thimble/core/tensor/recycled.h>
+#include <thimble/core/tensor/transaction.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/process/child_process.h>
+#include <thimble/memory/stack.h>
+#include <thimble/nn/fit/plan_file.h>
+
+namespace thimble::bench {
+namespace prepare_training_detail {
+
+namespace fs = std::filesystem;
+
+void require_writable(const char* flag, const std::string& given, const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    throw ValueError(std::string(flag) + ": '" + given + "': there is no folder '" + folder.string() + "'");
+  }
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw ValueError(std::string(flag) + ": '" + given + "': the folder '" + folder.string() + "' cannot be written");
+  }
+}
+
+// A file to be made: its folder must be there.
+void check_file(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    throw ValueError(std::string(flag) + ": '" + path + "' is a folder; the name of a file is allowed");
+  }
+  const fs::path folder = fs::path(path).parent_path();
+  require_writable(flag, path, folder.empty() ? fs::path(".") : folder);
+}
+
+// A folder to be made with those above it: the first that is there must be a folder to write in.
+void check_folder(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  std::error_code error;
+  fs::path existing = fs::absolute(path);
+  while (!fs::exists(existing, error) && existing.has_relative_path()) existing = existing.parent_path();
+  require_writable(flag, path, existing);
+}
+
+/// Follows the plan of a file.
+void plan_from_file(PreparedTraining& prepared) {
+  const TrainOptions& options = prepared.options;
+  const Setup& setup = options.setup;
+  if (setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
+    throw ValueError("--plan: not with --micro-batches auto, --measure or --times, which are about planning");
+  }
+  if (options.records_steps) throw ValueError("--plan: not with --graph, whose steps are placed in another way");
+  nn::Plan plan = nn::read_plan(options.plan, training_program(prepared), options.device,
+                                planner_options(setup, options.device).make_tier);
+  if (plan.packed_bytes > 0 && !setup.allows_lossy) {
+    throw ValueError("--plan: '" + options.plan +
+                     "' packs tensors, which rounds gradients; with --allow-lossy it is allowed");
+  }
+  if (options.budget_bytes > 0 && plan.peak_bytes > options.budget_bytes) {
+    throw nn::BudgetError("--plan: '" + options.plan + "' needs " + memory::exact_bytes(plan.peak_bytes) +
+                              ", the budget is " + memory::exact_bytes(options.budget_bytes),
+                          options.budget_bytes, plan.peak_bytes);
+  }
+  prepared.packing = packing_of(plan);
+  prepared.plan = std::move(plan);
+}
+
+/// Chooses what the setup leaves open and finds the plan. Throws BudgetError with the prices of further techniques.
+void plan_in_budget(PreparedTraining& prepared) {
+  Setup& setup = prepared.options.setup;
+  const std::size_t budget = prepared.options.budget_bytes;
+  // The program reads its setup from `prepared`, which has no plan of its own to follow until the end of this.
+  const auto run_of = [&prepared](const Setup& other) -> nn::MakeRun {
+    return [&prepared, other](Device device) {
+      prepared.options.setup = other;
+      return training_program(prepared)(device);
+    };
+  };
+  const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
+  prepared.cost_model = costs.source;
+  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
+  Setup chosen = setup;
+  std::shared_ptr<nn::Planner> planner;
+  if (setup.micro_batches == auto_micro_batches) {
+    const MicroBatchChoice choice = choose_micro_batches(choices, chosen);
+    chosen.micro_batches = choice.count;
+    planner = choice.planner;
+  } else {
+    planner = std::make_shared<nn::Planner>(run_of(chosen), prepared.options.device, costs,
+                                            planner_options(chosen, prepared.options.device));
+  }
+  setup = chosen;
+  check_lossy(setup, prepared.options.device, planner->graph());
+  prepared.nodes = planner->graph().nodes.size();
+  nn::Plan plan;
+  try {
+    plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : planner->fit(budget);
+  } catch (const nn::BudgetError& error) {
+    const std::string others = to_line(price_techniques(choices, chosen));
+    const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
+    throw with_prices(
+        all, price_spilling(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
+  }
+  plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
+  prepared.packing = packing_of(plan);
+  prepared.plan = std::move(plan);
+  setup = chosen;
+}
+
+/// The same in a child process, whose planners leave nothing on this one's heap: what they hold while they search would
+/// count as outside of the arena for as long as this process lives. False where there is no plan; planning here then
+/// says why.
+bool plan_in_child(PreparedTraining& prepared) {
+  const std::optional<std::string> made = memory::in_child_process([&prepared] {
+    plan_in_budget(prepared);
+    const nlohmann::json chosen{{"micro_batches", prepared.options.setup.micro_batches},
+                                {"nodes", prepared.nodes},
+                                {"cost_model", prepared.cost_model}};
+    return chosen.dump() + "\n" + nn::plan_to_json(prepared.plan);
+  });
+  if (!made) return false;
+  const std::size_t end = made->find('\n');
+  const nlohmann::json chosen = nlohmann::json::parse(made->substr(0, end));
+  Setup& setup = prepared.options.setup;
+  setup.micro_batches = chosen.at("micro_batches").get<std::int64_t>();
+  prepared.nodes = chosen.at("nodes").get<std::size_t>();
+  prepared.cost_model = chosen.at("cost_model").get<std::string>();
+  prepared.plan =
+      nn::plan_from_json(std::string_view(*made).substr(end), "of a child process", training_program(prepared),
+                         prepared.options.device, planner_options(setup, prepared.options.device).make_tier);
+  prepared.packing = packing_of(prepared.plan);
+  return true;
+}
+
+/// What dry steps have left for the next ones goes back to the heap.
+void release_rooms() {
+  SpareTape::release();
+  Transaction::release_room();
+  release_recycled();
+}
+
+/// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
+/// end, with the books that counted them.
+void open_training(TrainOptions& options, PreparedTraining& prepared) {
+  const Device on = dry(options.device);
+  const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+  const ResourceScope scope(stack.top);
+  prepared.is_text = models::make_model(options.setup.model, {}, {on})->is_text();
+  optimizer_name(options.setup, prepared.is_text);
+  memory::make_resource(options.device);  // is the device there?
+  if (options.device.is_cuda() && options.costs.hardware.empty()) {
+    const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
+    options.costs.gpu = gpus.at(options.device.index).name;
+  }
+  check_file("--save", options.save);
+  check_file("--save-weights", options.save_weights);
+  check_folder("--log", options.log);
+  if (!options.save.empty() && options.save == options.save_weights) {
+    throw ValueError("--save-weights: '" + options.save + "' is what --save writes; another name is allowed");
+  }
+  {
+    const auto chosen = models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on));
+    prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
+  }
+  prepared.data->fit(options.setup.sizes);
+  check_techniques(options.setup, prepared.is_text);
+  TrainOptions checked = options;
+  if (options.setup.micro_batches == auto_micro_batches) {
+    if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {
+      throw ValueError("--micro-batches: auto needs a --budget to choose for; a number is allowed without one");
+    }
+    checked.setup.micro_batches = 1;
+  }
+  // The data stay, so they come before what goes.
+  const models::ModelOptions sizes =
+      models::make_model(options.setup.model, options.setup.sizes, placement(options.setup, on))->options();
+  prepared.data->open(sizes, options.setup.batch, options.setup.seed);
+  Training training(checked, *prepared.data, on);
+  if (options.sample > 0 && !training.can_sample()) {
+    throw ValueError("--sample: " + options.setup.model + " cannot write; the GPT family can");
+  }
+  if (!options.resume.empty()) {
+    prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
+  }
+  nn::check_keeping("--save", {options.save, options.keep}, options.steps, options.save_every,
+                    nn::checkpoint_bytes(training.model(), training.optimizer()));
+  if (!options.save_weights.empty()) {
+    nn::try_to_write("--save-weights", options.save_weights);
+    nn::require_space("--save-weights", options.save_weights, nn::weights_file_bytes(training.model()),
+                      nn::free_bytes_at(options.save_weights));
+  }
+}
+
+}  // namespace prepare_training_detail
+
+PreparedTraining prepare_training(TrainOptions options) {
+  namespace detail = prepare_training_detail;
+  if (options.steps < 1) throw ValueError("--steps: " + std::to_string(options.steps) + "; at least 1 is allowed");
+  rate_at(options, 1, 0);
+  if (options.allows_tf32 && !options.device.is_cuda()) {
+    throw ValueError("--tf32: products on the " + to_string(options.device) +
+                     " are computed in the dtype of their operands; --device cuda is allowed");
+  }
+  check_recording(options);
+  const Tf32Scope products(options.allows_tf32);  // plans count with its rate
+  PreparedTraining prepared;
+  detail::open_training(options, prepared);
+  prepared.options = std::move(options);
+  const auto plan = [&prepared] {
+    if (!prepared.options.plan.empty()) {
+      detail::plan_from_file(prepared);
+    } else if (!prepared.options.plans_in_child || !detail::plan_in_child(prepared)) {
+      detail::plan_in_budget(prepared);
+    }
+    detail::release_rooms();
+    prepared.plan = nn::Plan(std::as_const(prepared.plan));  // the planner has freed what lies below: a copy lies lower
+  };
+  if (prepared.options.process_budget_bytes > 0) {
+    if (prepared.options.device != cpu) {
+      throw ValueError("--process-budget: the host's bytes beside a " + to_string(prepared.options.device) +
+                       " are not known; cpu is allowed");
+    }
+    prepared.nodes = count_nodes(prepared);
+    fit_process(prepared, plan);
+  } else if (!prepared.options.plan.empty() || prepared.options.budget_bytes > 0) {
+    plan();
+  } else if (prepared.options.records_steps) {
+    place_recorded(prepared);
+  } else {
+    const nn::MemoryProfile profile = nn::profile_training(dry(prepared.options.device), training_program(prepared));
+    prepared.plan.peak_bytes = profile.peak_bytes;
+    prepared.plan.tier_bytes = profile.tier_bytes;
+    prepared.nodes = profile.nodes;
+    prepared.is_steady = profile.is_steady;
+    detail::release_rooms();
+  }
+  return prepared;
+}
+
+}  // namespace thimble::bench
