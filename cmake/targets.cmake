@@ -19,6 +19,17 @@ function(thimble_harden_target target)
   endif()
 endfunction()
 
+# Relocations of a program take 120 KiB of its pages, packed 1; glibc reads those since 2.36.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LINK_OPTIONS LINKER:-z,pack-relative-relocs)
+check_cxx_source_compiles("
+  #include <cstdlib>
+  #if !defined(__GLIBC__) || !__GLIBC_PREREQ(2, 36)
+  #error \"an older loader\"
+  #endif
+  int main() { return 0; }" THIMBLE_PACKS_RELOCATIONS FAIL_REGEX "unknown|ignored|unsupported")
+unset(CMAKE_REQUIRED_LINK_OPTIONS)
+
 # What every target of this project is built with; none of it reaches a consumer.
 function(thimble_own_target target)
   thimble_harden_target(${target})
@@ -28,6 +39,9 @@ function(thimble_own_target target)
     get_target_property(type ${target} TYPE)
     if(type STREQUAL "EXECUTABLE")
       target_link_options(${target} PRIVATE LINKER:--gc-sections)
+      if(THIMBLE_PACKS_RELOCATIONS)
+        target_link_options(${target} PRIVATE LINKER:-z,pack-relative-relocs)
+      endif()
     endif()
   endif()
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic>")

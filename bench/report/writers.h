@@ -19,7 +19,8 @@ struct TableOptions {
 
 /// The rows as an aligned table, one line each, numbers right-aligned: settings, theory, predicted, measured, a mark
 /// (a check where predicted == measured, else the difference measured - predicted), the process or why there is none,
-/// further columns. Columns without any value are left out. Ends with a newline; the first two lines are the headings and a rule.
+/// further columns. Columns without any value are left out. Ends with a newline; the first two lines are the headings
+/// and a rule.
 std::string to_table(const Experiment& experiment, const TableOptions& options = {});
 
 /// The rows as CSV (RFC 4180, "\n" line ends): settings, theory_bytes, predicted_bytes, measured_bytes,
