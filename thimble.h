@@ -56,6 +56,7 @@
 
 // Many ranks: communicators, ranks as threads, as processes, on GPUs.
 #include <thimble/dist/communicator.h>
+#include <thimble/dist/data_parallel.h>
 #include <thimble/dist/mpi.h>
 #include <thimble/dist/nccl.h>
 #include <thimble/dist/threads.h>

@@ -58,14 +58,14 @@ std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain -
 
 }  // namespace data_parallel_detail
 
-using namespace data_parallel_detail;
+namespace dp = data_parallel_detail;
 
 DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options)
     : ranks_(ranks),
       whole_(std::move(parameters)),
       options_(options),
       buckets_(buckets_of(options)),
-      updated_at_(whole_.size(), none),
+      updated_at_(whole_.size(), dp::none),
       loads_(buckets_.size()),
       has_gradient_(whole_.size(), false) {
   make_leaves();
@@ -100,9 +100,8 @@ std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options)
     }
     store_ = store;
   }
-  return make_buckets(whole_, size(), options.buckets, [&](std::size_t i, int rank) {
-    return store_->range(*whole_[i].tensor.storage(), rank);
-  });
+  return make_buckets(whole_, size(), options.buckets,
+                      [&](std::size_t i, int rank) { return store_->range(*whole_[i].tensor.storage(), rank); });
 }
 
 void DataParallel::make_leaves() {
@@ -128,8 +127,8 @@ void DataParallel::make_leaves() {
       for (int axis = 0; axis < shape.rank(); ++axis) shape[axis] = 1;
       shape[shape.rank() - 1] = mine[i]->end - mine[i]->begin;
     }
-    Tensor shard = store_ != nullptr ? window_of(store_->shard(*p.tensor.storage()), 0, shape)
-                                     : window_of(p.tensor, mine[i]->begin, shape);
+    Tensor shard = store_ != nullptr ? dp::window_of(store_->shard(*p.tensor.storage()), 0, shape)
+                                     : dp::window_of(p.tensor, mine[i]->begin, shape);
     shard.require_grad();
     updated_.push_back({p.name, std::move(shard), mine[i]->begin, is_whole ? 0 : p.tensor.elements()});
   }
@@ -137,7 +136,7 @@ void DataParallel::make_leaves() {
 }
 
 Tensor DataParallel::shard_of(const Tensor& all, const Bucket& bucket, int rank) const {
-  return window_of(all, bucket.bounds[static_cast<std::size_t>(rank)], {bucket.shard_elements(rank)});
+  return dp::window_of(all, bucket.bounds[static_cast<std::size_t>(rank)], {bucket.shard_elements(rank)});
 }
 
 void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t micro_batches) {
@@ -171,7 +170,8 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
 std::span<const optim::MicroBatch> DataParallel::all_parts(std::span<const optim::MicroBatch> own) {
   const std::size_t n = own.size(), count = static_cast<std::size_t>(size());
   std::vector<optim::MicroBatch> by_rank(n * count);
-  for (std::size_t r = 0; r < count; ++r) std::copy(own.begin(), own.end(), by_rank.begin() + static_cast<std::ptrdiff_t>(r * n));
+  for (std::size_t r = 0; r < count; ++r)
+    std::copy(own.begin(), own.end(), by_rank.begin() + static_cast<std::ptrdiff_t>(r * n));
   ranks_.all_gather(by_rank.data() + static_cast<std::size_t>(rank()) * n, own.size_bytes(), by_rank.data());
   parts_.clear();
   for (std::size_t i = 0; i < n; ++i) {
@@ -201,32 +201,32 @@ void DataParallel::put(const Place& place, Tensor gradient) {
   load.has[place.at] = has_gradient_[parameter] = true;
   ++load.count;
   const Category category = keeps_buckets() ? Category::gradient : Category::communication;
-  const bool is_alone = bucket.parameters.size() == 1 && !bucket.offsets.empty() && gradient.is_contiguous() && gradient.is_unshared() &&
-                        gradient.storage()->bytes() == gradient.bytes();
+  const bool is_alone = bucket.parameters.size() == 1 && !bucket.offsets.empty() && gradient.is_contiguous() &&
+                        gradient.is_unshared() && gradient.storage()->bytes() == gradient.bytes();
   if (is_alone) {  // it is the bucket
     gradient.storage()->set_category(category);
-    load.all = window_of(gradient, 0, {bucket.elements});
+    load.all = dp::window_of(gradient, 0, {bucket.elements});
     return;
   }
   if (!load.all.defined()) {
-    const PathScope path = ranks_path();
+    const PathScope path = dp::ranks_path();
     load.all = Tensor::empty({bucket.elements}, bucket.dtype, bucket.device, category);
   }
   if (!bucket.offsets.empty()) {
-    copy_into(window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
+    copy_into(dp::window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
     return;
   }
   const Tensor dense = contiguous(gradient.detach());
-  for_each_piece(bucket, parameter, [&](const Piece& piece) {
+  dp::for_each_piece(bucket, parameter, [&](const Piece& piece) {
     const Shape shape{piece.end - piece.begin};
-    copy_into(window_of(load.all, piece.at, shape), window_of(dense, piece.begin, shape));
+    copy_into(dp::window_of(load.all, piece.at, shape), dp::window_of(dense, piece.begin, shape));
   });
 }
 
 void DataParallel::send(std::size_t index) {
   land();
   const Bucket& bucket = buckets_[index];
-  const PathScope path = ranks_path();
+  const PathScope path = dp::ranks_path();
   flight_.emplace();
   flight_->bucket = index;
   flight_->is_last = micro_batch_ + 1 == micro_batches_;
@@ -237,7 +237,7 @@ void DataParallel::send(std::size_t index) {
   for (int r = 0, row = 0; r < size(); ++r) {
     if (r == rank()) continue;
     flight_->transit.send(r, shard_of(loads_[index].all, bucket, r));
-    if (n > 0) flight_->transit.receive(r, window_of(flight_->incoming, row * n, {n}));
+    if (n > 0) flight_->transit.receive(r, dp::window_of(flight_->incoming, row * n, {n}));
     ++row;
   }
   flight_->transit.begin(ranks_);
@@ -266,20 +266,20 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   if (n == 0) return;
   const Tensor own = shard_of(load.all, bucket, rank());
   const auto gradient_of = [&](int r) {
-    return r == rank() ? own : window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
+    return r == rank() ? own : dp::window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
   };
   if (sums_in_place()) {  // own = (g of ranks before) + own: a sum of two has the same bits either way round
-    for (int r = 1; r < rank(); ++r) add_to(gradient_of(0), gradient_of(r));
-    if (rank() > 0) add_to(own, gradient_of(0));
-    for (int r = rank() + 1; r < size(); ++r) add_to(own, gradient_of(r));
+    for (int r = 1; r < rank(); ++r) dp::add_to(gradient_of(0), gradient_of(r));
+    if (rank() > 0) dp::add_to(own, gradient_of(0));
+    for (int r = rank() + 1; r < size(); ++r) dp::add_to(own, gradient_of(r));
     return;
   }
   if (!load.has_sum) {
-    const PathScope path = ranks_path();
+    const PathScope path = dp::ranks_path();
     load.mine = Tensor::empty({n}, bucket.dtype, bucket.device, Category::gradient);
     copy_into(load.mine, gradient_of(0));
   }
-  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) add_to(load.mine, gradient_of(r));
+  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) dp::add_to(load.mine, gradient_of(r));
   load.has_sum = true;
 }
 
@@ -309,8 +309,8 @@ void DataParallel::end_micro_batch() {
     const Bucket& bucket = buckets_[b];
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       if (load.has[k]) continue;
-      for_each_piece(bucket, bucket.parameters[k], [&](const Piece& piece) {
-        fill(window_of(load.all, piece.at, {piece.end - piece.begin}), 0);
+      dp::for_each_piece(bucket, bucket.parameters[k], [&](const Piece& piece) {
+        fill(dp::window_of(load.all, piece.at, {piece.end - piece.begin}), 0);
       });
     }
     send(b);
@@ -337,7 +337,8 @@ void DataParallel::set_gradients(std::size_t index) {
   if (is_gathered()) {
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       const Tensor& p = whole_[bucket.parameters[k]].tensor;
-      if (has_gradient_[bucket.parameters[k]]) set_gradient(p, window_of(load.all, bucket.offsets[k], p.shape()));
+      if (has_gradient_[bucket.parameters[k]])
+        dp::set_gradient(p, dp::window_of(load.all, bucket.offsets[k], p.shape()));
     }
     return;
   }
@@ -345,7 +346,7 @@ void DataParallel::set_gradients(std::size_t index) {
   for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
     if (!has_gradient_[piece.parameter]) continue;
     const Tensor& p = updated_[updated_at_[piece.parameter]].tensor;
-    set_gradient(p, window_of(sums_of(index), piece.at - begin, p.shape()));
+    dp::set_gradient(p, dp::window_of(sums_of(index), piece.at - begin, p.shape()));
   }
 }
 
@@ -355,8 +356,8 @@ void DataParallel::share_rows(const Tensor& rows) {
   Transit transit;
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
-    transit.send(r, window_of(rows, rank() * n, {n}));
-    transit.receive(r, window_of(rows, r * n, {n}));
+    transit.send(r, dp::window_of(rows, rank() * n, {n}));
+    transit.receive(r, dp::window_of(rows, r * n, {n}));
   }
   transit.begin(ranks_);
   transit.wait();
@@ -365,17 +366,17 @@ void DataParallel::share_rows(const Tensor& rows) {
 Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
   const Tensor& first = own.front();
   const auto n = static_cast<std::int64_t>(own.size());
-  const PathScope path = ranks_path();
+  const PathScope path = dp::ranks_path();
   const Tensor rows = Tensor::empty({size(), n}, first.dtype(), first.device(), Category::communication);
   for (std::int64_t i = 0; i < n; ++i) {
     const Tensor& loss = own[static_cast<std::size_t>(i)];
-    copy_into(window_of(rows, rank() * n + i, loss.shape()), loss);
+    copy_into(dp::window_of(rows, rank() * n + i, loss.shape()), loss);
   }
   share_rows(rows);
   Tensor total;
   for (std::int64_t i = 0; i < n; ++i) {
     for (int r = 0; r < size(); ++r) {
-      const Tensor loss = window_of(rows, r * n + i, first.shape());
+      const Tensor loss = dp::window_of(rows, r * n + i, first.shape());
       total = total.defined() ? add(total, loss) : clone(loss);
     }
   }
@@ -384,7 +385,7 @@ Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
 
 Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());
-  const PathScope path = ranks_path();
+  const PathScope path = dp::ranks_path();
   // All stretches, by rank; of each the pieces by bucket.
   std::vector<std::int64_t> begins = {0};
   std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> of_parameter(whole_.size());  // begin, place
@@ -394,7 +395,7 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
       for (const Piece& piece : bucket.pieces[r]) {
         if (!has_gradient_[piece.parameter]) continue;
         of_parameter[piece.parameter].push_back({piece.begin, at});
-        at += stretches(piece.end - piece.begin);
+        at += dp::stretches(piece.end - piece.begin);
       }
     }
     begins.push_back(at);
@@ -404,7 +405,7 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   const Tensor all = Tensor::empty({begins.back()}, DType::f64, device, Category::communication);
   const auto rows_of = [&](int r) {
     const auto k = static_cast<std::size_t>(r);
-    return window_of(all, begins[k], {begins[k + 1] - begins[k]});
+    return dp::window_of(all, begins[k], {begins[k + 1] - begins[k]});
   };
   launch(device, [&](const Addresses& at) {
     double* to = at.as<double>(all) + begins[static_cast<std::size_t>(rank())];
@@ -432,7 +433,7 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   transit.wait();
   std::int64_t count = 0;
   for (const auto& pieces : of_parameter) count += pieces.empty() ? 0 : 1;
-  const Tensor sums = as_gradient(Tensor::empty({count}, DType::f64, device, Category::workspace));
+  const Tensor sums = dp::as_gradient(Tensor::empty({count}, DType::f64, device, Category::workspace));
   const auto fold = [&](const double* from, double* to) {
     for (std::size_t i = 0; i < whole_.size(); ++i) {
       if (of_parameter[i].empty()) continue;
@@ -442,7 +443,7 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
         const auto [begin, place] = of_parameter[i][k];
         const std::int64_t end =
             k + 1 < of_parameter[i].size() ? of_parameter[i][k + 1].first : whole_[i].tensor.elements();
-        for (std::int64_t s = 0; s < stretches(end - begin); ++s) sum += from[place + s];
+        for (std::int64_t s = 0; s < dp::stretches(end - begin); ++s) sum += from[place + s];
       }
       *to++ = sum;
     }
@@ -460,7 +461,7 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
 void DataParallel::share_state(Transaction& transaction) {
   std::vector<StateUpdate>& updates = transaction.deferred();
   if (updates.empty()) return;
-  const PathScope path = ranks_path();
+  const PathScope path = dp::ranks_path();
   std::int64_t elements = 0;
   for (const StateUpdate& u : updates) elements += u.found.defined() ? u.found.elements() : 0;
   Tensor rows;
@@ -469,7 +470,7 @@ void DataParallel::share_state(Transaction& transaction) {
     std::int64_t at = rank() * elements;
     for (const StateUpdate& u : updates) {
       if (!u.found.defined()) continue;
-      copy_into(window_of(rows, at, u.found.shape()), u.found);
+      copy_into(dp::window_of(rows, at, u.found.shape()), u.found);
       at += u.found.elements();
     }
     share_rows(rows);
@@ -483,7 +484,7 @@ void DataParallel::share_state(Transaction& transaction) {
       for (std::size_t i = first; i < end; ++i) {
         StateUpdate update = updates[i];
         if (update.found.defined()) {
-          update.found = window_of(rows, r * elements + at, updates[i].found.shape());
+          update.found = dp::window_of(rows, r * elements + at, updates[i].found.shape());
           at += update.found.elements();
         }
         update.apply(update);
@@ -500,7 +501,7 @@ void DataParallel::share_parameters() {
   for (const Bucket& bucket : buckets_) {
     Transit transit;
     const auto window = [&](const Piece& piece) {
-      return window_of(whole_[piece.parameter].tensor, piece.begin, {piece.end - piece.begin});
+      return dp::window_of(whole_[piece.parameter].tensor, piece.begin, {piece.end - piece.begin});
     };
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;

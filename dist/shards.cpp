@@ -45,15 +45,15 @@ void cut_each(Bucket& bucket, int ranks, RangeOf range_of) {
     std::int64_t at = bucket.bounds.back();
     for (const std::size_t parameter : bucket.parameters) {
       const Range range = range_of(parameter, r);
-      if (range.size() > 0) bucket.pieces[static_cast<std::size_t>(r)].push_back({parameter, range.begin, range.end, at});
+      if (range.size() > 0)
+        bucket.pieces[static_cast<std::size_t>(r)].push_back({parameter, range.begin, range.end, at});
       at += range.size();
     }
     bucket.bounds.push_back(at);
   }
 }
 
-std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, int ranks,
-                                 const BucketOptions& options) {
+std::vector<Bucket> fill_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options) {
   if (ranks < 1) throw ValueError("make_buckets: " + std::to_string(ranks) + " ranks; allowed are 1 and more");
   std::vector<Bucket> buckets;
   std::vector<std::size_t> open;  // of each dtype and device, the one that is being filled

@@ -37,7 +37,7 @@ struct Bucket {
   std::int64_t elements = 0;
   DType dtype = DType::f32;
   Device device;
-  std::vector<std::int64_t> bounds;         ///< of shards, in elements: rank r has [bounds[r], bounds[r + 1])
+  std::vector<std::int64_t> bounds;        ///< of shards, in elements: rank r has [bounds[r], bounds[r + 1])
   std::vector<std::vector<Piece>> pieces;  ///< of the parameters, by rank
 
   std::int64_t shard_elements(int rank) const {

@@ -134,11 +134,11 @@ class Recorded {
   std::vector<std::shared_ptr<Leaf>> leaves;
   std::vector<LeafUse> leaf_uses;                  // of each leaf, while backward runs; empty: nobody asks
   std::vector<std::uint32_t> leaves_by_first_use;  // the same
-  std::uint32_t id = 0;                // of the recording, in the TapeRef of its tensors
-  const LeafSet* trained = nullptr;    // null: all leaves
-  TapeTimes* times = nullptr;          // null: not asked for
-  std::unique_ptr<Spills> spills;      // null: the plan has none
-  std::unique_ptr<Observer> observer;  // null: not asked for
+  std::uint32_t id = 0;                            // of the recording, in the TapeRef of its tensors
+  const LeafSet* trained = nullptr;                // null: all leaves
+  TapeTimes* times = nullptr;                      // null: not asked for
+  std::unique_ptr<Spills> spills;                  // null: the plan has none
+  std::unique_ptr<Observer> observer;              // null: not asked for
 
  private:
   void renew_id() noexcept;

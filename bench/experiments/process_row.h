@@ -5,8 +5,8 @@
 #include <optional>
 
 #include <thimble/bench/report/experiment.h>
-#include <thimble/models/training/training.h>
 #include <thimble/memory/process/outside.h>
+#include <thimble/models/training/training.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::bench {

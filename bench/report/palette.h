@@ -54,7 +54,7 @@ std::string_view label_of(Category category) noexcept;
 
 /// The order in which categories are stacked, from the axis outwards: what lives longest comes first.
 inline constexpr std::array<Category, category_count> stacking_order = {
-    Category::parameter,  Category::optimizer, Category::gradient, Category::input,
+    Category::parameter,  Category::optimizer, Category::gradient,  Category::input,
     Category::activation, Category::temporary, Category::workspace, Category::communication};
 
 /// CSS custom properties for every colour (`--ink: #1d232b`) on :root, the dark scheme's under prefers-color-scheme on

@@ -15,12 +15,12 @@ namespace thimble::kernels {
 /// How a parameter narrower than f32 is stored. At most one of the three is there; with none the updated value is
 /// rounded to nearest. Not looked at for f32 and f64 parameters.
 struct NarrowArgs {
-  float* master = nullptr;       ///< what is updated; the parameter becomes this, rounded
-  bool is_stochastic = false;    ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
-  RandomSite site;               ///< of the random bits: step is the update's number
+  float* master = nullptr;         ///< what is updated; the parameter becomes this, rounded
+  bool is_stochastic = false;      ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
+  RandomSite site;                 ///< of the random bits: step is the update's number
   std::int64_t first_element = 0;  ///< that they are drawn for, where this is a part of a parameter: a multiple of 8
-  void* compensation = nullptr;  ///< in the parameter's dtype, what rounding has taken: parameter + compensation is
-                                 ///< updated, and what rounding takes of the sum goes there
+  void* compensation = nullptr;    ///< in the parameter's dtype, what rounding has taken: parameter + compensation is
+                                   ///< updated, and what rounding takes of the sum goes there
 };
 
 /// What every update is told. Rules that have no count of updates do not look at `step`.

@@ -209,11 +209,11 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model
   }
   if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
   return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
-                                                                           .momentum = name == "sgd" ? 0 : 0.9,
-                                                                           .weight_decay = numbers.weight_decay,
-                                                                           .tier = tier,
-                                                                           .narrow = narrow,
-                                                                           .moments = moments});
+                                                                               .momentum = name == "sgd" ? 0 : 0.9,
+                                                                               .weight_decay = numbers.weight_decay,
+                                                                               .tier = tier,
+                                                                               .narrow = narrow,
+                                                                               .moments = moments});
 }
 
 double clip_norm(const Setup& setup, bool is_text) {

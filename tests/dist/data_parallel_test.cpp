@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <thimble/models/training/setup.h>
 #include <thimble/core/error.h>
 #include <thimble/core/random/philox.h>
 #include <thimble/core/random/random.h>
@@ -18,6 +17,7 @@
 #include <thimble/dist/shard_store.h>
 #include <thimble/dist/threads.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/training/setup.h>
 
 #include "support/catch.h"
 
@@ -50,7 +50,7 @@ struct State {
 
 struct Result {
   std::vector<double> losses;
-  std::map<std::string, Bytes> values;   // parameters and buffers
+  std::map<std::string, Bytes> values;  // parameters and buffers
   std::map<std::string, State> states;  // of this rank
 };
 
@@ -78,7 +78,8 @@ models::Batch batch_of(const models::Model& model, const models::Setup& setup, s
   const auto fill_classes = [&](const Tensor& t, std::int64_t classes, bool has_gaps) {
     std::vector<std::int64_t> values(static_cast<std::size_t>(t.elements()));
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(step), 0, 0}}, {{1, 2}});
+      const PhiloxBlock bits =
+          philox4x32({{static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(step), 0, 0}}, {{1, 2}});
       values[i] = bits.word[0] % static_cast<std::uint64_t>(classes);
       if (has_gaps && bits.word[1] % 4 != 0) values[i] = -100;
     }
@@ -114,8 +115,8 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
     options.buckets.keeps_parameters = setup.optimizer == "adafactor";
     parallel = std::make_unique<dist::DataParallel>(*ranks, model->trainable(), options);
   }
-  const auto optimizer = parallel ? models::make_optimizer(setup, *model, parallel->parameters())
-                                  : models::make_optimizer(setup, *model);
+  const auto optimizer =
+      parallel ? models::make_optimizer(setup, *model, parallel->parameters()) : models::make_optimizer(setup, *model);
   const auto scaler = models::make_scaler(setup);
   nn::StepOptions options;
   options.clip_norm = c.clip;
@@ -155,7 +156,8 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
 bool is_part_of(const State& part, const State& whole) {
   const auto n = static_cast<std::size_t>(whole.elements);
   if (whole.bytes.size() % n != 0) {  // a scale for 256 elements, or a row or column of a whole parameter
-    if (part.first == 0) return part.bytes == Bytes(whole.bytes.begin(), whole.bytes.begin() + std::ptrdiff_t(part.bytes.size()));
+    if (part.first == 0)
+      return part.bytes == Bytes(whole.bytes.begin(), whole.bytes.begin() + std::ptrdiff_t(part.bytes.size()));
     const auto at = std::ptrdiff_t(part.first / 256 * 4);
     return part.bytes == Bytes(whole.bytes.begin() + at, whole.bytes.begin() + at + std::ptrdiff_t(part.bytes.size()));
   }
@@ -199,8 +201,8 @@ void check_equal(const Case& c, int count, int zero, int steps) {
 TEST_CASE("data parallel: the bits of one rank", "[dist]") {
   const int zero = GENERATE(0, 1, 2, 3);
   const int ranks = GENERATE(1, 2, 3, 4);
-  for (const Case& c : {Case{"char-gpt", "", "adamw"}, Case{"resnet18", "", "momentum"},
-                        Case{"bert-base", "", "adamw"}, Case{"char-gpt", "", "adamw", 2}}) {
+  for (const Case& c : {Case{"char-gpt", "", "adamw"}, Case{"resnet18", "", "momentum"}, Case{"bert-base", "", "adamw"},
+                        Case{"char-gpt", "", "adamw", 2}}) {
     check_equal(c, ranks, zero, 3);
   }
 }

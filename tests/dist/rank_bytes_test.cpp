@@ -94,11 +94,13 @@ Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
   options.ranks = &watched;
   const Tensor x = full({4, 96}, 0.5, c.dtype, device, Category::input);
   for (int step = 0; step < 2; ++step) {
-    nn::training_step(adam, [&](std::int64_t) { return net.loss(x); }, options);
+    nn::training_step(
+        adam, [&](std::int64_t) { return net.loss(x); }, options);
   }
   Bytes bytes;
   bytes.after_update = watched.after_update;
-  for (std::size_t k = 0; k < category_count; ++k) bytes.peaks[k] = stack.ledger->max_allocated(static_cast<Category>(k));
+  for (std::size_t k = 0; k < category_count; ++k)
+    bytes.peaks[k] = stack.ledger->max_allocated(static_cast<Category>(k));
   bytes.committed = stack.arena->statistics().peak_committed_bytes;
   bytes.sent = ranks.volume().bytes_sent;
   bytes.parameters = net.parameter_count();
@@ -113,9 +115,10 @@ std::size_t at(const CategoryBytes& bytes, Category category) { return bytes[sta
 }  // namespace
 
 TEST_CASE("rank bytes: a dry rank alone says what each of N ranks measures", "[dist]") {
-  for (const Case& c : {Case{DType::f32, 0, 1, 0, 1 << 16}, Case{DType::f32, 1, 1, 1, 1 << 16},
-                        Case{DType::bf16, 2, 1, 1, 1 << 16}, Case{DType::f32, 2, 3, 0, 1 << 14},
-                        Case{DType::f32, 0, 2, 1, 0}, Case{DType::f32, 3, 1, 1, 1 << 16}, Case{DType::bf16, 3, 2, 0, 25 << 20}, Case{DType::bf16, 1, 2, 0, 25 << 20}}) {
+  for (const Case& c :
+       {Case{DType::f32, 0, 1, 0, 1 << 16}, Case{DType::f32, 1, 1, 1, 1 << 16}, Case{DType::bf16, 2, 1, 1, 1 << 16},
+        Case{DType::f32, 2, 3, 0, 1 << 14}, Case{DType::f32, 0, 2, 1, 0}, Case{DType::f32, 3, 1, 1, 1 << 16},
+        Case{DType::bf16, 3, 2, 0, 25 << 20}, Case{DType::bf16, 1, 2, 0, 25 << 20}}) {
     for (int count = 1; count <= 8; ++count) {
       INFO("ZeRO-" << c.zero << ", " << c.micro_batches << " micro-batches, " << count << " ranks");
       std::mutex lock;

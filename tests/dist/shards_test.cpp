@@ -30,10 +30,11 @@ TEST_CASE("shards: every element of every parameter is one rank's", "[dist]") {
   for (int round = 0; round < 200; ++round) {
     std::vector<std::int64_t> sizes(1 + random() % 12);
     for (std::int64_t& n : sizes) n = random() % 4 == 0 ? 1 + random() % 9 : 1 + random() % 60'000;
-    const auto list = parameters_of(sizes, round % 2 == 0 ? std::vector<DType>{DType::f32}
-                                                          : std::vector<DType>{DType::bf16, DType::f32});
+    const auto list = parameters_of(
+        sizes, round % 2 == 0 ? std::vector<DType>{DType::f32} : std::vector<DType>{DType::bf16, DType::f32});
     const int ranks = 1 + static_cast<int>(random() % 8);
-    const dist::BucketOptions options{.bytes = std::size_t{1} << (10 + random() % 10), .keeps_parameters = round % 5 == 0};
+    const dist::BucketOptions options{.bytes = std::size_t{1} << (10 + random() % 10),
+                                      .keeps_parameters = round % 5 == 0};
     const std::vector<dist::Bucket> buckets = dist::make_buckets(list, ranks, options);
     std::vector<std::vector<int>> owner(sizes.size());
     for (std::size_t i = 0; i < sizes.size(); ++i) owner[i].assign(static_cast<std::size_t>(sizes[i]), -1);

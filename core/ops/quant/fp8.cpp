@@ -82,11 +82,10 @@ Tensor scale_of_tensor(const Tensor& matrix, Fp8Role role, const Fp8Use& use, co
   if (records) {
     check_fp8_state("fp8", use.state, device);
     // A record of one step on its own, where it changes the state later: not finite stays what is not recorded.
-    state = later != nullptr
-                ? Fp8State{full({3, 1}, std::numeric_limits<double>::infinity(), DType::f32, device),
-                           zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)}
-                : Fp8State{writable_state(use.state.amax), writable_state(use.state.scale),
-                           writable_state(use.state.steps)};
+    state = later != nullptr ? Fp8State{full({3, 1}, std::numeric_limits<double>::infinity(), DType::f32, device),
+                                        zeros({3}, DType::f32, device), zeros({3, 2}, DType::i64, device)}
+                             : Fp8State{writable_state(use.state.amax), writable_state(use.state.scale),
+                                        writable_state(use.state.steps)};
   }
   const Tensor scale = Tensor::empty({1}, DType::f32, device);
   launch(device, [&](const Addresses& at) {

@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
+#include <thimble/core/error.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/training.h>
-#include <thimble/core/error.h>
 #include <thimble/nn/fit/fit.h>
 
 #include "support/catch.h"
