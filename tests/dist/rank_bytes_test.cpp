@@ -160,6 +160,7 @@ TEST_CASE("rank bytes: model state by the closed forms", "[dist]") {
         CHECK(at(bytes.after_update, Category::parameter) == (zero < 3 ? 2 * p : 2 * shard));
         CHECK(at(bytes.after_update, Category::gradient) == (zero < 2 ? 2 * p : 2 * shard));
         CHECK(at(bytes.after_update, Category::optimizer) == 12 * shard);
+        CHECK(at(bytes.after_update, Category::communication) == 0);
         const std::int64_t cuts = zero < 3 ? bytes.buckets : bytes.tensors;
         CHECK(bytes.shard <= bytes.parameters / count + 1 + cuts * dist::shard_grain);
       }

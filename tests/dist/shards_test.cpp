@@ -78,3 +78,28 @@ TEST_CASE("shards: buckets are filled from the last parameter on", "[dist]") {
   CHECK(dist::make_buckets(list, 2, {.bytes = 0}).size() == 4);
   CHECK_THROWS_AS(dist::make_buckets(list, 0), ValueError);
 }
+
+TEST_CASE("shards: a parameter by itself is shared out whole, and small ones are taken in turns", "[dist]") {
+  for (const std::int64_t elements :
+       {std::int64_t{1}, dist::shard_grain, std::int64_t{100'003}, std::int64_t{1} << 40}) {
+    for (int ranks = 1; ranks <= 8; ++ranks) {
+      for (std::size_t number = 0; number < 9; ++number) {
+        std::vector<dist::Range> parts;
+        for (int r = 0; r < ranks; ++r) parts.push_back(dist::shard_range(elements, ranks, r, number));
+        std::sort(parts.begin(), parts.end(), [](const dist::Range& a, const dist::Range& b) { return a.end < b.end; });
+        std::int64_t at = 0;
+        for (const dist::Range& part : parts) {
+          CHECK(part.begin == at);
+          CHECK((part.begin % dist::shard_grain == 0 && part.size() <= elements / ranks + 1 + dist::shard_grain));
+          at = part.end;
+        }
+        CHECK(at == elements);
+      }
+    }
+  }
+  std::vector<std::int64_t> held(4, 0);
+  for (std::size_t number = 0; number < 64; ++number) {
+    for (int r = 0; r < 4; ++r) held[static_cast<std::size_t>(r)] += dist::shard_range(100, 4, r, number).size();
+  }
+  CHECK(held == std::vector<std::int64_t>{1600, 1600, 1600, 1600});
+}
