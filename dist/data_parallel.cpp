@@ -4,39 +4,20 @@
 #include <string>
 #include <utility>
 
-#include <thimble/autograd/functions/elementwise.h>
 #include <thimble/core/error.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/optim/clip.h>
+#include <thimble/dist/window.h>
 
 namespace thimble::dist {
 namespace data_parallel_detail {
 
 constexpr std::size_t none = ~std::size_t{0};
 
-/// What ranks need in common is booked under this path.
-PathScope ranks_path() { return PathScope(join_path(0, "ranks")); }
-
-Tensor window_of(const Tensor& flat, std::int64_t at, const Shape& shape) {
-  Shape strides = shape;
-  std::int64_t stride = 1;
-  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
-    strides[axis] = stride;
-    stride *= shape[axis];
-  }
-  return flat.detach().window(shape, strides, flat.offset() + at);
-}
-
 void add_to(const Tensor& sum, const Tensor& term) {
   elementwise_detail::run("add", ops::Add(), {&sum, &term}, sum);
   if (sum.storage()) sum.storage()->bump_version();
-}
-
-Tensor as_gradient(Tensor t) {
-  t.set_tape_ref({}, Origin::gradient);
-  return t;
 }
 
 /// Sets a leaf's gradient for the step that is under way.
@@ -54,18 +35,14 @@ void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<voi
   }
 }
 
-std::int64_t stretches(std::int64_t elements) { return (elements + shard_grain - 1) / shard_grain; }
-
 }  // namespace data_parallel_detail
-
-namespace dp = data_parallel_detail;
 
 DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options)
     : ranks_(ranks),
       whole_(std::move(parameters)),
       options_(options),
       buckets_(buckets_of(options)),
-      updated_at_(whole_.size(), dp::none),
+      updated_at_(whole_.size(), data_parallel_detail::none),
       loads_(buckets_.size()),
       has_gradient_(whole_.size(), false) {
   make_leaves();
@@ -127,8 +104,8 @@ void DataParallel::make_leaves() {
       for (int axis = 0; axis < shape.rank(); ++axis) shape[axis] = 1;
       shape[shape.rank() - 1] = mine[i]->end - mine[i]->begin;
     }
-    Tensor shard = store_ != nullptr ? dp::window_of(store_->shard(*p.tensor.storage()), 0, shape)
-                                     : dp::window_of(p.tensor, mine[i]->begin, shape);
+    Tensor shard = store_ != nullptr ? window_of(store_->shard(*p.tensor.storage()), 0, shape)
+                                     : window_of(p.tensor, mine[i]->begin, shape);
     shard.require_grad();
     updated_.push_back({p.name, std::move(shard), mine[i]->begin, is_whole ? 0 : p.tensor.elements()});
   }
@@ -136,7 +113,7 @@ void DataParallel::make_leaves() {
 }
 
 Tensor DataParallel::shard_of(const Tensor& all, const Bucket& bucket, int rank) const {
-  return dp::window_of(all, bucket.bounds[static_cast<std::size_t>(rank)], {bucket.shard_elements(rank)});
+  return window_of(all, bucket.bounds[static_cast<std::size_t>(rank)], {bucket.shard_elements(rank)});
 }
 
 void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t micro_batches) {
@@ -205,28 +182,28 @@ void DataParallel::put(const Place& place, Tensor gradient) {
                         gradient.is_unshared() && gradient.storage()->bytes() == gradient.bytes();
   if (is_alone) {  // it is the bucket
     gradient.storage()->set_category(category);
-    load.all = dp::window_of(gradient, 0, {bucket.elements});
+    load.all = window_of(gradient, 0, {bucket.elements});
     return;
   }
   if (!load.all.defined()) {
-    const PathScope path = dp::ranks_path();
+    const PathScope path = ranks_path();
     load.all = Tensor::empty({bucket.elements}, bucket.dtype, bucket.device, category);
   }
   if (!bucket.offsets.empty()) {
-    copy_into(dp::window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
+    copy_into(window_of(load.all, bucket.offsets[place.at], gradient.shape()), gradient.detach());
     return;
   }
   const Tensor dense = contiguous(gradient.detach());
-  dp::for_each_piece(bucket, parameter, [&](const Piece& piece) {
+  data_parallel_detail::for_each_piece(bucket, parameter, [&](const Piece& piece) {
     const Shape shape{piece.end - piece.begin};
-    copy_into(dp::window_of(load.all, piece.at, shape), dp::window_of(dense, piece.begin, shape));
+    copy_into(window_of(load.all, piece.at, shape), window_of(dense, piece.begin, shape));
   });
 }
 
 void DataParallel::send(std::size_t index) {
   land();
   const Bucket& bucket = buckets_[index];
-  const PathScope path = dp::ranks_path();
+  const PathScope path = ranks_path();
   flight_.emplace();
   flight_->bucket = index;
   flight_->is_last = micro_batch_ + 1 == micro_batches_;
@@ -237,7 +214,7 @@ void DataParallel::send(std::size_t index) {
   for (int r = 0, row = 0; r < size(); ++r) {
     if (r == rank()) continue;
     flight_->transit.send(r, shard_of(loads_[index].all, bucket, r));
-    if (n > 0) flight_->transit.receive(r, dp::window_of(flight_->incoming, row * n, {n}));
+    if (n > 0) flight_->transit.receive(r, window_of(flight_->incoming, row * n, {n}));
     ++row;
   }
   flight_->transit.begin(ranks_);
@@ -266,20 +243,20 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
   if (n == 0) return;
   const Tensor own = shard_of(load.all, bucket, rank());
   const auto gradient_of = [&](int r) {
-    return r == rank() ? own : dp::window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
+    return r == rank() ? own : window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
   };
   if (sums_in_place()) {  // own = (g of ranks before) + own: a sum of two has the same bits either way round
-    for (int r = 1; r < rank(); ++r) dp::add_to(gradient_of(0), gradient_of(r));
-    if (rank() > 0) dp::add_to(own, gradient_of(0));
-    for (int r = rank() + 1; r < size(); ++r) dp::add_to(own, gradient_of(r));
+    for (int r = 1; r < rank(); ++r) data_parallel_detail::add_to(gradient_of(0), gradient_of(r));
+    if (rank() > 0) data_parallel_detail::add_to(own, gradient_of(0));
+    for (int r = rank() + 1; r < size(); ++r) data_parallel_detail::add_to(own, gradient_of(r));
     return;
   }
   if (!load.has_sum) {
-    const PathScope path = dp::ranks_path();
+    const PathScope path = ranks_path();
     load.mine = Tensor::empty({n}, bucket.dtype, bucket.device, Category::gradient);
     copy_into(load.mine, gradient_of(0));
   }
-  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) dp::add_to(load.mine, gradient_of(r));
+  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) data_parallel_detail::add_to(load.mine, gradient_of(r));
   load.has_sum = true;
 }
 
@@ -309,8 +286,8 @@ void DataParallel::end_micro_batch() {
     const Bucket& bucket = buckets_[b];
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       if (load.has[k]) continue;
-      dp::for_each_piece(bucket, bucket.parameters[k], [&](const Piece& piece) {
-        fill(dp::window_of(load.all, piece.at, {piece.end - piece.begin}), 0);
+      data_parallel_detail::for_each_piece(bucket, bucket.parameters[k], [&](const Piece& piece) {
+        fill(window_of(load.all, piece.at, {piece.end - piece.begin}), 0);
       });
     }
     send(b);
@@ -338,7 +315,7 @@ void DataParallel::set_gradients(std::size_t index) {
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
       const Tensor& p = whole_[bucket.parameters[k]].tensor;
       if (has_gradient_[bucket.parameters[k]])
-        dp::set_gradient(p, dp::window_of(load.all, bucket.offsets[k], p.shape()));
+        data_parallel_detail::set_gradient(p, window_of(load.all, bucket.offsets[k], p.shape()));
     }
     return;
   }
@@ -346,174 +323,7 @@ void DataParallel::set_gradients(std::size_t index) {
   for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
     if (!has_gradient_[piece.parameter]) continue;
     const Tensor& p = updated_[updated_at_[piece.parameter]].tensor;
-    dp::set_gradient(p, dp::window_of(sums_of(index), piece.at - begin, p.shape()));
-  }
-}
-
-/// Row r of (size(), n) is rank r's, and in the end all rows are here.
-void DataParallel::share_rows(const Tensor& rows) {
-  const std::int64_t n = rows.size(1);
-  Transit transit;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    transit.send(r, dp::window_of(rows, rank() * n, {n}));
-    transit.receive(r, dp::window_of(rows, r * n, {n}));
-  }
-  transit.begin(ranks_);
-  transit.wait();
-}
-
-Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
-  const Tensor& first = own.front();
-  const auto n = static_cast<std::int64_t>(own.size());
-  const PathScope path = dp::ranks_path();
-  const Tensor rows = Tensor::empty({size(), n}, first.dtype(), first.device(), Category::communication);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const Tensor& loss = own[static_cast<std::size_t>(i)];
-    copy_into(dp::window_of(rows, rank() * n + i, loss.shape()), loss);
-  }
-  share_rows(rows);
-  Tensor total;
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (int r = 0; r < size(); ++r) {
-      const Tensor loss = dp::window_of(rows, r * n + i, first.shape());
-      total = total.defined() ? add(total, loss) : clone(loss);
-    }
-  }
-  return total;
-}
-
-Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
-  if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());
-  const PathScope path = dp::ranks_path();
-  // All stretches, by rank; of each the pieces by bucket.
-  std::vector<std::int64_t> begins = {0};
-  std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> of_parameter(whole_.size());  // begin, place
-  for (std::size_t r = 0; r < static_cast<std::size_t>(size()); ++r) {
-    std::int64_t at = begins.back();
-    for (const Bucket& bucket : buckets_) {
-      for (const Piece& piece : bucket.pieces[r]) {
-        if (!has_gradient_[piece.parameter]) continue;
-        of_parameter[piece.parameter].push_back({piece.begin, at});
-        at += dp::stretches(piece.end - piece.begin);
-      }
-    }
-    begins.push_back(at);
-  }
-  if (begins.back() == 0) return Tensor();
-  const Device device = whole_.front().tensor.device();
-  const Tensor all = Tensor::empty({begins.back()}, DType::f64, device, Category::communication);
-  const auto rows_of = [&](int r) {
-    const auto k = static_cast<std::size_t>(r);
-    return dp::window_of(all, begins[k], {begins[k + 1] - begins[k]});
-  };
-  launch(device, [&](const Addresses& at) {
-    double* to = at.as<double>(all) + begins[static_cast<std::size_t>(rank())];
-    std::vector<kernels::SquareSumArgs> list;
-    for (const Bucket& bucket : buckets_) {
-      for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
-        if (!has_gradient_[piece.parameter]) continue;
-        const Tensor& gradient = updated_[updated_at_[piece.parameter]].tensor.grad();
-        const auto* const from = static_cast<const std::byte*>(at(gradient));
-        for (std::int64_t k = 0; k < gradient.elements(); k += shard_grain) {
-          list.push_back({std::min(shard_grain, gradient.elements() - k),
-                          from + k * static_cast<std::int64_t>(size_of(gradient.dtype())), gradient.dtype(), to++});
-        }
-      }
-    }
-    kernels::optimizer_kernels(device).square_sums(list);
-  });
-  Transit transit;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank()) continue;
-    transit.send(r, rows_of(rank()));
-    transit.receive(r, rows_of(r));
-  }
-  transit.begin(ranks_);
-  transit.wait();
-  std::int64_t count = 0;
-  for (const auto& pieces : of_parameter) count += pieces.empty() ? 0 : 1;
-  const Tensor sums = dp::as_gradient(Tensor::empty({count}, DType::f64, device, Category::workspace));
-  const auto fold = [&](const double* from, double* to) {
-    for (std::size_t i = 0; i < whole_.size(); ++i) {
-      if (of_parameter[i].empty()) continue;
-      std::sort(of_parameter[i].begin(), of_parameter[i].end());
-      double sum = 0;
-      for (std::size_t k = 0; k < of_parameter[i].size(); ++k) {
-        const auto [begin, place] = of_parameter[i][k];
-        const std::int64_t end =
-            k + 1 < of_parameter[i].size() ? of_parameter[i][k + 1].first : whole_[i].tensor.elements();
-        for (std::int64_t s = 0; s < dp::stretches(end - begin); ++s) sum += from[place + s];
-      }
-      *to++ = sum;
-    }
-  };
-  if (device == cpu) {
-    launch(device, [&](const Addresses& at) { fold(at.as<double>(all), at.as<double>(sums)); });
-  } else if (!device.is_dry) {
-    std::vector<double> host(static_cast<std::size_t>(count));
-    fold(to_host<double>(all).data(), host.data());
-    copy_into(sums, from_host(host, {count}, device));
-  }
-  return sums;
-}
-
-void DataParallel::share_state(Transaction& transaction) {
-  std::vector<StateUpdate>& updates = transaction.deferred();
-  if (updates.empty()) return;
-  const PathScope path = dp::ranks_path();
-  std::int64_t elements = 0;
-  for (const StateUpdate& u : updates) elements += u.found.defined() ? u.found.elements() : 0;
-  Tensor rows;
-  if (elements > 0) {
-    rows = Tensor::empty({size(), elements}, DType::f64, whole_.front().tensor.device(), Category::communication);
-    std::int64_t at = rank() * elements;
-    for (const StateUpdate& u : updates) {
-      if (!u.found.defined()) continue;
-      copy_into(dp::window_of(rows, at, u.found.shape()), u.found);
-      at += u.found.elements();
-    }
-    share_rows(rows);
-  }
-  std::size_t first = 0;
-  std::int64_t first_at = 0;
-  for (const std::size_t end : updates_until_) {
-    std::int64_t at = first_at;
-    for (int r = 0; r < size(); ++r) {
-      at = first_at;
-      for (std::size_t i = first; i < end; ++i) {
-        StateUpdate update = updates[i];
-        if (update.found.defined()) {
-          update.found = dp::window_of(rows, r * elements + at, updates[i].found.shape());
-          at += update.found.elements();
-        }
-        update.apply(update);
-      }
-    }
-    first = end;
-    first_at = at;
-  }
-  updates.clear();
-}
-
-void DataParallel::share_parameters() {
-  if (is_gathered() || store_ != nullptr || size() == 1) return;
-  for (const Bucket& bucket : buckets_) {
-    Transit transit;
-    const auto window = [&](const Piece& piece) {
-      return dp::window_of(whole_[piece.parameter].tensor, piece.begin, {piece.end - piece.begin});
-    };
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank()) continue;
-      for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(rank())]) {
-        if (has_gradient_[piece.parameter]) transit.send(r, window(piece));
-      }
-      for (const Piece& piece : bucket.pieces[static_cast<std::size_t>(r)]) {
-        if (has_gradient_[piece.parameter]) transit.receive(r, window(piece));
-      }
-    }
-    transit.begin(ranks_);
-    transit.wait();
+    data_parallel_detail::set_gradient(p, window_of(sums_of(index), piece.at - begin, p.shape()));
   }
 }
 

@@ -7,9 +7,8 @@
 //     dist::DataParallel parallel(ranks, net.trainable(), {.zero = 2});
 //     optim::Adam adam(parallel.parameters(), {});
 //     nn::StepOptions options{.micro_samples = 8, .ranks = &parallel};
-//     for (std::int64_t step = 0; step < 100; ++step) {
-//       nn::training_step(adam, [&](std::int64_t i) { return net.loss(data.part(step, parallel.number(i))); }, options);
-//     }
+//     const auto loss_of = [&](std::int64_t i) { return net.loss(data.part(step, parallel.number(i))); };
+//     nn::training_step(adam, loss_of, options);  // as often as there are steps
 //   });
 //
 //   stage   a rank has, besides its activations
@@ -24,8 +23,8 @@
 // one rank. Nobody else adds: communicators move bytes. At most one bucket is on its way, so its bytes are the same in
 // every step.
 //
-// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they have gone, and are counted as
-// `communication`; so is in every stage what comes from other ranks, (N - 1) / N of the largest bucket.
+// Bytes: in stages 0 and 1 the buckets are the gradients. In stages 2 and 3 they live until they have gone, and count
+// as `communication`; so does in every stage what comes from other ranks, (N - 1) / N of the largest bucket.
 
 #include <cstddef>
 #include <cstdint>

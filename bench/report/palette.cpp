@@ -19,7 +19,7 @@ constexpr std::array<CategoryStyle, category_count> category_styles = {
      {{"temporary", "#e4a81b", "#f1c03e"}, "temporaries"},
      {{"workspace", "#73cafe", "#83dbf2"}, "workspace"},
      {{"input", "#b2aea3", "#898593"}, "input"},
-     {{"communication", "#8a1f5c", "#d873ab"}, "communication"}}};
+     {{"communication", "#5c2a0e", "#9c3018"}, "communication"}}};
 
 template <class Visit>
 void for_each_paint(Visit visit) {

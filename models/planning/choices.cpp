@@ -137,7 +137,7 @@ std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const S
   }
   const bool has_fit = std::any_of(prices.begin(), prices.end(),
                                    [&](const TechniquePrice& p) { return p.minimum_bytes <= options.budget_bytes; });
-  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters) {
+  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters && !options.records_steps) {
     prices.push_back(price_parameters_away(options, setup, plain_s));
   }
   return prices;

@@ -25,6 +25,7 @@ struct ChoiceOptions {
   /// Measured times are of one program, node by node; another number of micro-batches or another head is another one.
   nn::CostModel costs = nn::hardware("cpu");
   std::size_t budget_bytes = 0;  ///< 0: none
+  bool records_steps = false;    ///< so that parameters cannot be away
 };
 
 /// Whether a technique of this list is switched on: micro-batches, the chunked head, the fused optimizer.

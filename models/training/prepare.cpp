@@ -97,7 +97,7 @@ void plan_in_budget(PreparedTraining& prepared) {
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
   prepared.cost_model = costs.source;
-  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget};
+  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget, prepared.options.records_steps};
   Setup chosen = setup;
   std::shared_ptr<nn::Planner> planner;
   if (setup.micro_batches == auto_micro_batches) {

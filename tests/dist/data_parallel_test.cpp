@@ -48,8 +48,9 @@ struct State {
   std::int64_t first = 0, elements = 0;  // of the parameter that it is of
 };
 
-struct Result {
+struct Result {  // checked by the test's own thread: Catch's macros are for one
   std::vector<double> losses;
+  bool has_gradient = false;            // at the end
   std::map<std::string, Bytes> values;  // parameters and buffers
   std::map<std::string, State> states;  // of this rank
 };
@@ -140,7 +141,7 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   }
   for (const nn::NamedTensor& p : model->parameters()) {
     result.values[p.name] = bytes_of(p.tensor);
-    CHECK_FALSE(p.tensor.grad().defined());
+    result.has_gradient = result.has_gradient || p.tensor.grad().defined();
   }
   for (const nn::NamedTensor& b : model->buffers()) result.values[b.name] = bytes_of(b.tensor);
   for (const optim::Named& p : optimizer->parameters()) {
@@ -179,6 +180,7 @@ void check_equal(const Case& c, int count, int zero, int steps) {
   std::map<std::string, std::size_t> bytes_of_state;
   for (const Result& r : results) {
     CHECK(r.losses == one.losses);
+    CHECK_FALSE(r.has_gradient);
     CHECK(r.values.size() == one.values.size());
     for (const auto& [name, bytes] : one.values) {
       INFO(name);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <thimble/core/error.h>
@@ -86,7 +87,9 @@ TEST_CASE("shards: a parameter by itself is shared out whole, and small ones are
       for (std::size_t number = 0; number < 9; ++number) {
         std::vector<dist::Range> parts;
         for (int r = 0; r < ranks; ++r) parts.push_back(dist::shard_range(elements, ranks, r, number));
-        std::sort(parts.begin(), parts.end(), [](const dist::Range& a, const dist::Range& b) { return a.end < b.end; });
+        std::sort(parts.begin(), parts.end(), [](const dist::Range& a, const dist::Range& b) {
+          return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+        });
         std::int64_t at = 0;
         for (const dist::Range& part : parts) {
           CHECK(part.begin == at);

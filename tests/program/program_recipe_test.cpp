@@ -84,7 +84,7 @@ TEST_CASE("program: a run with skipped steps goes on where it stopped", "[precis
     run(options);
     options.resume = options.save;
     options.save.clear();
-    CHECK(contains(refusal(options), "has done 8 steps; --steps 8 must be more"));
+    CHECK(contains(refusal(options), "has done 8 steps; `steps` 8 must be more"));
   }
 }
 

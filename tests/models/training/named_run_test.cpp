@@ -44,7 +44,8 @@ Trained train_by_name(const std::string& folder) {
 
 /// The lines of code between two marks, without what is before `indent`.
 std::vector<std::string> code_of_test() {
-  std::istringstream text(files_test::read_text_file(__FILE__));
+  std::istringstream text(
+      files_test::read_text_file((files_test::tests_folder() / "models/training/named_run_test.cpp").string()));
   std::vector<std::string> code;
   bool is_inside = false;
   for (std::string line; std::getline(text, line);) {

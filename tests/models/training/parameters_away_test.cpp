@@ -152,13 +152,14 @@ TEST_CASE("parameters away: a model trains whose parameters alone exceed the bud
   models::TrainOptions refused = options;
   refused.budget_bytes = small.budget_bytes;
   const std::string message = trained_test::refusal(refused);
-  CHECK(files_test::contains(message, "with --offload FOLDER --offload-parameters"));
+  CHECK(files_test::contains(message, "with `offload` FOLDER `offloads_parameters`"));
 }
 
 TEST_CASE("parameters away: what it does not go with is refused", "[store]") {
   models::TrainOptions options = options_of("mlp");
   options.setup.offloads_parameters = true;
-  CHECK(files_test::contains(trained_test::refusal(options), "--offload-parameters: no folder; with --offload FOLDER"));
+  CHECK(
+      files_test::contains(trained_test::refusal(options), "`offloads_parameters`: no folder; with `offload` FOLDER"));
   models::PlanOptions plan;
   plan.setup = options.setup;
   plan.is_inference = true;

@@ -1,0 +1,31 @@
+#pragma once
+// Dense windows of flat tensors: what lies at a place of a bucket, or of what came from other ranks.
+
+#include <cstdint>
+#include <utility>
+
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble::dist {
+
+/// What ranks need in common is booked under this path.
+inline PathScope ranks_path() { return PathScope(join_path(0, "ranks")); }
+
+/// Elements of a dense tensor from `at` on, in `shape`: a constant.
+inline Tensor window_of(const Tensor& flat, std::int64_t at, const Shape& shape) {
+  Shape strides = shape;
+  std::int64_t stride = 1;
+  for (int axis = shape.rank() - 1; axis >= 0; --axis) {
+    strides[axis] = stride;
+    stride *= shape[axis];
+  }
+  return flat.detach().window(shape, strides, flat.offset() + at);
+}
+
+inline Tensor as_gradient(Tensor t) {
+  t.set_tape_ref({}, Origin::gradient);
+  return t;
+}
+
+}  // namespace thimble::dist
