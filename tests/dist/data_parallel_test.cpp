@@ -1,5 +1,5 @@
-// Data parallel steps on N ranks against one rank that has all micro-batches: losses, parameters, state, statistics, bit
-// for bit. One rank's steps know nothing of ranks.
+// Data parallel steps on N ranks against one rank that has all micro-batches: losses, parameters, state and
+// statistics, bit for bit. One rank's steps know nothing of ranks.
 
 #include <cstring>
 #include <map>
