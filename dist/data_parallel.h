@@ -92,9 +92,9 @@ class DataParallel final : public optim::Ranks {
   };
   /// The bucket that is on its way.
   struct Flight {
-    std::size_t bucket = 0;
-    bool is_last = false;  // of the step
-    Tensor incoming;       // (size() - 1, shard): from the other ranks in their order
+    std::size_t bucket;
+    bool is_last;     // of the step
+    Tensor incoming;  // (size() - 1, shard): from the other ranks in their order
     Transit transit;
   };
   /// A parameter's place in its bucket.

@@ -2,6 +2,9 @@
 
 #include <cstdio>
 
+#include <thimble/models/datasets/dataset_images.h>
+#include <thimble/models/datasets/dataset_text.h>
+
 namespace thimble::models {
 
 std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& model, std::string_view name,

@@ -59,8 +59,4 @@ std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& mode
 /// "crc32c 1a2b3c4d".
 std::string sum_text(std::uint32_t sum);
 
-// One for each kind of model; `open_dataset` chooses.
-std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed);
-std::unique_ptr<Dataset> open_images(const std::string& path, const ModelOptions& model_sizes, std::uint64_t seed);
-
 }  // namespace thimble::models

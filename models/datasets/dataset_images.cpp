@@ -1,3 +1,5 @@
+#include <thimble/models/datasets/dataset_images.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
@@ -7,9 +9,8 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/units.h>
-#include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/data/source.h>
-#include <thimble/nn/data/store.h>
+#include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/synthetic.h>
 
 namespace thimble::models {

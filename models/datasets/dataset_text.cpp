@@ -1,3 +1,5 @@
+#include <thimble/models/datasets/dataset_text.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <optional>
@@ -9,10 +11,9 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/bert/bert.h>
-#include <thimble/models/datasets/dataset.h>
 #include <thimble/nn/data/masking.h>
 #include <thimble/nn/data/sampler.h>
-#include <thimble/nn/data/store.h>
+#include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/synthetic.h>
 
 namespace thimble::models {

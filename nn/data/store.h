@@ -87,13 +87,6 @@ class ImageStore {
   std::vector<std::uint16_t> labels_;
 };
 
-/// IDX files as read_idx reads them (nn/data/idx.h). A plain one is checked and stays where it is; a compressed one is
-/// decompressed into memory, once. Throws as read_idx.
-ImageStore open_idx(const std::string& images_path, const std::string& labels_path, std::int64_t classes = 10);
-
-/// CIFAR-10's batches as read_cifar10 reads them (nn/data/cifar.h); they stay where they are. Throws as read_cifar10.
-ImageStore open_cifar10(std::span<const std::string> paths);
-
 /// Tokens of a text. Copies share them.
 class TokenStore {
  public:
@@ -128,9 +121,6 @@ class TokenStore {
   std::int64_t bytes_per_token_ = 1, first_ = 0, count_ = 0, vocabulary_ = 1 << 16;
   std::optional<std::array<std::int16_t, 256>> tokens_;  // of characters; -1: none
 };
-
-/// A file of tokens (nn/data/tokens.h), checked as read_tokens does; it stays where it is.
-TokenStore open_tokens(const std::string& path);
 
 /// The distinct bytes of a file as a vocabulary, read in pieces. Throws FileError when it cannot be read, is empty or
 /// has more than 4 GiB.

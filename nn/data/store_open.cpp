@@ -1,3 +1,5 @@
+#include <thimble/nn/data/store_open.h>
+
 #include <array>
 #include <utility>
 
@@ -6,7 +8,6 @@
 #include <thimble/nn/data/cifar.h>
 #include <thimble/nn/data/gzip.h>
 #include <thimble/nn/data/idx.h>
-#include <thimble/nn/data/store.h>
 #include <thimble/nn/data/tokens.h>
 
 namespace thimble::data {

@@ -1,4 +1,4 @@
-// Measured cost models as files.
+#include <thimble/nn/fit/cost_file.h>
 
 #include <cmath>
 #include <cstdint>
@@ -12,7 +12,6 @@
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/file_stream.h>
-#include <thimble/nn/fit/measure.h>
 
 namespace thimble::nn {
 namespace cost_file_detail {

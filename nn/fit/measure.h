@@ -19,9 +19,4 @@ namespace thimble::nn {
 /// from what operators save. Throws what the run throws, and ValueError for a dry device.
 CostModel measure_costs(const MakeRun& make, Device device, const Hardware& machine);
 
-/// Writes JSON, as a whole or not at all. Throws FileError.
-void write_cost_model(const std::string& path, const CostModel& costs);
-/// Throws FileError when there is no such file, or it is not one of write_cost_model().
-CostModel read_cost_model(const std::string& path);
-
 }  // namespace thimble::nn

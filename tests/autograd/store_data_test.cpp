@@ -1,6 +1,6 @@
 // Data that stay in their files: every byte as the readers of whole files give it, and nothing of it on the heap.
 
-#include <thimble/nn/data/store.h>
+#include <thimble/nn/data/store_open.h>
 
 #include <algorithm>
 #include <cstring>
