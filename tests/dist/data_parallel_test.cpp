@@ -184,7 +184,7 @@ void check_equal(const Case& c, int count, int zero, int steps) {
     CHECK(r.values.size() == one.values.size());
     for (const auto& [name, bytes] : one.values) {
       INFO(name);
-      CHECK(r.values.at(name) == bytes);
+      CHECK((r.values.at(name) == bytes));  // not megabytes of them in words
     }
     for (const auto& [name, part] : r.states) {
       INFO(name);
