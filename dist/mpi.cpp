@@ -4,7 +4,9 @@
 //     at once tells of a size that is too large, and not all tell which.
 //   - Receives of one rank and tag are matched in order: `waiting` holds those whose message has not come.
 //   - MPI is called by one thread, which is checked.
-//   - What is given up is left to MPI: this rank makes no call of MPI after it but the one that ends all.
+//   - What is given up is tested for a second more: MPI may copy straight out of a sender's memory, and a receiver
+//     that finds it gone says so before this rank can say what went wrong. After that this rank makes no call of MPI
+//     but the one that ends all.
 
 #include <thimble/dist/mpi.h>
 
@@ -83,6 +85,16 @@ class MpiTransport final : public Transport {
       const auto parts = waiting_.find({part.peer, exchange.tag});
       if (parts != waiting_.end()) std::erase(parts->second, &part);
     }
+    if (std::this_thread::get_id() != thread_) return;
+    if (!last_test_) last_test_ = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    for (Part& part : exchange.parts) {
+      while (part.state == Part::State::copying && std::chrono::steady_clock::now() < *last_test_) {
+        int is_done = 0;
+        if (mpi_.test(&part.request, &is_done) != 0) break;
+        if (is_done != 0) part.state = Part::State::done;
+        std::this_thread::yield();
+      }
+    }
   }
 
   [[noreturn]] void end_all() noexcept override {
@@ -131,7 +143,8 @@ class MpiTransport final : public Transport {
   const MpiTable& mpi_;
   const int most_tag_;
   const std::thread::id thread_ = std::this_thread::get_id();
-  std::map<std::pair<int, int>, std::vector<Part*>> waiting_;  // of rank and tag
+  std::map<std::pair<int, int>, std::vector<Part*>> waiting_;       // of rank and tag
+  std::optional<std::chrono::steady_clock::time_point> last_test_;  // of what is given up
 };
 
 int number(const char* name) {
