@@ -23,7 +23,8 @@ void add_to(const Tensor& sum, const Tensor& term) {
 /// Sets a leaf's gradient for the step that is under way.
 void set_gradient(const Tensor& parameter, Tensor gradient) {
   if (Transaction* const step = context().transaction) step->stage_gradient(parameter.leaf());
-  parameter.grad() = as_gradient(std::move(gradient));
+  gradient.set_tape_ref({}, Origin::gradient);
+  parameter.grad() = std::move(gradient);
 }
 
 /// All pieces of a parameter, of every rank.
@@ -131,7 +132,9 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
   for (const optim::Named& p : updated_) {
     if (p.is_part() && !optimizer.is_elementwise()) {
       throw ValueError(std::string("data parallel: ") + optimizer.name() + " needs whole parameters, and " + p.name +
-                       " is cut; BucketOptions::keeps_parameters keeps them whole");
+                       " is cut" +
+                       (store_ == nullptr ? "; BucketOptions::keeps_parameters keeps them whole"
+                                          : "; up to stage 2 of ZeRO, BucketOptions::keeps_parameters keeps them whole"));
     }
   }
   for (const optim::Named& p : whole_) {

@@ -101,7 +101,8 @@ Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
   transit.wait();
   std::int64_t count = 0;
   for (const auto& pieces : of_parameter) count += pieces.empty() ? 0 : 1;
-  const Tensor sums = as_gradient(Tensor::empty({count}, DType::f64, device, Category::workspace));
+  Tensor sums = Tensor::empty({count}, DType::f64, device, Category::workspace);
+  sums.set_tape_ref({}, Origin::gradient);
   const auto fold = [&](const double* from, double* to) {
     for (std::size_t i = 0; i < whole_.size(); ++i) {
       if (of_parameter[i].empty()) continue;

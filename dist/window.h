@@ -1,5 +1,6 @@
 #pragma once
-// Dense windows of flat tensors: what lies at a place of a bucket, or of what came from other ranks.
+// Dense windows of flat tensors: what lies at a place of a bucket, or of what came from other ranks. And the path that
+// both are booked under.
 
 #include <cstdint>
 #include <utility>
@@ -21,11 +22,6 @@ inline Tensor window_of(const Tensor& flat, std::int64_t at, const Shape& shape)
     stride *= shape[axis];
   }
   return flat.detach().window(shape, strides, flat.offset() + at);
-}
-
-inline Tensor as_gradient(Tensor t) {
-  t.set_tape_ref({}, Origin::gradient);
-  return t;
 }
 
 }  // namespace thimble::dist

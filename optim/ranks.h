@@ -42,10 +42,10 @@ class Ranks {
   virtual Tensor sum_losses(std::span<const Tensor> own) = 0;
   /// The sums of squares of whole gradients, as gradient_square_sums has them on one rank.
   virtual Tensor gradient_square_sums(const Optimizer& optimizer) = 0;
-  /// Applies what all forwards have found (StateUpdate), on every rank the same.
-  virtual void share_state(Transaction& transaction) = 0;
   /// After the update: every rank has the parameters that others have updated.
   virtual void share_parameters() = 0;
+  /// Applies what all forwards have found (StateUpdate), on every rank the same.
+  virtual void share_state(Transaction& transaction) = 0;
   /// The gradients go; also after a step that failed.
   virtual void drop_gradients() noexcept = 0;
 };

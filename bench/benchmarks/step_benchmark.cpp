@@ -2,6 +2,7 @@
 //
 //   step_benchmark MODEL [--batch N ...] [--threads N] [--isa NAME] [--steps N] [--budget SIZE | --growth SIZE]
 //                  [--units U] [--clip X] [--profile]
+//   step_benchmark MODEL [--batch N ...] --beside O1,bf16
 //   step_benchmark MODEL [--batch N] [--seq N ...] --dry
 //
 // The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
@@ -10,7 +11,11 @@
 // model ask for, `gflops` that over the best time; `ceiling_gflops` is what an FMA loop in registers reaches in f32 on
 // as many threads, the better of before and after the steps, and `share` is gflops over it. Winograd's convolutions
 // make fewer products than are counted, and products of bf16 may be faster than the ceiling: a share above 1 is
-// possible there. With --dry nothing is computed: what a step would need, in bytes.
+// possible there.
+//
+// With --beside steps of several policies take turns in one process, because a busy machine's speed changes from one
+// second to the next: `over` is the median over all turns of a step's processor time over that of the step without
+// --beside in the same turn, `least` the least time over its least. With --dry nothing is computed: what a step would need, in bytes.
 
 #include <algorithm>
 #include <cmath>
@@ -46,6 +51,7 @@ struct Options {
   std::size_t budget_bytes = 0, growth_bytes = 0;
   double clip = 0;
   bool profiles = false, is_dry = false;
+  std::vector<std::string> beside;  // policies whose steps take turns with the setup's
 };
 
 constexpr double ceiling_seconds = 0.15;  // before the steps, and after them
@@ -158,6 +164,39 @@ void measure(const Options& options) {
   if (options.profiles) print_profile(graph, least, wall_ms.front());
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void take_turns(const Options& options) {
+  std::vector<models::Setup> setups(options.beside.size() + 1, options.setup);
+  for (std::size_t i = 1; i < setups.size(); ++i) set_precision(setups[i], options.beside[i - 1]);
+  const memory::Stack stack = memory::make_resource(cpu, {});
+  const ResourceScope scope(stack.top);
+  std::vector<std::vector<double>> times(setups.size()), over(setups.size());
+  std::vector<std::unique_ptr<nn::TrainingRun>> runs;
+  for (const models::Setup& setup : setups) runs.push_back(random_run(setup)(cpu));
+  for (std::int64_t turn = 0; turn < options.steps + 1; ++turn) {
+    for (std::size_t i = 0; i < runs.size(); ++i) {
+      const double begin = seconds(CLOCK_PROCESS_CPUTIME_ID);
+      runs[i]->step();
+      if (turn == 0) continue;
+      times[i].push_back(1e3 * (seconds(CLOCK_PROCESS_CPUTIME_ID) - begin));
+      over[i].push_back(times[i].back() / times[0].back());
+    }
+  }
+  for (std::size_t i = 0; i < setups.size(); ++i) {
+    const double least = *std::min_element(times[i].begin(), times[i].end());
+    std::printf("turns model=%s batch=%lld isa=%s threads=%d precision=%s median_ms=%.2f over=%.3f least=%.3f\n",
+                setups[i].model.c_str(), static_cast<long long>(setups[i].batch),
+                std::string(to_string(kernels::isa())).c_str(), thread_count(),
+                setups[i].precision.empty() ? "none" : setups[i].precision.c_str(), median(times[i]), median(over[i]),
+                least / *std::min_element(times[0].begin(), times[0].end()));
+  }
+  while (!runs.empty()) runs.pop_back();  // each has a generator's scope
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -169,6 +208,9 @@ int main(int argc, char** argv) {
   add_size(app, "--growth", options->growth_bytes, "Bytes that it may commit beyond the parameters");
   add_number(app, "--clip", options->clip, 0, 1e30, "Largest norm of the gradient; 0: none (0)");
   app.add_flag("--profile", options->profiles, "Print the time of every kind of operator");
+  app.add_option("--beside", options->beside, "Other policies of --precision, whose steps take turns with these")
+      ->type_name("P ...")
+      ->delimiter(',');
   app.add_flag("--dry", options->is_dry, "Compute nothing; print what a step that keeps everything needs, in bytes");
   try {
     kernels::set_from_environment();
@@ -178,7 +220,17 @@ int main(int argc, char** argv) {
     if (options->is_dry && (options->profiles || options->budget_bytes > 0 || options->growth_bytes > 0)) {
       throw ValueError("--dry: not with --profile, --budget or --growth; 'thimble plan' tells what a budget needs");
     }
-    options->is_dry ? predict(options->setup) : measure(*options);
+    const bool has_budget = options->budget_bytes > 0 || options->growth_bytes > 0;
+    if (!options->beside.empty() && (options->is_dry || options->profiles || has_budget)) {
+      throw ValueError("--beside: not with --dry, --profile, --budget or --growth");
+    }
+    if (options->is_dry) {
+      predict(options->setup);
+    } else if (!options->beside.empty()) {
+      take_turns(*options);
+    } else {
+      measure(*options);
+    }
   } catch (const Error& error) {
     std::fprintf(stderr, "step_benchmark: %s\n", error.what());
     return 2;

@@ -19,10 +19,10 @@ namespace thimble {
 struct StateUpdate {
   Tensor found;                       ///< f64, dense; undefined where nothing was
   std::array<Tensor, 3> state;        ///< that changes
-  double number = 0;                  ///< momentum, margin: what `apply` needs besides
-  std::int64_t step = 0;              ///< the same
-  DType dtype = DType::f32;           ///< the same
-  std::int64_t row = 0;               ///< the same
+  double number = 0;                  ///< batch norm: the momentum; FP8: the margin
+  std::int64_t step = 0;              ///< FP8: the recorded step
+  DType dtype = DType::f32;           ///< FP8: of the codes
+  std::int64_t row = 0;               ///< FP8: the operand's row of the state
   void (*apply)(const StateUpdate&);  ///< changes writable_state(state[i])
 };
 

@@ -26,7 +26,7 @@ class Run final : public nn::TrainingRun {
       : setup_(setup),
         generator_(setup.seed),
         scope_(generator_),
-        model_(make_model(setup.model, setup.sizes, placement(setup, device))),
+        model_(make_model(setup, device)),
         scaler_(make_scaler(setup)),
         batch_(model_->empty_batch(setup.batch, device)),
         options_(step_options(setup, model_->is_text(), device)) {

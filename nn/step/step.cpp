@@ -14,6 +14,7 @@
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/offload_gradients.h>
+#include <thimble/optim/ranks.h>
 
 namespace thimble::nn {
 namespace step_detail {

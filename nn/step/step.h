@@ -11,7 +11,6 @@
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/optimizer.h>
-#include <thimble/optim/ranks.h>
 
 namespace thimble::nn {
 

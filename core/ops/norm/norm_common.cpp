@@ -1,5 +1,6 @@
 #include <thimble/core/ops/norm/norm_common.h>
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -121,11 +122,11 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
                           : empty_statistics(call, x, keeps_statistics ? Category::temporary : Category::workspace);
   const bool updates = !has_statistics && call.running_mean.defined() && !context().is_recomputing;
   Transaction* const later = updates ? deferring_transaction() : nullptr;
-  StateUpdate update;
+  std::optional<StateUpdate> update;
   Tensor running_mean, running_var;
   if (later != nullptr) {  // 0 x 0 + 1 x found
     update = statistics_update(call);
-    running_mean = row_of(update.found, 0), running_var = row_of(update.found, 1);
+    running_mean = row_of(update->found, 0), running_var = row_of(update->found, 1);
   } else if (updates) {
     running_mean = writable_state(call.running_mean), running_var = writable_state(call.running_var);
   }
@@ -153,7 +154,7 @@ Tensor channel_norm_forward(const ChannelNorm& call, bool keeps_statistics, bool
     running_mean.storage()->bump_version();
     running_var.storage()->bump_version();
   }
-  if (later != nullptr) later->defer(std::move(update));
+  if (later != nullptr) later->defer(std::move(*update));
   if (keeps_statistics) kept.mean = statistics.mean, kept.rstd = statistics.rstd;
   return y;
 }
