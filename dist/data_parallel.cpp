@@ -131,10 +131,10 @@ void DataParallel::begin_step(const optim::Optimizer& optimizer, std::int64_t mi
   optim::check_members(whole_);
   for (const optim::Named& p : updated_) {
     if (p.is_part() && !optimizer.is_elementwise()) {
-      throw ValueError(std::string("data parallel: ") + optimizer.name() + " needs whole parameters, and " + p.name +
-                       " is cut" +
-                       (store_ == nullptr ? "; BucketOptions::keeps_parameters keeps them whole"
-                                          : "; up to stage 2 of ZeRO, BucketOptions::keeps_parameters keeps them whole"));
+      throw ValueError(
+          std::string("data parallel: ") + optimizer.name() + " needs whole parameters, and " + p.name + " is cut" +
+          (store_ == nullptr ? "; BucketOptions::keeps_parameters keeps them whole"
+                             : "; up to stage 2 of ZeRO, BucketOptions::keeps_parameters keeps them whole"));
     }
   }
   for (const optim::Named& p : whole_) {
