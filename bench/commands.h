@@ -51,6 +51,9 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>
 /// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
 void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
+/// --ranks --zero --bucket: ranks that train together, for `train` and `plan`.
+void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
+
 /// --isa --units --threads: what CPU kernels run on, for `train`, `plan`, `reproduce`, `devices` and benchmarks. Set
 /// when the command line is read, before the command runs. What the machine lacks is a ValueError that lists what it
 /// has. THIMBLE_ISA, THIMBLE_UNITS and OMP_NUM_THREADS say the same for whoever gives no flag.

@@ -64,7 +64,12 @@ class DataParallel final : public optim::Ranks {
   const std::vector<optim::Named>& parameters() const noexcept { return updated_; }
   /// The number among those of all ranks of this rank's micro-batch i.
   std::int64_t number(std::int64_t i) const noexcept { return i * size() + rank(); }
+  /// All parameters, in the order of the model.
+  const std::vector<optim::Named>& whole() const noexcept { return whole_; }
   const std::vector<Bucket>& buckets() const noexcept { return buckets_; }
+  /// That has the parameters in stage 3; null: they are here.
+  const ShardStore* store() const noexcept { return store_.get(); }
+  Communicator& communicator() noexcept { return ranks_; }
   const DataParallelOptions& options() const noexcept { return options_; }
 
   int rank() const noexcept override { return ranks_.rank(); }

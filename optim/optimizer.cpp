@@ -147,15 +147,21 @@ void Optimizer::make_state(FunctionRef<void(std::size_t)> add) {
   complete_writes();
 }
 
-void Optimizer::add_state(std::size_t index, std::string_view kind, Tensor tensor) {
+void Optimizer::add_state(std::size_t index, std::string_view kind, Tensor tensor, std::int64_t elements_each) {
   states_[index].push_back(
-      {std::string(kind), std::move(tensor), tier_ ? std::make_unique<memory::Offloaded>() : nullptr});
+      {std::string(kind), std::move(tensor), tier_ ? std::make_unique<memory::Offloaded>() : nullptr, elements_each});
+}
+
+Named Optimizer::named(std::size_t index, const State& state) const {
+  const Named& p = parameters_[index];
+  const auto count = [&](std::int64_t elements) { return (elements + state.elements_each - 1) / state.elements_each; };
+  return {p.name + "." + state.kind, state.here, count(p.first_element), count(p.elements_of_whole)};
 }
 
 void Optimizer::add_moment(std::size_t index, std::string_view kind, bool is_signed) {
   Moment moment = make_moment(parameters_[index], moments_, is_signed);
   add_state(index, kind, std::move(moment.values));
-  if (moment.scales.defined()) add_state(index, std::string(kind) + "_scale", std::move(moment.scales));
+  if (moment.scales.defined()) add_state(index, std::string(kind) + "_scale", std::move(moment.scales), kernels::state_block);
 }
 
 const Optimizer::State* Optimizer::find(std::size_t index, std::string_view kind) const {
@@ -220,7 +226,7 @@ std::vector<std::string> Optimizer::kept_full() const {
 std::vector<Named> Optimizer::state() const {
   std::vector<Named> list;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    for (const State& s : states_[i]) list.push_back({parameters_[i].name + "." + s.kind, s.here});
+    for (const State& s : states_[i]) list.push_back(named(i, s));
   }
   return list;
 }
@@ -244,7 +250,7 @@ void Optimizer::each_state(FunctionRef<void(std::span<const Named>)> visit) cons
     self.complete_writes();
     const bool was_away = std::any_of(states_[i].begin(), states_[i].end(), [](const State& s) { return s.is_away(); });
     self.fetch(i);
-    for (const State& s : states_[i]) list.push_back({parameters_[i].name + "." + s.kind, s.here});
+    for (const State& s : states_[i]) list.push_back(named(i, s));
     const auto put_back = [&] {
       list.clear();  // the last handles
       if (was_away) self.put_away(i);

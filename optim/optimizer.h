@@ -29,8 +29,8 @@ namespace thimble::optim {
 struct Named {
   std::string name;
   Tensor tensor;
-  /// Where the tensor is a part of a parameter, as ranks share them out (optim/ranks.h): where it begins, and the
-  /// elements of the whole; 0: it is the whole.
+  /// Where the tensor is a part of a parameter, or of its state, as ranks share them out (optim/ranks.h): where it
+  /// begins, and the elements of the whole; 0: it is the whole.
   std::int64_t first_element = 0, elements_of_whole = 0;
 
   bool is_part() const noexcept { return elements_of_whole != 0; }
@@ -123,8 +123,8 @@ class Optimizer {
   /// the parameter needs by its NarrowUpdate follows, and its state goes to the tier. Throws as check_format and
   /// make_extra do.
   void make_state(FunctionRef<void(std::size_t)> add);
-  /// Adds `<parameter>.<kind>`.
-  void add_state(std::size_t index, std::string_view kind, Tensor tensor);
+  /// Adds `<parameter>.<kind>`, which has one element for so many of the parameter.
+  void add_state(std::size_t index, std::string_view kind, Tensor tensor, std::int64_t elements_each = 1);
   /// Adds a moment, as `<parameter>.<kind>`, and its scales, where there are some, as `<parameter>.<kind>_scale`.
   void add_moment(std::size_t index, std::string_view kind, bool is_signed);
 
@@ -142,9 +142,11 @@ class Optimizer {
     std::string kind;
     Tensor here;
     std::unique_ptr<memory::Offloaded> away;  // null: it stays
+    std::int64_t elements_each;               // of the parameter, for one of its own
     bool is_away() const noexcept { return away != nullptr && away->defined(); }
   };
   const State* find(std::size_t index, std::string_view kind) const;
+  Named named(std::size_t index, const State& state) const;
   void bump_versions(std::size_t index) const;
   void step_all();
   void put_away(std::size_t index);

@@ -15,7 +15,9 @@
 //
 // With --beside steps of several policies take turns in one process, because a busy machine's speed changes from one
 // second to the next: `over` is the median over all turns of a step's processor time over that of the step without
-// --beside in the same turn, `least` the least time over its least. With --dry nothing is computed: what a step would need, in bytes.
+// --beside in the same turn, `least` the least time over its least.
+//
+// With --dry nothing is computed: what a step would need, in bytes.
 
 #include <algorithm>
 #include <cmath>

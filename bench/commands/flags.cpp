@@ -28,6 +28,7 @@ std::string flag_of(std::string option) {
   constexpr std::pair<std::string_view, std::string_view> of_other_name[] = {
       {"allows_lossy", "allow-lossy"},
       {"allows_tf32", "tf32"},
+      {"bucket_bytes", "bucket"},
       {"budget_bytes", "budget"},
       {"clip_norm", "clip"},
       {"finds_batch", "max-batch"},

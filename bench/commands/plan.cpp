@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iostream>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,11 +53,32 @@ nlohmann::ordered_json techniques_of(const models::PlanReport& report) {
   return list;
 }
 
-void print_json(const models::PlanOptions& options, const models::PlanReport& report) {
+nlohmann::ordered_json categories_of(const models::PlanReport& report) {
   nlohmann::ordered_json by_category;
   for (std::size_t i = 0; i < category_count; ++i) {
     by_category[std::string(to_string(static_cast<Category>(i)))] = report.plan.peak_by_category[i];
   }
+  return by_category;
+}
+
+nlohmann::ordered_json ranks_of(std::span<const models::RankPlan> plans) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const models::RankPlan& plan : plans) {
+    list.push_back({{"ranks", plan.ranks},
+                    {"peak_bytes", plan.report.plan.peak_bytes},
+                    {"peak_by_category", categories_of(plan.report)},
+                    {"hole_bytes", plan.report.committed.hole_bytes},
+                    {"rounding_bytes", plan.report.committed.rounding_bytes},
+                    {"minimum_feasible_bytes", plan.report.minimum_bytes},
+                    {"keep_everything_bytes", plan.report.keep_everything_bytes},
+                    {"feasible", plan.report.is_feasible}});
+  }
+  return list;
+}
+
+void print_json(const models::PlanOptions& options, const models::PlanReport& report,
+                std::span<const models::RankPlan> ranks) {
+  const nlohmann::ordered_json by_category = categories_of(report);
   nlohmann::ordered_json json{{"parameters", report.parameters},
                               {"device", to_string(dry(options.device))},
                               {"batch", report.batch},
@@ -101,6 +123,10 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   json["segments"] = segments_of(report);
   if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
   json["plan_ms"] = report.ms;
+  if (!ranks.empty()) {
+    json["zero"] = report.setup.zero;
+    json["ranks"] = ranks_of(ranks);
+  }
   std::cout << json.dump(2) << "\n";
 }
 
@@ -117,6 +143,10 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
   if (setup.sizes.head == models::Head::chunked && !is_inference) words += ", chunked head";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
+  if (setup.ranks > 1) {
+    words += ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
+             std::to_string(setup.zero) + " of ZeRO";
+  }
   return words;
 }
 
@@ -197,6 +227,40 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
   std::printf("time: %s over keeping everything, by the cost model '%s'\n", percent(report.plan.time_overhead).c_str(),
               report.cost_model.c_str());
   std::printf("planned in %.1f ms\n", report.ms);
+}
+
+/// "0-2, 5".
+std::string in_words(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[i]) +
+            (last > i ? "-" + std::to_string(ranks[last]) : std::string());
+    i = last + 1;
+  }
+  return text;
+}
+
+/// Live bytes at the peak of every distinct rank.
+void print_ranks(std::span<const models::RankPlan> plans) {
+  std::printf("ranks, by what they have\n");
+  std::printf("  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)", "parameter", "gradient",
+              "optimizer", "communication", "the rest");
+  for (const models::RankPlan& plan : plans) {
+    const CategoryBytes& bytes = plan.report.plan.peak_by_category;
+    const auto of = [&](Category c) { return static_cast<std::int64_t>(bytes[static_cast<std::size_t>(c)]); };
+    std::int64_t rest = 0;
+    for (const std::size_t each : bytes) rest += static_cast<std::int64_t>(each);
+    for (const Category c : {Category::parameter, Category::gradient, Category::optimizer, Category::communication}) {
+      rest -= of(c);
+    }
+    std::printf("  %-14s %16s %16s %16s %16s %16s %16s%s\n", in_words(plan.ranks).c_str(),
+                format_grouped(static_cast<std::int64_t>(plan.report.plan.peak_bytes)).c_str(),
+                format_grouped(of(Category::parameter)).c_str(), format_grouped(of(Category::gradient)).c_str(),
+                format_grouped(of(Category::optimizer)).c_str(), format_grouped(of(Category::communication)).c_str(),
+                format_grouped(rest).c_str(), plan.report.is_feasible ? "" : "  does not fit");
+  }
 }
 
 /// Where the plan is to be written; empty: nowhere.
@@ -282,6 +346,7 @@ void add_plan(CLI::App& program) {
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");
   command->add_flag("--int8", options->is_int8,
                     "With --inference: of the model in 8 bits, as 'thimble quantize' makes it");
+  add_rank_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_spill_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));
   add_cost_flags(*command, std::shared_ptr<models::CostOptions>(options, &options->costs));
   add_compute_flags(*command);
@@ -314,10 +379,23 @@ void add_plan(CLI::App& program) {
     // What is planned for another machine than this one has that one's units.
     const bool is_named = !options->costs.hardware.empty();
     const AssumedCapability units(is_named ? nn::hardware(options->costs.hardware).capability : 0);
-    const models::PlanReport report = make_plan(*options);
+    models::PlanReport alone;
+    std::vector<models::RankPlan> ranks;
+    if (options->setup.ranks > 1) {
+      if (!files->plan.empty()) {
+        throw ValueError("--save: a file has the plan of one rank, and there are " +
+                         std::to_string(options->setup.ranks) + "; one is allowed");
+      }
+      ranks = plan_ranks(*options);
+      options->setup.rank = ranks.front().ranks.front();
+    } else {
+      alone = make_plan(*options);
+    }
+    const models::PlanReport& report = ranks.empty() ? alone : ranks.front().report;
     if (files->wants_pictures()) files->write(see_plan(*options, report));
     if (!files->plan.empty() && report.is_feasible) nn::write_plan(files->plan, report.plan);
-    *is_json ? plan_detail::print_json(*options, report) : plan_detail::print_table(*options, report);
+    *is_json ? plan_detail::print_json(*options, report, ranks) : plan_detail::print_table(*options, report);
+    if (!*is_json && !ranks.empty()) plan_detail::print_ranks(ranks);
     if (!report.is_feasible) throw report.why_infeasible;
   });
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -14,12 +15,14 @@
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/fp8_report.h>
 #include <thimble/bench/commands/packing_report.h>
+#include <thimble/bench/commands/ranks.h>
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/bench/live.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>
+#include <thimble/dist/mpi.h>
 #include <thimble/memory/policies/committed.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/packing_gradients.h>
@@ -134,6 +137,7 @@ namespace train_detail {
 void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options) {
   models::TrainOptions& o = *options;
   add_training_flags(command, options);
+  add_rank_flags(command, std::shared_ptr<models::Setup>(options, &options->setup));
   command.get_option("--data")->required();
   add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
   command.add_flag("--strict", o.is_strict, "A step that leaves its plan ends the run (such steps are counted)");
@@ -178,6 +182,79 @@ void say_before(const models::PreparedTraining& prepared) {
   }
 }
 
+/// What is printed besides the run's own lines.
+struct Printed {
+  bool as_json, live, gradients;
+};
+
+/// The run on one rank, of which rank 0 alone prints. Returns the exit status.
+int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
+  options.ranks = ranks;
+  if (ranks != nullptr) options.setup.rank = ranks->rank();
+  options.plans_in_child = options.device == cpu && ranks == nullptr;
+  const bool prints = options.setup.rank == 0;
+  std::optional<models::PreparedTraining> made;
+  if (!all_succeed(ranks, failure, [&] { made = prepare_training(options); })) return 0;
+  const models::PreparedTraining& prepared = *made;
+  if (prints) say_before(prepared);
+  TrainExtra extra{prepared.plan.packed, {}, {}, {}};
+  memory::Stack resources;  // of the run
+  ProgressLine line(prepared.options.steps, prepared.first_step);
+  std::optional<StopSignals> signals;
+  nn::TrainControl control;
+  if (prints || dist::find_launch()) {  // one for each process
+    signals.emplace();
+    control.wish = [&signals] { return signals->wish(); };
+  }
+  if (prints) control.say = [&line](const std::string& text) { line.say("thimble: " + printable(text)); };
+  const auto show = [&](const nn::Progress& progress) {
+    if (prints) line.show(progress);
+  };
+  const models::TrainReport report = train(
+      prepared, show,
+      [&](const memory::Stack& stack) {
+        resources = stack;
+        if (printed.live && prints) line.watch(stack, prepared.options.budget_bytes);
+      },
+      control);
+  line.end_watch();
+  if (report.end == nn::TrainEnd::stopped) {
+    const int number = signals && signals->stop_signal() != 0 ? signals->stop_signal() : SIGTERM;
+    if (prints) line.say("thimble: " + signal_name(number) + ": " + printable(report.end_text));
+    return 128 + number;
+  }
+  if (prepared.options.log.empty()) {
+    extra.committed = memory::committed_at_peak(resources);
+    extra.by_category = resources.ledger->peak_by_category();
+  }
+  resources = {};
+  const bool is_complete = report.end == nn::TrainEnd::complete;
+  if (printed.gradients && is_complete) extra.gradients = packing_gradients(prepared);  // after the run's own figures
+  if (prints && printed.as_json) {
+    print_train_json(prepared.options, extra, report);
+  } else if (prints) {
+    print_train_table(prepared.options, extra, report);
+    if (extra.gradients) std::printf("%s", to_lines(*extra.gradients).c_str());
+  }
+  std::fflush(stdout);
+  const auto say = [&](const std::string& text) {
+    if (prints) line.say("thimble: " + text);
+  };
+  if (!report.is_finite()) {
+    say(printable(is_complete ? "the last loss is not finite, and its step was skipped" : report.end_text));
+    return not_finite_status;
+  }
+  if (const std::string differences = report.differences(); !differences.empty()) {
+    say(differences + "; what was asked for is written");
+    return not_predicted_status;
+  }
+  if (!report.log_error.empty()) {
+    say("--log: curves are missing: " + printable(report.log_error));
+    return output_lost_status;
+  }
+  return 0;
+}
+
 }  // namespace train_detail
 
 void add_train(CLI::App& program) {
@@ -208,60 +285,19 @@ void add_train(CLI::App& program) {
     if (!has_budget && options->plan.empty() && (is_for_plans || setup.allows_lossy)) {
       throw ValueError("--offload, --allow-lossy: there is no budget to plan for; with --budget they are allowed");
     }
+    if (*wants_gradients && setup.ranks > 1) {
+      throw ValueError("--gradient-report: not with --ranks " + std::to_string(setup.ranks) + "; one rank is allowed");
+    }
     if (*wants_gradients && !setup.allows_lossy) {
       throw ValueError("--gradient-report: nothing is packed; with --budget and --allow-lossy it is allowed");
     }
     train_detail::require_names(*command);
-    options->plans_in_child = options->device == cpu;
     if (options->warmup < 0) options->warmup = options->steps / 10;
-    const models::PreparedTraining prepared = prepare_training(*options);
-    train_detail::say_before(prepared);
-    TrainExtra extra{prepared.plan.packed, {}, {}, {}};
-    memory::Stack resources;  // of the run
-    train_detail::ProgressLine line(prepared.options.steps, prepared.first_step);
-    StopSignals signals;
-    nn::TrainControl control;
-    control.wish = [&signals] { return signals.wish(); };
-    control.say = [&line](const std::string& text) { line.say("thimble: " + printable(text)); };
-    const models::TrainReport report = train(
-        prepared, [&line](const nn::Progress& progress) { line.show(progress); },
-        [&](const memory::Stack& stack) {
-          resources = stack;
-          if (*is_live) line.watch(stack, prepared.options.budget_bytes);
-        },
-        control);
-    line.end_watch();
-    if (report.end == nn::TrainEnd::stopped) {
-      line.say("thimble: " + signal_name(signals.stop_signal()) + ": " + printable(report.end_text));
-      throw CLI::RuntimeError(128 + signals.stop_signal());
-    }
-    if (prepared.options.log.empty()) {
-      extra.committed = memory::committed_at_peak(resources);
-      extra.by_category = resources.ledger->peak_by_category();
-    }
-    resources = {};
-    const bool is_complete = report.end == nn::TrainEnd::complete;
-    if (*wants_gradients && is_complete) extra.gradients = packing_gradients(prepared);  // after the run's own figures
-    if (*is_json) {
-      print_train_json(prepared.options, extra, report);
-    } else {
-      print_train_table(prepared.options, extra, report);
-      if (extra.gradients) std::printf("%s", to_lines(*extra.gradients).c_str());
-    }
-    std::fflush(stdout);
-    if (!report.is_finite()) {
-      const std::string text = is_complete ? "the last loss is not finite, and its step was skipped" : report.end_text;
-      line.say("thimble: " + printable(text));
-      throw CLI::RuntimeError(not_finite_status);
-    }
-    if (const std::string differences = report.differences(); !differences.empty()) {
-      line.say("thimble: " + differences + "; what was asked for is written");
-      throw CLI::RuntimeError(not_predicted_status);
-    }
-    if (!report.log_error.empty()) {
-      line.say("thimble: --log: curves are missing: " + printable(report.log_error));
-      throw CLI::RuntimeError(output_lost_status);
-    }
+    const train_detail::Printed printed{*is_json, *is_live, *wants_gradients};
+    const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {
+      return train_detail::run_rank(*options, printed, ranks, failure);
+    });
+    if (status != 0) throw CLI::RuntimeError(status);
   });
 }
 

@@ -34,6 +34,38 @@ std::vector<std::string> names_of(const std::vector<DType>& dtypes) {
   return names;
 }
 
+nlohmann::ordered_json ranks_of(const models::TrainReport& r) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const models::RankFigures& rank : r.ranks) {
+    nlohmann::ordered_json by_category;
+    for (std::size_t i = 0; i < category_count; ++i) {
+      by_category[std::string(to_string(static_cast<Category>(i)))] = rank.peak_by_category[i];
+    }
+    list.push_back({{"predicted_peak_bytes", rank.predicted_peak_bytes},
+                    {"measured_peak_bytes", rank.measured_peak_bytes},
+                    {"peak_by_category", by_category},
+                    {"optimizer_state_bytes", rank.state_bytes},
+                    {"tier_bytes", rank.tier_bytes},
+                    {"process_peak_bytes", rank.process_peak_bytes},
+                    {"sent_bytes", rank.sent_bytes},
+                    {"messages", rank.messages}});
+  }
+  return list;
+}
+
+void print_ranks(const models::TrainOptions& options, const models::TrainReport& r) {
+  if (r.ranks.empty()) return;
+  std::printf("  ranks            %zu, ZeRO stage %d\n", r.ranks.size(), options.setup.zero);
+  std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
+  const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
+  for (std::size_t i = 0; i < r.ranks.size(); ++i) {
+    const models::RankFigures& rank = r.ranks[i];
+    std::printf("    %4zu %18s %18s %18s %14s %14s\n", i, grouped(rank.predicted_peak_bytes).c_str(),
+                grouped(rank.measured_peak_bytes).c_str(), grouped(rank.state_bytes).c_str(),
+                bytes_text(rank.sent_bytes).c_str(), bytes_text(rank.process_peak_bytes).c_str());
+  }
+}
+
 const char* end_name(nn::TrainEnd end) {
   return end == nn::TrainEnd::complete ? "complete" : end == nn::TrainEnd::stopped ? "stopped" : "diverged";
 }
@@ -113,6 +145,10 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   }
   if (r.evaluation && r.evaluation->accuracy) json["validation_accuracy"] = *r.evaluation->accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
+  if (!r.ranks.empty()) {
+    json["zero"] = options.setup.zero;
+    json["ranks"] = train_output_detail::ranks_of(r);
+  }
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
@@ -155,7 +191,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   if (options.records_steps) std::printf("  recorded step    %zu launches in one call\n", r.recorded_launches);
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
-                static_cast<long long>(options.setup.batch / options.setup.micro_batches));
+                static_cast<long long>(options.setup.batch / (options.setup.ranks * options.setup.micro_batches)));
   }
   if (options.setup.fuses_optimizer)
     std::printf("                   fused into backward; gradients were not clipped\n");
@@ -204,6 +240,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   } else {
     std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
   }
+  train_output_detail::print_ranks(options, r);
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);
   if (options.sample > 0) std::printf("\n%s\n", printable(r.sample, "\n\t").c_str());
 }

@@ -11,6 +11,16 @@
 
 namespace thimble::models {
 
+/// The samples of a step's batch that one of several ranks gets: the batch is cut into ranks * micro_batches parts, and
+/// micro-batch m of the rank is part m * ranks + rank (optim/ranks.h).
+struct BatchShare {
+  int rank = 0, ranks = 1;
+  std::int64_t micro_batches = 1;  ///< of a rank
+
+  std::int64_t parts() const noexcept { return ranks * micro_batches; }
+  std::int64_t part(std::int64_t micro_batch) const noexcept { return micro_batch * ranks + rank; }
+};
+
 class Dataset {
  public:
   virtual ~Dataset() = default;
@@ -22,6 +32,9 @@ class Dataset {
   /// one, or do not fit the sizes (a token beyond the vocabulary).
   virtual void open(const ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) = 0;
 
+  /// Before open(): batch() has the samples of one of several ranks. Their parts divide the batch.
+  void set_share(const BatchShare& share) noexcept { share_ = share; }
+  const BatchShare& share() const noexcept { return share_; }
   /// The batch of a step on `device`, booked as input, images in `dtype`. On a dry device it has the same bytes.
   virtual Batch batch(std::int64_t step, Device device, DType dtype) const = 0;
   /// Does the host's work for a step's batch ahead, while a device computes; batch() for that step and dtype then only
@@ -43,6 +56,9 @@ class Dataset {
   virtual std::string symbols() const { return {}; }
   /// What tells these data from others: how many there are, and a checksum; empty: nothing does.
   virtual std::string digest() const { return {}; }
+
+ private:
+  BatchShare share_;
 };
 
 /// Opens what `path` names for a model: for text a text file (its characters are the tokens), a file of tokens as

@@ -84,22 +84,24 @@ class ImageSet final : public Dataset {
     }
     samples_ = samples;
     const data::Normalization normalization = data::measure_normalization(images_, 0, train_);
-    train_source_.emplace(store_, 0, train_, samples, seed, normalization);
+    // A part is a batch of its own: steps of as many smaller batches walk through the same images.
+    train_source_.emplace(store_, 0, train_, samples / share().parts(), seed, normalization);
     validation_source_.emplace(store_, train_, validation, samples, seed, normalization);
   }
 
   Batch batch(std::int64_t step, Device device, DType dtype) const override {
-    if (prepared_ && prepared_->step == step && prepared_->dtype == dtype) return upload(*prepared_, samples_, device);
-    return make(samples_, device, dtype, [&](std::byte* pixels, std::span<std::int64_t> labels) {
-      train_source_->batch_into(step, dtype, pixels, labels);
-    });
+    if (prepared_ && prepared_->step == step && prepared_->dtype == dtype) {
+      return upload(*prepared_, own_samples(), device);
+    }
+    return make(own_samples(), device, dtype,
+                [&](std::byte* pixels, std::span<std::int64_t> labels) { read(step, dtype, pixels, labels); });
   }
 
   void prepare(std::int64_t step, DType dtype) override {
     if (!prepared_) prepared_.emplace();
     prepared_->step = -1;  // of none, should reading fail
-    prepared_->resize(samples_ * images_.image_elements(), samples_, dtype);
-    train_source_->batch_into(step, dtype, prepared_->pixels.data(), std::span(prepared_->labels));
+    prepared_->resize(own_samples() * images_.image_elements(), own_samples(), dtype);
+    read(step, dtype, prepared_->pixels.data(), std::span(prepared_->labels));
     prepared_->step = step;
   }
 
@@ -118,6 +120,18 @@ class ImageSet final : public Dataset {
   std::size_t heap_bytes() const override { return store_->heap_bytes(); }
 
  private:
+  std::int64_t own_samples() const noexcept { return samples_ / share().ranks; }
+
+  void read(std::int64_t step, DType dtype, std::byte* pixels, std::span<std::int64_t> labels) const {
+    const auto each = static_cast<std::size_t>(samples_ / share().parts());
+    const std::size_t image_bytes = static_cast<std::size_t>(images_.image_elements()) * size_of(dtype);
+    for (std::int64_t m = 0; m < share().micro_batches; ++m) {
+      const std::size_t at = static_cast<std::size_t>(m) * each;
+      train_source_->batch_into(step * share().parts() + share().part(m), dtype, pixels + at * image_bytes,
+                                labels.subspan(at, each));
+    }
+  }
+
   Shape shape_of(std::int64_t count) const { return {count, images_.height, images_.width, images_.channels}; }
 
   // `fill(pixels, labels)` writes a batch of `count`: on the cpu straight into its tensors, and on a dry device

@@ -61,11 +61,20 @@ class Text final : public Dataset {
   }
 
   Batch batch(std::int64_t step, Device device, DType) const override {
-    return make(samples_, device, [&](std::span<std::int64_t> inputs, std::span<std::int64_t> targets) {
-      const std::vector<std::int64_t> starts = sampler_->starts(step);
-      for (std::size_t i = 0; i < starts.size(); ++i) read(train_, starts[i], i, inputs, targets);
-      if (is_masked_) hide(inputs, targets, seed_, step);
-    });
+    const std::int64_t each = samples_ / share().parts();
+    return make(each * share().micro_batches, device,
+                [&](std::span<std::int64_t> inputs, std::span<std::int64_t> targets) {
+                  const std::vector<std::int64_t> starts = sampler_->starts(step);
+                  for (std::int64_t m = 0; m < share().micro_batches; ++m) {
+                    const std::int64_t first = share().part(m) * each;
+                    for (std::int64_t i = 0; i < each; ++i) {
+                      read(train_, starts[static_cast<std::size_t>(first + i)], static_cast<std::size_t>(m * each + i),
+                           inputs, targets);
+                    }
+                    if (is_masked_)
+                      hide(windows_of(inputs, m * each, each), windows_of(targets, m * each, each), seed_, step, first);
+                  }
+                });
   }
 
   std::int64_t validation_batches() const override { return (windows() + samples_ - 1) / samples_; }
@@ -76,7 +85,7 @@ class Text final : public Dataset {
       for (std::int64_t i = 0; i < count; ++i) {
         read(validation_, (first + i) * items_per_sample(), static_cast<std::size_t>(i), inputs, targets);
       }
-      if (is_masked_) hide(inputs, targets, validation_seed, index);
+      if (is_masked_) hide(inputs, targets, validation_seed, index, 0);
     });
   }
 
@@ -110,9 +119,15 @@ class Text final : public Dataset {
     tokens.read(start + 1, targets.subspan(row * seq, seq));
   }
 
-  void hide(std::span<std::int64_t> inputs, std::span<std::int64_t> targets, std::uint64_t seed,
-            std::int64_t step) const {
-    data::mask_windows(inputs, targets, items_per_sample(), seed, step, masking_);
+  std::span<std::int64_t> windows_of(std::span<std::int64_t> tokens, std::int64_t first, std::int64_t count) const {
+    const std::int64_t seq = items_per_sample();
+    return tokens.subspan(static_cast<std::size_t>(first * seq), static_cast<std::size_t>(count * seq));
+  }
+
+  /// Windows with the numbers from `first` on of the batch of a step.
+  void hide(std::span<std::int64_t> inputs, std::span<std::int64_t> targets, std::uint64_t seed, std::int64_t step,
+            std::int64_t first) const {
+    data::mask_windows(inputs, targets, items_per_sample(), seed, step, masking_, first);
   }
 
   // `fill(inputs, targets)` writes a batch of `count` windows: on the cpu straight into its tensors, and on a dry

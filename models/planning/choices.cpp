@@ -56,14 +56,21 @@ Variant with_parts(Variant v, std::int64_t count, bool normalises_batches) {
   return v;
 }
 
+Variant with_stage(Variant v, int stage) {
+  v.options += "`zero` " + std::to_string(stage);
+  v.setup.zero = stage;
+  return v;
+}
+
 std::vector<Variant> variants_of(const Setup& setup) {
   const bool text = is_text(setup);
   const bool normalises_batches = has_batch_norm(setup);
   // Else a gradient is gone once it is complete.
   const bool is_one = !setup.fuses_optimizer && !setup.offloads_gradients;
+  const bool is_alone = setup.ranks == 1;
   const auto scaling = loss_scaling(setup);
   const bool is_judged = scaling && scaling->is_dynamic;  // when all gradients are there
-  const bool can_fuse = is_one && setup.micro_batches == 1 && !is_judged;
+  const bool can_fuse = is_one && is_alone && setup.micro_batches == 1 && !is_judged;
   const bool can_chunk = text && may_chunk_head(setup) && setup.sizes.head == Head::full;
   std::int64_t most = 1;
   const Variant plain{"", setup, ""};
@@ -71,10 +78,12 @@ std::vector<Variant> variants_of(const Setup& setup) {
   if (can_fuse) list.push_back(with_fused(plain, text));
   if (can_chunk) list.push_back(with_chunks(plain));
   for (std::int64_t count = 2; count <= most_priced && is_one; count *= 2) {
-    if (count <= setup.micro_batches || setup.batch % count != 0) continue;
+    if (count <= setup.micro_batches || setup.batch % (setup.ranks * count) != 0) continue;
     list.push_back(with_parts(plain, count, normalises_batches));
     most = count;
   }
+  const int last_stage = optimizer_name(setup, text) == "adafactor" ? 2 : 3;  // which needs whole parameters
+  for (int stage = setup.zero + 1; stage <= last_stage && !is_alone; ++stage) list.push_back(with_stage(plain, stage));
   if (can_chunk && can_fuse) list.push_back(with_fused(with_chunks(plain), text));
   if (can_chunk && most > 1) list.push_back(with_parts(with_chunks(plain), most, normalises_batches));
   return list;
@@ -137,7 +146,8 @@ std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const S
   }
   const bool has_fit = std::any_of(prices.begin(), prices.end(),
                                    [&](const TechniquePrice& p) { return p.minimum_bytes <= options.budget_bytes; });
-  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters && !options.records_steps) {
+  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters && !options.records_steps &&
+      setup.ranks == 1) {
     prices.push_back(price_parameters_away(options, setup, plain_s));
   }
   return prices;

@@ -23,7 +23,9 @@ class Outline final : public Dataset {
 
   void fit(ModelOptions&) const override {}
   void open(const ModelOptions&, std::int64_t, std::uint64_t) override {}
-  Batch batch(std::int64_t, Device device, DType dtype) const override { return make(samples_, device, dtype); }
+  Batch batch(std::int64_t, Device device, DType dtype) const override {
+    return make(samples_ / share().ranks, device, dtype);
+  }
   std::int64_t validation_batches() const override { return validation_batches_; }
   Batch validation_batch(std::int64_t index, Device device, DType dtype) const override {
     return make(index + 1 == validation_batches_ ? last_samples_ : samples_, device, dtype);
@@ -55,6 +57,7 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
   const auto model = make_model(setup.model, setup.sizes, placement(setup, on));
   std::int64_t batches = 1, last_samples = setup.batch;
   if (data_ != nullptr) {
+    data_->set_share(share_of(setup));
     data_->open(model->options(), setup.batch, setup.seed);
     batches = data_->validation_batches();
     last_samples = data_->validation_batch(batches - 1, on, setup.dtype).target.size(0);
@@ -65,6 +68,7 @@ nn::MakeRun PlannedRuns::of(const Setup& setup) const {
   prepared->is_text = model->is_text();
   prepared->data = std::make_unique<planned_run_detail::Outline>(prepared->is_text, model->options(), setup.batch,
                                                                  batches, last_samples);
+  prepared->data->set_share(share_of(setup));
   return [prepared](Device device) { return training_program(*prepared)(device); };
 }
 

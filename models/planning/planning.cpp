@@ -159,6 +159,10 @@ void fit_process(PlanOptions& options, PlanReport& report, const memory::Process
     throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(options.device) +
                      " are not known; cpu is allowed");
   }
+  if (options.setup.ranks > 1) {
+    throw ValueError("`process_budget_bytes`: what " + std::to_string(options.setup.ranks) +
+                     " ranks hold outside of their arenas is not known; `budget_bytes`, of each rank, is allowed");
+  }
   Setup setup = options.setup;
   if (setup.micro_batches == auto_micro_batches) setup.micro_batches = 1;
   const PlannedRuns runs(setup, options.device, options.data);
@@ -342,7 +346,7 @@ PlanReport make_plan(const PlanOptions& given) {
     report.cost_model = costs.source;
     planning_detail::plan_training(options, runs, costs, report);
   }
-  if (options.device == cpu && report.outside.total() == 0) {
+  if (options.device == cpu && options.setup.ranks == 1 && report.outside.total() == 0) {
     base.writable_bytes += runs.data_bytes();
     const std::size_t nodes = report.planner ? report.planner->graph().nodes.size() : 0;
     report.outside = planning_detail::outside_of(options, base, nodes, runs.data_bytes());

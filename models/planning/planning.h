@@ -74,6 +74,17 @@ struct PlanReport {
 /// budget, or both at once), BudgetError when `finds_batch` finds that not even one sample fits.
 PlanReport make_plan(const PlanOptions& options);
 
+/// Ranks of the setup that need the same, and what that is.
+struct RankPlan {
+  std::vector<int> ranks;
+  PlanReport report;
+};
+
+/// The plan of every rank of the setup, those that have as much of everything planned once: the one that needs most
+/// comes first, then the others by their lowest rank. Throws as make_plan does, and ValueError with `finds_batch` or
+/// `is_inference`.
+std::vector<RankPlan> plan_ranks(const PlanOptions& options);
+
 /// What a batch is held against a budget with.
 enum class BatchSearch : std::uint8_t {
   plain,      ///< everything is kept, nothing is placed

@@ -3,6 +3,8 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/dist/checkpoint.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
@@ -76,7 +78,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
   }
   const std::string changed = recipe_change(info.metadata, options, data, training, start);
   if (change != nullptr) *change = changed;
-  nn::load_checkpoint(options.resume, training.model(), training.optimizer(), training.generator(), training.scaler());
+  restore(training, options.resume);
   if (training.generator().seed() != options.setup.seed) {
     throw ValueError(start + "was trained with seed " + std::to_string(training.generator().seed()) +
                      "; the same is allowed, not " + std::to_string(options.setup.seed));
@@ -91,16 +93,32 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
 }
 
 void restore(Training& training, const std::string& path) {
-  nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
+  if (training.parallel() == nullptr) {
+    nn::load_checkpoint(path, training.model(), training.optimizer(), training.generator(), training.scaler());
+  } else {
+    dist::load_checkpoint(path, training.model(), training.optimizer(), training.whole_state(), training.generator(),
+                          training.scaler());
+  }
 }
 
 void save_checkpoint(Training& training, const PreparedTraining& prepared, const std::string& path) {
-  nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(),
-                      metadata_of(prepared.options, *prepared.data, training), training.scaler());
+  const nn::Metadata metadata = metadata_of(prepared.options, *prepared.data, training);
+  if (training.parallel() == nullptr) {
+    nn::save_checkpoint(path, training.model(), training.optimizer(), training.generator(), metadata,
+                        training.scaler());
+  } else {
+    dist::save_checkpoint(path, training.model(), *training.parallel(), training.optimizer(), training.whole_state(),
+                          training.generator(), metadata, training.scaler());
+  }
 }
 
 void save_weights(Training& training, const PreparedTraining& prepared) {
   if (prepared.options.save_weights.empty()) return;
+  if (training.parallel() != nullptr && training.parallel()->rank() > 0) {  // rank 0 writes what all bring here
+    const ParameterUse use;
+    for (const nn::NamedTensor& p : training.model().parameters()) fetch_parameters(p.tensor);
+    return;
+  }
   nn::save_weights(training.model(), prepared.options.save_weights,
                    metadata_of(prepared.options, *prepared.data, training));
 }

@@ -171,9 +171,12 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
     const std::vector<kernels::GpuFacts> gpus = kernels::device_runtime(options.device).devices();
     options.costs.gpu = gpus.at(options.device.index).name;
   }
-  check_file("`save`", options.save);
-  check_file("`save_weights`", options.save_weights);
-  check_folder("`log`", options.log);
+  const bool has_files = options.setup.rank == 0;  // of several ranks that one alone writes
+  if (has_files) {
+    check_file("`save`", options.save);
+    check_file("`save_weights`", options.save_weights);
+    check_folder("`log`", options.log);
+  }
   if (!options.save.empty() && options.save == options.save_weights) {
     throw ValueError("`save_weights`: '" + options.save + "' is what `save` writes; another name is allowed");
   }
@@ -193,6 +196,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   // The data stay, so they come before what goes.
   const ModelOptions sizes =
       make_model(options.setup.model, options.setup.sizes, placement(options.setup, on))->options();
+  prepared.data->set_share(share_of(options.setup));
   prepared.data->open(sizes, options.setup.batch, options.setup.seed);
   Training training(checked, *prepared.data, on);
   if (options.sample > 0 && !training.can_sample()) {
@@ -201,8 +205,16 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);
   }
+  if (!has_files) return;
+  // Of several ranks the parameters' bytes may be away, but not their shapes; the state of all is beside it.
+  std::uint64_t others_bytes = 0;
+  if (training.parallel() != nullptr) {
+    for (const auto& of_one : training.whole_state()) {
+      for (const nn::NamedTensor& s : of_one) others_bytes += s.tensor.bytes();
+    }
+  }
   nn::check_keeping("`save`", {options.save, options.keep}, options.steps, options.save_every,
-                    nn::checkpoint_bytes(training.model(), training.optimizer()));
+                    others_bytes + nn::checkpoint_bytes(training.model(), training.optimizer()));
   if (!options.save_weights.empty()) {
     nn::try_to_write("`save_weights`", options.save_weights);
     nn::require_space("`save_weights`", options.save_weights, nn::weights_file_bytes(training.model()),
@@ -234,6 +246,14 @@ PreparedTraining prepare_training(TrainOptions options) {
     detail::release_rooms();
     prepared.plan = nn::Plan(std::as_const(prepared.plan));  // the planner has freed what lies below: a copy lies lower
   };
+  const int ranks = prepared.options.setup.ranks;
+  if (ranks > 1 && prepared.options.process_budget_bytes > 0) {
+    throw ValueError("`process_budget_bytes`: what " + std::to_string(ranks) +
+                     " ranks hold outside of their arenas is not known; `budget_bytes`, of each rank, is allowed");
+  }
+  if (ranks > 1 && prepared.options.records_steps) {
+    throw ValueError("`records_steps`: not with `ranks` " + std::to_string(ranks) + "; one rank is allowed");
+  }
   if (prepared.options.process_budget_bytes > 0) {
     if (prepared.options.device != cpu) {
       throw ValueError("`process_budget_bytes`: the host's bytes beside a " + to_string(prepared.options.device) +

@@ -44,7 +44,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
   if (model.is_text()) {
     list.push_back({"head", "`head`", model.options().head == Head::chunked ? "chunked" : "full"});
   }
-  list.push_back({"micro_batches", "`micro_batches`", std::to_string(setup.micro_batches)});
+  list.push_back({"micro_batches", "`micro_batches`", std::to_string(setup.ranks * setup.micro_batches)});
   list.push_back({recipe_detail::data_key, "`data`", data.digest()});
   return list;
 }

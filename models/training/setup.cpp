@@ -1,16 +1,19 @@
 #include <thimble/models/training/setup.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/dist/shard_store.h>
 #include <thimble/memory/offload/device_tier.h>
 #include <thimble/memory/offload/direct_file.h>
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/training/trained_parts.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
@@ -21,33 +24,21 @@ namespace setup_detail {
 class Run final : public nn::TrainingRun {
  public:
   Run(const Setup& setup, Device device)
-      : generator_(setup.seed),
-        scope_(generator_),
-        model_(make_model(setup, device)),
-        optimizer_(make_optimizer(setup, *model_)),
-        batch_(model_->empty_batch(setup.batch, device)),
-        scaler_(make_scaler(setup)),
-        options_(step_options(setup, model_->is_text(), device)) {
-    options_.scaler = scaler_.get();
-  }
+      : parts_(setup, device), batch_(parts_.model->empty_batch(setup.batch / setup.ranks, device)) {}
 
   void step() override {
+    const std::int64_t count = parts_.options.micro_batches;
     nn::training_step(
-        *optimizer_, [this](std::int64_t i) { return model_->loss(micro_batch(batch_, i, options_.micro_batches)); },
-        options_);
+        *parts_.optimizer, [&](std::int64_t i) { return parts_.model->loss(micro_batch(batch_, i, count)); },
+        parts_.options);
   }
-  nn::StepOptions& options() override { return options_; }
-  std::int64_t parameters() const override { return model_->parameter_count(); }
-  std::size_t tier_bytes() const override { return nn::tier_bytes(*optimizer_, options_); }
+  nn::StepOptions& options() override { return parts_.options; }
+  std::int64_t parameters() const override { return parts_.model->parameter_count(); }
+  std::size_t tier_bytes() const override { return nn::tier_bytes(*parts_.optimizer, parts_.options); }
 
  private:
-  Generator generator_;
-  GeneratorScope scope_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
+  TrainedParts parts_;
   Batch batch_;
-  std::unique_ptr<optim::GradScaler> scaler_;
-  nn::StepOptions options_;
 };
 
 class Inference final : public nn::TrainingRun {
@@ -159,8 +150,9 @@ OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model) {
   return numbers;
 }
 
-std::unique_ptr<Model> make_model(const Setup& setup, Device device) {
+std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks) {
   std::shared_ptr<ParameterStore> store;
+  if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks);
   if (setup.offloads_parameters) {
     setup_detail::require_place(setup, "`offloads_parameters`");
     store = std::make_shared<memory::TierStore>(setup_detail::make_tier(setup, device));
@@ -221,6 +213,40 @@ double clip_norm(const Setup& setup, bool is_text) {
   return is_text && !setup.fuses_optimizer ? 1 : 0;
 }
 
+namespace setup_detail {
+
+void check_ranks(const Setup& setup) {
+  const std::string begin = "`ranks`: " + std::to_string(setup.ranks);
+  if (setup.ranks < 1 || setup.rank < 0 || setup.rank >= setup.ranks) {
+    throw ValueError(begin + ", of which this is rank " + std::to_string(setup.rank) +
+                     "; at least 1, and ranks from 0 to one less, are allowed");
+  }
+  if (setup.zero < 0 || setup.zero > 3) {
+    throw ValueError("`zero`: stage " + std::to_string(setup.zero) + "; allowed are 0 to 3");
+  }
+  if (setup.ranks == 1) return;
+  if (setup.micro_batches == auto_micro_batches) {
+    throw ValueError("`micro_batches`: auto is for one rank, and there are " + std::to_string(setup.ranks) +
+                     "; a number is allowed");
+  }
+  const std::int64_t parts = setup.ranks * setup.micro_batches;
+  if (setup.batch % parts != 0) {
+    throw ValueError(
+        begin +
+        (setup.micro_batches > 1 ? " with `micro_batches` " + std::to_string(setup.micro_batches) + " each" : "") +
+        " do not divide `batch` " + std::to_string(setup.batch) + "; a multiple of " + std::to_string(parts) +
+        " is allowed");
+  }
+  const char* const other = setup.fuses_optimizer ? "`fuses_optimizer`, whose gradients go before all ranks have theirs"
+                            : setup.offloads_gradients ? "`offloads_gradients`, whose gradients are not here to be sent"
+                            : setup.offloads_parameters
+                                ? "`offloads_parameters`; stage 3 of `zero` shares the parameters out"
+                                : nullptr;
+  if (other != nullptr) throw ValueError(begin + " are not allowed with " + other);
+}
+
+}  // namespace setup_detail
+
 void check_techniques(const Setup& setup, bool is_text) {
   const std::string parts = setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches);
   if (setup.fuses_optimizer && setup.clip_norm > 0) {
@@ -262,6 +288,7 @@ void check_techniques(const Setup& setup, bool is_text) {
     throw ValueError("`micro_batches`: " + parts + " does not divide `batch` " + std::to_string(setup.batch) +
                      "; a divisor of it is allowed");
   }
+  setup_detail::check_ranks(setup);
   if (setup.sizes.head == Head::chunked && !is_text) {
     throw ValueError("`head`: chunked is for models over tokens; " + setup.model +
                      " has scores per class alone, and full is allowed");
@@ -269,8 +296,8 @@ void check_techniques(const Setup& setup, bool is_text) {
 }
 
 std::int64_t whole_batch(const Setup& setup, std::int64_t batch) {
-  if (setup.micro_batches <= 1) return batch;
-  return (batch + setup.micro_batches - 1) / setup.micro_batches * setup.micro_batches;
+  const std::int64_t parts = setup.ranks * std::max<std::int64_t>(1, setup.micro_batches);
+  return (batch + parts - 1) / parts * parts;
 }
 
 nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
@@ -281,7 +308,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   nn::StepOptions options;
   options.clip_norm = clip_norm(setup, is_text);
   options.micro_batches = setup.micro_batches;
-  options.micro_samples = setup.batch / setup.micro_batches;
+  options.micro_samples = setup.batch / (setup.ranks * setup.micro_batches);
   if (setup.offloads_gradients) options.gradient_tier = setup_detail::make_tier(setup, device);
   if (setup.fuses_optimizer) {
     const bool is_placed = Placed::find(*current_resource(device)) != nullptr;

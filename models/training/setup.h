@@ -16,6 +16,10 @@
 #include <thimble/optim/grad_scaler.h>
 #include <thimble/optim/optimizer.h>
 
+namespace thimble::dist {
+class Communicator;
+}
+
 namespace thimble::models {
 
 struct Setup {
@@ -50,8 +54,13 @@ struct Setup {
   DType lossy = DType::bf16;                   ///< which: bf16, f16, f8e4m3, f8e5m2, i8
   std::vector<nn::PackRule> lossy_rules = {};  ///< of operators by name, which come before that
   bool packs_rest = true;                      ///< false: what no rule names is not packed
-  bool fuses_optimizer = false;    ///< parameters are updated during backward (nn/step/step.h); not with clipping
-  std::int64_t micro_batches = 1;  ///< gradient accumulation; divides the batch. `auto_micro_batches`: to be chosen
+  bool fuses_optimizer = false;  ///< parameters are updated during backward (nn/step/step.h); not with clipping
+  /// Gradient accumulation; divides the batch, of several ranks each one's share. `auto_micro_batches`: to be chosen
+  std::int64_t micro_batches = 1;
+  int ranks = 1;                        ///< that train together, each on its share of the batch (dist/data_parallel.h)
+  int rank = 0;                         ///< of these
+  int zero = 0;                         ///< stage of ZeRO: what ranks share out, 0 to 3
+  std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
 };
 
 /// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.
@@ -98,11 +107,12 @@ std::vector<RecipeText> recipe_texts(const Setup& setup);
 
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
 /// micro-batches or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder,
-/// micro-batches that do not divide the batch, a chunked head on a model that is not over tokens or with products in
-/// f16 (its gradients are made before a scale could keep them from vanishing).
+/// ranks and micro-batches that do not divide the batch, several ranks with either of the first two or with parameters
+/// that are away, stages of ZeRO that there are not, a chunked head on a model that is not over tokens or with products
+/// in f16 (its gradients are made before a scale could keep them from vanishing).
 void check_techniques(const Setup& setup, bool is_text);
 
-/// The least batch >= `batch` that the setup's micro-batches divide.
+/// The least batch >= `batch` that the setup's ranks and micro-batches divide.
 std::int64_t whole_batch(const Setup& setup, std::int64_t batch);
 
 /// How the setup's steps are made on `device`. The optimizer is fused `secured` where a placed arena stands behind the
@@ -125,10 +135,10 @@ struct OptimizerNumbers {
 };
 OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
 
-/// The model that is trained, whose parameters are in a store where the setup says so. Throws what make_model
-/// throws, ValueError where parameters are to be offloaded and there is no place for that, or not on its device;
-/// FileError as a tier does.
-std::unique_ptr<Model> make_model(const Setup& setup, Device device);
+/// The model that is trained, whose parameters are in a store where the setup says so: away, or in stage 3 of ZeRO
+/// shared out over `ranks`, which must live as long. Throws what make_model throws, ValueError where parameters are to
+/// be offloaded and there is no place for that, or not on its device; FileError as a tier does.
+std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr);
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
 /// place for that, or not on its device; FileError as a tier does.

@@ -39,6 +39,11 @@ void require_equal_parts(const Batch& batch, std::int64_t count) {
 
 }  // namespace training_detail
 
+BatchShare share_of(const Setup& setup) {
+  if (setup.ranks == 1) return {};
+  return {setup.rank, setup.ranks, setup.micro_batches};
+}
+
 double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
   const std::int64_t warmup = options.warmup, total = options.steps;
   if (warmup < 0 || warmup > total) {
@@ -57,16 +62,10 @@ Training::Training(const TrainOptions& options, Dataset& data, Device device, co
     : options_(options),
       data_(data),
       device_(device),
-      generator_(options.setup.seed),
-      scope_(generator_),
-      model_(make_model(options.setup, device)),
-      optimizer_(make_optimizer(options.setup, *model_)),
-      scaler_(make_scaler(options.setup)),
-      rate_(optimizer_->rate()),
+      parts_(options.setup, device, options.ranks),
+      rate_(parts_.optimizer->rate()),
       placed_(Placed::find(*current_resource(device))) {
-  step_options_ = models::step_options(options.setup, model_->is_text(), device);
-  step_options_.scaler = scaler_.get();
-  plan.apply(step_options_, device);
+  plan.apply(parts_.options, device);
 }
 
 void Training::prepare_steps() {
@@ -81,32 +80,35 @@ void Training::rest() noexcept {
 double Training::recorded_step(std::int64_t step) {
   if (!device_.is_dry) {
     const Batch next = data_.batch(step, cpu, options_.setup.dtype);
-    training_detail::require_equal_parts(next, step_options_.micro_batches);
+    training_detail::require_equal_parts(next, parts_.options.micro_batches);
     nn::load_input(batch_.input, next.input);
     nn::load_input(batch_.target, next.target);
   }
   const auto loss_of = [this](std::int64_t i) {
-    return model_->loss(micro_batch(batch_, i, step_options_.micro_batches));
+    return parts_.model->loss(micro_batch(batch_, i, parts_.options.micro_batches));
   };
   if (placed_ == nullptr) {
     if (!device_.is_dry) throw PlanError("training: no placed arena is there to record steps in; it needs one");
-    nn::training_step(*optimizer_, loss_of, step_options_);
+    nn::training_step(*parts_.optimizer, loss_of, parts_.options);
     return 0;
   }
-  if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *optimizer_, loss_of, step_options_);
+  if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *parts_.optimizer, loss_of, parts_.options);
   const Tensor loss = recorded_->run();
   prepare_next(step);
   return nn::read_value(loss);
 }
 
 double Training::step(std::int64_t step) {
-  optimizer_->set_rate(rate_at(options_, rate_, step));
+  parts_.optimizer->set_rate(rate_at(options_, rate_, step));
   if (options_.records_steps) return recorded_step(step);
   const Batch batch = data_.batch(step, device_, options_.setup.dtype);
-  if (step_options_.micro_batches > 1) step_options_.parts = micro_batches(batch, step_options_.micro_batches);
+  if (parts_.options.micro_batches > 1 || parts_.ranks != nullptr) {
+    parts_.options.parts = micro_batches(batch, parts_.options.micro_batches);
+  }
   const Tensor loss = nn::training_step(
-      *optimizer_, [&](std::int64_t i) { return model_->loss(micro_batch(batch, i, step_options_.micro_batches)); },
-      step_options_);
+      *parts_.optimizer,
+      [&](std::int64_t i) { return parts_.model->loss(micro_batch(batch, i, parts_.options.micro_batches)); },
+      parts_.options);
   prepare_next(step);
   return nn::read_value(loss);
 }
@@ -116,7 +118,7 @@ void Training::prepare_next(std::int64_t step) {
 }
 
 double Training::evaluate_images(const Batch& batch, std::int64_t& correct) {
-  const Tensor scores = model_->forward(batch.input);  // (N, K)
+  const Tensor scores = parts_.model->forward(batch.input);  // (N, K)
   correct +=
       training_detail::count_correct(nn::read_values<float>(scores), nn::read_values<std::int64_t>(batch.target));
   return nn::read_value(cross_entropy(scores, batch.target));
@@ -124,11 +126,12 @@ double Training::evaluate_images(const Batch& batch, std::int64_t& correct) {
 
 nn::Evaluation Training::evaluate() {
   const NoGrad off;
-  model_->eval();
+  parts_.model->eval();
   const std::int64_t all = data_.validation_batches();
   const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
   double loss = 0;
-  const std::int64_t most = options_.setup.batch / step_options_.micro_batches;  // samples at a time, as in a step
+  // Samples at a time, as in a step.
+  const std::int64_t most = options_.setup.batch / (options_.setup.ranks * parts_.options.micro_batches);
   std::int64_t samples = 0, correct = 0;
   const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
   std::uint64_t layout = 0;
@@ -142,7 +145,8 @@ nn::Evaluation Training::evaluate() {
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
       const std::int64_t end = std::min(begin + most, all_samples);
       const Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
-      const double mean = model_->is_text() ? nn::read_value(model_->loss(part)) : evaluate_images(part, correct);
+      const double mean =
+          parts_.model->is_text() ? nn::read_value(parts_.model->loss(part)) : evaluate_images(part, correct);
       loss += mean * static_cast<double>(end - begin);
       samples += end - begin;
     }
@@ -150,19 +154,29 @@ nn::Evaluation Training::evaluate() {
     const std::uint64_t before = std::exchange(layout, arena->layout_digest());
     is_settled = i > 0 && layout == before;
   }
-  model_->train();
+  parts_.model->train();
   nn::Evaluation evaluation{loss / static_cast<double>(samples), std::nullopt};
-  if (!model_->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
+  if (!parts_.model->is_text()) evaluation.accuracy = static_cast<double>(correct) / static_cast<double>(samples);
   return evaluation;
 }
 
-void Training::visit_state() { nn::visit_state(*model_, *optimizer_); }
+void Training::visit_save() {
+  if (parts_.parallel != nullptr) return dist::visit_save(*parts_.parallel, *parts_.optimizer, whole_state());
+  nn::visit_state(*parts_.model, *parts_.optimizer);
+}
 
-bool Training::can_sample() const noexcept { return dynamic_cast<const Gpt*>(model_.get()) != nullptr; }
+void Training::visit_load() { nn::visit_state(*parts_.model, *parts_.optimizer); }
+
+const dist::WholeState& Training::whole_state() {
+  if (whole_state_.empty()) whole_state_ = models::whole_state(options_.setup, device_);
+  return whole_state_;
+}
+
+bool Training::can_sample() const noexcept { return dynamic_cast<const Gpt*>(parts_.model.get()) != nullptr; }
 
 std::vector<std::int64_t> Training::sample() {
   if (!can_sample()) throw ValueError("`sample`: " + options_.setup.model + " cannot write; the GPT family can");
-  auto& gpt = dynamic_cast<Gpt&>(*model_);
+  auto& gpt = dynamic_cast<Gpt&>(*parts_.model);
   const ParameterUse use;
   // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
   const std::int64_t count = device_.is_dry ? std::min(options_.sample, gpt.options().sequence + 1) : options_.sample;
@@ -177,7 +191,7 @@ class Program final : public nn::TrainingRun {
  public:
   Program(const PreparedTraining& prepared, Device device, const nn::Plan& plan)
       : prepared_(prepared), training_(prepared.options, *prepared.data, device, plan), step_(prepared.first_step) {
-    if (!prepared.options.resume.empty()) training_.visit_state();
+    if (!prepared.options.resume.empty()) training_.visit_load();
     training_.prepare_steps();
   }
 
@@ -187,7 +201,7 @@ class Program final : public nn::TrainingRun {
   void finish(FunctionRef<void()> step) override {
     const TrainOptions& options = prepared_.options;
     if (!options.save.empty() && comes_between(options.save_every) && step_ < options.steps) {
-      training_.visit_state();
+      training_.visit_save();
       step();
     }
     evaluate_and_save();
@@ -219,7 +233,7 @@ class Program final : public nn::TrainingRun {
   void evaluate_and_save() {
     training_.rest();
     training_.evaluate();
-    if (!prepared_.options.save.empty()) training_.visit_state();
+    if (!prepared_.options.save.empty()) training_.visit_save();
   }
   std::uint64_t layout() const {
     const Arena* const arena = Arena::find(*current_resource(dry(prepared_.options.device)));

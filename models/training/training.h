@@ -39,6 +39,7 @@
 #include <thimble/models/planning/costs.h>
 #include <thimble/models/planning/spilling.h>
 #include <thimble/models/training/setup.h>
+#include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/fit/fit.h>
 #include <thimble/nn/step/recorded_step.h>
 #include <thimble/nn/trainer/training_loop.h>
@@ -70,7 +71,13 @@ struct TrainOptions {
   bool is_strict = false;                ///< a step that leaves its plan is an error
   bool plans_in_child = false;           ///< on the cpu plans are searched in a child process (child_process.h)
   bool records_steps = false;            ///< on a CUDA device steps are recorded and replayed (nn/step/recorded_step.h)
+  /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
+  /// for `setup.rank`. They must live as long as the run.
+  dist::Communicator* ranks = nullptr;
 };
+
+/// The samples of a batch that the setup's rank gets.
+BatchShare share_of(const Setup& setup);
 
 /// The learning rate of a step (from 0). Throws ValueError for an unknown schedule or a warm-up longer than the steps.
 double rate_at(const TrainOptions& options, double rate, std::int64_t step);
@@ -79,6 +86,7 @@ double rate_at(const TrainOptions& options, double rate, std::int64_t step);
 class Training {
  public:
   /// `options` has the sizes that `prepare` filled in. Throws what make_model and make_optimizer throw.
+  /// With several ranks `data` is set to this one's share.
   Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan = {});
 
   /// Before the first step, where steps are recorded: makes the batch that every step reads. The data must be open.
@@ -98,19 +106,24 @@ class Training {
   /// Tokens that the model writes after token 0. Throws ValueError when it cannot.
   std::vector<std::int64_t> sample();
 
-  Model& model() noexcept { return *model_; }
-  const Model& model() const noexcept { return *model_; }
-  optim::Optimizer& optimizer() noexcept { return *optimizer_; }
-  Generator& generator() noexcept { return generator_; }
-  nn::StepOptions& step_options() noexcept { return step_options_; }
+  Model& model() noexcept { return *parts_.model; }
+  const Model& model() const noexcept { return *parts_.model; }
+  optim::Optimizer& optimizer() noexcept { return *parts_.optimizer; }
+  Generator& generator() noexcept { return parts_.generator; }
+  nn::StepOptions& step_options() noexcept { return parts_.options; }
   /// On a dry device what saving and loading a checkpoint do to memory: what is away comes and goes.
-  void visit_state();
+  void visit_save();
+  void visit_load();
+  /// Null: this is the only rank.
+  dist::DataParallel* parallel() noexcept { return parts_.parallel.get(); }
+  /// The optimizer's state of all ranks.
+  const dist::WholeState& whole_state();
   /// Null where steps are not recorded, and before the first.
   const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }
   /// What the run's tiers occupy.
-  std::size_t tier_bytes() const { return nn::tier_bytes(*optimizer_, step_options_); }
+  std::size_t tier_bytes() const { return nn::tier_bytes(*parts_.optimizer, parts_.options); }
   /// Of the loss; null: it is not scaled.
-  optim::GradScaler* scaler() noexcept { return scaler_.get(); }
+  optim::GradScaler* scaler() noexcept { return parts_.scaler.get(); }
 
  private:
   double evaluate_images(const Batch& batch, std::int64_t& correct);
@@ -121,15 +134,11 @@ class Training {
   const TrainOptions& options_;
   Dataset& data_;
   Device device_;
-  Generator generator_;
-  GeneratorScope scope_;
-  std::unique_ptr<Model> model_;
-  std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<optim::GradScaler> scaler_;
-  double rate_;  // that the schedule starts from
-  nn::StepOptions step_options_;
+  TrainedParts parts_;
+  double rate_;     // that the schedule starts from
   Placed* placed_;  // behind the resource; null: none
   Batch batch_;     // of recorded steps
+  dist::WholeState whole_state_;
   std::unique_ptr<nn::RecordedStep> recorded_;
 };
 
@@ -162,6 +171,17 @@ nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& p
 /// Before the first step: the resources that the run takes its bytes from, for who wants to watch them.
 using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
+/// What one of several ranks needed.
+struct RankFigures {
+  std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by its arena
+  CategoryBytes
+      peak_by_category{};       ///< of what its tensors asked for at most, at that moment; with a log of the last step
+  std::size_t state_bytes = 0;  ///< of the optimizer's state
+  std::size_t tier_bytes = 0;   ///< that its tiers occupied
+  std::size_t process_peak_bytes = 0;  ///< of the process that the rank is in, since the run's set-up; 0: not known
+  std::uint64_t sent_bytes = 0, messages = 0;  ///< to other ranks, in the whole run
+};
+
 struct TrainReport : nn::LoopReport {
   std::int64_t parameters = 0;
   std::int64_t first_step = 0;                   ///< steps done before the run
@@ -190,10 +210,11 @@ struct TrainReport : nn::LoopReport {
   std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
   std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
+  std::vector<RankFigures> ranks;  ///< of each, where there are several
 
   /// What was measured otherwise than predicted, in words; empty: nothing. The arena's peak is to be the predicted one
-  /// (or less, where steps were skipped), as is what tiers occupy; the process is to hold no more than was promised:
-  /// the predicted peak and what is outside.
+  /// (or less, where steps were skipped), on every rank, as is what tiers occupy; the process is to hold no more than
+  /// was promised: the predicted peak and what is outside. Processes of several ranks promise nothing.
   std::string differences() const;
 };
 

@@ -1,7 +1,10 @@
 // The run itself: training in an arena of its own, and what is measured of it.
 
+#include <algorithm>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/device_runtime.h>
@@ -38,7 +41,7 @@ std::string TrainReport::differences() const {
             memory::exact_bytes(told);
   };
   const bool is_less_for_skipping = skipped_steps > 0 && measured_peak_bytes < predicted_peak_bytes;
-  if (measured_peak_bytes != predicted_peak_bytes && !is_less_for_skipping) {
+  if (ranks.empty() && measured_peak_bytes != predicted_peak_bytes && !is_less_for_skipping) {
     differs("the arena's peak", measured_peak_bytes, ", predicted ", predicted_peak_bytes);
   }
   if (measured_tier_bytes > predicted_tier_bytes) {
@@ -47,6 +50,11 @@ std::string TrainReport::differences() const {
   const std::size_t promised = predicted_peak_bytes + outside.total();
   if (outside.total() > 0 && process_peak_bytes > promised) {
     differs("the process", process_peak_bytes, ", promised ", promised);
+  }
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const std::size_t measured = ranks[r].measured_peak_bytes, predicted = ranks[r].predicted_peak_bytes;
+    if (measured == predicted || (skipped_steps > 0 && measured < predicted)) continue;
+    differs("the arena's peak of rank " + std::to_string(r), measured, ", predicted ", predicted);
   }
   if (process_budget_bytes > 0 && process_peak_bytes > process_budget_bytes) {
     differs("the process", process_peak_bytes, ", its budget ", process_budget_bytes);
@@ -88,6 +96,10 @@ class TrainedModel final : public nn::LoopedRun {
     if (training_.optimizer().updates_one_by_one()) training_.rest();  // what is away comes here to be written
     save_checkpoint(training_, prepared_, path);
   }
+  void refuse_checkpoint(const std::string& why) override {
+    if (training_.parallel() == nullptr) return;
+    dist::refuse_checkpoint(*training_.parallel(), training_.optimizer(), training_.whole_state(), why);
+  }
   std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
   std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }
   std::size_t recorded_launches() const noexcept { return recorded_launches_; }
@@ -110,8 +122,34 @@ nn::LoopOptions loop_options(const PreparedTraining& prepared) {
           .keep = options.keep,
           .resume = options.resume,
           .resumed_steps = prepared.first_step,
-          .log = options.log,
-          .items_per_step = static_cast<double>(options.setup.batch * prepared.data->items_per_sample())};
+          .log = options.setup.rank == 0 ? options.log : "",
+          .items_per_step = static_cast<double>(options.setup.batch * prepared.data->items_per_sample()),
+          .rank = options.setup.ranks > 1 ? std::optional<int>(options.setup.rank) : std::nullopt};
+}
+
+/// What one rank is asked for all do: each hears the same wish after each step.
+nn::TrainControl agreed(const nn::TrainControl& control, dist::Communicator* ranks) {
+  if (ranks == nullptr) return control;
+  nn::TrainControl all = control;
+  all.wish = [wish = control.wish, ranks,
+              wishes = std::vector<nn::Wish>(static_cast<std::size_t>(ranks->size()))]() mutable {
+    const nn::Wish own = wish ? wish() : nn::Wish::go_on;
+    ranks->all_gather(&own, sizeof(own), wishes.data());
+    return *std::max_element(wishes.begin(), wishes.end());
+  };
+  return all;
+}
+
+/// Every rank's, on every rank.
+std::vector<RankFigures> gather_figures(const TrainReport& report, const memory::Stack& stack,
+                                        dist::Communicator* ranks) {
+  if (ranks == nullptr) return {};
+  const RankFigures own{report.predicted_peak_bytes, report.measured_peak_bytes, stack.ledger->peak_by_category(),
+                        report.state_bytes,          report.measured_tier_bytes, report.process_peak_bytes,
+                        ranks->volume().bytes_sent,  ranks->volume().messages};
+  std::vector<RankFigures> all(static_cast<std::size_t>(ranks->size()));
+  ranks->all_gather(&own, sizeof(own), all.data());
+  return all;
 }
 
 }  // namespace training_run_detail
@@ -132,7 +170,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   std::optional<memory::ProcessWatch> watch;
   if (options.device == cpu) {
     watch.emplace();
-    detail::promise(prepared, *watch, report);
+    if (options.setup.ranks == 1) detail::promise(prepared, *watch, report);
   }
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = options.budget_bytes;
@@ -152,7 +190,9 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   report.full_state = training.optimizer().kept_full();
   detail::TrainedModel run(prepared, stack, training);
   const nn::LoopOptions loop_options = detail::loop_options(prepared);
-  nn::TrainingLoop loop(run, loop_options, stack, report, control);
+  dist::Communicator* const ranks = options.setup.ranks > 1 ? options.ranks : nullptr;
+  const nn::TrainControl agreed = detail::agreed(control, ranks);
+  nn::TrainingLoop loop(run, loop_options, stack, report, agreed);
   loop.run(observer);
   report.recorded_launches = run.recorded_launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
@@ -176,6 +216,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   if (options.device == cpu) {
     report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
   }
+  report.ranks = detail::gather_figures(report, stack, ranks);
   return report;
 }
 

@@ -58,13 +58,14 @@ void mask_window(std::span<std::int64_t> tokens, std::span<std::int64_t> targets
 }
 
 void mask_windows(std::span<std::int64_t> tokens, std::span<std::int64_t> targets, std::int64_t seq, std::uint64_t seed,
-                  std::int64_t step, const MaskingOptions& options) {
+                  std::int64_t step, const MaskingOptions& options, std::int64_t first) {
   if (seq < 1 || tokens.size() % static_cast<std::size_t>(seq) != 0 || tokens.size() != targets.size()) {
     throw ShapeError("masking: " + std::to_string(tokens.size()) + " tokens and room for " +
                      std::to_string(targets.size()) + " targets are not windows of " + std::to_string(seq));
   }
   const auto width = static_cast<std::size_t>(seq);
   SplitMix keys(splitmix64(splitmix64(seed + masking_detail::purpose) + static_cast<std::uint64_t>(step)));
+  for (std::int64_t i = 0; i < first; ++i) keys.next();
   for (std::size_t at = 0; at < tokens.size(); at += width) {
     mask_window(tokens.subspan(at, width), targets.subspan(at, width), keys.next(), options);
   }

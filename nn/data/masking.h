@@ -25,8 +25,9 @@ std::int64_t masked_count(std::int64_t seq, double share = 0.15);
 void mask_window(std::span<std::int64_t> tokens, std::span<std::int64_t> targets, std::uint64_t key,
                  const MaskingOptions& options);
 
-/// Hides tokens of all windows of a batch (B, T), with a key made of `seed`, the `step` and the window's number.
+/// Hides tokens of windows of a batch (B, T), with a key made of `seed`, the `step` and the window's number in its
+/// batch, from `first` on.
 void mask_windows(std::span<std::int64_t> tokens, std::span<std::int64_t> targets, std::int64_t seq, std::uint64_t seed,
-                  std::int64_t step, const MaskingOptions& options);
+                  std::int64_t step, const MaskingOptions& options, std::int64_t first = 0);
 
 }  // namespace thimble::data

@@ -21,6 +21,17 @@ std::vector<NamedTensor> model_tensors(const Module& module) {
 
 NamedTensor of_state(const Named& s) { return {"optimizer." + s.name, s.tensor}; }
 
+/// The part of a tensor of the file that is this tensor.
+SafetensorsEntry part_of(const SafetensorsEntry& whole, const Named& part) {
+  const std::size_t size = size_of(whole.dtype);
+  SafetensorsEntry entry = whole;
+  entry.crc32c.reset();  // check() has seen to it
+  entry.shape.assign(part.tensor.shape().begin(), part.tensor.shape().end());
+  entry.begin += static_cast<std::uint64_t>(part.first_element) * size;
+  entry.end = entry.begin + static_cast<std::uint64_t>(part.tensor.elements()) * size;
+  return entry;
+}
+
 /// Shapes and dtypes of the state, here or away.
 std::vector<NamedTensor> state_outline(const optim::Optimizer& optimizer) {
   std::vector<NamedTensor> list;
@@ -79,15 +90,20 @@ void visit_state(const Module& module, const optim::Optimizer& optimizer) {
   optimizer.each_state([](std::span<const Named>) {});
 }
 
-void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
-                     const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
-  const ParameterUse use;
+CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
+                               const Metadata& metadata, const optim::GradScaler* scaler) {
   CheckpointInfo info{optimizer.name(), optimizer.step_count(), optimizer.rate(),        generator.seed(),
                       generator.step(), std::nullopt,           fp8_recipe_text(module), metadata};
   if (scaler != nullptr) info.scaler = scaler->state();
+  return info;
+}
+
+void save_checkpoint(const std::string& path, const Module& module, const optim::Optimizer& optimizer,
+                     const Generator& generator, const Metadata& metadata, const optim::GradScaler* scaler) {
+  const ParameterUse use;
   write_tensor_file(
       path, checkpoint_detail::model_tensors(module), checkpoint_detail::state_outline(optimizer),
-      format_checkpoint_info(info),
+      format_checkpoint_info(checkpoint_info(module, optimizer, generator, metadata, scaler)),
       [&](FunctionRef<void(const NamedTensor&)> append) {
         optimizer.each_state([&](std::span<const Named> state) {
           for (const Named& s : state) append(checkpoint_detail::of_state(s));
@@ -97,12 +113,12 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
 }
 
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
-                         optim::GradScaler* scaler) {
+                         optim::GradScaler* scaler, const std::vector<NamedTensor>& whole_state) {
   const ParameterUse use;
   const SafetensorsReader file(path);
   CheckpointInfo info = parse_checkpoint_info(file.header(), path);
   const std::vector<NamedTensor> model = checkpoint_detail::model_tensors(module);
-  std::vector<NamedTensor> targets = checkpoint_detail::state_outline(optimizer);
+  std::vector<NamedTensor> targets = whole_state.empty() ? checkpoint_detail::state_outline(optimizer) : whole_state;
   targets.insert(targets.begin(), model.begin(), model.end());
   FileStaging staging;
   checkpoint_detail::check(file, info, targets, optimizer, staging);
@@ -113,7 +129,14 @@ Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimiz
   };
   for (const NamedTensor& target : model) read(target);
   optimizer.each_state([&](std::span<const Named> state) {
-    for (const Named& s : state) read(checkpoint_detail::of_state(s));
+    for (const Named& s : state) {
+      const NamedTensor target = checkpoint_detail::of_state(s);
+      if (!s.is_part()) {
+        read(target);
+      } else {
+        read_file_tensor(file, checkpoint_detail::part_of(file.entry(target.name), s), target, staging);
+      }
+    }
   });
   if (scaler != nullptr) scaler->set_state(*info.scaler);
   optimizer.set_step_count(info.step_count);

@@ -2,6 +2,7 @@
 // Checkpoints of training: one safetensors file from which training goes on as if it had never stopped, bit by bit.
 
 #include <string>
+#include <vector>
 
 #include <thimble/core/random/generator.h>
 #include <thimble/nn/files/checkpoint_info.h>
@@ -22,15 +23,20 @@ void save_checkpoint(const std::string& path, const Module& module, const optim:
                      const Generator& generator, const Metadata& metadata = {},
                      const optim::GradScaler* scaler = nullptr);
 
+/// What a checkpoint of these says besides its tensors.
+CheckpointInfo checkpoint_info(const Module& module, const optim::Optimizer& optimizer, const Generator& generator,
+                               const Metadata& metadata, const optim::GradScaler* scaler);
+
 /// Puts everything back and returns the caller's metadata. All of it is checked before the first value changes. Throws
 /// FileError (unreadable, no checkpoint, bytes that do not have their sum), ValueError (of another optimizer; with a
 /// scaler and without one, or a scale that it does not allow; a tensor is missing or unknown; state has a number that
 /// it cannot have, see state_numbers.h; of a model with another recipe for FP8, where the file names one), ShapeError,
 /// DTypeError (naming the tensor and both sides; nothing is converted). A disk that fails while values are read leaves
 /// some of them loaded. What is away comes here as for save_checkpoint, on a dry device too, where tensors are
-/// only checked.
+/// only checked. `whole_state`: where the optimizer has parts of some parameters, names, shapes and dtypes of the state
+/// of all; it then gets its parts. Empty: it has all of them.
 Metadata load_checkpoint(const std::string& path, Module& module, optim::Optimizer& optimizer, Generator& generator,
-                         optim::GradScaler* scaler = nullptr);
+                         optim::GradScaler* scaler = nullptr, const std::vector<NamedTensor>& whole_state = {});
 
 /// What these do to memory, without a file: parameters and state that are away come and go. For dry runs. Throws
 /// FileError, OutOfMemory.

@@ -36,7 +36,8 @@ TrainingLoop::TrainingLoop(LoopedRun& run, const LoopOptions& options, const mem
       report_(report),
       control_(control),
       log_(options.log, stack.ledger),
-      keeper_({options.save, options.keep, options.resume, options.resumed_steps}) {
+      keeper_(
+          {options.rank.value_or(0) == 0 ? options.save : "", options.keep, options.resume, options.resumed_steps}) {
   report_.steps = options.first_step;
 }
 
@@ -137,6 +138,8 @@ void TrainingLoop::save(bool is_last) {
     write();
   } catch (const NotFiniteError&) {
     throw;
+  } catch (const RankError&) {
+    throw;
   } catch (const Error& error) {
     if (is_last) {
       failed_save_ = std::current_exception();
@@ -149,7 +152,7 @@ void TrainingLoop::save(bool is_last) {
 /// Before an exception leaves: what was reached is written. A step that throws has changed nothing.
 void TrainingLoop::rescue() noexcept {
   try {
-    if (!keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
+    if (options_.rank || !keeper_.is_on() || run_.steps_done() <= keeper_.saved_step()) return;
     write();
     say("training has failed; " + keeper_.text());
   } catch (const std::exception& error) {
@@ -161,7 +164,18 @@ void TrainingLoop::rescue() noexcept {
 }
 
 void TrainingLoop::write() {
-  keeper_.save(run_.steps_done(), [this](const std::string& path) { run_.write_checkpoint(path); });
+  if (options_.save.empty()) return;
+  if (options_.rank.value_or(0) > 0) return run_.write_checkpoint(options_.save);
+  bool is_begun = false;
+  try {
+    keeper_.save(run_.steps_done(), [&](const std::string& path) {
+      is_begun = true;
+      run_.write_checkpoint(path);
+    });
+  } catch (const std::exception& error) {
+    if (!is_begun) run_.refuse_checkpoint(error.what());
+    throw;
+  }
 }
 
 void TrainingLoop::say(const std::string& text) const {

@@ -64,6 +64,9 @@ struct LoopOptions {
   std::int64_t resumed_steps = 0;   ///< that it has done; steps by hand may have come since
   std::string log = {};             ///< a folder for TensorBoard; empty: none
   double items_per_step = 0;        ///< what Progress::items_per_s counts; 0: nothing
+  /// Which of several ranks this is, that all run the loop; none: it is the only one. Rank 0 keeps the files, and all
+  /// write checkpoints with it. A step that fails on one of them ends all, without a checkpoint.
+  std::optional<int> rank = {};
 };
 
 struct LoopReport {
@@ -88,6 +91,8 @@ class LoopedRun {
   /// None: the run has no evaluation.
   virtual std::optional<Evaluation> evaluate() = 0;
   virtual void write_checkpoint(const std::string& path) = 0;
+  /// In its place where there can be no file: other ranks, which wait for their part in it, are told why.
+  virtual void refuse_checkpoint([[maybe_unused]] const std::string& why) {}
   /// Steps whose batches are used up: updates, and those that the loss scaler skipped.
   virtual std::int64_t steps_done() = 0;
   /// Of these, skipped ones.

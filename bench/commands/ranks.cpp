@@ -1,0 +1,120 @@
+#include <thimble/bench/commands/ranks.h>
+
+#include <algorithm>
+#include <limits>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/core/error.h>
+#include <thimble/dist/mpi.h>
+#include <thimble/dist/threads.h>
+#include <thimble/memory/units.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::bench {
+namespace ranks_detail {
+
+constexpr std::int64_t most_ranks = 65536;
+
+int status_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const nn::BudgetError&) {
+    return memory_status;
+  } catch (const OutOfMemory&) {
+    return memory_status;
+  } catch (const std::bad_alloc&) {
+    return memory_status;
+  } catch (...) {
+    return bad_input_status;
+  }
+}
+
+}  // namespace ranks_detail
+
+void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
+  const auto add = [&](const char* flag, int& target, std::int64_t low, std::int64_t high, const char* help) {
+    command
+        .add_option_function<std::string>(
+            flag,
+            [&target, flag, low, high](const std::string& text) {
+              target = static_cast<int>(parse_integer(flag, text, low, high));
+            },
+            help)
+        ->type_name("N");
+  };
+  add("--ranks", setup->ranks, 1, ranks_detail::most_ranks,
+      "Ranks that train together, each on its share of the batch; mpirun and srun say it themselves (1)");
+  add("--zero", setup->zero, 0, 3,
+      "What ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well (0)");
+  command
+      .add_option_function<std::string>(
+          "--bucket",
+          [setup](const std::string& text) {
+            setup->bucket_bytes = text == "0" ? 0 : static_cast<std::size_t>(parse_size(text));
+          },
+          "Gradients that go to other ranks as one; 0: each by itself (25 MiB)")
+      ->type_name("SIZE");
+}
+
+int on_ranks(models::Setup& setup, Device device, const RankBody& body) {
+  RankFailure failure;
+  const auto launch = dist::find_launch();
+  int status = 0;
+  if (launch && launch->ranks > 1) {
+    if (setup.ranks != 1 && setup.ranks != launch->ranks) {
+      throw ValueError("--ranks: " + std::to_string(setup.ranks) + ", and " + launch->launcher + " started " +
+                       std::to_string(launch->ranks) + "; that number, or none, is allowed");
+    }
+    setup.ranks = launch->ranks;
+    dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); });
+  } else if (setup.ranks > 1) {
+    const auto count = static_cast<std::size_t>(setup.ranks);
+    std::vector<RankFailure> failures(count);
+    std::vector<int> statuses(count);
+    dist::run_ranks(
+        setup.ranks,
+        [&](dist::Communicator& ranks) {
+          const auto r = static_cast<std::size_t>(ranks.rank());
+          statuses[r] = body(&ranks, failures[r]);
+        },
+        device);
+    status = statuses.front();
+    for (const RankFailure& f : failures) {
+      if (f.error) failure = f;
+    }
+  } else {
+    return body(nullptr, failure);
+  }
+  if (failure.error) std::rethrow_exception(failure.error);
+  return failure.status != 0 ? failure.status : status;
+}
+
+bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<void()> f) {
+  if (ranks == nullptr) {
+    f();
+    return true;
+  }
+  try {
+    f();
+  } catch (const RankError&) {
+    throw;
+  } catch (...) {
+    failure.error = std::current_exception();
+    failure.status = ranks_detail::status_of(failure.error);
+  }
+  std::vector<int> statuses(static_cast<std::size_t>(ranks->size()));
+  ranks->all_gather(&failure.status, sizeof(int), statuses.data());
+  const auto first = std::find_if(statuses.begin(), statuses.end(), [](int status) { return status != 0; });
+  if (first == statuses.end()) return true;
+  failure.status = *first;
+  if (first - statuses.begin() != ranks->rank()) failure.error = nullptr;
+  return false;
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,30 @@
+#pragma once
+// Commands on several ranks: threads of this process, or the processes that a launcher of MPI started.
+
+#include <exception>
+#include <functional>
+
+#include <thimble/core/threads/parallel.h>
+#include <thimble/dist/communicator.h>
+#include <thimble/models/training/setup.h>
+
+namespace thimble::bench {
+
+/// What went wrong before ranks began to work together.
+struct RankFailure {
+  std::exception_ptr error;  ///< on the lowest rank that failed
+  int status = 0;            ///< on all
+};
+
+/// What a rank does, and the exit status that it comes to. `ranks` is null where there is one alone.
+using RankBody = std::function<int(dist::Communicator* ranks, RankFailure& failure)>;
+
+/// Runs `body` on the ranks of `setup`: as threads, or where a launcher started this process as its rank. Sets
+/// setup.ranks to the launcher's. Returns the status of rank 0, in a process of several of the process's rank. Throws
+/// the failure, ValueError where --ranks is not what the launcher started, what dist::run_ranks and run_launched throw.
+int on_ranks(models::Setup& setup, Device device, const RankBody& body);
+
+/// Runs `f` on every rank. Where it throws on one, no rank goes on: false on all of them, and `failure` says why.
+bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<void()> f);
+
+}  // namespace thimble::bench

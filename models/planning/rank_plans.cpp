@@ -1,0 +1,60 @@
+// Plans of several ranks.
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/stack.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/trained_parts.h>
+
+namespace thimble::models {
+namespace rank_plans_detail {
+
+/// What bytes depend on: the sizes of a rank's parts, and whether it writes checkpoints.
+std::vector<std::int64_t> shares_of(const dist::DataParallel& parallel) {
+  std::vector<std::int64_t> sizes{parallel.rank() == 0 ? 1 : 0};
+  for (const dist::Bucket& bucket : parallel.buckets()) {
+    sizes.push_back(bucket.shard_elements(parallel.rank()));
+    for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(parallel.rank())]) {
+      sizes.insert(sizes.end(), {static_cast<std::int64_t>(piece.parameter), piece.end - piece.begin});
+    }
+  }
+  return sizes;
+}
+
+}  // namespace rank_plans_detail
+
+std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
+  if (options.finds_batch || options.is_inference) {
+    throw ValueError(std::string(options.finds_batch ? "`finds_batch`" : "`is_inference`") + ": not with `ranks` " +
+                     std::to_string(options.setup.ranks) + "; one rank is allowed");
+  }
+  const Device on = dry(options.device);
+  std::map<std::vector<std::int64_t>, std::vector<int>> groups;
+  PlanOptions of_rank = options;
+  for (int r = 0; r < options.setup.ranks; ++r) {
+    const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));
+    const ResourceScope scope(stack.top);
+    of_rank.setup.rank = r;
+    const TrainedParts parts(of_rank.setup, on);
+    groups[rank_plans_detail::shares_of(*parts.parallel)].push_back(r);
+  }
+  std::vector<RankPlan> plans;
+  for (auto& [shares, ranks] : groups) {
+    of_rank.setup.rank = ranks.front();
+    plans.push_back({std::move(ranks), make_plan(of_rank)});
+  }
+  const auto before = [](const RankPlan& a, const RankPlan& b) { return a.ranks.front() < b.ranks.front(); };
+  std::sort(plans.begin(), plans.end(), before);
+  const auto needs_less = [](const RankPlan& a, const RankPlan& b) {
+    return a.report.plan.peak_bytes < b.report.plan.peak_bytes;
+  };
+  const auto most = std::max_element(plans.begin(), plans.end(), needs_less);
+  std::rotate(plans.begin(), most, most + 1);
+  return plans;
+}
+
+}  // namespace thimble::models

@@ -1,0 +1,37 @@
+#pragma once
+// A setup's model and all that trains it on one rank: what runs are made of, for real and on a dry device.
+
+#include <memory>
+
+#include <thimble/core/random/random.h>
+#include <thimble/dist/checkpoint.h>
+#include <thimble/dist/communicator.h>
+#include <thimble/dist/data_parallel.h>
+#include <thimble/models/model.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/step/step.h>
+#include <thimble/optim/grad_scaler.h>
+
+namespace thimble::models {
+
+struct TrainedParts {
+  /// `ranks`: of a setup of several ranks those that train together, which must live as long; on a dry device a dry one
+  /// of this rank takes their place, and may be null. Throws what make_model, make_optimizer and step_options throw;
+  /// ValueError where `ranks` are not those of the setup.
+  TrainedParts(const Setup& setup, Device device, dist::Communicator* ranks = nullptr);
+
+  Generator generator;
+  GeneratorScope scope;
+  std::unique_ptr<dist::Communicator> dry_ranks;
+  dist::Communicator* ranks;  ///< null: this one alone
+  std::unique_ptr<Model> model;
+  std::unique_ptr<dist::DataParallel> parallel;  ///< null: one rank
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
+  nn::StepOptions options;
+};
+
+/// The state that one rank's optimizer of the setup has, whatever `setup` shares out: by a dry twin.
+dist::WholeState whole_state(const Setup& setup, Device device);
+
+}  // namespace thimble::models

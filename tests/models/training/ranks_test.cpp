@@ -1,0 +1,254 @@
+// Named models trained on several ranks, each row against one rank with all micro-batches: the same file, which holds
+// parameters, state, statistics, counters and scaler, the same losses, and on each rank the bytes that were predicted.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <thimble/dist/threads.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/files/safetensors.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+
+using namespace thimble;
+using files_test::TemporaryFolder;
+
+namespace {
+
+struct Row {
+  std::string model;
+  int ranks, zero;
+  std::int64_t micro_batches = 1;  // of a rank
+  std::string precision = {}, optimizer = {};
+  std::size_t bucket_bytes = 32 << 10;  // several buckets
+  bool has_budget = false;
+
+  std::string text() const {
+    return model + " on " + std::to_string(ranks) + " ranks, stage " + std::to_string(zero) + ", " +
+           std::to_string(micro_batches) + " micro-batches, " + precision + " " + optimizer +
+           (has_budget ? ", budget" : "");
+  }
+};
+
+models::TrainOptions options_of(const Row& row) {
+  models::TrainOptions options;
+  options.setup.model = row.model;
+  models::ModelOptions& sizes = options.setup.sizes;
+  if (row.model == "char-gpt" || row.model == "bert-base") {
+    sizes.layers = 2, sizes.width = 32, sizes.heads = 2, sizes.sequence = 16, sizes.dropout = 0.1;
+    if (row.model == "bert-base") sizes.vocabulary = 96;
+  } else {
+    sizes.image = 16, sizes.width = 8;
+  }
+  options.setup.batch = 12;
+  options.setup.optimizer = row.optimizer;
+  options.setup.ranks = row.ranks;
+  options.setup.zero = row.zero;
+  options.setup.micro_batches = row.micro_batches;
+  options.setup.bucket_bytes = row.bucket_bytes;
+  if (!row.precision.empty()) set_precision(options.setup, row.precision);
+  options.data = "synthetic";
+  options.steps = 5;
+  options.eval_batches = 2;
+  return options;
+}
+
+/// Trains on as many threads as the setup has ranks; the report of rank 0.
+models::TrainReport train(const models::TrainOptions& options) {
+  if (options.setup.ranks == 1) return models::train(models::prepare_training(options));
+  models::TrainReport report;
+  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
+    models::TrainOptions own = options;
+    own.ranks = &ranks;
+    own.setup.rank = ranks.rank();
+    models::TrainReport of_rank = models::train(models::prepare_training(own));
+    if (own.setup.rank == 0) report = std::move(of_rank);
+  });
+  return report;
+}
+
+/// The same training by one rank.
+models::TrainOptions alone(models::TrainOptions options) {
+  options.setup.micro_batches *= options.setup.ranks;
+  options.setup.ranks = 1;
+  options.setup.zero = 0;
+  options.budget_bytes = 0;
+  return options;
+}
+
+void check_row(const Row& row, const TemporaryFolder& folder) {
+  INFO(row.text());
+  models::TrainOptions options = options_of(row);
+  if (row.has_budget) {  // in the middle between what the rank that needs most has to have, and what it would take
+    models::TrainOptions dry = options;
+    dry.setup.rank = 0;
+    // Every rank plans for itself: a budget that all can keep is a little more than the least of rank 0.
+    dry.budget_bytes = 1;
+    try {
+      models::prepare_training(dry);
+    } catch (const nn::BudgetError& error) {
+      options.budget_bytes = error.minimum_bytes() + (std::size_t{64} << 10);
+    }
+    REQUIRE(options.budget_bytes > 0);
+  }
+  options.save = folder / "ranks";
+  const models::TrainReport report = train(options);
+  models::TrainOptions one = alone(options);
+  one.save = folder / "one";
+  const models::TrainReport expected = train(one);
+  CHECK((files_test::read_text_file(options.save) == files_test::read_text_file(one.save)));
+  CHECK(report.loss_first == expected.loss_first);
+  CHECK(report.loss_last == expected.loss_last);
+  CHECK(report.loss_first != report.loss_last);
+  REQUIRE(report.evaluation);
+  CHECK(report.evaluation->loss == expected.evaluation->loss);
+  CHECK(report.evaluation->accuracy == expected.evaluation->accuracy);
+  CHECK(report.differences() == "");
+  REQUIRE(report.ranks.size() == static_cast<std::size_t>(row.ranks == 1 ? 0 : row.ranks));
+  for (const models::RankFigures& rank : report.ranks) {
+    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+    CHECK(rank.measured_peak_bytes > 0);
+    if (row.has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
+    CHECK(rank.sent_bytes > 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ranks: a named model's run on several has the file, the losses and the bytes told of one", "[ranks]") {
+  const TemporaryFolder folder;
+  const Row row = GENERATE(values<Row>({{"char-gpt", 2, 0},
+                                        {"char-gpt", 4, 1},
+                                        {"char-gpt", 3, 2, 2},
+                                        {"char-gpt", 4, 3},
+                                        {"char-gpt", 2, 3, 2, "O2"},
+                                        {"char-gpt", 2, 2, 1, "bf16", "adamw8"},
+                                        {"char-gpt", 2, 1, 1, "fp8"},
+                                        {"char-gpt", 2, 2, 1, "", "adafactor"},
+                                        {"char-gpt", 2, 2, 3, "", "", 0, true},
+                                        {"bert-base", 3, 0},
+                                        {"bert-base", 2, 3, 1, "bf16"},
+                                        {"bert-base", 4, 2, 3, "", "adamw8"},
+                                        {"resnet18", 2, 1},
+                                        {"resnet18", 2, 3, 1, "O1"},
+                                        {"resnet18", 3, 2, 1, "", "momentum8"}}));
+  check_row(row, folder);
+}
+
+TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other stages", "[ranks]") {
+  const TemporaryFolder folder;
+  const std::string optimizer = GENERATE("adamw", "adamw8", "adafactor");
+  const Row row{"char-gpt", 4, optimizer == "adafactor" ? 1 : 3, 1, "", optimizer};
+  models::TrainOptions options = options_of(row);
+  options.setup.batch = 8;
+  options.setup.micro_batches = 2;  // 8 in all
+  options.steps = 3;
+  options.save = folder / "half";
+  train(options);
+  const std::string half = files_test::read_text_file(options.save);
+  options.steps = 6;
+  options.save = folder / "whole";
+  train(alone(options));
+  const std::string whole = files_test::read_text_file(options.save);
+  CHECK((half != whole));
+  options.resume = folder / "half";
+  for (const auto& [ranks, zero] : std::vector<std::pair<int, int>>{{1, 0}, {2, 2}, {8, 1}, {4, 0}}) {
+    INFO(optimizer << ": " << ranks << " ranks, stage " << zero);
+    options.setup.ranks = ranks;
+    options.setup.zero = zero;
+    options.setup.micro_batches = 8 / ranks;
+    options.save = folder / ("rest" + std::to_string(ranks));
+    const models::TrainReport report = train(options);
+    CHECK(report.first_step == 3);
+    CHECK(report.differences() == "");
+    CHECK((files_test::read_text_file(options.save) == whole));
+  }
+}
+
+TEST_CASE("ranks: weights and a text are those of one", "[ranks]") {
+  const TemporaryFolder folder;
+  models::TrainOptions options = options_of({"char-gpt", 3, 3});
+  options.sample = 20;
+  options.save_weights = folder / "ranks";
+  const models::TrainReport report = train(options);
+  models::TrainOptions one = alone(options);
+  one.save_weights = folder / "one";
+  const models::TrainReport expected = train(one);
+  CHECK((files_test::read_text_file(folder / "ranks") == files_test::read_text_file(folder / "one")));
+  CHECK(report.sample.size() == 20);
+  CHECK(report.sample == expected.sample);
+  CHECK(report.differences() == "");
+}
+
+TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes on on all", "[ranks]") {
+  const TemporaryFolder folder;
+  models::TrainOptions options = options_of({"char-gpt", 3, 2});
+  options.steps = 4;
+  options.save_every = 2;
+  std::filesystem::create_directory(folder / "gone");
+  options.save = folder / "gone/file";
+  std::vector<std::string> said;
+  std::string failure;
+  try {
+    dist::run_ranks(3, [&](dist::Communicator& ranks) {
+      models::TrainOptions own = options;
+      own.ranks = &ranks;
+      own.setup.rank = ranks.rank();
+      const models::PreparedTraining prepared = models::prepare_training(own);
+      ranks.barrier();
+      if (ranks.rank() == 0) std::filesystem::remove_all(folder / "gone");
+      ranks.barrier();
+      nn::TrainControl control;
+      if (ranks.rank() == 0) control.say = [&](const std::string& text) { said.push_back(text); };
+      models::train(prepared, {}, {}, control);
+    });
+  } catch (const Error& error) {
+    failure = error.what();
+  }
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].find("a checkpoint could not be written; training goes on: ") == 0);
+  CHECK(said[0].find("gone/file") != std::string::npos);
+  CHECK(failure.find("gone/file") != std::string::npos);  // of the last one, after all steps
+  CHECK(failure.find("rank ") == 0);
+}
+
+TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
+  const auto refusal = [](const models::TrainOptions& options) -> std::string {
+    try {
+      models::prepare_training(options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  models::TrainOptions options = options_of({"char-gpt", 5, 0});
+  CHECK(refusal(options) == "`ranks`: 5 do not divide `batch` 12; a multiple of 5 is allowed");
+  options = options_of({"char-gpt", 4, 0, 2});
+  CHECK(refusal(options) ==
+        "`ranks`: 4 with `micro_batches` 2 each do not divide `batch` 12; a multiple of 8 is allowed");
+  options = options_of({"char-gpt", 2, 4});
+  CHECK(refusal(options) == "`zero`: stage 4; allowed are 0 to 3");
+  options = options_of({"char-gpt", 2, 0});
+  options.setup.rank = 2;
+  CHECK(refusal(options).find("`ranks`: 2, of which this is rank 2;") == 0);
+  options.setup.rank = 0;
+  options.setup.fuses_optimizer = true;
+  options.setup.clip_norm = 0;
+  CHECK(refusal(options).find("`ranks`: 2 are not allowed with `fuses_optimizer`") == 0);
+  options.setup.fuses_optimizer = false;
+  options.setup.micro_batches = models::auto_micro_batches;
+  options.budget_bytes = 1 << 20;
+  CHECK(refusal(options).find("`micro_batches`: auto is for one rank") == 0);
+  options.setup.micro_batches = 1;
+  options.process_budget_bytes = 1 << 30;
+  CHECK(refusal(options).find("`process_budget_bytes`: what 2 ranks hold") == 0);
+  options = options_of({"char-gpt", 2, 3, 1, "", "adafactor"});
+  options.setup.sizes.width = 64;  // matrices of more than a grain
+  CHECK(refusal(options).find("data parallel: adafactor needs whole parameters") == 0);
+  // For real a communicator of these ranks is needed.
+  options = options_of({"char-gpt", 2, 0});
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  CHECK_THROWS_AS(models::train(prepared), ValueError);
+}
