@@ -161,7 +161,8 @@ Named Optimizer::named(std::size_t index, const State& state) const {
 void Optimizer::add_moment(std::size_t index, std::string_view kind, bool is_signed) {
   Moment moment = make_moment(parameters_[index], moments_, is_signed);
   add_state(index, kind, std::move(moment.values));
-  if (moment.scales.defined()) add_state(index, std::string(kind) + "_scale", std::move(moment.scales), kernels::state_block);
+  if (moment.scales.defined())
+    add_state(index, std::string(kind) + "_scale", std::move(moment.scales), kernels::state_block);
 }
 
 const Optimizer::State* Optimizer::find(std::size_t index, std::string_view kind) const {
