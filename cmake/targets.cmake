@@ -19,15 +19,19 @@ function(thimble_harden_target target)
   endif()
 endfunction()
 
-# Relocations of a program take 120 KiB of its pages, packed 1; glibc reads those since 2.36.
-include(CheckCXXSourceCompiles)
-set(CMAKE_REQUIRED_LINK_OPTIONS LINKER:-z,pack-relative-relocs)
-check_cxx_source_compiles("
-  #include <cstdlib>
-  #if !defined(__GLIBC__) || !__GLIBC_PREREQ(2, 36)
-  #error \"an older loader\"
-  #endif
-  int main() { return 0; }" THIMBLE_PACKS_RELOCATIONS FAIL_REGEX "unknown|ignored|unsupported")
+# Relocations of a program take 120 KiB of its pages, packed 1; glibc reads those since 2.36, of a linker that says so
+# in the program (GNU ld; not every mold). A program with some is run to see.
+if(NOT CMAKE_CROSSCOMPILING)
+  include(CheckCXXSourceRuns)
+  set(CMAKE_REQUIRED_LINK_OPTIONS -pie LINKER:-z,pack-relative-relocs)
+  set(CMAKE_REQUIRED_FLAGS -fPIE)
+  check_cxx_source_runs("
+    int values[4];
+    int* volatile places[4] = {values, values + 1, values + 2, values + 3};
+    int main() { return places[3] - places[0] == 3 ? 0 : 1; }" THIMBLE_PACKS_RELOCATIONS
+    FAIL_REGEX "unknown|ignored|unsupported")
+  unset(CMAKE_REQUIRED_FLAGS)
+endif()
 unset(CMAKE_REQUIRED_LINK_OPTIONS)
 
 # What every target of this project is built with; none of it reaches a consumer.

@@ -142,6 +142,7 @@ TEST_CASE("ranks: a checkpoint is read by other numbers of ranks and in other st
   const std::string optimizer = GENERATE("adamw", "adamw8", "adafactor");
   const Row row{"char-gpt", 4, optimizer == "adafactor" ? 1 : 3, 1, "", optimizer};
   models::TrainOptions options = options_of(row);
+  options.setup.sizes.width = 96;  // parameters of several grains, of which ranks have parts
   options.setup.batch = 8;
   options.setup.micro_batches = 2;  // 8 in all
   options.steps = 3;
@@ -189,7 +190,7 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
   options.save_every = 2;
   std::filesystem::create_directory(folder / "gone");
   options.save = folder / "gone/file";
-  std::vector<std::string> said;
+  std::vector<std::vector<std::string>> said(3);  // by rank
   std::string failure;
   try {
     dist::run_ranks(3, [&](dist::Communicator& ranks) {
@@ -201,17 +202,51 @@ TEST_CASE("ranks: a checkpoint that cannot be written is said, and training goes
       if (ranks.rank() == 0) std::filesystem::remove_all(folder / "gone");
       ranks.barrier();
       nn::TrainControl control;
-      if (ranks.rank() == 0) control.say = [&](const std::string& text) { said.push_back(text); };
+      control.say = [&](const std::string& text) { said[static_cast<std::size_t>(ranks.rank())].push_back(text); };
       models::train(prepared, {}, {}, control);
     });
   } catch (const Error& error) {
     failure = error.what();
   }
-  REQUIRE(said.size() == 1);
-  CHECK(said[0].find("a checkpoint could not be written; training goes on: ") == 0);
-  CHECK(said[0].find("gone/file") != std::string::npos);
+  REQUIRE(said[0].size() == 1);
+  CHECK(said[0][0].find("a checkpoint could not be written; training goes on: ") == 0);
+  CHECK(said[0][0].find("gone/file") != std::string::npos);
+  CHECK(said[1] == said[0]);
+  CHECK(said[2] == said[0]);
   CHECK(failure.find("gone/file") != std::string::npos);  // of the last one, after all steps
   CHECK(failure.find("rank ") == 0);
+}
+
+TEST_CASE("ranks: who asks one rank to stop stops all after the same step", "[ranks]") {
+  const TemporaryFolder folder;
+  models::TrainOptions options = options_of({"char-gpt", 3, 2});
+  options.save = folder / "stopped";
+  std::vector<models::TrainReport> reports(3);
+  dist::run_ranks(3, [&](dist::Communicator& ranks) {
+    models::TrainOptions own = options;
+    own.ranks = &ranks;
+    own.setup.rank = ranks.rank();
+    nn::TrainControl control;
+    if (ranks.rank() == 1) {
+      control.wish = [steps = 0]() mutable { return ++steps == 2 ? nn::Wish::stop : nn::Wish::go_on; };
+    }
+    reports[static_cast<std::size_t>(ranks.rank())] = models::train(models::prepare_training(own), {}, {}, control);
+  });
+  for (const models::TrainReport& report : reports) {
+    CHECK(report.end == nn::TrainEnd::stopped);
+    CHECK(report.steps == 2);
+  }
+  const models::TrainReport rest = [&] {
+    models::TrainOptions goes_on = options;
+    goes_on.resume = options.save;
+    goes_on.save = folder / "rest";
+    return train(goes_on);
+  }();
+  CHECK(rest.first_step == 2);
+  models::TrainOptions one = alone(options);
+  one.save = folder / "one";
+  train(one);
+  CHECK((files_test::read_text_file(folder / "rest") == files_test::read_text_file(folder / "one")));
 }
 
 TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
