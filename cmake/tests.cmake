@@ -102,6 +102,12 @@ foreach(name IN ITEMS openmpi mpich)
   thimble_add_test(ranks.${name} COMMAND sh ${PROJECT_SOURCE_DIR}/tests/dist/mpi.sh "${mpirun}" $<TARGET_FILE:thimble_mpi_ranks>
                                          ${PROJECT_BINARY_DIR}/ranks_${name})
   set_tests_properties(ranks.${name} PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
+  if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
+    thimble_add_test(ranks.train.${name} COMMAND sh ${PROJECT_SOURCE_DIR}/tests/dist/mpi_train.sh "${mpirun}"
+                                                 $<TARGET_FILE:thimble_program> synthetic
+                                                 ${PROJECT_BINARY_DIR}/ranks_train_${name})
+    set_tests_properties(ranks.train.${name} PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
+  endif()
 endforeach()
 
 # Training beside PyTorch, where THIMBLE_PYTHON names a Python that has it; skipped, not passed, where it does not.

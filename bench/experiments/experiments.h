@@ -67,6 +67,11 @@ report::Experiment placement_experiment(const ExperimentOptions& options);
 /// A GPT and a ResNet train on generated data, inside memory that was predicted.
 report::Experiment training_experiment(const ExperimentOptions& options);
 
+/// Training on ranks that are threads: files and losses beside those of one rank, every rank's bytes.
+report::Experiment distributed_experiment(const ExperimentOptions& options);
+/// Model state of GPTs up to 10^12 parameters on up to 1024 ranks in every stage of ZeRO, dry.
+report::Experiment distributed_zero_experiment(const ExperimentOptions& options);
+
 /// Saved tensors and optimizer state in 16 and 8 bits: bytes, gradients, losses.
 report::Experiment eight_bits_experiment(const ExperimentOptions& options);
 

@@ -24,6 +24,8 @@ const std::vector<NamedExperiment>& all_experiments() {
                                                  {"rules-of-thumb", rules_of_thumb_experiment},
                                                  {"overhead", overhead_experiment},
                                                  {"placement", placement_experiment},
+                                                 {"distributed", distributed_experiment},
+                                                 {"distributed-zero", distributed_zero_experiment},
                                                  {"eight-bits", eight_bits_experiment},
                                                  {"precision", precision_experiment},
                                                  {"precision-bytes", precision_bytes_experiment},

@@ -61,6 +61,11 @@ struct MicroBatchChoice {
   std::shared_ptr<nn::Planner> planner;  ///< of the setup with that number
 };
 
+/// planner.fit(budget_bytes) for the setup, whose planner it is. In stage 3 of ZeRO ranks bring each other parameters
+/// in the order in which operators need them: all follow one plan, with the blocks of each placed by themselves, that
+/// keeps the budget on every rank. All ranks find the same one. Throws BudgetError.
+nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner);
+
 /// The number of micro-batches whose plan for the budget is the fastest by the cost model, the smaller one of two that
 /// are equally fast; where no plan is within the budget, the number that needs least. Tried are 1, 2, 4, ... as far as
 /// they divide the batch. Throws ValueError without a budget, with measured times, and for a setup that micro-batches

@@ -133,7 +133,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
   report.plain_step_s = plain_step_seconds(choices, setup, planner);
   if (report.budget_bytes > 0) {
     try {
-      report.plan = planner.fit(report.budget_bytes);
+      report.plan = fit_in_budget(choices, setup, planner);
     } catch (const nn::BudgetError& error) {
       report.why_infeasible = with_prices(error, price_spilling(report.run, setup, costs, options.device));
       report.is_feasible = false;

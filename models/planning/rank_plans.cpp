@@ -6,7 +6,9 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/memory/bytes.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/trained_parts.h>
 
@@ -26,6 +28,30 @@ std::vector<std::int64_t> shares_of(const dist::DataParallel& parallel) {
 }
 
 }  // namespace rank_plans_detail
+
+nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
+  if (setup.ranks == 1 || setup.zero < 3) return planner.fit(options.budget_bytes);
+  Setup of_rank = setup;
+  of_rank.rank = 0;
+  nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
+  std::size_t target = options.budget_bytes, most = 0;
+  constexpr int tries = 4;  // blocks of shards differ by grains, arenas by granules
+  for (int i = 0; i < tries; ++i) {
+    const nn::Plan plan = first.fit(target);
+    nn::Plan own;
+    most = 0;
+    for (of_rank.rank = 0; of_rank.rank < of_rank.ranks; ++of_rank.rank) {
+      nn::Plan placed = nn::place_anew(plan, options.run_of(of_rank), options.device);
+      most = std::max(most, placed.peak_bytes);
+      if (of_rank.rank == setup.rank) own = std::move(placed);
+    }
+    if (most <= options.budget_bytes) return own;
+    target -= std::min(target, most - options.budget_bytes);
+  }
+  throw nn::BudgetError("fit: no plan needs as little as " + memory::exact_bytes(options.budget_bytes) +
+                            " on every rank; one needs " + memory::exact_bytes(most),
+                        options.budget_bytes, most);
+}
 
 std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
   if (options.finds_batch || options.is_inference) {

@@ -113,7 +113,7 @@ void plan_in_budget(PreparedTraining& prepared) {
   prepared.nodes = planner->graph().nodes.size();
   nn::Plan plan;
   try {
-    plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : planner->fit(budget);
+    plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : fit_in_budget(choices, chosen, *planner);
   } catch (const nn::BudgetError& error) {
     const std::string others = to_line(price_techniques(choices, chosen));
     const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
@@ -250,6 +250,10 @@ PreparedTraining prepare_training(TrainOptions options) {
   if (ranks > 1 && prepared.options.process_budget_bytes > 0) {
     throw ValueError("`process_budget_bytes`: what " + std::to_string(ranks) +
                      " ranks hold outside of their arenas is not known; `budget_bytes`, of each rank, is allowed");
+  }
+  if (ranks > 1 && prepared.options.costs.measures) {
+    throw ValueError("`measures`: not with `ranks` " + std::to_string(ranks) +
+                     ", which would measure other times and follow other plans; `times` is allowed");
   }
   if (ranks > 1 && prepared.options.records_steps) {
     throw ValueError("`records_steps`: not with `ranks` " + std::to_string(ranks) + "; one rank is allowed");

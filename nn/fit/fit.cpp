@@ -1,6 +1,8 @@
 #include <thimble/nn/fit/fit.h>
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include <thimble/memory/bytes.h>
 #include <thimble/nn/fit/plan_search.h>
@@ -36,5 +38,34 @@ const Plan& Planner::smallest() { return search_->smallest(); }
 const Plan& Planner::keep_everything() const noexcept { return search_->keep_everything(); }
 std::int64_t Planner::parameters() const noexcept { return search_->parameters(); }
 const TapeGraph& Planner::graph() const noexcept { return search_->graph(); }
+
+Plan place_anew(const Plan& plan, const MakeRun& make, Device device) {
+  const Device on = dry(device);
+  Plan placed = plan;
+  placed.placement.clear();
+  std::int64_t micro_batches = 1;
+  const MakeRun follow = [&](Device target) {
+    std::unique_ptr<TrainingRun> run = make(target);
+    micro_batches = run->options().micro_batches;
+    placed.apply(run->options(), target);
+    return run;
+  };
+  PlanKey key;
+  record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) { key = plan_key(on, recording, run); });
+  placed.key = std::make_shared<const PlanKey>(std::move(key));
+  const MemoryProfile dynamic = profile_training(on, follow, 2, true);
+  std::vector<StepPlan> placement = plan_steps(dynamic, placement_options(on, micro_batches));
+  MemoryProfile profile = profile_training(on, follow, 2, false, placement);
+  if (profile.peak_bytes <= dynamic.peak_bytes) {
+    placed.placement = std::move(placement);
+  } else {
+    profile = profile_training(on, follow, 2, false);
+  }
+  placed.peak_bytes = profile.peak_bytes;
+  placed.peak_by_category = profile.peak_by_category;
+  placed.lower_bound_bytes = dynamic.lower_bound_bytes;
+  placed.tier_bytes = profile.tier_bytes;
+  return placed;
+}
 
 }  // namespace thimble::nn

@@ -72,6 +72,11 @@ struct Plan {
   std::shared_ptr<const PlanKey> key = nullptr;  ///< what it belongs to; null: that is not known
 };
 
+/// The same way of running a step whose blocks have other sizes, such as another rank's: what is kept, run again and
+/// spilled is the plan's, blocks are placed anew, and the figures but for times are those of `make`'s run. Throws what
+/// the run throws.
+Plan place_anew(const Plan& plan, const MakeRun& make, Device device);
+
 /// No plan fits the budget.
 class BudgetError : public PlanError {
  public:

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <thimble/autograd/functions.h>
+#include <thimble/bench/experiments/watched_ranks.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/data_parallel.h>
@@ -28,36 +29,6 @@ struct Net final : nn::Module {
         b(child<nn::Linear>("b", 512, 200, on)),
         c(child<nn::Linear>("c", 200, 10, on)) {}
   Tensor loss(const Tensor& x) { return mean(square(c(relu(b(relu(a(x))))))); }
-};
-
-/// Ranks that are looked at between the update and the end of a step.
-class Watched final : public optim::Ranks {
- public:
-  Watched(dist::DataParallel& inner, const memory::Stack& stack) : inner_(inner), stack_(stack) {}
-  CategoryBytes after_update{};
-
-  int rank() const noexcept override { return inner_.rank(); }
-  int size() const noexcept override { return inner_.size(); }
-  const LeafSet& leaves() const noexcept override { return inner_.leaves(); }
-  void begin_step(const optim::Optimizer& o, std::int64_t n) override { inner_.begin_step(o, n); }
-  std::span<const optim::MicroBatch> all_parts(std::span<const optim::MicroBatch> own) override {
-    return inner_.all_parts(own);
-  }
-  void take_gradient(const std::shared_ptr<Leaf>& leaf) override { inner_.take_gradient(leaf); }
-  void end_micro_batch() override { inner_.end_micro_batch(); }
-  void complete_gradients() override { inner_.complete_gradients(); }
-  Tensor sum_losses(std::span<const Tensor> own) override { return inner_.sum_losses(own); }
-  Tensor gradient_square_sums(const optim::Optimizer& o) override { return inner_.gradient_square_sums(o); }
-  void share_state(Transaction& t) override { inner_.share_state(t); }
-  void share_parameters() override {
-    after_update = stack_.ledger->bytes_by_category();
-    inner_.share_parameters();
-  }
-  void drop_gradients() noexcept override { inner_.drop_gradients(); }
-
- private:
-  dist::DataParallel& inner_;
-  const memory::Stack& stack_;
 };
 
 struct Case {
@@ -86,7 +57,8 @@ Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
   shares.reset();
   dist::DataParallel parallel(ranks, net.trainable(), {.zero = c.zero, .buckets = {.bytes = c.bucket_bytes}});
   optim::Adam adam(parallel.parameters(), {.rate = 1e-3, .narrow = optim::NarrowUpdate::master});
-  Watched watched(parallel, stack);
+  Bytes bytes;
+  bench::WatchedRanks watched(parallel, [&] { bytes.after_update = stack.ledger->bytes_by_category(); });
   nn::StepOptions options;
   options.clip_norm = c.clip;
   options.micro_batches = c.micro_batches;
@@ -97,8 +69,6 @@ Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
     nn::training_step(
         adam, [&](std::int64_t) { return net.loss(x); }, options);
   }
-  Bytes bytes;
-  bytes.after_update = watched.after_update;
   for (std::size_t k = 0; k < category_count; ++k)
     bytes.peaks[k] = stack.ledger->max_allocated(static_cast<Category>(k));
   bytes.committed = stack.arena->statistics().peak_committed_bytes;

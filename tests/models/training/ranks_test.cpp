@@ -128,6 +128,9 @@ TEST_CASE("ranks: a named model's run on several has the file, the losses and th
                                         {"char-gpt", 2, 1, 1, "fp8"},
                                         {"char-gpt", 2, 2, 1, "", "adafactor"},
                                         {"char-gpt", 2, 2, 3, "", "", 0, true},
+                                        {"char-gpt", 3, 3, 1, "", "", 32 << 10, true},
+                                        {"bert-base", 2, 3, 2, "", "", 32 << 10, true},
+                                        {"resnet18", 4, 3, 1, "", "", 32 << 10, true},
                                         {"bert-base", 3, 0},
                                         {"bert-base", 2, 3, 1, "bf16"},
                                         {"bert-base", 4, 2, 3, "", "adamw8"},
@@ -279,6 +282,9 @@ TEST_CASE("ranks: what cannot be is refused before a rank begins", "[ranks]") {
   options.setup.micro_batches = 1;
   options.process_budget_bytes = 1 << 30;
   CHECK(refusal(options).find("`process_budget_bytes`: what 2 ranks hold") == 0);
+  options.process_budget_bytes = 0;
+  options.costs.measures = true;
+  CHECK(refusal(options).find("`measures`: not with `ranks` 2") == 0);
   options = options_of({"char-gpt", 2, 3, 1, "", "adafactor"});
   options.setup.sizes.width = 64;  // matrices of more than a grain
   CHECK(refusal(options).find("data parallel: adafactor needs whole parameters") == 0);

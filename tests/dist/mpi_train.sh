@@ -1,0 +1,92 @@
+#!/bin/sh
+# The program under a launcher of MPI, on text: four processes, each in a budget of its own, end with the file of one
+# process; so does a run of which a rank was killed with signal 9, gone on from its last checkpoint by another number of
+# ranks. The other ranks end within 10 s, with a status that is not 0.
+#
+#   mpi_train.sh MPIRUN THIMBLE TEXT WORK_DIR [KILLS]
+#
+# TEXT is a file of text, or `synthetic`. KILLS (4): moments are spread evenly over a run, and ranks take turns.
+set -eu
+mpirun=$1 thimble=$2 text=$3 work=$4 kills=${5:-4}
+if [ -z "$mpirun" ]; then
+  echo "SKIPPED: this MPI was not found"
+  exit 77
+fi
+rm -rf "$work"
+mkdir -p "$work"
+# For Open MPI, which does neither unless it is told to: more ranks than processors, and ranks of root.
+export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+
+fail() {
+  echo "FAILED: $*" >&2
+  cat "$work/out" "$work/err" >&2
+  exit 1
+}
+train() { # train WORD... : a run that ends by itself
+  "$@" --data "$text" --layers 2 --width 96 --seq 64 --batch 8 --steps 12 --threads 1 --dropout 0.1 --eval-batches 2 \
+    >"$work/out" 2>"$work/err" || fail "$*"
+}
+
+train "$thimble" train char-gpt --micro-batches 4 --save "$work/one"
+budget=4MiB
+train timeout 120 "$mpirun" -n 4 "$thimble" train char-gpt --zero 3 --budget $budget --save "$work/four" --json
+cmp "$work/one" "$work/four" || fail "four processes have another file"
+peaks=$(sed -n 's/.*"measured_peak_bytes": \([0-9]*\).*/\1/p' "$work/out" | tail -n 4 | tr '\n' ' ')
+processes=$(sed -n 's/.*"process_peak_bytes": \([0-9]*\).*/\1/p' "$work/out" | tail -n 4 | tr '\n' ' ')
+[ "$(echo "$peaks" | wc -w)" -eq 4 ] || fail "no peaks of four ranks"
+for peak in $peaks; do [ "$peak" -gt 0 ] && [ "$peak" -le 4194304 ] || fail "a rank committed $peak bytes"; done
+echo "four processes in $budget each: the file of one; arenas $peaks, processes $processes"
+
+# ---- A rank that is killed
+
+milliseconds() { echo $(($(date +%s%N) / 1000000)); }
+begin=$(milliseconds)
+train timeout 120 "$mpirun" -n 4 "$thimble" train char-gpt --zero 2 --save-every 1 --save "$work/whole"
+took=$(($(milliseconds) - begin))
+cmp "$work/one" "$work/whole" || fail "a run that saves every step has another file"
+
+i=0 resumed=0 too_late=0 stuck=0
+while [ $i -lt "$kills" ]; do
+  rank=$((i % 4)) delay=$((took * (i + 1) / (kills + 1)))
+  rm -f "$work"/run* "$work"/pid.*
+  # shellcheck disable=SC2016
+  timeout 120 "$mpirun" -n 4 sh -c '
+    echo $$ >"$0/pid.${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"; exec "$@"' "$work" "$thimble" train char-gpt --zero 2 \
+    --save-every 1 --save "$work/run" --data "$text" --layers 2 --width 96 --seq 64 --batch 8 --steps 12 --threads 1 \
+    --dropout 0.1 --eval-batches 2 >"$work/out" 2>"$work/err" &
+  launcher=$!
+  sleep "$((delay / 1000)).$(printf %03d $((delay % 1000)))"
+  killed=
+  if [ -s "$work/pid.$rank" ] && kill -9 "$(cat "$work/pid.$rank")" 2>/dev/null; then killed=yes; fi
+  begin=$(milliseconds) status=0
+  for pid in $(cat "$work"/pid.* 2>/dev/null); do
+    while kill -0 "$pid" 2>/dev/null; do
+      [ $(($(milliseconds) - begin)) -le 10000 ] || fail "kill $i: process $pid is still there"
+      sleep 0.1
+    done
+  done
+  # mpirun of Open MPI 4.1 has been seen to stay for ever where a rank was killed before it had spoken with it.
+  (
+    sleep 10
+    pkill -9 -P $launcher
+    kill -9 $launcher
+  ) 2>/dev/null &
+  watch=$!
+  wait $launcher || status=$?
+  kill $watch 2>/dev/null || stuck=$((stuck + 1))
+  if [ -n "$killed" ]; then
+    [ $status -ne 0 ] || fail "kill $i of rank $rank after $delay ms: status 0"
+  else
+    too_late=$((too_late + 1))
+  fi
+  # It is as if it had never been: from the last checkpoint, or from the start where there was none yet.
+  go_on=
+  if [ -e "$work/run" ]; then go_on="--resume $work/run" resumed=$((resumed + 1)); fi
+  if [ -n "$killed" ] && ! cmp -s "$work/one" "$work/run"; then
+    # shellcheck disable=SC2086
+    train timeout 120 "$thimble" train char-gpt --ranks 2 --micro-batches 2 --zero 1 $go_on --save "$work/run"
+    cmp "$work/one" "$work/run" || fail "kill $i of rank $rank after $delay ms: the run that goes on has another file"
+  fi
+  i=$((i + 1))
+done
+echo "$kills kills: $resumed gone on from a checkpoint, $too_late came too early or too late, $stuck launchers stayed; every file is that of one process"
