@@ -61,10 +61,6 @@
 #include <thimble/dist/nccl.h>
 #include <thimble/dist/threads.h>
 
-// The models that come with it, by name: plans and training runs of them, in a budget, and what becomes of them.
+// The models that come with it, by name. Plans and training runs of these are in models/models.h: programs that train
+// models of their own need none of it.
 #include <thimble/models/model.h>
-#include <thimble/models/planning/planning.h>
-#include <thimble/models/training/certifying.h>
-#include <thimble/models/training/packing_gradients.h>
-#include <thimble/models/training/quantizing.h>
-#include <thimble/models/training/training.h>

@@ -8,6 +8,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/dist/shard_store.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 

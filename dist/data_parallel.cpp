@@ -1,6 +1,8 @@
 #include <thimble/dist/data_parallel.h>
 
 #include <algorithm>
+#include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -8,6 +10,8 @@
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/dist/shard_store.h>
+#include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 
 namespace thimble::dist {
@@ -38,6 +42,18 @@ void for_each_piece(const Bucket& bucket, std::size_t parameter, FunctionRef<voi
 
 }  // namespace data_parallel_detail
 
+struct DataParallel::Moves {
+  /// The bucket that is on its way.
+  struct Flight {
+    std::size_t bucket;
+    bool is_last;     // of the step
+    Tensor incoming;  // (size() - 1, shard): from the other ranks in their order
+    Transit transit;
+  };
+  std::optional<Flight> flight;
+  std::deque<Transit> gathers;
+};
+
 DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parameters, DataParallelOptions options)
     : ranks_(ranks),
       whole_(std::move(parameters)),
@@ -45,6 +61,7 @@ DataParallel::DataParallel(Communicator& ranks, std::vector<optim::Named> parame
       buckets_(buckets_of(options)),
       updated_at_(whole_.size(), data_parallel_detail::none),
       loads_(buckets_.size()),
+      moves_(std::make_unique<Moves>()),
       has_gradient_(whole_.size(), false) {
   make_leaves();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
@@ -170,7 +187,7 @@ void DataParallel::take_gradient(const std::shared_ptr<Leaf>& leaf) {
 }
 
 void DataParallel::put(const Place& place, Tensor gradient) {
-  if (flight_ && flight_->bucket == place.bucket) land();  // with the gradients of the micro-batch before
+  if (moves_->flight && moves_->flight->bucket == place.bucket) land();  // with the gradients of the micro-batch before
   const Bucket& bucket = buckets_[place.bucket];
   const std::size_t parameter = bucket.parameters[place.at];
   Load& load = loads_[place.bucket];
@@ -207,31 +224,31 @@ void DataParallel::send(std::size_t index) {
   land();
   const Bucket& bucket = buckets_[index];
   const PathScope path = ranks_path();
-  flight_.emplace();
-  flight_->bucket = index;
-  flight_->is_last = micro_batch_ + 1 == micro_batches_;
+  moves_->flight.emplace();
+  moves_->flight->bucket = index;
+  moves_->flight->is_last = micro_batch_ + 1 == micro_batches_;
   const std::int64_t n = bucket.shard_elements(rank());
   if (n > 0 && size() > 1) {
-    flight_->incoming = Tensor::empty({size() - 1, n}, bucket.dtype, bucket.device, Category::communication);
+    moves_->flight->incoming = Tensor::empty({size() - 1, n}, bucket.dtype, bucket.device, Category::communication);
   }
   for (int r = 0, row = 0; r < size(); ++r) {
     if (r == rank()) continue;
-    flight_->transit.send(r, shard_of(loads_[index].all, bucket, r));
-    if (n > 0) flight_->transit.receive(r, window_of(flight_->incoming, row * n, {n}));
+    moves_->flight->transit.send(r, shard_of(loads_[index].all, bucket, r));
+    if (n > 0) moves_->flight->transit.receive(r, window_of(moves_->flight->incoming, row * n, {n}));
     ++row;
   }
-  flight_->transit.begin(ranks_);
+  moves_->flight->transit.begin(ranks_);
 }
 
 /// The bucket that is on its way has come: this rank's shard of it is summed.
 void DataParallel::land() {
-  if (!flight_) return;
-  const std::size_t index = flight_->bucket;
+  if (!moves_->flight) return;
+  const std::size_t index = moves_->flight->bucket;
   Load& load = loads_[index];
-  flight_->transit.wait();
-  sum(index, flight_->incoming);
-  const bool is_last = flight_->is_last;
-  flight_.reset();
+  moves_->flight->transit.wait();
+  sum(index, moves_->flight->incoming);
+  const bool is_last = moves_->flight->is_last;
+  moves_->flight.reset();
   std::fill(load.has.begin(), load.has.end(), false);
   load.count = 0;
   if (!keeps_buckets()) load.all = Tensor();
@@ -272,7 +289,7 @@ void DataParallel::gather(std::size_t index) {
     load.mine = Tensor();
     load.has_sum = false;
   }
-  Transit& transit = gathers_.emplace_back();
+  Transit& transit = moves_->gathers.emplace_back();
   for (int r = 0; r < size(); ++r) {
     if (r == rank()) continue;
     transit.send(r, shard_of(load.all, bucket, rank()));
@@ -284,7 +301,7 @@ void DataParallel::gather(std::size_t index) {
 void DataParallel::end_micro_batch() {
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     Load& load = loads_[b];
-    const bool is_sent = flight_ && flight_->bucket == b;
+    const bool is_sent = moves_->flight && moves_->flight->bucket == b;
     if (load.count == 0 || is_sent) continue;
     const Bucket& bucket = buckets_[b];
     for (std::size_t k = 0; k < bucket.parameters.size(); ++k) {
@@ -301,8 +318,8 @@ void DataParallel::end_micro_batch() {
 
 void DataParallel::complete_gradients() {
   land();
-  for (Transit& gather : gathers_) gather.wait();
-  gathers_.clear();
+  for (Transit& gather : moves_->gathers) gather.wait();
+  moves_->gathers.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) set_gradients(b);
   if (store_ != nullptr) store_->let_go();  // an update needs shards alone
 }
@@ -331,8 +348,8 @@ void DataParallel::set_gradients(std::size_t index) {
 }
 
 void DataParallel::drop_gradients() noexcept {
-  flight_.reset();
-  gathers_.clear();
+  moves_->flight.reset();
+  moves_->gathers.clear();
   for (Load& load : loads_) {
     load.all = load.mine = Tensor();
     std::fill(load.has.begin(), load.has.end(), false);

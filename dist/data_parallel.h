@@ -28,19 +28,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <thimble/dist/communicator.h>
-#include <thimble/dist/shard_store.h>
 #include <thimble/dist/shards.h>
-#include <thimble/dist/transit.h>
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/ranks.h>
 
 namespace thimble::dist {
+
+class ShardStore;
 
 struct DataParallelOptions {
   int zero = 0;                ///< stage: 0, 1, 2, 3
@@ -95,13 +93,7 @@ class DataParallel final : public optim::Ranks {
     std::size_t count = 0;  // of them
     bool has_sum = false;   // `mine` has one, of earlier micro-batches
   };
-  /// The bucket that is on its way.
-  struct Flight {
-    std::size_t bucket;
-    bool is_last;     // of the step
-    Tensor incoming;  // (size() - 1, shard): from the other ranks in their order
-    Transit transit;
-  };
+  struct Moves;  // what is on its way
   /// A parameter's place in its bucket.
   struct Place {
     const Leaf* leaf;
@@ -135,8 +127,7 @@ class DataParallel final : public optim::Ranks {
 
   std::int64_t micro_batches_ = 1, micro_batch_ = 0;
   std::vector<Load> loads_;
-  std::optional<Flight> flight_;
-  std::deque<Transit> gathers_;
+  std::unique_ptr<Moves> moves_;
   std::vector<bool> has_gradient_;  // of each parameter, in any micro-batch
   std::vector<optim::MicroBatch> parts_;
   std::vector<std::size_t> updates_until_;  // after each micro-batch: the changes of state that wait

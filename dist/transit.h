@@ -13,32 +13,16 @@ namespace thimble::dist {
 /// address, so the communicator must be dry, or have one rank. Move-only; ends as its Transfer does.
 class Transit {
  public:
-  void send(int to, const Tensor& tensor) {
-    if (tensor.bytes() > 0) sends_.push_back({to, address(tensor, read_), tensor.bytes()});
-  }
-  void receive(int from, const Tensor& tensor) {
-    if (tensor.bytes() > 0) receives_.push_back({from, address(tensor, written_), tensor.bytes()});
-  }
+  void send(int to, const Tensor& tensor);
+  void receive(int from, const Tensor& tensor);
   /// Into bytes that the caller has pinned.
-  void receive(int from, void* at, std::size_t bytes) {
-    if (bytes > 0) receives_.push_back({from, at, bytes});
-  }
+  void receive(int from, void* at, std::size_t bytes);
   /// Throws what Communicator::exchange throws.
-  void begin(Communicator& ranks) { transfer_ = ranks.exchange(sends_, receives_); }
+  void begin(Communicator& ranks);
   /// Throws RankError.
-  void wait() {
-    transfer_.wait();
-    read_.clear(), written_.clear();
-    sends_.clear(), receives_.clear();
-  }
+  void wait();
 
  private:
-  template <class P>
-  static void* address(const Tensor& tensor, std::deque<P>& pins) {
-    if (tensor.device().is_dry) return nullptr;
-    return const_cast<void*>(static_cast<const Pin&>(pins.emplace_back(tensor)).data());
-  }
-
   std::deque<Pin> read_;
   std::deque<WritePin> written_;
   std::vector<Send> sends_;

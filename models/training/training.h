@@ -1,5 +1,5 @@
 #pragma once
-// Training a named model, on data by path, in a number of bytes:
+// Training a named model, on data by path, in a number of bytes (models/models.h has it all):
 //
 //   models::TrainOptions options;
 //   options.setup.model = "char-gpt";  // models::model_list() has them all

@@ -10,6 +10,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/data_parallel.h>
+#include <thimble/dist/shard_store.h>
 #include <thimble/dist/threads.h>
 #include <thimble/memory/stack.h>
 #include <thimble/nn/layers/layers.h>

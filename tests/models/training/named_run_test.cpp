@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <thimble/models/models.h>
 #include <thimble/thimble.h>
 
 #include "support/catch.h"

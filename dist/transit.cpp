@@ -1,0 +1,34 @@
+#include <thimble/dist/transit.h>
+
+namespace thimble::dist {
+namespace transit_detail {
+
+template <class P>
+void* address(const Tensor& tensor, std::deque<P>& pins) {
+  if (tensor.device().is_dry) return nullptr;
+  return const_cast<void*>(static_cast<const Pin&>(pins.emplace_back(tensor)).data());
+}
+
+}  // namespace transit_detail
+
+void Transit::send(int to, const Tensor& tensor) {
+  if (tensor.bytes() > 0) sends_.push_back({to, transit_detail::address(tensor, read_), tensor.bytes()});
+}
+
+void Transit::receive(int from, const Tensor& tensor) {
+  if (tensor.bytes() > 0) receives_.push_back({from, transit_detail::address(tensor, written_), tensor.bytes()});
+}
+
+void Transit::receive(int from, void* at, std::size_t bytes) {
+  if (bytes > 0) receives_.push_back({from, at, bytes});
+}
+
+void Transit::begin(Communicator& ranks) { transfer_ = ranks.exchange(sends_, receives_); }
+
+void Transit::wait() {
+  transfer_.wait();
+  read_.clear(), written_.clear();
+  sends_.clear(), receives_.clear();
+}
+
+}  // namespace thimble::dist

@@ -1,0 +1,10 @@
+#pragma once
+// Named models: what a program that plans and trains the models that come with it includes beside thimble.h.
+
+#include <thimble/models/datasets/dataset.h>
+#include <thimble/models/model.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/certifying.h>
+#include <thimble/models/training/packing_gradients.h>
+#include <thimble/models/training/quantizing.h>
+#include <thimble/models/training/training.h>
