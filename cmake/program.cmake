@@ -7,8 +7,9 @@ list(FILTER thimble_benchmark_sources INCLUDE REGEX "_benchmark\\.cpp$")
 list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(parity|peers)/|/bench/main\\.cpp$|_benchmark\\.cpp$")
 
 # A sanitizer's build is about the library: what draws pages and parses flags stays out, and so do its tests.
+set(thimble_program_parts "commands|experiments|report|live")
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
-  list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(commands|experiments|report)/|/bench/live\\.cpp$")
+  list(FILTER thimble_bench_sources EXCLUDE REGEX "/bench/(${thimble_program_parts})[/.]")
 else()
   # The style sheet and the script of the pages become a part of the program.
   file(GLOB thimble_web_files CONFIGURE_DEPENDS bench/report/web/*)
