@@ -2,6 +2,7 @@
 // The commands of the program `thimble`, one file each in bench/commands/. Each adds its flags to the parser; its
 // callback runs it.
 
+#include <exception>
 #include <memory>
 
 namespace CLI {
@@ -22,6 +23,10 @@ inline constexpr int memory_status = 3;         ///< no plan keeps the budget, a
 inline constexpr int not_finite_status = 4;     ///< the last loss of `train`; what was asked for is written
 inline constexpr int not_predicted_status = 5;  ///< measured otherwise than predicted, or a certificate does not hold
 inline constexpr int output_lost_status = 6;    ///< done, but standard output or the curves of --log are not whole
+
+/// The status of a command that ended by this error: memory_status where it is about memory, or was thrown for one that
+/// is; else bad_input_status.
+int status_of(const std::exception_ptr& error);
 
 void add_train(CLI::App& program);
 void add_certify(CLI::App& program);

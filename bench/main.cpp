@@ -22,11 +22,9 @@
 
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
-#include <thimble/core/error.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/memory/process/outside.h>
-#include <thimble/nn/fit/fit.h>
 #include <thimble/version.h>
 
 namespace {
@@ -58,18 +56,6 @@ int fail(const std::string& what, int status = bad_input_status) {
   std::fprintf(stderr, "thimble: %s\n",
                printable(one_line(thimble::bench::with_flags(what))).c_str());  // names may hold what a terminal obeys
   return status;
-}
-
-/// Whether memory ran out: said by the error, or by the one that it was thrown for.
-bool is_out_of_memory(const std::exception& error) {
-  if (dynamic_cast<const thimble::OutOfMemory*>(&error) != nullptr) return true;
-  try {
-    std::rethrow_if_nested(error);
-  } catch (const thimble::OutOfMemory&) {
-    return true;
-  } catch (...) {
-  }
-  return false;
 }
 
 // The command line up to the command, for the hint of where to read on.
@@ -142,12 +128,10 @@ int with_output(int status) {
 int run_safely(int argc, char** argv) {
   try {
     return run(argc, argv);
-  } catch (const thimble::nn::BudgetError& error) {
-    return fail(error.what(), memory_status);
   } catch (const std::bad_alloc&) {
     return fail("the process is out of memory outside of its arena", memory_status);
   } catch (const std::exception& error) {
-    return fail(error.what(), is_out_of_memory(error) ? memory_status : bad_input_status);
+    return fail(error.what(), thimble::bench::status_of(std::current_exception()));
   }
 }
 

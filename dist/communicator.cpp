@@ -13,6 +13,8 @@ namespace communicator_detail {
 
 using Clock = std::chrono::steady_clock;
 
+double seconds(Clock::time_point time) { return std::chrono::duration<double>(time.time_since_epoch()).count(); }
+
 template <class Byte>
 Byte* at(Byte* data, std::size_t index, std::size_t bytes) noexcept {
   return data == nullptr ? nullptr : data + index * bytes;  // a dry one has no addresses
@@ -108,6 +110,7 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
   for (const Send& send : sends) check_rank(call, send.to);
   for (const Receive& receive : receives) check_rank(call, receive.from);
   if (transport_) transport_->check_usable();
+  const std::uint64_t sent_before = volume_.bytes_sent;
   for (const Send& send : sends) {
     if (send.to == rank_) continue;
     volume_.bytes_sent += send.bytes;
@@ -120,6 +123,13 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
     free_.push_back(exchanges_.back().get());
   }
   Exchange& exchange = *free_.back();
+  exchange.record = ~std::size_t{0};
+  if (times_ != nullptr) {
+    exchange.record = times_->size();
+    TransferTimes& times = times_->emplace_back(TransferTimes{"", volume_.bytes_sent - sent_before, 0, 0, 0});
+    std::snprintf(times.call, sizeof times.call, "%s", call);
+    times.begun = communicator_detail::seconds(communicator_detail::Clock::now());
+  }
   exchange.call = call;
   exchange.tag = tag_;
   exchange.error.reset();
@@ -147,6 +157,9 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
 bool Communicator::advance(Exchange& exchange, bool waits) {
   using communicator_detail::Clock;
   const Clock::time_point start = Clock::now();
+  TransferTimes* const times =
+      times_ != nullptr && exchange.record < times_->size() ? &(*times_)[exchange.record] : nullptr;
+  if (times != nullptr) times->waited = communicator_detail::seconds(start);
   try {
     while (!transport_->progress(exchange)) {
       if (!waits) return false;
@@ -166,6 +179,7 @@ bool Communicator::advance(Exchange& exchange, bool waits) {
     give_up(exchange);
     throw;
   }
+  if (times != nullptr) times->done = waits ? communicator_detail::seconds(Clock::now()) : times->waited;
   free_.push_back(&exchange);
   return true;
 }
@@ -274,13 +288,13 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   return split([&](int rank) { return places[static_cast<std::size_t>(rank)]; });
 }
 
-void Communicator::abort(const std::string& text) noexcept {
+void Communicator::abort(const std::string& text, int status) noexcept {
   std::fflush(stdout);
   std::fprintf(stderr, "%s%s\n", rank_prefix(members_[static_cast<std::size_t>(rank_)], all_ranks_).c_str(),
                text.c_str());
   std::fflush(stderr);
-  if (transport_) transport_->end_all();
-  std::_Exit(EXIT_FAILURE);
+  if (transport_) transport_->end_all(status);
+  std::_Exit(status);
 }
 
 }  // namespace thimble::dist

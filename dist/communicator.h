@@ -75,6 +75,13 @@ class Transfer {
   int exceptions_ = 0;  // in flight when this was made
 };
 
+/// When a transfer was what, in seconds of the steady clock.
+struct TransferTimes {
+  char call[16];               ///< "exchange", "all_gather"
+  std::uint64_t bytes;         ///< to other ranks
+  double begun, waited, done;  ///< wait() begins at `waited`; where nobody had to wait, it is `done`
+};
+
 class Communicator {
  public:
   /// All ranks that `transport` reaches.
@@ -120,8 +127,9 @@ class Communicator {
   /// of several ranks, which cannot know the others'.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with a status that is not 0.
-  [[noreturn]] void abort(const std::string& text) noexcept;
+  /// Writes `rank 2 of 4: text` to standard error and ends all ranks, with this status where the launcher passes it on,
+  /// else with another that is not 0.
+  [[noreturn]] void abort(const std::string& text, int status = 1) noexcept;
 
   /// What this rank has begun to send to other ranks through this communicator.
   struct Volume {
@@ -129,6 +137,10 @@ class Communicator {
     std::uint64_t messages;
   };
   Volume volume() const noexcept { return volume_; }
+
+  /// Appends the times of this communicator's transfers to `times`, as they begin, where it is not null. Nothing is on
+  /// its way meanwhile. `done` is when this rank has seen it.
+  void record(std::vector<TransferTimes>* times) noexcept { times_ = times; }
 
   /// How long a wait may take (at first 10 minutes); 0: as long as it takes.
   void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
@@ -152,6 +164,7 @@ class Communicator {
   int all_ranks_;
   std::chrono::milliseconds timeout_ = std::chrono::minutes(10);
   Volume volume_{0, 0};
+  std::vector<TransferTimes>* times_ = nullptr;
   std::vector<std::unique_ptr<Exchange>> exchanges_;
   std::vector<Exchange*> free_;  // of exchanges_
   std::vector<Send> sends_;      // of the collective in progress

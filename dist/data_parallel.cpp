@@ -182,6 +182,7 @@ void DataParallel::take_gradient(const std::shared_ptr<Leaf>& leaf) {
   const auto found = std::lower_bound(places_.begin(), places_.end(), leaf.get(), before);
   if (found == places_.end() || found->leaf != leaf.get()) return;
   if (!leaf->grad.defined() || leaf->grad.elements() == 0) return;
+  if (moves_->flight) moves_->flight->transit.advance();  // MPI moves bytes while it is called
   put(*found, std::exchange(leaf->grad, Tensor()));
   if (loads_[found->bucket].count == buckets_[found->bucket].parameters.size()) send(found->bucket);
 }

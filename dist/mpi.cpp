@@ -97,15 +97,15 @@ class MpiTransport final : public Transport {
     }
   }
 
-  [[noreturn]] void end_all() noexcept override {
+  [[noreturn]] void end_all(int status) noexcept override {
     // The text of abort() and a launcher's own words take two ways to the terminal: ours shall be the first there.
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     // MPICH's abort has been seen to spin for ever where another rank makes no call. Every launcher notices a rank that
     // a signal ends, and then ends the others.
     std::signal(SIGALRM, SIG_DFL);
     alarm(2);
-    mpi_.abort(EXIT_FAILURE);
-    std::_Exit(EXIT_FAILURE);
+    mpi_.abort(status);
+    std::_Exit(status);
   }
 
  private:
@@ -204,7 +204,7 @@ std::optional<Launch> find_launch() {
   return std::nullopt;
 }
 
-void run_launched(const std::function<void(Communicator&)>& body) {
+void run_launched(const std::function<void(Communicator&)>& body, int (*status_of)(const std::exception_ptr&)) {
   using namespace mpi_detail;
   const std::optional<Launch> launch = find_launch();
   if (!launch) throw DeviceError("MPI: this process was started alone; start ranks by mpirun, mpiexec or srun");
@@ -224,9 +224,9 @@ void run_launched(const std::function<void(Communicator&)>& body) {
     body(all);
     all.barrier();  // or what a destructor could not throw
   } catch (const std::exception& error) {
-    all.abort(error.what());
+    all.abort(error.what(), status_of(std::current_exception()));
   } catch (...) {
-    all.abort("an exception that is no std::exception");
+    all.abort("an exception that is no std::exception", status_of(std::current_exception()));
   }
   if (mpi.finish() != 0) throw DeviceError(std::string(mpi.name) + " does not end");
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Ranks as processes, which a launcher of MPI started: mpirun, mpiexec, srun.
 
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -23,9 +24,12 @@ std::optional<Launch> find_launch();
 /// Runs body(communicator) over all processes of the launch, with MPI in this thread, and ends MPI after it. Call it
 /// once in the life of a process. It returns when the bodies of all ranks have ended.
 ///
-/// Where the body throws, `rank 2 of 4: text` goes to standard error and all ranks are ended: this does not return.
+/// Where the body throws, `rank 2 of 4: text` goes to standard error and all ranks are ended, with the status that
+/// `status_of` gives the error: this does not return.
 /// Throws DeviceError: no launch, no module for it (looked for beside the program and the library, in lib/thimble of
 /// where they are installed, and in the folder that the variable THIMBLE_MODULES names), or MPI does not start.
-void run_launched(const std::function<void(Communicator&)>& body);
+void run_launched(
+    const std::function<void(Communicator&)>& body,
+    int (*status_of)(const std::exception_ptr&) = [](const std::exception_ptr&) { return 1; });
 
 }  // namespace thimble::dist

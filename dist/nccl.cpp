@@ -180,9 +180,9 @@ class NcclTransport final : public Transport {
     queue_.clear();
   }
 
-  [[noreturn]] void end_all() noexcept override {
-    if (below_) below_->end_all();
-    std::_Exit(EXIT_FAILURE);
+  [[noreturn]] void end_all(int status) noexcept override {
+    if (below_) below_->end_all(status);
+    std::_Exit(status);
   }
 
  private:

@@ -151,7 +151,7 @@ class ThreadTransport final : public Transport {
     }
   }
 
-  [[noreturn]] void end_all() noexcept override { std::_Exit(EXIT_FAILURE); }
+  [[noreturn]] void end_all(int status) noexcept override { std::_Exit(status); }
 
  private:
   std::tuple<int, int, int> key(const Part& part) const {

@@ -19,6 +19,8 @@ class Transit {
   void receive(int from, void* at, std::size_t bytes);
   /// Throws what Communicator::exchange throws.
   void begin(Communicator& ranks);
+  /// Moves what can be moved now, without waiting. Throws RankError.
+  void advance() { transfer_.is_done(); }
   /// Throws RankError.
   void wait();
 

@@ -37,6 +37,7 @@ struct Exchange {
   std::vector<Part> parts;
   std::size_t open = 0;            ///< parts that are not done
   std::optional<RankError> error;  ///< threads: why it cannot be done
+  std::size_t record = 0;          ///< its place in what the communicator records; none: it does not
 };
 
 class Transport {
@@ -66,8 +67,8 @@ class Transport {
   virtual void pause(std::chrono::steady_clock::time_point until) = 0;
   /// On return the memory of the parts that are not done is no longer used, or this process is about to end.
   virtual void give_up(Exchange& exchange) noexcept = 0;
-  /// Ends all ranks with a status that is not 0.
-  [[noreturn]] virtual void end_all() noexcept = 0;
+  /// Ends all ranks, with this status where that can be.
+  [[noreturn]] virtual void end_all(int status) noexcept = 0;
 };
 
 /// `rank 2 of 4: `

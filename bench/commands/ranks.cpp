@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
 #include <string>
 #include <vector>
 
@@ -14,26 +13,11 @@
 #include <thimble/dist/mpi.h>
 #include <thimble/dist/threads.h>
 #include <thimble/memory/units.h>
-#include <thimble/nn/fit/fit.h>
 
 namespace thimble::bench {
 namespace ranks_detail {
 
 constexpr std::int64_t most_ranks = 65536;
-
-int status_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const nn::BudgetError&) {
-    return memory_status;
-  } catch (const OutOfMemory&) {
-    return memory_status;
-  } catch (const std::bad_alloc&) {
-    return memory_status;
-  } catch (...) {
-    return bad_input_status;
-  }
-}
 
 }  // namespace ranks_detail
 
@@ -72,7 +56,7 @@ int on_ranks(models::Setup& setup, Device device, const RankBody& body) {
                        std::to_string(launch->ranks) + "; that number, or none, is allowed");
     }
     setup.ranks = launch->ranks;
-    dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); });
+    dist::run_launched([&](dist::Communicator& ranks) { status = body(&ranks, failure); }, status_of);
   } else if (setup.ranks > 1) {
     const auto count = static_cast<std::size_t>(setup.ranks);
     std::vector<RankFailure> failures(count);
@@ -106,7 +90,7 @@ bool all_succeed(dist::Communicator* ranks, RankFailure& failure, FunctionRef<vo
     throw;
   } catch (...) {
     failure.error = std::current_exception();
-    failure.status = ranks_detail::status_of(failure.error);
+    failure.status = status_of(failure.error);
   }
   std::vector<int> statuses(static_cast<std::size_t>(ranks->size()));
   ranks->all_gather(&failure.status, sizeof(int), statuses.data());

@@ -19,8 +19,10 @@
 #include <thimble/bench/commands/signals.h>
 #include <thimble/bench/commands/train_output.h>
 #include <thimble/bench/live.h>
+#include <thimble/bench/timing/transfers.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/dist/mpi.h>
 #include <thimble/memory/policies/committed.h>
@@ -185,7 +187,27 @@ void say_before(const models::PreparedTraining& prepared) {
 /// What is printed besides the run's own lines.
 struct Printed {
   bool as_json, live, gradients;
+  std::string trace;  // file
 };
+
+/// Writes and says what ranks had on their way. False: it could not be written, which is said.
+bool write_trace(const std::vector<RankTransfers>& transfers, const std::string& path, ProgressLine& line) {
+  for (std::size_t r = 0; r < transfers.size(); ++r) {
+    const Overlap overlap = overlap_of(transfers[r]);
+    char text[128];
+    std::snprintf(text, sizeof text,
+                  "thimble: --trace: rank %zu had something on its way for %.3f s, and waited %.3f s", r,
+                  overlap.on_its_way, overlap.waited);
+    line.say(text);
+  }
+  try {
+    write_file_atomically(path, std::string_view(write_transfers(transfers)));
+    return true;
+  } catch (const FileError& error) {
+    line.say("thimble: --trace: " + printable(error.what()));
+    return false;
+  }
+}
 
 /// The run on one rank, of which rank 0 alone prints. Returns the exit status.
 int run_rank(models::TrainOptions options, const Printed& printed, dist::Communicator* ranks, RankFailure& failure) {
@@ -210,6 +232,12 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
   const auto show = [&](const nn::Progress& progress) {
     if (prints) line.show(progress);
   };
+  RankTransfers transfers;
+  double moment = 0;
+  if (!printed.trace.empty()) {
+    moment = shared_moment(*ranks);
+    ranks->record(&transfers);
+  }
   const models::TrainReport report = train(
       prepared, show,
       [&](const memory::Stack& stack) {
@@ -218,6 +246,12 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
       },
       control);
   line.end_watch();
+  bool is_traced = true;
+  if (!printed.trace.empty()) {
+    ranks->record(nullptr);
+    const auto all = gather_transfers(*ranks, std::move(transfers), moment);
+    if (prints) is_traced = write_trace(all, printed.trace, line);
+  }
   if (report.end == nn::TrainEnd::stopped) {
     const int number = signals && signals->stop_signal() != 0 ? signals->stop_signal() : SIGTERM;
     if (prints) line.say("thimble: " + signal_name(number) + ": " + printable(report.end_text));
@@ -252,7 +286,7 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
     say("--log: curves are missing: " + printable(report.log_error));
     return output_lost_status;
   }
-  return 0;
+  return is_traced ? 0 : output_lost_status;
 }
 
 }  // namespace train_detail
@@ -266,10 +300,15 @@ void add_train(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   const auto is_live = std::make_shared<bool>(false);
   command->add_flag("--live", *is_live, "Show a picture of the memory under the progress line; on a terminal alone");
+  const auto trace = std::make_shared<std::string>();
+  command
+      ->add_option("--trace", *trace,
+                   "With several ranks: when each sent, computed and waited, for Perfetto or chrome://tracing")
+      ->type_name("FILE");
   const auto wants_gradients = std::make_shared<bool>(false);
   command->add_flag("--gradient-report", *wants_gradients,
                     "With --allow-lossy: how far packing turns the gradients of the first batch, by parameter");
-  command->callback([command, options, is_json, is_live, wants_gradients] {
+  command->callback([command, options, is_json, is_live, trace, wants_gradients] {
     if (*is_live && isatty(STDERR_FILENO) == 0) {
       throw ValueError(
           "--live: standard error is no terminal; a terminal alone is allowed, because the picture is "
@@ -293,8 +332,11 @@ void add_train(CLI::App& program) {
     }
     train_detail::require_names(*command);
     if (options->warmup < 0) options->warmup = options->steps / 10;
-    const train_detail::Printed printed{*is_json, *is_live, *wants_gradients};
+    const train_detail::Printed printed{*is_json, *is_live, *wants_gradients, *trace};
     const int status = on_ranks(options->setup, options->device, [&](dist::Communicator* ranks, RankFailure& failure) {
+      if (ranks == nullptr && !trace->empty()) {
+        throw ValueError("--trace: one rank sends nothing; with --ranks, or under mpirun, it is allowed");
+      }
       return train_detail::run_rank(*options, printed, ranks, failure);
     });
     if (status != 0) throw CLI::RuntimeError(status);

@@ -8,7 +8,7 @@
 
 namespace thimble::bench {
 
-class WatchedRanks final : public optim::Ranks {
+class WatchedRanks : public optim::Ranks {
  public:
   /// `inner` must live as long; `look` is called on it before parameters are shared.
   WatchedRanks(optim::Ranks& inner, std::function<void()> look) : inner_(inner), look_(std::move(look)) {}

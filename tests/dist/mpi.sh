@@ -38,7 +38,9 @@ ends_all() {
   n=$1 word=$2 text=$3
   : >"$work/pids"
   begin=$(date +%s)
-  if launch "$n" "$word" >"$work/out" 2>"$work/err"; then fail "$word on $n ranks: status 0"; fi
+  status=0
+  launch "$n" "$word" >"$work/out" 2>"$work/err" || status=$?
+  [ $status -ne 0 ] || fail "$word on $n ranks: status 0"
   took=$(($(date +%s) - begin))
   [ "$took" -le 10 ] || fail "$word on $n ranks: took $took s"
   if [ -n "$text" ]; then
@@ -56,6 +58,8 @@ ends_all() {
 
 for n in 2 4; do
   ends_all $n throw "rank 1 of $n: matmul: inner sizes differ, lhs (2, 3), rhs (4, 5)"
+  # With several ranks left, MPICH's mpirun says 9, for the signal that it ended them with.
+  [ $status -eq 7 ] || [ $n -gt 2 ] || fail "throw on $n ranks: status $status, not that of its error"
   ends_all $n unwind "rank 1 of $n: arena: no room"
   ends_all $n memory "rank 1 of $n: std::bad_alloc"
   ends_all $n thread "rank 1 of $n: barrier: "

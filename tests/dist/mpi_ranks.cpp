@@ -84,7 +84,7 @@ int main(int argc, char* argv[]) {
       for (const std::string& text : thimble_test::rank_faults().at(std::stoul(argv[2])).texts) std::puts(text.c_str());
       return 0;
     }
-    dist::run_launched([&](Communicator& c) { run(c, what); });
+    dist::run_launched([&](Communicator& c) { run(c, what); }, [](const std::exception_ptr&) { return 7; });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 2;

@@ -1,0 +1,31 @@
+#include <exception>
+#include <new>
+
+#include <thimble/bench/commands.h>
+#include <thimble/core/error.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::bench {
+
+int status_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const nn::BudgetError&) {
+    return memory_status;
+  } catch (const OutOfMemory&) {
+    return memory_status;
+  } catch (const std::bad_alloc&) {
+    return memory_status;
+  } catch (const std::exception& e) {
+    try {
+      std::rethrow_if_nested(e);
+    } catch (...) {
+      return status_of(std::current_exception());
+    }
+    return bad_input_status;
+  } catch (...) {
+    return bad_input_status;
+  }
+}
+
+}  // namespace thimble::bench
