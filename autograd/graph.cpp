@@ -55,7 +55,7 @@ TapeGraph TapeGraph::of(const Tape& tape) {
       if (is_new) graph.storages.push_back({storage->bytes(), storage->category()});
       value.storage = at->second;
     }
-    graph.values.push_back(std::move(value));
+    graph.values.push_back(value);
   }
   for (const tape_detail::Node& n : recorded.nodes) {
     Node node;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -38,7 +39,7 @@ int columns_of(std::FILE* terminal) {
 std::string bar(const LiveBytes& bytes, std::size_t whole, int width) {
   const auto column = [&](std::size_t sum) {
     const double part = whole == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(whole);
-    return std::min(width, static_cast<int>(part * width + 0.5));
+    return std::min(width, static_cast<int>(std::lround(part * width)));
   };
   const int peak = std::max(0, column(bytes.peak_bytes) - 1);
   std::string text;

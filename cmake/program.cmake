@@ -29,6 +29,7 @@ if(thimble_bench_sources)
   # is built as kernels are.
   target_compile_options(thimble_bench PRIVATE $<$<CONFIG:Release>:-Os>)
   set_source_files_properties(bench/timing/ceiling.cpp PROPERTIES COMPILE_OPTIONS -O3)
+  set_target_properties(thimble_bench PROPERTIES UNITY_BUILD ${THIMBLE_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   target_link_libraries(thimble_bench PUBLIC thimble::thimble CLI11::CLI11 nlohmann_json::nlohmann_json ZLIB::ZLIB)
 else()
   add_library(thimble_bench INTERFACE)

@@ -94,6 +94,10 @@ if(thimble_test_sources)
                       tests/certificate/certificate_nets.cpp tests/support/heap_watch.cpp tests/dist/rank_cases.cpp ${thimble_emulated_sources} ${thimble_test_sources})
   target_compile_options(thimble_tests PRIVATE $<$<CONFIG:Release>:-O1>) # half of a build's time; what is tested is compiled elsewhere
   target_link_libraries(thimble_tests PRIVATE thimble_test_main thimble_bench nlohmann_json::nlohmann_json ZLIB::ZLIB)
+  if(THIMBLE_UNITY) # a test reads it for a second
+    target_precompile_headers(thimble_tests PRIVATE <support/catch.h>)
+    set_source_files_properties(tests/support/machine.cpp ${thimble_emulated_sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  endif()
   thimble_add_catch_tests(thimble_tests test ${thimble_test_sources})
 endif()
 

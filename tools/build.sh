@@ -11,6 +11,7 @@ cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
   export CMAKE_CUDA_COMPILER_LAUNCHER=${CMAKE_CUDA_COMPILER_LAUNCHER-ccache} CCACHE_BASEDIR=${CCACHE_BASEDIR-$PWD} CCACHE_NOHASHDIR=1
+  export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
 fi
 
 say() { printf '%s\n' "$*"; }
@@ -50,13 +51,16 @@ need_packages() {
   command -v cmake >/dev/null || exit 1
 }
 
-# configure DIR OPTION...: quiet unless it fails.
+# configure DIR OPTION...: quiet unless it fails. A new DIR is for a full build.
 configure() {
-  local dir=$1 log generator=()
+  local dir=$1 log first=()
   shift
-  if [ ! -e "$dir/CMakeCache.txt" ] && command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  if [ ! -e "$dir/CMakeCache.txt" ]; then
+    first=(-DTHIMBLE_UNITY=ON)
+    if command -v ninja >/dev/null; then first+=(-G Ninja); fi
+  fi
   log=$(mktemp)
-  if ! cmake -B "$dir" "${generator[@]}" "$@" >"$log" 2>&1; then
+  if ! cmake -B "$dir" "${first[@]}" "$@" >"$log" 2>&1; then
     cat "$log" >&2
     rm -f "$log"
     exit 1

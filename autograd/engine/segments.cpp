@@ -1,7 +1,7 @@
 #include <thimble/autograd/engine/segments.h>
 
 #include <algorithm>
-#include <new>
+#include <exception>
 #include <string>
 #include <utility>
 
@@ -41,8 +41,8 @@ void Segments::end() noexcept {
   if (innermost_ != none_segment) return;
   try {
     settle(ended);
-  } catch (const std::bad_alloc&) {
-    // It holds more than it needs, and backward settles it.
+  } catch (const std::exception&) {
+    // It holds more than it needs. Backward settles it, and says what is wrong.
   }
 }
 

@@ -154,7 +154,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
 
 void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
-              format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step + 1),
+              format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step) + 1,
               static_cast<long long>(r.steps));
   if (const std::string precision = precision_text(options.setup); !precision.empty()) {
     std::printf("  precision        %s\n", precision.c_str());
@@ -220,7 +220,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
   if (r.placed && r.placed->deviations + r.placed->dynamic_steps > 0) {
     std::printf("  left its plan    %llu of %llu steps, by up to %s\n",
-                static_cast<unsigned long long>(r.placed->deviations + r.placed->dynamic_steps),
+                static_cast<unsigned long long>(r.placed->deviations) + r.placed->dynamic_steps,
                 static_cast<unsigned long long>(r.placed->steps), bytes_text(r.placed->bytes_above_plan).c_str());
     if (r.placed->first_deviation)
       std::printf("                   %s\n", to_string(*r.placed->first_deviation).c_str());

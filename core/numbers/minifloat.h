@@ -153,9 +153,8 @@ struct Value {
       : bits(Format::encode(to_odd_double(value), Fp8Overflow::nonfinite)) {}
 
   /// Exact.
-  THIMBLE_HD constexpr operator float() const noexcept {
-    return Format::decode(bits);
-  }  // NOLINT: widening loses nothing
+  // NOLINTNEXTLINE(google-explicit-constructor): widening loses nothing
+  THIMBLE_HD constexpr operator float() const noexcept { return Format::decode(bits); }
 
   THIMBLE_HD static constexpr Derived from_bits(Bits bits) noexcept {
     Derived result{};

@@ -54,7 +54,7 @@ struct Team {
   Claim claims[most_threads];
 };
 
-Team& team() noexcept {
+Team& team() {
   static Team* const the_team = new Team;
   return *the_team;
 }
@@ -132,7 +132,7 @@ void hire(Team& t, int count) noexcept {
   pthread_attr_setstacksize(&attributes, worker_stack_bytes);
   for (; t.workers < count; ++t.workers) {
     pthread_t thread;
-    const auto part = static_cast<std::intptr_t>(t.workers + 1);
+    const auto part = static_cast<std::intptr_t>(t.workers) + 1;
     if (pthread_create(&thread, &attributes, work, reinterpret_cast<void*>(part)) != 0) break;
   }
   pthread_attr_destroy(&attributes);

@@ -28,7 +28,8 @@ Tlsf::~Tlsf() {
 
 std::size_t Tlsf::bin_of(std::size_t size) const noexcept {
   const std::size_t units = size >> unit_bits_;
-  const int shift = std::bit_width(units | bins_per_level) - (second_level_bits + 1);  // 0 where bins are exact
+  // 0 where bins are exact
+  const auto shift = static_cast<int>(std::bit_width(units | bins_per_level)) - (second_level_bits + 1);
   return static_cast<std::size_t>(shift) * bins_per_level + (units >> shift);
 }
 

@@ -1,7 +1,5 @@
 #include <thimble/models/planning/planned_run.h>
 
-#include <utility>
-
 #include <thimble/models/images.h>
 #include <thimble/models/training/training.h>
 #include <thimble/models/transformer/transformer.h>
@@ -16,7 +14,7 @@ class Outline final : public Dataset {
   Outline(bool is_text, ModelOptions sizes, std::int64_t samples, std::int64_t validation_batches,
           std::int64_t last_samples)
       : is_text_(is_text),
-        sizes_(std::move(sizes)),
+        sizes_(sizes),
         samples_(samples),
         validation_batches_(validation_batches),
         last_samples_(last_samples) {}

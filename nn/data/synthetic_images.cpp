@@ -55,17 +55,17 @@ float distance(Point p, const Strokes& strokes) {
 }
 
 // A coarse picture of a figure: how near each of 12 x 12 points is to it.
-constexpr int coarse = 12;
+constexpr std::size_t coarse = 12;
 using Sketch = std::array<float, coarse * coarse>;
 
 Sketch sketch_of(const Figure& figure) {
   const Strokes strokes = strokes_of(figure, stroke_between(figure[0], figure[1]));
   Sketch sketch{};
-  for (int y = 0; y < coarse; ++y)
-    for (int x = 0; x < coarse; ++x) {
+  for (std::size_t y = 0; y < coarse; ++y)
+    for (std::size_t x = 0; x < coarse; ++x) {
       const Point p{(static_cast<float>(x) + 0.5f) * (2.0f / coarse) - 1,
                     (static_cast<float>(y) + 0.5f) * (2.0f / coarse) - 1};
-      sketch[static_cast<std::size_t>(y * coarse + x)] = std::max(0.0f, 1 - 2 * distance(p, strokes));
+      sketch[y * coarse + x] = std::max(0.0f, 1 - 2 * distance(p, strokes));
     }
   return sketch;
 }

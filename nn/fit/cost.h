@@ -53,6 +53,7 @@ struct NodeFactors {
 
 /// Where the times of a plan come from.
 struct CostModel {
+  // NOLINTNEXTLINE(google-explicit-constructor): hardware is a model of costs
   CostModel(const Hardware& machine) : hardware(machine), source(machine.name + ": " + machine.description) {}
 
   Hardware hardware;

@@ -1,5 +1,6 @@
 #include <thimble/nn/fit/fit.h>
 
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,8 +29,8 @@ const Plan& Planner::fit(std::size_t budget_bytes) {
   const Plan& least = smallest();
   throw BudgetError("fit: no plan needs as little as " + memory::exact_bytes(budget_bytes) + "; the smallest needs " +
                         memory::exact_bytes(least.peak_bytes) + " at " +
-                        std::to_string(static_cast<int>(100 * least.time_overhead + 0.5)) +
-                        " % more time, keeping everything " + memory::exact_bytes(keep_everything().peak_bytes),
+                        std::to_string(std::lround(100 * least.time_overhead)) + " % more time, keeping everything " +
+                        memory::exact_bytes(keep_everything().peak_bytes),
                     budget_bytes, least.peak_bytes);
 }
 

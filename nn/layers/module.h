@@ -74,6 +74,7 @@ class Member : public Tensor {
     Tensor::operator=(std::move(value));
     return *this;
   }
+  // NOLINTNEXTLINE(bugprone-unhandled-self-assignment): it copies first
   Member& operator=(const Member& other) { return *this = static_cast<const Tensor&>(other); }
   /// Takes the other's place in its module's list, where this one has none.
   Member& operator=(Member&& other) noexcept {

@@ -68,7 +68,8 @@ TEST_CASE("seeing: the view draws by itself, and lines stand above it", "[seeing
   CHECK(contains(text, "step 1\n"));
   CHECK(contains(text, "gradients 512.00 KiB"));
   CHECK(contains(text, "budget 1.00 MiB"));
-  CHECK(contains(text, std::string(300, '3') + "\n"));  // what stays is whole
+  const std::string whole = std::string(300, '3').append("\n");
+  CHECK(contains(text, whole));  // what stays is whole
   CHECK(contains(text, "step 2\n"));
   const std::string gone = "\033[3A\033[J";  // the picture; the line above it stays
   CHECK(text.substr(text.size() - gone.size()) == gone);

@@ -101,7 +101,7 @@ TEST_CASE("memory ledger: books agree with a slow account", "[memory][ledger]") 
   };
 
   for (int i = 0; i < 20000; ++i) {
-    const unsigned what = random() % 10;
+    const std::size_t what = random() % 10;
     if (what < 5 || blocks.empty()) {
       const std::size_t path = random() % paths.size(), category = random() % ledger_category_count;
       const std::size_t bytes = 1 + random() % 5000;

@@ -126,7 +126,7 @@ TEST_CASE("prototype: bf16 with master weights and 8-bit state follows f32") {
   const std::size_t elements = 2 * (64 * 64 + 64);
   CHECK(wide_bytes == 8 * elements);  // two moments in f32
   // Codes of a byte with a scale for 256 of them, twice (small tensors stay f32), and a master weight of 4.
-  CHECK(narrow_bytes < (2 + 8.0 / 256 + 4) * 1.05 * elements);
+  CHECK(static_cast<double>(narrow_bytes) < (2 + 8.0 / 256 + 4) * 1.05 * static_cast<double>(elements));
 }
 
 TEST_CASE("prototype: safetensors carry weights there and back") {

@@ -242,7 +242,7 @@ THIMBLE_ALWAYS_INLINE void finish_body(const Output<T>& output, const OutputTile
                                        int stride) noexcept {
   const bool is_column_major = output.rows.pixel == 1 && output.column_stride != 1 && output.rows.width == INT64_MAX;
   if (!is_column_major) {
-    if (full != 0 && tile.columns == full) {
+    if (full != 0 && tile.columns == full) {  // NOLINT(bugprone-branch-clone): alike where `full` is 0
       Finisher<T, full, Narrow>(output, tile, accumulators, stride).run();
     } else {
       Finisher<T, 0, Narrow>(output, tile, accumulators, stride).run();
