@@ -106,8 +106,8 @@ struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
   float* momentum = nullptr;       ///< null: none
 };
 
-/// Elements whose squares are summed on their own. On the cpu the sum of a tensor is that of its stretches, one after
-/// the other, so who has a part of it, from one stretch on to another, has its part of the sum.
+/// Elements whose squares are summed by themselves. The sum of a tensor adds those of its stretches one after the other,
+/// so a rank that holds some of the stretches has their part of the sum.
 inline constexpr std::int64_t square_stretch = 4096;
 
 /// *sum = sum of squares, in f64, in an order that depends on n alone.

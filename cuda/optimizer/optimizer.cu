@@ -1,6 +1,7 @@
 // Optimizer updates on CUDA devices: a launch for many parameters, a team for each stretch of one, or for each block of
 // its 8-bit moments, which exist in registers alone.
 
+#include <algorithm>
 #include <cmath>
 
 #include <thimble/core/kernels/optimizer.h>
@@ -191,18 +192,14 @@ void update_elements(const ElementUpdates& updates) {
              updates);
 }
 
-// Sums of squares of parts of gradients, and the factor of clipping: written and read by kernels of one stream, in
-// order. The number of parts of a gradient depends on its number of elements alone.
-constexpr std::int64_t most_parts = 1024, part_elements = 1 << 14;
-THIMBLE_DEVICE_GLOBAL double part_sums[UpdateTable::most * most_parts];
+// Sums of squares of stretches, and the factor of clipping: written and read by kernels of one stream, in order.
+constexpr std::int64_t most_sums = 1 << 12;
+THIMBLE_DEVICE_GLOBAL double stretch_sums[most_sums];
 THIMBLE_DEVICE_GLOBAL double clip_factor;
 
-THIMBLE_HD std::int64_t parts_of(std::int64_t n) {
-  const std::int64_t parts = (n + part_elements - 1) / part_elements;
-  return parts < most_parts ? parts : most_parts;
-}
+THIMBLE_HD std::int64_t square_stretches_of(std::int64_t n) { return (n + square_stretch - 1) / square_stretch; }
 
-struct SumParts {
+struct SumStretches {
   static constexpr int threads = 256;
   DType dtype;
   UpdateTable table;
@@ -210,42 +207,62 @@ struct SumParts {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
     const int at = table.index_of(index);
     const UpdateEntry entry = table.entries[at];
-    const std::int64_t n = entry.n, parts = parts_of(n), size = (n + parts - 1) / parts;
-    const std::int64_t begin = table.unit_of(index, at) * size;
-    const std::int64_t end = begin + size < n ? begin + size : n;
+    const std::int64_t begin = table.unit_of(index, at) * square_stretch;
+    const std::int64_t end = begin + square_stretch < entry.n ? begin + square_stretch : entry.n;
     double own = 0;
     for (std::int64_t i = begin + team.rank(); i < end; i += Team::size) {
       const double value = load_wide(entry.g, dtype, i);
       own += value * value;
     }
     const double sum = team.sum(own);
-    if (team.rank() == 0) part_sums[index] = sum;
+    if (team.rank() == 0) stretch_sums[index] = sum;
   }
 };
 
-struct AddParts {
-  static constexpr int threads = 256;
+// Adds the sums of a gradient's stretches one after the other: who has the stretches of a part adds them alike.
+struct AddStretches {
   UpdateTable table;
-  template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+  bool continues;  // what stands in the gradient's sum comes first
+  THIMBLE_DEVICE void operator()(std::int64_t index) const {
+    constexpr std::int64_t ahead = 16;  // loads that do not wait for sums
     const UpdateEntry entry = table.entries[index];
-    const std::int64_t parts = parts_of(entry.n);
-    double own = 0;
-    for (std::int64_t part = team.rank(); part < parts; part += Team::size)
-      own += part_sums[table.begins[index] + part];
-    const double sum = team.sum(own);
-    if (team.rank() == 0) *static_cast<double*>(entry.p) = sum;
+    const std::int64_t end = table.begins[index] + square_stretches_of(entry.n);
+    auto* const sum = static_cast<double*>(entry.p);
+    double total = continues ? *sum : 0;
+    for (std::int64_t first = table.begins[index]; first < end; first += ahead) {
+      double sums[ahead];
+      for (std::int64_t i = 0; i < ahead; ++i) sums[i] = first + i < end ? stretch_sums[first + i] : 0;
+      for (std::int64_t i = 0; i < ahead; ++i) total += sums[i];
+    }
+    *sum = total;
   }
 };
 
 void square_sums(std::span<const SquareSumArgs> list) {
-  static_assert(sizeof(SumParts) <= most_argument_bytes);
-  for_each_table(
-      list, [](const SquareSumArgs& a) { return parts_of(a.n); },
-      [](const SquareSumArgs& a, const UpdateTable& table) {
-        for_each_team(table.teams, SumParts{a.dtype, table});
-        for_each_team(table.count, AddParts{table});
-      });
+  static_assert(sizeof(SumStretches) <= most_argument_bytes);
+  const auto sum = [](std::span<const SquareSumArgs> some, bool continues) {
+    for_each_table(
+        some, [](const SquareSumArgs& a) { return square_stretches_of(a.n); },
+        [&](const SquareSumArgs& a, const UpdateTable& table) {
+          for_each_team(table.teams, SumStretches{a.dtype, table});
+          for_each_item(table.count, AddStretches{table, continues});
+        },
+        most_sums);
+  };
+  constexpr std::int64_t most = most_sums * square_stretch;
+  for (auto at = list.begin(); at != list.end();) {
+    const auto large = std::find_if(at, list.end(), [](const SquareSumArgs& a) { return a.n > most; });
+    sum(std::span(at, large), false);
+    at = large;
+    if (at == list.end()) break;
+    for (std::int64_t done = 0; done < at->n; done += most) {
+      const auto* const from =
+          static_cast<const std::byte*>(at->gradient) + done * static_cast<std::int64_t>(size_of(at->dtype));
+      const SquareSumArgs part{std::min(most, at->n - done), from, at->dtype, at->sum};
+      sum({&part, 1}, done > 0);
+    }
+    ++at;
+  }
 }
 
 struct FindFactor {

@@ -113,10 +113,10 @@ inline UpdateEntry entry_of(const kernels::SquareSumArgs& a) { return {a.n, a.su
 inline UpdateEntry entry_of(const kernels::ClipArgs& a) { return {a.n, a.gradient, nullptr, {}, {}, {}}; }
 
 /// Calls run(args, table) for each launch that a list takes: `args` stands for all in the table, and each of them has
-/// teams_of(its args) teams.
+/// teams_of(its args) teams. A table with more than one entry has at most `most_teams` of them.
 template <class Args, class TeamsOf, class Run>
-void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run) {
-  constexpr std::int64_t most_teams = std::int64_t{1} << 31;
+void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const Run& run,
+                    std::int64_t most_teams = std::int64_t{1} << 31) {
   using Entry = decltype(entry_of(list[0]));
   using Table = ListTable<Entry>;
   Table table;
@@ -127,7 +127,7 @@ void for_each_table(std::span<const Args> list, const TeamsOf& teams_of, const R
     for (std::size_t i = first; i < list.size(); ++i) {
       if (!are_alike(list[first], list[i])) continue;
       const std::int64_t teams = teams_of(list[i]);
-      if (table.count == Table::most || table.teams + teams > most_teams) {
+      if (table.count == Table::most || (table.count > 0 && table.teams + teams > most_teams)) {
         run(list[first], table);
         table.count = 0, table.teams = 0;
       }

@@ -20,6 +20,7 @@
 #include <thimble/models/training/setup.h>
 
 #include "support/catch.h"
+#include "support/operator_table.h"
 
 using namespace thimble;
 
@@ -28,7 +29,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 Bytes bytes_of(const Tensor& t) {
-  const Tensor dense = contiguous(t.detach());
+  const Tensor dense = contiguous(to_device(t.detach(), cpu));
   Bytes bytes(dense.bytes());
   if (!bytes.empty()) std::memcpy(bytes.data(), Pin(dense).data(), bytes.size());
   return bytes;
@@ -41,6 +42,7 @@ struct Case {
   std::int64_t micro_batches = 1;  // of a rank
   double clip = 1;
   std::size_t bucket_bytes = 64 << 10;
+  Device device = cpu;
 };
 
 struct State {
@@ -100,7 +102,7 @@ models::Batch batch_of(const models::Model& model, const models::Setup& setup, s
 
 /// Trains; alone where there are no ranks, with the micro-batches of all `count`.
 Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int steps) {
-  const memory::Stack stack = memory::make_resource(cpu);
+  const memory::Stack stack = memory::make_resource(c.device);
   const ResourceScope scope(stack.top);
   const models::Setup setup = setup_of(c, count);
   Generator generator(setup.seed);
@@ -108,7 +110,7 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   std::unique_ptr<models::Model> model;
   {
     const ParameterStoreScope shares(zero == 3 ? std::make_shared<dist::ShardStore>(*ranks) : nullptr);
-    model = models::make_model(setup.model, setup.sizes, models::placement(setup, cpu));
+    model = models::make_model(setup.model, setup.sizes, models::placement(setup, c.device));
   }
   std::unique_ptr<dist::DataParallel> parallel;
   if (ranks != nullptr) {
@@ -129,7 +131,8 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   const auto number = [&](std::int64_t i) { return parallel ? parallel->number(i) : i; };
   Result result;
   for (int step = 0; step < steps; ++step) {
-    const models::Batch batch = batch_of(*model, setup, step);
+    models::Batch batch = batch_of(*model, setup, step);
+    batch.input = to_device(batch.input, c.device), batch.target = to_device(batch.target, c.device);
     const std::vector<optim::MicroBatch> parts = models::micro_batches(batch, all);
     options.parts.clear();
     for (std::int64_t i = 0; i < options.micro_batches; ++i) {
@@ -172,11 +175,12 @@ void check_equal(const Case& c, int count, int zero, int steps) {
   const Result one = train(c, count, nullptr, 0, steps);
   std::mutex lock;
   std::vector<Result> results(static_cast<std::size_t>(count));
-  dist::run_ranks(count, [&](dist::Communicator& ranks) {
+  const auto body = [&](dist::Communicator& ranks) {
     Result result = train(c, count, &ranks, zero, steps);
     const std::lock_guard hold(lock);
     results[static_cast<std::size_t>(ranks.rank())] = std::move(result);
-  });
+  };
+  dist::run_ranks(count, body, c.device);
   std::map<std::string, std::size_t> bytes_of_state;
   for (const Result& r : results) {
     CHECK(r.losses == one.losses);
@@ -227,4 +231,12 @@ TEST_CASE("data parallel: buckets of any size give the same", "[dist]") {
     check_equal({"char-gpt", "", "adamw", 1, 1, bytes}, 3, 0, 2);
     check_equal({"char-gpt", "", "adamw", 2, 1, bytes}, 3, 3, 2);
   }
+}
+
+TEST_CASE("data parallel: ranks that share a GPU have the bits of one", "[dist][cuda]") {
+  if (!thimble::testing::has_cuda()) return;
+  const int zero = GENERATE(0, 1, 2, 3);
+  Case c{"char-gpt", "", "adamw", 1, 0.01};  // every step is clipped
+  c.device = cuda();
+  check_equal(c, 2, zero, 3);
 }

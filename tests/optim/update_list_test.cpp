@@ -1,6 +1,7 @@
 // Updates of many parameters in a few launches (cuda/optimizer/update_list.h): the bits of the CPU, which goes through
 // them one by one, and how many launches they take. On a GPU where there is one, else on tests/emulated.
 
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <memory>
@@ -8,6 +9,8 @@
 #include <vector>
 
 #include <thimble/core/kernels/device_runtime.h>
+#include <thimble/core/kernels/optimizer.h>
+#include <thimble/core/launch/launch.h>
 #include <thimble/core/launch/launch_graph.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/context.h>
@@ -256,6 +259,28 @@ TEST_CASE("update list: norms and clipping of many gradients have the bits of on
   }
   CHECK(at == unclipped.size());
   CHECK(optim::norm_of(optim::clip_grad_norm(list, 1e9)) == Approx(2.5).epsilon(1e-3));  // below it nothing changes
+}
+
+TEST_CASE("update list: a gradient's sum adds those of its stretches, in any number of launches", "[cuda][optim]") {
+  if (!has_cuda()) return;
+  constexpr std::int64_t stretch = kernels::square_stretch;
+  const std::int64_t n = GENERATE(std::int64_t{5000}, 40 * stretch + 1, 4096 * stretch, 4098 * stretch - 7);
+  const Tensor g = to_device(noise({n}, DType::bf16, 5), cuda());
+  const std::int64_t count = (n + stretch - 1) / stretch;
+  const Tensor parts = Tensor::empty({count}, DType::f64, cuda()), whole = Tensor::empty({1}, DType::f64, cuda());
+  launch(cuda(), [&](const Addresses& at) {
+    const auto* const from = at.as<const std::uint16_t>(g);
+    std::vector<kernels::SquareSumArgs> list = {{n, from, DType::bf16, at.as<double>(whole)}};
+    for (std::int64_t k = 0; k < count; ++k) {
+      list.push_back({std::min(stretch, n - k * stretch), from + k * stretch, DType::bf16, at.as<double>(parts) + k});
+    }
+    kernels::optimizer_kernels(cuda()).square_sums(list);
+  });
+  double sum = 0, exact = 0;
+  for (const double part : to_host<double>(parts)) sum += part;
+  for (const double value : to_host<double>(g)) exact += value * value;
+  CHECK(item(whole) == sum);
+  CHECK(sum == Approx(exact).epsilon(1e-12));
 }
 
 TEST_CASE("update list: norms and clipping take a few launches", "[cuda][optim]") {
