@@ -3,13 +3,13 @@
 //
 // Policy
 // - A segment is *closed* from the moment it is recorded until backward reaches it; then it is recomputed, from what
-//   was kept, and is *open*. Segments nest: those inside of one that is recomputed are closed anew, so a node at depth
-//   d runs up to d + 1 times.
+//   was kept, and is *open*. Segments nest: recomputing one closes those inside of it again, so a node at depth d runs
+//   up to d + 1 times.
 // - The fate of a node counts while its innermost segment is closed and all around it are open. Under a closed segment
 //   further out nothing inside is kept, except what recomputing that one needs.
-// - A spill takes what the tape holds while it records, in a segment or outside of all; whoever reads it in backward
-//   gets it back first. What a recomputed segment keeps anew is not spilled a second time.
-// - All that spills do happens at ordinals that the plan names: what is allocated does not depend on a disk's speed.
+// - A spill takes what the tape holds while it records, inside or outside of segments, and backward gets it back before
+//   it reads it. What recomputing a segment keeps is not spilled a second time.
+// - Spills act at ordinals that the plan names, so that allocations do not depend on a disk's speed.
 //
 // Terms
 //   fate       whether a node's result, and what its operator saves, are kept
@@ -37,7 +37,7 @@ enum class Fate : std::uint8_t {
 constexpr bool keeps_output(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 1u) != 0; }
 constexpr bool keeps_saved(Fate fate) noexcept { return (static_cast<unsigned>(fate) & 2u) != 0; }
 
-/// Chooses a fate by what kind of operator it is.
+/// Chooses a fate by the kind of operator.
 using Policy = Fate (*)(const OpType& type);
 
 /// Keeps nothing.

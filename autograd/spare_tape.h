@@ -9,7 +9,7 @@ namespace thimble {
 
 /// An empty tape that follows no plan. At the end it is cleared, and waits, with its tables' room (host memory that the
 /// ledger does not count, about 250 bytes per node), for the next SpareTape of this thread, or for the thread's end.
-/// One waits; scopes inside of each other make tapes of their own. A tape that was told to observe is not used again.
+/// One tape waits; nested scopes make their own. A tape that observed is not used again.
 class SpareTape {
  public:
   SpareTape();

@@ -17,11 +17,11 @@
 //   Spills     spills.h     moves held tensors to a tier, or packs them, until backward reads them
 //
 // Policy
-// - The tape notes the version of a storage (core/tensor/storage.h) for each value, when it is made or first seen. Who
-//   writes a value that needs a gradient, through whatever view or alias, gets an error at its next recorded use, and
-//   one in backward where it was kept.
-// - A value that needs no gradient may be written: to the tape it is another one from then on. A segment that would
-//   have to be recomputed from what it was is an error; it never reads what came later.
+// - The tape notes the version of a storage (core/tensor/storage.h) for each value, when it is made or first seen. A
+//   write to a value that needs a gradient, through whatever view or alias, makes its next recorded use throw, and
+//   backward where the value was kept.
+// - A value that needs no gradient may be written: to the tape it is another one from then on. A segment
+//   that would have to be recomputed from the old value throws; it never reads the new one.
 
 #include <cstdint>
 #include <memory>
@@ -60,7 +60,7 @@ struct TapeTimes {
   std::vector<double> forward, recompute, backward;  ///< recompute: all of its runs after the first
 };
 
-/// Told of a leaf whose gradient is complete.
+/// Called with a leaf whose gradient is complete.
 using LeafHook = FunctionRef<void(const std::shared_ptr<Leaf>&)>;
 
 class Tape {
@@ -78,14 +78,14 @@ class Tape {
   ///
   /// `on_gradient` is called once for every leaf on the tape: when the first of the nodes that have it as an operand
   /// has run backward, or was passed over, and no segment will run one of them again. From then on nothing on the tape
-  /// adds to the leaf's gradient, which is undefined where none came, or reads the leaf. (Another tensor that shares
+  /// reads the leaf or adds to its gradient (undefined where no node gave one). (Another tensor that shares
   /// its bytes may still be kept: Storage::is_held_for_backward.) The hook may take the gradient away and write the
   /// leaf; what it throws ends the backward.
   void backward(const Tensor& loss, Tensor seed = {}, const LeafHook* on_gradient = nullptr);
 
   /// Drops everything recorded; capacity is kept for the next step.
   void clear() noexcept;
-  /// The same, and follows no plan, trains all leaves and notes no times from then on.
+  /// The same, and from then on follows no plan, trains all leaves and notes no times.
   void reset() noexcept;
 
   std::size_t node_count() const noexcept;
@@ -97,13 +97,13 @@ class Tape {
   std::size_t kept_bytes(Category category = Category::activation) const;
 
   /// Gives every node of the recordings from now on the fate that `plan` has for it, in place of the segments that the
-  /// program names; null: back to those. A recording that departs from the plan throws PlanError. The tape must be
-  /// empty (AutogradError). What the plan offloads goes to `tier`; without one such a plan throws PlanError. Recording
-  /// and backward then throw what memory::offload() and its fellows throw, FileError among it.
+  /// program names; null: the program's segments again. A recording that departs from the plan throws PlanError. The
+  /// tape must be empty (AutogradError). `tier` takes what the plan offloads; without one such a plan throws PlanError.
+  /// Recording and backward then throw what memory::offload() and its fellows throw, FileError among it.
   void follow(std::shared_ptr<const TapePlan> plan, std::shared_ptr<Tier> tier = nullptr);
 
   /// From now on these leaves are trained and all others are constants, for which nothing is computed or kept; null:
-  /// all of them are. A leaf that is frozen is never. The set must live as long; the tape must be empty
+  /// all leaves are trained. A frozen leaf never is. The set must live as long; the tape must be empty
   /// (AutogradError).
   void train(const LeafSet* leaves);
 

@@ -13,7 +13,7 @@ threads=${2:-1}
 rounds=${3:-2}
 ours=$build/bin/elementwise_benchmark
 if [ ! -x "$ours" ]; then
-  echo "elementwise_peers.sh: $ours is not there; build elementwise_benchmark first" >&2
+  echo "elementwise_peers.sh: $ours does not exist; build elementwise_benchmark first" >&2
   exit 1
 fi
 if ! "${THIMBLE_PYTHON:-python3}" -c 'import torch' 2>/dev/null; then

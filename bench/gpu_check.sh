@@ -389,7 +389,7 @@ for name in $chosen; do
   summary=$out/summary-$name.txt
   : >"$summary"
   if [ "$name" != build ] && [ ! -x "$tests" ]; then
-    note "$name" FAILED "$tests is not there: the stage build comes first"
+    note "$name" FAILED "$tests does not exist: the stage build comes first"
     failed=1
     continue
   fi

@@ -27,8 +27,6 @@ std::string colour_of(Category category) {
 
 constexpr const char* plain = "\033[0m";
 
-std::string readable(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
-
 int columns_of(std::FILE* terminal) {
   winsize size{};
   if (ioctl(fileno(terminal), TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
@@ -89,14 +87,14 @@ std::string live_picture(const LiveBytes& bytes, int columns) {
   for (const Category category : report::stacking_order) {
     const std::size_t part = bytes.now[static_cast<std::size_t>(category)];
     if (part == 0) continue;
-    const std::string entry = std::string(report::label_of(category)) + " " + readable(part);
+    const std::string entry = std::string(report::label_of(category)) + " " + format_bytes(part);
     const int needs = static_cast<int>(report::display_width(entry)) + 2 + (width == 0 ? 0 : 2);
     if (width + needs > columns) break;  // the bar has it still
     legend += (width == 0 ? "" : "  ") + colour_of(category) + "\xE2\x96\x88" + plain + " " + entry;
     width += needs;
   }
-  std::string sums = "committed " + readable(bytes.committed_bytes) + "  peak " + readable(bytes.peak_bytes);
-  if (bytes.budget_bytes > 0) sums += "  budget " + readable(bytes.budget_bytes);
+  std::string sums = "committed " + format_bytes(bytes.committed_bytes) + "  peak " + format_bytes(bytes.peak_bytes);
+  if (bytes.budget_bytes > 0) sums += "  budget " + format_bytes(bytes.budget_bytes);
   return bar(bytes, whole, columns) + "\n" + legend + "\n" + clipped(sums, columns) + "\n";
 }
 

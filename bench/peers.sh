@@ -13,7 +13,7 @@ build=${1:-build}
 threads=${2:-1}
 rounds=${3:-3}
 if [ ! -f "$build/libthimble.a" ]; then
-  echo "peers.sh: $build/libthimble.a is not there; build the library first" >&2
+  echo "peers.sh: $build/libthimble.a does not exist; build the library first" >&2
   exit 1
 fi
 out=$(mktemp -d)

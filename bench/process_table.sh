@@ -1,6 +1,6 @@
 #!/bin/sh
 # The budget is the process: for models, ways of running them and numbers of threads, what was predicted for the arena
-# and stated for all else, and what the kernel counted. Each run is made again under an RLIMIT_DATA of exactly that sum
+# and stated for all else, and what the kernel counted. Each run is repeated under an RLIMIT_DATA of exactly that sum
 # and, where control groups can be made, in one of exactly that many bytes.
 #
 #   bench/process_table.sh PROGRAM [MODEL...]

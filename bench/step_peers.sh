@@ -22,7 +22,7 @@ ours=$build/bin/step_benchmark
 clock=best_ms
 [ "$CLOCK" = processor ] && clock=processor_ms
 if [ ! -x "$ours" ]; then
-  echo "step_peers.sh: $ours is not there; build step_benchmark first" >&2
+  echo "step_peers.sh: $ours does not exist; build step_benchmark first" >&2
   exit 1
 fi
 out=$(mktemp -d)

@@ -26,7 +26,7 @@ if [ "$CLOCK" = processor ]; then
   fi
 fi
 if [ ! -x "$program" ]; then
-  echo "step_scaling.sh: $program is not there; build step_benchmark first" >&2
+  echo "step_scaling.sh: $program does not exist; build step_benchmark first" >&2
   exit 1
 fi
 for table in $TABLES; do

@@ -32,7 +32,7 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
-/// An argument (a rate, a probability, a name, a flag) is outside of what is allowed.
+/// An argument (a rate, a probability, a name, a flag) is outside of its allowed range.
 class ValueError : public Error {
  public:
   using Error::Error;
@@ -64,7 +64,7 @@ class FileError : public Error {
   std::uint64_t offset_;
 };
 
-/// A rank failed, did not answer in time, or sends what does not fit what is received (dist/communicator.h).
+/// A rank failed, did not answer in time, or sent what the receiver does not expect (dist/communicator.h).
 class RankError : public Error {
  public:
   RankError(int rank, const std::string& text) : Error(text), rank_(rank) {}
@@ -86,10 +86,10 @@ class AwayError : public Error {
 class OutOfMemory : public Error {
  public:
   struct Facts {
-    std::size_t requested_bytes = 0;     ///< what was asked for
+    std::size_t requested_bytes = 0;     ///< of the request
     std::size_t in_use_bytes = 0;        ///< live bytes at that moment
     std::size_t peak_bytes = 0;          ///< largest live bytes so far
-    std::size_t capacity_bytes = 0;      ///< what the resource may use at most; 0: unbounded
+    std::size_t capacity_bytes = 0;      ///< limit of the resource; 0: unbounded
     std::size_t largest_free_bytes = 0;  ///< the largest block that could have been served
   };
 

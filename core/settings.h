@@ -1,12 +1,12 @@
 #pragma once
-// What the whole process computes with. All of it changes bits or workspaces, so a plan's key names it
+// Settings of the whole process. Each changes bits or workspaces, so a plan's key names it
 // (kernels::describe_compute). The rest of ambient state is a thread's (core/tensor/context.h).
 
 #include <atomic>
 
 namespace thimble {
 
-/// Written by the functions that are named, which check what they are given; read by every launch.
+/// The functions named here write them and check the values; every launch reads them.
 struct Settings {
   std::atomic<int> threads;  ///< of kernels: set_thread_count (core/threads/parallel.h)
   std::atomic<int> isa;      ///< a kernels::Isa: kernels::set_isa (core/kernels/cpu/base/isa.h)

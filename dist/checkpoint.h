@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints of ranks that train together: one file, which is that of one rank with all state (nn/files/checkpoint.h).
+// Checkpoints of ranks that train together: one file, as one rank with all state writes it (nn/files/checkpoint.h).
 // So it is read by any number of ranks in any stage of ZeRO: each takes its parts of the file.
 //
 // Rank 0 writes, and is given the parts of the others one after the other: it needs room for the largest part of one

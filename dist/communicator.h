@@ -3,7 +3,7 @@
 //
 //   - A communicator is used by one thread, that of its rank. All its ranks make the same collective calls in the same
 //     order.
-//   - Between two ranks the n-th send meets the n-th receive, in each communicator by itself.
+//   - Between two ranks the n-th send meets the n-th receive, separately in each communicator.
 //   - Never wait inside of a launch (core/launch/launch.h): an arena that wants to move blocks would wait, too. Who
 //     sends or receives tensors holds a Pin or a WritePin until the wait is over.
 //   - A dry communicator counts bytes and messages, and moves nothing: its addresses may be null.
@@ -45,7 +45,7 @@ struct Receive {
 /// Sends and receives that have begun. Until wait() is over, or is_done() says so, their memory stays where it is,
 /// nothing that is sent is written and nothing that is received is read. The communicator outlives it.
 ///
-/// The destructor waits; an error that it meets is thrown by the communicator's next call, or by who runs the ranks.
+/// The destructor waits; the communicator's next call, or the code that runs the ranks, throws an error that it meets.
 /// Where an exception destroys it, it is given up instead, and the rank can send and receive no more.
 class Transfer {
  public:
@@ -95,7 +95,7 @@ class Communicator {
   bool is_dry() const noexcept { return transport_ == nullptr; }
 
   /// Begins all of these sends and receives at once. The sizes of a send and of the receive that it meets are equal, or
-  /// RankError names both. Throws ValueError where a rank is none of the communicator's.
+  /// RankError names both. Throws ValueError for a rank that the communicator does not have.
   Transfer exchange(std::span<const Send> sends, std::span<const Receive> receives);
 
   /// `all` (size() * bytes) gets the `bytes` bytes of each rank, by rank. In place where `mine` is its place in `all`.

@@ -51,7 +51,7 @@ struct Range {
   std::int64_t size() const noexcept { return end - begin; }
 };
 
-/// What a rank has of a parameter that is shared out by itself (ZeRO-3): as equal as whole grains allow. The first part
+/// A rank's part of a parameter that is shared out separately (ZeRO-3): as equal as whole grains allow. The first part
 /// goes to another rank for each `number`, so that small parameters do not all go to one.
 Range shard_range(std::int64_t elements, int ranks, int rank, std::size_t number);
 
@@ -67,7 +67,7 @@ using RangeOf = FunctionRef<Range(std::size_t parameter, int rank)>;
 /// < 1.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks,
                                  const BucketOptions& options = {});
-/// The same where each parameter is shared out by itself: a bucket has all of rank 0, then all of rank 1, and so on.
+/// The same where each parameter is shared out separately: a bucket has all of rank 0, then all of rank 1, and so on.
 std::vector<Bucket> make_buckets(const std::vector<optim::Named>& parameters, int ranks, const BucketOptions& options,
                                  RangeOf range_of);
 

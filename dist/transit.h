@@ -9,7 +9,7 @@
 
 namespace thimble::dist {
 
-/// Name what goes and what comes, begin() it, and wait(). All tensors are dense. On a dry device nothing has an
+/// Name the sends and receives, begin() them, and wait(). All tensors are dense. On a dry device nothing has an
 /// address, so the communicator must be dry, or have one rank. Move-only; ends as its Transfer does.
 class Transit {
  public:

@@ -1,5 +1,5 @@
 #pragma once
-// Dense windows of flat tensors: what lies at a place of a bucket, or of what came from other ranks. And the path that
+// Dense windows of flat tensors: a part of a bucket, or of bytes from other ranks. And the path that
 // both are booked under.
 
 #include <cstdint>

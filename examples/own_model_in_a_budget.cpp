@@ -13,11 +13,11 @@ using namespace thimble;
 /// A multilayer perceptron with residual blocks: (N, 64) -> (N, 1).
 class Net : public nn::Module {
  public:
-  explicit Net(Device device) : in_(child<nn::Linear>("in", 64, 256, nn::Placement{device})) {
+  explicit Net(Device device) : in_(child<nn::Linear>("in", 64, 256, nn::TensorOptions{device})) {
     for (int i = 0; i < 8; ++i) {
-      blocks_.push_back(&child<nn::Linear>("block" + std::to_string(i), 256, 256, nn::Placement{device}));
+      blocks_.push_back(&child<nn::Linear>("block" + std::to_string(i), 256, 256, nn::TensorOptions{device}));
     }
-    out_ = &child<nn::Linear>("out", 256, 1, nn::Placement{device});
+    out_ = &child<nn::Linear>("out", 256, 1, nn::TensorOptions{device});
   }
   Tensor operator()(const Tensor& x) {
     Tensor h = in_(x);

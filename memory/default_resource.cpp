@@ -21,7 +21,7 @@ Stack make_resource(Device device, Options options) {
   stack.arena = std::make_shared<Arena>(make_backing(device), options.arena);
   stack.top = stack.arena;
   if (!options.plans.empty()) {
-    stack.top = stack.placed = std::make_shared<Placed>(stack.top, std::move(options.plans));
+    stack.top = stack.placed = std::make_shared<PlacedArena>(stack.top, std::move(options.plans));
   }
   if (options.limit_bytes != 0) stack.top = stack.limit = std::make_shared<Limit>(stack.top, options.limit_bytes);
   stack.top = stack.ledger = std::make_shared<Ledger>(stack.top);

@@ -24,15 +24,16 @@ namespace thimble::memory {
 
 struct Options {
   Arena::Options arena = {};
-  std::size_t limit_bytes = 0;       ///< bound of live requested bytes; 0: none
-  bool trace = false;                ///< record every event
-  std::vector<StepPlan> plans = {};  ///< of the first step, the second, ...; the last one repeats. None: nothing placed
+  std::size_t limit_bytes = 0;  ///< bound of live requested bytes; 0: none
+  bool trace = false;           ///< record every event
+  std::vector<StepPlacement> plans =
+      {};  ///< of the first step, the second, ...; the last one repeats. None: nothing placed
 };
 
 struct Stack {
   std::shared_ptr<Arena> arena;
-  std::shared_ptr<Placed> placed;  ///< null without plans
-  std::shared_ptr<Limit> limit;    ///< null unless asked for
+  std::shared_ptr<PlacedArena> placed;  ///< null without plans
+  std::shared_ptr<Limit> limit;         ///< null unless asked for
   std::shared_ptr<Ledger> ledger;
   std::shared_ptr<Trace> trace;  ///< null unless asked for
   std::shared_ptr<Resource> top;

@@ -1,6 +1,7 @@
 #pragma once
 // Bytes and numbers as people write them and read them.
 
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,12 +10,20 @@ namespace thimble {
 
 /// memory::human_bytes for differences too: "512 B", "16.00 KiB", "-4.99 GiB".
 std::string format_bytes(std::int64_t bytes);
+template <std::unsigned_integral T>
+std::string format_bytes(T bytes) {
+  return format_bytes(static_cast<std::int64_t>(bytes));
+}
 
 /// The shortest decimal text that reads back as the same double: "0.1", "1e+300", "nan", "inf".
 std::string format_real(double value);
 
 /// Groups of three digits: "1,234,567", "-1,024".
 std::string format_grouped(std::int64_t value);
+template <std::unsigned_integral T>
+std::string format_grouped(T value) {
+  return format_grouped(static_cast<std::int64_t>(value));
+}
 
 /// Reads a SIZE: digits with an optional decimal part, an optional space, and a unit B, KB, MB, GB, TB (powers of 1000)
 /// or KiB, MiB, GiB, TiB (powers of 1024), upper or lower case; without a unit, a whole number of bytes. Exact decimal

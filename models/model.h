@@ -1,5 +1,5 @@
 #pragma once
-// What every reference model offers, and the list of them by name.
+// The interface of every reference model, and the list of them by name.
 
 #include <cstdint>
 #include <memory>
@@ -83,7 +83,7 @@ struct ModelInfo {
 /// Builds a model under the path of its family ("gpt", "bert", "resnet", "mlp", ...). Throws ValueError: unknown name
 /// (the message lists all), sizes that do not fit (heads that do not divide the width, an image that is too small).
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options = {},
-                                  const nn::Placement& on = {});
+                                  const nn::TensorOptions& on = {});
 
 /// All models with their own sizes; parameters are counted on a dry device.
 std::vector<ModelInfo> model_list();

@@ -1,5 +1,5 @@
 #pragma once
-// Named models: what a program that plans and trains the models that come with it includes beside thimble.h.
+// Named models: for programs that plan and train the models of the library; include it beside thimble.h.
 
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/model.h>

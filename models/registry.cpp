@@ -16,29 +16,29 @@
 namespace thimble::models {
 namespace registry_detail {
 
-std::unique_ptr<Model> resnet(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> resnet(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   const PathScope family("resnet");
   return std::make_unique<Resnet>(name, options, on);
 }
 
-std::unique_ptr<Model> mlp(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> mlp(std::string_view, const ModelOptions& options, const nn::TensorOptions& on) {
   const PathScope family("mlp");
   return std::make_unique<Mlp>(options, on);
 }
 
-std::unique_ptr<Model> googlenet(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> googlenet(std::string_view, const ModelOptions& options, const nn::TensorOptions& on) {
   const PathScope family("googlenet");
   return std::make_unique<Googlenet>(options, on);
 }
 
-std::unique_ptr<Model> sharedconv(std::string_view, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> sharedconv(std::string_view, const ModelOptions& options, const nn::TensorOptions& on) {
   const PathScope family("sharedconv");
   return std::make_unique<Sharedconv>(options, on);
 }
 
 struct Row {
   std::string_view name, description;
-  std::unique_ptr<Model> (*make)(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+  std::unique_ptr<Model> (*make)(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
   Theory (*theory)(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 };
 
@@ -80,7 +80,7 @@ Tensor Model::loss(const Batch& batch) {
   return cross_entropy(forward(batch.input), batch.target);
 }
 
-std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   return registry_detail::row_of(name).make(name, options, on);
 }
 

@@ -125,7 +125,7 @@ struct Theory {
   std::vector<Term> outside;
   std::string unknown;  ///< empty, or whose kept tensors have no closed form: layers and outside are then empty
 
-  // How a family says what it is made of.
+  // The parts that a family's theory is built from.
 
   void weight(const Shape& shape, std::int64_t count = 1) { parameters.push_back({shape, false, count}); }
   /// Gain and bias of norms over `width` numbers.
@@ -159,7 +159,7 @@ struct Theory {
   /// runs under checkpoint() and keeps its result alone. Throws ValueError, naming `unknown`, where that is not empty,
   /// and for recomputed layers where products read casts or codes.
   std::int64_t kept_bytes(Category category, std::int64_t batch, bool is_recomputed = false) const;
-  /// What is there when backward begins: parameters, buffers, the optimizer's state, the batch and what is kept of it.
+  /// Bytes alive when backward begins: parameters, buffers, the optimizer's state, the batch and what is kept of it.
   /// Gradients are not there yet. Throws ValueError as kept_bytes and state do.
   std::int64_t held_bytes(std::int64_t moments, std::int64_t batch) const;
 };

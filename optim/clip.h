@@ -12,10 +12,10 @@ namespace thimble::optim {
 /// Throws ValueError when max_norm is not positive.
 Tensor clip_grad_norm(const std::vector<Named>& parameters, double max_norm);
 
-/// The scaling alone, by the sums of squares of all gradients there are, whoever has them.
+/// The scaling alone, by the sums of squares of all gradients, also those of other ranks.
 void clip_gradients(const std::vector<Named>& parameters, const Tensor& square_sums, double max_norm);
 
-/// The sums of squares of all gradients that there are, one f64 each, on the device; undefined where there is none.
+/// The sums of squares of all existing gradients, one f64 each, on the device; undefined without gradients.
 Tensor gradient_square_sums(const std::vector<Named>& parameters);
 
 /// sqrt of their sum, of what gradient_square_sums or clip_grad_norm gives. Throws DeviceError on a dry device.

@@ -62,7 +62,7 @@ class GradScaler {
   Verdict judge(const std::vector<Named>& parameters, double clip_norm = 0) const;
   /// Whether judge looks at gradients.
   bool looks(double clip_norm) const noexcept { return options_.is_dynamic || clip_norm > 0; }
-  /// What judge makes of the sums of squares of all gradients (gradient_square_sums), which it reads.
+  /// judge()'s verdict from the sums of squares of all gradients (gradient_square_sums), which it reads.
   Verdict judge_sums(const Tensor& square_sums, double clip_norm) const;
   /// Counts the step and moves the scale. A static scale stays.
   void record(const Verdict& verdict) noexcept;

@@ -36,7 +36,7 @@ const char* to_string(NarrowUpdate update) noexcept;
 /// DTypeError for a narrow parameter that is not bf16 with `stochastic`, or neither bf16 nor f16 with `kahan`.
 Named make_extra(NarrowUpdate update, const Named& parameter);
 
-/// What a kernel is told about a parameter and its extra, in the update with this number.
+/// A kernel's arguments for a parameter and its extra, in the update with this number.
 kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter, const Tensor& extra,
                                      std::int64_t step_count, const Addresses& at);
 

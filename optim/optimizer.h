@@ -37,7 +37,7 @@ struct Named {
   std::int64_t whole_elements() const noexcept { return is_part() ? elements_of_whole : tensor.elements(); }
 };
 
-/// Throws AutogradError where a module now holds another tensor than one of these.
+/// Throws AutogradError where a module no longer holds one of these tensors.
 void check_members(const std::vector<Named>& parameters);
 
 /// State is made in the constructor, all of it, so that a plan knows it before the first step and a step needs no
@@ -60,7 +60,7 @@ class Optimizer {
   void begin_step() noexcept { ++step_count_; }
   /// ... and does that of one parameter, where it has a gradient. Throws ValueError for an index out of range.
   void step_one(std::size_t index);
-  /// ... and ends it: what was still being written to a tier is there afterwards, and parameters of a store are away.
+  /// ... and ends it: completes writes to a tier, and puts the parameters of a store away.
   /// Throws FileError.
   void end_step();
   /// Throws AutogradError where a module now holds another tensor than the one that is trained here: it was assigned
@@ -78,7 +78,7 @@ class Optimizer {
   double gradient_factor() const noexcept { return gradient_factor_; }
   void set_gradient_factor(double factor);
   virtual bool takes_gradient_factor() const noexcept { return false; }
-  /// Whether every element is updated by itself, so that parts of a parameter can be updated apart.
+  /// Whether the update is elementwise, so that parts of a parameter can be updated separately.
   virtual bool is_elementwise() const noexcept { return true; }
   /// Updates done so far.
   std::int64_t step_count() const noexcept { return step_count_; }
@@ -128,9 +128,9 @@ class Optimizer {
   /// Adds a moment, as `<parameter>.<kind>`, and its scales, where there are some, as `<parameter>.<kind>_scale`.
   void add_moment(std::size_t index, std::string_view kind, bool is_signed);
 
-  /// What was added; undefined where it is away, or there is none.
+  /// The state that was added; undefined where it is away or none was.
   Tensor state_of(std::size_t index, std::string_view kind) const;
-  /// Writes what a kernel is told about a parameter, but for the numbers of its rule.
+  /// Writes a kernel's arguments for a parameter, except the numbers of its rule.
   void set_arguments(kernels::UpdateArgs& args, std::size_t index, double weight_decay, const Addresses& at) const;
   /// The same with the moments of these kinds; empty: the rule has none.
   void set_arguments(kernels::ElementArgs& args, std::size_t index, double weight_decay, const Addresses& at,

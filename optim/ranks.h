@@ -25,7 +25,7 @@ class Ranks {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
 
-  /// The leaves that the tape trains. The optimizer may have parts of them.
+  /// The leaves that the tape trains. The optimizer may own parts of them.
   virtual const LeafSet& leaves() const noexcept = 0;
   /// Throws where the optimizer is not one of what these ranks share out (ValueError, AutogradError), or a gradient is
   /// there already (PlanError).
@@ -38,7 +38,7 @@ class Ranks {
   virtual void end_micro_batch() = 0;
   /// After the last one: the optimizer's parameters have their gradients.
   virtual void complete_gradients() = 0;
-  /// The sum over all micro-batches, of those of this rank, one element each.
+  /// The sum over all ranks' micro-batches; `own` are this rank's, one element each.
   virtual Tensor sum_losses(std::span<const Tensor> own) = 0;
   /// The sums of squares of whole gradients, as gradient_square_sums has them on one rank.
   virtual Tensor gradient_square_sums(const Optimizer& optimizer) = 0;

@@ -8,8 +8,8 @@
 // - A node's operator holds the last references to what it saved and to its gradient: it may write results in their
 //   place.
 // - A leaf's hook runs when the first node that has the leaf as an operand is done.
-// - A leaf that has a gradient of before (another micro-batch's) gets this one as a whole: what its uses give is summed
-//   apart first. So micro-batches add up as those of ranks do, each of which has its own sum (optim/ranks.h).
+// - A leaf that already has a gradient (another micro-batch's) first sums what its uses give, then adds that sum. So
+//   micro-batches add up as ranks do, each of which has its own sum (optim/ranks.h).
 //
 // Example: y = mul(a, b), z = exp(y), with leaves a and b (recorded.h)
 //

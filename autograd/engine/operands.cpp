@@ -43,8 +43,7 @@ std::string written_text(const Recorded& recorded, const Tensor& t) {
     maker = with_path(std::string("made by ") + node.type->name, " in ", node.path);
   }
   return maker +
-         ", was written in place since; its gradient would be wrong: write before the first use, or make a new "
-         "tensor";
+         ", was written in place since; its gradient would be wrong: write before the first use, or make a new tensor";
 }
 
 Needs needs_of(const Recorded& recorded, const OpType& type, std::span<const Tensor> inputs) {
@@ -75,8 +74,7 @@ void check_operands(const Recorded& recorded, const OpType& type, std::span<cons
       if (is_written(recorded, t)) refuse(type, i, t, written_text(recorded, t));
     } else if (!t.leaf() && t.origin() == Origin::gradient && type.differentiable[static_cast<int>(i)]) {
       refuse(type, i, t,
-             "is a gradient or made of one, and second derivatives are not computed; detach() makes it "
-             "a constant");
+             "is a gradient or made of one, and second derivatives are not computed; detach() makes it a constant");
     }
   }
 }

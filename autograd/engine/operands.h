@@ -1,6 +1,6 @@
 #pragma once
-// What may be an operand of a recorded operator, or a loss, and what is refused: what was written since, belongs to
-// another recording, or is a gradient.
+// Checks the operands of recorded operators, and losses. Refuses a tensor that was written since, belongs to another
+// recording, or is a gradient.
 
 #include <cstdint>
 #include <span>

@@ -30,8 +30,8 @@ class Recompute {
  public:
   Recompute(Recorded& recorded, Segments& segments) : recorded_(recorded), segments_(segments) {}
 
-  /// Backward is at this node: all that its backward reads is there afterwards. Throws what the operators throw, and
-  /// AutogradError where a tensor was overwritten since.
+  /// Makes all that the backward of this node reads; called when backward reaches it. Throws what the operators throw,
+  /// and AutogradError where a tensor was overwritten since.
   void provide(std::uint32_t node);
   /// Backward is done with the node: nobody asks any more for what it makes.
   void pass(std::uint32_t node) noexcept;
@@ -44,7 +44,7 @@ class Recompute {
     std::uint32_t edge;    // in Recorded::saved; none: for a segment
     std::int32_t segment;  // that the value is a source of
   };
-  // An open segment: what of it is yet to be recomputed.
+  // An open segment: which of its nodes are still to be recomputed.
   struct Open : Needed {
     std::vector<Wait> waits;         // in order of the value's producer
     std::vector<std::uint32_t> due;  // nodes to be run at once

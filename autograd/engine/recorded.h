@@ -83,7 +83,7 @@ class Recorded {
   /// Forgets all nodes and values, and drops what is held. Tensors of this recording are on no tape from then on.
   void clear() noexcept;
 
-  /// Room for an operator's record, as long as its node is there.
+  /// Room for an operator's record, for as long as its node lives.
   void* allocate_record(std::size_t size, std::size_t alignment);
 
   std::uint32_t add_value(const Tensor& t, std::int32_t producer);

@@ -6,7 +6,7 @@
 // - A spill takes a whole storage with all values of the tape on it. While it is *away* their slots are empty, their
 //   Value::spill names it, and its members tell what window on the bytes each of them is.
 // - It takes bytes that the tape alone holds, and that nobody wrote while they were on their way; else they stay.
-// - All happens at ordinals that the plan names: what is allocated does not depend on how fast a disk is.
+// - Spills act at ordinals that the plan names, so that allocations do not depend on a disk's speed.
 // - Whoever reads a member in backward gets all of them back. What a recomputed segment keeps is not spilled again.
 //
 // Example: {node 0, result, offload, away_after 1, gone_after 3, back_before 4} of y, which node 0 makes

@@ -32,7 +32,7 @@
 #include <thimble/models/training/random_run.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/nn/quant/codes.h>
-#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/step/captured_step.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
 
@@ -239,19 +239,19 @@ void run_small_updates(Device device) {
 /// Training steps of a model, one launch after the other and as a graph.
 void run_steps(Device device, const models::Setup& setup) {
   const memory::Stack stack =
-      memory::make_resource(device, {.plans = nn::plan_steps(device, models::training_run(setup))});
+      memory::make_resource(device, {.plans = nn::plan_steps(device, models::zero_batch_run(setup))});
   const ResourceScope scope(stack.top);
   Generator generator(1);
   const GeneratorScope random(generator);
   const std::unique_ptr<models::Model> model =
-      models::make_model(setup.model, setup.sizes, models::placement(setup, device));
+      models::make_model(setup.model, setup.sizes, models::tensor_options(setup, device));
   const std::unique_ptr<optim::Optimizer> optimizer = models::make_optimizer(setup, *model);
   const models::Batch batch = model->empty_batch(setup.batch, device);
   fill(batch.input, 1), fill(batch.target, 2);
   const auto loss_of = [&](std::int64_t) { return model->loss(batch); };
   const nn::StepOptions options = models::step_options(setup, model->is_text(), device);
   const auto eager = [&] {
-    const Placed::Step placed(*stack.placed);
+    const PlacedArena::Step placed(*stack.placed);
     nn::training_step(*optimizer, loss_of, options);
   };
   const std::string name = setup.model + "_";
@@ -263,7 +263,7 @@ void run_steps(Device device, const models::Setup& setup) {
               std::string(to_string(setup.dtype)).c_str(),
               static_cast<unsigned long long>(runtime.launch_count() - launches),
               static_cast<unsigned long long>(runtime.synchronization_count() - waits));
-  nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
+  nn::CapturedStep recorded(*stack.placed, *optimizer, loss_of, options);
   for (int i = 0; i < 3; ++i) recorded.run();
   report((name + "graph").c_str(), setup.dtype, seconds_of(device, [&] { recorded.run(); }), 1e9, "steps/s");
 }

@@ -93,7 +93,7 @@ void measure(const Options& options) {
   const auto run = make(device);
   plan.apply(run->options(), device);
   const auto step = [&] {
-    std::optional<Placed::Step> placed;
+    std::optional<PlacedArena::Step> placed;
     if (stack.placed) placed.emplace(*stack.placed);
     run->step();
   };
@@ -111,7 +111,7 @@ void measure(const Options& options) {
     const std::chrono::duration<double, std::milli> elapsed = Clock::now() - start;
     best_ms = std::min(best_ms, elapsed.count() / static_cast<double>(options.steps));
   }
-  const auto model = models::make_model(setup.model, setup.sizes, placement(setup, dry(device)));
+  const auto model = models::make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   const std::int64_t items = setup.batch * (model->is_text() ? model->options().sequence : 1);
   const Arena::Statistics arena = stack.arena->statistics();
   nlohmann::ordered_json json{{"model", setup.model},

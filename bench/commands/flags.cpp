@@ -43,7 +43,7 @@ std::string flag_of(std::string option) {
       {"prices_techniques", "techniques"},
       {"process_budget_bytes", "process-budget"},
       {"rate", "lr"},
-      {"records_steps", "graph"},
+      {"captures_steps", "graph"},
       {"sequence", "seq"}};
   for (const auto& [name, flag] : of_other_name) {
     if (option == name) return "--" + std::string(flag);
@@ -261,8 +261,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             optimizer_name(*setup, false);
           },
           "sgd, momentum, adam, adamw, adafactor; momentum8, adam8, adamw8: 8-bit state (momentum for images, adamw "
-          "for "
-          "text)")
+          "for text)")
       ->type_name("O");
   command
       .add_option_function<std::string>(

@@ -7,7 +7,7 @@
 
 namespace thimble::bench {
 
-/// As lines: what runs in FP8, of what its products are, what falls back and why, what stays in a higher precision.
+/// As lines: the layers in FP8 and their products' operands, the fallbacks and why, and what stays in higher precision.
 std::string to_lines(const nn::Fp8Layers& layers);
 
 /// As JSON: {"layers": [path], "fallbacks": [{"layer", "reason"}], "higher_precision": [path],

@@ -35,14 +35,13 @@ void print_json(const SafetensorsReader& file, std::uint64_t bytes) {
 void print_table(const SafetensorsReader& file, std::uint64_t bytes) {
   for (const SafetensorsEntry& entry : file.header().tensors) {
     std::printf("%-8s %-24s %16s  %s\n", std::string(to_string(entry.dtype)).c_str(), shape_text(entry.shape).c_str(),
-                format_grouped(static_cast<std::int64_t>(entry.bytes())).c_str(), quote(entry.name, 200).c_str());
+                format_grouped(entry.bytes()).c_str(), quote(entry.name, 200).c_str());
   }
   for (const auto& [key, value] : file.header().metadata) {
     std::printf("%s = %s\n", quote(key, 200).c_str(), quote(value, 200).c_str());
   }
-  std::printf("%zu tensors, %s bytes (%s)\n", file.header().tensors.size(),
-              format_grouped(static_cast<std::int64_t>(bytes)).c_str(),
-              format_bytes(static_cast<std::int64_t>(bytes)).c_str());
+  std::printf("%zu tensors, %s bytes (%s)\n", file.header().tensors.size(), format_grouped(bytes).c_str(),
+              format_bytes(bytes).c_str());
 }
 
 }  // namespace inspect_detail

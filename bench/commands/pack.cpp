@@ -43,9 +43,8 @@ void print_json(std::size_t buffers, const memory::Placement& placement, const F
 }
 
 void print_line(std::size_t buffers, const memory::Placement& placement, const Flags& flags) {
-  const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
   std::printf("%zu buffers: height %s, load %s, ratio %.5f%s; found by the %s stage in %.1f ms%s\n", buffers,
-              grouped(placement.height).c_str(), grouped(placement.load).c_str(), placement.ratio(),
+              format_grouped(placement.height).c_str(), format_grouped(placement.load).c_str(), placement.ratio(),
               placement.is_optimal ? " (optimal)" : "", std::string(to_string(placement.stage)).c_str(), placement.ms,
               flags.capacity == 0                  ? ""
               : placement.height <= flags.capacity ? "; within the capacity"

@@ -131,8 +131,7 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
 }
 
 void print_line(const std::string& name, std::size_t bytes) {
-  std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(static_cast<std::int64_t>(bytes)).c_str(),
-              format_bytes(static_cast<std::int64_t>(bytes)).c_str());
+  std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
 }
 
 std::string percent(double part) { return report::format_fixed(100 * part, 1) + " %"; }
@@ -151,14 +150,13 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
 }
 
 void print_techniques(const models::PlanReport& report) {
-  std::printf("what a technique more would allow (time over one step that keeps everything, none of them on)\n");
+  std::printf("what one more technique would allow (time over a step that keeps everything, without any of them)\n");
   std::printf("  %-34s %18s  %10s  %10s  %10s\n", "with", "smallest bytes", "", "at time", "in budget");
   for (const models::TechniquePrice& price : report.techniques) {
     const std::string in_budget = price.time_overhead_in_budget ? percent(*price.time_overhead_in_budget) : "-";
     std::printf("  %-34s %18s  %10s  %10s  %10s%s%s\n",
                 price.options.empty() ? "(as it is)" : with_flags(price.options).c_str(),
-                format_grouped(static_cast<std::int64_t>(price.minimum_bytes)).c_str(),
-                format_bytes(static_cast<std::int64_t>(price.minimum_bytes)).c_str(),
+                format_grouped(price.minimum_bytes).c_str(), format_bytes(price.minimum_bytes).c_str(),
                 percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
                 price.note.c_str());
   }
@@ -206,7 +204,7 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
       const std::string nodes = std::to_string(s.first) + "-" + std::to_string(s.end - 1);
       std::printf("  %-9s %-44s %16s  %zu of %u nodes\n", nodes.c_str(),
                   (std::string(static_cast<std::size_t>(2 * s.depth), ' ') + s.path).c_str(),
-                  format_grouped(static_cast<std::int64_t>(s.kept_bytes)).c_str(), s.dropped, s.end - s.first);
+                  format_grouped(s.kept_bytes).c_str(), s.dropped, s.end - s.first);
     }
   }
   if (report.plan.offloaded_bytes > 0) print_line("offloaded per step", report.plan.offloaded_bytes);
@@ -244,7 +242,7 @@ std::string in_words(const std::vector<int>& ranks) {
 
 /// Live bytes at the peak of every distinct rank.
 void print_ranks(std::span<const models::RankPlan> plans) {
-  std::printf("ranks, by what they have\n");
+  std::printf("ranks, by their shares\n");
   std::printf("  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)", "parameter", "gradient",
               "optimizer", "communication", "the rest");
   for (const models::RankPlan& plan : plans) {
@@ -256,10 +254,10 @@ void print_ranks(std::span<const models::RankPlan> plans) {
       rest -= of(c);
     }
     std::printf("  %-14s %16s %16s %16s %16s %16s %16s%s\n", in_words(plan.ranks).c_str(),
-                format_grouped(static_cast<std::int64_t>(plan.report.plan.peak_bytes)).c_str(),
-                format_grouped(of(Category::parameter)).c_str(), format_grouped(of(Category::gradient)).c_str(),
-                format_grouped(of(Category::optimizer)).c_str(), format_grouped(of(Category::communication)).c_str(),
-                format_grouped(rest).c_str(), plan.report.is_feasible ? "" : "  does not fit");
+                format_grouped(plan.report.plan.peak_bytes).c_str(), format_grouped(of(Category::parameter)).c_str(),
+                format_grouped(of(Category::gradient)).c_str(), format_grouped(of(Category::optimizer)).c_str(),
+                format_grouped(of(Category::communication)).c_str(), format_grouped(rest).c_str(),
+                plan.report.is_feasible ? "" : "  does not fit");
   }
 }
 
@@ -324,7 +322,7 @@ std::string hardware_names() {
 }  // namespace plan_detail
 
 void add_plan(CLI::App& program) {
-  CLI::App* const command = program.add_subcommand("plan", "Tell what a run needs, and how it fits a budget");
+  CLI::App* const command = program.add_subcommand("plan", "Show the bytes that a run needs, and how it fits a budget");
   const auto options = std::make_shared<models::PlanOptions>();
   const auto is_json = std::make_shared<bool>(false);
   add_setup_flags(*command, std::shared_ptr<models::Setup>(options, &options->setup));

@@ -69,7 +69,7 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>
             const DType asked = setup->dtype;
             set_precision(*setup, text);
             if (dtype->count() > 0) setup->dtype = asked;
-            placement(*setup, cpu);
+            tensor_options(*setup, cpu);
           },
           "Mixed precision: " + precision_names() + " (none: all is of --dtype)")
       ->type_name("P");

@@ -60,19 +60,17 @@ void print_json(const models::QuantizeOptions& options, const models::QuantizeRe
   std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
 }
 
-std::string grouped(std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); }
-
 double ratio(std::size_t a, std::size_t b) { return b > 0 ? static_cast<double>(a) / static_cast<double>(b) : 0; }
 
 void print_table(const models::QuantizeOptions& options, const models::QuantizeReport& r) {
   std::printf("%s in %s: %s parameters\n", options.setup.model.c_str(), r.scheme.c_str(),
               format_grouped(r.parameters).c_str());
   if (!options.save.empty()) {
-    std::printf("  file             %s -> %s bytes, %.3f times smaller\n", grouped(r.f32_file_bytes).c_str(),
-                grouped(r.int8_file_bytes).c_str(), ratio(r.f32_file_bytes, r.int8_file_bytes));
+    std::printf("  file             %s -> %s bytes, %.3f times smaller\n", format_grouped(r.f32_file_bytes).c_str(),
+                format_grouped(r.int8_file_bytes).c_str(), ratio(r.f32_file_bytes, r.int8_file_bytes));
   }
-  std::printf("  weights          %s -> %s bytes in memory\n", grouped(r.f32_weight_bytes).c_str(),
-              grouped(r.int8_weight_bytes).c_str());
+  std::printf("  weights          %s -> %s bytes in memory\n", format_grouped(r.f32_weight_bytes).c_str(),
+              format_grouped(r.int8_weight_bytes).c_str());
   std::printf("  loss             %.4f -> %.4f\n", r.loss_f32, r.loss_int8);
   if (r.accuracy_f32 && r.accuracy_int8) {
     std::printf("  accuracy         %.4f -> %.4f\n", *r.accuracy_f32, *r.accuracy_int8);
@@ -82,8 +80,8 @@ void print_table(const models::QuantizeOptions& options, const models::QuantizeR
               r.ms_int8 > 0 ? r.ms_f32 / r.ms_int8 : 0);
   const bool is_net = r.scheme == "int8";
   if (is_net) {
-    std::printf("  predicted peak   %s\n  measured peak    %s\n", grouped(r.predicted_peak_bytes).c_str(),
-                grouped(r.measured_peak_bytes).c_str());
+    std::printf("  predicted peak   %s\n  measured peak    %s\n", format_grouped(r.predicted_peak_bytes).c_str(),
+                format_grouped(r.measured_peak_bytes).c_str());
   }
   std::printf("%-28s  signal to noise     cosine\n", is_net ? "error up to each step" : "error of each weight");
   for (const nn::quant::StepError& e : r.layers) {

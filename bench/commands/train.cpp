@@ -77,7 +77,7 @@ class ProgressLine {
     char start[200], end[80] = "", accuracy[40] = "";
     std::snprintf(start, sizeof start, "step %lld/%lld  loss %.4f  rate %.3g  now %s  peak %s  %.0f items/s  left %s",
                   static_cast<long long>(p.step), static_cast<long long>(steps), p.loss, p.rate,
-                  bytes_text(p.bytes).c_str(), bytes_text(p.peak_bytes).c_str(), p.items_per_s,
+                  format_bytes(p.bytes).c_str(), format_bytes(p.peak_bytes).c_str(), p.items_per_s,
                   time_text(p.seconds_left).c_str());
     if (p.evaluation) std::snprintf(end, sizeof end, "  validation loss %.4f", p.evaluation->loss);
     if (p.evaluation && p.evaluation->accuracy) {
@@ -143,7 +143,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
   command.get_option("--data")->required();
   add_integer(command, "--steps", o.steps, 1, most_steps, "Steps in all, those of a resumed run included (100)");
   command.add_flag("--strict", o.is_strict, "A step that leaves its plan ends the run (such steps are counted)");
-  command.add_flag("--graph", o.records_steps,
+  command.add_flag("--graph", o.captures_steps,
                    "On a CUDA device: record a step as a graph and replay it, with the same bits");
   add_integer(command, "--eval-every", o.eval_every, 0, most_steps, "Steps between evaluations; 0: at the end (0)");
   add_integer(command, "--eval-batches", o.eval_batches, 0, most_steps, "Batches of one; 0: all (16)");
@@ -279,7 +279,7 @@ int run_rank(models::TrainOptions options, const Printed& printed, dist::Communi
     return not_finite_status;
   }
   if (const std::string differences = report.differences(); !differences.empty()) {
-    say(differences + "; what was asked for is written");
+    say(differences + "; the requested files are written");
     return not_predicted_status;
   }
   if (!report.log_error.empty()) {

@@ -18,8 +18,7 @@ namespace train_output_detail {
 void print_parts(const TrainExtra& extra) {
   if (!extra.committed) return;
   const auto line = [](std::string_view name, std::size_t bytes) {
-    std::printf("    %-22s %18s\n", std::string(name).c_str(),
-                format_grouped(static_cast<std::int64_t>(bytes)).c_str());
+    std::printf("    %-22s %18s\n", std::string(name).c_str(), format_grouped(bytes).c_str());
   };
   for (std::size_t i = 0; i < category_count; ++i) {
     if (extra.by_category[i] > 0) line(to_string(static_cast<Category>(i)), extra.by_category[i]);
@@ -57,12 +56,11 @@ void print_ranks(const models::TrainOptions& options, const models::TrainReport&
   if (r.ranks.empty()) return;
   std::printf("  ranks            %zu, ZeRO stage %d\n", r.ranks.size(), options.setup.zero);
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
-  const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
   for (std::size_t i = 0; i < r.ranks.size(); ++i) {
     const models::RankFigures& rank = r.ranks[i];
-    std::printf("    %4zu %18s %18s %18s %14s %14s\n", i, grouped(rank.predicted_peak_bytes).c_str(),
-                grouped(rank.measured_peak_bytes).c_str(), grouped(rank.state_bytes).c_str(),
-                bytes_text(rank.sent_bytes).c_str(), bytes_text(rank.process_peak_bytes).c_str());
+    std::printf("    %4zu %18s %18s %18s %14s %14s\n", i, format_grouped(rank.predicted_peak_bytes).c_str(),
+                format_grouped(rank.measured_peak_bytes).c_str(), format_grouped(rank.state_bytes).c_str(),
+                format_bytes(rank.sent_bytes).c_str(), format_bytes(rank.process_peak_bytes).c_str());
   }
 }
 
@@ -71,8 +69,6 @@ const char* end_name(nn::TrainEnd end) {
 }
 
 }  // namespace train_output_detail
-
-std::string bytes_text(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
 
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
@@ -131,7 +127,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
     json["cublaslt_first_refused"] = r.libraries->cublaslt.first_refused;
   }
   if (r.libraries && r.libraries->cudnn.refusals > 0) json["cudnn_first_refused"] = r.libraries->cudnn.first_refused;
-  if (options.records_steps) json["recorded_launches"] = r.recorded_launches;
+  if (options.captures_steps) json["recorded_launches"] = r.recorded_launches;
   if (r.placed) {
     json["deviations"] = r.placed->deviations;
     json["unplaced_steps"] = r.placed->dynamic_steps;
@@ -176,8 +172,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
     std::printf("\n");
   }
   if (r.evaluation && r.evaluation->accuracy) std::printf("  accuracy         %.4f\n", *r.evaluation->accuracy);
-  std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(),
-              format_grouped(static_cast<std::int64_t>(r.state_bytes)).c_str());
+  std::printf("  optimizer        %s, %s of state\n", r.optimizer.c_str(), format_grouped(r.state_bytes).c_str());
   if (!r.full_state.empty()) {
     constexpr std::size_t shown = 3;  // --json has all of them
     std::string names;
@@ -188,57 +183,56 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
     std::printf("                   in f32 that of %zu parameters: %s\n", r.full_state.size(), names.c_str());
   }
   if (options.allows_tf32) std::printf("  f32 products     in TF32\n");
-  if (options.records_steps) std::printf("  recorded step    %zu launches in one call\n", r.recorded_launches);
+  if (options.captures_steps) std::printf("  captured step    %zu launches in one call\n", r.recorded_launches);
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
                 static_cast<long long>(options.setup.batch / (options.setup.ranks * options.setup.micro_batches)));
   }
   if (options.setup.fuses_optimizer)
     std::printf("                   fused into backward; gradients were not clipped\n");
-  std::printf("  predicted peak   %s (%s)\n", format_grouped(static_cast<std::int64_t>(r.predicted_peak_bytes)).c_str(),
-              bytes_text(r.predicted_peak_bytes).c_str());
+  std::printf("  predicted peak   %s (%s)\n", format_grouped(r.predicted_peak_bytes).c_str(),
+              format_bytes(r.predicted_peak_bytes).c_str());
   if (options.budget_bytes > 0) {
     std::printf("  budget           %s, at %.1f %% more time by the cost model%s\n",
-                bytes_text(options.budget_bytes).c_str(), 100 * r.time_overhead,
+                format_bytes(options.budget_bytes).c_str(), 100 * r.time_overhead,
                 r.cost_model.empty() ? "" : (" '" + r.cost_model + "'").c_str());
   }
   if (r.offloaded_bytes > 0) {
-    std::printf("  offloaded        %s per step\n", bytes_text(r.offloaded_bytes).c_str());
+    std::printf("  offloaded        %s per step\n", format_bytes(r.offloaded_bytes).c_str());
   }
   if (r.packing.bytes > 0) {
-    std::printf("  packed           %s to %s of %s per %s\n", bytes_text(r.packing.bytes).c_str(),
-                bytes_text(r.packing.packed_bytes).c_str(), models::to_string(r.packing.dtypes).c_str(),
+    std::printf("  packed           %s to %s of %s per %s\n", format_bytes(r.packing.bytes).c_str(),
+                format_bytes(r.packing.packed_bytes).c_str(), models::to_string(r.packing.dtypes).c_str(),
                 options.setup.micro_batches > 1 ? "micro-batch" : "step");
   } else if (options.setup.allows_lossy) {
     std::printf("  packed           nothing: the plan for this budget does without\n");
   }
   if (r.predicted_tier_bytes > 0) {
     std::printf("  %s %s predicted, %s measured\n", options.device.is_cuda() ? "pinned on host  " : "in files        ",
-                format_grouped(static_cast<std::int64_t>(r.predicted_tier_bytes)).c_str(),
-                format_grouped(static_cast<std::int64_t>(r.measured_tier_bytes)).c_str());
+                format_grouped(r.predicted_tier_bytes).c_str(), format_grouped(r.measured_tier_bytes).c_str());
   }
-  std::printf("  measured peak    %s\n", format_grouped(static_cast<std::int64_t>(r.measured_peak_bytes)).c_str());
+  std::printf("  measured peak    %s\n", format_grouped(r.measured_peak_bytes).c_str());
   if (r.placed && r.placed->deviations + r.placed->dynamic_steps > 0) {
     std::printf("  left its plan    %llu of %llu steps, by up to %s\n",
                 static_cast<unsigned long long>(r.placed->deviations) + r.placed->dynamic_steps,
-                static_cast<unsigned long long>(r.placed->steps), bytes_text(r.placed->bytes_above_plan).c_str());
+                static_cast<unsigned long long>(r.placed->steps), format_bytes(r.placed->bytes_above_plan).c_str());
     if (r.placed->first_deviation)
       std::printf("                   %s\n", to_string(*r.placed->first_deviation).c_str());
   }
   train_output_detail::print_parts(extra);
   if (r.device_use) std::printf("  device           %s\n", memory::to_string(*r.device_use).c_str());
   if (r.device_use) {
-    std::printf("  handles          %s of libraries\n", bytes_text(r.device_use->handle_bytes).c_str());
+    std::printf("  handles          %s of libraries\n", format_bytes(r.device_use->handle_bytes).c_str());
   }
   if (r.libraries) std::printf("  libraries        %s\n", memory::to_string(*r.libraries).c_str());
   if (r.outside.total() > 0) {
     std::printf("  outside of it    at most %s\n", to_string(r.outside).c_str());
     const std::size_t promised = r.predicted_peak_bytes + r.outside.total();
     std::printf("  process peak     %s, promised %s\n",
-                r.process_peak_bytes > 0 ? bytes_text(r.process_peak_bytes).c_str() : "not known",
-                bytes_text(promised).c_str());
+                r.process_peak_bytes > 0 ? format_bytes(r.process_peak_bytes).c_str() : "not known",
+                format_bytes(promised).c_str());
   } else {
-    std::printf("  process peak     %s\n", bytes_text(r.rss_peak_bytes).c_str());
+    std::printf("  process peak     %s\n", format_bytes(r.rss_peak_bytes).c_str());
   }
   train_output_detail::print_ranks(options, r);
   std::printf("  speed            %.2f ms per step, %.0f items/s\n", r.ms_per_step, r.items_per_s);

@@ -22,8 +22,6 @@ struct TrainExtra {
   CategoryBytes by_category{};
 };
 
-std::string bytes_text(std::size_t bytes);
-
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 void print_train_table(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& report);
 

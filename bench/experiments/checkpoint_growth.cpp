@@ -22,12 +22,12 @@ models::Setup setup_of(std::int64_t layers, std::int64_t sequence, models::Build
 
 struct Form {
   const char* name;
-  remat::Plan (*schedule)(std::size_t blocks);
+  remat::ScheduleTree (*schedule)(std::size_t blocks);
 };
 
 /// Each layer under checkpoint(), the last one too.
-remat::Plan each_layer(std::size_t n) {
-  remat::Plan plan;
+remat::ScheduleTree each_layer(std::size_t n) {
+  remat::ScheduleTree plan;
   for (std::uint32_t i = 0; i < n; ++i) {
     plan.items.push_back({i, i + 1, 0, 1});
     plan.items.push_back({i, i + 1, 0, 0});
@@ -42,14 +42,14 @@ const Form forms[] = {{"keep every layer", remat::keep_all},
 
 /// Bytes kept when backward begins: those outside of the layers, one result for each segment that was dropped, and
 /// everything of the layers that were not.
-std::int64_t theory_bytes(const models::Setup& setup, const remat::Plan& schedule) {
+std::int64_t theory_bytes(const models::Setup& setup, const remat::ScheduleTree& schedule) {
   const models::Theory theory = models::make_theory(setup.model, setup.sizes, setup.dtype);
   const auto bytes = [&](const std::vector<models::Term>& terms) {
     return models::bytes_of(terms, Category::activation, setup.batch);
   };
   std::int64_t total = bytes(theory.outside);
   for (std::size_t i = 0; i < schedule.items.size(); i += 1 + schedule.items[i].size) {
-    const remat::Plan::Item& item = schedule.items[i];
+    const remat::ScheduleTree::Item& item = schedule.items[i];
     const models::LayerTheory& last = theory.layers[item.end - 1];
     total += bytes(item.is_dropped() ? models::recomputed(last) : last.kept);
   }
@@ -57,15 +57,15 @@ std::int64_t theory_bytes(const models::Setup& setup, const remat::Plan& schedul
 }
 
 /// Forwards of all layers together, over their number.
-double runs_per_layer(const remat::Plan& schedule, std::size_t layers) {
+double runs_per_layer(const remat::ScheduleTree& schedule, std::size_t layers) {
   std::size_t runs = 0;
-  for (const remat::Plan::Item& item : schedule.items) runs += item.end - item.begin;
+  for (const remat::ScheduleTree::Item& item : schedule.items) runs += item.end - item.begin;
   return static_cast<double>(runs) / static_cast<double>(layers);
 }
 
 report::Row row_of(const ExperimentOptions& options, const models::Setup& setup, const Form& form) {
   const auto layers = static_cast<std::size_t>(setup.sizes.layers);
-  const remat::Plan schedule = form.schedule(layers);
+  const remat::ScheduleTree schedule = form.schedule(layers);
   Technique technique;
   const TapeGraph graph = nn::record_step(options.device, technique_run(setup, technique));
   technique.tape = std::make_shared<TapePlan>(tape_plan_of(graph, block_cuts(graph, "gpt.h."), schedule));

@@ -109,9 +109,8 @@ report::Experiment distributed_experiment(const ExperimentOptions& options) {
   experiment.question = "Has every rank the bytes that were told, and the whole the bits of one rank?";
   experiment.theory =
       "N ranks with M micro-batches each make the steps of one rank with N M of them: every sum is made in the same "
-      "order. So the last checkpoint is the same file, byte by byte. What a rank needs is said by a dry run "
-      "of "
-      "that rank alone. Figures are sums over the ranks; each rank's own are compared as well.";
+      "order. So the last checkpoint is the same file, byte by byte. What a rank needs is said by a dry run of that "
+      "rank alone. Figures are sums over the ranks; each rank's own are compared as well.";
   experiment.columns = {{"sent", "sent per step", report::Unit::bytes},
                         {"loss_last", "last loss", report::Unit::plain, 6}};
   const Folder folder;

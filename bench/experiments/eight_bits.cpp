@@ -66,8 +66,7 @@ report::Experiment eight_bits_experiment(const ExperimentOptions& options) {
       "Saved tensors: 2 bytes per value in bf16, 1 + 4 / 64 in 8 bits. State of Adam: 8 bytes per parameter in f32, 4 "
       "in bf16, 2 + 8 / 256 in 8 bits; tensors of fewer than 4096 elements stay in f32. Gradients are those of one "
       "batch after the training of the first row; the cosine is the least of all parameters. Live bytes count blocks "
-      "as "
-      "they were asked for; packed ones are counted before they are packed.";
+      "as they were asked for; packed ones are counted before they are packed.";
   experiment.columns = loss_columns(4);
   for (const report::Column& column : {report::Column{"validation_change", "change", report::Unit::percent, 2},
                                        {"gradient_error", "gradient error", report::Unit::percent, 2},

@@ -110,4 +110,8 @@ struct ForwardBytes {
 };
 ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std::vector<std::string>& paths);
 
+/// Adds the curves `name` theory (with the named remainder), predicted and measured, against the setting of number `x`.
+void add_curves(report::Plot& plot, const std::vector<report::Row>& rows, std::size_t x, const std::string& name,
+                const std::string& group);
+
 }  // namespace thimble::bench

@@ -26,4 +26,18 @@ ForwardBytes forward_bytes(Device device, const models::Setup& setup, const std:
   return bytes;
 }
 
+void add_curves(report::Plot& plot, const std::vector<report::Row>& rows, std::size_t x, const std::string& name,
+                const std::string& group) {
+  report::Series theory{name + ", theory", report::Role::theory, {}, group};
+  report::Series predicted{name + ", predicted", report::Role::predicted, {}, group};
+  report::Series measured{name + ", measured", report::Role::measured, {}, group};
+  for (const report::Row& row : rows) {
+    const auto at = static_cast<double>(std::get<std::int64_t>(row.config[x].second));
+    theory.points.push_back({at, static_cast<double>(*row.predicted_bytes - *report::unnamed_bytes(row))});
+    predicted.points.push_back({at, static_cast<double>(*row.predicted_bytes)});
+    measured.points.push_back({at, static_cast<double>(*row.measured_bytes)});
+  }
+  plot.series.insert(plot.series.end(), {theory, predicted, measured});
+}
+
 }  // namespace thimble::bench

@@ -91,12 +91,10 @@ std::vector<report::Row> rows_of(const ExperimentOptions& options, const Subject
       plain_step_seconds(options.device, chunked) / plain_step_seconds(options.device, subject.setup);
   const double base_s = planner.keep_everything().step_s / std::max(1.0, of_heads);
   for (const nn::Plan& plan : planner.plans()) {
-    options.progress(std::string("gpt-curve: ") + subject.name + ", " +
-                     format_bytes(static_cast<std::int64_t>(plan.peak_bytes)));
+    options.progress(std::string("gpt-curve: ") + subject.name + ", " + format_bytes(plan.peak_bytes));
     Technique technique;
     technique.tape = plan.tape;
-    rows.push_back(row_of(options, subject, chunked,
-                          "budget of " + format_bytes(static_cast<std::int64_t>(plan.peak_bytes)), technique));
+    rows.push_back(row_of(options, subject, chunked, "budget of " + format_bytes(plan.peak_bytes), technique));
     rows.back().numbers = {{"peak", static_cast<double>(plan.peak_bytes)}, {"time_overhead", plan.step_s / base_s - 1}};
     if (!subject.is_measured) continue;
     technique.placement = plan.placement;

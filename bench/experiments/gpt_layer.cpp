@@ -52,23 +52,17 @@ report::Row row_of(const ExperimentOptions& options, const Sizes& s, models::Bui
   return row;
 }
 
-void add_points(report::Experiment& experiment, report::Plot& plot, models::Build build, const char* group) {
-  const std::string name = build == models::Build::textbook ? "textbook" : "tiled attention";
-  report::Series theory{name + ", theory", report::Role::theory, {}, group};
-  report::Series predicted{name + ", predicted", report::Role::predicted, {}, group};
-  report::Series measured{name + ", measured", report::Role::measured, {}, group};
-  for (const report::Row& row : experiment.rows) {
-    if (std::get<std::string>(row.config[0].second) != name || std::get<std::int64_t>(row.config[2].second) != 2 ||
-        std::get<std::int64_t>(row.config[3].second) != 128 || std::get<std::int64_t>(row.config[4].second) != 4) {
-      continue;  // the curve runs over s alone
-    }
-    const auto s = static_cast<double>(std::get<std::int64_t>(row.config[1].second));
-    const double named = static_cast<double>(*row.theory_bytes + row.remainder[0].second);
-    theory.points.push_back({s, named});
-    predicted.points.push_back({s, static_cast<double>(*row.predicted_bytes)});
-    measured.points.push_back({s, static_cast<double>(*row.measured_bytes)});
+/// The rows of a build that differ in s alone.
+std::vector<report::Row> curve_of(const std::vector<report::Row>& rows, const std::string& build) {
+  std::vector<report::Row> curve;
+  const auto size = [](const report::Row& row, std::size_t at) {
+    return std::get<std::int64_t>(row.config[at].second);
+  };
+  for (const report::Row& row : rows) {
+    const bool is_build = std::get<std::string>(row.config[0].second) == build;
+    if (is_build && size(row, 2) == 2 && size(row, 3) == 128 && size(row, 4) == 4) curve.push_back(row);
   }
-  plot.series.insert(plot.series.end(), {theory, predicted, measured});
+  return curve;
 }
 
 }  // namespace gpt_layer_detail
@@ -104,8 +98,8 @@ report::Experiment gpt_layer_experiment(const ExperimentOptions& options) {
   plot.caption = "The textbook layer grows with the square of the sequence; tiled attention keeps it linear.";
   plot.x = {"sequence length s", report::Unit::plain, report::Scale::log2, false};
   plot.y = {"kept for backward", report::Unit::bytes, report::Scale::log2, false};
-  add_points(experiment, plot, models::Build::textbook, "textbook");
-  add_points(experiment, plot, models::Build::fused, "tiled");
+  add_curves(plot, curve_of(experiment.rows, "textbook"), 1, "textbook", "textbook");
+  add_curves(plot, curve_of(experiment.rows, "tiled attention"), 1, "tiled attention", "tiled");
   experiment.plots.push_back(plot);
   std::size_t named = 0;
   for (const report::Row& row : experiment.rows) named += report::unnamed_bytes(row) == 0 ? 1 : 0;

@@ -121,7 +121,7 @@ remat::Chain chain_of(std::size_t blocks) {
 
 struct Schedule {
   std::string name;
-  remat::Plan plan;
+  remat::ScheduleTree plan;
   std::int64_t forwards;  ///< by the closed formula
 };
 
@@ -200,8 +200,7 @@ report::Experiment known_schedules_experiment(const ExperimentOptions& options) 
     experiment.rows.push_back(row);
   }
   experiment.verdict =
-      "Forwards and peak bytes are the theory's, predicted and measured, and the gradients the same "
-      "bits in " +
+      "Forwards and peak bytes are the theory's, predicted and measured, and the gradients the same bits in " +
       std::to_string(exact) + " of " + std::to_string(experiment.rows.size()) + " schedules.";
   return experiment;
 }

@@ -147,8 +147,8 @@ report::Row row_of(const models::Setup& setup, const std::string& name, const nn
 void run_case(const ExperimentOptions& options, const Case& c, report::Experiment& experiment) {
   models::Setup small = c.setup;
   small.batch = c.measured_batch;
-  const nn::MakeRun make = training_run(c.setup);
-  const nn::CostModel costs = nn::measure_costs(training_run(small), options.device, nn::hardware("cpu"));
+  const nn::MakeRun make = zero_batch_run(c.setup);
+  const nn::CostModel costs = nn::measure_costs(zero_batch_run(small), options.device, nn::hardware("cpu"));
   nn::Planner planner(make, options.device, costs);
   const nn::Plan base = planner.keep_everything();
   if (base.peak_bytes > options.most_measured_bytes) return;
@@ -162,7 +162,7 @@ void run_case(const ExperimentOptions& options, const Case& c, report::Experimen
   std::vector<report::Row> rows;
   for (const std::size_t budget : budgets) {
     const nn::Plan plan = planner.fit(budget);
-    const std::string name = "in " + format_bytes(static_cast<std::int64_t>(plan.peak_bytes));
+    const std::string name = "in " + format_bytes(plan.peak_bytes);
     options.progress(c.setup.model + ", batch " + std::to_string(c.setup.batch) + ", " + name +
                      " and keeping everything, in turns");
     const Pair pair = time_beside(options.device, make, plan, base, steps, planner.graph().nodes.size());
@@ -186,8 +186,7 @@ report::Experiment overhead_experiment(const ExperimentOptions& options) {
   experiment.theory =
       "time of a plan: forward, backward and re-runs of all operators by a cost model, which is the roofline corrected "
       "by steps of a smaller batch. Where the machine has room, a plan and keeping everything take turns in one "
-      "process: "
-      "its promise is of both";
+      "process: its promise is of both";
   experiment.columns = {{"predicted_overhead", "more time, predicted", report::Unit::percent, 1},
                         {"measured_overhead", "more time, measured", report::Unit::percent, 1},
                         {"ms_per_step", "forward and backward, ms", report::Unit::milliseconds, 1}};

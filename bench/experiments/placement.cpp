@@ -35,7 +35,7 @@ std::vector<models::Setup> setups(bool is_quick) {
 
 struct Profiles {
   nn::MemoryProfile dynamic, placed;  // dry runs without and with plans
-  StepPlan steady;
+  StepPlacement steady;
 };
 
 report::Row row_of(const ExperimentOptions& options, const models::Setup& setup, Profiles& profiles) {
@@ -46,9 +46,9 @@ report::Row row_of(const ExperimentOptions& options, const models::Setup& setup,
   options.progress("placement: " + setup.model + ", batch " + std::to_string(setup.batch));
   constexpr std::size_t steps = 3;
   const Device device = dry(options.device);
-  const nn::MakeRun make = training_run(setup);
+  const nn::MakeRun make = zero_batch_run(setup);
   profiles.dynamic = nn::profile_training(device, make, steps, true);
-  const std::vector<StepPlan> plans = nn::plan_steps(profiles.dynamic, nn::placement_options(device));
+  const std::vector<StepPlacement> plans = nn::plan_steps(profiles.dynamic, nn::placement_options(device));
   profiles.placed = nn::profile_training(device, make, steps, false, plans);
   profiles.steady = plans.back();
   row.predicted_bytes = static_cast<std::int64_t>(profiles.placed.peak_bytes);
@@ -66,7 +66,7 @@ report::Row row_of(const ExperimentOptions& options, const models::Setup& setup,
     return static_cast<double>(height) / static_cast<double>(profiles.dynamic.lower_bound_bytes);
   };
   double ms = 0;
-  for (const StepPlan& plan : plans) ms = std::max(ms, plan.placement.ms);
+  for (const StepPlacement& plan : plans) ms = std::max(ms, plan.placement.ms);
   row.numbers = {{"load", static_cast<double>(profiles.dynamic.lower_bound_bytes)},
                  {"dynamic_height", static_cast<double>(profiles.dynamic.peak_height_bytes)},
                  {"placed_height", static_cast<double>(profiles.placed.peak_height_bytes)},

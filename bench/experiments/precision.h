@@ -39,7 +39,7 @@ struct StepBytes {
   ProcessBytes process;             ///< its arena's committed bytes among it
   std::int64_t parameters = 0;      ///< elements
 
-  /// What is there while the optimizer runs: parameters, gradients and the optimizer's own.
+  /// Bytes alive while the optimizer runs: parameters, gradients and the optimizer's own.
   std::int64_t state() const noexcept;
 };
 StepBytes step_bytes(Device device, const nn::MakeRun& make);

@@ -45,7 +45,7 @@ models::TrainOptions precision_training(const ExperimentOptions& options, const 
 }
 
 nn::MakeRun precision_run(const models::Setup& setup, const PrecisionCase& one, Device device) {
-  const nn::MakeRun make = training_run(setup);
+  const nn::MakeRun make = zero_batch_run(setup);
   return [make, plan = packing_plan(make, device, one.saved)](Device target) {
     std::unique_ptr<nn::TrainingRun> run = make(target);
     plan.apply(run->options(), target);

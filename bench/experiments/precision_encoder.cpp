@@ -75,7 +75,7 @@ void plan_base(const ExperimentOptions& options, report::Experiment& experiment,
         setup.batch = batch;
         setup.sizes.sequence = sequence;
         set_precision(setup, policy);
-        const nn::MemoryProfile predicted = nn::profile_training(dry(options.device), training_run(setup));
+        const nn::MemoryProfile predicted = nn::profile_training(dry(options.device), zero_batch_run(setup));
         experiment.rows.push_back(size.row(setup, nn::precision(policy), predicted));
       }
       savings.push_back(size.saving());
@@ -112,7 +112,7 @@ std::vector<double> train_small(const ExperimentOptions& options, std::int64_t b
                                validation_loss(result) / *report::find_number(rows[0], "validation_loss") - 1);
     }
     rows.push_back(row);
-    makes.push_back(training_run(setup));
+    makes.push_back(zero_batch_run(setup));
   }
   std::vector<double> faster;
   if (options.device == cpu) {
@@ -165,13 +165,10 @@ report::Experiment precision_encoder_experiment(const ExperimentOptions& options
   experiment.question = "Does O2 make BERT 40 % smaller and 15 % faster?";
   experiment.theory =
       "Of the peak, what half precision can halve are activations; a weight with its state takes as much under O2 as "
-      "in "
-      "f32 (16 bytes), and 2 more before its gradient is there. Theory of the saving: weights, state of the optimizer, "
-      "batch and kept activations when backward begins, by closed formulas. Savings "
-      "are "
-      "of live bytes; what is committed is rounded to whole pages. Processor milliseconds of a step on one thread, "
-      "the "
-      "least of several, the policies in turn; they are this machine's.";
+      "in f32 (16 bytes), and 2 more before its gradient is there. Theory of the saving: weights, state of the "
+      "optimizer, batch and kept activations when backward begins, by closed formulas. Savings are of live bytes; what "
+      "is committed is rounded to whole pages. Processor milliseconds of a step on one thread, the least of several, "
+      "the policies in turn; they are this machine's.";
   experiment.columns = {{"activation_share", "activations and temporaries in the peak", report::Unit::percent, 1},
                         {"saving", "less than O0", report::Unit::percent, 1},
                         {"saving_theory", "by theory", report::Unit::percent, 1},

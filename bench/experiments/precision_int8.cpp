@@ -174,10 +174,8 @@ report::Experiment precision_int8_experiment(const ExperimentOptions& options) {
   experiment.question = "Is a net in 8 bits 4 times smaller, and does it keep 98 % of its accuracy?";
   experiment.theory =
       "One byte for a weight and for a value; f32 scales and i32 biases for each filter. Bytes are those of inference "
-      "of "
-      "one batch. Both nets read the same images, in turn for the time: the least of several, on the processor's "
-      "clock, "
-      "of this machine.";
+      "of one batch. Both nets read the same images, in turn for the time: the least of several, on the processor's "
+      "clock, of this machine.";
   experiment.columns = {{"live", "live at most", report::Unit::bytes},
                         {"file_bytes", "file", report::Unit::bytes},
                         {"file_ratio", "times smaller", report::Unit::plain, 3},

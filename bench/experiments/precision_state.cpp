@@ -38,8 +38,7 @@ report::Experiment precision_state_experiment(const ExperimentOptions& options) 
   experiment.question = "What do master copies cost beside rounding, stochastic rounding and Kahan's sum?";
   experiment.theory =
       "Parameters, gradients and the optimizer's state, which are all there while it updates. Per weight with Adam: 4 "
-      "+ "
-      "4 + 8 in f32; 2 + 2 + 8 and 4 for a master copy, 2 for what Kahan's sum keeps; 2 + 2 + 2 (1 + 4 / 256) with "
+      "+ 4 + 8 in f32; 2 + 2 + 8 and 4 for a master copy, 2 for what Kahan's sum keeps; 2 + 2 + 2 (1 + 4 / 256) with "
       "8-bit state, and 4 more with master copies. Norms' parameters are f32 under policies with master copies.";
   experiment.columns = {{"per_parameter", "bytes per parameter", report::Unit::plain, 3},
                         {"parameter", "parameters", report::Unit::bytes},
@@ -57,7 +56,7 @@ report::Experiment precision_state_experiment(const ExperimentOptions& options) 
       options.progress(std::string("precision-state: ") + model.title + ", " + one.name() + ", " + one.optimizer);
       models::Setup setup = model.setup;
       one.apply(setup);
-      const StepBytes predicted = step_bytes(dry(options.device), training_run(setup));
+      const StepBytes predicted = step_bytes(dry(options.device), zero_batch_run(setup));
       report::Row row;
       row.config = {{"model", std::string(model.title)}, {"precision", one.name()}, {"optimizer", one.optimizer}};
       row.theory_bytes = 0;
@@ -66,7 +65,7 @@ report::Experiment precision_state_experiment(const ExperimentOptions& options) 
       }
       row.predicted_bytes = predicted.state();
       if (model.is_measured) {
-        const StepBytes measured = step_bytes(options.device, training_run(setup));
+        const StepBytes measured = step_bytes(options.device, zero_batch_run(setup));
         row.measured_bytes = measured.state();
         add_process(row, predicted.process.arena_bytes, measured.process);
       }

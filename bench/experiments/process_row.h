@@ -1,5 +1,5 @@
 #pragma once
-// The process of what an experiment runs, beside its promise: of whole runs and of parts of a step.
+// The bytes of the process of an experiment, beside its promise: for whole runs and parts of a step.
 
 #include <cstddef>
 #include <optional>
@@ -20,10 +20,10 @@ struct ProcessBytes {
 ProcessBytes process_bytes(const nn::MemoryProfile& profile);
 ProcessBytes process_bytes(const models::TrainReport& report);
 
-/// The process around a part of a step that an experiment runs by itself, from the part's set-up on.
+/// The process around a part of a step that an experiment runs alone, from the part's set-up on.
 class PartWatch {
  public:
-  /// Before the part's first tensor is made. Others' arenas may be there: what they hold counts as outside.
+  /// To be made before the part's first tensor. Other arenas may exist: what they hold counts as outside.
   explicit PartWatch(Device device);
   /// Of the part that ran in this arena and recorded so many nodes.
   ProcessBytes bytes(const Arena& arena, std::size_t nodes) const;

@@ -54,21 +54,6 @@ report::Row row_of(const ExperimentOptions& options, const Family& family, std::
   return row;
 }
 
-void add_series(report::Plot& plot, const std::vector<report::Row>& rows, const std::string& group) {
-  report::Series theory{group + ", theory", report::Role::theory, {}, group};
-  report::Series predicted{group + ", predicted", report::Role::predicted, {}, group};
-  report::Series measured{group + ", measured", report::Role::measured, {}, group};
-  for (const report::Row& row : rows) {
-    const auto batch = static_cast<double>(std::get<std::int64_t>(row.config[2].second));
-    std::int64_t named = *row.theory_bytes;
-    for (const auto& [name, bytes] : row.remainder) named += bytes;
-    theory.points.push_back({batch, static_cast<double>(named)});
-    predicted.points.push_back({batch, static_cast<double>(*row.predicted_bytes)});
-    measured.points.push_back({batch, static_cast<double>(*row.measured_bytes)});
-  }
-  plot.series.insert(plot.series.end(), {theory, predicted, measured});
-}
-
 }  // namespace resnet_batch_detail
 
 report::Experiment resnet_batch_experiment(const ExperimentOptions& options) {
@@ -79,9 +64,8 @@ report::Experiment resnet_batch_experiment(const ExperimentOptions& options) {
   experiment.question = "Is what a ResNet keeps for backward linear in the batch, with the slope that the shapes give?";
   experiment.theory =
       "per image: input + conv outputs + ReLU outputs + pool output + fc input; for ResNet-50 at 224 that is "
-      "21,075,968 "
-      "elements, 4 bytes each. What remains is named: batch-norm statistics (whatever the batch), and the head's "
-      "scores.";
+      "21,075,968 elements, 4 bytes each. What remains is named: batch-norm statistics (whatever the batch), and the "
+      "head's scores.";
   experiment.columns = {{"per_image", "bytes per image", report::Unit::bytes, 1}};
   std::vector<Family> families;
   if (options.is_quick) {
@@ -102,7 +86,8 @@ report::Experiment resnet_batch_experiment(const ExperimentOptions& options) {
   for (const Family& family : families) {
     std::vector<report::Row> rows;
     for (const std::int64_t batch : family.batches) rows.push_back(row_of(options, family, batch));
-    add_series(plot, rows, std::string(family.model) + " at " + std::to_string(family.image));
+    const std::string name = std::string(family.model) + " at " + std::to_string(family.image);
+    add_curves(plot, rows, 2, name, name);
     for (report::Row& row : rows) {
       named += report::unnamed_bytes(row) == 0 ? 1 : 0;
       experiment.rows.push_back(std::move(row));

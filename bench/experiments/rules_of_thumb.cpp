@@ -45,7 +45,7 @@ report::Row row_of(const Rule& rule, models::PlanOptions plan, const Way& way) {
   row.config = {{"model", std::string(rule.model)},
                 {"tokens", rule.tokens},
                 {"layers", plan.setup.sizes.layers > 0 ? std::to_string(plan.setup.sizes.layers) : "all"},
-                {"card", format_bytes(static_cast<std::int64_t>(plan.budget_bytes))},
+                {"card", format_bytes(plan.budget_bytes)},
                 {"how", std::string(way.name)}};
   row.predicted_bytes = static_cast<std::int64_t>(largest.peak_bytes);
   row.numbers = {{"batch", static_cast<double>(largest.batch)},
@@ -77,9 +77,8 @@ report::Experiment rules_of_thumb_experiment(const ExperimentOptions& options) {
   experiment.theory =
       "plain: everything is kept, the arena places blocks on demand. Planned: the smallest plan of the planner at that "
       "batch, also with the chunked head where the model is one over tokens. All are dry runs of AdamW in f32 on the "
-      "cpu's "
-      "kernels: the batch named fits, to the byte, and one more "
-      "does not. A card keeps some of its memory for itself; that is not counted.";
+      "cpu's kernels: the batch named fits, to the byte, and one more does not. A card keeps some of its memory for "
+      "itself; that is not counted.";
   using report::Unit;
   experiment.columns = {{"batch", "largest batch", Unit::plain, 0},
                         {"next_peak", "peak with one more", Unit::bytes},
@@ -92,8 +91,8 @@ report::Experiment rules_of_thumb_experiment(const ExperimentOptions& options) {
   if (options.is_quick) rules = {{"bert-base", 12, 128, true}, {"vit-l16", 40, 197, false}};
   for (const Rule& rule : rules) {
     const models::PlanOptions plan = plan_options(rule, options.is_quick);
-    const std::string subject = std::string(rule.model) + ", " + std::to_string(rule.tokens) + " tokens, on " +
-                                format_bytes(static_cast<std::int64_t>(plan.budget_bytes));
+    const std::string subject =
+        std::string(rule.model) + ", " + std::to_string(rule.tokens) + " tokens, on " + format_bytes(plan.budget_bytes);
     std::string found;
     for (const Way& way : ways) {
       if (way.head == models::Head::chunked && !rule.is_text) continue;

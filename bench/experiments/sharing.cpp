@@ -37,7 +37,7 @@ Booked booked_parameters(Device device, const Stack& stack) {
   std::vector<std::unique_ptr<nn::SharedConv2d>> layers;
   for (std::int64_t i = 0; i < stack.layers; ++i) {
     layers.push_back(
-        std::make_unique<nn::SharedConv2d>(stack.width, basis, Conv2dOptions{.padding = 1}, nn::Placement{device}));
+        std::make_unique<nn::SharedConv2d>(stack.width, basis, Conv2dOptions{.padding = 1}, nn::TensorOptions{device}));
   }
   return {resources.ledger->bytes(Category::parameter), watch.bytes(*resources.arena, 0)};
 }

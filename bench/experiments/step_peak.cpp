@@ -27,12 +27,12 @@ report::Row row_of(const ExperimentOptions& options, const models::Setup& setup,
   if (setup.sizes.image > 0) row.config.emplace_back("image", setup.sizes.image);
   if (setup.sizes.sequence > 0) row.config.emplace_back("sequence", setup.sizes.sequence);
   options.progress(label(setup));
-  predicted = nn::profile_training(dry(options.device), training_run(setup), 2, true);
+  predicted = nn::profile_training(dry(options.device), zero_batch_run(setup), 2, true);
   row.predicted_bytes = static_cast<std::int64_t>(predicted.peak_bytes);
   row.numbers = {{"parameters", static_cast<double>(predicted.parameters)},
                  {"load", static_cast<double>(predicted.lower_bound_bytes)}};
   if (predicted.peak_bytes <= options.most_measured_bytes) {
-    const nn::MemoryProfile measured = nn::profile_training(options.device, training_run(setup), 2);
+    const nn::MemoryProfile measured = nn::profile_training(options.device, zero_batch_run(setup), 2);
     row.measured_bytes = static_cast<std::int64_t>(measured.peak_bytes);
     add_process(row, predicted.peak_bytes, process_bytes(measured));
     const auto compare = [&row](const char* name, std::size_t told, std::size_t found) {
@@ -112,8 +112,7 @@ report::Experiment prediction_experiment(const ExperimentOptions& options) {
   experiment.question = "Does a dry run tell the peak of a training run to the byte?";
   experiment.theory =
       "predicted: the height of the arena in a dry run of two steps; measured: the bytes that the arena committed in "
-      "the "
-      "real run, beside the kernel's own count of resident bytes in that mapping.";
+      "the real run, beside the kernel's own count of resident bytes in that mapping.";
   experiment.columns = columns();
   struct Family {
     const char* model;

@@ -172,7 +172,8 @@ nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique
   };
 }
 
-TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::Plan& schedule) {
+TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts,
+                      const remat::ScheduleTree& schedule) {
   TapePlan plan;
   for (const TapeGraph::Node& node : graph.nodes) plan.types.push_back(node.type);
   plan.fates.assign(graph.nodes.size(), Fate::drop);
@@ -183,7 +184,7 @@ TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cut
   std::vector<Open> around;
   for (std::size_t i = 0; i < schedule.items.size(); ++i) {
     while (!around.empty() && around.back().last_item < i) around.pop_back();
-    const remat::Plan::Item& item = schedule.items[i];
+    const remat::ScheduleTree::Item& item = schedule.items[i];
     if (!item.is_dropped()) continue;
     const std::int32_t parent = around.empty() ? TapePlan::none : around.back().segment;
     around.push_back({i + item.size, static_cast<std::int32_t>(plan.segments.size())});
@@ -193,7 +194,7 @@ TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cut
 }
 
 std::shared_ptr<const TapePlan> scheduled_tape(Device device, const nn::MakeRun& make,
-                                               const std::function<remat::Plan(std::size_t n)>& schedule) {
+                                               const std::function<remat::ScheduleTree(std::size_t n)>& schedule) {
   const TapeGraph graph = nn::record_step(device, make);
   const std::vector<std::uint32_t> cuts = nn::cut_points(graph);
   return std::make_shared<TapePlan>(tape_plan_of(graph, cuts, schedule(cuts.size() - 1)));
@@ -234,7 +235,7 @@ bool Comparison::is_equal() const noexcept {
          is_resident;
 }
 
-Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlan>& placement) {
+Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement) {
   constexpr std::size_t steps = 2;
   return {nn::profile_training(dry(device), make, steps, false, placement),
           nn::profile_training(device, make, steps, false, placement)};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string_view>
 
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/experiments/experiments.h>
@@ -20,57 +21,44 @@ enum class Tape : std::uint8_t { program, square_root, halves, binomial, budget 
 
 /// A technique as a row names it; what needs a recording or a plan is made when it is run.
 struct Entry {
-  std::vector<std::string> parts;  ///< names of what is combined, from `names`
+  std::string name;  ///< of the techniques that it combines: "checkpoint + placed"
   Technique technique;
   Tape tape = Tape::program;
   int budget_percent = 0;  ///< between the smallest plan's peak and that of keeping everything
   bool is_placed = false;
   bool has_chunked_head = false;
   bool shares_kernels = true;
-
-  std::string name() const {
-    std::string joined;
-    for (const std::string& part : parts) joined += (joined.empty() ? "" : " + ") + part;
-    return joined;
-  }
 };
 
-/// Makes entries by naming what they combine.
-class Entries {
- public:
-  void add(const std::vector<std::string>& parts) {
-    Entry entry;
-    entry.parts = parts;
-    for (const std::string& part : parts) apply(entry, part);
-    list_.push_back(std::move(entry));
+void apply(Entry& entry, std::string_view part) {
+  Technique& t = entry.technique;
+  if (part == "checkpoint") t.checkpoint = Checkpoint::blocks;
+  if (part == "nested checkpoint") t.checkpoint = Checkpoint::nested;
+  if (part == "keep costly") t.checkpoint = Checkpoint::costly;
+  if (part == "sqrt(n)") entry.tape = Tape::square_root;
+  if (part == "halves") entry.tape = Tape::halves;
+  if (part == "binomial") entry.tape = Tape::binomial;
+  if (part.starts_with("budget ")) {
+    entry.tape = Tape::budget;
+    entry.budget_percent = std::stoi(std::string(part.substr(7)));
   }
-  std::vector<Entry> take() { return std::move(list_); }
+  if (part == "placed") entry.is_placed = true;
+  if (part == "2 micro-batches") t.micro_batches = 2;
+  if (part == "4 micro-batches") t.micro_batches = 4;
+  if (part == "fused update") t.fuses_optimizer = true;
+  if (part == "chunked head") entry.has_chunked_head = true;
+  if (part == "no sharing") entry.shares_kernels = false;
+  if (part == "inference") t.is_inference = true;
+  if (part == "average") t.average = Average::kept;
+  if (part == "offloaded average") t.average = Average::offloaded;
+}
 
- private:
-  static void apply(Entry& entry, const std::string& part) {
-    Technique& t = entry.technique;
-    if (part == "checkpoint") t.checkpoint = Checkpoint::blocks;
-    if (part == "nested checkpoint") t.checkpoint = Checkpoint::nested;
-    if (part == "keep costly") t.checkpoint = Checkpoint::costly;
-    if (part == "sqrt(n)") entry.tape = Tape::square_root;
-    if (part == "halves") entry.tape = Tape::halves;
-    if (part == "binomial") entry.tape = Tape::binomial;
-    if (part.starts_with("budget ")) {
-      entry.tape = Tape::budget;
-      entry.budget_percent = std::stoi(part.substr(7));
-    }
-    if (part == "placed") entry.is_placed = true;
-    if (part == "2 micro-batches") t.micro_batches = 2;
-    if (part == "4 micro-batches") t.micro_batches = 4;
-    if (part == "fused update") t.fuses_optimizer = true;
-    if (part == "chunked head") entry.has_chunked_head = true;
-    if (part == "no sharing") entry.shares_kernels = false;
-    if (part == "inference") t.is_inference = true;
-    if (part == "average") t.average = Average::kept;
-    if (part == "offloaded average") t.average = Average::offloaded;
-  }
-  std::vector<Entry> list_;
-};
+/// Takes what comes before the separator, or the rest.
+std::string_view take(std::string_view& text, std::string_view separator) {
+  const std::string_view part = text.substr(0, text.find(separator));
+  text.remove_prefix(std::min(text.size(), part.size() + separator.size()));
+  return part;
+}
 
 struct Subject {
   models::Setup setup;
@@ -78,55 +66,32 @@ struct Subject {
 };
 
 std::vector<Entry> entries_of(const Subject& subject, bool is_quick) {
-  Entries entries;
+  std::vector<Entry> entries;
+  const auto add = [&](std::string_view list) {
+    while (!list.empty()) {
+      std::string_view name = take(list, ", ");
+      Entry& entry = entries.emplace_back();
+      entry.name = name;
+      while (!name.empty()) apply(entry, take(name, " + "));
+    }
+  };
   const bool is_sharing = subject.setup.model == "sharedconv";
-  entries.add({"keep everything"});
-  entries.add({"checkpoint"});
-  entries.add({"keep costly"});
-  entries.add({"budget 0 %"});
-  entries.add({"budget 50 %"});
-  entries.add({"placed"});
-  entries.add({"2 micro-batches"});
-  entries.add({"fused update", "placed"});
-  entries.add({"inference"});
-  entries.add({"offloaded average"});
-  if (subject.is_text) entries.add({"chunked head", "checkpoint"});
-  if (is_sharing) entries.add({"no sharing"});
-  if (is_quick) return entries.take();
-  entries.add({"budget 10 %"});
-  entries.add({"budget 100 %"});
-  entries.add({"sqrt(n)"});
-  entries.add({"halves"});
-  entries.add({"binomial"});
-  entries.add({"nested checkpoint"});
-  entries.add({"budget 25 %"});
-  entries.add({"budget 75 %"});
-  entries.add({"4 micro-batches"});
-  entries.add({"fused update"});
-  entries.add({"average"});
-  entries.add({"inference", "placed"});
-  entries.add({"checkpoint", "placed"});
-  entries.add({"checkpoint", "2 micro-batches"});
-  entries.add({"checkpoint", "fused update"});
-  entries.add({"checkpoint", "fused update", "placed"});
-  entries.add({"keep costly", "fused update", "placed"});
-  entries.add({"2 micro-batches", "placed"});
-  entries.add({"sqrt(n)", "4 micro-batches", "placed"});
-  entries.add({"budget 0 %", "2 micro-batches"});
-  entries.add({"budget 25 %", "fused update"});
-  entries.add({"offloaded average", "checkpoint", "2 micro-batches"});
+  add("keep everything, checkpoint, keep costly, budget 0 %, budget 50 %, placed, 2 micro-batches");
+  add("fused update + placed, inference, offloaded average");
+  if (subject.is_text) add("chunked head + checkpoint");
+  if (is_sharing) add("no sharing");
+  if (is_quick) return entries;
+  add("budget 10 %, budget 100 %, sqrt(n), halves, binomial, nested checkpoint, budget 25 %, budget 75 %");
+  add("4 micro-batches, fused update, average, inference + placed, checkpoint + placed, checkpoint + 2 micro-batches");
+  add("checkpoint + fused update, checkpoint + fused update + placed, keep costly + fused update + placed");
+  add("2 micro-batches + placed, sqrt(n) + 4 micro-batches + placed, budget 0 % + 2 micro-batches");
+  add("budget 25 % + fused update, offloaded average + checkpoint + 2 micro-batches");
   if (subject.is_text) {
-    entries.add({"chunked head"});
-    entries.add({"chunked head", "fused update", "placed"});
-    entries.add({"chunked head", "budget 25 %"});
-    entries.add({"chunked head", "checkpoint", "4 micro-batches", "placed"});
+    add("chunked head, chunked head + fused update + placed, chunked head + budget 25 %");
+    add("chunked head + checkpoint + 4 micro-batches + placed");
   }
-  if (is_sharing) {
-    entries.add({"no sharing", "checkpoint", "placed"});
-    entries.add({"no sharing", "budget 25 %"});
-    entries.add({"no sharing", "fused update", "placed"});
-  }
-  return entries.take();
+  if (is_sharing) add("no sharing + checkpoint + placed, no sharing + budget 25 %, no sharing + fused update + placed");
+  return entries;
 }
 
 Subject subject_of(const char* model, std::int64_t batch, const char* optimizer, bool is_quick) {
@@ -229,13 +194,13 @@ report::Row row_of(const ExperimentOptions& options, const Subject& subject, con
   models::Setup setup = subject.setup;
   if (entry.has_chunked_head) setup.sizes.head = models::Head::chunked;
   setup.sizes.shares_kernels = entry.shares_kernels;
-  options.progress("techniques: " + setup.model + ", batch " + std::to_string(setup.batch) + ", " + entry.name());
+  options.progress("techniques: " + setup.model + ", batch " + std::to_string(setup.batch) + ", " + entry.name);
   std::optional<std::size_t> promised_bytes;
   const Technique technique = complete(options, setup, entry, planners, promised_bytes);
   const nn::MakeRun make = technique_run(setup, technique);
   report::Row row;
   row.config = {
-      {"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}, {"technique", entry.name()}};
+      {"model", setup.model}, {"batch", setup.batch}, {"optimizer", setup.optimizer}, {"technique", entry.name}};
   const auto number = [](std::size_t bytes) { return static_cast<double>(bytes); };
   try {
     const Comparison compared = compare(options.device, make, technique.placement);
@@ -304,10 +269,9 @@ report::Experiment techniques_experiment(const ExperimentOptions& options) {
   experiment.theory =
       "predicted: a dry run of two steps; measured: the real run. Compared as integers are the bytes that the arena "
       "committed, its height, the live bytes, the load, what is offloaded, and the kernel's count of resident bytes. A "
-      "budget is given as "
-      "a share of the way from the smallest plan to keeping everything; every technique is what it is called in the "
-      "library, and <i>average</i> a moving average of the weights that is kept, or waits during the step in a file, "
-      "on a GPU in the host's pinned memory.";
+      "budget is given as a share of the way from the smallest plan to keeping everything; every technique is what it "
+      "is called in the library, and <i>average</i> a moving average of the weights that is kept, or waits during the "
+      "step in a file, on a GPU in the host's pinned memory.";
   using report::Unit;
   experiment.columns = {{"height", "height, predicted", Unit::bytes},
                         {"height_measured", "height, measured", Unit::bytes},

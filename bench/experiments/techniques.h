@@ -40,7 +40,7 @@ struct Technique {
   bool is_inference = false;        ///< a forward in evaluation mode, without a tape
   Average average = Average::none;  ///< of the weights, made and updated by the run
   std::shared_ptr<const TapePlan> tape = nullptr;  ///< replaces the program's segments; null: none
-  std::vector<StepPlan> placement = {};            ///< where the blocks of the steps go; none: the arena decides
+  std::vector<StepPlacement> placement = {};       ///< where the blocks of the steps go; none: the arena decides
 };
 
 /// Makes runs of `setup` by `technique` on a batch of zeros. The runs throw ValueError when the micro-batches do not
@@ -49,11 +49,11 @@ nn::MakeRun technique_run(const models::Setup& setup, const Technique& technique
 
 /// What a schedule over a chain means for a recording: stage i is the nodes [cuts[i], cuts[i + 1]), which keep
 /// everything while they are recorded and nothing while their segment is dropped.
-TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::Plan& schedule);
+TapePlan tape_plan_of(const TapeGraph& graph, std::span<const std::uint32_t> cuts, const remat::ScheduleTree& schedule);
 
 /// The same for the model of a run, cut where one tensor crosses (nn::cut_points): `schedule(n)` plans n stages.
 std::shared_ptr<const TapePlan> scheduled_tape(Device device, const nn::MakeRun& make,
-                                               const std::function<remat::Plan(std::size_t n)>& schedule);
+                                               const std::function<remat::ScheduleTree(std::size_t n)>& schedule);
 
 /// The places where the blocks of a model begin whose paths are `prefix` and a number ("gpt.h."), and where the last
 /// one ends. Throws ValueError when there is none.
@@ -80,6 +80,6 @@ struct Comparison {
 };
 
 /// Two steps on the dry twin of `device`, then for real.
-Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlan>& placement = {});
+Comparison compare(Device device, const nn::MakeRun& make, const std::vector<StepPlacement>& placement = {});
 
 }  // namespace thimble::bench

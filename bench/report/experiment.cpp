@@ -69,7 +69,7 @@ void check_rows(const std::string& where, const Experiment& experiment) {
     }
     seen.clear();
     check_text(here, {row.lacks, row.no_process});
-    for (const Compared& figure : row.compared) {
+    for (const ComparedFigure& figure : row.compared) {
       check_text(here, {figure.name});
       if (!seen.insert(figure.name).second) refuse(here, "the figure \"" + figure.name + "\" is compared twice");
     }
@@ -117,7 +117,7 @@ void check_timeline(const std::string& where, const Timeline& timeline) {
     check_text(where, {event.path});
   }
   for (std::size_t i = 0; i < timeline.phases.size(); ++i) {
-    const Phase& phase = timeline.phases[i];
+    const TimelinePhase& phase = timeline.phases[i];
     check_text(where, {phase.name});
     const bool is_ordered = i == 0 || timeline.phases[i - 1].first_event < phase.first_event;
     if (!is_ordered || phase.first_event >= timeline.events.size()) {
@@ -166,7 +166,7 @@ Match match(const Row& row) noexcept {
   const bool is_measured = row.predicted_bytes && row.measured_bytes;
   if (!is_measured && row.compared.empty()) return Match::unknown;
   bool is_equal = !is_measured || *row.predicted_bytes == *row.measured_bytes;
-  for (const Compared& figure : row.compared) is_equal = is_equal && figure.predicted == figure.measured;
+  for (const ComparedFigure& figure : row.compared) is_equal = is_equal && figure.predicted == figure.measured;
   return is_equal ? Match::equal : Match::different;
 }
 

@@ -47,8 +47,8 @@ struct Column {
   int decimals = 2;  ///< digits after the point in tables (not for bytes; files hold the full value)
 };
 
-/// A figure of a run that a dry run has told: equal, or the row fails.
-struct Compared {
+/// A figure of a run, predicted by a dry run: measured equal, or the row fails.
+struct ComparedFigure {
   std::string name;
   std::int64_t predicted = 0, measured = 0;
 };
@@ -61,7 +61,7 @@ struct Row {
   std::optional<std::int64_t> measured_bytes;                   ///< the real run
   std::vector<std::pair<std::string, std::int64_t>> remainder;  ///< named terms of predicted - theory
   std::vector<std::pair<std::string, double>> numbers;          ///< by Column::name; a column may be absent
-  std::vector<Compared> compared = {};                          ///< besides predicted and measured: height, load, ...
+  std::vector<ComparedFigure> compared = {};                    ///< besides predicted and measured: height, load, ...
   /// Resident bytes of the process from the run's set-up on, as the kernel counts them, and what was promised: the
   /// prediction, and what is outside of the arena (memory/process/outside.h). More than that, and the row fails.
   std::optional<std::int64_t> process_peak_bytes = {}, process_promise_bytes = {};
@@ -133,7 +133,7 @@ struct Event {
 };
 
 /// A part of a timeline: forward, backward, optimizer. It lasts until the next phase.
-struct Phase {
+struct TimelinePhase {
   std::string name;
   std::size_t first_event = 0;
 };
@@ -145,7 +145,7 @@ struct Timeline {
   std::string title;
   std::string caption;
   std::vector<Event> events;
-  std::vector<Phase> phases;  ///< ascending in first_event; may be empty
+  std::vector<TimelinePhase> phases;  ///< ascending in first_event; may be empty
   std::optional<std::int64_t> budget_bytes;
   std::vector<std::pair<std::string, std::int64_t>> bounds = {};  ///< at most two further lines, by name
   std::int64_t scale_bytes = 0;                                   ///< the axis goes at least as far

@@ -16,7 +16,7 @@ namespace thimble::report {
 namespace html_detail {
 
 std::string count_text(std::size_t count, const char* one, const char* many) {
-  return grouped_count(count) + " " + (count == 1 ? one : many);
+  return format_grouped(count) + " " + (count == 1 ? one : many);
 }
 
 std::string section_link(const Experiment& experiment) {
@@ -51,15 +51,15 @@ std::string stats(const Report& report) {
   const Tally counts = tally(report);
   const Environment& environment = report.environment;
   std::string html = "<dl class=\"stats\">\n";
-  html += stat_card("configurations", grouped_count(counts.rows),
+  html += stat_card("configurations", format_grouped(counts.rows),
                     "in " + count_text(report.experiments.size(), "experiment", "experiments"));
   html += stat_card(
       "measured = predicted",
-      counts.compared == 0 ? "\xE2\x80\x93" : grouped_count(counts.equal) + " of " + grouped_count(counts.compared),
+      counts.compared == 0 ? "\xE2\x80\x93" : format_grouped(counts.equal) + " of " + format_grouped(counts.compared),
       counts.compared == 0 ? "nothing was measured" : meter(counts.equal, counts.compared));
   if (counts.with_theory > 0) {
     html += stat_card("theory explains every byte",
-                      grouped_count(counts.named) + " of " + grouped_count(counts.with_theory),
+                      format_grouped(counts.named) + " of " + format_grouped(counts.with_theory),
                       meter(counts.named, counts.with_theory));
   }
   std::string machine = escape_markup(environment.cpu);
@@ -90,7 +90,7 @@ std::string headline(const Report& report) {
     html += "In every one of the " + count_text(counts.compared, "configuration", "configurations") +
             " that were run, the measured peak is the predicted one, to the byte.";
   } else {
-    html += "In " + grouped_count(counts.equal) + " of the " +
+    html += "In " + format_grouped(counts.equal) + " of the " +
             count_text(counts.compared, "configuration", "configurations") +
             " that were run, the measured peak is the predicted one, to the byte. The others are in ";
     std::string links;
@@ -149,8 +149,8 @@ std::string overview(const Report& report) {
   for (const Experiment& experiment : report.experiments) {
     const Tally counts = tally(experiment);
     const std::string result = counts.compared == 0 ? "<span class=\"muted\">not measured</span>"
-                                                    : grouped_count(counts.equal) + " of " +
-                                                          grouped_count(counts.compared) + " " + status_mark(counts);
+                                                    : format_grouped(counts.equal) + " of " +
+                                                          format_grouped(counts.compared) + " " + status_mark(counts);
     html += "<tr><td>" + section_link(experiment) + "</td><td>" + escape_markup(experiment.question) +
             "</td><td class=\"n\">" + result + "</td></tr>\n";
   }
@@ -170,7 +170,7 @@ std::string findings(const Experiment& experiment) {
   const Tally counts = tally(experiment);
   std::string status;
   if (counts.compared > 0) {
-    status = "<p class=\"status\">" + status_mark(counts) + " measured = predicted in " + grouped_count(counts.equal) +
+    status = "<p class=\"status\">" + status_mark(counts) + " measured = predicted in " + format_grouped(counts.equal) +
              " of " + count_text(counts.compared, "configuration", "configurations") + "</p>";
   }
   std::string html;

@@ -39,7 +39,7 @@ std::string match_cell(const Row& row) {
       const std::int64_t difference = row.measured_bytes.value_or(0) - row.predicted_bytes.value_or(0);
       if (!row.measured_bytes || difference == 0) {
         const auto other = std::find_if(row.compared.begin(), row.compared.end(),
-                                        [](const Compared& f) { return f.predicted != f.measured; });
+                                        [](const ComparedFigure& f) { return f.predicted != f.measured; });
         return number_cell("<span class=\"alarm\">" + escape_markup(other->name) + "</span>");
       }
       std::string content = "<span class=\"alarm\">" + signed_bytes(difference) + "</span>";

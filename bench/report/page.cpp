@@ -36,6 +36,4 @@ std::string byte_cell(std::int64_t bytes) {
   return "<td class=\"n\">" + format_grouped(bytes) + "<small>" + format_bytes(bytes) + "</small></td>";
 }
 
-std::string grouped_count(std::size_t count) { return format_grouped(static_cast<std::int64_t>(count)); }
-
 }  // namespace thimble::report

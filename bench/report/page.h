@@ -34,7 +34,4 @@ std::string stat_card(const std::string& name, const std::string& value, const s
 /// A table's cell: exact bytes, and below them in words.
 std::string byte_cell(std::int64_t bytes);
 
-/// "1,234".
-std::string grouped_count(std::size_t count);
-
 }  // namespace thimble::report

@@ -16,8 +16,7 @@
 namespace thimble::report {
 namespace plan_page_detail {
 
-std::string readable(std::size_t bytes) { return format_bytes(static_cast<std::int64_t>(bytes)); }
-std::string in_words(std::size_t bytes) { return readable(bytes) + " (" + grouped_count(bytes) + " bytes)"; }
+std::string in_words(std::size_t bytes) { return format_bytes(bytes) + " (" + format_grouped(bytes) + " bytes)"; }
 
 std::string title_of(const bench::PlanView& view) {
   std::string title = view.setup.model + ", batch " + format_grouped(view.report.batch);
@@ -53,7 +52,7 @@ std::string headline(const bench::PlanView& view) {
 }
 
 std::string byte_card(const std::string& name, std::size_t bytes) {
-  return stat_card(name, readable(bytes), grouped_count(bytes) + " bytes");
+  return stat_card(name, format_bytes(bytes), format_grouped(bytes) + " bytes");
 }
 
 std::string cards(const bench::PlanView& view) {
@@ -65,8 +64,7 @@ std::string cards(const bench::PlanView& view) {
     html += byte_card("smallest possible", r.minimum_bytes);
     html += stat_card("more time", percent(r.plan.time_overhead), "than keeping everything");
   }
-  html += stat_card("parameters", grouped_count(static_cast<std::size_t>(r.parameters)),
-                    "in " + escape_markup(view.setup.model));
+  html += stat_card("parameters", format_grouped(r.parameters), "in " + escape_markup(view.setup.model));
   return html + "</dl>\n<p class=\"muted\">Times by the cost model: " + escape_markup(r.cost_model) + "</p>\n";
 }
 
@@ -77,12 +75,11 @@ const char* const keys = " Drag across to look closer, double-click to see all a
 std::string timeline_figure(const bench::PlanView& view, const bench::StepTrace& step) {
   std::string caption =
       "Live bytes by category after every allocation and free, at one scale for all steps. The lower bound is the "
-      "load: "
-      "what any placement of this step must commit.";
+      "load: what any placement of this step must commit.";
   if (view.theory_bytes && step.name == "keep everything") {
     caption +=
         " By the closed forms, the textbook build of this model, which keeps what the literature counts, holds " +
-        grouped_count(static_cast<std::size_t>(*view.theory_bytes)) + " bytes when backward begins.";
+        format_grouped(*view.theory_bytes) + " bytes when backward begins.";
   }
   const Figure drawn = page_figure(step_timeline(view, step));
   return figure_card("timeline", "One steady step, event by event: " + escape_markup(step.name), scrollable(drawn.svg),
@@ -103,7 +100,7 @@ std::string map_figures(const bench::PlanView& view) {
         "at a moment is free then; what is empty below the height at the moment of the peak is lost to fragmentation.";
     const LeftOut left = left_out_of_map(step);
     if (left.blocks > 0) {
-      caption += " " + grouped_count(left.blocks) + " small or short-lived blocks of at most " +
+      caption += " " + format_grouped(left.blocks) + " small or short-lived blocks of at most " +
                  in_words(left.largest_bytes) + " are not drawn.";
     }
     const Figure drawn = step_map(view, step);
@@ -120,11 +117,11 @@ std::string plan_figures(const bench::PlanView& view) {
   const Figure plans = page_figure(plot);
   return figure_card("schedule", "The schedule: what is kept of every operator", scrollable(schedule.svg),
                      schedule.hover_json,
-                     "The " + grouped_count(view.report.planner->graph().nodes.size()) +
+                     "The " + format_grouped(view.report.planner->graph().nodes.size()) +
                          " recorded operators in order of execution. Bars are the bytes that each makes for backward; "
                          "their solid part is kept. The bars below are the segments that backward runs again, nested "
                          "ones further down: " +
-                         grouped_count(view.report.segments.size()) + " in all.") +
+                         format_grouped(view.report.segments.size()) + " in all.") +
          figure_card("plot", plot.title, scrollable(plans.svg), plans.hover_json, plot.caption);
 }
 
@@ -156,7 +153,7 @@ std::string exact_figures(const bench::PlanView& view) {
   add("committed by the arena, placed offline", [](const StepTrace& s) { return s.placed.committed_bytes; });
   html += "<tr><th scope=\"row\">events of the step</th>";
   for (const StepTrace& s : view.steps)
-    html += "<td class=\"n\">" + grouped_count(s.events.size() - s.before) + "</td>";
+    html += "<td class=\"n\">" + format_grouped(s.events.size() - s.before) + "</td>";
   return html + "</tr>\n</tbody></table></div></section>\n";
 }
 

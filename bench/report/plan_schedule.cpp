@@ -94,8 +94,8 @@ struct FateStyle {
 // Indexed by Shown.
 constexpr std::array<FateStyle, 5> fate_styles = {
     {{"kept", {.fill = series_paints[0]}},
-     {"result kept, extras made again", {.fill = series_paints[2]}},
-     {"what backward reads kept, result made again", {.fill = series_paints[1]}},
+     {"result kept, extras recomputed", {.fill = series_paints[2]}},
+     {"what backward reads kept, result recomputed", {.fill = series_paints[1]}},
      {"dropped, runs again", {.fill = paints::hairline, .stroke = paints::axis}},
      {"backward does not need it", {.stroke = paints::axis, .dashes = "1 2"}}}};
 
@@ -136,7 +136,7 @@ void add_box(SvgPath& path, const Layout& layout, std::size_t first, std::size_t
 }
 
 std::string draw(const models::PlanReport& report, const Nodes& nodes, const Layout& layout) {
-  const std::string count = format_grouped(static_cast<std::int64_t>(nodes.bytes.size()));
+  const std::string count = format_grouped(nodes.bytes.size());
   Svg svg(Medium::page, figure_width, layout.bottom + 28, "The schedule",
           "bytes kept and dropped of " + count + " operators");
   draw_y_axis(svg, layout.frame, layout.y, "made for backward");
@@ -235,7 +235,7 @@ Plot plans_plot(const bench::PlanView& view) {
   Plot plot;
   plot.name = "plans";
   plot.title = "What a budget costs";
-  plot.caption = "All " + format_grouped(static_cast<std::int64_t>(view.plans.size())) +
+  plot.caption = "All " + format_grouped(view.plans.size()) +
                  " plans of this step: none is worse than another in both bytes and time. A budget takes the fastest "
                  "plan at its left.";
   plot.x = {.title = "bytes committed", .unit = Unit::bytes, .from_zero = false};

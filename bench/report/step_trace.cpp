@@ -25,7 +25,7 @@ struct Replay {
 /// Asks a fresh arena for everything that the run asked for, in the same order, steps and all.
 class Replayer {
  public:
-  Replayer(Device device, std::vector<StepPlan> plans) : stack_(make_stack(device, std::move(plans))) {}
+  Replayer(Device device, std::vector<StepPlacement> plans) : stack_(make_stack(device, std::move(plans))) {}
   ~Replayer() {
     for (const auto& [id, block] : live_) stack_.top->deallocate(block, nullptr);
   }
@@ -58,7 +58,7 @@ class Replayer {
   }
 
  private:
-  static memory::Stack make_stack(Device device, std::vector<StepPlan> plans) {
+  static memory::Stack make_stack(Device device, std::vector<StepPlacement> plans) {
     memory::Options options = nn::profile_options(device);
     options.plans = std::move(plans);
     return memory::make_resource(device, std::move(options));
@@ -163,7 +163,7 @@ StepTrace trace_step(const std::string& name, Device device, const nn::MakeRun& 
     throw Error("trace_step: the replay of " + name + " committed " + std::to_string(trace.dynamic.committed_bytes) +
                 " bytes, the run " + std::to_string(profile.peak_bytes));
   }
-  std::vector<StepPlan> placement = plan.placement;
+  std::vector<StepPlacement> placement = plan.placement;
   if (placement.empty()) placement = nn::plan_steps(profile, nn::placement_options(on));
   trace.placed = layout_of(Replayer(on, std::move(placement)).run(profile, window), ids);
   return trace;

@@ -61,7 +61,7 @@ std::string byte_cell(const std::optional<std::int64_t>& bytes, ByteStyle style)
 
 /// The first of the compared figures that differs.
 std::string different_figure(const Row& row) {
-  for (const Compared& figure : row.compared) {
+  for (const ComparedFigure& figure : row.compared) {
     if (figure.predicted != figure.measured) return figure.name;
   }
   return "";

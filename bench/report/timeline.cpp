@@ -128,7 +128,7 @@ void draw_peak(Svg& svg, const Layout& layout, const Timeline& timeline) {
   begin_group_at(svg, time);
   svg.line(x, y, x, layout.frame.top + 3, {.stroke = paints::ink});
   svg.circle(x, y, 4, {.fill = paints::ink, .stroke = paints::surface, .stroke_width = 1.5});
-  std::string where = "event " + format_grouped(static_cast<std::int64_t>(layout.peak));
+  std::string where = "event " + format_grouped(layout.peak);
   if (!peak.path.empty()) where += " \xC2\xB7 " + peak.path;
   const double room = (layout.is_label_right ? layout.frame.right - x : x - layout.frame.left) - 12;
   const double label_x = x + (layout.is_label_right ? 9 : -9);
@@ -173,7 +173,7 @@ std::string hover(const Timeline& timeline, const Layout& layout) {
   data["step"] = timeline.step;
   data["before"] = timeline.begins_before;
   data["phases"] = nlohmann::ordered_json::array();
-  for (const Phase& phase : timeline.phases) data["phases"].push_back({phase.name, phase.first_event});
+  for (const TimelinePhase& phase : timeline.phases) data["phases"].push_back({phase.name, phase.first_event});
   data["categories"] = nlohmann::ordered_json::array();
   data["bytes"] = nlohmann::ordered_json::array();
   for (auto category = layout.categories.rbegin(); category != layout.categories.rend(); ++category) {

@@ -92,7 +92,7 @@ ordered_json row_json(const Experiment& experiment, const Row& row) {
   json["process_promise_bytes"] = bytes_json(row.process_promise_bytes);
   if (const std::string why = process_absence(row); !why.empty()) json["no_process"] = why;
   if (!row.lacks.empty()) json["lacks"] = row.lacks;
-  for (const Compared& figure : row.compared) {
+  for (const ComparedFigure& figure : row.compared) {
     json["compared"][figure.name] = {{"predicted", figure.predicted}, {"measured", figure.measured}};
   }
   json["remainder"] = ordered_json::object();

@@ -18,7 +18,7 @@ double shared_moment(dist::Communicator& ranks);
 /// `own` of each rank, on all ranks. `moment` is what shared_moment returned.
 std::vector<RankTransfers> gather_transfers(dist::Communicator& ranks, RankTransfers own, double moment);
 
-/// How long a rank had something on its way, and how long of it it waited, in seconds.
+/// Seconds that a rank had transfers under way, and seconds of these that it waited.
 struct Overlap {
   double on_its_way, waited;
 };

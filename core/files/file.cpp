@@ -40,7 +40,7 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   } else if (errno != ENOENT) {
     fail("cannot write", errno);
   } else if (::lstat(path.c_str(), &status) == 0) {
-    throw FileError(path, 0, "cannot follow the symbolic link: what it names is not there");
+    throw FileError(path, 0, "cannot follow the symbolic link: its target does not exist");
   }
   target_ = exists ? file_detail::followed(path) : path;
   remove_stale_temporary_files(target_);

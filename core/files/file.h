@@ -34,7 +34,7 @@ class AtomicFile {
   /// Appends. Throws FileError with the offset at which writing stopped; the file can then only be given up.
   void write(std::span<const std::byte> bytes) { write(size_, bytes); }
   void write(std::string_view text);
-  /// Writes at `offset`; what lies between written ranges reads as zeros. Throws FileError.
+  /// Writes at `offset`; gaps between written ranges read as zeros. Throws FileError.
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
 
   /// End of the furthest write.
@@ -47,7 +47,7 @@ class AtomicFile {
  private:
   [[noreturn]] void fail(const std::string& what, int error) const;
 
-  std::string path_;       // what the caller named, for messages
+  std::string path_;       // as the caller named it, for messages
   std::string target_;     // with symbolic links resolved
   std::string temporary_;  // empty once it is renamed or removed
   int descriptor_ = -1;

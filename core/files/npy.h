@@ -51,7 +51,7 @@ void read_npy_data(const std::string& path, const NpyHeader& header, std::span<s
 /// Reads a file whole. Throws as parse_npy.
 NpyArray read_npy(const std::string& path);
 
-/// The bytes in front of the elements, a multiple of 64 of them, exactly as NumPy 2 writes them (version 1.0). Throws
+/// The header in front of the elements, a multiple of 64 bytes, exactly as NumPy 2 writes it (version 1.0). Throws
 /// DTypeError for bf16 and fp8, ShapeError for a negative size or too many of them.
 std::string npy_header(DType dtype, std::span<const std::int64_t> shape);
 

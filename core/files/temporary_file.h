@@ -13,7 +13,7 @@ namespace thimble {
 
 struct TemporaryFile {
   std::string path;
-  int descriptor = -1;  ///< open for writing, locked; -1: there is none
+  int descriptor = -1;  ///< open for writing, locked; -1: none
   int error = 0;        ///< then errno
 };
 

@@ -40,7 +40,7 @@ struct ConvShape {
   std::int64_t out_width() const noexcept;
 };
 
-/// What the four computations have in common. The two operands are of floating dtype `dtype`, what is computed (and
+/// Arguments that the four computations share. The two operands are of floating dtype `dtype`, what is computed (and
 /// bias, pre_activation) of floating `out_dtype`; arithmetic is in f32 (f64 for f64), one rounding at the store.
 ///
 /// Order of accumulation, as in GemmArgs: the reduction is cut into blocks of 256, each one chain in ascending order,

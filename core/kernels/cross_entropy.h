@@ -22,7 +22,7 @@ struct ClassTargets {
 ///   scores are log-probabilities:  l = 0
 /// On the CPU exponentials are those of exp_below.h, as in softmax. An ignored row's loss is 0. mean: out[0] = (sum of
 /// losses) / (rows that count), NaN when none does; sum: out[0] = sum of losses; none: out[r] = loss[r]. A row whose
-/// target is no class gets the loss NaN, and nothing outside of it is read.
+/// target is no class gets the loss NaN, and the kernel reads nothing outside of the row.
 struct CrossEntropyArgs {
   Shape outer;  ///< every axis but the classes
   RowOperand scores;
@@ -35,7 +35,7 @@ struct CrossEntropyArgs {
   void* out = nullptr;       ///< one element of the type computed in; not used for `none`
 };
 
-/// Only the last step of it: out from the losses of all rows, which are there.
+/// Only its last step: computes out from the losses of all rows, which were computed before.
 struct LossTotalArgs {
   ClassTargets targets;
   DType dtype = DType::f32;                       ///< of losses and out: the type computed in

@@ -1,5 +1,5 @@
 #pragma once
-// What a CUDA device offers besides kernels: copies between its memory and the host's, and facts about it.
+// The functions of a CUDA device besides kernels: copies between its memory and the host's, and facts about it.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@ struct GpuFacts {
   int capability_major = 0, capability_minor = 0;
   int multiprocessors = 0;
   std::size_t memory_bytes = 0;  ///< of the device
-  std::size_t free_bytes = 0;    ///< of it at this moment
+  std::size_t free_bytes = 0;    ///< now
   int driver_version = 0;        ///< newest CUDA version that the driver serves: 1000 major + 10 minor
   int runtime_version = 0;       ///< CUDA version of this build
 };
 
-/// What a device says of its memory, with that of other processes.
+/// A device's memory as the driver counts it, other processes included.
 struct DeviceMemory {
   std::size_t total_bytes = 0;
   std::size_t free_bytes = 0;
@@ -34,12 +34,12 @@ struct DeviceMemory {
 /// What kernels asked of a library where the rules (core/kernels/cuda_workspace.h) leave an operation to it.
 struct LibraryCounts {
   std::uint64_t calls = 0;     ///< that it made
-  std::uint64_t refusals = 0;  ///< what the own kernels computed instead: it has no algorithm for these arguments
+  std::uint64_t refusals = 0;  ///< calls that own kernels computed instead, because the library has no algorithm
                                ///< within the declared workspace, or this build is without it
   std::string first_refused;   ///< the operation with its sizes and dtype; empty: none was
 };
 
-/// Of this process, on all devices; a replay of a recorded step calls none.
+/// Of this process, on all devices; a replay of a captured step calls none.
 struct LibraryUse {
   LibraryCounts cublaslt, cudnn;
 };
@@ -49,13 +49,13 @@ struct LibraryUse {
 struct DeviceRuntime {
   /// Copies host bytes to the device. They may change when it returns; the copy itself may still be under way.
   void (*upload)(void* to, const void* from, std::size_t bytes) = nullptr;
-  /// Copies device bytes to the host; they are there when it returns. This waits for all kernels before it.
+  /// Copies device bytes to the host, and waits for all kernels before it and for the copy.
   void (*download)(void* to, const void* from, std::size_t bytes) = nullptr;
   /// Waits until the device has done all that it was given.
   void (*synchronize)(Device device) = nullptr;
   /// How often the host has waited for a device, in this process.
   std::uint64_t (*synchronization_count)() = nullptr;
-  /// Host memory that does not leave its place, for transfers beside the kernels. Throws OutOfMemory.
+  /// Pinned host memory, for transfers beside the kernels. Throws OutOfMemory.
   void* (*allocate_pinned)(std::size_t bytes) = nullptr;
   void (*free_pinned)(void* memory) noexcept = nullptr;
   /// Begins a copy between pinned and device memory, behind the kernels that were launched before and beside those that
@@ -70,7 +70,7 @@ struct DeviceRuntime {
   /// synchronizations throw DeviceError.
   void (*begin_recording)(Device device) = nullptr;
   void* (*end_recording)(Device device, bool is_wanted) = nullptr;
-  /// Launches all of a recording, behind what was launched before.
+  /// Launches a captured graph, behind earlier launches.
   void (*replay)(Device device, void* recording) = nullptr;
   /// How many kernels and copies it has.
   std::size_t (*recorded_launches)(void* recording) = nullptr;
@@ -82,7 +82,7 @@ struct DeviceRuntime {
   std::uint64_t (*launch_count)() = nullptr;
   /// Compute capability of GPU `index`, 10 major + minor; 0 where there is no such GPU. It makes no context.
   int (*capability)(int index) = nullptr;
-  /// What the libraries did, and what they refused, so far.
+  /// Counts of the libraries' calls and refusals so far.
   LibraryUse (*library_use)() = nullptr;
 };
 

@@ -28,7 +28,7 @@ struct Fp8ScaleArgs {
   std::int64_t step = 0;
 };
 
-/// Codes of a dense tensor, and what they stand for: either may be null. `decoded` may be `values` where that is bf16.
+/// Codes of a dense tensor, and their values; either may be null. `decoded` may be `values` where that is bf16.
 struct Fp8CastArgs {
   const void* values = nullptr;
   std::int64_t count = 0;

@@ -9,7 +9,7 @@
 
 namespace thimble::kernels {
 
-/// The first index, in row-major order, that is out of range; position -1: there is none. Elements that such an index
+/// The first index, in row-major order, that is out of range; position -1: none is. Elements that such an index
 /// names are not read.
 struct BadIndex {
   std::int64_t position = -1;

@@ -1,5 +1,5 @@
 #pragma once
-// The matmul and convolution families' tables: what a device offers. The CPU's kernels are in gemm.h and conv.h.
+// The tables of a device's matmul and convolution kernels. The CPU's kernels are in gemm.h and conv.h.
 
 #include <thimble/core/kernels/conv.h>
 #include <thimble/core/kernels/cpu/matmul/gemm.h>

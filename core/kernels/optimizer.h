@@ -12,10 +12,10 @@
 
 namespace thimble::kernels {
 
-/// How a parameter narrower than f32 is stored. At most one of the three is there; with none the updated value is
+/// How a parameter narrower than f32 is stored. At most one of the three is set; with none the updated value is
 /// rounded to nearest. Not looked at for f32 and f64 parameters.
 struct NarrowArgs {
-  float* master = nullptr;         ///< what is updated; the parameter becomes this, rounded
+  float* master = nullptr;         ///< is updated; the parameter becomes its rounded value
   bool is_stochastic = false;      ///< bf16: see round_stochastically (core/kernels/shared/optimizer_narrow.h)
   RandomSite site;                 ///< of the random bits: step is the update's number
   std::int64_t first_element = 0;  ///< that they are drawn for, where this is a part of a parameter: a multiple of 8
@@ -23,7 +23,7 @@ struct NarrowArgs {
                                    ///< updated, and what rounding takes of the sum goes there
 };
 
-/// What every update is told. Rules that have no count of updates do not look at `step`.
+/// The arguments of every update. Rules without a count of updates ignore `step`.
 struct UpdateArgs {
   void* parameter = nullptr;
   DType dtype = DType::f32;
@@ -43,11 +43,11 @@ inline constexpr std::int64_t state_block = 256;
 /// largest magnitude of each block. A second moment above zero is then never rounded to code 0, which would let the
 /// next update divide by epsilon alone, and a block with a moment that is not finite becomes NaN as a whole.
 struct MomentArgs {
-  void* values = nullptr;   ///< null: there is none
+  void* values = nullptr;   ///< null: none
   float* scales = nullptr;  ///< of u8: one per block
 };
 
-/// An update of each element by itself. A pass over a run of elements reads their moments, updates, and stores the
+/// An elementwise update. A pass over a run of elements reads their moments, updates, and stores the
 /// moments again, so that narrow ones never exist in more digits as a whole.
 struct ElementArgs : UpdateArgs {
   std::int64_t n = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What a net of 8-bit codes needs beside convolutions: codes from numbers and back, pools, means and sums. A code q
+// The kernels of a net of 8-bit codes beside convolutions: codes from numbers and back, pools, means and sums. A code q
 // stands for (q - zero) scale. Every number is computed in f32, each operation rounded by itself, and becomes a code by
 // rounding half to even and clamping to low .. high; all instruction sets and numbers of threads give the same bits.
 

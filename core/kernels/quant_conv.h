@@ -27,7 +27,7 @@ namespace thimble::kernels {
 ///     y = v                                                                                (f32)
 ///
 /// where x is `x_zero` outside of the image, and bias holds what takes the zero point off: - x_zero sum of weight.
-/// Every product and sum of v is rounded to f32 by itself. A relu is a clamp with low = zero.
+/// Every product and sum of v is rounded to f32. A relu is a clamp with low = zero.
 struct QuantConvArgs {
   ConvShape shape;  ///< groups 1
   const std::uint8_t* x = nullptr;

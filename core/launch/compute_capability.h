@@ -3,8 +3,8 @@
 // which copies a layer makes.
 //
 // Policy
-// - A device that is there is asked, once.
-// - A dry device has the capability of the GPU of its number, so that what is predicted on a machine is measured there.
+// - A real device is asked, once.
+// - A dry device has the capability of the GPU of its number, so that a machine measures what it predicted.
 // - Without such a GPU it has that of an H100, for which plans are made, or what a scope says: `thimble plan
 // --hardware`.
 
@@ -20,7 +20,7 @@ int compute_capability(Device device);
 /// "9.0"
 std::string capability_text(int capability);
 
-/// Dry devices have this capability in this thread, for a scope; 0: what they have without one.
+/// Gives this thread's dry devices a capability, for a scope; 0: the capability that they have without one.
 class AssumedCapability {
  public:
   explicit AssumedCapability(int capability) noexcept;

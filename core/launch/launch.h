@@ -20,7 +20,7 @@ namespace launch_detail {
 [[noreturn]] void refuse_away(const Tensor& t);
 }  // namespace launch_detail
 
-/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Who writes says so
+/// Resolves tensors to addresses; made by `launch` and by Pin, valid while they last. Writers say so
 /// (Storage::bump_version).
 class Addresses {
  public:

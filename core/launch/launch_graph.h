@@ -9,7 +9,7 @@
 //   pinned for as long as the graph lives; what the work allocates for itself must not be given to others meanwhile:
 //   run it in a resource of its own (memory/stack.h), best with a plan, whose region is one block.
 // - Arguments that change from step to step are recorded as they were: the step of Adam and of random numbers, rates,
-//   scales. A whole training step is replayed by nn::RecordedStep (nn/step/recorded_step.h), where they are in memory.
+//   scales. A whole training step is replayed by nn::CapturedStep (nn/step/captured_step.h), where they are in memory.
 // - While it is recorded nothing runs, nothing is read back (item, to_host) and nothing is uploaded: that throws.
 // - A library makes its handle for a device at its first use, which cannot be recorded: do the work once before.
 
@@ -44,7 +44,7 @@ class LaunchGraph {
   LaunchGraph(const LaunchGraph&) = delete;
   LaunchGraph& operator=(const LaunchGraph&) = delete;
 
-  /// Puts all of it in the compute stream, behind what was launched before. Throws DeviceError.
+  /// Puts the graph in the compute stream, behind earlier launches. Throws DeviceError.
   void replay();
   /// The same with one part. Throws ValueError for one that is not there, DeviceError.
   void replay(std::size_t part);

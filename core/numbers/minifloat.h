@@ -135,7 +135,7 @@ THIMBLE_HD constexpr double to_odd_double(Integer value) noexcept {
   }
 }
 
-/// What the four types have in common: storage, conversions, no arithmetic (which is done in float). Conversions from
+/// The common base of the four types: storage and conversions, no arithmetic (which is done in float). Conversions from
 /// float, double and integers round once, to nearest even, and overflow to infinity (E4M3: NaN). NaN becomes the
 /// format's one quiet NaN with the sign of the operand. Default construction leaves `bits` unset; `T{}` is zero.
 template <class Derived, class FormatType>

@@ -5,7 +5,7 @@
 //
 //   struct MyOp {
 //     static constexpr const char* name = "my_op";
-//     static constexpr Cost cost = Cost::matmul;      // what running it again costs (core/ops/op.h)
+//     static constexpr Cost cost = Cost::matmul;      // what recomputing it costs (core/ops/op.h)
 //     double epsilon = 1e-5;                           // attributes
 //     struct Saved { Tensor x, mean; };                // all that backward can read; undefined = not kept
 //     // forward: (N, C) x (C) -> (N, C)
@@ -41,7 +41,7 @@
 
 namespace thimble {
 
-/// How an operator's time grows: what a recomputation policy looks at.
+/// How an operator's time grows: recomputation policies decide by it.
 enum class Cost : std::uint8_t {
   view,         ///< no bytes move
   elementwise,  ///< one pass over memory

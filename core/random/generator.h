@@ -6,7 +6,7 @@
 // Which site a call has
 // - Calls are counted under each module path, and a site is a hash of path and count.
 // - In a pass (from start_pass to end_pass: a training step, a micro-batch of it) they are counted from zero again, so
-//   that a step that is made again draws the same.
+//   that a repeated step draws the same.
 // - Outside of passes they have a count and a domain of their own: noise that is drawn between steps is never the
 //   noise of a step, however often a step is tried. That count goes back to zero with each step that is made, so that a
 //   run that is resumed after it draws the same. What is drawn between a step and the checkpoint taken after it is

@@ -11,7 +11,7 @@
 //   versions stay as they are. A storage without a store pays for one test of a pointer.
 // - The bytes that were asked for are here until other ones are asked for. What goes then, and what is read ahead, is
 //   the store's policy (memory/offload/unit_store.h).
-// - Who writes in place says so as everywhere (Storage::bump_version): a store looks at the version before it lets go.
+// - Writes in place bump the version as everywhere (Storage::bump_version): a store looks at it before it drops bytes.
 // - Blocks are taken and given back at the same places on a dry device: a dry run predicts them.
 // - A store is used by one thread at a time.
 //
@@ -89,7 +89,7 @@ class ParameterStoreScope {
 class ParameterUse {
  public:
   ParameterUse() noexcept : before_(std::exchange(context().parameter_use, this)) {}
-  /// Lets go of what was used; what cannot be written stays here, and the next use says so.
+  /// Releases the bytes that were used. Bytes that cannot be written stay, and the next use throws.
   ~ParameterUse();
   ParameterUse(const ParameterUse&) = delete;
   ParameterUse& operator=(const ParameterUse&) = delete;

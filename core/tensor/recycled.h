@@ -13,7 +13,7 @@
 namespace thimble {
 namespace recycled_detail {
 
-/// Pieces of one size, that of the first, that wait in this thread.
+/// Free pieces of one size (the first one's) that wait in this thread.
 class Bin {
  public:
   static constexpr std::size_t most = 1 << 14;

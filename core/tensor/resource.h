@@ -61,7 +61,7 @@ class Resource {
 
   virtual Block* allocate(const Request& request) = 0;
   virtual void deallocate(Block* block, Stream stream) noexcept = 0;
-  /// Changes what a live block counts as; no bytes move.
+  /// Changes the category of a live block; no bytes move.
   virtual void relabel(Block* block, Category category) noexcept = 0;
   virtual Device device() const noexcept = 0;
 };

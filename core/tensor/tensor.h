@@ -17,7 +17,7 @@ namespace thimble {
 struct Leaf;
 class Transaction;
 
-/// Which value of which tape a tensor is. Opaque outside of autograd/; tape 0 is none.
+/// A tensor's value on its tape. Opaque outside of autograd/; tape 0: on none.
 struct TapeRef {
   std::uint32_t tape = 0;
   std::uint32_t value = 0;
@@ -52,7 +52,7 @@ class Tensor {
   int rank() const noexcept { return shape_.rank(); }
   /// Number of elements.
   std::int64_t elements() const noexcept { return elements_; }
-  /// elements() x size of one: what a dense copy needs. Not rounded.
+  /// elements() x size of one: the bytes of a dense copy, not rounded.
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(elements_) * size_of(dtype_); }
   std::int64_t offset() const noexcept { return offset_; }
   DType dtype() const noexcept { return dtype_; }

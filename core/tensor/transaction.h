@@ -41,9 +41,9 @@ class Transaction {
   /// Called before `leaf`'s gradient is written: from then on it is this step's own. A gradient that was there before
   /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
-  /// Drops what is staged and deferred of state tensors; gradients and the generator are not touched.
+  /// Drops staged and deferred changes of state tensors; leaves gradients and the generator alone.
   void drop_state() noexcept { entries_.clear(), updates_.clear(); }
-  /// From now on changes of state wait (defer()) for who applies them.
+  /// From now on changes of state wait (defer()) until the caller applies them.
   void defer_updates() noexcept { defers_ = true; }
   bool defers() const noexcept { return defers_; }
   void defer(StateUpdate update) { updates_.push_back(std::move(update)); }
@@ -76,7 +76,7 @@ class Transaction {
   std::vector<StateUpdate> updates_;
   bool defers_ = false;
   Generator& generator_;
-  PassScope pass_;  // what a step has drawn does not count after it
+  PassScope pass_;  // a step's random calls do not count after it
   Transaction* before_;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// Functions that no tape sees must not be called, while one records, on what needs a gradient: the gradient would end
+// Unrecorded functions must not be called, while a tape records, on what needs a gradient: the gradient would end
 // there without a word.
 
 #include <thimble/core/tensor/tensor.h>

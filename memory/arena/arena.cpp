@@ -245,9 +245,9 @@ void Arena::reset_peak() {
   now_.peak_committed_bytes = now_.committed_bytes;
 }
 
-std::vector<Arena::Placed> Arena::blocks() const {
+std::vector<Arena::LiveBlock> Arena::blocks() const {
   const std::lock_guard guard(*lock());
-  std::vector<Placed> placed;
+  std::vector<LiveBlock> placed;
   placed.reserve(now_.live_blocks);
   for (const Tlsf::Span* span = spans_->first(); span != nullptr; span = span->next) {
     if (!span->is_free) placed.push_back({span, span->offset, span->size});

@@ -3,7 +3,7 @@
 //
 // Policy
 // - The range is reserved once; pages are committed in granules when the height rises, touched once, and kept until
-//   trim(). So peak committed bytes are what the arena had to have, and they are what a plan predicts.
+//   trim(). So peak committed bytes are what the arena needed, and what a plan predicts.
 // - Offsets come from two-level segregated fit (memory/arena/tlsf.h) and depend on the sequence of requests alone: a
 //   dry arena and a real one with the same granule and alignment give the same offsets and figures.
 // - Nothing about a block is stored in the range. Block handles are stable; the address in them may change when blocks
@@ -109,8 +109,8 @@ class Arena final : public LockedResource {
 
   Statistics statistics() const;
 
-  /// A number made of where blocks and holes lie, and of their order in the books (Tlsf::digest): the same after two
-  /// steps that make the same requests, and every further one needs what the second did.
+  /// A digest of the places of blocks and holes and of their order in the bins (Tlsf::digest). Where two steps with the
+  /// same requests leave the same digest, every further such step needs the bytes of the second.
   std::uint64_t layout_digest() const;
 
   /// The arena below a stack of policies; null: there is none.
@@ -126,30 +126,30 @@ class Arena final : public LockedResource {
   /// Throws Error when called inside of a launch.
   std::size_t compact();
 
-  /// The user says: here blocks may move. compact() where more than Options::tolerated_fragmentation of the height is
-  /// holes, else nothing. Returns the bytes moved. Throws Error when called inside of a launch.
+  /// Blocks may move here: compacts where holes are more than Options::tolerated_fragmentation of the height, else does
+  /// nothing. Returns the bytes moved. Throws Error when called inside of a launch.
   std::size_t safe_point();
 
-  /// While one lives no block moves, and a request that would need it is refused: a recording holds addresses
+  /// While one lives no block moves, and a request that would need a move is refused: a launch graph holds addresses
   /// (core/launch/launch_graph.h).
-  class Still {
+  class Freeze {
    public:
-    explicit Still(Arena& arena);
-    ~Still();
-    Still(const Still&) = delete;
-    Still& operator=(const Still&) = delete;
+    explicit Freeze(Arena& arena);
+    ~Freeze();
+    Freeze(const Freeze&) = delete;
+    Freeze& operator=(const Freeze&) = delete;
 
    private:
     Arena& arena_;
   };
 
   /// Live blocks by address.
-  struct Placed {
+  struct LiveBlock {
     const Block* block;
     std::size_t offset;
     std::size_t allocated_bytes;
   };
-  std::vector<Placed> blocks() const;
+  std::vector<LiveBlock> blocks() const;
 
   /// First address and size of the reserved range, and the smallest unit of commit.
   const std::byte* base() const noexcept { return base_; }
@@ -190,7 +190,7 @@ class Arena final : public LockedResource {
   std::size_t reserved_bytes_ = 0;
   bool poison_ = false;
   Compaction compaction_ = Compaction::when_needed;
-  int stills_ = 0;  // alive
+  int freezes_ = 0;  // alive
   double tolerated_fragmentation_ = 0;
   std::size_t remap_from_bytes_ = 0;  // 0: never
   std::unique_ptr<Tlsf> spans_;

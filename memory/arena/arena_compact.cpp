@@ -60,18 +60,18 @@ std::size_t Arena::safe_point() {
   return fragmentation() > tolerated_fragmentation_ ? compact_locked() : 0;
 }
 
-Arena::Still::Still(Arena& arena) : arena_(arena) {
+Arena::Freeze::Freeze(Arena& arena) : arena_(arena) {
   const std::lock_guard guard(*arena_.lock());
-  ++arena_.stills_;
+  ++arena_.freezes_;
 }
 
-Arena::Still::~Still() {
+Arena::Freeze::~Freeze() {
   const std::lock_guard guard(*arena_.lock());
-  --arena_.stills_;
+  --arena_.freezes_;
 }
 
 std::size_t Arena::compact_locked() {
-  if (stills_ > 0 || now_.allocated_bytes == spans_->height()) return 0;  // no holes
+  if (freezes_ > 0 || now_.allocated_bytes == spans_->height()) return 0;  // no holes
   const std::uint64_t before = now_.moved_bytes;
   const Moving moving(*this);
   slide_all(remap_from_bytes_ > 0);
@@ -155,7 +155,7 @@ Tlsf::Place Arena::slide_window(const Window& window, const Request& request) no
 /// A place for a request that no free span can take, made by sliding; none when it would not be enough.
 Tlsf::Place Arena::make_room(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
-  if (compaction_ == Compaction::never || stills_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
+  if (compaction_ == Compaction::never || freezes_ > 0 || request.bytes > spans_->limit() - now_.allocated_bytes)
     return none;
   const Moving moving(*this);
   const Window window = cheapest_window(*spans_, nullptr, request.bytes, request.alignment);
@@ -170,7 +170,7 @@ Tlsf::Place Arena::make_room_on_pages(const Request& request) {
   Tlsf::Place none{nullptr, 0, 0};
   const Moving moving(*this);
   const Window window = cheapest_window(*spans_, &pages_, request.bytes, request.alignment);
-  const bool may_slide = compaction_ != Compaction::never && stills_ == 0;
+  const bool may_slide = compaction_ != Compaction::never && freezes_ == 0;
   if (!window.is_found() || (!may_slide && window.blocks > 0)) return none;
   return slide_window(window, request);
 }
@@ -187,7 +187,7 @@ std::string Arena::compaction_text() const {
   figures.device_time = backing_->move_time();
   std::string text = memory::compaction_to_string(figures);
   if (compaction_ == Compaction::never) text += ", switched off for requests";
-  if (stills_ > 0) text += ", held back by a recorded step";
+  if (freezes_ > 0) text += ", held back by a captured step";
   if (pinned_blocks > 0) {
     text += ", " + std::to_string(pinned_blocks) + " blocks of " + memory::exact_bytes(pinned_bytes) + " are pinned";
   }

@@ -70,7 +70,7 @@ class Backing {
   /// That time so far; none where the host makes the moves itself. It asks the device and does not wait for it.
   virtual MoveTime move_time() noexcept { return {}; }
 
-  /// Whether `remap` is there. A dry device says what the device says that it stands for.
+  /// Whether `remap` works. A dry device answers as the device that it stands for.
   virtual bool can_remap() const noexcept { return false; }
 
   /// Whole granules: the pages of [from, from + bytes) come to lie at `to` < `from`, with what is in them, and the

@@ -35,7 +35,7 @@ class ResourceLock {
     return false;
   }
 
-  /// Takes the lock. Returns whether it was by the bias, which leave() has to be told.
+  /// Takes the lock. Returns whether it was taken by the bias; leave() needs to know.
   bool enter() noexcept {
     if (enter_by_bias()) return true;
     lock_shared();

@@ -22,9 +22,15 @@
 // Terms
 //   unit     smallest distance of offsets in bytes; sizes are rounded up to it
 //   span     a stretch of the range, live or free; the live one is the Block that was handed out
-//   bin      a list of free spans of one size class: 32 classes per power of two, exact below 32 units
+//   bin      a list of free spans of one size class: 32 classes per power of two, exact below 64 units
 //   height   end of the highest live span; 0 when there is none
 //   limit    the height's bound
+//
+// Example, with units of 64 bytes
+//   take 100, 200, 64   A [0, 128), B [128, 384), C [384, 448): each extends the top
+//   free B              [128, 384) is 4 units and goes to bin 4
+//   take 130            3 units: bin 3 is empty, bin 4 serves. [128, 320) is live, [320, 384) goes to bin 1
+//   free C              C was the top: with [320, 384) below it the height sinks to 320, and no free span is left
 
 #include <array>
 #include <cstddef>
@@ -110,7 +116,7 @@ class Tlsf {
   std::size_t largest_free_bytes() const noexcept;
 
   /// A number made of all that decides where requests go from here on: the spans by address, live and free, and the
-  /// order in each bin. Two states that answer some request differently have two numbers (but for one chance in 2^64).
+  /// order in each bin. States that answer some request differently have different digests (collisions: 1 in 2^64).
   std::uint64_t digest() const noexcept;
 
   /// The span with the lowest address; follow `next`.

@@ -24,7 +24,7 @@ class DirectFile {
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;
 
-  /// Makes sure that [offset, offset + bytes) is there, taken from the disk now and not at the first write. Throws
+  /// Allocates [offset, offset + bytes) on the disk now, not at the first write. Throws
   /// FileError when the disk (or the process's limit of a file's size) has no room.
   void reserve(std::uint64_t offset, std::uint64_t bytes);
 

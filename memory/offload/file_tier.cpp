@@ -128,7 +128,7 @@ class FileTier::State {
     Entry& entry = find("read", ticket);
     wait_until_idle(entry, lock);
     if (entry.is_write) throw_error(entry);
-    if (entry.is_lost) fail(entry, "what was to be offloaded there was never written");
+    if (entry.is_lost) fail(entry, "the offloaded bytes were never written");
     entry.error = 0;
     begin(entry, static_cast<std::byte*>(to), false);
     ++statistics_.reads;

@@ -2,10 +2,9 @@
 // The host's pinned memory, which a GPU's copies go to and come from beside its kernels, as a resource.
 //
 // Policy
-// - What a GPU's tiers have of it stands in a ledger of its own, beside that of the GPU's arena, which counts the
-//   device's bytes alone, and that of the host's. memory::summary(cuda()) has a line of it.
-// - A block is taken from the driver and given back to it, as it is asked for: it is slow, so tiers take large ones.
-//   None moves.
+// - A ledger of its own counts the bytes that a GPU's tiers hold, beside the ledgers of the GPU's arena, which counts
+//   device bytes only, and of the host's. memory::summary(cuda()) has a line for it.
+// - Each block is taken from the driver and given back to it. That is slow, so tiers take large blocks. None moves.
 // - On a dry device there is no memory; the books are as on a real one.
 
 #include <memory>

@@ -177,7 +177,8 @@ class PinnedTier::State {
 
   Entry& find(Ticket ticket) {
     const auto at = entries_.find(ticket);
-    if (at == entries_.end()) throw ValueError("pinned tier: ticket " + std::to_string(ticket) + " is not there");
+    if (at == entries_.end())
+      throw ValueError("pinned tier: ticket " + std::to_string(ticket) + " was never given or is dropped");
     return at->second;
   }
 

@@ -7,7 +7,7 @@
 //   new one in the first slab that has room behind its slots. Where none has, the tier takes one more slab: as large as
 //   all before together, but at least 2 MiB and at most 64 MiB, or what the slot needs, in whole 2 MiB. A training step
 //   writes the same sizes again and again: the tier stops growing after the first.
-// - What it takes follows from the sizes of the writes and drops alone, so that a dry run tells it to the byte.
+// - Its bytes depend only on the sizes of the writes and drops, so a dry run predicts them exactly.
 // - Transfers go to the device's copy stream: behind the kernels launched before, beside those launched after. wait()
 //   and drop() put the kernels launched later behind the transfer; the host never waits (GPUs only: there is no other
 //   thread). So memory may be reused as soon as wait() returns, by what is launched from then on.

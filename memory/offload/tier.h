@@ -7,8 +7,8 @@
 //   transfer   one write or read under way
 //
 // Policy
-// - A tier never allocates or frees the caller's memory: what it needs of the device's for itself it takes when it is
-//   made.
+// - A tier never allocates or frees the caller's memory. The device memory that it needs itself it takes when it is
+//   constructed.
 // - Transfers run beside the program; a program sees their end only in wait(). So nothing that a program allocates or
 //   frees depends on how fast they are, and a dry run makes the very same requests.
 // - The memory of a transfer must stay where it is: its block is pinned from write() or read() to wait() or drop().
@@ -20,7 +20,7 @@
 
 namespace thimble {
 
-/// What a write gave; 0 is none.
+/// Returned by a write; 0 is no ticket.
 using Ticket = std::uint64_t;
 
 /// What a tier has done, all counts since it was made. On a dry device everything but the times is as on a real one.
@@ -38,7 +38,7 @@ class Tier {
  public:
   virtual ~Tier() = default;
 
-  /// Of the bytes' memory.
+  /// The device whose memory the bytes are in.
   virtual Device device() const noexcept = 0;
 
   /// Begins to copy `bytes` > 0 bytes from `from`, which must not change until wait(). Throws FileError when there is
@@ -48,10 +48,10 @@ class Tier {
   /// Begins to copy what was written to `to`, all bytes of it; waits for the write first. A read early enough is what
   /// hides the tier's latency. May be repeated. Throws FileError when the write has failed.
   virtual void read(Ticket ticket, void* to, Stream stream = nullptr) = 0;
-  /// Returns when the ticket's transfer is done. Throws FileError when it failed: after a write the ticket is good for
-  /// nothing but drop(), after a read the read may be tried again.
+  /// Returns when the ticket's transfer is done. Throws FileError when it failed: after a write the ticket can
+  /// only be dropped, after a read the read can be tried again.
   virtual void wait(Ticket ticket) = 0;
-  /// Gives the ticket's room free; a transfer under way is cut off, and touches no memory after the return.
+  /// Frees the ticket's room. Cuts off a transfer under way, which touches no memory after the return.
   virtual void drop(Ticket ticket) noexcept = 0;
 
   virtual TierStatistics statistics() const = 0;

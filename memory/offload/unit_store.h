@@ -1,6 +1,6 @@
 #pragma once
-// Parameters that come and go in units: fetched before use, let go after, the next unit read ahead. What a fetch is,
-// the class below it says: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
+// Parameters that come and go in units: fetched before use, dropped after, the next unit read ahead. A derived class
+// defines what a fetch is: a read from a tier (memory/offload/tier_store.h), a gather over ranks, a decoding.
 //
 //   units, read ahead 1        0 1 2 3 ...
 //   an operator of unit 0      U r            used, being read
@@ -12,13 +12,13 @@
 // Policy
 // - Parameters that are put away one after the other under one module path are a unit: a linear layer's weight and
 //   bias. With `unit_bytes` further modules join them while the unit has no more than that.
-// - At most 1 + read_ahead units are here, or those that one operator needs, where they are more. What goes is the unit
-//   that was used longest ago, and no unit that somebody has pinned.
+// - At most 1 + read_ahead units are here, or those that one operator needs, where they are more. The unit used
+//   longest ago goes first; a pinned unit never goes.
 // - The next unit is the neighbour in the direction of the last move: forward, backward, and an update in the order of
 //   the parameters tell it themselves. It is asked for as soon as a unit is used, so that it comes meanwhile.
 // - A unit that goes is written where a version has changed since it came, and is gone when that is done. Where it
 //   cannot be written it stays here: nothing is lost, and the next call tries again.
-// - What is here and when follows from the calls alone: a dry run predicts it.
+// - Which units are here depends on the calls alone, so a dry run predicts it.
 //
 // Bytes: units that are used one after the other, in either direction, need those of the largest 1 + read_ahead
 // neighbours (peak_bytes). A unit that is used out of turn, a tied embedding at the end, stands beside the last ones.
@@ -61,11 +61,11 @@ class UnitStore : public ParameterStore, public std::enable_shared_from_this<Uni
   ///
   /// A parameter that is put away for the first time, before its bytes are written. May throw as begin_write does.
   virtual void add([[maybe_unused]] std::uint32_t parameter, [[maybe_unused]] const Tensor& tensor) {}
-  /// The bytes of a parameter, at first and after each change: they are kept when end_write() returns. What was kept
-  /// before is of no use any more, also where these throw: FileError, OutOfMemory, DeviceError.
+  /// Keeps the bytes of a parameter, at first and after each change: they are kept when end_write() returns. The bytes
+  /// kept before are lost, also where these throw: FileError, OutOfMemory, DeviceError.
   virtual void begin_write(std::uint32_t parameter, const Storage& storage, const std::byte* at) = 0;
   virtual void end_write(std::uint32_t parameter) = 0;
-  /// Begins to bring the bytes of what was written last, and ends it. Both throw FileError; it can be tried again.
+  /// Begin and end bringing the bytes that were written last. Both throw FileError; both can be tried again.
   virtual void begin_read(std::uint32_t parameter, const Storage& storage, std::byte* at) = 0;
   virtual void end_read(std::uint32_t parameter) = 0;
   /// Ends what is under way, and keeps nothing of the parameter.

@@ -23,7 +23,7 @@ struct PlacementFile {
 /// Reads the text of a file; "\n" and "\r\n" both end a line, empty lines at the end are allowed. Throws FileError
 /// (`path`, the byte at which the line begins, and the line's number) for anything else than a header and lines of
 /// whole numbers below 2^62: a missing or unknown column, a wrong number of fields, a sign, a value that is too large,
-/// an id that is there twice, lower >= upper, size 0.
+/// a repeated id, lower >= upper, size 0.
 PlacementFile parse_placement(std::string_view text, const std::string& path);
 
 /// Reads a file. Throws FileError, also when it cannot be read.

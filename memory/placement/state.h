@@ -17,6 +17,10 @@
 //   raised      decided not to stand on its floor
 //   slack       of a section: capacity - lowest bound - bytes still to be placed in it; negative: no way on
 //   twin        an item with the same lifetime, size and alignment; the earlier one is always lower
+//
+// Example: A [0, 2) and C [2, 4) of 2 bytes, B [1, 3) of 1 byte, capacity 3. Section 0 has A and B, section 1 has B and
+// C; the slack of both is 3 - 0 - 3 = 0. place(A) puts A at 0 and raises the bound of B to 2; place(C) puts C at 0, and
+// B stands at 2: height 3, the load. The other branch, raise(A), says that A stands on B: B at 0, A and C at 1.
 
 #include <cstdint>
 #include <vector>

@@ -31,29 +31,29 @@ std::string to_string(const PlanDeviation& deviation) {
          placed_detail::text(deviation.planned, "the plan") + ", " + placed_detail::text(deviation.done, "the step");
 }
 
-Placed::Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans)
+PlacedArena::PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans)
     : Decorator(upstream), plans_(make_plans(plans)), arena_(dynamic_cast<Arena*>(upstream.get())) {
   counts_.region_bytes = plans_.region_bytes;
 }
 
-Placed::Plans Placed::make_plans(const std::vector<StepPlan>& plans) {
+PlacedArena::Plans PlacedArena::make_plans(const std::vector<StepPlacement>& plans) {
   if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
   Plans made;
-  for (const StepPlan& plan : plans) {
+  for (const StepPlacement& plan : plans) {
     memory::check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
     made.handle_count += plan.buffers.size();
     made.region_bytes = std::max(made.region_bytes, plan.placement.height);
   }
   made.handles = std::make_unique<Handle[]>(made.handle_count);
   Handle* handles = made.handles.get();
-  for (const StepPlan& plan : plans) {
+  for (const StepPlacement& plan : plans) {
     add_plan(plan, handles, made);
     handles += plan.buffers.size();
   }
   return made;
 }
 
-void Placed::set_plans(const std::vector<StepPlan>& plans) {
+void PlacedArena::set_plans(const std::vector<StepPlacement>& plans) {
   Plans made = make_plans(plans);
   const std::lock_guard guard(*lock());
   if (is_in_replay_ || live_ > 0 || holds_ > 0) {
@@ -65,7 +65,7 @@ void Placed::set_plans(const std::vector<StepPlan>& plans) {
   counts_.region_bytes = plans_.region_bytes;
 }
 
-Placed::~Placed() {
+PlacedArena::~PlacedArena() {
   assert(live() == 0 && "a placed arena outlives its blocks");
   if (region_ != nullptr) {
     --region_->pins;
@@ -74,7 +74,7 @@ Placed::~Placed() {
 }
 
 /// Throws ValueError unless every placed block is allocated once, at its lower, and freed once, at its upper.
-void Placed::add_plan(const StepPlan& plan, Handle* handles, Plans& plans) {
+void PlacedArena::add_plan(const StepPlacement& plan, Handle* handles, Plans& plans) {
   const auto refuse = [](std::size_t at, const char* why) {
     throw ValueError("placed: event " + std::to_string(at) + " of a plan " + why);
   };
@@ -85,15 +85,15 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles, Plans& plans) {
   std::size_t placed_events = 0;
   std::uint32_t live = 0;
   for (std::size_t at = 0; at < plan.events.size(); ++at) {
-    const StepPlan::Event& event = plan.events[at];
+    const StepPlacement::Event& event = plan.events[at];
     const bool is_free = event.bytes == 0;
     sides.push_back({PlanDeviation::Event::allocation, event.bytes, event.category, event.path});
-    if (event.block == StepPlan::not_placed) {
+    if (event.block == StepPlacement::not_placed) {
       if (is_free) refuse(at, "frees a block that is not placed");
       events.push_back({event.bytes, nullptr, event.alignment, live});
       continue;
     }
-    if (event.block >= plan.buffers.size()) refuse(at, "names a block that is not there");
+    if (event.block >= plan.buffers.size()) refuse(at, "names a block that the plan does not have");
     const memory::Buffer& buffer = plan.buffers[event.block];
     const bool is_planned =
         is_free ? buffer.upper == at
@@ -121,7 +121,7 @@ void Placed::add_plan(const StepPlan& plan, Handle* handles, Plans& plans) {
 
 // In a replay on the thread that the lock is biased to, a request is a comparison: these two call nothing then. All
 // else goes the usual way.
-Block* Placed::allocate(const Request& request) {
+Block* PlacedArena::allocate(const Request& request) {
   ResourceLock& guard = *lock();
   if (guard.enter_by_bias()) {
     Block* const block = take_planned(request);
@@ -131,7 +131,7 @@ Block* Placed::allocate(const Request& request) {
   return Decorator::allocate(request);
 }
 
-void Placed::deallocate(Block* block, Stream stream) noexcept {
+void PlacedArena::deallocate(Block* block, Stream stream) noexcept {
   ResourceLock& guard = *lock();
   if (block != nullptr && guard.enter_by_bias()) {
     const bool is_planned = next_->handle == block;
@@ -143,7 +143,7 @@ void Placed::deallocate(Block* block, Stream stream) noexcept {
 }
 
 /// The block of the next event, if that is this request and placed; else null, and nothing has changed.
-Block* Placed::take_planned(const Request& request) noexcept {
+Block* PlacedArena::take_planned(const Request& request) noexcept {
   const Event& planned = *next_;
   if (planned.bytes != request.bytes || planned.alignment != request.alignment) return nullptr;
   Handle* const handle = planned.handle;
@@ -154,7 +154,7 @@ Block* Placed::take_planned(const Request& request) noexcept {
   return handle;
 }
 
-Block* Placed::do_allocate(const Request& request) {
+Block* PlacedArena::do_allocate(const Request& request) {
   if (Block* const block = take_planned(request)) return block;
   if (launch_detail::depth > 0) {
     throw Error("placed: allocate inside a launch; an operator allocates all it needs before it launches");
@@ -163,7 +163,7 @@ Block* Placed::do_allocate(const Request& request) {
 }
 
 /// A request that the plan does not place, or that is not the planned one.
-Block* Placed::allocate_unplaced(const Request& request) {
+Block* PlacedArena::allocate_unplaced(const Request& request) {
   if (!is_in_replay_) {
     refuse_in_strict();
     return allocate_dynamically(request);
@@ -178,7 +178,7 @@ Block* Placed::allocate_unplaced(const Request& request) {
   return block;
 }
 
-void Placed::do_deallocate(Block* block, Stream stream) noexcept {
+void PlacedArena::do_deallocate(Block* block, Stream stream) noexcept {
   // A live block is the next event's only where that is its free: the plan allocates a handle once.
   if (next_->handle == block) {
     ++next_;
@@ -191,7 +191,7 @@ void Placed::do_deallocate(Block* block, Stream stream) noexcept {
   }
 }
 
-void Placed::do_relabel(Block* block, Category category) noexcept {
+void PlacedArena::do_relabel(Block* block, Category category) noexcept {
   if (is_placed(block)) {
     block->category = category;
   } else {
@@ -199,7 +199,7 @@ void Placed::do_relabel(Block* block, Category category) noexcept {
   }
 }
 
-Block* Placed::allocate_dynamically(const Request& request) {
+Block* PlacedArena::allocate_dynamically(const Request& request) {
   Block* block = nullptr;
   try {
     block = upstream_allocate(request);
@@ -215,7 +215,7 @@ Block* Placed::allocate_dynamically(const Request& request) {
   return block;
 }
 
-void Placed::deviate(const PlanDeviation::Side& done) noexcept {
+void PlacedArena::deviate(const PlanDeviation::Side& done) noexcept {
   const auto at = static_cast<std::size_t>(next_ - first_);
   ++counts_.deviations;
   counts_.last_deviation = at;
@@ -226,18 +226,18 @@ void Placed::deviate(const PlanDeviation::Side& done) noexcept {
   stop_replay();
 }
 
-void Placed::refuse_in_strict() const {
+void PlacedArena::refuse_in_strict() const {
   if (!is_strict_ || !has_left_) return;
   throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
 }
 
-void Placed::stop_replay() noexcept {
+void PlacedArena::stop_replay() noexcept {
   live_ = live();
   is_in_replay_ = false;
   next_ = &no_event;
 }
 
-void Placed::take_region() {
+void PlacedArena::take_region() {
   if (region_ != nullptr || plans_.region_bytes == 0) return;
   region_ = upstream_allocate({.bytes = plans_.region_bytes, .alignment = plans_.region_alignment});
   ++region_->pins;
@@ -247,7 +247,7 @@ void Placed::take_region() {
     plans_.handles[i].address = region_address_ + plans_.handles[i].offset;
 }
 
-std::size_t Placed::give_region_back() noexcept {
+std::size_t PlacedArena::give_region_back() noexcept {
   if (region_ == nullptr || is_in_replay_ || live_ > 0 || holds_ > 0) return 0;
   --region_->pins;
   upstream_deallocate(region_, nullptr);
@@ -255,21 +255,21 @@ std::size_t Placed::give_region_back() noexcept {
   return plans_.region_bytes;
 }
 
-Placed::Hold::Hold(Placed& placed) : placed_(placed) {
+PlacedArena::Hold::Hold(PlacedArena& placed) : placed_(placed) {
   {
     const std::lock_guard guard(*placed_.lock());
     placed_.take_region();
     ++placed_.holds_;
   }
-  if (placed_.arena_ != nullptr) still_ = std::make_unique<Arena::Still>(*placed_.arena_);
+  if (placed_.arena_ != nullptr) freeze_ = std::make_unique<Arena::Freeze>(*placed_.arena_);
 }
 
-Placed::Hold::~Hold() {
+PlacedArena::Hold::~Hold() {
   const std::lock_guard guard(*placed_.lock());
   --placed_.holds_;
 }
 
-void Placed::begin(std::size_t plan) {
+void PlacedArena::begin(std::size_t plan) {
   finish();
   if (is_strict_ && live_ > 0) {
     throw PlanError("placed: a step begins while " + std::to_string(live_) +
@@ -292,67 +292,69 @@ void Placed::begin(std::size_t plan) {
   is_in_replay_ = true;
 }
 
-void Placed::finish() noexcept {
+void PlacedArena::finish() noexcept {
   if (is_in_replay_ && next_ != end_) deviate({});
   stop_replay();
   has_left_ = false;
 }
 
-void Placed::begin_step() {
+void PlacedArena::begin_step() {
   const std::lock_guard guard(*lock());
   begin(static_cast<std::size_t>(counts_.steps));
 }
 
-void Placed::begin_step(std::size_t plan) {
+void PlacedArena::begin_step(std::size_t plan) {
   const std::lock_guard guard(*lock());
   begin(plan);
 }
 
-void Placed::end_step() noexcept {
+void PlacedArena::end_step() noexcept {
   const std::lock_guard guard(*lock());
   finish();
   is_in_step_ = false;
 }
 
-bool Placed::is_in_step() const {
+bool PlacedArena::is_in_step() const {
   const std::lock_guard guard(*lock());
   return is_in_step_;
 }
 
-void Placed::set_strict(bool is_strict) {
+void PlacedArena::set_strict(bool is_strict) {
   const std::lock_guard guard(*lock());
   is_strict_ = is_strict;
 }
 
-void Placed::require_kept() const {
+void PlacedArena::require_kept() const {
   const std::lock_guard guard(*lock());
   if (!is_strict_ || !last_deviation_) return;
   throw PlanError("placed: " + to_string(*last_deviation_) + "; steps that keep their plan are allowed");
 }
 
-std::size_t Placed::release_region() noexcept {
+std::size_t PlacedArena::release_region() noexcept {
   const std::lock_guard guard(*lock());
   return give_region_back();
 }
 
-bool Placed::is_replaying() const {
+bool PlacedArena::is_replaying() const {
   const std::lock_guard guard(*lock());
   return is_in_replay_;
 }
 
-const Placed* Placed::find(const Resource& resource) noexcept {
+const PlacedArena* PlacedArena::find(const Resource& resource) noexcept {
   const Resource* at = &resource;
   while (at != nullptr) {
-    if (const auto* const placed = dynamic_cast<const Placed*>(at)) return placed;
+    if (const auto* const placed = dynamic_cast<const PlacedArena*>(at)) return placed;
     const auto* const decorator = dynamic_cast<const Decorator*>(at);
     at = decorator != nullptr ? &decorator->upstream() : nullptr;
   }
   return nullptr;
 }
 
-Placed* Placed::find(Resource& resource) noexcept { return const_cast<Placed*>(find(std::as_const(resource))); }
+PlacedArena* PlacedArena::find(Resource& resource) noexcept {
+  return const_cast<PlacedArena*>(find(std::as_const(resource)));
+}
 
-Placed::Statistics Placed::statistics() const {
+PlacedArena::Statistics PlacedArena::statistics() const {
   const std::lock_guard guard(*lock());
   Statistics all = counts_;
   all.live_blocks = live();

@@ -5,9 +5,9 @@
 // - It stands directly above the arena and holds one block of it, the region, as high as its plans. A block that the
 //   plan places is a stretch of the region: an allocation compares the request with the event that is next in the plan,
 //   and takes the planned offset.
-// - Frees are events too. As long as every event is the planned one, what lives is what the plan says, so no two live
-//   blocks overlap. From the first that is not, and outside of steps, requests go to the arena until the next step
-//   begins: slower and higher, never wrong. Every such step is counted.
+// - Frees are events too. As long as every event is the planned one, exactly the planned blocks live, so no two of them
+//   overlap. From the first other event, and outside of steps, requests go to the arena until the next step begins:
+//   slower and higher, never wrong. Every such step is counted.
 // - Blocks that live before the step or after it are not placed; their frees are no events.
 // - A step that begins while blocks of the step before still live in the region goes to the arena, and is counted.
 // - Handles are stable. The region is pinned while it is held: the arena's compaction slides other blocks around it.
@@ -29,7 +29,7 @@
 
 #include <thimble/memory/arena/arena.h>
 #include <thimble/memory/policies/ledger.h>
-#include <thimble/memory/policies/step_plan.h>
+#include <thimble/memory/policies/step_placement.h>
 
 namespace thimble {
 
@@ -52,7 +52,7 @@ struct PlanDeviation {
 /// workspace in 'gpt.h.1'"
 std::string to_string(const PlanDeviation& deviation);
 
-class Placed final : public Decorator {
+class PlacedArena final : public Decorator {
  public:
   struct Statistics {
     std::uint64_t steps = 0;          ///< begun
@@ -63,8 +63,8 @@ class Placed final : public Decorator {
     std::size_t live_blocks = 0;      ///< in the region
     bool is_region_held = false;
     std::optional<PlanDeviation> first_deviation;  ///< none: every step that was replayed kept its plan
-    /// What steps asked of the arena after they had left their plans, less what they gave back to it: the most that it
-    /// ever was.
+    /// The peak of the bytes that steps requested from the arena after they had left their plans, less those they gave
+    /// back.
     std::size_t bytes_above_plan = 0;
 
     friend bool operator==(const Statistics&, const Statistics&) = default;
@@ -72,23 +72,23 @@ class Placed final : public Decorator {
 
   /// Step i replays plan i; later steps repeat the last plan. Throws ValueError without plans,
   /// or when one does not hold together (an event without its block, offsets that overlap).
-  Placed(std::shared_ptr<Resource> upstream, std::vector<StepPlan> plans);
-  ~Placed() override;
-  Placed(const Placed&) = delete;
-  Placed& operator=(const Placed&) = delete;
+  PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPlacement> plans);
+  ~PlacedArena() override;
+  PlacedArena(const PlacedArena&) = delete;
+  PlacedArena& operator=(const PlacedArena&) = delete;
 
   Block* allocate(const Request& request) override;
   void deallocate(Block* block, Stream stream) noexcept override;
 
-  /// A step begins; one that has not ended, ends. Replays the plan of that index (the last, where there are fewer), or
-  /// without one that of the step's number. Takes the region where it is not held: throws OutOfMemory then, and nothing
-  /// has changed.
+  /// Begins a step, and ends the one before if it has not ended. Replays the plan of that index (the last plan where
+  /// there are fewer); without an index, of the step's number. Takes the region unless it is held; on OutOfMemory
+  /// nothing has changed.
   void begin_step();
   void begin_step(std::size_t plan);
 
-  /// Whether a step that leaves its plan is an error from now on: the request that is not the planned one, and those
-  /// after it, throw PlanError, and so does a step that begins while blocks of the one before live in the region. What
-  /// no request shows (a block that is freed elsewhere, a step that is too short) is found by require_kept().
+  /// From now on a step that leaves its plan is an error: the first request that is not the planned one, and all after
+  /// it, throw PlanError, and so does a step that begins while blocks of the step before live in the region.
+  /// require_kept() finds what no request shows (a block freed elsewhere, a step that is too short).
   void set_strict(bool is_strict);
   /// After a step. Throws PlanError when it left its plan and that is an error.
   void require_kept() const;
@@ -96,9 +96,9 @@ class Placed final : public Decorator {
   /// Replays these plans from the next step on, as if it had been made with them; steps go on being counted. Throws
   /// PlanError while a step is under way, a block lives in the region or something holds it, ValueError as the
   /// constructor does; nothing has changed then.
-  void set_plans(const std::vector<StepPlan>& plans);
+  void set_plans(const std::vector<StepPlacement>& plans);
 
-  /// The step ends; nothing without one.
+  /// Ends the step; does nothing without one.
   void end_step() noexcept;
 
   /// Whether a step has begun and not ended, replayed or not.
@@ -115,34 +115,34 @@ class Placed final : public Decorator {
   bool is_replaying() const;
 
   /// The placed arena that `resource` is or stands on; null: there is none.
-  static const Placed* find(const Resource& resource) noexcept;
-  static Placed* find(Resource& resource) noexcept;
+  static const PlacedArena* find(const Resource& resource) noexcept;
+  static PlacedArena* find(Resource& resource) noexcept;
 
-  /// While one lives the region stays where it is, and no block of the arena below moves: what a step used lies at the
-  /// same addresses (nn/step/recorded_step.h). Takes the region: throws OutOfMemory.
+  /// While one lives the region stays, and no block of the arena below moves: the addresses of a step stay valid
+  /// (nn/step/captured_step.h). Takes the region: throws OutOfMemory.
   class Hold {
    public:
-    explicit Hold(Placed& placed);
+    explicit Hold(PlacedArena& placed);
     ~Hold();
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
 
    private:
-    Placed& placed_;
-    std::unique_ptr<Arena::Still> still_;  // null: it stands on no arena
+    PlacedArena& placed_;
+    std::unique_ptr<Arena::Freeze> freeze_;  // null: it stands on no arena
   };
 
   /// A step as a scope: ended when it is left, by an exception too.
   class Step {
    public:
-    explicit Step(Placed& placed) : placed_(placed) { placed_.begin_step(); }
-    Step(Placed& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
+    explicit Step(PlacedArena& placed) : placed_(placed) { placed_.begin_step(); }
+    Step(PlacedArena& placed, std::size_t plan) : placed_(placed) { placed_.begin_step(plan); }
     ~Step() { placed_.end_step(); }
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
 
    private:
-    Placed& placed_;
+    PlacedArena& placed_;
   };
 
  private:
@@ -171,8 +171,8 @@ class Placed final : public Decorator {
     std::size_t region_alignment = 1;
   };
 
-  static Plans make_plans(const std::vector<StepPlan>& plans);
-  static void add_plan(const StepPlan& plan, Handle* handles, Plans& plans);
+  static Plans make_plans(const std::vector<StepPlacement>& plans);
+  static void add_plan(const StepPlacement& plan, Handle* handles, Plans& plans);
   void begin(std::size_t plan);
   void finish() noexcept;
   void deviate(const PlanDeviation::Side& done) noexcept;

@@ -5,7 +5,7 @@
 // - Events are recorded under the lock of the stack, so their order is the order in which the arena saw them.
 // - Block ids count allocations from 0, so the traces of a dry and a real run can be compared event by event.
 // - Only what succeeded is recorded.
-// - restart() begins anew: blocks that live at that moment come first, as allocations, so that the trace of one step
+// - restart() starts again: blocks that live at that moment come first, as allocations, so that the trace of one step
 //   stands on its own.
 //
 // Terms

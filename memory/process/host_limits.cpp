@@ -165,7 +165,7 @@ void require_room(const HostNeed& need, const std::vector<HostLimit>& limits) {
     if (total <= limit.most_bytes) continue;
     const std::size_t left = host_limits_detail::less(limit.most_bytes, total - need.arena_bytes);
     const std::string room = left > 0 ? "an arena of " + exact_bytes(left) + " would fit (a budget, if a plan keeps it)"
-                                      : "which is less than what is outside of an arena";
+                                      : "which is less than the process takes outside of an arena";
     throw OutOfMemory("memory: the run needs " + exact_bytes(total) + ", the arena " + exact_bytes(need.arena_bytes) +
                           " and outside of it " + to_string(need.outside) + "; " + limit.name + " allows " +
                           exact_bytes(limit.most_bytes) + ", " + room + "; nothing was begun",

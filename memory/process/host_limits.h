@@ -1,12 +1,12 @@
 #pragma once
-// What the machine, and those above the process, let it hold: so that a run that cannot be is refused before its first
-// step, and never killed in the middle.
+// How many bytes the machine and its limits let this process hold. A run that needs more is refused before its first
+// step instead of being killed in the middle.
 //
 // Policy
-// - Asked are RLIMIT_DATA, RLIMIT_AS, the memory limits of the process's control group and of every group above it, in
+// - It reads RLIMIT_DATA, RLIMIT_AS, the memory limits of the process's control group and of every group above it, in
 //   both versions of the interface, and the machine's free memory. Swap does not count: a run that needs it crawls.
-// - Each is told as what this process may hold in all, in arenas and outside of them. What others hold of a group or a
-//   machine is taken off; the kernel's cache of files is not, because it gives way.
+// - Each limit is given as the bytes that this process may hold in all, in arenas and outside. What other processes of
+//   a group or machine hold is subtracted; the kernel's cache of files is not, because it gives way.
 // - A control group is charged for page tables, too: 8 bytes for each 4 KiB, at most. They may take the place of half
 //   of the code, which the kernel drops and reads again; what is more than that is needed beside it.
 // - A limit that cannot be read is no limit.
@@ -29,7 +29,7 @@ struct HostLimit {
   bool counts_tables = false;  ///< page tables are held against it
 };
 
-/// Where the kernel's files are: a test has a tree of its own.
+/// Where the kernel's files are. A test names its own tree.
 struct HostPaths {
   std::string proc = "/proc";              ///< self/cgroup, self/status, meminfo
   std::string cgroups = "/sys/fs/cgroup";  ///< version 2, or version 1 with its folder `memory`

@@ -1,5 +1,5 @@
 #pragma once
-// What a process takes beside its arena, as a bound that is stated before a run: code, heap, threads, staging, data.
+// A bound, stated before a run, of the bytes that a process takes beside its arena: code, heap, threads, staging, data.
 //
 //   outside = base + bytes per thread x further threads + bytes per node x nodes + staging + data
 //
@@ -7,7 +7,7 @@
 // - The bound holds for each of the two ways in which the kernel counts: resident pages (VmRSS, control groups) and
 //   private writable addresses (VmData, RLIMIT_DATA). Each term is the larger of the two.
 // - The base is measured where the run is set up, all else follows from the run's sizes. It grows with no step.
-// - What the machine's page cache holds of files that are read or written is no part of it: the kernel takes that back.
+// - The machine's page cache of files is no part of it: the kernel takes it back.
 //
 // Terms
 //   base      code and libraries, all of their pages, touched or not; the heap and what else is writable at that moment

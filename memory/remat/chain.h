@@ -5,11 +5,11 @@
 //
 // Who pays for what
 // - a_i belongs to the chain, once, whoever made it: from when it is made until the backward of stage i has run, or
-//   until a stage that only passes over it drops it. a_0 is the chain's input and is there at the start.
+//   until a stage that only passes over it drops it. a_0 is the chain's input and exists at the start.
 // - What a stage saves inside of itself is its option's kept_bytes: neither its input nor its output is part of it.
 // - d_i lives from the backward of stage i to the backward of stage i - 1. d_n, the gradient of the last output, is
 //   made when the first backward begins; d_0 is left at the end, with the parameters' gradients.
-// - A peak is what an operation needs at its worst moment beyond all that is held and beyond what it leaves behind.
+// - An operation's peak is what it needs at its worst moment beyond what is held and beyond what it leaves behind.
 //   It is therefore never negative, and 0 for an operation without temporaries.
 // - Whatever lives all through the step (parameters, optimizer state, a loss that the caller holds) is not in the
 //   chain.

@@ -78,7 +78,7 @@ Time Frontier::lower_bound(Bytes budget_bytes) const {
   return std::min(time, (after - 1)->time);
 }
 
-Plan Frontier::plan(Bytes budget_bytes) const {
+ScheduleTree Frontier::plan(Bytes budget_bytes) const {
   return table_->plan(at(budget_bytes).budget_bytes - chain_->input_bytes);
 }
 

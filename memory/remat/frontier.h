@@ -72,7 +72,7 @@ class Frontier {
   Time lower_bound(Bytes budget_bytes) const;
 
   /// A plan of at(budget_bytes).time whose peak is within the budget. Throws InfeasibleBudget as at() does.
-  Plan plan(Bytes budget_bytes) const;
+  ScheduleTree plan(Bytes budget_bytes) const;
 
   const Chain& chain() const noexcept { return *chain_; }
 
@@ -95,8 +95,8 @@ class Frontier {
 
 /// A plan within a budget, proven by the simulator.
 struct Solution {
-  Plan plan;
-  Cost cost;             ///< as simulated; cost.peak_bytes <= budget
+  ScheduleTree plan;
+  ScheduleCost cost;     ///< as simulated; cost.peak_bytes <= budget
   Time lower_bound = 0;  ///< no persistent schedule within the budget is faster
   bool is_optimal() const noexcept { return cost.time == lower_bound; }
 };

@@ -97,13 +97,13 @@ void validate(const Graph& graph) {
   }
 }
 
-std::vector<bool> remakeable(const Graph& graph) {
+std::vector<bool> recomputable(const Graph& graph) {
   const std::vector<std::uint32_t> segment = graph_detail::segments_of(graph);
   std::vector<bool> can(graph.tensors.size());
   std::vector<std::uint32_t> made_in(graph.tensors.size());
   for (std::size_t i = 0; i < graph.operators.size(); ++i) {
     for (const std::uint32_t t : graph.operators[i].outputs) {
-      can[t] = graph.operators[i].can_rerun;
+      can[t] = graph.operators[i].can_recompute;
       made_in[t] = segment[i];
     }
   }
@@ -120,10 +120,10 @@ Selection close_selection(const Graph& graph, const std::vector<bool>& wanted) {
     throw ValueError("remat close_selection: " + std::to_string(wanted.size()) + " flags for " +
                      std::to_string(graph.tensors.size()) + " tensors");
   }
-  const std::vector<bool> can_make = remakeable(graph);
+  const std::vector<bool> can_make = recomputable(graph);
   std::vector<bool> keep(graph.tensors.size());
   std::vector<bool> make(graph.tensors.size());
-  std::vector<bool> rerun(graph.operators.size());
+  std::vector<bool> is_recomputed(graph.operators.size());
   const auto ask = [&](std::uint32_t t) {
     if (!graph.tensors[t].is_given) (wanted[t] || !can_make[t] ? keep : make)[t] = true;
   };
@@ -134,8 +134,8 @@ Selection close_selection(const Graph& graph, const std::vector<bool>& wanted) {
   }
   for (std::uint32_t i = static_cast<std::uint32_t>(graph.operators.size()); i-- > 0;) {
     const GraphOperator& op = graph.operators[i];
-    for (const std::uint32_t t : op.outputs) rerun[i] = rerun[i] || make[t];
-    if (!rerun[i]) continue;
+    for (const std::uint32_t t : op.outputs) is_recomputed[i] = is_recomputed[i] || make[t];
+    if (!is_recomputed[i]) continue;
     for (const std::uint32_t t : op.inputs) ask(t);
   }
 
@@ -146,8 +146,8 @@ Selection close_selection(const Graph& graph, const std::vector<bool>& wanted) {
     selection.kept_bytes += graph.tensors[t].bytes;
   }
   for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
-    if (!rerun[i]) continue;
-    selection.rerun.push_back(i);
+    if (!is_recomputed[i]) continue;
+    selection.recomputed.push_back(i);
     selection.cost += graph.operators[i].cost;
   }
   return selection;

@@ -6,7 +6,7 @@ namespace thimble::remat {
 
 namespace graph_simulator_detail {
 
-enum class Kind : std::uint8_t { forward, rerun, backward };
+enum class Kind : std::uint8_t { forward, recompute, backward };
 
 struct Event {
   Kind kind;
@@ -23,7 +23,7 @@ class Order {
     for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
       for (const std::uint32_t t : graph.operators[i].outputs) maker_[t] = i;
     }
-    for (const std::uint32_t i : selection.rerun) is_due_[i] = true;
+    for (const std::uint32_t i : selection.recomputed) is_due_[i] = true;
   }
 
   std::vector<Event> events() {
@@ -36,7 +36,7 @@ class Order {
       const std::uint32_t begin = s == 0 ? 0 : ends[s - 1];
       const auto segment = static_cast<std::uint32_t>(s);
       for (std::uint32_t i = ends[s]; i-- > begin;) {
-        for (const std::uint32_t op : due_for(i, begin)) events.push_back({Kind::rerun, op, segment});
+        for (const std::uint32_t op : due_for(i, begin)) events.push_back({Kind::recompute, op, segment});
         events.push_back({Kind::backward, i, segment});
       }
     }
@@ -72,18 +72,18 @@ class Step {
  public:
   Step(const Graph& graph, const Selection& selection) : graph_(graph), is_kept_(graph.tensors.size()) {
     for (const std::uint32_t t : selection.kept) {
-      if (t >= graph.tensors.size()) throw PlanError("remat simulate: tensor " + std::to_string(t) + " is not there");
+      if (t >= graph.tensors.size()) throw PlanError("remat simulate: tensor " + std::to_string(t) + " does not exist");
       is_kept_[t] = true;
     }
-    for (const std::uint32_t i : selection.rerun) {
-      if (i >= graph.operators.size() || !graph.operators[i].can_rerun) {
-        throw PlanError("remat simulate: operator " + std::to_string(i) + " is not there, or cannot run again");
+    for (const std::uint32_t i : selection.recomputed) {
+      if (i >= graph.operators.size() || !graph.operators[i].can_recompute) {
+        throw PlanError("remat simulate: operator " + std::to_string(i) + " does not exist or cannot be recomputed");
       }
       result_.cost += graph.operators[i].cost;
     }
     events_ = Order(graph, selection).events();
     result_.segment_peak_bytes.assign(graph.segment_count(), 0);
-    result_.rerun_peak_bytes.assign(graph.segment_count(), 0);
+    result_.recompute_peak_bytes.assign(graph.segment_count(), 0);
     is_there_.assign(graph.tensors.size(), false);
     has_gradient_.assign(graph.tensors.size(), false);
     for (std::size_t t = 0; t < graph.tensors.size(); ++t) is_there_[t] = graph.tensors[t].is_given;
@@ -120,7 +120,7 @@ class Step {
 
   void require(const Event& event, std::uint32_t t) const {
     if (is_there_[t]) return;
-    throw PlanError("remat simulate: " + std::string(event.kind == Kind::rerun ? "re-run" : "backward") +
+    throw PlanError("remat simulate: " + std::string(event.kind == Kind::recompute ? "recomputation" : "backward") +
                     " of operator " + std::to_string(event.op) + " (" + graph_.operators[event.op].name +
                     ") reads tensor " + std::to_string(t) + " (" + graph_.tensors[t].name + "), which is not held");
   }
@@ -134,9 +134,9 @@ class Step {
     }
     Bytes& segment = result_.segment_peak_bytes[event.segment];
     segment = std::max(segment, bytes);
-    if (event.kind != Kind::rerun) return;
-    Bytes& rerun = result_.rerun_peak_bytes[event.segment];
-    rerun = std::max(rerun, bytes);
+    if (event.kind != Kind::recompute) return;
+    Bytes& recompute = result_.recompute_peak_bytes[event.segment];
+    recompute = std::max(recompute, bytes);
   }
 
   void run_forward(const Event& event, std::size_t at) {

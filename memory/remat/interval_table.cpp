@@ -100,7 +100,7 @@ double IntervalTable::forecast(std::size_t length) const {
 }
 
 // When a segment is run again, d_j and the parameters' gradients of the stages after it have come, d_{b+1} has gone.
-Bytes IntervalTable::rerun_shift(std::size_t j, std::size_t b) const {
+Bytes IntervalTable::recompute_shift(std::size_t j, std::size_t b) const {
   return chain_->gradient_bytes(j) - outer_gradient(b) + parameter_sums_[b + 1] - parameter_sums_[j];
 }
 
@@ -159,7 +159,7 @@ void IntervalTable::consider_drops(const Interval& interval) {
     candidate.first = of(j, b, false);
     candidate.first_shift = passed.output_bytes;
     candidate.second = of(a, j - 1, is_pinned);
-    candidate.second_shift = rerun_shift(j, b);
+    candidate.second_shift = recompute_shift(j, b);
     if (thinning_.has_few_splits && !IntervalClasses::is_few_split(j - a, b + 1 - j) &&
         interval_table_detail::begin_of(candidate.least, candidate.first, candidate.first_shift, candidate.second,
                                         candidate.second_shift) >= best_[1].bytes) {
@@ -242,13 +242,13 @@ void IntervalTable::thin(std::size_t limit) {
   best_.resize(kept + 2);
 }
 
-Plan IntervalTable::plan(Bytes bytes) const {
+ScheduleTree IntervalTable::plan(Bytes bytes) const {
   struct Visit {
     Interval interval;
     Bytes bytes;
     std::size_t closes;  // 1 + the item whose re-run is complete; 0: plan the interval
   };
-  Plan plan;
+  ScheduleTree plan;
   std::vector<Visit> visits{{{0, chain_->size() - 1, false}, bytes, 0}};
   while (!visits.empty()) {
     const Visit visit = visits.back();
@@ -274,7 +274,7 @@ Plan IntervalTable::plan(Bytes bytes) const {
       const std::size_t j = a + static_cast<std::size_t>(point->choice);
       visits.push_back({{j, b, false}, point->bytes - chain_->activation_bytes(j), 0});
       visits.push_back({{}, 0, plan.items.size() + 1});
-      visits.push_back({{a, j - 1, is_pinned}, point->bytes - rerun_shift(j, b), 0});
+      visits.push_back({{a, j - 1, is_pinned}, point->bytes - recompute_shift(j, b), 0});
       plan.items.push_back({begin, static_cast<std::uint32_t>(j), 0, 1});
     }
   }

@@ -1,5 +1,15 @@
 #pragma once
 // The table of the chain solver (frontier.h): for every interval of stages, least time as a step function of bytes.
+//
+// Invariants
+// - From one breakpoint of a step function to the next bytes rise and times fall, both strictly. The first breakpoint
+//   is the least number of bytes with which the interval can be run at all.
+// - Bytes count beyond what is held when the visit of the interval begins.
+// - Intervals are solved by rising length, so the two parts of a split are solved before it.
+//
+// Example: two equal stages, whose activations and gradients have 1 byte, which keep 2 bytes, and whose forward and
+// backward take 1 each. The step function of the whole is (5 bytes, time 5), which drops stage 0 and runs it again, and
+// (7 bytes, time 4), which records both.
 
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +61,7 @@ class IntervalTable {
   std::span<const Breakpoint> whole() const { return of(0, chain_->size() - 1, false); }
 
   /// The plan behind the last breakpoint within `bytes` (beyond the chain's input), which must exist.
-  Plan plan(Bytes bytes) const;
+  ScheduleTree plan(Bytes bytes) const;
 
  private:
   using Interval = IntervalClasses::Interval;
@@ -73,7 +83,7 @@ class IntervalTable {
     return {pool_.data() + range.begin, range.size};
   }
   Bytes outer_gradient(std::size_t b) const { return b + 1 < chain_->size() ? chain_->gradient_bytes(b + 1) : 0; }
-  Bytes rerun_shift(std::size_t j, std::size_t b) const;
+  Bytes recompute_shift(std::size_t j, std::size_t b) const;
   Bytes record_shift(const Interval& interval, const Option& option) const;
 
   void solve(const Interval& interval);

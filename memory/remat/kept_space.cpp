@@ -50,7 +50,7 @@ void KeptSpace::describe_tensors() {
     while (!graph.segment_ends.empty() && graph.segment_ends[segment] <= i) ++segment;
     segment_of_.push_back(segment);
   }
-  const std::vector<bool> can_make = remakeable(graph);
+  const std::vector<bool> can_make = recomputable(graph);
   tensors_.assign(graph.tensors.size(), {});
   for (std::uint32_t i = 0; i < operators; ++i) {
     for (const std::uint32_t t : graph.operators[i].outputs) {
@@ -60,7 +60,7 @@ void KeptSpace::describe_tensors() {
   }
   for (std::uint32_t i = 0; i < operators; ++i) {
     for (const std::uint32_t t : graph.operators[i].backward_reads) tensors_[t].is_read = !graph.tensors[t].is_given;
-    if (!graph.operators[i].can_rerun) continue;
+    if (!graph.operators[i].can_recompute) continue;
     for (const std::uint32_t t : graph.operators[i].inputs) {
       if (!graph.tensors[t].is_given) tensors_[t].takers.push_back(i);
     }
@@ -96,7 +96,7 @@ void KeptSpace::find_components() {
   }
   for (std::uint32_t i = 0; i < graph.operators.size(); ++i) {
     const std::uint32_t at = number[joined.find(i)];
-    if (at == kept_space_detail::nobody || !graph.operators[i].can_rerun) continue;
+    if (at == kept_space_detail::nobody || !graph.operators[i].can_recompute) continue;
     components_[at].operators.push_back(i);
     components_[at].segment = std::max(components_[at].segment, segment_of_[i]);
   }
@@ -128,24 +128,24 @@ KeptSpace::Vertex KeptSpace::cut(const Component& component, Price price) const 
     network.add(needed, tensor.can_make ? node(tensor.maker) : network.sink(), bytes);
   }
   const std::vector<bool> side = network.source_side();
-  std::vector<bool> is_rerun(graph_->operators.size());
-  for (std::size_t i = 0; i < component.operators.size(); ++i) is_rerun[component.operators[i]] = side[i];
-  return evaluate(component, is_rerun);
+  std::vector<bool> is_recomputed(graph_->operators.size());
+  for (std::size_t i = 0; i < component.operators.size(); ++i) is_recomputed[component.operators[i]] = side[i];
+  return evaluate(component, is_recomputed);
 }
 
-KeptSpace::Vertex KeptSpace::evaluate(const Component& component, const std::vector<bool>& is_rerun) const {
+KeptSpace::Vertex KeptSpace::evaluate(const Component& component, const std::vector<bool>& is_recomputed) const {
   const auto any = [&](const std::vector<std::uint32_t>& operators) {
-    return std::any_of(operators.begin(), operators.end(), [&](std::uint32_t i) { return is_rerun[i]; });
+    return std::any_of(operators.begin(), operators.end(), [&](std::uint32_t i) { return is_recomputed[i]; });
   };
   Vertex vertex;
   for (const std::uint32_t i : component.operators) {
-    if (!is_rerun[i]) continue;
-    vertex.rerun.push_back(i);
+    if (!is_recomputed[i]) continue;
+    vertex.recomputed.push_back(i);
     vertex.cost += graph_->operators[i].cost;
   }
   for (const std::uint32_t t : component.tensors) {
     const Tensor& tensor = tensors_[t];
-    const bool is_made = tensor.can_make && is_rerun[tensor.maker];
+    const bool is_made = tensor.can_make && is_recomputed[tensor.maker];
     if (!is_made && (tensor.is_read || any(tensor.takers))) vertex.bytes += graph_->tensors[t].bytes;
   }
   return vertex;
@@ -198,25 +198,26 @@ void KeptSpace::refine_all(std::size_t component, std::size_t cuts) {
 
 KeptSpace::Vertex KeptSpace::without(std::size_t component, const Vertex& vertex, std::uint32_t op) const {
   const Component& own = components_[component];
-  std::vector<bool> is_rerun(graph_->operators.size());
-  for (const std::uint32_t i : vertex.rerun) is_rerun[i] = i != op;
-  for (std::size_t k = vertex.rerun.size(); k-- > 0;) {
-    const std::uint32_t i = vertex.rerun[k];
+  std::vector<bool> is_recomputed(graph_->operators.size());
+  for (const std::uint32_t i : vertex.recomputed) is_recomputed[i] = i != op;
+  for (std::size_t k = vertex.recomputed.size(); k-- > 0;) {
+    const std::uint32_t i = vertex.recomputed[k];
     const auto& outputs = graph_->operators[i].outputs;
-    is_rerun[i] = is_rerun[i] && std::any_of(outputs.begin(), outputs.end(), [&](std::uint32_t t) {
-                    const Tensor& tensor = tensors_[t];
-                    if (!tensor.can_make) return false;
-                    return tensor.is_read || std::any_of(tensor.takers.begin(), tensor.takers.end(),
-                                                         [&](std::uint32_t taker) { return is_rerun[taker]; });
-                  });
+    is_recomputed[i] =
+        is_recomputed[i] && std::any_of(outputs.begin(), outputs.end(), [&](std::uint32_t t) {
+          const Tensor& tensor = tensors_[t];
+          if (!tensor.can_make) return false;
+          return tensor.is_read || std::any_of(tensor.takers.begin(), tensor.takers.end(),
+                                               [&](std::uint32_t taker) { return is_recomputed[taker]; });
+        });
   }
-  return evaluate(own, is_rerun);
+  return evaluate(own, is_recomputed);
 }
 
 Selection KeptSpace::selection(const std::vector<const Vertex*>& choice) const {
   std::vector<bool> wanted(graph_->tensors.size(), true);
   for (const Vertex* vertex : choice) {
-    for (const std::uint32_t i : vertex->rerun) {
+    for (const std::uint32_t i : vertex->recomputed) {
       for (const std::uint32_t t : graph_->operators[i].outputs) wanted[t] = false;
     }
   }

@@ -29,7 +29,7 @@ class KeptSpace {
   struct Vertex {
     Bytes bytes = 0;  ///< of kept tensors that belong to the component
     Time cost = 0;
-    std::vector<std::uint32_t> rerun;  ///< operators
+    std::vector<std::uint32_t> recomputed;  ///< operators
   };
   /// What a byte costs: cost / bytes, bytes > 0.
   struct Price {
@@ -91,7 +91,7 @@ class KeptSpace {
   void describe_tensors();
   void find_components();
   Vertex cut(const Component& component, Price price) const;
-  Vertex evaluate(const Component& component, const std::vector<bool>& is_rerun) const;
+  Vertex evaluate(const Component& component, const std::vector<bool>& is_recomputed) const;
 
   const Graph* graph_;
   std::vector<Tensor> tensors_;

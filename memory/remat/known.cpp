@@ -11,7 +11,7 @@ void require_stages(const char* what, std::size_t n) {
   if (n == 0) throw ValueError(std::string("remat ") + what + ": the number of stages is 0, must be >= 1");
 }
 
-Plan::Item recorded(std::size_t stage, std::uint32_t option) {
+ScheduleTree::Item recorded(std::size_t stage, std::uint32_t option) {
   return {static_cast<std::uint32_t>(stage), static_cast<std::uint32_t>(stage + 1), option, 0};
 }
 
@@ -23,8 +23,8 @@ struct Pending {
 /// Plans [0, n) by splitting: split(length, slots) stages are dropped first, planned again for their re-run with the
 /// same slots, and the rest is planned with one slot less. One stage is recorded.
 template <class Split>
-Plan split_plan(std::size_t n, std::size_t slots, Split&& split) {
-  Plan plan;
+ScheduleTree split_plan(std::size_t n, std::size_t slots, Split&& split) {
+  ScheduleTree plan;
   std::vector<Pending> pending{{0, n, slots}};
   while (!pending.empty()) {
     const Pending next = pending.back();
@@ -46,18 +46,18 @@ Plan split_plan(std::size_t n, std::size_t slots, Split&& split) {
 
 }  // namespace known_detail
 
-Plan keep_all(std::size_t n) {
+ScheduleTree keep_all(std::size_t n) {
   known_detail::require_stages("keep_all", n);
   return every_kth(n, n);
 }
 
-Plan selective(std::span<const std::uint32_t> options) {
+ScheduleTree selective(std::span<const std::uint32_t> options) {
   known_detail::require_stages("selective", options.size());
   return with_options(keep_all(options.size()), options);
 }
 
-Plan with_options(Plan plan, std::span<const std::uint32_t> options) {
-  for (Plan::Item& item : plan.items) {
+ScheduleTree with_options(ScheduleTree plan, std::span<const std::uint32_t> options) {
+  for (ScheduleTree::Item& item : plan.items) {
     if (item.is_dropped()) continue;
     if (item.begin >= options.size()) {
       throw PlanError("remat with_options: stage " + std::to_string(item.begin) + " has no option, " +
@@ -68,10 +68,10 @@ Plan with_options(Plan plan, std::span<const std::uint32_t> options) {
   return plan;
 }
 
-Plan every_kth(std::size_t n, std::size_t k) {
+ScheduleTree every_kth(std::size_t n, std::size_t k) {
   known_detail::require_stages("every_kth", n);
   if (k == 0) throw ValueError("remat every_kth: k is 0, must be >= 1");
-  Plan plan;
+  ScheduleTree plan;
   for (std::size_t begin = 0; begin < n; begin += k) {
     const std::size_t end = std::min(n, begin + k);
     if (end < n) {
@@ -83,19 +83,19 @@ Plan every_kth(std::size_t n, std::size_t k) {
   return plan;
 }
 
-Plan square_root(std::size_t n) {
+ScheduleTree square_root(std::size_t n) {
   known_detail::require_stages("square_root", n);
   std::size_t k = 1;
   while (k * k < n) ++k;
   return every_kth(n, k);
 }
 
-Plan recursive_halves(std::size_t n) {
+ScheduleTree recursive_halves(std::size_t n) {
   known_detail::require_stages("recursive_halves", n);
   return known_detail::split_plan(n, 64, [](std::size_t length, std::size_t) { return (length + 1) / 2; });
 }
 
-Plan binomial(std::size_t n, std::size_t slots) {
+ScheduleTree binomial(std::size_t n, std::size_t slots) {
   known_detail::require_stages("binomial", n);
   if (slots == 0) throw ValueError("remat binomial: slots is 0, must be >= 1 (the chain's input takes one)");
   return known_detail::split_plan(n, slots, [](std::size_t length, std::size_t c) -> std::size_t {

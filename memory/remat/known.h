@@ -16,29 +16,29 @@ namespace thimble::remat {
 
 /// Records every stage in one visit: no recomputation but that inside of an option. Throws ValueError when n is 0, as
 /// do the others below.
-Plan keep_all(std::size_t n);
+ScheduleTree keep_all(std::size_t n);
 
 /// Records stage i with options[i]: selective recomputation, each stage by its own option.
-Plan selective(std::span<const std::uint32_t> options);
+ScheduleTree selective(std::span<const std::uint32_t> options);
 
 /// The plan with stage i recorded with options[i]. Throws PlanError when the plan has a stage beyond them.
-Plan with_options(Plan plan, std::span<const std::uint32_t> options);
+ScheduleTree with_options(ScheduleTree plan, std::span<const std::uint32_t> options);
 
 /// Segments of k stages, dropped all but the last: the activations between them stay, and each segment is run a second
 /// time. Holds n / k + k stages' worth (Chen et al. 2016, section 4.1). Throws ValueError when k is 0.
-Plan every_kth(std::size_t n, std::size_t k);
+ScheduleTree every_kth(std::size_t n, std::size_t k);
 
 /// every_kth with k = ceil(sqrt(n)): 2 sqrt(n) stages' worth for at most one more forward.
-Plan square_root(std::size_t n);
+ScheduleTree square_root(std::size_t n);
 
 /// Drops the first half, records the rest in the same way, and so again on every re-run: about log2(n) activations held
 /// and n log2(n) / 2 forwards beyond recording (Chen et al. 2016, section 4.3, with two parts on each level).
-Plan recursive_halves(std::size_t n);
+ScheduleTree recursive_halves(std::size_t n);
 
 /// The binomial schedule of Griewank & Walther 2000 (Revolve): with `slots` activations held at once, the least number
 /// of forwards, which is revolve_forward_count(n, slots). One stage is recorded at a time. Throws ValueError when slots
 /// is 0.
-Plan binomial(std::size_t n, std::size_t slots);
+ScheduleTree binomial(std::size_t n, std::size_t slots);
 
 /// C(n, k), saturating at largest_total.
 std::int64_t binomial_coefficient(std::int64_t n, std::int64_t k);

@@ -11,16 +11,16 @@ struct Pending {
   std::size_t end;
 };
 
-std::string describe(const Plan::Item& item) {
+std::string describe(const ScheduleTree::Item& item) {
   return "item [" + std::to_string(item.begin) + ", " + std::to_string(item.end) + ")";
 }
 
 /// Checks that items [first, last) cover the stages [begin, end) at their outermost level.
-void check_cover(const Plan& plan, const Chain& chain, std::size_t first, std::size_t last, std::size_t begin,
+void check_cover(const ScheduleTree& plan, const Chain& chain, std::size_t first, std::size_t last, std::size_t begin,
                  std::size_t end) {
   std::size_t stage = begin;
   for (std::size_t i = first; i < last; i += 1 + plan.items[i].size) {
-    const Plan::Item& item = plan.items[i];
+    const ScheduleTree::Item& item = plan.items[i];
     if (item.begin != stage || item.end <= item.begin || item.end > end) {
       throw PlanError("remat plan: " + describe(item) + " does not continue at stage " + std::to_string(stage) +
                       " within [" + std::to_string(begin) + ", " + std::to_string(end) + ")");
@@ -45,7 +45,7 @@ void check_cover(const Plan& plan, const Chain& chain, std::size_t first, std::s
   }
 }
 
-void forward_of(const Plan::Item& item, Schedule& out) {
+void forward_of(const ScheduleTree::Item& item, Schedule& out) {
   using Kind = Operation::Kind;
   if (!item.is_dropped()) {
     out.push_back({Kind::record, item.begin, item.option});
@@ -75,10 +75,10 @@ std::string to_string(const Operation& operation) {
   return "operation of unknown kind " + std::to_string(static_cast<int>(operation.kind));
 }
 
-void validate(const Plan& plan, const Chain& chain) {
+void validate(const ScheduleTree& plan, const Chain& chain) {
   schedule_detail::check_cover(plan, chain, 0, plan.items.size(), 0, chain.size());
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
-    const Plan::Item& item = plan.items[i];
+    const ScheduleTree::Item& item = plan.items[i];
     if (!item.is_dropped()) continue;
     if (i + 1 < plan.items.size() && plan.items[i + 1].is_dropped() && plan.items[i + 1].end == item.end) {
       throw PlanError("remat plan: " + schedule_detail::describe(item) + " is dropped as a whole by its own re-run");
@@ -87,7 +87,7 @@ void validate(const Plan& plan, const Chain& chain) {
   }
 }
 
-Schedule to_schedule(const Plan& plan, const Chain& chain) {
+Schedule to_schedule(const ScheduleTree& plan, const Chain& chain) {
   using Kind = Operation::Kind;
   using schedule_detail::Pending;
   validate(plan, chain);
@@ -96,7 +96,7 @@ Schedule to_schedule(const Plan& plan, const Chain& chain) {
   while (!pending.empty()) {
     const Pending next = pending.back();
     pending.pop_back();
-    const Plan::Item& item = plan.items[next.item];
+    const ScheduleTree::Item& item = plan.items[next.item];
     if (next.is_backward) {
       if (item.is_dropped()) {
         pending.push_back({false, next.item + 1, next.item + 1 + item.size});
@@ -112,7 +112,7 @@ Schedule to_schedule(const Plan& plan, const Chain& chain) {
       pending.push_back({true, i, 0});
       last = i;
     }
-    const Plan::Item& end = plan.items[last];
+    const ScheduleTree::Item& end = plan.items[last];
     if (!end.is_dropped()) {
       if (!chain.stages[end.begin].options[end.option].keeps_output) out.push_back({Kind::drop, end.end, 0});
     } else {
@@ -122,11 +122,11 @@ Schedule to_schedule(const Plan& plan, const Chain& chain) {
   return out;
 }
 
-std::string to_string(const Plan& plan) {
+std::string to_string(const ScheduleTree& plan) {
   std::string out = "[";
   std::vector<std::size_t> ends;  // of the re-runs that are open
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
-    const Plan::Item& item = plan.items[i];
+    const ScheduleTree::Item& item = plan.items[i];
     if (out.back() != '[') out += ' ';
     if (item.is_dropped()) {
       out += '{' + std::to_string(item.begin) + ".." + std::to_string(item.end - 1) + " -> [";

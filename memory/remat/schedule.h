@@ -1,14 +1,14 @@
 #pragma once
-// Schedules for chains: as a list of operations, as a nested plan, and the simulator that proves either.
+// Schedules for chains: as a list of operations, as a tree, and the simulator that proves either.
 //
 // Terms
 //   list     the operations in the order in which they run
-//   plan     the nested form: what happens to each stage on each visit; to_schedule() makes the list of it
+//   tree     the nested form: what happens to each stage on each visit; to_schedule() makes its list
 //   dropped  a segment of stages run without recording anything: only its first input stays. When the backward gets
-//            there, the segment is run again, and the plan says how
+//            there, the segment is run again as the tree says
 //   persistent  what was once kept stays until its backward; a recorded stage's output is kept for the next stage;
 //            a forward begins at the latest activation that is held and ends with a recorded stage; a backward runs as
-//            soon as it can (after Beaumont et al. 2019). Each persistent list comes from one plan, and each plan whose
+//            soon as it can (after Beaumont et al. 2019). Each persistent list comes from one tree, and each tree whose
 //            visits end with a recorded stage makes a persistent list
 
 #include <array>
@@ -52,7 +52,7 @@ std::string to_string(const Operation& operation);
 /// right. A recorded item is the stages of one option. A dropped item is a segment [begin, end); the `size` items that
 /// follow it are its re-run: they cover the same stages again, and may drop some of them again. Every stage is recorded
 /// exactly once, so there are at most 2n - 1 items.
-struct Plan {
+struct ScheduleTree {
   struct Item {
     std::uint32_t begin = 0;
     std::uint32_t end = 0;     ///< begin + the option's span when recorded
@@ -64,20 +64,20 @@ struct Plan {
   };
   std::vector<Item> items;
 
-  friend bool operator==(const Plan&, const Plan&) = default;
+  friend bool operator==(const ScheduleTree&, const ScheduleTree&) = default;
 };
 
-/// Throws PlanError, naming the item, when the items do not cover the stages as Plan says, name an option that the
-/// stage does not have, or are recorded with an option of another span.
-void validate(const Plan& plan, const Chain& chain);
+/// Throws PlanError, naming the item, when the items do not cover the stages as ScheduleTree says, name an option that
+/// the stage does not have, or are recorded with an option of another span.
+void validate(const ScheduleTree& plan, const Chain& chain);
 
-/// The list of a plan. The output of a stage that ends a visit is dropped at once unless its backward reads it.
+/// The list of a tree. The output of a stage that ends a visit is dropped at once unless its backward reads it.
 /// Throws PlanError as validate does.
-Schedule to_schedule(const Plan& plan, const Chain& chain);
+Schedule to_schedule(const ScheduleTree& plan, const Chain& chain);
 
 /// `[0 1.2 {2..4 -> [2 3-4.1]} 5]`: stage.option (option 0 is left out) for what is recorded, first-last.option where
 /// that is several stages, braces for what is dropped and how it is run again.
-std::string to_string(const Plan& plan);
+std::string to_string(const ScheduleTree& plan);
 
 // ---- The simulator
 
@@ -86,7 +86,7 @@ enum class Phase : std::uint8_t { forward, rerun, recompute, backward };
 inline constexpr std::size_t phase_count = 4;
 
 /// What a schedule costs. All bytes include the chain's input.
-struct Cost {
+struct ScheduleCost {
   Time time = 0;                                      ///< of everything
   Time extra_time = 0;                                ///< re-run forwards and recompute_time: time beyond one visit
   Bytes peak_bytes = 0;                               ///< largest number of bytes alive at one moment
@@ -94,7 +94,7 @@ struct Cost {
   std::size_t peak_operation = 0;                     ///< index of the first operation that reaches the peak
   std::vector<std::uint32_t> forward_counts;          ///< how many forwards of each stage ran, recorded ones included
 
-  friend bool operator==(const Cost&, const Cost&) = default;
+  friend bool operator==(const ScheduleCost&, const ScheduleCost&) = default;
 };
 
 /// Runs operations one by one on the numbers of a chain, which must outlive it. Knows nothing of how schedules are
@@ -122,7 +122,7 @@ class Simulator {
   /// The stage from which a recorded stage was recorded: itself, unless the option spans several.
   std::size_t recorded_from(std::size_t stage) const { return static_cast<std::size_t>(begin_[stage]); }
 
-  const Cost& cost() const noexcept { return cost_; }
+  const ScheduleCost& cost() const noexcept { return cost_; }
 
  private:
   void forward(const Operation& operation);
@@ -142,14 +142,14 @@ class Simulator {
   std::size_t next_backward_;
   std::size_t operation_count_ = 0;
   Bytes held_bytes_ = 0;
-  Cost cost_;
+  ScheduleCost cost_;
 };
 
 /// Proves a schedule: runs it and gives its cost. Throws PlanError when an operation is illegal (naming its index) or
 /// when a backward is missing at the end.
-Cost simulate(const Chain& chain, std::span<const Operation> schedule);
+ScheduleCost simulate(const Chain& chain, std::span<const Operation> schedule);
 
-/// The same for the list of a plan.
-Cost simulate(const Chain& chain, const Plan& plan);
+/// The same for the list of a tree.
+ScheduleCost simulate(const Chain& chain, const ScheduleTree& plan);
 
 }  // namespace thimble::remat

@@ -62,7 +62,7 @@ std::vector<Change> changes(const KeptSpace& space, const Choice& choice, Bytes 
   for (std::size_t c = 0; c < space.size(); ++c) {
     if (choice.at(c).cost == 0) continue;
     for (const KeptSpace::Vertex& vertex : space.vertices(c)) offer(c, vertex);
-    for (const std::uint32_t i : choice.at(c).rerun) offer(c, space.without(c, choice.at(c), i));
+    for (const std::uint32_t i : choice.at(c).recomputed) offer(c, space.without(c, choice.at(c), i));
   }
   std::stable_sort(found.begin(), found.end(), [](const Change& x, const Change& y) {
     return x.saved != y.saved ? x.saved > y.saved : x.bytes < y.bytes;
@@ -241,7 +241,7 @@ Option chain_option(const Graph& block, const Selection& selection, std::string 
   for (const GraphTensor& tensor : block.tensors) given_gradients += tensor.is_given ? tensor.gradient_bytes : 0;
   const Bytes held = selection.kept_bytes + block.tensors[output].gradient_bytes;
   option.forward_peak_bytes = std::max<Bytes>(0, cost.forward_peak_bytes - option.kept_bytes - output_bytes);
-  option.recompute_peak_bytes = std::max<Bytes>(0, cost.rerun_peak_bytes[0] - held);
+  option.recompute_peak_bytes = std::max<Bytes>(0, cost.recompute_peak_bytes[0] - held);
   option.backward_peak_bytes = std::max<Bytes>(0, cost.segment_peak_bytes[0] - held - given_gradients);
   return option;
 }

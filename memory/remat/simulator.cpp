@@ -150,7 +150,7 @@ void Simulator::backward(const Operation& operation) {
   next_backward_ = i;
 }
 
-Cost simulate(const Chain& chain, std::span<const Operation> schedule) {
+ScheduleCost simulate(const Chain& chain, std::span<const Operation> schedule) {
   Simulator simulator(chain);
   for (std::size_t i = 0; i < schedule.size(); ++i) {
     try {
@@ -167,6 +167,8 @@ Cost simulate(const Chain& chain, std::span<const Operation> schedule) {
   return simulator.cost();
 }
 
-Cost simulate(const Chain& chain, const Plan& plan) { return simulate(chain, to_schedule(plan, chain)); }
+ScheduleCost simulate(const Chain& chain, const ScheduleTree& plan) {
+  return simulate(chain, to_schedule(plan, chain));
+}
 
 }  // namespace thimble::remat

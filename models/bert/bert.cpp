@@ -35,7 +35,7 @@ Tensor gelu_if_textbook(const Tensor& x, Build build, std::string_view name) {
 
 }  // namespace bert_detail
 
-BertLayer::BertLayer(const ModelOptions& sizes, const nn::Placement& on)
+BertLayer::BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on)
     : sizes_(sizes),
       compute_(on.compute),
       query_(child<nn::Linear>("attention.self.query", sizes.width, sizes.width, on, bert_detail::dense())),
@@ -72,7 +72,7 @@ Tensor BertLayer::forward(const Tensor& x) {
   return norm2_(nn::residual_sum(y, feed_forward(y)));
 }
 
-Bert::Bert(const ModelOptions& sizes, const nn::Placement& on)
+Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on)
     : Model(sizes),
       compute_(on.compute),
       words_(child<nn::Embedding>("bert.embeddings.word_embeddings", sizes.vocabulary, sizes.width, on,
@@ -149,7 +149,7 @@ ModelOptions bert_options(std::string_view name, const ModelOptions& options) {
   return token_options("bert", bert_detail::family, name, options);
 }
 
-std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
   if (std::none_of(bert_detail::family.begin(), bert_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("bert");

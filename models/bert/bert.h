@@ -20,7 +20,7 @@ namespace thimble::models {
 /// norm(x + proj(attention(q, k, v))), then norm(x + mlp(x)).
 class BertLayer final : public nn::Layer {
  public:
-  BertLayer(const ModelOptions& sizes, const nn::Placement& on);
+  BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -43,7 +43,7 @@ class BertLayer final : public nn::Layer {
 /// (nn/data/masking.h makes them). The loss is the mean over hidden tokens.
 class Bert final : public Model {
  public:
-  Bert(const ModelOptions& sizes, const nn::Placement& on);
+  Bert(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
   Tensor forward(const Tensor& ids) override;
@@ -75,7 +75,7 @@ ModelOptions bert_options(std::string_view name, const ModelOptions& options = {
 
 /// `bert-base` (12 layers, width 768, 12 heads) or `bert-large` (24, 1024, 16), T 512, 30,522 word pieces, dropout 0.1,
 /// with `options` replacing sizes; null for another name. Throws ValueError as bert_options does.
-std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+std::unique_ptr<Model> make_bert(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
 /// Parameters: (V + s + 2) h + 2 h + L (12 h^2 + 13 h) + h^2 + 3 h + V: tables and their norm, layers, the head's

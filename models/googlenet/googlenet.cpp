@@ -16,7 +16,7 @@ constexpr std::int64_t smallest_image = 16;
 }  // namespace googlenet_detail
 
 ConvNormRelu::ConvNormRelu(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, Build build,
-                           const nn::Placement& on)
+                           const nn::TensorOptions& on)
     : build_(build),
       conv_(child<nn::Conv2d>("conv", in, out, kernel, Conv2dOptions{.stride = stride, .padding = kernel / 2}, false,
                               on)),
@@ -26,7 +26,7 @@ Tensor ConvNormRelu::forward(const Tensor& x) {  // (N, H, W, I)
   return build_ == Build::fused ? norm_.with_relu(conv_(x)) : relu(norm_(conv_(x)));
 }
 
-InceptionBlock::InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Build build, const nn::Placement& on)
+InceptionBlock::InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Build build, const nn::TensorOptions& on)
     : branch1_(child<ConvNormRelu>("branch1", in, sizes.branch1, 1, 1, build, on)),
       branch2_(child<nn::Sequential>("branch2")),
       branch3_(child<nn::Sequential>("branch3")),
@@ -67,7 +67,7 @@ ModelOptions googlenet_options(ModelOptions options) {
   return options;
 }
 
-Googlenet::Googlenet(const ModelOptions& options, const nn::Placement& on)
+Googlenet::Googlenet(const ModelOptions& options, const nn::TensorOptions& on)
     : Model(googlenet_options(options)),
       dtype_(on.dtype),
       conv1_(child<ConvNormRelu>("conv1", options_.channels, options_.width, has_small_stem(options_.image) ? 3 : 7,

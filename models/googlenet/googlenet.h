@@ -49,7 +49,7 @@ constexpr InceptionSizes scaled(InceptionSizes sizes, std::int64_t width) noexce
 class ConvNormRelu final : public nn::Layer {
  public:
   ConvNormRelu(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, Build build,
-               const nn::Placement& on);
+               const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -63,7 +63,7 @@ class ConvNormRelu final : public nn::Layer {
 /// Four branches over one image, put together along the channels: 1x1; 1x1, 3x3; 1x1, 3x3; 3x3 maximum, 1x1.
 class InceptionBlock final : public nn::Layer {
  public:
-  InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Build build, const nn::Placement& on);
+  InceptionBlock(std::int64_t in, const InceptionSizes& sizes, Build build, const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -87,7 +87,7 @@ ModelOptions googlenet_options(ModelOptions options = {});
 class Googlenet final : public Model {
  public:
   /// Throws ValueError as googlenet_options does.
-  explicit Googlenet(const ModelOptions& options = {}, const nn::Placement& on = {});
+  explicit Googlenet(const ModelOptions& options = {}, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;

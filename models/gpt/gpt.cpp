@@ -38,7 +38,7 @@ kernels::Activation fused_gelu(const ModelOptions& sizes) {
 
 }  // namespace gpt_detail
 
-GptBlock::GptBlock(const ModelOptions& sizes, const nn::Placement& on)
+GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
     : sizes_(sizes),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on)),
       qkv_(child<nn::Linear>("attn.c_attn", sizes.width, 3 * sizes.width, on,
@@ -78,7 +78,7 @@ Tensor GptBlock::forward(const Tensor& x) {
   return nn::residual_sum(y, feed_forward(y));
 }
 
-Gpt::Gpt(const ModelOptions& sizes, const nn::Placement& on)
+Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on)
     : Model(sizes),
       compute_(on.compute),
       tokens_(child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation)),
@@ -142,7 +142,7 @@ ModelOptions gpt_options(std::string_view name, const ModelOptions& options) {
   return token_options("gpt", gpt_detail::family, name, options);
 }
 
-std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
   if (std::none_of(gpt_detail::family.begin(), gpt_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("gpt");

@@ -16,7 +16,7 @@ namespace thimble::models {
 /// x + proj(attention(qkv(norm(x)))), then x + mlp(norm(x)).
 class GptBlock final : public nn::Layer {
  public:
-  GptBlock(const ModelOptions& sizes, const nn::Placement& on);
+  GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -35,7 +35,7 @@ class GptBlock final : public nn::Layer {
 
 class Gpt final : public Model {
  public:
-  Gpt(const ModelOptions& sizes, const nn::Placement& on);
+  Gpt(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
   Tensor forward(const Tensor& ids) override;
@@ -62,7 +62,7 @@ ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {}
 
 /// `gpt2` (124M), `gpt2-medium`, `gpt2-large`, `gpt2-xl`, `char-gpt` (6 layers, width 384, 6 heads, T 256, 65
 /// characters), with `options` replacing its sizes; null for another name. Throws ValueError as gpt_options does.
-std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
 /// Parameters: V h + s h + L (12 h^2 + 13 h) + 2 h; the head is the token table. Layers are a transformer's with their

@@ -19,7 +19,7 @@ ModelOptions mlp_options(ModelOptions options) {
   return options;
 }
 
-Mlp::Mlp(const ModelOptions& options, const nn::Placement& on) : Model(mlp_options(options)), dtype_(on.dtype) {
+Mlp::Mlp(const ModelOptions& options, const nn::TensorOptions& on) : Model(mlp_options(options)), dtype_(on.dtype) {
   std::int64_t in = options_.image * options_.image * options_.channels;
   for (std::int64_t i = 0; i <= options_.layers; ++i) {
     const bool is_last = i == options_.layers;

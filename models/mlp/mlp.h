@@ -18,7 +18,7 @@ ModelOptions mlp_options(ModelOptions options);
 class Mlp final : public Model {
  public:
   /// Throws ValueError as mlp_options does.
-  explicit Mlp(const ModelOptions& options = {}, const nn::Placement& on = {});
+  explicit Mlp(const ModelOptions& options = {}, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;

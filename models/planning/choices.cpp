@@ -146,7 +146,7 @@ std::vector<TechniquePrice> price_techniques(const ChoiceOptions& given, const S
   }
   const bool has_fit = std::any_of(prices.begin(), prices.end(),
                                    [&](const TechniquePrice& p) { return p.minimum_bytes <= options.budget_bytes; });
-  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters && !options.records_steps &&
+  if (options.budget_bytes > 0 && !has_fit && !setup.offloads_parameters && !options.captures_steps &&
       setup.ranks == 1) {
     prices.push_back(price_parameters_away(options, setup, plain_s));
   }
@@ -171,8 +171,7 @@ MicroBatchChoice choose_micro_batches(const ChoiceOptions& options, const Setup&
   if (!options.costs.operators.empty()) {
     throw ValueError(
         "`micro_batches`: auto compares several programs, and `measures` and `times` tell the times of one; a number "
-        "is "
-        "allowed with them");
+        "is allowed with them");
   }
   MicroBatchChoice fastest, least;
   double fastest_s = 0;

@@ -15,17 +15,17 @@
 
 namespace thimble::models {
 
-/// Makes the runs of a setup: training_run, or what a run with data and evaluations needs.
+/// Makes the runs of a setup: zero_batch_run, or runs with data and evaluations.
 using RunOfSetup = std::function<nn::MakeRun(const Setup& setup)>;
 
 /// What plans are made with.
 struct ChoiceOptions {
-  RunOfSetup run_of = training_run;
+  RunOfSetup run_of = zero_batch_run;
   Device device = cpu;
   /// Measured times are of one program, node by node; another number of micro-batches or another head is another one.
   nn::CostModel costs = nn::hardware("cpu");
   std::size_t budget_bytes = 0;  ///< 0: none
-  bool records_steps = false;    ///< so that parameters cannot be away
+  bool captures_steps = false;   ///< so that parameters cannot be away
 };
 
 /// Whether a technique of this list is switched on: micro-batches, the chunked head, the fused optimizer.

@@ -15,7 +15,7 @@ constexpr double step_s = 1;  // that a measured step may take, about
 
 /// Seconds of a step by the machine's numbers alone.
 double roofline_seconds(const Setup& setup, const nn::Hardware& machine) {
-  return nn::step_seconds(nn::node_times(nn::record_step(cpu, training_run(setup)), machine));
+  return nn::step_seconds(nn::node_times(nn::record_step(cpu, zero_batch_run(setup)), machine));
 }
 
 /// The setup with the batch to be measured.
@@ -26,7 +26,7 @@ Setup small_setup(Setup setup, const nn::Hardware& machine, std::size_t budget_b
   while (setup.batch * 2 <= most && one * static_cast<double>(setup.batch) * 2 <= step_s) setup.batch *= 2;
   if (budget_bytes == 0) return setup;
   for (;; setup.batch /= 2) {
-    const std::size_t peak = nn::profile_training(dry(cpu), training_run(setup)).peak_bytes;
+    const std::size_t peak = nn::profile_training(dry(cpu), zero_batch_run(setup)).peak_bytes;
     if (peak <= budget_bytes) return setup;
     if (setup.batch > least) continue;
     throw nn::BudgetError("`measures`: a step with " + std::to_string(least) + " samples that keeps everything needs " +
@@ -57,7 +57,7 @@ nn::CostModel plan_costs(const Setup& setup, const CostOptions& options, std::si
   }
   if (!options.times.empty()) AtomicFile(options.times);  // can it be written? Nothing is, without a commit
   const Setup small = costs_detail::small_setup(setup, machine, budget_bytes);
-  nn::CostModel costs = nn::measure_costs(training_run(small), cpu, machine);
+  nn::CostModel costs = nn::measure_costs(zero_batch_run(small), cpu, machine);
   costs.source = machine.name + ": " + setup.model + " with a batch of " + std::to_string(small.batch) +
                  ", every operator as measured";
   if (!options.times.empty()) nn::write_cost_model(options.times, costs);

@@ -45,14 +45,14 @@ class Outline final : public Dataset {
 
 PlannedRuns::PlannedRuns(Setup& setup, Device device, const std::string& data) : device_(device) {
   if (data.empty()) return;
-  const auto model = make_model(setup.model, setup.sizes, placement(setup, dry(device)));
+  const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
   data_ = open_dataset(data, *model, setup.model, setup.seed);
   data_->fit(setup.sizes);
 }
 
 nn::MakeRun PlannedRuns::of(const Setup& setup) const {
   const Device on = dry(device_);
-  const auto model = make_model(setup.model, setup.sizes, placement(setup, on));
+  const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, on));
   std::int64_t batches = 1, last_samples = setup.batch;
   if (data_ != nullptr) {
     data_->set_share(share_of(setup));

@@ -78,7 +78,7 @@ memory::CommittedParts parts_of(const PlanReport& report, Device device) {
 /// Throws ValueError for what a forward has no use for.
 void check_inference(const PlanOptions& options) {
   const Setup& s = options.setup;
-  placement(s, dry(options.device));
+  tensor_options(s, dry(options.device));
   const std::pair<bool, std::string> training[] = {
       {!s.optimizer.empty(), "`optimizer` " + s.optimizer},
       {s.state != DType::f32, "`state` " + std::string(to_string(s.state))},
@@ -141,7 +141,7 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
     }
   }
   report.plan.time_overhead = report.plan.step_s / report.plain_step_s - 1;
-  report.packing = packing_of(report.plan);
+  report.packing = packed_bytes_of(report.plan);
   report.committed = parts_of(report, options.device);
   report.segments = segments_of(report.plan, planner.graph());
   if (options.prices_techniques || !report.is_feasible) report.techniques = price_techniques(choices, setup);
@@ -328,8 +328,7 @@ PlanReport make_plan(const PlanOptions& given) {
     if (options.setup.fuses_optimizer || options.setup.micro_batches != 1 || options.prices_techniques) {
       throw ValueError(
           "`is_inference`: not with `fuses_optimizer`, `micro_batches` or `prices_techniques`, which are about "
-          "training "
-          "steps");
+          "training steps");
     }
     planning_detail::check_inference(options);
     report.plan = planning_detail::inference_plan(options, report);

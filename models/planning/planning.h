@@ -1,5 +1,5 @@
 #pragma once
-// The plan of a named model's training run, or of its forward, before there is one: what it needs and why.
+// The plan of a named model's training run, or of its forward, before it runs: the bytes it needs, and why.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace thimble::models {
 struct PlanOptions {
   Setup setup;
   std::string data;     ///< a path as TrainOptions has it: sizes follow from it (PlannedRuns); empty: the model's
-  Device device = cpu;  ///< to plan for; it need not be there, because its dry twin is what runs
+  Device device = cpu;  ///< to plan for; it need not exist, because its dry twin runs
   std::size_t process_budget_bytes =
       0;                         ///< for the whole process (models/training/process_bytes.h), on the cpu; 0: none
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
@@ -44,9 +44,9 @@ struct PlannedSegment {
 
 struct PlanReport {
   nn::Plan plan;
-  Setup setup;      ///< that was planned: sizes of data, the batch and the number of micro-batches are filled in
-  nn::MakeRun run;  ///< its runs (PlannedRuns); empty with `is_inference`
-  Packing packing;  ///< of the plan
+  Setup setup;          ///< that was planned: sizes of data, the batch and the number of micro-batches are filled in
+  nn::MakeRun run;      ///< its runs (PlannedRuns); empty with `is_inference`
+  PackedBytes packing;  ///< of the plan
   std::int64_t parameters = 0;
   std::int64_t batch = 0;
   std::int64_t micro_batches = 1;

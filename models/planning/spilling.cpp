@@ -33,8 +33,8 @@ std::vector<DType> narrower(const TapeGraph& graph) {
 
 }  // namespace spilling_detail
 
-Packing packing_of(const nn::Plan& plan) {
-  Packing packing;
+PackedBytes packed_bytes_of(const nn::Plan& plan) {
+  PackedBytes packing;
   for (const nn::PackedResults& results : plan.packed) {
     packing.bytes += results.bytes;
     packing.packed_bytes += results.packed_bytes;

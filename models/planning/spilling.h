@@ -10,12 +10,12 @@
 namespace thimble::models {
 
 /// What a plan packs in one recording: a step, or one of its micro-batches.
-struct Packing {
+struct PackedBytes {
   std::size_t bytes = 0;         ///< of saved tensors, before
   std::size_t packed_bytes = 0;  ///< and after, scales included
   std::vector<DType> dtypes;     ///< to which, each once
 };
-Packing packing_of(const nn::Plan& plan);
+PackedBytes packed_bytes_of(const nn::Plan& plan);
 
 /// "bf16, i8".
 std::string to_string(const std::vector<DType>& dtypes);

@@ -46,7 +46,7 @@ ModelOptions resnet_options(std::string_view name, ModelOptions options) {
 }
 
 ResnetBlock::ResnetBlock(const ResnetArchitecture& architecture, std::int64_t in, std::int64_t planes,
-                         std::int64_t stride, Build build, const nn::Placement& on)
+                         std::int64_t stride, Build build, const nn::TensorOptions& on)
     : build_(build) {
   const std::int64_t out = planes * architecture.expansion();
   if (architecture.is_bottleneck) {
@@ -64,7 +64,7 @@ ResnetBlock::ResnetBlock(const ResnetArchitecture& architecture, std::int64_t in
 }
 
 void ResnetBlock::add_conv(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
-                           const nn::Placement& on) {
+                           const nn::TensorOptions& on) {
   const std::string number = std::to_string(convs_.size() + 1);
   const Conv2dOptions options{.stride = stride, .padding = kernel / 2};
   auto& conv = child<nn::Conv2d>("conv" + number, in, out, kernel, options, false, on);
@@ -82,7 +82,7 @@ Tensor ResnetBlock::forward(const Tensor& x) {  // (N, H, W, I)
                                 : relu(add(convs_.back().norm(y), residual));
 }
 
-Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::Placement& on)
+Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on)
     : Model(resnet_options(name, options)),
       architecture_(resnet_architecture(name)),
       dtype_(on.dtype),
@@ -95,7 +95,7 @@ Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::Pla
 }
 
 // Stage 0 is "layer1"; each has twice the planes of the one before and halves the image, but for the first.
-nn::Sequential& Resnet::add_stage(int stage, std::int64_t& in, const nn::Placement& on) {
+nn::Sequential& Resnet::add_stage(int stage, std::int64_t& in, const nn::TensorOptions& on) {
   const std::int64_t planes = options_.width << stage;
   auto& layers = child<nn::Sequential>("layer" + std::to_string(stage + 1));
   for (std::int64_t block = 0; block < architecture_.blocks[static_cast<std::size_t>(stage)]; ++block) {

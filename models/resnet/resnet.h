@@ -42,7 +42,7 @@ class ResnetBlock final : public nn::Layer {
  public:
   /// `planes`: channels of the 3x3 convolutions.
   ResnetBlock(const ResnetArchitecture& architecture, std::int64_t in, std::int64_t planes, std::int64_t stride,
-              Build build, const nn::Placement& on);
+              Build build, const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -52,7 +52,8 @@ class ResnetBlock final : public nn::Layer {
     nn::Conv2d& conv;
     nn::BatchNorm2d& norm;
   };
-  void add_conv(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride, const nn::Placement& on);
+  void add_conv(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t stride,
+                const nn::TensorOptions& on);
 
   Build build_;
   std::vector<ConvNorm> convs_;
@@ -66,14 +67,14 @@ class ResnetBlock final : public nn::Layer {
 class Resnet final : public Model {
  public:
   /// Throws ValueError as resnet_architecture and resnet_options do.
-  Resnet(std::string_view name, const ModelOptions& options, const nn::Placement& on = {});
+  Resnet(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return false; }
 
  private:
-  nn::Sequential& add_stage(int stage, std::int64_t& in, const nn::Placement& on);
+  nn::Sequential& add_stage(int stage, std::int64_t& in, const nn::TensorOptions& on);
 
   const ResnetArchitecture& architecture_;
   DType dtype_;

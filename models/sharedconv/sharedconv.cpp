@@ -14,14 +14,14 @@ constexpr std::int64_t smallest_image = 8;
 }  // namespace sharedconv_detail
 
 nn::Layer& SharedconvBlock::add_conv(const std::string& name, std::int64_t in, std::int64_t out, std::int64_t stride,
-                                     const Tensor& basis, const nn::Placement& on) {
+                                     const Tensor& basis, const nn::TensorOptions& on) {
   const Conv2dOptions options{.stride = stride, .padding = 1};
   if (basis.defined()) return child<nn::SharedConv2d>(name, in, basis, options, on);
   return child<nn::Conv2d>(name, in, out, 3, options, false, on);
 }
 
 SharedconvBlock::SharedconvBlock(std::int64_t in, std::int64_t out, std::int64_t stride, const Tensor& basis,
-                                 Build build, const nn::Placement& on)
+                                 Build build, const nn::TensorOptions& on)
     : build_(build),
       conv1_(add_conv("conv1", in, out, stride, basis, on)),
       norm1_(child<nn::BatchNorm2d>("bn1", out, on)),
@@ -56,7 +56,7 @@ ModelOptions sharedconv_options(ModelOptions options) {
   return options;
 }
 
-Sharedconv::Sharedconv(const ModelOptions& options, const nn::Placement& on)
+Sharedconv::Sharedconv(const ModelOptions& options, const nn::TensorOptions& on)
     : Model(sharedconv_options(options)),
       dtype_(on.dtype),
       stem_(child<nn::Conv2d>("stem", options_.channels, options_.width, 3, Conv2dOptions{.padding = 1}, false, on)),

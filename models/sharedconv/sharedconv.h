@@ -26,14 +26,14 @@ constexpr std::int64_t sharedconv_rank(std::int64_t width) noexcept { return wid
 class SharedconvBlock final : public nn::Layer {
  public:
   SharedconvBlock(std::int64_t in, std::int64_t out, std::int64_t stride, const Tensor& basis, Build build,
-                  const nn::Placement& on);
+                  const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
   nn::Layer& add_conv(const std::string& name, std::int64_t in, std::int64_t out, std::int64_t stride,
-                      const Tensor& basis, const nn::Placement& on);
+                      const Tensor& basis, const nn::TensorOptions& on);
 
   Build build_;
   nn::Layer& conv1_;
@@ -56,7 +56,7 @@ ModelOptions sharedconv_options(ModelOptions options = {});
 class Sharedconv final : public Model {
  public:
   /// Throws ValueError as sharedconv_options does.
-  explicit Sharedconv(const ModelOptions& options = {}, const nn::Placement& on = {});
+  explicit Sharedconv(const ModelOptions& options = {}, const nn::TensorOptions& on = {});
 
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;

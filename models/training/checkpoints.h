@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints of a named model's run: what they hold besides its tensors, and which run may go on from one.
+// Checkpoints of a named model's run: the settings they hold besides its tensors, and the check before a run resumes.
 
 #include <cstdint>
 #include <string>

@@ -29,7 +29,7 @@ bool is_finite(const nn::GradientReport& report) {
 nn::GradientReport packing_gradients(const PreparedTraining& prepared) {
   using namespace packing_gradients_detail;
   TrainOptions options = prepared.options;
-  options.records_steps = false;
+  options.captures_steps = false;
   const memory::Stack stack = memory::make_resource(options.device);
   const ResourceScope scope(stack.top);
   const Tf32Scope products(options.allows_tf32);

@@ -17,8 +17,8 @@
 #include <thimble/memory/bytes.h>
 #include <thimble/memory/process/child_process.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/choices.h>
-#include <thimble/models/planning/recording.h>
 #include <thimble/models/planning/spilling.h>
 #include <thimble/models/training/checkpoints.h>
 #include <thimble/models/training/process_bytes.h>
@@ -67,8 +67,8 @@ void plan_from_file(PreparedTraining& prepared) {
   if (setup.micro_batches == auto_micro_batches || options.costs.measures || !options.costs.times.empty()) {
     throw ValueError("`plan`: not with `micro_batches` auto, `measures` or `times`, which are about planning");
   }
-  if (options.records_steps)
-    throw ValueError("`plan`: not with `records_steps`, whose steps are placed in another way");
+  if (options.captures_steps)
+    throw ValueError("`plan`: not with `captures_steps`, whose steps are placed in another way");
   nn::Plan plan = nn::read_plan(options.plan, training_program(prepared), options.device,
                                 planner_options(setup, options.device).make_tier);
   if (plan.packed_bytes > 0 && !setup.allows_lossy) {
@@ -80,7 +80,7 @@ void plan_from_file(PreparedTraining& prepared) {
                               ", the budget is " + memory::exact_bytes(options.budget_bytes),
                           options.budget_bytes, plan.peak_bytes);
   }
-  prepared.packing = packing_of(plan);
+  prepared.packing = packed_bytes_of(plan);
   prepared.plan = std::move(plan);
 }
 
@@ -97,7 +97,7 @@ void plan_in_budget(PreparedTraining& prepared) {
   };
   const nn::CostModel costs = plan_costs(setup, prepared.options.costs, budget, prepared.options.device);
   prepared.cost_model = costs.source;
-  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget, prepared.options.records_steps};
+  const ChoiceOptions choices{run_of, prepared.options.device, costs, budget, prepared.options.captures_steps};
   Setup chosen = setup;
   std::shared_ptr<nn::Planner> planner;
   if (setup.micro_batches == auto_micro_batches) {
@@ -113,15 +113,16 @@ void plan_in_budget(PreparedTraining& prepared) {
   prepared.nodes = planner->graph().nodes.size();
   nn::Plan plan;
   try {
-    plan = prepared.options.records_steps ? fit_recorded(*planner, prepared) : fit_in_budget(choices, chosen, *planner);
+    plan =
+        prepared.options.captures_steps ? fit_captured(*planner, prepared) : fit_in_budget(choices, chosen, *planner);
   } catch (const nn::BudgetError& error) {
     const std::string others = to_line(price_techniques(choices, chosen));
     const nn::BudgetError all(error.what() + (others.empty() ? "" : "; " + others), budget, error.minimum_bytes());
     throw with_prices(
-        all, price_spilling(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.records_steps));
+        all, price_spilling(run_of(chosen), chosen, costs, prepared.options.device, prepared.options.captures_steps));
   }
   plan.time_overhead = plan.step_s / plain_step_seconds(choices, chosen, *planner) - 1;
-  prepared.packing = packing_of(plan);
+  prepared.packing = packed_bytes_of(plan);
   prepared.plan = std::move(plan);
   setup = chosen;
 }
@@ -147,7 +148,7 @@ bool plan_in_child(PreparedTraining& prepared) {
   prepared.plan =
       nn::plan_from_json(std::string_view(*made).substr(end), "of a child process", training_program(prepared),
                          prepared.options.device, planner_options(setup, prepared.options.device).make_tier);
-  prepared.packing = packing_of(prepared.plan);
+  prepared.packing = packed_bytes_of(prepared.plan);
   return true;
 }
 
@@ -181,7 +182,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
     throw ValueError("`save_weights`: '" + options.save + "' is what `save` writes; another name is allowed");
   }
   {
-    const auto chosen = make_model(options.setup.model, options.setup.sizes, placement(options.setup, on));
+    const auto chosen = make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on));
     prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
   }
   prepared.data->fit(options.setup.sizes);
@@ -195,7 +196,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   }
   // The data stay, so they come before what goes.
   const ModelOptions sizes =
-      make_model(options.setup.model, options.setup.sizes, placement(options.setup, on))->options();
+      make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on))->options();
   prepared.data->set_share(share_of(options.setup));
   prepared.data->open(sizes, options.setup.batch, options.setup.seed);
   Training training(checked, *prepared.data, on);
@@ -232,7 +233,7 @@ PreparedTraining prepare_training(TrainOptions options) {
     throw ValueError("`allows_tf32`: products on the " + to_string(options.device) +
                      " are computed in the dtype of their operands; `device` cuda is allowed");
   }
-  check_recording(options);
+  check_capture(options);
   const Tf32Scope products(options.allows_tf32);  // plans count with its rate
   PreparedTraining prepared;
   detail::open_training(options, prepared);
@@ -255,8 +256,8 @@ PreparedTraining prepare_training(TrainOptions options) {
     throw ValueError("`measures`: not with `ranks` " + std::to_string(ranks) +
                      ", which would measure other times and follow other plans; `times` is allowed");
   }
-  if (ranks > 1 && prepared.options.records_steps) {
-    throw ValueError("`records_steps`: not with `ranks` " + std::to_string(ranks) + "; one rank is allowed");
+  if (ranks > 1 && prepared.options.captures_steps) {
+    throw ValueError("`captures_steps`: not with `ranks` " + std::to_string(ranks) + "; one rank is allowed");
   }
   if (prepared.options.process_budget_bytes > 0) {
     if (prepared.options.device != cpu) {
@@ -267,8 +268,8 @@ PreparedTraining prepare_training(TrainOptions options) {
     fit_process(prepared, plan);
   } else if (!prepared.options.plan.empty() || prepared.options.budget_bytes > 0) {
     plan();
-  } else if (prepared.options.records_steps) {
-    place_recorded(prepared);
+  } else if (prepared.options.captures_steps) {
+    place_captured(prepared);
   } else {
     const nn::MemoryProfile profile = nn::profile_training(dry(prepared.options.device), training_program(prepared));
     prepared.plan.peak_bytes = profile.peak_bytes;

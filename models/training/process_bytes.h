@@ -23,7 +23,7 @@ std::size_t count_nodes(PreparedTraining& prepared);
 /// outside takes all of them.
 std::size_t arena_budget(std::size_t process_budget_bytes, const memory::OutsideBytes& outside);
 
-/// A BudgetError of an arena's budget in the words of a budget for the process: it names what is outside.
+/// A BudgetError of an arena's budget, reworded for the process's budget: it names the bytes outside.
 nn::BudgetError of_process(const nn::BudgetError& error, std::size_t process_budget_bytes,
                            const memory::OutsideBytes& outside);
 

@@ -44,7 +44,7 @@ class Run final : public nn::TrainingRun {
 class Inference final : public nn::TrainingRun {
  public:
   Inference(const Setup& setup, Device device)
-      : model_(make_model(setup.model, setup.sizes, placement(setup, device))),
+      : model_(make_model(setup.model, setup.sizes, tensor_options(setup, device))),
         batch_(model_->empty_batch(setup.batch, device)) {
     model_->eval();
   }
@@ -158,7 +158,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
     store = std::make_shared<memory::TierStore>(setup_detail::make_tier(setup, device));
   }
   const ParameterStoreScope scope(store);
-  return make_model(setup.model, setup.sizes, placement(setup, device));
+  return make_model(setup.model, setup.sizes, tensor_options(setup, device));
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model) {
@@ -311,7 +311,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   options.micro_samples = setup.batch / (setup.ranks * setup.micro_batches);
   if (setup.offloads_gradients) options.gradient_tier = setup_detail::make_tier(setup, device);
   if (setup.fuses_optimizer) {
-    const bool is_placed = Placed::find(*current_resource(device)) != nullptr;
+    const bool is_placed = PlacedArena::find(*current_resource(device)) != nullptr;
     options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;
   }
   return options;
@@ -331,7 +331,7 @@ nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   return options;
 }
 
-nn::MakeRun training_run(const Setup& setup) {
+nn::MakeRun zero_batch_run(const Setup& setup) {
   return [setup](Device device) { return std::make_unique<setup_detail::Run>(setup, device); };
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A named model with its optimizer, sizes and techniques: what plans and training runs are made of. Errors name an
-// option as it stands here, in backticks: "`micro_batches`: 3 does not divide `batch` 8".
+// A named model with its optimizer, sizes and techniques, from which plans and training runs are made. Errors name an
+// option as it is spelled here, in backticks: "`micro_batches`: 3 does not divide `batch` 8".
 
 #include <cstdint>
 #include <memory>
@@ -69,9 +69,9 @@ inline constexpr std::int64_t auto_micro_batches = 0;
 /// Sets policy and dtype. Throws ValueError for an unknown name.
 void set_precision(Setup& setup, const std::string& name);
 
-/// Where the setup's model is put. Throws ValueError for an unknown policy, or one whose parameters are not of `dtype`,
-/// for what is about FP8 without it, and for a part of a recipe that has no effect on its scales.
-nn::Placement placement(const Setup& setup, Device device);
+/// Device and dtypes of the setup's model. Throws ValueError for an unknown policy, one whose parameters are not of
+/// `dtype`, FP8 options without FP8, and a part of a recipe that has no effect on its scales.
+nn::TensorOptions tensor_options(const Setup& setup, Device device);
 
 /// Which layers of the setup's model run in FP8 and which do not, by its dry twin on the device; none where its policy
 /// has no FP8. Throws what make_model throws, with fp8_strict a ValueError at the first layer that falls back.
@@ -81,20 +81,20 @@ std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device);
 /// gradients are made before the scale could keep them from vanishing.
 bool may_chunk_head(const Setup& setup);
 
-/// How the loss is scaled; none: it is not. Throws ValueError for an interval without a dynamic scale.
+/// How the loss is scaled; none: it is not scaled. Throws ValueError for an interval without a dynamic scale.
 std::optional<optim::GradScalerOptions> loss_scaling(const Setup& setup);
 
-/// What scales the loss, as an error names it: "`precision` O2", "`loss_scale` dynamic", "`loss_scale` 1024".
+/// The option that scales the loss, as errors name it: "`precision` O2", "`loss_scale` dynamic", "`loss_scale` 1024".
 std::string loss_scale_option(const Setup& setup);
 
-/// A scaler as loss_scaling has it; null: the loss is not scaled. Throws ValueError as GradScaler does.
+/// A scaler with the options of loss_scaling(); null: the loss is not scaled. Throws ValueError as GradScaler does.
 std::unique_ptr<optim::GradScaler> make_scaler(const Setup& setup);
 
-/// What a report says of the policy and the loss scale: "O2, dynamic loss scale from 65536", "all f16"; empty: all
+/// The policy and the loss scale in the words of a report: "O2, dynamic loss scale from 65536", "all f16"; empty: all
 /// is f32 and the loss is not scaled.
 std::string precision_text(const Setup& setup, bool is_inference = false);
 
-/// What to know before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: nothing.
+/// A warning before training in the setup's dtype: in 8 bits without a policy nothing has a scale. Empty: none.
 std::string precision_warning(const Setup& setup);
 
 /// A part of the setup's recipe in low precision. Empty: there is no such thing.
@@ -108,7 +108,7 @@ std::vector<RecipeText> recipe_texts(const Setup& setup);
 /// Throws ValueError for techniques that cannot be combined: fuses_optimizer with a clip_norm > 0 or with
 /// micro-batches or a dynamic loss scale, offloads_gradients with micro-batches, a scaled loss or without a folder,
 /// ranks and micro-batches that do not divide the batch, several ranks with either of the first two or with parameters
-/// that are away, stages of ZeRO that there are not, a chunked head on a model that is not over tokens or with products
+/// that are away, stages that ZeRO does not have, a chunked head on a model that is not over tokens or with products
 /// in f16 (its gradients are made before a scale could keep them from vanishing).
 void check_techniques(const Setup& setup, bool is_text);
 
@@ -127,7 +127,7 @@ std::string optimizer_name(const Setup& setup, bool is_text);
 /// How the moments of a setup are kept: f32, bf16 or u8. Throws ValueError for a state that its optimizer cannot have.
 DType optimizer_state(const Setup& setup, bool is_text);
 
-/// What an optimizer of the setup is made with, defaults filled in. The default rates are those with which every family
+/// The numbers of the setup's optimizer, defaults filled in. The default rates are those with which every family
 /// of models trains (tests/models/training/default_rate_test.cpp).
 struct OptimizerNumbers {
   double rate = 0, weight_decay = 0;
@@ -140,14 +140,14 @@ OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
 /// be offloaded and there is no place for that, or not on its device; FileError as a tier does.
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr);
 
-/// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded and there is no
-/// place for that, or not on its device; FileError as a tier does.
+/// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded without a place
+/// for it, or not on its device; FileError as a tier does.
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model);
 /// The same of these parameters, where ranks share out those of the model (dist/data_parallel.h).
 std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model,
                                                  std::vector<optim::Named> parameters);
 
-/// The gradient norm that steps are clipped to; 0: none. With a fused optimizer there is none unless it is asked for.
+/// The gradient norm that steps are clipped to; 0: none. With a fused optimizer: none by default.
 double clip_norm(const Setup& setup, bool is_text);
 
 /// What plans of the setup for `device` may do. Throws ValueError where its tensors cannot wait in such a place,
@@ -155,7 +155,7 @@ double clip_norm(const Setup& setup, bool is_text);
 nn::PlannerOptions planner_options(const Setup& setup, Device device);
 
 /// Makes runs that train `setup` on a batch of zeros: for dry runs, and to measure them.
-nn::MakeRun training_run(const Setup& setup);
+nn::MakeRun zero_batch_run(const Setup& setup);
 
 /// Makes runs whose step is a forward in evaluation mode, without a tape and without an optimizer.
 nn::MakeRun inference_run(const Setup& setup);

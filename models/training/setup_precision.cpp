@@ -60,7 +60,7 @@ void set_precision(Setup& setup, const std::string& name) {
   setup.precision = name;
 }
 
-nn::Placement placement(const Setup& setup, Device device) {
+nn::TensorOptions tensor_options(const Setup& setup, Device device) {
   using namespace setup_precision_detail;
   const char* const option = setup.fp8_strict    ? "`fp8_strict`"
                              : setup.fp8_history ? "`fp8_history`"
@@ -79,19 +79,19 @@ nn::Placement placement(const Setup& setup, Device device) {
                      ", whose parameters are " + std::string(to_string(policy.parameters)) +
                      "; without `dtype`, or with that one, it is allowed");
   }
-  nn::Placement on = policy.on(device);
+  nn::TensorOptions on = policy.on(device);
   if (on.fp8) on.fp8 = changed(*on.fp8, setup);
   return on;
 }
 
 std::optional<nn::Fp8Layers> fp8_layers(const Setup& setup, Device device) {
-  const nn::Placement on = placement(setup, dry(device));
+  const nn::TensorOptions on = tensor_options(setup, dry(device));
   if (!on.fp8) return std::nullopt;
   return nn::fp8_layers(*make_model(setup.model, setup.sizes, on));
 }
 
 bool may_chunk_head(const Setup& setup) {
-  const nn::Placement on = placement(setup, cpu);
+  const nn::TensorOptions on = tensor_options(setup, cpu);
   return (setup.precision.empty() && !loss_scaling(setup)) || on.compute.value_or(on.dtype) != DType::f16;
 }
 

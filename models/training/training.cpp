@@ -27,7 +27,7 @@ std::int64_t count_correct(const std::vector<float>& scores, const std::vector<s
   return correct;
 }
 
-// A recorded step repeats the weights of its micro-batches.
+// A captured step repeats the weights of its micro-batches.
 void require_equal_parts(const Batch& batch, std::int64_t count) {
   const std::vector<optim::MicroBatch> parts = micro_batches(batch, count);
   if (std::any_of(parts.begin(), parts.end(), [&](const optim::MicroBatch& part) { return !(part == parts[0]); })) {
@@ -64,12 +64,12 @@ Training::Training(const TrainOptions& options, Dataset& data, Device device, co
       device_(device),
       parts_(options.setup, device, options.ranks),
       rate_(parts_.optimizer->rate()),
-      placed_(Placed::find(*current_resource(device))) {
+      placed_(PlacedArena::find(*current_resource(device))) {
   plan.apply(parts_.options, device);
 }
 
 void Training::prepare_steps() {
-  if (options_.records_steps) batch_ = data_.batch(0, device_, options_.setup.dtype);
+  if (options_.captures_steps) batch_ = data_.batch(0, device_, options_.setup.dtype);
 }
 
 void Training::rest() noexcept {
@@ -77,7 +77,7 @@ void Training::rest() noexcept {
   if (placed_ != nullptr) placed_->release_region();
 }
 
-double Training::recorded_step(std::int64_t step) {
+double Training::captured_step(std::int64_t step) {
   if (!device_.is_dry) {
     const Batch next = data_.batch(step, cpu, options_.setup.dtype);
     training_detail::require_equal_parts(next, parts_.options.micro_batches);
@@ -92,7 +92,7 @@ double Training::recorded_step(std::int64_t step) {
     nn::training_step(*parts_.optimizer, loss_of, parts_.options);
     return 0;
   }
-  if (!recorded_) recorded_ = std::make_unique<nn::RecordedStep>(*placed_, *parts_.optimizer, loss_of, parts_.options);
+  if (!recorded_) recorded_ = std::make_unique<nn::CapturedStep>(*placed_, *parts_.optimizer, loss_of, parts_.options);
   const Tensor loss = recorded_->run();
   prepare_next(step);
   return nn::read_value(loss);
@@ -100,7 +100,7 @@ double Training::recorded_step(std::int64_t step) {
 
 double Training::step(std::int64_t step) {
   parts_.optimizer->set_rate(rate_at(options_, rate_, step));
-  if (options_.records_steps) return recorded_step(step);
+  if (options_.captures_steps) return captured_step(step);
   const Batch batch = data_.batch(step, device_, options_.setup.dtype);
   if (parts_.options.micro_batches > 1 || parts_.ranks != nullptr) {
     parts_.options.parts = micro_batches(batch, parts_.options.micro_batches);
@@ -187,9 +187,9 @@ std::vector<std::int64_t> Training::sample() {
 
 namespace training_detail {
 
-class Program final : public nn::TrainingRun {
+class DataRun final : public nn::TrainingRun {
  public:
-  Program(const PreparedTraining& prepared, Device device, const nn::Plan& plan)
+  DataRun(const PreparedTraining& prepared, Device device, const nn::Plan& plan)
       : prepared_(prepared), training_(prepared.options, *prepared.data, device, plan), step_(prepared.first_step) {
     if (!prepared.options.resume.empty()) training_.visit_load();
     training_.prepare_steps();
@@ -215,7 +215,7 @@ class Program final : public nn::TrainingRun {
     sample();
   }
   nn::StepOptions& options() override { return training_.step_options(); }
-  bool begins_placed_steps() const override { return prepared_.options.records_steps; }
+  bool begins_placed_steps() const override { return prepared_.options.captures_steps; }
   std::int64_t parameters() const override { return training_.model().parameter_count(); }
   std::size_t tier_bytes() const override { return training_.tier_bytes(); }
   nn::RunView view() override {
@@ -252,7 +252,7 @@ nn::MakeRun training_program(const PreparedTraining& prepared) { return training
 
 nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan) {
   return
-      [&prepared, &plan](Device device) { return std::make_unique<training_detail::Program>(prepared, device, plan); };
+      [&prepared, &plan](Device device) { return std::make_unique<training_detail::DataRun>(prepared, device, plan); };
 }
 
 }  // namespace thimble::models

@@ -14,7 +14,7 @@
 //   const models::TrainReport report =
 //       models::train(prepared, [](const nn::Progress& p) { std::printf("loss %f\n", p.loss); });
 //
-// From that checkpoint a run goes on to more steps, with the bits of one that never ended:
+// A run resumes from that checkpoint for more steps, with the bits of a run that was never interrupted:
 //
 //   options.resume = options.save;
 //   options.steps = 9;
@@ -41,7 +41,7 @@
 #include <thimble/models/training/setup.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/nn/fit/fit.h>
-#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/trainer/training_loop.h>
 
 namespace thimble::models {
@@ -70,7 +70,7 @@ struct TrainOptions {
   std::string plan;                      ///< a file that nn::write_plan wrote: followed, and nothing is planned
   bool is_strict = false;                ///< a step that leaves its plan is an error
   bool plans_in_child = false;           ///< on the cpu plans are searched in a child process (child_process.h)
-  bool records_steps = false;            ///< on a CUDA device steps are recorded and replayed (nn/step/recorded_step.h)
+  bool captures_steps = false;           ///< on a CUDA device steps are captured and replayed (nn/step/captured_step.h)
   /// Where the setup is of several ranks: those, all of which call prepare_training and train with the same options but
   /// for `setup.rank`. They must live as long as the run.
   dist::Communicator* ranks = nullptr;
@@ -89,21 +89,21 @@ class Training {
   /// With several ranks `data` is set to this one's share.
   Training(const TrainOptions& options, Dataset& data, Device device, const nn::Plan& plan = {});
 
-  /// Before the first step, where steps are recorded: makes the batch that every step reads. The data must be open.
+  /// Before the first step, where steps are captured: makes the batch that every step reads. The data must be open.
   /// Nothing elsewhere.
   void prepare_steps();
-  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device. Steps that are recorded
+  /// One step on the step's batch at the schedule's rate. Returns the loss; 0 on a dry device. Captured steps
   /// need a placed arena behind the resource in force, and begin and end its steps themselves; without one, on a dry
   /// device, the step is what plans are made for. Throws PlanError without one elsewhere.
   double step(std::int64_t step);
-  /// Between steps: what only steps need goes, so that others have its bytes: the recording, and the region of a placed
-  /// arena. The next step makes it again.
+  /// Between steps: releases what only steps need, the captured graph and the region of a placed arena, so that others
+  /// have the bytes. The next step takes them again.
   void rest() noexcept;
   /// In evaluation mode, without a tape. On a dry device the first and the last batch stand for all.
   nn::Evaluation evaluate();
   /// Whether the model can write: it is one of the GPT family.
   bool can_sample() const noexcept;
-  /// Tokens that the model writes after token 0. Throws ValueError when it cannot.
+  /// Tokens that the model writes after token 0. Throws ValueError when the model cannot write.
   std::vector<std::int64_t> sample();
 
   Model& model() noexcept { return *parts_.model; }
@@ -111,23 +111,23 @@ class Training {
   optim::Optimizer& optimizer() noexcept { return *parts_.optimizer; }
   Generator& generator() noexcept { return parts_.generator; }
   nn::StepOptions& step_options() noexcept { return parts_.options; }
-  /// On a dry device what saving and loading a checkpoint do to memory: what is away comes and goes.
+  /// On a dry device: the memory effects of saving and loading a checkpoint, where tensors that are away come and go.
   void visit_save();
   void visit_load();
-  /// Null: this is the only rank.
+  /// The ranks; null: this is the only one.
   dist::DataParallel* parallel() noexcept { return parts_.parallel.get(); }
   /// The optimizer's state of all ranks.
   const dist::WholeState& whole_state();
-  /// Null where steps are not recorded, and before the first.
-  const nn::RecordedStep* recorded() const noexcept { return recorded_.get(); }
-  /// What the run's tiers occupy.
+  /// The captured step; null where steps are not captured, and before the first.
+  const nn::CapturedStep* recorded() const noexcept { return recorded_.get(); }
+  /// Bytes that the run's tiers occupy.
   std::size_t tier_bytes() const { return nn::tier_bytes(*parts_.optimizer, parts_.options); }
-  /// Of the loss; null: it is not scaled.
+  /// The scaler of the loss; null: it is not scaled.
   optim::GradScaler* scaler() noexcept { return parts_.scaler.get(); }
 
  private:
   double evaluate_images(const Batch& batch, std::int64_t& correct);
-  double recorded_step(std::int64_t step);
+  double captured_step(std::int64_t step);
   /// The host's part of the next batch, while the device still computes: called before its loss is waited for.
   void prepare_next(std::int64_t step);
 
@@ -135,11 +135,11 @@ class Training {
   Dataset& data_;
   Device device_;
   TrainedParts parts_;
-  double rate_;     // that the schedule starts from
-  Placed* placed_;  // behind the resource; null: none
-  Batch batch_;     // of recorded steps
+  double rate_;          // that the schedule starts from
+  PlacedArena* placed_;  // behind the resource; null: none
+  Batch batch_;          // of captured steps
   dist::WholeState whole_state_;
-  std::unique_ptr<nn::RecordedStep> recorded_;
+  std::unique_ptr<nn::CapturedStep> recorded_;
 };
 
 /// Options that are complete (sizes, the number of micro-batches), and the opened data.
@@ -148,9 +148,9 @@ struct PreparedTraining {
   std::unique_ptr<Dataset> data;
   bool is_text = false;
   std::int64_t first_step = 0;  ///< > 0 when resumed
-  std::string recipe_change;    ///< what is not as in the checkpoint that is gone on from: models/training/recipe.h
+  std::string recipe_change;    ///< differences to the checkpoint that the run resumed from: models/training/recipe.h
   nn::Plan plan;                ///< of the run, evaluations included; keeps everything where there is no budget
-  Packing packing;              ///< of the plan
+  PackedBytes packing;          ///< of the plan
   std::size_t nodes = 0;        ///< of a step's recording, of a micro-batch where there are several
   bool is_steady = true;        ///< the dry run's last two steps left the arena as it was: further ones need no more
   std::string cost_model = {};  ///< that the plan's times come from; empty: nothing was planned
@@ -163,12 +163,12 @@ struct PreparedTraining {
 PreparedTraining prepare_training(TrainOptions options);
 
 /// The run as a planner sees it: two steps, an evaluation, a further step where evaluations come in between, and a
-/// sample. What follows repeats these. `prepared` must outlive it.
+/// sample. A real run repeats these. `prepared` must outlive it.
 nn::MakeRun training_program(const PreparedTraining& prepared);
 /// The same under another plan than its own, which must outlive it, too.
 nn::MakeRun training_program(const PreparedTraining& prepared, const nn::Plan& plan);
 
-/// Before the first step: the resources that the run takes its bytes from, for who wants to watch them.
+/// Before the first step: the resources that the run takes its bytes from, so that callers can watch them.
 using TrainWatcher = std::function<void(const memory::Stack& stack)>;
 
 /// What one of several ranks needed.
@@ -192,7 +192,7 @@ struct TrainReport : nn::LoopReport {
   std::optional<optim::GradScalerState> scaler;  ///< at the end; none: the loss was not scaled
   std::size_t predicted_peak_bytes = 0;
   std::size_t offloaded_bytes = 0;  ///< of saved tensors, per step
-  Packing packing;                  ///< of the plan
+  PackedBytes packing;              ///< of the plan
   /// Occupied by the run's tiers: files, or the host's pinned memory.
   std::size_t predicted_tier_bytes = 0, measured_tier_bytes = 0;
   double time_overhead = 0;                     ///< of the plan, by the cost model
@@ -206,9 +206,9 @@ struct TrainReport : nn::LoopReport {
   std::size_t skipped_steps = 0;                ///< of those of this run
   std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
   std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
-  std::optional<kernels::LibraryUse> libraries;  ///< of a GPU: what they did and refused in this process
-  std::size_t recorded_launches = 0;             ///< kernels and copies of a replay; 0: there was none
-  std::optional<Placed::Statistics> placed;      ///< whether steps kept their plan; none: nothing was placed
+  std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: what they did and refused in this process
+  std::size_t recorded_launches = 0;              ///< kernels and copies of a replay; 0: there was none
+  std::optional<PlacedArena::Statistics> placed;  ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
   std::vector<RankFigures> ranks;  ///< of each, where there are several
 

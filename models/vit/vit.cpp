@@ -44,7 +44,7 @@ nn::LinearOptions zeros_head() {
 
 }  // namespace vit_detail
 
-VitAttention::VitAttention(const ModelOptions& sizes, const nn::Placement& on)
+VitAttention::VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
     : heads_(sizes.heads),
       build_(sizes.build),
       compute_(on.compute),
@@ -71,7 +71,7 @@ Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
   return out_(build_ == Build::fused ? attention(qkv, heads_, options) : attention_textbook(qkv, heads_, options));
 }
 
-VitBlock::VitBlock(const ModelOptions& sizes, const nn::Placement& on)
+VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
     : build_(sizes.build),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon)),
       attention_(child<VitAttention>("self_attention", sizes, on)),
@@ -98,7 +98,7 @@ Tensor VitBlock::forward(const Tensor& x) {
   return nn::residual_sum(y, feed_forward(y));
 }
 
-Vit::Vit(const ModelOptions& sizes, const nn::Placement& on)
+Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on)
     : Model(sizes),
       dtype_(on.dtype),
       class_token_(add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device))),
@@ -181,7 +181,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   return sizes;
 }
 
-std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   if (!vit_detail::find(name)) return nullptr;
   const PathScope scope("vit");
   return std::make_unique<Vit>(vit_options(name, options), on);

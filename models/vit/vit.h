@@ -23,7 +23,7 @@ constexpr std::int64_t vit_tokens(std::int64_t image) noexcept { return (image /
 /// Attention with query, key and value from one product, as torch.nn.MultiheadAttention names its parameters.
 class VitAttention final : public nn::Layer {
  public:
-  VitAttention(const ModelOptions& sizes, const nn::Placement& on);
+  VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on);
   nn::Fp8Status fp8_status() const override { return in_fp8_.status(); }
 
  protected:
@@ -41,7 +41,7 @@ class VitAttention final : public nn::Layer {
 /// x + attention(norm(x)), then x + mlp(norm(x)).
 class VitBlock final : public nn::Layer {
  public:
-  VitBlock(const ModelOptions& sizes, const nn::Placement& on);
+  VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -66,7 +66,7 @@ class VitBlock final : public nn::Layer {
 /// last norm sees the class token alone, so the others' results are not kept.
 class Vit final : public Model {
  public:
-  Vit(const ModelOptions& sizes, const nn::Placement& on);
+  Vit(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// Throws ShapeError unless the images have options().image pixels on either side.
   Tensor forward(const Tensor& images) override;
@@ -99,7 +99,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options = {}
 /// another name. Dropout, where asked for, is where the paper has it: after the positions are added and after every
 /// dense layer but those for queries, keys and values; never on attention's probabilities. Throws ValueError as
 /// vit_options does.
-std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+std::unique_ptr<Model> make_vit(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h), in both builds and under every policy. Parameters: 256 c h + h + h + s
 /// h + L (12 h^2 + 13 h) + 2 h + (h + 1) K for c channels and K classes: patches, class token, positions, layers, final

@@ -40,7 +40,7 @@ struct Result {
   CertifiedRun run;
 };
 
-Result run(const MakeRun& make, Device device, std::vector<StepPlan> placement, const CertifyOptions& options,
+Result run(const MakeRun& make, Device device, std::vector<StepPlacement> placement, const CertifyOptions& options,
            bool is_planned) {
   memory::Options of_stack;
   of_stack.plans = std::move(placement);
@@ -53,7 +53,7 @@ Result run(const MakeRun& make, Device device, std::vector<StepPlan> placement, 
     const auto start = std::chrono::steady_clock::now();
     const auto step = [&] {
       if (stack.placed == nullptr || run->begins_placed_steps()) return run->step();
-      const Placed::Step replay(*stack.placed);
+      const PlacedArena::Step replay(*stack.placed);
       run->step();
     };
     const auto release_region = [&] {
@@ -205,7 +205,7 @@ std::string Certificate::text() const {
   return text + "\n";
 }
 
-Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device, std::vector<StepPlan> placement,
+Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device, std::vector<StepPlacement> placement,
                     const CertifyOptions& options) {
   if (options.steps < 1) throw ValueError("certify: " + std::to_string(options.steps) + " steps; at least 1");
   if (device.is_dry)

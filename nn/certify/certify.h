@@ -89,9 +89,9 @@ std::vector<Difference> compare(const Trajectory& plain, const Trajectory& other
 
 /// How one of the two runs was.
 struct CertifiedRun {
-  std::size_t peak_bytes = 0;  ///< committed by its arena
-  double ms = 0;               ///< of all steps, noting included
-  Placed::Statistics placed;   ///< of the run under the plan
+  std::size_t peak_bytes = 0;      ///< committed by its arena
+  double ms = 0;                   ///< of all steps, noting included
+  PlacedArena::Statistics placed;  ///< of the run under the plan
 };
 
 struct Certificate {
@@ -121,7 +121,7 @@ struct CertifyOptions {
 Certificate certify(const MakeRun& make, Device device, const Plan& plan, const CertifyOptions& options = {});
 
 /// The same of any two programs, of which one is to be held against the other, `planned` with these placements.
-Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device, std::vector<StepPlan> placement,
+Certificate certify(const MakeRun& plain, const MakeRun& planned, Device device, std::vector<StepPlacement> placement,
                     const CertifyOptions& options = {});
 
 }  // namespace thimble::nn

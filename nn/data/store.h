@@ -31,7 +31,7 @@ class ByteStore {
   /// What it has on the heap.
   std::size_t heap_bytes() const noexcept { return owned_ ? owned_->size() : 0; }
   bool shares_heap(const ByteStore& other) const noexcept { return owned_ != nullptr && owned_ == other.owned_; }
-  /// Fills `out` with the bytes from `at` on, which are there. Throws FileError.
+  /// Fills `out` with the bytes from `at` on, which must exist. Throws FileError.
   void read(std::uint64_t at, std::span<std::uint8_t> out) const;
   /// The file's path, and where byte `at` stands in it; memory has no path.
   std::string path() const { return file_ ? file_->path() : std::string("data in memory"); }
@@ -100,7 +100,7 @@ class TokenStore {
   std::size_t heap_bytes() const noexcept { return bytes_.heap_bytes(); }
   /// Whether both are parts of the same bytes in memory.
   bool shares_heap(const TokenStore& other) const noexcept { return bytes_.shares_heap(other.bytes_); }
-  /// Tokens `first` .. `first` + `count` - 1 as a store of their own; they are there.
+  /// Tokens `first` .. `first` + `count` - 1, which must exist, as a store of their own.
   TokenStore part(std::int64_t first, std::int64_t count) const;
   /// Reads them all. 0 of none. Throws FileError.
   std::int64_t largest() const;
@@ -109,7 +109,7 @@ class TokenStore {
   /// Tokens from here on are below that, or read() throws FileError: a file that changed cannot reach beyond a model's
   /// vocabulary.
   void set_vocabulary(std::int64_t size) noexcept { vocabulary_ = size; }
-  /// Fills `out` with the tokens from `at` on, which are there. Throws FileError.
+  /// Fills `out` with the tokens from `at` on, which must exist. Throws FileError.
   void read(std::int64_t at, std::span<std::int64_t> out) const;
 
  private:

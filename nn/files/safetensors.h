@@ -81,7 +81,7 @@ struct SafetensorsHeader {
   /// The tensor of that name, nullptr when there is none. Takes O(log tensors).
   const SafetensorsEntry* find(std::string_view name) const noexcept;
 
-  /// Builds what find() searches, after `tensors` was filled. Returns a name that is there twice, nullptr when none is.
+  /// Builds the index of find(), after `tensors` was filled. Returns a repeated name, nullptr when there is none.
   const std::string* index_names();
 
  private:
@@ -101,7 +101,7 @@ SafetensorsHeader parse_safetensors(std::span<const std::byte> start, std::uint6
                                     const std::string& path);
 
 /// Lays tensors out for writing: largest dtype first, then by name, without gaps; begin and end of `tensors` are not
-/// read. Throws ValueError for a name that is there twice, is `__metadata__` or is not UTF-8, ShapeError for a shape
+/// read. Throws ValueError for a name that is repeated, is `__metadata__` or is not UTF-8, ShapeError for a shape
 /// that is negative, has more than 64 sizes or more than 2^63 - 1 bytes.
 SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                       std::map<std::string, std::string> metadata);
@@ -119,7 +119,7 @@ class SafetensorsReader {
 
   const std::string& path() const noexcept { return file_.path(); }
   const SafetensorsHeader& header() const noexcept { return header_; }
-  /// The tensor of that name. Throws FileError when there is none.
+  /// The tensor of that name. Throws FileError without one.
   const SafetensorsEntry& entry(std::string_view name) const;
 
   /// Reads the whole of a tensor, little-endian and row-major, into `out`, which has entry.bytes() bytes (ShapeError

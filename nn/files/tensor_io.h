@@ -32,7 +32,7 @@ enum class Numbers : std::uint8_t { any, finite };
 
 /// Writes a file with these tensors, in the file's layout and their own dtypes; it appears whole or not at all. Throws
 /// DeviceError (a tensor on a dry device has no values), DTypeError (a quantized tensor, whose scales are not in the
-/// file), ValueError (a name that is there twice, text that is not UTF-8), NotFiniteError naming the tensor where
+/// file), ValueError (a repeated name, text that is not UTF-8), NotFiniteError naming the tensor where
 /// `numbers` says so, FileError.
 void write_tensor_file(const std::string& path, const std::vector<NamedTensor>& tensors, const Metadata& metadata,
                        Numbers numbers = Numbers::any);

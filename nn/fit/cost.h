@@ -42,7 +42,7 @@ Hardware hardware_of_gpu(std::string_view driver_name);
 /// Seconds of one node of a graph.
 struct NodeTimes {
   double forward = 0;
-  double recompute = 0;  ///< of its result alone, where what it saves is there
+  double recompute = 0;  ///< of its result alone, where its saved tensors are at hand
   double backward = 0;
 };
 

@@ -55,7 +55,7 @@ Plan place_anew(const Plan& plan, const MakeRun& make, Device device) {
   record_step(on, make, [&](TrainingRun& run, const TapeGraph& recording) { key = plan_key(on, recording, run); });
   placed.key = std::make_shared<const PlanKey>(std::move(key));
   const MemoryProfile dynamic = profile_training(on, follow, 2, true);
-  std::vector<StepPlan> placement = plan_steps(dynamic, placement_options(on, micro_batches));
+  std::vector<StepPlacement> placement = plan_steps(dynamic, placement_options(on, micro_batches));
   MemoryProfile profile = profile_training(on, follow, 2, false, placement);
   if (profile.peak_bytes <= dynamic.peak_bytes) {
     placed.placement = std::move(placement);

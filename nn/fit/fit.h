@@ -8,8 +8,8 @@
 //   auto run = make_run(cpu);                         // model and optimizer
 //   plan.apply(run->options(), cpu);
 //   for (...) {
-//     const Placed::Step step(*stack.placed);         // from the step's first byte to its last: training_step insists
-//     run->step();                                    // inside of the budget, with the same bits
+//     const PlacedArena::Step step(*stack.placed);      // around the whole step: training_step insists
+//     run->step();                                      // inside of the budget, with the same bits
 //   }
 
 #include <cstddef>
@@ -57,7 +57,7 @@ struct Plan {
   void apply(StepOptions& options, Device device) const;
 
   std::shared_ptr<const TapePlan> tape;  ///< null: everything is kept
-  std::vector<StepPlan> placement;       ///< where the blocks of the first and of a steady step go
+  std::vector<StepPlacement> placement;  ///< where the blocks of the first and of a steady step go
   std::string description;               ///< the chain's schedule, stage by stage
   std::size_t peak_bytes = 0;            ///< that the arena will commit, exactly
   std::size_t lower_bound_bytes = 0;     ///< the load: no placement of the same step needs less
@@ -69,12 +69,11 @@ struct Plan {
   std::size_t packed_bytes = 0;                  ///< the same, before they are packed
   std::vector<PackedResults> packed = {};        ///< what these are
   std::size_t tier_bytes = 0;                    ///< that the run's tiers occupy, exactly (MemoryProfile)
-  std::shared_ptr<const PlanKey> key = nullptr;  ///< what it belongs to; null: that is not known
+  std::shared_ptr<const PlanKey> key = nullptr;  ///< of the run it belongs to; null: not known
 };
 
-/// The same way of running a step whose blocks have other sizes, such as another rank's: what is kept, run again and
-/// spilled is the plan's, blocks are placed anew, and the figures but for times are those of `make`'s run. Throws what
-/// the run throws.
+/// This plan for a step whose blocks have other sizes, such as another rank's: it keeps, recomputes and spills the same
+/// tensors, places the blocks again, and takes all figures except times from `make`'s run. Throws what the run throws.
 Plan place_anew(const Plan& plan, const MakeRun& make, Device device);
 
 /// No plan fits the budget.
@@ -111,8 +110,8 @@ class Planner {
 
   /// Plans with falling times and rising peaks, none of them worse than another in both: a picture of the whole range.
   std::vector<Plan> plans();
-  /// The smallest budget for which fit() has a plan, and that plan: the least of the points at the frontier's lower
-  /// end.
+  /// The smallest budget for which fit() has a plan, and that plan: the smallest among the points at the frontier's
+  /// lower end.
   const Plan& smallest();
   /// The step without a plan, in an arena without placement: what overheads are counted from.
   const Plan& keep_everything() const noexcept;

@@ -5,7 +5,7 @@
 //   nn::write_cost_model("resnet50.json", costs);                                   // the same plans again later
 //   nn::Planner planner(large_run, cpu, costs);
 //
-// What is kept is not seconds but, for every node, how far it is from the roofline of its own sizes; so that it holds
+// It keeps for every node not seconds but how far it is from the roofline of its own sizes; so that it holds
 // for other batches. Of each time the least of several steps is taken.
 
 #include <string>

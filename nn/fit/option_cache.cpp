@@ -37,7 +37,7 @@ OptionCache::Numbers OptionCache::numbers_of(const remat::Graph& block, const st
   for (const remat::GraphOperator& op : block.operators) {
     for (const auto* list : {&op.inputs, &op.outputs, &op.backward_reads}) append(*list);
     const std::int64_t all[] = {op.cost, op.forward_peak_bytes, op.backward_peak_bytes,
-                                (op.can_rerun ? 1 : 0) + (op.is_backward_in_place ? 2 : 0)};
+                                (op.can_recompute ? 1 : 0) + (op.is_backward_in_place ? 2 : 0)};
     numbers.insert(numbers.end(), std::begin(all), std::end(all));
   }
   return numbers;

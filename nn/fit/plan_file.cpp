@@ -58,18 +58,18 @@ Json json_of(const TapePlan& tape) {
 
 /// Events as [bytes, alignment, block, category, path], frees as [block]; paths and categories by their place in a
 /// list.
-Json json_of(const StepPlan& step) {
+Json json_of(const StepPlacement& step) {
   std::map<PathId, std::size_t> paths;
   Json json;
   json["paths"] = json["events"] = Json::array();
-  for (const StepPlan::Event& event : step.events) {
+  for (const StepPlacement::Event& event : step.events) {
     if (event.bytes == 0) {
       json["events"].push_back(Json::array({event.block}));
       continue;
     }
     const auto [path, is_new] = paths.try_emplace(event.path, paths.size());
     if (is_new) json["paths"].push_back(std::string(path_name(event.path)));
-    const std::int64_t block = event.block == StepPlan::not_placed ? -1 : static_cast<std::int64_t>(event.block);
+    const std::int64_t block = event.block == StepPlacement::not_placed ? -1 : static_cast<std::int64_t>(event.block);
     json["events"].push_back({event.bytes, event.alignment, block, static_cast<int>(event.category), path->second});
   }
   json["offsets"] = step.placement.offsets;
@@ -151,8 +151,8 @@ struct Reader {
     return tape;
   }
 
-  StepPlan step(const Json& json) const {
-    StepPlan step;
+  StepPlacement step(const Json& json) const {
+    StepPlacement step;
     std::vector<PathId> paths;
     for (const Json& path : json.at("paths")) {
       const std::string name = path.get<std::string>();
@@ -160,7 +160,7 @@ struct Reader {
     }
     for (const Json& event : json.at("events")) {
       if (event.size() == 1) {
-        StepPlan::Event free;
+        StepPlacement::Event free;
         free.block = event.at(0).get<std::uint32_t>();
         if (free.block >= step.buffers.size())
           refuse("block " + std::to_string(free.block) + " is freed before it is there");
@@ -168,7 +168,7 @@ struct Reader {
         step.events.push_back(free);
         continue;
       }
-      StepPlan::Event made{event.at(0).get<std::size_t>(), event.at(1).get<std::uint32_t>()};
+      StepPlacement::Event made{event.at(0).get<std::size_t>(), event.at(1).get<std::uint32_t>()};
       const auto block = event.at(2).get<std::int64_t>();
       const auto category = event.at(3).get<std::size_t>();
       if (made.bytes == 0 || category >= category_count) refuse("an event allocates nothing, or of no category");
@@ -230,7 +230,7 @@ std::string plan_to_json(const Plan& plan) {
   Json json{{"format", format}, {"figures", figures_of(plan)}, {"key", json_of(*plan.key)}};
   json["tape"] = plan.tape ? json_of(*plan.tape) : Json();
   json["placement"] = Json::array();
-  for (const StepPlan& step : plan.placement) json["placement"].push_back(json_of(step));
+  for (const StepPlacement& step : plan.placement) json["placement"].push_back(json_of(step));
   return json.dump() + "\n";
 }
 
@@ -305,7 +305,7 @@ std::string to_text(const Plan& plan) {
             " drop their result there; " + std::to_string(plan.tape->spills.size()) + " tensors are spilled\n";
   }
   for (std::size_t i = 0; i < plan.placement.size(); ++i) {
-    const StepPlan& step = plan.placement[i];
+    const StepPlacement& step = plan.placement[i];
     text += "  step " + std::to_string(i) + (i + 1 == plan.placement.size() ? " and later" : "") + ": " +
             std::to_string(step.events.size()) + " events, " + std::to_string(step.buffers.size()) + " blocks in " +
             memory::exact_bytes(step.placement.height) + (step.placement.is_optimal ? ", proven least\n" : "\n");

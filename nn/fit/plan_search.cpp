@@ -159,7 +159,7 @@ PlanSearch::Candidate& PlanSearch::run(std::size_t point) {
   const auto found = candidates_.find(point);
   if (found != candidates_.end()) return found->second;
   const std::span<const remat::Frontier::Point> points = frontier_->points();
-  const remat::Plan of_chain = frontier_->plan(points[point].budget_bytes);
+  const remat::ScheduleTree of_chain = frontier_->plan(points[point].budget_bytes);
   std::shared_ptr<TapePlan> tape;
   if (simpler_ || point + 1 < points.size()) tape = std::make_shared<TapePlan>(make_tape_plan(staged_, of_chain));
   Candidate candidate = run_dry(std::move(tape));
@@ -218,7 +218,7 @@ const Plan& PlanSearch::place(Candidate& candidate) {
   dynamic.events = std::move(candidate.events);
   dynamic.step_ends = std::move(candidate.step_ends);
   dynamic.setup_end = candidate.setup_end;
-  std::vector<StepPlan> placement = plan_steps(dynamic, options);
+  std::vector<StepPlacement> placement = plan_steps(dynamic, options);
   const MemoryProfile placed = profile_training(device_, run_with(candidate.plan), 2, false, placement);
   if (placed.peak_bytes <= candidate.plan.peak_bytes) {
     candidate.plan.peak_bytes = placed.peak_bytes;

@@ -3,8 +3,8 @@
 //
 // The step is recorded once on a dry device, cut into a chain (nn/fit/stages.h), and the chain is solved for all
 // budgets at once (memory/remat/frontier.h). A point of that frontier is run dry, its allocations are placed
-// (memory/placement/placement.h), and it is run dry again in that placement: what the arena commits then is a plan's
-// peak, and nothing of it is estimated. Points are run when they are first looked at, and placed where their dry run
+// (memory/placement/placement.h), and it is run dry again in that placement: the arena's committed bytes are then the
+// plan's peak, with nothing estimated. Points are run when they are first looked at, and placed where their dry run
 // leaves in doubt whether they keep a budget. A budget's plan is found by halving, first among points spread over the
 // whole frontier, then between two neighbours of these. More budget never gives a slower plan: all budgets halve the
 // same stretches at the same points, and what fits the smaller one fits the larger, so that where two part, the larger
@@ -22,7 +22,7 @@
 
 namespace thimble::nn {
 
-/// What a Planner holds (nn/fit/fit.h), whose functions of the same names these are.
+/// The state of a Planner (nn/fit/fit.h), with the functions that its functions of the same names call.
 class PlanSearch {
  public:
   PlanSearch(MakeRun make, Device device, const CostModel& costs, PlannerOptions options);

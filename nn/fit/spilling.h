@@ -3,9 +3,9 @@
 //
 // Policy
 // - A storage is spilled after the last node at which the program itself holds it (TapeGraph::Value::program_until), if
-//   that lies within the stage. What the program or a leaf holds for longer, and what is small, is kept as it is.
-// - A stage's transfers are over when its forward is: the tier is free when the next stage begins, and its bytes are,
-//   too. What a stage's forward takes less than its transfers is charged as time.
+//   that node is in the stage. Small tensors, and those that the program or a leaf holds for longer, stay as they are.
+// - A stage's transfers end with its forward: the tier and the bytes are free when the next stage begins. Where the
+//   transfers take longer than the forward, the difference is charged as time.
 // - Reading begins before the stage's backward, early enough for the first tensor to be there, but no earlier than a
 //   few nodes of the stage after it; what it takes longer than the backward that it runs beside is charged.
 // - Packing and unpacking are passes over memory.
@@ -24,8 +24,8 @@
 
 namespace thimble::nn {
 
-/// To what the results of operators of one name may be packed: "linear", or the beginning of names up to an underscore,
-/// "gelu" for gelu_tanh and gelu_erf. nullopt: they are not.
+/// A rule for the results of operators of one name ("linear"), or of names that begin so up to an underscore ("gelu"
+/// for gelu_tanh and gelu_erf): the dtype that they are packed to; nullopt: they are not packed.
 struct PackRule {
   std::string name;
   std::optional<DType> dtype;
@@ -45,7 +45,8 @@ struct SpillPolicy {
 
   /// What becomes of the results of an operator.
   std::optional<DType> packed_as(const OpType& type) const;
-  /// To what a storage is packed: a result that waits for backward, not small, and of more bits. nullopt: it is not.
+  /// The dtype that a storage is packed to: a result that waits for backward, is not small and has more bits. nullopt:
+  /// it is not packed.
   std::optional<DType> packed_as(const TapeGraph& graph, const Spillable& use) const;
 };
 

@@ -331,7 +331,7 @@ StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& ti
   return staged;
 }
 
-TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan) {
+TapePlan make_tape_plan(const StagedGraph& staged, const remat::ScheduleTree& plan) {
   TapePlan tape;
   tape.types = staged.types;
   tape.sizes = staged.sizes;
@@ -344,7 +344,7 @@ TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan) {
   std::vector<Open> open;
   for (std::size_t i = 0; i < plan.items.size(); ++i) {
     while (!open.empty() && open.back().end <= i) open.pop_back();
-    const remat::Plan::Item& item = plan.items[i];
+    const remat::ScheduleTree::Item& item = plan.items[i];
     const std::int32_t parent = open.empty() ? TapePlan::none : open.back().segment;
     const std::uint32_t first = staged.stages[item.begin].first, end = staged.stages[item.end - 1].end;
     if (item.is_dropped()) {

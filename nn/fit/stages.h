@@ -41,14 +41,14 @@ struct StageLimits {
 };
 
 /// The chain whose stages end at `cuts`. Beside its own options each stage has those that span the next ones as well,
-/// which keep none of the tensors that cross between them: a long segment can make these again at little cost, and
-/// holds more while backward visits it. With `variants` there are also those that it makes of the stage's own options,
+/// which keep none of the tensors that cross between them: a long segment can recompute these at little cost, and holds
+/// more while backward visits it. With `variants` there are also those that it makes of the stage's own options,
 /// and of those of several stages that keep most or least.
 StagedGraph make_stages(const TapeGraph& graph, const std::vector<NodeTimes>& times,
                         const std::vector<std::uint32_t>& cuts, const StageLimits& limits = {},
                         const SpillVariants* variants = nullptr);
 
 /// Translates a chain plan into a tape plan.
-TapePlan make_tape_plan(const StagedGraph& staged, const remat::Plan& plan);
+TapePlan make_tape_plan(const StagedGraph& staged, const remat::ScheduleTree& plan);
 
 }  // namespace thimble::nn

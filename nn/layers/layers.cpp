@@ -19,7 +19,7 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
   return t.defined() && compute ? cast(t, *compute) : t;
 }
 
-Linear::Linear(std::int64_t in, std::int64_t out, const Placement& on, const LinearOptions& options)
+Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options)
     : options_(options), compute_(on.compute), fp8_(on, in, out) {
   const Shape shape = options.weight_is_in_out ? Shape{in, out} : Shape{out, in};
   const double bound = 1 / std::sqrt(static_cast<double>(in));
@@ -56,7 +56,7 @@ Tensor Linear::forward(const Tensor& x) {
 }
 
 Conv2d::Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options, bool has_bias,
-               const Placement& on)
+               const TensorOptions& on)
     : options_(options), compute_(on.compute), fp8_fallback_(on.fp8 ? "convolutions have no FP8 form" : "") {
   check_fp8_strict(on.fp8, fp8_fallback_);
   if (options.groups < 1 || in % options.groups != 0 || out % options.groups != 0) {
@@ -74,7 +74,7 @@ Tensor Conv2d::forward(const Tensor& x) {
   return conv2d(as_operand(x, compute_), as_operand(weight, compute_), as_operand(bias, compute_), options_);
 }
 
-BatchNorm2d::BatchNorm2d(std::int64_t channels, const Placement& on, double momentum, double epsilon)
+BatchNorm2d::BatchNorm2d(std::int64_t channels, const TensorOptions& on, double momentum, double epsilon)
     : momentum_(momentum), epsilon_(epsilon) {
   const DType dtype = on.norm_dtype(), statistics = dtype == DType::f64 ? DType::f64 : DType::f32;
   weight = add_parameter("weight", init::constant({channels}, 1, dtype, on.device));
@@ -115,20 +115,20 @@ Tensor BatchNorm2d::with_add_relu(const Tensor& x, const Tensor& residual) {
                              {is_training(), momentum_, epsilon_});
 }
 
-LayerNorm::LayerNorm(std::int64_t width, const Placement& on, double epsilon) : epsilon_(epsilon) {
+LayerNorm::LayerNorm(std::int64_t width, const TensorOptions& on, double epsilon) : epsilon_(epsilon) {
   weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
   bias = add_parameter("bias", init::constant({width}, 0, on.norm_dtype(), on.device));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) { return layer_norm(x, weight, bias, epsilon_); }
 
-RmsNorm::RmsNorm(std::int64_t width, const Placement& on, double epsilon) : epsilon_(epsilon) {
+RmsNorm::RmsNorm(std::int64_t width, const TensorOptions& on, double epsilon) : epsilon_(epsilon) {
   weight = add_parameter("weight", init::constant({width}, 1, on.norm_dtype(), on.device));
 }
 
 Tensor RmsNorm::forward(const Tensor& x) { return rms_norm(x, weight, epsilon_); }
 
-GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on, double epsilon)
+GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOptions& on, double epsilon)
     : groups_(groups), epsilon_(epsilon) {
   weight = add_parameter("weight", init::constant({channels}, 1, on.norm_dtype(), on.device));
   bias = add_parameter("bias", init::constant({channels}, 0, on.norm_dtype(), on.device));
@@ -136,7 +136,7 @@ GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, const Placement
 
 Tensor GroupNorm::forward(const Tensor& x) { return group_norm(x, groups_, weight, bias, epsilon_); }
 
-Embedding::Embedding(std::int64_t count, std::int64_t width, const Placement& on, double deviation) {
+Embedding::Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on, double deviation) {
   weight = add_parameter("weight", init::normal({count, width}, deviation, on.dtype, on.device));
 }
 

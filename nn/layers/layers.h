@@ -22,10 +22,10 @@ struct LinearOptions {
   double deviation = -1;
 };
 
-/// (..., I) -> (..., O). In FP8 where the placement has a recipe and 16 divides I and O (nn/precision/fp8.h).
+/// (..., I) -> (..., O). In FP8 where the options have a recipe and 16 divides I and O (nn/precision/fp8.h).
 class Linear final : public Layer {
  public:
-  Linear(std::int64_t in, std::int64_t out, const Placement& on = {}, const LinearOptions& options = {});
+  Linear(std::int64_t in, std::int64_t out, const TensorOptions& on = {}, const LinearOptions& options = {});
   Parameter weight, bias;
 
   /// Puts Q8_0 blocks (core/ops/matmul/linear_q8.h) in the weight's place, which is gone from then on: 34 bytes for 32
@@ -49,11 +49,11 @@ class Linear final : public Layer {
 };
 
 /// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW. Falls back
-/// where the placement has a recipe for FP8.
+/// where the options have a recipe for FP8.
 class Conv2d final : public Layer {
  public:
   Conv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, const Conv2dOptions& options = {},
-         bool has_bias = false, const Placement& on = {});
+         bool has_bias = false, const TensorOptions& on = {});
   Parameter weight, bias;
   Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }
 
@@ -69,7 +69,8 @@ class Conv2d final : public Layer {
 /// Batch normalisation over all axes but the last (Ioffe & Szegedy 2015, algorithm 1), with running statistics.
 class BatchNorm2d final : public Layer {
  public:
-  explicit BatchNorm2d(std::int64_t channels, const Placement& on = {}, double momentum = 0.1, double epsilon = 1e-5);
+  explicit BatchNorm2d(std::int64_t channels, const TensorOptions& on = {}, double momentum = 0.1,
+                       double epsilon = 1e-5);
   Parameter weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
 
@@ -89,7 +90,7 @@ class BatchNorm2d final : public Layer {
 /// Over the last axis (Ba et al. 2016, equation 4).
 class LayerNorm final : public Layer {
  public:
-  explicit LayerNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-5);
+  explicit LayerNorm(std::int64_t width, const TensorOptions& on = {}, double epsilon = 1e-5);
   Parameter weight, bias;
 
  protected:
@@ -102,7 +103,7 @@ class LayerNorm final : public Layer {
 /// Over the last axis, without mean and bias (Zhang & Sennrich 2019, equation 4).
 class RmsNorm final : public Layer {
  public:
-  explicit RmsNorm(std::int64_t width, const Placement& on = {}, double epsilon = 1e-6);
+  explicit RmsNorm(std::int64_t width, const TensorOptions& on = {}, double epsilon = 1e-6);
   Parameter weight;
 
  protected:
@@ -115,7 +116,7 @@ class RmsNorm final : public Layer {
 /// Over groups of channels (Wu & He 2018, equation 7).
 class GroupNorm final : public Layer {
  public:
-  GroupNorm(std::int64_t groups, std::int64_t channels, const Placement& on = {}, double epsilon = 1e-5);
+  GroupNorm(std::int64_t groups, std::int64_t channels, const TensorOptions& on = {}, double epsilon = 1e-5);
   Parameter weight, bias;
 
  protected:
@@ -129,7 +130,7 @@ class GroupNorm final : public Layer {
 /// Ids (...) -> rows (..., C) of a table (V, C).
 class Embedding final : public Layer {
  public:
-  Embedding(std::int64_t count, std::int64_t width, const Placement& on = {}, double deviation = 1);
+  Embedding(std::int64_t count, std::int64_t width, const TensorOptions& on = {}, double deviation = 1);
   Parameter weight;
 
  protected:

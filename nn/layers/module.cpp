@@ -49,7 +49,7 @@ void Module::collect(const std::string& prefix, std::vector<NamedTensor>& list) 
   for (const Entry& own : parameters_) {
     if (*own.member == nullptr) {
       throw AutogradError("module: the handle of parameter '" + prefix + own.name +
-                          "' has gone; keep what add_parameter gives as a member of type nn::Parameter");
+                          "' no longer exists; keep what add_parameter returns as a member of type nn::Parameter");
     }
     Tensor& t = **own.member;
     if (!t.defined()) continue;

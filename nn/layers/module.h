@@ -31,9 +31,9 @@ namespace thimble::nn {
 
 using optim::Named;
 
-/// Where a module's tensors live, of which dtype its parameters are, and what its products compute in. Policies that
-/// fill it in have names: nn/precision/precision.h.
-struct Placement {
+/// Device and dtypes of a module's tensors, and the dtype that its products compute in. Named policies fill it in:
+/// nn/precision/precision.h.
+struct TensorOptions {
   Device device = cpu;
   DType dtype = DType::f32;
   std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
@@ -41,9 +41,9 @@ struct Placement {
   std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
 
   DType norm_dtype() const noexcept { return norms.value_or(dtype); }
-  /// The same without FP8: for what is no linear layer inside of a block (embeddings, heads).
-  Placement without_fp8() const {
-    Placement other = *this;
+  /// The same without FP8: for layers other than the linear ones inside of blocks (embeddings, heads).
+  TensorOptions without_fp8() const {
+    TensorOptions other = *this;
     other.fp8.reset();
     return other;
   }
@@ -63,8 +63,8 @@ struct NamedTensor {
 };
 
 /// A tensor as the member of a module that lists it. It can be moved, and the module's list follows; a copy is a handle
-/// like any other. Assigning gives the module another tensor, an undefined one none. It must be kept as what it is: a
-/// parameter that was turned into a plain Tensor and went away is missing, and the next list of parameters says so.
+/// like any other. Assigning gives the module another tensor; an undefined one removes it. Keep it as a member: one
+/// that was moved into a plain Tensor and destroyed is missing, and the next list of parameters throws.
 class Member : public Tensor {
  public:
   Member() = default;
@@ -217,7 +217,7 @@ class Sequential final : public Layer {
     return layer;
   }
   using Layer::operator();
-  /// Takes x over: it is held no longer than its readers need it.
+  /// Takes x over, and holds it only as long as its readers need it.
   Tensor operator()(Tensor&& x);
 
   std::size_t size() const noexcept { return layers_.size(); }

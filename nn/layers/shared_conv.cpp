@@ -9,14 +9,14 @@
 
 namespace thimble::nn {
 
-Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kernel, const Placement& on) {
+Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kernel, const TensorOptions& on) {
   if (rank < 1) throw ValueError("kernel basis: " + std::to_string(rank) + " kernels; at least 1");
   Tensor basis = init::kaiming_fan_out({rank, out, kernel, kernel}, out * kernel * kernel, on.dtype, on.device);
   basis.require_grad();
   return basis;
 }
 
-SharedConv2d::SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options, const Placement& on)
+SharedConv2d::SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options, const TensorOptions& on)
     : basis(add_parameter("basis", basis)),
       options_(options),
       compute_(on.compute),
@@ -35,7 +35,7 @@ SharedConv2d::SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOpt
 }
 
 SharedConv2d::SharedConv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t rank,
-                           const Conv2dOptions& options, const Placement& on)
+                           const Conv2dOptions& options, const TensorOptions& on)
     : SharedConv2d(in, make_kernel_basis(rank, out, kernel, on), options, on) {}
 
 Tensor SharedConv2d::forward(const Tensor& x) {

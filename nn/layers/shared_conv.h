@@ -9,7 +9,7 @@ namespace thimble::nn {
 
 /// A leaf (rank, out, kernel, kernel), normal with deviation sqrt(2 / (out kernel^2)), from which SharedConv2d makes
 /// its kernels. A module that owns one for several layers lists it with Module::add_parameter.
-Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kernel, const Placement& on = {});
+Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kernel, const TensorOptions& on = {});
 
 /// (N, H, W, I) -> (N, OH, OW, O) with kernels made of `basis` (r, O, K, K) and own coefficients (I / groups, r), which
 /// start as normals with deviation sqrt(1 / r): the kernels then have the deviation of Conv2d's, sqrt(2 / (O K^2)).
@@ -19,10 +19,10 @@ Tensor make_kernel_basis(std::int64_t rank, std::int64_t out, std::int64_t kerne
 class SharedConv2d final : public Layer {
  public:
   /// With a basis that others may share. Throws ShapeError unless it is (r, O, K, K).
-  SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options = {}, const Placement& on = {});
+  SharedConv2d(std::int64_t in, const Tensor& basis, const Conv2dOptions& options = {}, const TensorOptions& on = {});
   /// With a basis of `rank` kernels of its own.
   SharedConv2d(std::int64_t in, std::int64_t out, std::int64_t kernel, std::int64_t rank,
-               const Conv2dOptions& options = {}, const Placement& on = {});
+               const Conv2dOptions& options = {}, const TensorOptions& on = {});
 
   Parameter basis, coefficients;
   Fp8Status fp8_status() const override { return {false, fp8_fallback_}; }

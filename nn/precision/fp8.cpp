@@ -77,7 +77,7 @@ void check_fp8_strict(const std::optional<Fp8Recipe>& recipe, const std::string&
                    "; a recipe that is not strict allows it");
 }
 
-Fp8Product::Fp8Product(const Placement& on, std::int64_t in, std::int64_t out) : device_(on.device) {
+Fp8Product::Fp8Product(const TensorOptions& on, std::int64_t in, std::int64_t out) : device_(on.device) {
   if (!on.fp8) return;
   fp8_layer_detail::check(*on.fp8);
   why_ = why_not_fp8(in, out);

@@ -34,7 +34,7 @@ class Fp8Product {
  public:
   /// Does nothing without a recipe, or where the sizes fall back. Throws ValueError: a strict recipe and sizes that do,
   /// a history or margin out of range.
-  Fp8Product(const Placement& on, std::int64_t in, std::int64_t out);
+  Fp8Product(const TensorOptions& on, std::int64_t in, std::int64_t out);
 
   bool runs() const noexcept { return runs_; }
   Fp8Status status() const;

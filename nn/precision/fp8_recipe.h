@@ -1,5 +1,5 @@
 #pragma once
-// How a model is trained in FP8, as a Placement carries it.
+// How a model is trained in FP8, as a TensorOptions carries it.
 
 #include <string>
 

@@ -31,7 +31,7 @@ struct GradientReport {
 
 /// Two forwards and backwards of `count` micro-batches of `samples` samples each (or of `parts`), with the same random
 /// numbers, as optim::accumulate_gradients makes them with `exact` and with `lossy`. Nothing changes: what the forward
-/// writes is undone, and the gradients that were there before are there again. Needs the bytes of two sets of gradients
+/// writes is undone, and the earlier gradients are restored. Needs the bytes of two sets of gradients
 /// besides those of a step, and the host's memory for one in f64. With a `loss_scale` backward starts from it, and
 /// gradients are divided by it. Throws DeviceError on a dry device: it has no values.
 GradientReport compare_gradients(const std::vector<optim::Named>& parameters, FunctionRef<Tensor(std::int64_t)> loss_of,

@@ -1,7 +1,7 @@
 #pragma once
-// Precision policies: of which dtype parameters, norms and products are, how parameters are updated, and whether the
-// loss is scaled. What the dtypes do is done by the layers that get them (nn::Placement); arithmetic inside of norms,
-// softmax, attention and losses is in f32 under every policy, and losses are f32.
+// Precision policies: the dtypes of parameters, norms and products, how parameters are updated, and whether the loss is
+// scaled. The layers that get the dtypes apply them (nn::TensorOptions); arithmetic inside of norms, softmax, attention
+// and losses is in f32 under every policy, and losses are f32.
 
 #include <optional>
 #include <span>
@@ -40,7 +40,7 @@ struct Precision {
   std::optional<Fp8Recipe> fp8 = {};
 
   /// Where a model of this policy is put.
-  Placement on(Device device) const { return {device, parameters, norms, compute, fp8}; }
+  TensorOptions on(Device device) const { return {device, parameters, norms, compute, fp8}; }
 };
 
 /// All policies, O0 first.

@@ -34,7 +34,7 @@ class FoldedNet final : public Layer {
   const Tensor& weight(std::size_t step) const { return weights_.at(step).weight; }
   const Tensor& bias(std::size_t step) const { return weights_.at(step).bias; }
 
-  /// Told of every value when it is there: value 0, the input, first.
+  /// Called with every value when it is computed: value 0, the input, first.
   using Observer = std::function<void(int value, const Tensor& x)>;
   /// forward() with an observer.
   Tensor run(const Tensor& x, const Observer& observer = {});

@@ -1,5 +1,5 @@
 #pragma once
-// A net as a list of steps, each of which makes one value: what is left of a model when it runs for inference alone.
+// A model for inference alone: a list of steps, each of which computes one value.
 // Value 0 is the input (N, H, W, C), value i + 1 the result of step i; the last one is the net's result.
 
 #include <array>

@@ -41,7 +41,7 @@ class QuantizedModel final : public Layer {
   /// What the weights take: codes, scales and biases.
   std::size_t weight_bytes() const;
 
-  /// Told of every value, in f32, when it is there: for reports. Costs an f32 tensor each.
+  /// Called with every value, in f32, when it is computed: for reports. Costs an f32 tensor each.
   using Observer = FoldedNet::Observer;
   Tensor run(const Tensor& x, const Observer& observer = {});
 
@@ -53,7 +53,7 @@ class QuantizedModel final : public Layer {
  private:
   QuantizedModel() = default;
   Codes compute(std::size_t step, const std::vector<Codes>& values) const;
-  /// The scale of what a step makes; null where that is f32: the result of a last linear layer or convolution.
+  /// The scale of a step's result; null for an f32 result: that of a last linear layer or convolution.
   const CodeScale* result_scale(std::size_t step) const;
   /// Throws ValueError where what a step adds, in units of its result, is beyond f32.
   void check_scales() const;

@@ -58,7 +58,7 @@ TapeGraph record_step(Device device, const MakeRun& make,
 }
 
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps, bool wants_trace,
-                               std::vector<StepPlan> plans) {
+                               std::vector<StepPlacement> plans) {
   memory::Options options = profile_options(device);
   options.trace = wants_trace;
   options.plans = std::move(plans);
@@ -74,7 +74,7 @@ MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t s
     if (wants_trace) profile.setup_end = stack.trace->event_count();
     const auto step = [&] {
       if (stack.placed == nullptr || run->begins_placed_steps()) return run->step();
-      const Placed::Step replay(*stack.placed);
+      const PlacedArena::Step replay(*stack.placed);
       run->step();
     };
     const auto release_region = [&] {
@@ -132,14 +132,14 @@ memory::PlacementOptions placement_options(Device device, std::int64_t micro_bat
   return options;
 }
 
-std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& given) {
+std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& given) {
   const std::span<const Trace::Event> events = profile.events;
   memory::PlacementOptions options = given;
-  std::vector<StepPlan> plans;
+  std::vector<StepPlacement> plans;
   std::size_t begin = profile.setup_end;
   for (const std::size_t end : profile.step_ends) {
-    const StepPlan* const before = plans.empty() ? nullptr : &plans.back();
-    plans.push_back(make_step_plan(events.subspan(begin, end - begin), options, before));
+    const StepPlacement* const before = plans.empty() ? nullptr : &plans.back();
+    plans.push_back(make_step_placement(events.subspan(begin, end - begin), options, before));
     // The region is as high as the highest plan: a later one gains nothing by being lower.
     options.capacity_bytes = std::max(options.capacity_bytes, plans.back().placement.height);
     begin = end;
@@ -147,7 +147,7 @@ std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::Pla
   return plans;
 }
 
-std::vector<StepPlan> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options) {
+std::vector<StepPlacement> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options) {
   constexpr std::size_t steps = 2;  // the first, which makes the optimizer's state, and a steady one
   return plan_steps(profile_training(device.is_dry ? device : dry(device), make, steps, true), options);
 }

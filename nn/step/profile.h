@@ -30,7 +30,7 @@ class TrainingRun {
   virtual void step() = 0;
   /// How the next steps are made.
   virtual StepOptions& options() = 0;
-  /// Whether step() itself begins and ends the steps of a placed arena, as RecordedStep does.
+  /// Whether step() itself begins and ends the steps of a placed arena, as CapturedStep does.
   virtual bool begins_placed_steps() const { return false; }
   /// What the program does between and after its steps (evaluates, samples): it may need more than they do. `step` runs
   /// a further one as the others were run.
@@ -43,7 +43,7 @@ class TrainingRun {
   virtual std::size_t tier_bytes() const { return 0; }
 };
 
-/// The tiers of a run's optimizer, parameters and steps: what they occupy.
+/// Bytes that the tiers of a run's optimizer, parameters and steps occupy.
 std::size_t tier_bytes(const optim::Optimizer& optimizer, const StepOptions& options);
 
 /// Makes a run whose tensors live on `device`.
@@ -69,7 +69,7 @@ struct MemoryProfile {
   std::vector<Trace::Event> events;    ///< of the whole run, when asked for
   std::size_t setup_end = 0;           ///< with a trace: index of the first event of the first step
   std::vector<std::size_t> step_ends;  ///< with a trace: index of the event after each step
-  Placed::Statistics placed;           ///< with plans: whether the steps were replayed
+  PlacedArena::Statistics placed;      ///< with plans: whether the steps were replayed
 };
 
 /// Options of an arena for a run on `device`. A dry one has more addresses than any machine: what a run would need must
@@ -82,7 +82,7 @@ memory::Options profile_options(Device device);
 /// (Arena::layout_digest), further ones are run, up to eight, so that two are known to tell all; not with a trace,
 /// whose steps are as many as were asked for. Throws what the run throws.
 MemoryProfile profile_training(Device device, const MakeRun& make, std::size_t steps = 2, bool wants_trace = false,
-                               std::vector<StepPlan> plans = {});
+                               std::vector<StepPlacement> plans = {});
 
 /// The recording of a run's first step on the dry twin of `device`. `look`, if any, is shown the run after it, and the
 /// recording. Throws what the run throws.
@@ -100,12 +100,12 @@ memory::PlacementOptions placement_options(Device device, std::int64_t micro_bat
 
 /// The plans of the first step and of the steady one: from the trace of a dry run of two steps, each placed. What a run
 /// with these plans needs is predicted by a dry run with them.
-std::vector<StepPlan> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options);
-inline std::vector<StepPlan> plan_steps(Device device, const MakeRun& make) {
+std::vector<StepPlacement> plan_steps(Device device, const MakeRun& make, const memory::PlacementOptions& options);
+inline std::vector<StepPlacement> plan_steps(Device device, const MakeRun& make) {
   return plan_steps(device, make, placement_options(device));
 }
 
 /// The plan of every step of a traced profile.
-std::vector<StepPlan> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
+std::vector<StepPlacement> plan_steps(const MemoryProfile& profile, const memory::PlacementOptions& options);
 
 }  // namespace thimble::nn

@@ -40,25 +40,25 @@ void check_offloading(const optim::Optimizer& optimizer, const StepOptions& opti
   }
   for (const optim::Named& p : optimizer.parameters()) {
     if (p.tensor.grad().defined()) {
-      refuse_offloading("while " + p.name + " has one of before: backward adds to what is here");
+      refuse_offloading("while " + p.name + " already has one: backward adds to a gradient that is here");
     }
   }
 }
 
 /// Null where no placed arena stands behind the parameters' resource.
-const Placed* placed_behind(const optim::Optimizer& optimizer) {
+const PlacedArena* placed_behind(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) return nullptr;
-  return Placed::find(*current_resource(optimizer.parameters().front().tensor.device()));
+  return PlacedArena::find(*current_resource(optimizer.parameters().front().tensor.device()));
 }
 
 // Plans whose steps never begin would be left in silence, and with them the budget they were made for.
 void check_placed_step(const optim::Optimizer& optimizer) {
-  const Placed* const placed = placed_behind(optimizer);
+  const PlacedArena* const placed = placed_behind(optimizer);
   if (placed == nullptr || placed->is_in_step()) return;
   throw PlanError(
-      "training_step: the memory of this step is planned, and no planned step has begun; let "
-      "`const Placed::Step step(*stack.placed);` (memory/policies/placed.h) live from before the step's batch is made "
-      "until its loss is gone");
+      "training_step: the memory of this step is planned, and no planned step has begun; let `const PlacedArena::Step "
+      "step(*stack.placed);` (memory/policies/placed.h) live from before the step's batch is made until its loss is "
+      "gone");
 }
 
 void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options) {
@@ -79,7 +79,7 @@ void check_fusing(const optim::Optimizer& optimizer, const StepOptions& options)
     }
   }
   if (options.fuses_optimizer != FusedUpdate::secured || optimizer.parameters().empty()) return;
-  const Placed* const placed = placed_behind(optimizer);
+  const PlacedArena* const placed = placed_behind(optimizer);
   const bool is_dry = optimizer.parameters().front().tensor.device().is_dry;
   if (placed != nullptr ? !placed->is_replaying() : !is_dry) {
     refuse_fusing(
@@ -94,7 +94,7 @@ void check_ranks(const StepOptions& options) {
   };
   if (options.fuses_optimizer != FusedUpdate::off) refuse("a fused optimizer: gradients are summed over ranks first");
   if (options.gradient_tier) refuse("gradients in a tier: they go to the ranks that sum them");
-  if (options.seam != nullptr) refuse("a recorded step");
+  if (options.judge != nullptr) refuse("a captured step");
 }
 
 /// The gradients that ranks have go with the step.
@@ -164,7 +164,7 @@ class Updates {
 
  private:
   optim::Optimizer& optimizer_;
-  const Placed* placed_;  // null: nothing to look at before the first update
+  const PlacedArena* placed_;  // null: nothing to look at before the first update
   std::vector<std::pair<Leaf*, std::size_t>> by_leaf_;
   std::size_t done_ = 0;
 };
@@ -221,22 +221,22 @@ void clip(optim::Optimizer& optimizer, const StepOptions& options) {
 /// The update of a step whose loss was scaled, or none.
 void update_scaled(optim::Optimizer& optimizer, const StepOptions& options, const Tensor& loss,
                    Transaction& transaction) {
-  StepSeam* const seam = options.scaler->looks(options.clip_norm) ? options.seam : nullptr;
-  const auto judge = [&] {
-    if (seam != nullptr) return seam->judge(loss, optim::gradient_square_sums(optimizer.parameters()));
+  StepJudge* const judge = options.scaler->looks(options.clip_norm) ? options.judge : nullptr;
+  const auto verdict_of = [&] {
+    if (judge != nullptr) return judge->judge(loss, optim::gradient_square_sums(optimizer.parameters()));
     if (options.ranks == nullptr) return options.scaler->judge(optimizer.parameters(), options.clip_norm);
     const bool looks = options.scaler->looks(options.clip_norm);
     return options.scaler->judge_sums(looks ? options.ranks->gradient_square_sums(optimizer) : Tensor(),
                                       options.clip_norm);
   };
-  const optim::GradScaler::Verdict verdict = judge();
+  const optim::GradScaler::Verdict verdict = verdict_of();
   if (verdict.is_skipped) {
     transaction.drop_state();
   } else {
     const GradientFactor factor(optimizer, verdict.gradient_factor);
     update_all(optimizer);
   }
-  if (seam == nullptr) options.scaler->record(verdict);
+  if (judge == nullptr) options.scaler->record(verdict);
 }
 
 Tensor run_fused(optim::Optimizer& optimizer, FunctionRef<Tensor(std::int64_t)> loss_of, const StepOptions& options,

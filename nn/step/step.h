@@ -14,21 +14,21 @@
 
 namespace thimble::nn {
 
-/// Whether a parameter is updated, and its gradient freed, as soon as backward has done with it, so that gradients need
-/// the bytes of those that are there at a time instead of all.
+/// Whether each parameter is updated, and its gradient freed, as soon as backward is done with it. Only the gradients
+/// that are alive at one time then need bytes.
 enum class FusedUpdate : std::uint8_t {
   off,
-  /// Only while a placed step is replayed (memory/policies/placed.h), whose memory is there before it begins; on a dry
+  /// Only while a placed step is replayed (memory/policies/placed.h), whose memory is taken before it begins; on a dry
   /// device always. A step that has left its plan before the first update makes all updates at its end.
   secured,
   /// Anywhere. Out of memory after the first update throws PartialUpdateError.
   unsecured
 };
 
-/// Replaces the scaler in a captured step (nn/step/recorded_step.h), where the host cannot read values.
-class StepSeam {
+/// Replaces the scaler in a captured step (nn/step/captured_step.h), where the host cannot read values.
+class StepJudge {
  public:
-  virtual ~StepSeam() = default;
+  virtual ~StepJudge() = default;
   /// What becomes of the step: between backward and the update. `loss` is what training_step returns, `square_sums` are
   /// those of the gradients (optim/clip.h); undefined where there is none.
   virtual optim::GradScaler::Verdict judge(const Tensor& loss, const Tensor& square_sums) = 0;
@@ -48,7 +48,7 @@ struct StepOptions {
   optim::GradScaler* scaler = nullptr;  ///< scales the loss, and lives as long as the steps; null: it is not scaled
   /// That make the step together (dist/data_parallel.h), each with its own micro-batches; null: this rank alone.
   optim::Ranks* ranks = nullptr;
-  StepSeam* seam = nullptr;  ///< asked in place of a scaler that looks at gradients, and told nothing; null: the scaler
+  StepJudge* judge = nullptr;  ///< decides in place of a scaler that looks at gradients; null: the scaler decides
 };
 
 /// A step that is fused, or whose parameters, gradients or optimizer state are in a tier, failed after it had updated
@@ -74,7 +74,7 @@ class PartialUpdateError : public Error {
 /// depends on none of them throws AutogradError.
 /// What the forward changes besides (batch-norm statistics, the generator's step) is committed at the end: a step that
 /// throws leaves parameters, gradients, optimizer, statistics and generator as they were, bit by bit, and can be tried
-/// again. Gradients that are there at its begin take part, as in any backward. Returns the mean loss, one element, not
+/// again. Gradients that exist at its begin take part, as in any backward. Returns the mean loss, one element, not
 /// read. Throws ValueError for options out of range, or a scaler and an optimizer that takes no gradient factor,
 /// PlanError where a placed arena stands behind the parameters' resource and none of its steps has begun
 /// (memory/policies/placed.h), AutogradError as Optimizer::check_members does, and what `loss_of` throws.
@@ -86,7 +86,7 @@ class PartialUpdateError : public Error {
 /// throws leaves the scaler as it was. What is planned is a step that is not skipped, which needs more.
 ///
 /// With `fuses_optimizer` the updates are made during backward, each after the last use of its parameter, re-runs of
-/// segments included: the same bits. Optimizer state is there since the optimizer was made, and an update needs no
+/// segments included: the same bits. Optimizer state exists since the optimizer was made, and an update needs no
 /// memory. Throws PlanError, before anything is run, together with clipping (the norm is known when all gradients are),
 /// several micro-batches (gradients are complete after the last), gradients that were there before (they could not be
 /// put back), a dynamic scaler (whether to update is known when all gradients are), and `secured` without a replayed
@@ -98,9 +98,9 @@ class PartialUpdateError : public Error {
 /// here), and gradients that were there before; FileError with nothing changed before the first update,
 /// PartialUpdateError after it.
 ///
-/// With `ranks` every rank calls it, with its micro-batches, and all get the same: the bits of one rank that has all of
-/// them (optim/ranks.h). Throws PlanError together with a fused optimizer, a gradient tier or a seam, and for gradients
-/// that were there before. A rank that throws leaves the others waiting: who runs them ends them (dist/).
+/// With `ranks` every rank calls it with its own micro-batches, and all get the bits of one rank that has all of them
+/// (optim/ranks.h). Throws PlanError together with a fused optimizer, a gradient tier or a judge, and where gradients
+/// exist already. A rank that throws leaves the others waiting: the code that runs the ranks ends them (dist/).
 ///
 /// Parameters may be in a store (core/tensor/parameter_store.h), with each of these: the same bits. They are away at
 /// the begin and at the end of a step, so that steps need the same bytes. Throws what the store throws: with nothing

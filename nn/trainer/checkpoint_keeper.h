@@ -2,10 +2,10 @@
 // The checkpoints that a run keeps: `x` is the newest, and with keep = N up to N - 1 older ones are beside it as
 // `x.step-K`, K the steps that they have done.
 //
-// - There is an `x` at every moment: the older one gets its second name before the new one takes the first.
-// - The loss of a state is that of the next step. Until it is known to be a number the older file stays (with keep = 1
-//   under a temporary name), and when it is none the older file is `x` again.
-// - The oldest files go, not the ones with the least K: a run that starts again at the same path keeps its own.
+// - `x` always exists: the older file gets its second name before the new one takes the first.
+// - The next step computes the loss of a state. Until it is known to be a number the older file stays (with keep = 1
+//   under a temporary name); where it is none, the older file becomes `x` again.
+// - The oldest files are removed, not those with the least K: a run that starts again at the same path keeps its own.
 
 #include <cstdint>
 #include <string>
@@ -21,9 +21,9 @@ namespace thimble::nn {
 /// Creates and removes a temporary file where a checkpoint is to be. Throws ValueError when that cannot be done.
 void try_to_write(const char* what, const std::string& path);
 
-/// Throws ValueError when a file system has fewer than `needed_bytes` free; `free_bytes` < 0: it does not say.
+/// Throws ValueError when a file system has fewer than `needed_bytes` free; `free_bytes` < 0: unknown.
 void require_space(const char* what, const std::string& path, std::uint64_t needed_bytes, std::int64_t free_bytes);
-/// Bytes that a process of this user may still write beside `path`; -1: the file system does not say.
+/// Bytes that a process of this user may still write beside `path`; -1: unknown.
 std::int64_t free_bytes_at(const std::string& path);
 
 /// Bytes of a file with the module's parameters and buffers, at most; of a checkpoint with the optimizer's state, too.
@@ -55,7 +55,7 @@ class CheckpointKeeper {
   void save(std::int64_t step, FunctionRef<void(const std::string& path)> write);
   /// The state that was written has a loss: the oldest file goes.
   void confirm() noexcept;
-  /// It has none: the file before it is the checkpoint again, or there is none.
+  /// Its loss is no number: the file before it is the checkpoint again, if there is one.
   void take_back() noexcept;
   /// Steps that the last checkpoint of this run has done; that which it goes on from before the first, or 0.
   std::int64_t saved_step() const noexcept { return step_; }
@@ -67,7 +67,7 @@ class CheckpointKeeper {
   void forget_before() noexcept;
 
   KeepOptions options_;
-  std::string path_;  // of the last good checkpoint; empty: there is none
+  std::string path_;  // of the last good checkpoint; empty: none
   std::int64_t step_;
   // While a checkpoint is not confirmed: what these were, and the second name of the file that it has replaced.
   bool is_open_ = false;

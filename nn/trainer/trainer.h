@@ -11,16 +11,16 @@
 //   trainer.plan().peak_bytes;                                    // before the first step
 //   trainer.run([](const nn::Progress& p) { std::printf("%f\n", p.loss); });
 //
-// With options.save, save_every and resume the run writes checkpoints and goes on from one, with the bits of a run that
-// never ended; with options.log it draws curves for TensorBoard.
+// With options.save, save_every and resume the run writes checkpoints and resumes from one, with the bits of a run that
+// was never interrupted; with options.log it writes curves for TensorBoard.
 //
 // Policy
 // - The functions make the whole program: the trainer calls them on dry devices, some thirty times, to plan, and then
-//   on the real one. So they are functions of their arguments alone: what they change outside of these is changed by
-//   dry runs, too. On a dry device a batch has its sizes and no values; a value is read by nn::read_value
+//   on the real one. So they must be functions of their arguments alone: dry runs, too, would change whatever they
+//   change outside of these. On a dry device a batch has its sizes and no values; a value is read by nn::read_value
 //   (nn/step/read.h).
-// - Random numbers are those of the trainer's seed in model, batch, loss and evaluation; the batch of a step may draw.
-// - Batches of other shapes are other steps. The shapes of a batch are looked up before it is made, on the dry twin of
+// - Model, batch, loss and evaluation draw random numbers of the trainer's seed; the batch of a step may draw, too.
+// - A batch of other shapes is another step. The shapes of a batch are looked up before it is made, on the dry twin of
 //   the device; each gets a plan of its own when it is first seen, the example steps before the first step, and the
 //   plans are kept. All plans, and the evaluation, share the one budget.
 // - A program may have several parts, each an optimizer and its loss, which are updated in turn in every step (two nets
@@ -28,7 +28,7 @@
 // - The real model is made at the first step, or when it is asked for.
 //
 // Terms
-//   key     what tells shapes apart: those of all tensors in the batch, or what the program says
+//   key     tells shapes apart: the shapes of all tensors in the batch, or what the program returns
 //   part    an optimizer and the loss that it follows
 
 #include <cstdint>
@@ -174,7 +174,7 @@ class Trainer {
   Trainer(TrainedProgram<Model, Batch> program, TrainerOptions options)
       : core_(std::make_unique<trainer_detail::TypedProgram<Model, Batch>>(std::move(program)), std::move(options)) {}
 
-  /// Of all shapes that were seen.
+  /// The plans of all shapes seen so far.
   const TrainerPlan& plan() const noexcept { return core_.plan(); }
 
   /// One step, and an evaluation where one is due; no file is written. Throws BudgetError, with nothing changed, for
@@ -182,12 +182,12 @@ class Trainer {
   /// or instruction set are others than when it was planned; what the program throws.
   Progress step() { return core_.step(); }
   /// The steps that are left of options.steps, with evaluations, checkpoints and curves; the observer is told after
-  /// each, and `control` asked. What becomes of files when something fails, and of a loss that is no number, stands in
-  /// nn/trainer/training_loop.h. Throws what step() throws; FileError where the last checkpoint cannot be written.
+  /// each, and `control` asked. nn/trainer/training_loop.h says what happens to files on failures,
+  /// and on a loss that is no number. Throws what step() throws; FileError where the last checkpoint cannot be written.
   LoopReport run(const TrainObserver& observer = nullptr, const TrainControl& control = {}) {
     return core_.run(observer, control);
   }
-  /// In the trainer's arena, between steps. Throws ValueError for a program that does not evaluate.
+  /// Evaluates in the trainer's arena, between steps. Throws ValueError for a program without an evaluation.
   double evaluate() { return core_.evaluate(); }
 
   Model& model() { return static_cast<trainer_detail::TypedRun<Model, Batch>&>(core_.live()).model(); }
@@ -197,10 +197,10 @@ class Trainer {
   /// arenas of their own, beside the model that was trained so far, where there is one.
   Certificate certify(std::int64_t steps) { return core_.certify(steps); }
 
-  /// That the trainer's arena has committed; 0 before the first step.
+  /// Bytes that the trainer's arena has committed; 0 before the first step.
   std::size_t peak_bytes() const { return core_.peak_bytes(); }
   /// Whether steps kept their plans; nothing where none are placed.
-  Placed::Statistics placed() const { return core_.placed(); }
+  PlacedArena::Statistics placed() const { return core_.placed(); }
 
  private:
   trainer_detail::TrainerCore core_;

@@ -65,7 +65,7 @@ void TrainerCore::check() const {
   if (options_.steps < 0) refuse(std::to_string(options_.steps) + " steps; at least 0");
   if (options_.evaluate_every < 0) refuse("an evaluation every " + std::to_string(options_.evaluate_every) + " steps");
   if (options_.device.is_dry) refuse("it trains on a real device; its plans are made on the dry twin");
-  if (step.scaler != nullptr || step.seam != nullptr || step.gradient_tier || step.recording.plan ||
+  if (step.scaler != nullptr || step.judge != nullptr || step.gradient_tier || step.recording.plan ||
       step.recording.graph || step.recording.times || step.recording.watch) {
     refuse(
         "options.step has a scaler, a tier or a recording; clip_norm, micro-batches and fuses_optimizer are allowed");
@@ -142,7 +142,7 @@ void TrainerCore::add_shape(std::int64_t step, std::string key) {
   }
   struct Before {
     std::vector<Plan> parts;
-    std::vector<StepPlan> placement;
+    std::vector<StepPlacement> placement;
     std::size_t first_plan;
   };
   std::vector<Before> before;
@@ -202,8 +202,8 @@ MemoryProfile TrainerCore::place_all() {
   return profile_training(on, whole_steps(all_steps, true), all_steps.size(), false, placements());
 }
 
-std::vector<StepPlan> TrainerCore::placements() const {
-  std::vector<StepPlan> all;
+std::vector<StepPlacement> TrainerCore::placements() const {
+  std::vector<StepPlacement> all;
   for (const auto& shape : shapes_) all.insert(all.end(), shape->placement.begin(), shape->placement.end());
   return all;
 }
@@ -383,8 +383,8 @@ std::size_t TrainerCore::peak_bytes() const {
   return stack_.arena ? stack_.arena->statistics().peak_committed_bytes : 0;
 }
 
-Placed::Statistics TrainerCore::placed() const {
-  return stack_.placed ? stack_.placed->statistics() : Placed::Statistics{};
+PlacedArena::Statistics TrainerCore::placed() const {
+  return stack_.placed ? stack_.placed->statistics() : PlacedArena::Statistics{};
 }
 
 }  // namespace trainer_detail

@@ -1,5 +1,5 @@
 #pragma once
-// What nn/trainer/trainer.h does, without the types of the user's model and batch.
+// The part of nn/trainer/trainer.h that does not depend on the types of the user's model and batch.
 
 #include <cstdint>
 #include <functional>
@@ -27,7 +27,7 @@ struct TrainerOptions {
   std::optional<optim::GradScalerOptions> loss_scale = {};  ///< of a program with one part; none: it is not scaled
   std::function<double(std::int64_t step)> rate = nullptr;  ///< of all optimizers; null: as they are
   std::string hardware = {};    ///< whose times plans are made with (nn/fit/cost.h); empty: the device's kind
-  PlannerOptions planner = {};  ///< what plans may do that is not for nothing, or not exact
+  PlannerOptions planner = {};  ///< what plans may do that costs transfers or exactness
   bool is_strict = false;       ///< a step that leaves its plan is a PlanError
   // Of run(); of a program with one part and one module. Saving and loading take memory for state that is away alone.
   std::string save = {};        ///< a checkpoint (nn/files/checkpoint.h), at the end and every `save_every` steps
@@ -37,7 +37,7 @@ struct TrainerOptions {
   std::string log = {};         ///< a folder for TensorBoard
 };
 
-/// What a trainer will need.
+/// The bytes and time that a trainer will need.
 struct TrainerPlan {
   struct Part {
     std::string name, description;
@@ -57,7 +57,7 @@ struct TrainerPlan {
 
 namespace trainer_detail {
 
-/// A program on one device. What it owns dies with it.
+/// A program on one device, with the objects it owns.
 class ErasedRun {
  public:
   virtual ~ErasedRun() = default;
@@ -85,7 +85,7 @@ struct ShapePlan {
   std::int64_t example_step = 0;
   std::vector<std::unique_ptr<Planner>> planners;  // of each part; none without a budget
   std::vector<Plan> parts;                         // of which the tape's plan counts
-  std::vector<StepPlan> placement;                 // of the first and of a steady step, all parts together
+  std::vector<StepPlacement> placement;            // of the first and of a steady step, all parts together
   std::size_t first_plan = 0;                      // of those that all keys have together
 };
 
@@ -109,7 +109,7 @@ class TrainerCore {
   ErasedRun& live();
   Certificate certify(std::int64_t steps);
   std::size_t peak_bytes() const;
-  Placed::Statistics placed() const;
+  PlacedArena::Statistics placed() const;
 
  private:
   void check() const;
@@ -123,7 +123,7 @@ class TrainerCore {
   MemoryProfile place_all();
   MakeRun whole_steps(std::vector<std::int64_t> steps, bool is_planned) const;
   MakeRun part_steps(std::int64_t step, std::size_t part) const;
-  std::vector<StepPlan> placements() const;
+  std::vector<StepPlacement> placements() const;
   void describe();
 
   std::unique_ptr<const ErasedProgram> program_;

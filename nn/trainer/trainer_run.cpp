@@ -54,7 +54,7 @@ TrainerRun::TrainerRun(const ErasedProgram& program, const TrainerOptions& optio
       generator_(options.seed),
       part_count_(program.part_names().size()),
       options_(options.step),
-      placed_(Placed::find(*current_resource(device))),
+      placed_(PlacedArena::find(*current_resource(device))),
       first_step_(first_step),
       steps_(first_step) {
   const GeneratorScope scope(generator_);
@@ -121,7 +121,7 @@ void TrainerRun::update_part(std::size_t part, const ShapePlan* shape) {
 void TrainerRun::step() {
   const GeneratorScope scope(generator_);
   const ShapePlan* const shape = next_shape();
-  std::optional<Placed::Step> replay;
+  std::optional<PlacedArena::Step> replay;
   if (shape != nullptr) make_tier(*shape);
   if (placed_ != nullptr && shape == nullptr) {
     replay.emplace(*placed_);

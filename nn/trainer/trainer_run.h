@@ -11,7 +11,7 @@
 
 namespace thimble::nn::trainer_detail {
 
-/// What a run does of its program.
+/// The part of its program that a run executes.
 struct RunRequest {
   /// The batches' steps, over and over; empty: those that the run is at.
   std::vector<std::int64_t> batch_steps = {};
@@ -66,7 +66,7 @@ class TrainerRun final : public TrainingRun {
   std::unique_ptr<optim::GradScaler> scaler_;
   StepOptions options_;
   std::shared_ptr<Tier> tier_;  // of what plans offload; null: none does
-  Placed* placed_;              // behind the resource; null: none
+  PlacedArena* placed_;         // behind the resource; null: none
   std::int64_t first_step_;
   std::int64_t steps_;          // done
   std::vector<double> losses_;  // of the last step

@@ -1,13 +1,13 @@
 #pragma once
-// The steps of a run: training, evaluations, checkpoints and curves, and what becomes of them when something fails.
+// The steps of a run: training, evaluations, checkpoints, curves, and the handling of failures.
 //
-// - A checkpoint holds a state whose loss is a number, and no other: one that the next step finds to have none is taken
-//   back. A step whose loss is not a number, and that the loss scaler did not skip, ends the run at once; so does an
-//   evaluation, and a state that holds a NaN.
-// - What fails between two checkpoints (memory, data) ends the run after a checkpoint of the last whole step.
-// - A checkpoint on the way that cannot be written is said, and the next one is tried. The last one that cannot is an
-//   error, after everything else is written.
-// - Curves that cannot be written any more are said once, and given up.
+// - A checkpoint holds only a state whose loss is a number: where the next step finds that it is none, the file is
+//   taken back. A step whose loss is not a number, and that the loss scaler did not skip, ends the run at once; so
+//   does such an evaluation, and a state that holds a NaN.
+// - A failure between two checkpoints (memory, data) ends the run after a checkpoint of the last whole step.
+// - Where a checkpoint on the way cannot be written, the run says so and goes on. Where the last one cannot, the run
+//   throws, after it has written everything else.
+// - Where curves can no longer be written, the run says so once and stops writing them.
 
 #include <cstdint>
 #include <exception>
@@ -42,11 +42,11 @@ struct Progress {
 };
 using TrainObserver = std::function<void(const Progress& progress)>;
 
-/// What someone outside of the run wants of it, asked after each step.
+/// Requests from outside of the run, read after each step.
 enum class Wish : std::uint8_t { go_on, save, stop };
 struct TrainControl {
   std::function<Wish()> wish = {};                        ///< none: go on
-  std::function<void(const std::string& text)> say = {};  ///< what went wrong though the run goes on, in one line
+  std::function<void(const std::string& text)> say = {};  ///< gets failures after which the run goes on, in one line
 };
 
 /// complete: all steps are done. stopped: on a wish, after a checkpoint where one was asked for. diverged: at once, at
@@ -91,9 +91,9 @@ class LoopedRun {
   /// None: the run has no evaluation.
   virtual std::optional<Evaluation> evaluate() = 0;
   virtual void write_checkpoint(const std::string& path) = 0;
-  /// In its place where there can be no file: other ranks, which wait for their part in it, are told why.
+  /// Called instead where no file can be written: tells the other ranks, which wait for their part in it, why.
   virtual void refuse_checkpoint([[maybe_unused]] const std::string& why) {}
-  /// Steps whose batches are used up: updates, and those that the loss scaler skipped.
+  /// Steps that have used a batch: updates, and those that the loss scaler skipped.
   virtual std::int64_t steps_done() = 0;
   /// Of these, skipped ones.
   virtual std::int64_t skipped_steps() = 0;
@@ -107,7 +107,7 @@ class TrainingLoop {
   TrainingLoop(LoopedRun& run, const LoopOptions& options, const memory::Stack& stack, LoopReport& report,
                const TrainControl& control);
 
-  /// Trains until the steps are done, the control wants no more, or the loss is no number. Throws what a step throws.
+  /// Trains until the steps are done, the control ends it, or the loss is no number. Throws what a step throws.
   void run(const TrainObserver& observer);
   /// Throws what the last checkpoint failed with, where it did.
   void rethrow_failed_save() const;

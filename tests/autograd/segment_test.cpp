@@ -330,7 +330,7 @@ TEST_CASE("segment: a source that is overwritten between two nodes that run agai
     Tensor source, loss;
     {
       const Recording on(tape);
-      Tensor other;  // made again after the hook of w, whose product comes behind it
+      Tensor other;  // recomputed after the hook of w, whose product comes behind it
       source = x * 2.0;
       const Tensor product = checkpoint(
           [&](const Tensor& t) {

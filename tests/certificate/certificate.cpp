@@ -195,7 +195,7 @@ class Run final : public nn::TrainingRun {
   LeafHook hook_ = note_;
 };
 
-std::vector<StepPlan> placement_of(const MakeNet& make, const Technique& technique, Device device) {
+std::vector<StepPlacement> placement_of(const MakeNet& make, const Technique& technique, Device device) {
   if (!technique.is_placed || !technique.placement.empty()) return technique.placement;
   return nn::plan_steps(device, make_runs(make, technique));
 }
@@ -352,11 +352,11 @@ std::vector<std::shared_ptr<const TapePlan>> random_plans(const MakeNet& make, c
 FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailPlace place, Device device) {
   memory::Options options = memory_options(technique);
   const bool is_below = place == FailPlace::below_placed;
-  std::vector<StepPlan> plans = placement_of(make, technique, device);
+  std::vector<StepPlacement> plans = placement_of(make, technique, device);
   if (!is_below) options.plans = plans;
   memory::Stack stack = memory::make_resource(device, std::move(options));
   const auto fail = std::make_shared<FailAt>(stack.top, 0);
-  if (is_below) stack.placed = std::make_shared<Placed>(fail, std::move(plans));
+  if (is_below) stack.placed = std::make_shared<PlacedArena>(fail, std::move(plans));
   const ResourceScope scope(is_below ? std::shared_ptr<Resource>(stack.placed) : fail);
   Run run(make, technique, device);
 
@@ -366,7 +366,7 @@ FailureWalk walk_failures(const MakeNet& make, const Technique& technique, FailP
     fail->arm(k);
     if (stack.placed) stack.placed->begin_step(index);
     struct End {
-      Placed* placed;
+      PlacedArena* placed;
       ~End() {
         if (placed) placed->end_step();
       }

@@ -64,13 +64,13 @@ struct Technique {
   std::int64_t micro_batches = 1;
   double clip_norm = 0;
   nn::FusedUpdate fuses = nn::FusedUpdate::off;
-  bool is_placed = false;                ///< steps are replayed in a placed arena
-  std::vector<StepPlan> placement = {};  ///< by these plans; empty: by those of a dry run
-  bool moves_blocks = false;             ///< every block is moved before every allocation
-  bool offloads = false;                 ///< saved tensors of some operators are on a disk until backward
-  bool offloads_parameters = false;      ///< parameters are on a disk between uses
-  bool offloads_gradients = false;       ///< gradients are on a disk until their parameter is updated
-  bool sends_state = false;              ///< all state goes to a disk and back before every step
+  bool is_placed = false;                     ///< steps are replayed in a placed arena
+  std::vector<StepPlacement> placement = {};  ///< by these plans; empty: by those of a dry run
+  bool moves_blocks = false;                  ///< every block is moved before every allocation
+  bool offloads = false;                      ///< saved tensors of some operators are on a disk until backward
+  bool offloads_parameters = false;           ///< parameters are on a disk between uses
+  bool offloads_gradients = false;            ///< gradients are on a disk until their parameter is updated
+  bool sends_state = false;                   ///< all state goes to a disk and back before every step
   /// For mutants: called when the loss is recorded, and when the last gradient is complete.
   std::function<void(Net&)> after_forward = nullptr, before_update = nullptr;
 };
@@ -96,7 +96,7 @@ struct Figures {
   std::uint64_t moved_blocks = 0;
   std::uint64_t tier_writes = 0;
   std::size_t leaked_bytes = 0;  ///< that were still there when everything had died
-  Placed::Statistics placed;
+  PlacedArena::Statistics placed;
 };
 
 struct Training {

@@ -94,8 +94,8 @@ Tensor classes(const Shape& shape, std::int64_t count, int micro_batch, Device d
   return from_host(values, shape, device, Category::input);
 }
 
-nn::Placement placement_of(const NetOptions& options, Device device) {
-  return options.precision ? options.precision->on(device) : nn::Placement{device, DType::f32};
+nn::TensorOptions placement_of(const NetOptions& options, Device device) {
+  return options.precision ? options.precision->on(device) : nn::TensorOptions{device, DType::f32};
 }
 
 optim::NarrowUpdate update_of(const NetOptions& options) {
@@ -167,7 +167,7 @@ class ConvNet final : public Net {
   }
 
  private:
-  nn::Placement on(Device device) const { return placement_of(options_, device); }
+  nn::TensorOptions on(Device device) const { return placement_of(options_, device); }
   std::int64_t channels() const { return options_.is_tiny ? 2 : 8; }
   Tensor drop(const Tensor& x) {
     if (!options_.drop) return dropout1_(x);
@@ -252,7 +252,7 @@ class Transformer final : public Net {
     PathId attention_path;
   };
   static constexpr std::int64_t vocabulary = 13, heads = 2;
-  nn::Placement on(Device device) const { return placement_of(options_, device); }
+  nn::TensorOptions on(Device device) const { return placement_of(options_, device); }
   std::int64_t width() const { return options_.width > 0 ? options_.width : options_.is_tiny ? 4 : 32; }
   std::int64_t length() const { return options_.is_tiny ? 3 : 16; }
 

@@ -1,5 +1,5 @@
 // What packing leaves of the certificate: which tensors are packed decides the bits, and nothing else does, as long as
-// nothing is made again from packed tensors; what is, is what operators make of the rounded values.
+// nothing is recomputed from packed tensors; what is, is what operators make of the rounded values.
 
 #include <memory>
 #include <optional>
@@ -254,9 +254,9 @@ TEST_CASE("certificate, packed: how a segment runs again from packed tensors cha
   }
 }
 
-TEST_CASE("certificate, packed: gradients of what is made again from packed tensors", "[certificate][pack]") {
+TEST_CASE("certificate, packed: gradients of what is recomputed from packed tensors", "[certificate][pack]") {
   // Nodes: linear 0, tanh 1, linear 2, tanh 3, linear 4, tanh 5, square 6, mean 7. The result of node 1 is packed;
-  // nodes 2 to 4 are dropped, and 2 and 3 are made again from it for the backward of all three.
+  // nodes 2 to 4 are dropped, and 2 and 3 are recomputed from it for the backward of all three.
   const spill_test::Chain chain;
   const auto record = [](const auto& loss_of, const std::shared_ptr<const TapePlan>& plan = nullptr) {
     Tape tape;
@@ -344,7 +344,7 @@ TEST_CASE("certificate, packed, mutants: other tensors packed, and runs again fr
     INFO(plan.spills.size() << " spills, " << fewer << " left out, " << others << " in another form");
     CHECK(2 * fewer > plan.spills.size());
     CHECK(2 * others > plan.spills.size());
-    TapePlan from_packed = plan;  // a stretch is made again from what is packed before it
+    TapePlan from_packed = plan;  // a stretch is recomputed from what is packed before it
     const auto middle = static_cast<std::uint32_t>(plan.types.size() / 2);
     from_packed.segments.push_back({middle, middle + 8, TapePlan::none});
     for (std::uint32_t n = middle; n < middle + 8; ++n) from_packed.fates[n] = Fate::drop;

@@ -161,7 +161,7 @@ TEST_CASE("contract: training allocates nothing inside of a launch", "[contract]
         setup.sizes.build = build;
         INFO(describe(setup) << ", " << threads << " threads");
         const Watch watching;
-        nn::profile_training(cpu, models::training_run(setup), 2);
+        nn::profile_training(cpu, models::zero_batch_run(setup), 2);
         INFO("largest: " << Watch::largest() << " bytes");
         CHECK(watching.count() == 0);
       }
@@ -207,7 +207,7 @@ constexpr int middle_threads = 2;  // whatever the machine has: each thread has 
 
 void check_growth(const models::Setup& setup) {
   set_thread_count(middle_threads);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup), 3);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, models::zero_batch_run(setup), 3);
   REQUIRE(measured.rss_bytes == measured.peak_bytes);  // nothing was trimmed
   REQUIRE(measured.peak_live_bytes <= measured.peak_bytes);
   REQUIRE(process::peak_rss_bytes() > measured.peak_bytes);
@@ -226,9 +226,9 @@ void limit_data(std::size_t bytes) {
 
 void check_limit(const models::Setup& setup) {
   set_thread_count(middle_threads);
-  const std::size_t predicted = nn::profile_training(dry(cpu), models::training_run(setup), 3).peak_bytes;
+  const std::size_t predicted = nn::profile_training(dry(cpu), models::zero_batch_run(setup), 3).peak_bytes;
   limit_data(predicted + 64 * contract_MiB);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup), 3);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, models::zero_batch_run(setup), 3);
   REQUIRE(measured.peak_bytes == predicted);
   std::printf("%s: predicted %.0f MiB, trained with RLIMIT_DATA 64 MiB above\n", describe(setup).c_str(),
               static_cast<double>(predicted) / contract_MiB);
@@ -237,11 +237,11 @@ void check_limit(const models::Setup& setup) {
 
 void check_refusal(const models::Setup& setup) {
   set_thread_count(middle_threads);
-  const std::size_t predicted = nn::profile_training(dry(cpu), models::training_run(setup), 3).peak_bytes;
+  const std::size_t predicted = nn::profile_training(dry(cpu), models::zero_batch_run(setup), 3).peak_bytes;
   limit_data(predicted / 2);
-  REQUIRE_THROWS_AS(nn::profile_training(cpu, models::training_run(setup), 3), OutOfMemory);
+  REQUIRE_THROWS_AS(nn::profile_training(cpu, models::zero_batch_run(setup), 3), OutOfMemory);
   // It is not the end: what fits still trains.
-  REQUIRE_NOTHROW(nn::profile_training(cpu, models::training_run(make_setup("mlp", 4, "sgd", image_sizes(28)))));
+  REQUIRE_NOTHROW(nn::profile_training(cpu, models::zero_batch_run(make_setup("mlp", 4, "sgd", image_sizes(28)))));
   pass();
 }
 
@@ -310,8 +310,8 @@ TEST_CASE("contract: what is predicted is what is measured", "[contract]") {
       {"mlp", image_sizes(28)}, {"resnet18", image_sizes(16, 8)}, {"char-gpt", gpt_sizes(2, 64, 24, 0.1)}};
   const auto check = [](const models::Setup& setup) {
     INFO(describe(setup) << (setup.sizes.build == models::Build::fused ? ", fused" : ", textbook"));
-    const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::training_run(setup));
-    const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup));
+    const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::zero_batch_run(setup));
+    const nn::MemoryProfile measured = nn::profile_training(cpu, models::zero_batch_run(setup));
     CHECK(predicted.peak_bytes == measured.peak_bytes);
     CHECK(predicted.lower_bound_bytes == measured.lower_bound_bytes);
     CHECK(predicted.peak_live_bytes == measured.peak_live_bytes);

@@ -14,7 +14,7 @@
 #include <thimble/memory/summary.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/models/training/training.h>
-#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/step/captured_step.h>
 
 #include "support/catch.h"
 #include "support/operator_table.h"
@@ -71,7 +71,7 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
   for (const Case& c : cases) {
     INFO(c.setup.model << ", " << c.setup.optimizer << ": " << c.name);
     const memory::Stack stack =
-        memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), models::training_run(c.setup))});
+        memory::make_resource(cuda(), {.plans = nn::plan_steps(cuda(), models::zero_batch_run(c.setup))});
     const ResourceScope scope(stack.top);
     Generator generator(1);
     const GeneratorScope random(generator);
@@ -88,13 +88,13 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     const std::uint64_t before = waits();
     for (int step = 0; step < 2; ++step) {
       testing::put_bytes(batch.input, input.data());  // an upload fits half of the staging, and there are two
-      const Placed::Step placed(*stack.placed);
+      const PlacedArena::Step placed(*stack.placed);
       nn::training_step(*optimizer, loss_of, options);
     }
     CHECK(waits() == before);
-    nn::RecordedStep recorded(*stack.placed, *optimizer, loss_of, options);
+    nn::CapturedStep recorded(*stack.placed, *optimizer, loss_of, options);
     for (int step = 0; step < 3; ++step) recorded.run();  // the third one is recorded
-    REQUIRE(recorded.is_recorded());
+    REQUIRE(recorded.is_captured());
     // A replay uploads the numbers of its step, so that the host is two of them ahead of the device, and no more.
     kernels::device_runtime(cuda()).synchronize(cuda());
     const std::uint64_t ready = waits();

@@ -111,7 +111,7 @@ TEST_CASE("seeing: the page holds the exact figures, and the data of its picture
   }
   CHECK_FALSE(contains(page, "https://"));
   CHECK(page == report::write_plan_page(view));
-  const auto grouped = [](std::size_t bytes) { return format_grouped(static_cast<std::int64_t>(bytes)); };
+  const auto grouped = [](std::size_t bytes) { return format_grouped(bytes); };
   for (const std::size_t bytes :
        {view.report.budget_bytes, view.report.plan.peak_bytes, view.report.minimum_bytes,
         view.report.keep_everything_bytes, view.steps[0].live_peak_bytes, view.steps[1].live_peak_bytes,
@@ -245,10 +245,10 @@ TEST_CASE("seeing: long steps are thinned, the peak stays", "[seeing]") {
   const std::string page = report::write_plan_page(view);
   CHECK(markup::problem(page) == "");
   CHECK(page.size() < 1'000'000);
-  CHECK(contains(page, format_grouped(static_cast<std::int64_t>(report::mapped_blocks_max)) + " small or short-lived"));
+  CHECK(contains(page, format_grouped(report::mapped_blocks_max) + " small or short-lived"));
   const json shown = figures_of(page, "timeline")[0], map = figures_of(page, "map")[0];
   CHECK(shown["event"].size() == report::hover_events_max);
-  CHECK(contains(page, ">event " + format_grouped(static_cast<std::int64_t>(count + 1)) + "<"));
+  CHECK(contains(page, ">event " + format_grouped(count + 1) + "<"));
   std::int64_t sum = 0, highest = 0;
   for (const json& difference : shown["bytes"][0]) highest = std::max(highest, sum += difference.get<std::int64_t>());
   CHECK(highest == 1'000'000);

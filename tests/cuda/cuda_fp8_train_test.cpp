@@ -68,7 +68,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
 
     // Steps that are recorded: the number of the step, by which amax are recorded, changes from replay to replay.
     models::TrainOptions recorded = tiny(precision, cuda());
-    recorded.records_steps = true;
+    recorded.captures_steps = true;
     recorded.save = folder / "recorded";
     const Run replayed = run(recorded);
     CHECK(replayed.report.recorded_launches > 0);

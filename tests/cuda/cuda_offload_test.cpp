@@ -198,7 +198,7 @@ TEST_CASE("cuda offload: a host without so much pinned memory is told of, and th
   models::Setup setup = gpt(cuda()).setup;
   setup.sizes.layers = 1, setup.sizes.vocabulary = 40;
   setup.offload = "host", setup.offloads_gradients = true;
-  const auto train = models::training_run(setup)(cuda());
+  const auto train = models::zero_batch_run(setup)(cuda());
   {
     const emulated::PinnedBound none(0);
     CHECK(contains(message_of([&] { train->step(); }), "pinned memory"));
@@ -214,11 +214,11 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   setup.offload = "/var/tmp";
   CHECK(contains(message_of([&] { models::planner_options(setup, cuda()); }),
                  "`offload`: '/var/tmp' for cuda:0, whose tensors wait in the host's pinned memory; host is allowed"));
-  CHECK_THROWS_AS(models::training_run(setup)(dry(cuda())), ValueError);
+  CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cuda())), ValueError);
   setup.offload = "host";
   CHECK(models::planner_options(setup, cuda()).spilling.offloads);
   CHECK(contains(message_of([&] { models::planner_options(setup, cpu); }), "host is for `device` cuda"));
-  CHECK_THROWS_AS(models::training_run(setup)(dry(cpu)), ValueError);
+  CHECK_THROWS_AS(models::zero_batch_run(setup)(dry(cpu)), ValueError);
   // What gradients that are away do not go with is not proposed beside them.
   models::PlanOptions plan;
   plan.setup = setup;
@@ -230,7 +230,7 @@ TEST_CASE("cuda offload: where tensors can wait depends on their device", "[offl
   CHECK(refused.techniques[1].options == "`head` chunked");
   CHECK(refused.techniques[2].options == "`offloads_parameters`");
   setup.offload.clear();
-  CHECK(contains(message_of([&] { models::training_run(setup)(dry(cuda())); }), "on a GPU `offload` host"));
+  CHECK(contains(message_of([&] { models::zero_batch_run(setup)(dry(cuda())); }), "on a GPU `offload` host"));
 }
 
 TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned with its own numbers", "[fit]") {
@@ -253,8 +253,8 @@ TEST_CASE("cuda offload: a faster bus makes offloading cheaper, a GPU is planned
   nn::Hardware bus = nn::hardware("h100-80gb"), disk = bus;
   disk.tier_bytes_per_s = nn::hardware("cpu").tier_bytes_per_s;
   const nn::PlannerOptions options = models::planner_options(setup, cuda());
-  nn::Planner fast(models::training_run(setup), cuda(), bus, options);
-  nn::Planner slow(models::training_run(setup), cuda(), disk, options);
+  nn::Planner fast(models::zero_batch_run(setup), cuda(), bus, options);
+  nn::Planner slow(models::zero_batch_run(setup), cuda(), disk, options);
   const std::size_t budget = std::max(fast.smallest().peak_bytes, slow.smallest().peak_bytes);
   CHECK(fast.fit(budget).step_s < slow.fit(budget).step_s);
 }

@@ -268,7 +268,7 @@ TEST_CASE("cuda: models train as on the CPU, in as many bytes as predicted", "[c
     for (std::size_t i = 0; i < 3; ++i) CHECK(there[i] == Approx(losses[i]).epsilon(1e-3));
     CHECK(there[0] != there[2]);
 
-    const std::vector<StepPlan> plans = nn::plan_steps(cuda(), make);
+    const std::vector<StepPlacement> plans = nn::plan_steps(cuda(), make);
     losses.clear();
     const nn::MemoryProfile placed = nn::profile_training(cuda(), make, 3, false, plans);
     CHECK(losses == there);
@@ -287,7 +287,7 @@ TEST_CASE("cuda: plans are made for a GPU's memory, wherever there is none", "[c
   const models::PlanReport plan = models::make_plan(options);
   CHECK(plan.is_feasible);
   CHECK(plan.budget_bytes == std::size_t{80} << 30);
-  const nn::MakeRun make = models::training_run(options.setup);
+  const nn::MakeRun make = models::zero_batch_run(options.setup);
   const auto plans = nn::plan_steps(cuda(), make);
   CHECK(plan.plan.peak_bytes == nn::profile_training(dry(cuda()), make, 2, false, plans).peak_bytes);
   options.budget_bytes =

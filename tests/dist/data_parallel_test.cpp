@@ -110,7 +110,7 @@ Result train(const Case& c, int count, dist::Communicator* ranks, int zero, int 
   std::unique_ptr<models::Model> model;
   {
     const ParameterStoreScope shares(zero == 3 ? std::make_shared<dist::ShardStore>(*ranks) : nullptr);
-    model = models::make_model(setup.model, setup.sizes, models::placement(setup, c.device));
+    model = models::make_model(setup.model, setup.sizes, models::tensor_options(setup, c.device));
   }
   std::unique_ptr<dist::DataParallel> parallel;
   if (ranks != nullptr) {

@@ -25,7 +25,7 @@ namespace {
 
 struct Net final : nn::Module {
   nn::Linear &a, &b, &c;
-  explicit Net(const nn::Placement& on)
+  explicit Net(const nn::TensorOptions& on)
       : a(child<nn::Linear>("a", 96, 512, on)),
         b(child<nn::Linear>("b", 512, 200, on)),
         c(child<nn::Linear>("c", 200, 10, on)) {}
@@ -54,7 +54,7 @@ Bytes train(const Case& c, dist::Communicator& ranks, Device device) {
   const GeneratorScope draws(generator);
   std::optional<ParameterStoreScope> shares;
   if (c.zero == 3) shares.emplace(std::make_shared<dist::ShardStore>(ranks));
-  Net net(nn::Placement{device, c.dtype});
+  Net net(nn::TensorOptions{device, c.dtype});
   shares.reset();
   dist::DataParallel parallel(ranks, net.trainable(), {.zero = c.zero, .buckets = {.bytes = c.bucket_bytes}});
   optim::Adam adam(parallel.parameters(), {.rate = 1e-3, .narrow = optim::NarrowUpdate::master});

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
+#include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -79,6 +82,23 @@ std::vector<std::string> long_comments(const house::Source& file) {
   return problems;
 }
 
+/// Types that headers of users declare in namespaces of theirs: "Plan" -> "nn/fit/fit.h". Not those of operators, which
+/// layers are named after, and of kernels and other inner namespaces.
+void add_public_types(const house::Source& file, std::map<std::string, std::set<std::string>>& files_of) {
+  static const std::regex declaration(R"(^(?:struct|class|enum class) ([A-Z]\w*)(?: final)?(?: :.*)? \{.*)");
+  static const std::regex inner("ops|kernels|_detail|winograd|packing");
+  std::istringstream text(file.text);
+  bool is_inner = true;  // outside of the project's namespaces
+  std::smatch match;
+  for (std::string line; std::getline(text, line);) {
+    if (line.starts_with("namespace ")) {
+      is_inner = !line.starts_with("namespace thimble") || std::regex_search(line, inner);
+    } else if (!is_inner && std::regex_match(line, match, declaration)) {
+      files_of[match[1]].insert(file.path);
+    }
+  }
+}
+
 bool is_text(const std::string& text) { return text.find('\0') == std::string::npos; }
 
 }  // namespace
@@ -128,7 +148,27 @@ TEST_CASE("text: code of documents that a test runs is that test's", "[house]") 
   CHECK(problems.empty());
 }
 
+TEST_CASE("text: public types have names of their own", "[house]") {
+  std::map<std::string, std::set<std::string>> files_of;
+  for (const house::Source& file : house::all_files()) {
+    if (house::is_header(file.path) && house::layer_of(file.path) != "tests") add_public_types(file, files_of);
+  }
+  CHECK(files_of.size() > 300);
+  std::vector<std::string> problems;
+  for (const auto& [name, paths] : files_of) {
+    if (paths.size() > 1) problems.push_back(name + ": " + *paths.begin() + ", " + *paths.rbegin());
+  }
+  INFO(house::lines(problems));
+  CHECK(problems.empty());
+}
+
 TEST_CASE("text: the checks find what they are for", "[house]") {
+  std::map<std::string, std::set<std::string>> files_of;
+  const std::string twice = "struct Plan {\nclass Other;\n  struct Inner {\n}  // namespace\n";
+  add_public_types({"a.h", "namespace thimble::nn {\n" + twice}, files_of);
+  add_public_types({"b.h", "namespace thimble::remat {\n" + twice}, files_of);
+  add_public_types({"c.h", "namespace thimble::ops {\n" + twice + "namespace {\n" + twice}, files_of);
+  CHECK(files_of == std::map<std::string, std::set<std::string>>{{"Plan", {"a.h", "b.h"}}});
   CHECK(line_count(std::string(421, '\n')) > max_lines);
   const auto wrong = [](const std::string& code) {
     return copied_code({"a.md", "<!-- code of a.cpp -->\n```cpp\n" + code + "```\n"},

@@ -81,7 +81,7 @@ Arena::Statistics dry_figures(const thimble::models::Setup& setup, const Arena::
   const memory::Stack stack = memory::make_resource(device, {.arena = arena});
   const thimble::ResourceScope scope(stack.top);
   try {
-    const auto run = thimble::models::training_run(setup)(device);
+    const auto run = thimble::models::zero_batch_run(setup)(device);
     for (int i = 0; i < 2; ++i) run->step();
   } catch (const thimble::OutOfMemory&) {
     return {};

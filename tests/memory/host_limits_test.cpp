@@ -169,7 +169,7 @@ TEST_CASE("host limits: a need above a limit is refused in words", "[host_limits
   CHECK_THROWS_AS(memory::require_room(need_of(large), {{"memory.max", sum + MiB - 1, true}}), OutOfMemory);
   CHECK_NOTHROW(memory::require_room(need_of(large), {{"memory.max", sum + MiB, true}}));
   const std::string none = refusal_of(need_of(1), {{"memory.max of the control group /a", 10 * MiB}});
-  CHECK(none.find("less than what is outside of an arena") != std::string::npos);
+  CHECK(none.find("less than the process takes outside of an arena") != std::string::npos);
 }
 
 #ifndef THIMBLE_TEST_HAS_SANITIZER

@@ -146,11 +146,11 @@ TEST_CASE("memory arena: blocks do not overlap and are listed by address", "[mem
       live.erase(live.begin() + static_cast<std::ptrdiff_t>(which));
     }
   }
-  const std::vector<Arena::Placed> blocks = arena->blocks();
+  const std::vector<Arena::LiveBlock> blocks = arena->blocks();
   CHECK(blocks.size() == live.size());
   std::size_t end = 0, allocated = 0, requested = 0;
   bool is_ordered = true;
-  for (const Arena::Placed& placed : blocks) {
+  for (const Arena::LiveBlock& placed : blocks) {
     is_ordered = is_ordered && placed.offset >= end && placed.block->address == arena->base() + placed.offset &&
                  placed.allocated_bytes >= placed.block->bytes;
     end = placed.offset + placed.allocated_bytes;

@@ -103,7 +103,7 @@ TEST_CASE("memory compact: when pages are refused, those that are there are used
   }
 }
 
-TEST_CASE("memory compact: still, where the system refuses pages", "[memory][compact]") {
+TEST_CASE("memory compact: frozen, where the system refuses pages", "[memory][compact]") {
   bool refuses = false;
   Arena arena(std::make_unique<ShortBacking>(refuses), {.reserve_bytes = 256 * compact_MiB});
   std::vector<Block*> blocks;
@@ -112,7 +112,7 @@ TEST_CASE("memory compact: still, where the system refuses pages", "[memory][com
   refuses = true;
   const std::byte* const address = blocks[2]->address;
   {
-    const Arena::Still still(arena);
+    const Arena::Freeze freeze(arena);
     CHECK_THROWS_AS(arena.allocate({.bytes = 6 * compact_MiB}), OutOfMemory);
     CHECK(blocks[2]->address == address);
     CHECK(arena.statistics().moved_blocks == 0);

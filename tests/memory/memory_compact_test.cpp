@@ -305,11 +305,11 @@ TEST_CASE("memory compact: alignment is kept", "[memory][compact]") {
   }
 }
 
-TEST_CASE("memory compact: while it is to be still nothing is moved, however full it is", "[memory][compact]") {
+TEST_CASE("memory compact: while frozen nothing is moved, however full it is", "[memory][compact]") {
   Layout layout(thimble::cpu, "a.b.c");
   {
-    const Arena::Still still(*layout.arena);
-    const Arena::Still nested(*layout.arena);
+    const Arena::Freeze freeze(*layout.arena);
+    const Arena::Freeze nested(*layout.arena);
     CHECK_THROWS_AS(layout.add('N', 2), OutOfMemory);
     CHECK(layout.arena->compact() == 0);
     CHECK(layout.arena->safe_point() == 0);
@@ -321,7 +321,7 @@ TEST_CASE("memory compact: while it is to be still nothing is moved, however ful
   CHECK(layout.picture() == "aSbNc");
 
   Layout freed(thimble::cpu, "a.b.c");
-  { const Arena::Still still(*freed.arena); }
+  { const Arena::Freeze freeze(*freed.arena); }
   freed.add('N', 2);
   CHECK(freed.picture() == "abNNc");
   CHECK(freed.is_intact());

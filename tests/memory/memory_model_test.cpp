@@ -196,9 +196,9 @@ class ArenaModel {
                           now.live_blocks == live_.size() && now.height_bytes == height &&
                           now.committed_bytes <= row_.capacity && now.allocation_count == tally_.allocations;
     if (!is_right) ++tally_.wrong_figures;
-    const std::vector<Arena::Placed> blocks = arena_.blocks();
+    const std::vector<Arena::LiveBlock> blocks = arena_.blocks();
     auto expected = by_offset_.begin();
-    for (const Arena::Placed& placed : blocks) {
+    for (const Arena::LiveBlock& placed : blocks) {
       const bool is_same = expected != by_offset_.end() && placed.offset == expected->first &&
                            placed.block == live_[expected->second].block &&
                            placed.allocated_bytes == live_[expected->second].size;

@@ -29,7 +29,7 @@ namespace {
 /// Linear layers of 8 x n, n x n, n x 4; with `is_tied` a product with the first one's weight at the end.
 struct Net final : nn::Module {
   explicit Net(Device device, bool is_tied = false) : tied(is_tied) {
-    const nn::Placement on{.device = device};
+    const nn::TensorOptions on{.device = device};
     for (const auto& [in, out] : {std::pair(8, 16), {16, 32}, {32, 24}, {24, 16}}) {
       layers.push_back(&child<nn::Linear>("layer" + std::to_string(layers.size()), in, out, on));
     }

@@ -31,18 +31,18 @@ TEST_CASE("placed: a plan is what a step allocates and frees", "[placed]") {
   stack.top->relabel(actor.block('b'), Category::activation);
   actor.play({{'a', 0}, {'z', 50}, {'c', 0}});
   const std::vector<Trace::Event> events = stack.trace->events();
-  const StepPlan plan = make_step_plan(std::span(events).subspan(begin));
-  constexpr std::uint32_t no = StepPlan::not_placed;
-  CHECK(plan.events ==
-        std::vector<StepPlan::Event>{{100, 64, 0}, {200, 64, no}, {300, 64, 1}, {0, 0, 0}, {50, 64, no}, {0, 0, 1}});
+  const StepPlacement plan = make_step_placement(std::span(events).subspan(begin));
+  constexpr std::uint32_t no = StepPlacement::not_placed;
+  CHECK(plan.events == std::vector<StepPlacement::Event>{
+                           {100, 64, 0}, {200, 64, no}, {300, 64, 1}, {0, 0, 0}, {50, 64, no}, {0, 0, 1}});
   CHECK(plan.buffers == std::vector<memory::Buffer>{{0, 0, 3, 100, 64}, {1, 2, 5, 300, 64}});
   CHECK(plan.placement.height == 128 + 320);
-  CHECK(make_step_plan({}).placement.height == 0);
+  CHECK(make_step_placement({}).placement.height == 0);
 
   std::vector<Trace::Event> twice = {events[begin], events[begin]};
-  CHECK_THROWS_AS(make_step_plan(twice), ValueError);
+  CHECK_THROWS_AS(make_step_placement(twice), ValueError);
   twice = {events[begin], events[begin + 5], events[begin + 5]};
-  CHECK_THROWS_AS(make_step_plan(twice), ValueError);
+  CHECK_THROWS_AS(make_step_placement(twice), ValueError);
 }
 
 TEST_CASE("placed: a step that places the same blocks is not searched again", "[placed]") {
@@ -57,22 +57,22 @@ TEST_CASE("placed: a step that places the same blocks is not searched again", "[
   const Script steady = {{'a', 1000}, {'b', 5000}, {'a', 0}, {'c', 300}, {'b', 0}, {'c', 0}};
   Script first = steady;  // makes what stays
   first.insert(first.begin() + 3, {'z', 4096});
-  const StepPlan like = make_step_plan(events_of(first));
-  StepPlan told = like;
+  const StepPlacement like = make_step_placement(events_of(first));
+  StepPlacement told = like;
   told.placement.height += 64;  // a mark: what is taken over has it
-  CHECK(make_step_plan(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
-  CHECK(make_step_plan(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
-  CHECK(make_step_plan(events_of(steady)).placement.offsets == like.placement.offsets);
+  CHECK(make_step_placement(events_of(steady), {}, &told).placement.height == like.placement.height + 64);
+  CHECK(make_step_placement(events_of(steady), {}, &told).placement.offsets == like.placement.offsets);
+  CHECK(make_step_placement(events_of(steady)).placement.offsets == like.placement.offsets);
   Script other = steady;
   std::swap(other[4], other[5]);  // the order of the frees
-  CHECK(make_step_plan(events_of(other), {}, &told).placement.height == like.placement.height);
+  CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
   other = steady;
   other[3].bytes = 301;
-  CHECK(make_step_plan(events_of(other), {}, &told).placement.height == like.placement.height);
+  CHECK(make_step_placement(events_of(other), {}, &told).placement.height == like.placement.height);
 }
 
 TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
-  const StepPlan plan = plan_of(step_script);
+  const StepPlacement plan = plan_of(step_script);
   CHECK(plan.placement.height == plan.placement.load);
   const memory::Stack stack = stack_of({plan});
   REQUIRE(stack.placed != nullptr);
@@ -81,7 +81,7 @@ TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
   actor.allocate('p', 100);
   std::vector<std::pair<const Block*, std::byte*>> first;
   for (int step = 0; step < 3; ++step) {
-    const Placed::Step scope(*stack.placed);
+    const PlacedArena::Step scope(*stack.placed);
     actor.check_all();
     std::vector<std::pair<const Block*, std::byte*>> seen;
     std::size_t block = 0;
@@ -99,7 +99,7 @@ TEST_CASE("placed: steps are replayed at the planned offsets", "[placed]") {
     if (step == 0) first = seen;
     CHECK(seen == first);  // handles and addresses repeat
   }
-  Placed::Statistics expected;
+  PlacedArena::Statistics expected;
   expected.steps = 3;
   expected.region_bytes = plan.placement.height;
   expected.is_region_held = true;
@@ -114,7 +114,7 @@ TEST_CASE("placed: plans follow each other, the last repeats", "[placed]") {
   const memory::Stack stack = stack_of({plan_of(first_script), plan_of(step_script)});
   Actor actor(*stack.top);
   for (const Script& script : {first_script, step_script, step_script}) {
-    const Placed::Step scope(*stack.placed);
+    const PlacedArena::Step scope(*stack.placed);
     actor.play(script);
   }
   CHECK(stack.placed->statistics().deviations == 0);
@@ -155,7 +155,7 @@ TEST_CASE("placed: every kind of deviation is counted once and goes to the arena
     const memory::Stack stack = stack_of({plan_of(step_script)});
     Actor actor(*stack.top);
     for (int step = 0; step < 4; ++step) {
-      const Placed::Step scope(*stack.placed);
+      const PlacedArena::Step scope(*stack.placed);
       const bool is_odd = step % 2 == 1;
       std::size_t allocation = 0;
       for (const Line& line : is_odd ? c.script : step_script) {
@@ -169,7 +169,7 @@ TEST_CASE("placed: every kind of deviation is counted once and goes to the arena
         actor.check_all();
       }
     }
-    const Placed::Statistics statistics = stack.placed->statistics();
+    const PlacedArena::Statistics statistics = stack.placed->statistics();
     CHECK(statistics.deviations == 2);
     CHECK(statistics.last_deviation == c.index);
     CHECK(statistics.dynamic_steps == 0);
@@ -214,20 +214,20 @@ TEST_CASE("placed: a block that outlives its step makes the next one dynamic", "
 }
 
 TEST_CASE("placed: plans that do not hold together are refused", "[placed]") {
-  const StepPlan good = plan_of(step_script);
-  const auto with = [&](const std::function<void(StepPlan&)>& change) {
-    StepPlan plan = good;
+  const StepPlacement good = plan_of(step_script);
+  const auto with = [&](const std::function<void(StepPlacement&)>& change) {
+    StepPlacement plan = good;
     change(plan);
     return [plan] { stack_of({plan}); };
   };
-  CHECK_THROWS_AS(Placed(std::make_shared<Arena>(make_cpu_backing()), {}), ValueError);
-  CHECK_NOTHROW(with([](StepPlan&) {})());
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.placement.offsets[1] = p.placement.offsets[0]; })(), PlanError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.placement.height -= 64; })(), PlanError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.placement.offsets.pop_back(); })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.events.pop_back(); })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.events[0].block = 99; })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.events[0].bytes = 1; })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { p.events[2].block = StepPlan::not_placed; })(), ValueError);
-  CHECK_THROWS_AS(with([](StepPlan& p) { std::swap(p.events[0], p.events[1]); })(), ValueError);
+  CHECK_THROWS_AS(PlacedArena(std::make_shared<Arena>(make_cpu_backing()), {}), ValueError);
+  CHECK_NOTHROW(with([](StepPlacement&) {})());
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.placement.offsets[1] = p.placement.offsets[0]; })(), PlanError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.placement.height -= 64; })(), PlanError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.placement.offsets.pop_back(); })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events.pop_back(); })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events[0].block = 99; })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events[0].bytes = 1; })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { p.events[2].block = StepPlacement::not_placed; })(), ValueError);
+  CHECK_THROWS_AS(with([](StepPlacement& p) { std::swap(p.events[0], p.events[1]); })(), ValueError);
 }

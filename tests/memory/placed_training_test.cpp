@@ -82,9 +82,9 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     std::vector<std::uint32_t> losses;
     const nn::MakeRun make = [&](Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
 
-    const std::vector<StepPlan> plans = nn::plan_steps(cpu, make);
+    const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
     REQUIRE(plans.size() == 2);
-    for (const StepPlan& plan : plans) {
+    for (const StepPlacement& plan : plans) {
       CHECK_FALSE(plan.buffers.empty());
       CHECK(plan.placement.ratio() <= 1.005);
     }
@@ -107,7 +107,7 @@ TEST_CASE("placed training: the same bits in as many bytes as predicted", "[plac
     CHECK(measured.setup_end == dynamic.setup_end);
     CHECK(measured.peak_live_bytes == dynamic.peak_live_bytes);
     CHECK(measured.peak_by_category == dynamic.peak_by_category);
-    CHECK(dynamic.placed == Placed::Statistics{});
+    CHECK(dynamic.placed == PlacedArena::Statistics{});
     for (const nn::MemoryProfile* profile : {&predicted, &measured}) {
       CHECK(profile->placed.steps == steps);
       CHECK(profile->placed.deviations == 0);
@@ -136,7 +136,7 @@ TEST_CASE("placed training: steps that nobody begins are refused, not made besid
     CHECK_THROWS_AS(run->step(), PlanError);
     CHECK(losses.empty());
     for (int i = 0; i < 3; ++i) {
-      const Placed::Step step(*stack.placed);
+      const PlacedArena::Step step(*stack.placed);
       run->step();
     }
     CHECK_THROWS_AS(run->step(), PlanError);  // the last one has ended
@@ -153,7 +153,7 @@ TEST_CASE("placed training: a step that is not the planned one gives the same bi
   setup.optimizer = "momentum";
   std::vector<std::uint32_t> losses;
   const nn::MakeRun make = [&](Device device) { return std::make_unique<NotedRun>(setup, device, losses); };
-  const std::vector<StepPlan> plans = nn::plan_steps(cpu, make);
+  const std::vector<StepPlacement> plans = nn::plan_steps(cpu, make);
   setup.batch = 24;  // other bytes everywhere
   const nn::MemoryProfile foreign = nn::profile_training(cpu, make, 3, false, plans);
   const std::vector<std::uint32_t> foreign_losses = losses;

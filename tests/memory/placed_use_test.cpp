@@ -84,7 +84,7 @@ TEST_CASE("placed: memory refused leaves everything as it was, and a free region
   const Block* const big = actor.allocate('v', 3 * granule);  // needs the region's bytes
   CHECK(big != nullptr);
   CHECK_FALSE(stack.placed->statistics().is_region_held);
-  const Placed::Statistics before = stack.placed->statistics();
+  const PlacedArena::Statistics before = stack.placed->statistics();
   CHECK_THROWS_AS(stack.placed->begin_step(), OutOfMemory);
   CHECK(stack.placed->statistics() == before);
   CHECK_THROWS_AS(stack.top->allocate({.bytes = 64}), OutOfMemory);
@@ -96,7 +96,7 @@ TEST_CASE("placed: memory refused leaves everything as it was, and a free region
   actor.free('a');
   stack.placed->end_step();
   {
-    const Placed::Hold hold(*stack.placed);
+    const PlacedArena::Hold hold(*stack.placed);
     CHECK(stack.placed->release_region() == 0);
     CHECK_THROWS_AS(stack.top->allocate({.bytes = 2 * granule}), OutOfMemory);
     CHECK(stack.placed->statistics().is_region_held);
@@ -163,7 +163,7 @@ TEST_CASE("placed: time of an allocation and a free", "[.benchmark]") {
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
     return static_cast<double>(time.tv_sec) * 1e9 + static_cast<double>(time.tv_nsec);
   };
-  const auto ns_per_pair = [&](Resource& resource, Placed* placed) {
+  const auto ns_per_pair = [&](Resource& resource, PlacedArena* placed) {
     constexpr int rounds = 40, steps = 200;
     double best = 1e9;
     std::array<Block*, 64> blocks{};
@@ -204,12 +204,12 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
   const memory::Stack stack = stack_of({plan_of(step_script)});
   Actor actor(*stack.top);
   {
-    const Placed::Step step(*stack.placed);
+    const PlacedArena::Step step(*stack.placed);
     actor.play(step_script);
   }
   CHECK_FALSE(stack.placed->statistics().first_deviation.has_value());
   {
-    const Placed::Step step(*stack.placed);
+    const PlacedArena::Step step(*stack.placed);
     actor.allocate('a', 1000);
     const PathScope path("elsewhere");
     Block* const block = stack.top->allocate(
@@ -219,7 +219,7 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
     stack.top->deallocate(block, nullptr);
     actor.free('a');
   }
-  Placed::Statistics statistics = stack.placed->statistics();
+  PlacedArena::Statistics statistics = stack.placed->statistics();
   REQUIRE(statistics.first_deviation.has_value());
   const PlanDeviation first = *statistics.first_deviation;
   CHECK(first.step == 1);
@@ -232,7 +232,7 @@ TEST_CASE("placed: the first event that leaves a plan is told, with what it cost
         "in 'elsewhere'");
   CHECK(statistics.bytes_above_plan == 6300);
   {
-    const Placed::Step step(*stack.placed);  // ends too early
+    const PlacedArena::Step step(*stack.placed);  // ends too early
     actor.allocate('a', 1000);
     actor.allocate('b', 5000);
     actor.free('a');
@@ -250,7 +250,7 @@ TEST_CASE("placed: a strict one refuses a step that leaves its plan", "[placed]"
   Actor actor(*stack.top);
   const auto strict_step = [&](const Script& script) {
     {
-      const Placed::Step step(*stack.placed);
+      const PlacedArena::Step step(*stack.placed);
       actor.play(script);
     }
     stack.placed->require_kept();
@@ -278,7 +278,7 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
   const memory::Stack stack = stack_of({plan_of(step_script)});
   Actor actor(*stack.top);
   const auto play = [&](const Script& script, std::size_t plan) {
-    const Placed::Step step(*stack.placed, plan);
+    const PlacedArena::Step step(*stack.placed, plan);
     actor.play(script);
   };
   play(step_script, 0);
@@ -295,7 +295,7 @@ TEST_CASE("placed: other plans between two steps", "[placed]") {
   }
   CHECK(stack.placed->statistics().deviations == 1);  // the step that was empty
   CHECK_THROWS_AS(stack.placed->set_plans({}), ValueError);
-  StepPlan wrong = plan_of(larger);
+  StepPlacement wrong = plan_of(larger);
   wrong.placement.offsets[1] = wrong.placement.offsets[0];
   CHECK_THROWS_AS(stack.placed->set_plans({wrong}), PlanError);
   play(larger, 1);

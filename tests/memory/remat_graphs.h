@@ -65,7 +65,7 @@ inline Graph random_graph(Random& random, std::size_t n, std::size_t segments) {
   }
   if (segments > 1) builder.end_segment();
   Graph graph = builder.build();
-  for (GraphOperator& op : graph.operators) op.can_rerun = !random.one_in(8);
+  for (GraphOperator& op : graph.operators) op.can_recompute = !random.one_in(8);
   return graph;
 }
 

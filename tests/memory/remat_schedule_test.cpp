@@ -17,7 +17,7 @@ using thimble::PlanError;
 using thimble::ValueError;
 
 /// Forwards that record nothing: each stage is recorded once.
-std::int64_t advances(const Cost& cost) {
+std::int64_t advances(const ScheduleCost& cost) {
   std::int64_t sum = 0;
   for (const std::uint32_t count : cost.forward_counts) sum += count - 1;
   return sum;
@@ -57,7 +57,7 @@ Chain small_chain() {
 TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat]") {
   // Two stages of activation 10, kept 100, gradients 10. Recorded both: a0 a1 a2 and 200 kept.
   const Chain chain = homogeneous_chain(2, 10, 100, 3, 5);
-  const Cost all = simulate(chain, keep_all(2));
+  const ScheduleCost all = simulate(chain, keep_all(2));
   CHECK(all.time == 16);
   CHECK(all.extra_time == 0);
   CHECK(all.phase_peak_bytes == std::array<Bytes, phase_count>{230, 0, 0, 240});  // a0 a1 kept kept d2 d1
@@ -65,7 +65,7 @@ TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat
   CHECK(all.peak_operation == 3);  // record 0, record 1, drop a_2, backward 1
   CHECK(all.forward_counts == std::vector<std::uint32_t>{1, 1});
 
-  const Cost dropped = simulate(chain, every_kth(2, 1));
+  const ScheduleCost dropped = simulate(chain, every_kth(2, 1));
   CHECK(dropped.time == 19);
   CHECK(dropped.extra_time == 3);
   CHECK(dropped.phase_peak_bytes == std::array<Bytes, phase_count>{130, 130, 0, 140});
@@ -76,7 +76,7 @@ TEST_CASE("remat schedule: the simulator counts bytes and time by hand", "[remat
   rich.stages[0].options[0].recompute_time = 4;
   rich.stages[0].options[0].recompute_peak_bytes = 1000;
   rich.stages[0].options[0].backward_peak_bytes = 500;
-  const Cost cost = simulate(rich, keep_all(2));
+  const ScheduleCost cost = simulate(rich, keep_all(2));
   CHECK(cost.time == 20);
   CHECK(cost.extra_time == 4);
   CHECK(cost.phase_peak_bytes == std::array<Bytes, phase_count>{230, 0, 1127, 637});  // a0 kept d1 7, then d0
@@ -190,9 +190,9 @@ TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]"
   both.recompute_peak_bytes = 60;
   both.backward_peak_bytes = 50;
   chain.stages[1].options.push_back(both);
-  const Plan plan{{{0, 1, 0, 0}, {1, 3, 1, 0}, {3, 4, 0, 0}}};
+  const ScheduleTree plan{{{0, 1, 0, 0}, {1, 3, 1, 0}, {3, 4, 0, 0}}};
   CHECK(to_string(plan) == "[0 1-2.1 3]");
-  const Cost cost = simulate(chain, plan);
+  const ScheduleCost cost = simulate(chain, plan);
   CHECK(cost.time == 4 * 8 + 2);
   CHECK(cost.extra_time == 2);
   CHECK(cost.forward_counts == std::vector<std::uint32_t>{1, 1, 1, 1});
@@ -215,10 +215,10 @@ TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]"
   CHECK(simulator.next_backward() == 1);
   CHECK(simulator.held_bytes() == 10 + 100 + 10 + 7);  // a_0, kept, d_1, parameters' gradients
 
-  const Plan plans[] = {
-      Plan{{{0, 1, 0, 0}, {1, 2, 1, 0}, {2, 3, 0, 0}, {3, 4, 0, 0}}},  // the option spans two
-      Plan{{{0, 1, 0, 0}, {1, 3, 0, 0}, {3, 4, 0, 0}}},                // the option spans one
-      Plan{{{0, 2, 0, 2}, {0, 1, 0, 0}, {1, 3, 1, 0}, {3, 4, 0, 0}}},  // across the end of a dropped segment
+  const ScheduleTree plans[] = {
+      ScheduleTree{{{0, 1, 0, 0}, {1, 2, 1, 0}, {2, 3, 0, 0}, {3, 4, 0, 0}}},  // the option spans two
+      ScheduleTree{{{0, 1, 0, 0}, {1, 3, 0, 0}, {3, 4, 0, 0}}},                // the option spans one
+      ScheduleTree{{{0, 2, 0, 2}, {0, 1, 0, 0}, {1, 3, 1, 0}, {3, 4, 0, 0}}},  // across the end of a dropped segment
   };
   for (std::size_t i = 0; i < std::size(plans); ++i) {
     INFO("plan " << i);
@@ -228,7 +228,7 @@ TEST_CASE("remat schedule: an option that spans stages counts as one", "[remat]"
 
 TEST_CASE("remat schedule: plans become lists, and bad plans are refused", "[remat]") {
   const Chain chain = homogeneous_chain(5, 10, 100, 1, 2);
-  const Plan plan = binomial(5, 2);
+  const ScheduleTree plan = binomial(5, 2);
   CHECK(to_string(plan) == "[{0..2 -> [{0..0 -> [0]} {1..1 -> [1]} 2]} {3..3 -> [3]} 4]");
   CHECK(to_string(with_options(every_kth(3, 2), std::vector<std::uint32_t>{1, 0, 2})) == "[{0..1 -> [0.1 1]} 2.2]");
   CHECK(to_string(to_schedule(keep_all(5), chain)[0]) == "record 0 (option 0)");
@@ -236,19 +236,19 @@ TEST_CASE("remat schedule: plans become lists, and bad plans are refused", "[rem
   CHECK_THROWS_AS(simulate(chain, selective(std::vector<std::uint32_t>{0, 0, 1, 0, 0})), PlanError);
 
   // The whole chain as one dropped segment: legal, as in libraries that drop every segment alike.
-  Plan whole{{{0, 5, 0, 5}}};
+  ScheduleTree whole{{{0, 5, 0, 5}}};
   for (std::uint32_t i = 0; i < 5; ++i) whole.items.push_back({i, i + 1, 0, 0});
   CHECK(advances(simulate(chain, whole)) == 5);
 
-  const Plan plans[] = {
-      Plan{},
+  const ScheduleTree plans[] = {
+      ScheduleTree{},
       keep_all(4),
       keep_all(6),
-      Plan{{{0, 5, 0, 0}}},
-      Plan{{{0, 5, 0, 1}, {0, 5, 0, 0}}},
-      Plan{{{0, 5, 0, 9}, {0, 1, 0, 0}}},
-      Plan{{{0, 5, 0, 6}, {0, 5, 0, 5}, {0, 1, 0, 0}, {1, 2, 0, 0}, {2, 3, 0, 0}, {3, 4, 0, 0}, {4, 5, 0, 0}}},
-      Plan{{{0, 1, 0, 0}, {2, 3, 0, 0}, {1, 2, 0, 0}, {3, 4, 0, 0}, {4, 5, 0, 0}}},
+      ScheduleTree{{{0, 5, 0, 0}}},
+      ScheduleTree{{{0, 5, 0, 1}, {0, 5, 0, 0}}},
+      ScheduleTree{{{0, 5, 0, 9}, {0, 1, 0, 0}}},
+      ScheduleTree{{{0, 5, 0, 6}, {0, 5, 0, 5}, {0, 1, 0, 0}, {1, 2, 0, 0}, {2, 3, 0, 0}, {3, 4, 0, 0}, {4, 5, 0, 0}}},
+      ScheduleTree{{{0, 1, 0, 0}, {2, 3, 0, 0}, {1, 2, 0, 0}, {3, 4, 0, 0}, {4, 5, 0, 0}}},
   };
   for (std::size_t i = 0; i < std::size(plans); ++i) {
     INFO("plan " << i);
@@ -260,7 +260,7 @@ TEST_CASE("remat schedule: binomial schedules have the forward counts of the the
   for (std::size_t slots = 1; slots <= 6; ++slots) {
     for (std::size_t n = 1; n <= 60; ++n) {
       INFO("n " << n << ", slots " << slots);
-      const Cost cost = simulate(homogeneous_chain(n, 1, 0, 1, 0), binomial(n, slots));
+      const ScheduleCost cost = simulate(homogeneous_chain(n, 1, 0, 1, 0), binomial(n, slots));
       REQUIRE(advances(cost) == revolve_forward_count(n, slots));
       REQUIRE(advances(cost) == least_advances(n, slots));
       // Alive at the worst: the slots, the input of the recorded stage, two gradients.
@@ -289,7 +289,7 @@ TEST_CASE("remat schedule: 100 equal blocks under the known schedules", "[remat]
   const Chain chain = homogeneous_chain(100, a, kept, 1, 2);
   struct Case {
     const char* name;
-    Plan plan;
+    ScheduleTree plan;
     std::int64_t advances;
     Bytes peak;
   };
@@ -312,7 +312,7 @@ TEST_CASE("remat schedule: 100 equal blocks under the known schedules", "[remat]
       {"binomial, 1 slot", binomial(100, 1), 100 * 99 / 2, kept + (1 + 1 + 2) * a},
   };
   for (const Case& c : cases) {
-    const Cost cost = simulate(chain, c.plan);
+    const ScheduleCost cost = simulate(chain, c.plan);
     INFO(c.name);
     CHECK(advances(cost) == c.advances);
     CHECK(cost.peak_bytes == c.peak);
@@ -329,8 +329,8 @@ TEST_CASE("remat schedule: 100 equal blocks under the known schedules", "[remat]
 TEST_CASE("remat schedule: table of known schedules", "[.benchmark]") {
   const Chain chain = homogeneous_chain(100, 1, 16, 1, 2);
   std::printf("%-12s %9s %6s %6s\n", "100 blocks", "forwards", "time", "peak");
-  const auto row = [&](const std::string& name, const Plan& plan) {
-    const Cost cost = simulate(chain, plan);
+  const auto row = [&](const std::string& name, const ScheduleTree& plan) {
+    const ScheduleCost cost = simulate(chain, plan);
     std::printf("%-12s %9lld %6lld %6lld\n", name.c_str(), static_cast<long long>(100 + advances(cost)),
                 static_cast<long long>(cost.time), static_cast<long long>(cost.peak_bytes));
   };

@@ -180,7 +180,7 @@ TEST_CASE("remat select: matmul outputs stay, cheap operators run again", "[rema
   CHECK(options.front().selection.cost == 0);
   std::vector<std::vector<std::string>> kept;
   for (const KeptPlan& option : options) kept.push_back(kept_names(block, option.selection));
-  // The matmul output that backward needs is kept; the norm, its statistics and the activation are made again.
+  // The matmul output that backward needs is kept; the norm, its statistics and the activation are recomputed.
   const std::vector<std::string> cheap{"expand", "mask"};
   CHECK(std::find(kept.begin(), kept.end(), cheap) != kept.end());
   CHECK(kept.back().size() <= 1);
@@ -230,7 +230,7 @@ TEST_CASE("remat select: a chain of blocks needs what the graph of all blocks ne
     stage.output_gradient_bytes = input;
     stage.options = {chain_option(block, plans[o].selection, "option")};
     const Chain chain{input, input, std::vector<Stage>(blocks, stage)};
-    const Cost by_chain = simulate(chain, keep_all(blocks));
+    const ScheduleCost by_chain = simulate(chain, keep_all(blocks));
 
     std::vector<bool> wanted(all.tensors.size());
     const std::size_t made = block.tensors.size() - 1;  // by each block
@@ -261,17 +261,17 @@ TEST_CASE("remat select: the simulator counts what is alive", "[remat]") {
   CHECK(all.cost == 0);
   CHECK(all.forward_peak_bytes == 30);
   CHECK(all.segment_peak_bytes == std::vector<Bytes>{30, 40});  // a, db, da; a, b, dc, db
-  CHECK(all.rerun_peak_bytes == std::vector<Bytes>{0, 0});
+  CHECK(all.recompute_peak_bytes == std::vector<Bytes>{0, 0});
   const Selection none = close_selection(graph, std::vector<bool>(4, false));
   CHECK(none.kept == std::vector<std::uint32_t>{b});  // it crosses the boundary
-  CHECK(none.rerun == std::vector<std::uint32_t>{0});
+  CHECK(none.recomputed == std::vector<std::uint32_t>{0});
   const GraphCost cost = simulate(graph, none);
   CHECK(cost.cost == 1);
   CHECK(cost.segment_peak_bytes == std::vector<Bytes>{30, 30});
-  CHECK(cost.rerun_peak_bytes == std::vector<Bytes>{20, 0});  // db, a
+  CHECK(cost.recompute_peak_bytes == std::vector<Bytes>{20, 0});  // db, a
 
   Selection broken = none;
-  broken.rerun.clear();
+  broken.recomputed.clear();
   CHECK_THROWS_AS(simulate(graph, broken), PlanError);
 }
 

@@ -26,7 +26,7 @@ constexpr SolveLimits unlimited{0};
 std::string first_problem(const Chain& chain, const Frontier& solved) {
   const Frontier::Point* before = nullptr;
   for (const Frontier::Point& point : solved.points()) {
-    const Cost cost = simulate(chain, solved.plan(point.budget_bytes));
+    const ScheduleCost cost = simulate(chain, solved.plan(point.budget_bytes));
     const std::string at = "budget " + std::to_string(point.budget_bytes) + ": ";
     if (cost.peak_bytes > point.budget_bytes) return at + "peak " + std::to_string(cost.peak_bytes);
     if (cost.time != point.time) return at + "time " + std::to_string(cost.time) + " not " + std::to_string(point.time);
@@ -70,9 +70,10 @@ TEST_CASE("remat: the frontier of short chains is that of all persistent schedul
     REQUIRE(first_problem(chain, solved) == "");
     REQUIRE(minimum_budget(chain) == all.least_time().begin()->first);
     for (const Frontier::Point& point : solved.points()) {
-      const Plan plan = solved.plan(point.budget_bytes);
-      with_spans += std::any_of(plan.items.begin(), plan.items.end(),
-                                [](const Plan::Item& item) { return !item.is_dropped() && item.end > item.begin + 1; });
+      const ScheduleTree plan = solved.plan(point.budget_bytes);
+      with_spans += std::any_of(plan.items.begin(), plan.items.end(), [](const ScheduleTree::Item& item) {
+        return !item.is_dropped() && item.end > item.begin + 1;
+      });
     }
   }
   CHECK(schedules > 500'000);
@@ -124,7 +125,7 @@ TEST_CASE("remat: with room for one recorded stage the exact solver is Revolve",
     const Chain chain = homogeneous_chain(n, 1, 1000, 1, 0);
     const Frontier solved(chain, unlimited);
     for (std::size_t slots = 1; slots <= std::min<std::size_t>(n, 5); ++slots) {
-      const Cost revolve = simulate(chain, binomial(n, slots));
+      const ScheduleCost revolve = simulate(chain, binomial(n, slots));
       INFO("n " << n << ", slots " << slots);
       CHECK(solved.at(revolve.peak_bytes).time == revolve.time);
       CHECK(revolve.time == static_cast<Time>(n) + revolve_forward_count(n, slots));

@@ -310,7 +310,7 @@ TEST_CASE("models resnet: a dry run is the real run, event by event", "[models][
 }
 
 TEST_CASE("models resnet: what does not fit is refused by name", "[models][resnet][quick]") {
-  const nn::Placement on{dry(cpu)};
+  const nn::TensorOptions on{dry(cpu)};
   const auto with = [](auto member, auto value) {
     ModelOptions options;
     options.*member = value;

@@ -110,7 +110,7 @@ TEST_CASE("models sharedconv: one expanded kernel at a time", "[models][sharedco
   const Threads alone;
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
-  const nn::Placement on{dry(cpu)};
+  const nn::TensorOptions on{dry(cpu)};
   const Tensor basis = nn::make_kernel_basis(16, 512, 3, on);
   std::vector<std::unique_ptr<nn::SharedConv2d>> layers;
   for (int i = 0; i < 4; ++i)
@@ -140,7 +140,7 @@ TEST_CASE("models sharedconv: gradients of a shared basis accumulate", "[models]
   const Threads alone;
   Generator generator(3);
   const GeneratorScope scope(generator);
-  const nn::Placement on{cpu, DType::f64};
+  const nn::TensorOptions on{cpu, DType::f64};
   Tensor basis = nn::make_kernel_basis(2, 4, 3, on);
   nn::SharedConv2d first(4, basis, {.padding = 1}, on), second(4, basis, {.padding = 1}, on);
   const Tensor x = Tensor::empty({2, 5, 5, 4}, DType::f64);

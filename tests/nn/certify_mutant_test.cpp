@@ -88,8 +88,8 @@ nn::Plan with_tape(nn::Plan plan, const std::function<void(TapePlan&)>& change) 
   return plan;
 }
 
-nn::Plan with_step(nn::Plan plan, const std::function<void(StepPlan&)>& change) {
-  for (StepPlan& step : plan.placement) change(step);
+nn::Plan with_step(nn::Plan plan, const std::function<void(StepPlacement&)>& change) {
+  for (StepPlacement& step : plan.placement) change(step);
   return plan;
 }
 
@@ -292,27 +292,27 @@ TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]")
   own.evaluate = nullptr;
   const Runs runs(own);
   const nn::Plan good = smallest_plan(runs);
-  const auto fate = [&](const std::function<void(StepPlan&)>& change) {
+  const auto fate = [&](const std::function<void(StepPlacement&)>& change) {
     return outcome_of(runs, with_step(good, change), 1).ending;
   };
-  const auto neighbour = [](const StepPlan& step) {  // one that lives while block 0 does
+  const auto neighbour = [](const StepPlacement& step) {  // one that lives while block 0 does
     for (std::size_t b = 1; b < step.buffers.size(); ++b) {
       if (step.buffers[b].lower < step.buffers[0].upper) return b;
     }
     return std::size_t{0};
   };
   REQUIRE(neighbour(good.placement[0]) > 0);
-  CHECK(fate([&](StepPlan& s) { s.placement.offsets[neighbour(s)] = s.placement.offsets[0]; }) == Ending::refused);
-  CHECK(fate([](StepPlan& s) { s.placement.height -= 64; }) == Ending::refused);
-  CHECK(fate([](StepPlan& s) { --s.buffers[0].upper; }) == Ending::refused);
-  CHECK(fate([](StepPlan& s) { s.buffers[0].bytes /= 2; }) == Ending::refused);
-  CHECK(fate([](StepPlan& s) { s.placement.offsets[0] += 1; }) == Ending::refused);
+  CHECK(fate([&](StepPlacement& s) { s.placement.offsets[neighbour(s)] = s.placement.offsets[0]; }) == Ending::refused);
+  CHECK(fate([](StepPlacement& s) { s.placement.height -= 64; }) == Ending::refused);
+  CHECK(fate([](StepPlacement& s) { --s.buffers[0].upper; }) == Ending::refused);
+  CHECK(fate([](StepPlacement& s) { s.buffers[0].bytes /= 2; }) == Ending::refused);
+  CHECK(fate([](StepPlacement& s) { s.placement.offsets[0] += 1; }) == Ending::refused);
   // Plans that hold together, of another program: a block is freed earlier, is smaller, is not there.
-  const auto placed_anew = [](StepPlan& s) { s.placement = memory::place(s.buffers); };
-  CHECK(fate([&](StepPlan& s) {
+  const auto placed_anew = [](StepPlacement& s) { s.placement = memory::place(s.buffers); };
+  CHECK(fate([&](StepPlacement& s) {
           for (std::size_t at = 1; at < s.events.size(); ++at) {
             if (s.events[at].bytes > 0 || s.events[at - 1].bytes == 0) continue;
-            if (s.events[at - 1].block == StepPlan::not_placed || s.events[at - 1].block == s.events[at].block)
+            if (s.events[at - 1].block == StepPlacement::not_placed || s.events[at - 1].block == s.events[at].block)
               continue;
             std::swap(s.events[at], s.events[at - 1]);  // the free comes first
             s.buffers[s.events[at - 1].block].upper = at - 1;
@@ -320,7 +320,7 @@ TEST_CASE("planner mutants: a wrong placement is refused, or seen", "[certify]")
             return placed_anew(s);
           }
         }) == Ending::left);
-  CHECK(fate([&](StepPlan& s) {
+  CHECK(fate([&](StepPlacement& s) {
           const auto largest = std::max_element(s.buffers.begin(), s.buffers.end(),
                                                 [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
           s.events[largest->lower].bytes = largest->bytes = 64;

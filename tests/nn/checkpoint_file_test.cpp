@@ -26,7 +26,7 @@ namespace {
 // Everything that a resume can lose: buffers that a forward changes, dropout, an optimizer with state.
 class Net final : public nn::Module {
  public:
-  explicit Net(std::int64_t width = 12, const nn::Placement& on = {})
+  explicit Net(std::int64_t width = 12, const nn::TensorOptions& on = {})
       : in_(child<nn::Linear>("in", 6, width, on)),
         norm_(child<nn::BatchNorm2d>("norm", width, on)),
         dropout_(child<nn::Dropout>("dropout", 0.3)),

@@ -27,7 +27,7 @@ models::Setup small_gpt(std::int64_t batch) {
 }
 
 TapeGraph graph_of(const models::Setup& setup) {
-  return nn::Planner(models::training_run(setup), cpu, nn::hardware("cpu")).graph();
+  return nn::Planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu")).graph();
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ TEST_CASE("fit cost: what is measured is written, read, and gives the same plans
   const nn::CostModel stored = models::plan_costs(setup, {"cpu", false, path}, 0);
   CHECK(stored.operators == measured.operators);
   CHECK(stored.source == measured.source);
-  nn::Planner a(models::training_run(setup), cpu, measured), b(models::training_run(setup), cpu, stored);
+  nn::Planner a(models::zero_batch_run(setup), cpu, measured), b(models::zero_batch_run(setup), cpu, stored);
   const std::vector<nn::Plan> plans = a.plans(), same = b.plans();
   REQUIRE(plans.size() == same.size());
   for (std::size_t i = 0; i < plans.size(); ++i) {
@@ -101,5 +101,5 @@ TEST_CASE("fit cost: bad files, machines and budgets", "[fit]") {
   CHECK_THROWS_AS(models::plan_costs(setup, {"a100-40gb", true, ""}, 0), ValueError);
   CHECK_THROWS_AS(models::plan_costs(setup, {"cpu", true, ""}, 1 << 20), nn::BudgetError);
   CHECK_THROWS_AS(models::plan_costs(setup, {"cpu", true, folder / "no/such"}, 0), FileError);
-  CHECK_THROWS_AS(nn::measure_costs(models::training_run(setup), dry(cpu), nn::hardware("cpu")), ValueError);
+  CHECK_THROWS_AS(nn::measure_costs(models::zero_batch_run(setup), dry(cpu), nn::hardware("cpu")), ValueError);
 }

@@ -88,7 +88,7 @@ Trained train(const models::Setup& setup, const nn::Plan& plan) {
 
 std::size_t measured_peak(const models::Setup& setup, const nn::Plan& plan) {
   const nn::MakeRun make = [&](Device device) {
-    auto run = models::training_run(setup)(device);
+    auto run = models::zero_batch_run(setup)(device);
     plan.apply(run->options(), device);
     return run;
   };
@@ -103,8 +103,8 @@ TEST_CASE("fit: offloading needs what it says, and changes no bit", "[fit][spill
   for (const char* const model : {"char-gpt", "resnet18"}) {
     INFO(model);
     const models::Setup setup = spill_setup(model);
-    nn::Planner exact(models::training_run(setup), cpu, fast_disk());
-    nn::Planner planner(models::training_run(setup), cpu, fast_disk(), offloading(folder));
+    nn::Planner exact(models::zero_batch_run(setup), cpu, fast_disk());
+    nn::Planner planner(models::zero_batch_run(setup), cpu, fast_disk(), offloading(folder));
     CHECK(planner.keep_everything().peak_bytes == exact.keep_everything().peak_bytes);
     const Trained plain = train(setup, planner.keep_everything());
     std::vector<nn::Plan> plans = planner.plans();
@@ -143,8 +143,8 @@ TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
   if (folder.empty()) return;
   models::Setup setup = spill_setup("resnet18");
   setup.batch = 128;
-  nn::Planner exact(models::training_run(setup), cpu, fast_disk());
-  nn::Planner planner(models::training_run(setup), cpu, fast_disk(), offloading(folder));
+  nn::Planner exact(models::zero_batch_run(setup), cpu, fast_disk());
+  nn::Planner planner(models::zero_batch_run(setup), cpu, fast_disk(), offloading(folder));
   const nn::Plan& least = planner.smallest();
   REQUIRE(least.peak_bytes < exact.smallest().peak_bytes);
   CHECK_THROWS_AS(exact.fit(least.peak_bytes), nn::BudgetError);
@@ -158,14 +158,14 @@ TEST_CASE("fit: a budget that only offloading keeps", "[fit][spill]") {
 TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][slow]") {
   models::Setup setup = spill_setup("char-gpt");
   setup.batch *= 3;  // several granules between plans
-  nn::Planner exact(models::training_run(setup), cpu, nn::hardware("cpu"));
+  nn::Planner exact(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
   const Trained plain = train(setup, exact.keep_everything());
   for (const DType dtype : {DType::bf16, DType::f8e4m3, DType::i8}) {
     INFO(to_string(dtype));
     nn::PlannerOptions options;
     options.spilling.packs = true;
     options.spilling.packed = dtype;
-    nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"), options);
+    nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"), options);
     const std::vector<nn::Plan> plans = planner.plans();
     // Packing is worth something at some budget, and a budget's plan is never worse for being allowed it.
     const auto found = std::find_if(plans.begin(), plans.end(), [&](const nn::Plan& plan) {
@@ -188,12 +188,12 @@ TEST_CASE("fit: packing needs what it says and rounds a little", "[fit][spill][s
 
 TEST_CASE("fit: spills are not made unless they are asked for", "[fit][spill]") {
   const models::Setup setup = spill_setup("resnet18");
-  nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"));
+  nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
   for (const nn::Plan& plan : planner.plans()) {
     CHECK(plan.offloaded_bytes + plan.packed_bytes == 0);
     if (plan.tape) CHECK(plan.tape->spills.empty());
   }
   nn::PlannerOptions without_tier;
   without_tier.spilling.offloads = true;
-  CHECK_THROWS_AS(nn::Planner(models::training_run(setup), cpu, nn::hardware("cpu"), without_tier), PlanError);
+  CHECK_THROWS_AS(nn::Planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"), without_tier), PlanError);
 }

@@ -72,7 +72,7 @@ std::vector<std::vector<float>> train(const models::Setup& setup, const nn::Plan
   return state;
 }
 
-TapeGraph graph_of(const models::Setup& setup) { return nn::record_step(cpu, models::training_run(setup)); }
+TapeGraph graph_of(const models::Setup& setup) { return nn::record_step(cpu, models::zero_batch_run(setup)); }
 
 /// A layer, two residual blocks of six and of one, the first layer again, and a loss that reads its output twice; all
 /// weights are (8, 8) in f32.
@@ -127,7 +127,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
   std::size_t gained_bytes = 0;  // by placing
   for (const char* model : {"mlp", "resnet18", "resnet50", "char-gpt"}) {
     const models::Setup setup = fit_setup(model, 6);
-    nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"));
+    nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
     const auto plain = train(setup, nn::Plan(), 0);
     const std::vector<nn::Plan> plans = planner.plans();
     if (setup.model == "char-gpt") CHECK(plans.size() > 3);
@@ -136,7 +136,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
       const nn::Plan& plan = plans[i];
       INFO(model << ": " << plan.description);
       const nn::MakeRun make = [&](Device device) {
-        auto run = models::training_run(setup)(device);
+        auto run = models::zero_batch_run(setup)(device);
         plan.apply(run->options(), device);
         return run;
       };
@@ -144,7 +144,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
       CHECK(train(setup, plan, 0) == plain);
       // Its blocks are placed where that commits no more than an arena that finds a place for each as it comes.
       const nn::MemoryProfile unplaced = nn::profile_training(dry(cpu), make, 2, true);
-      const std::vector<StepPlan> placement = nn::plan_steps(unplaced, nn::placement_options(cpu, 1));
+      const std::vector<StepPlacement> placement = nn::plan_steps(unplaced, nn::placement_options(cpu, 1));
       const std::size_t placed_bytes = nn::profile_training(dry(cpu), make, 2, false, placement).peak_bytes;
       CHECK(plan.peak_bytes == std::min(unplaced.peak_bytes, placed_bytes));
       CHECK(plan.placement.empty() == (placed_bytes > unplaced.peak_bytes));
@@ -156,7 +156,7 @@ TEST_CASE("fit: plans need what they say and change no bit", "[fit]") {
 
 TEST_CASE("fit: more budget never costs time, and what is asked for is kept", "[fit]") {
   const models::Setup setup = fit_setup("char-gpt", 16);
-  nn::Planner planner(models::training_run(setup), cpu, nn::hardware("cpu"));
+  nn::Planner planner(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
   const std::size_t least = planner.smallest().peak_bytes, most = planner.plans().back().peak_bytes;
   CHECK(least < most);
   double before = 1e9;

@@ -36,8 +36,8 @@ models::ModelOptions small(std::string_view model) {
   return options;
 }
 
-nn::Placement strict_fp8() {
-  nn::Placement on = nn::precision("fp8").on(dry(cpu));
+nn::TensorOptions strict_fp8() {
+  nn::TensorOptions on = nn::precision("fp8").on(dry(cpu));
   on.fp8->strict = true;
   return on;
 }
@@ -144,7 +144,7 @@ TEST_CASE("fp8 layers: strict", "[fp8]") {
 
 TEST_CASE("fp8 layers: recipes out of range", "[fp8]") {
   const auto make = [](auto change) {
-    nn::Placement on = nn::precision("fp8").on(dry(cpu));
+    nn::TensorOptions on = nn::precision("fp8").on(dry(cpu));
     change(*on.fp8);
     return error_of([&] { nn::Linear(16, 16, on); });
   };

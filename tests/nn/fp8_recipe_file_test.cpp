@@ -31,7 +31,7 @@ struct Training {
   explicit Training(const char* policy, const std::function<void(nn::Fp8Recipe&)>& change = {})
       : model(make(policy, change)), optimizer(model->trainable(), {.narrow = optim::NarrowUpdate::master}) {}
   static std::unique_ptr<models::Model> make(const char* policy, const std::function<void(nn::Fp8Recipe&)>& change) {
-    nn::Placement on = nn::precision(policy).on(cpu);
+    nn::TensorOptions on = nn::precision(policy).on(cpu);
     if (change) change(*on.fp8);
     return models::make_model("char-gpt", {.vocabulary = 19, .sequence = 4, .layers = 1, .heads = 2, .width = 16}, on);
   }

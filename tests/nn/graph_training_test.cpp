@@ -1,4 +1,4 @@
-// `thimble train --graph`: recorded steps have the bits of steps that are not. On a GPU where there is one, in a build
+// `thimble train --graph`: captured steps have the bits of steps that are not. On a GPU where there is one, in a build
 // without CUDA on the host's emulation, where recorded launches are kept and run again.
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
-#include <thimble/models/planning/recording.h>
+#include <thimble/models/planning/capture.h>
 #include <thimble/models/training/training.h>
 
 #include "support/catch.h"
@@ -55,9 +55,9 @@ TrainOptions tiny(const char* model) {
 Run check_same(TrainOptions options) {
   const TemporaryFolder folder;
   options.save = folder / "plain";
-  options.records_steps = false;
+  options.captures_steps = false;
   const Run plain = run(options);
-  options.records_steps = true;
+  options.captures_steps = true;
   options.save = folder / "recorded";
   const Run recorded = run(options);
   CHECK(recorded.losses == plain.losses);
@@ -119,7 +119,7 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   TrainOptions options = tiny("char-gpt");
   options.setup.sizes.layers = 4, options.setup.sizes.width = 32, options.setup.sizes.sequence = 64;
   options.setup.batch = 3, options.steps = 4;
-  options.records_steps = true;
+  options.captures_steps = true;
   const Run free = run(options);
   CHECK(free.report.predicted_peak_bytes == free.report.measured_peak_bytes);
   // The smallest budget is named, and kept with the same losses.
@@ -129,7 +129,7 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
     models::prepare_training(options);
   } catch (const nn::BudgetError& error) {
     least = error.minimum_bytes();
-    CHECK_FALSE(contains(error.what(), "`offload`"));  // which a recorded step refuses
+    CHECK_FALSE(contains(error.what(), "`offload`"));  // which a captured step refuses
   }
   REQUIRE(least > 0);
   CHECK(least < free.report.measured_peak_bytes);
@@ -148,7 +148,7 @@ TEST_CASE("graph training: a budget that the step keeps and its recording does n
   options.setup.batch = 3, options.setup.sizes.dropout = 0;
   options.budget_bytes = std::size_t{4} << 20;
   CHECK(models::prepare_training(options).plan.peak_bytes <= options.budget_bytes);
-  options.records_steps = true;  // another plan, or none; never one that does not fit
+  options.captures_steps = true;  // another plan, or none; never one that does not fit
   std::size_t bytes = 0;
   try {
     const models::PreparedTraining prepared = models::prepare_training(options);
@@ -156,7 +156,7 @@ TEST_CASE("graph training: a budget that the step keeps and its recording does n
     bytes = prepared.plan.peak_bytes;
   } catch (const nn::BudgetError& error) {
     CHECK(error.minimum_bytes() > options.budget_bytes);
-    CHECK(contains(error.what(), "`records_steps`: no plan of a recorded step needs as little as 4"));
+    CHECK(contains(error.what(), "`captures_steps`: no plan of a captured step needs as little as 4"));
     bytes = options.budget_bytes = error.minimum_bytes();
     CHECK(models::prepare_training(options).plan.peak_bytes == bytes);
   }
@@ -170,7 +170,7 @@ TEST_CASE("graph training: a run that goes on, and one that is over before there
   options.save = folder / "half", options.save_every = 2;
   options.warmup = 0, options.schedule = "constant";
   const Run whole = run(options);  // not recorded
-  options.records_steps = true;
+  options.captures_steps = true;
   options.steps = 2;
   const Run half = run(options);
   CHECK(half.report.recorded_launches == 0);
@@ -188,7 +188,7 @@ TEST_CASE("graph training: the log has the bytes of the step that is replayed", 
   if (!has_cuda()) return;
   const TemporaryFolder folder;
   TrainOptions options = tiny("char-gpt");
-  options.records_steps = true;
+  options.captures_steps = true;
   options.log = folder / "log";
   run(options);
   const std::vector<float> bytes = logged(options.log, "bytes/activation");
@@ -199,15 +199,15 @@ TEST_CASE("graph training: the log has the bytes of the step that is replayed", 
 
 TEST_CASE("graph training: what a recording cannot carry is refused before the first step", "[graph]") {
   TrainOptions here = tiny("char-gpt");
-  here.records_steps = true;
+  here.captures_steps = true;
   here.device = cpu;
-  CHECK(contains(refusal(here), "`records_steps`: the cpu records no steps; `device` cuda is allowed"));
+  CHECK(contains(refusal(here), "`captures_steps`: the cpu records no steps; `device` cuda is allowed"));
   const auto refused = [](const std::function<void(models::Setup&)>& change) {
     TrainOptions there = tiny("char-gpt");
-    there.records_steps = true;
+    there.captures_steps = true;
     change(there.setup);
     try {
-      models::check_recording(there);
+      models::check_capture(there);
     } catch (const ValueError& error) {
       return std::string(error.what());
     }

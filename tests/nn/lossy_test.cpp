@@ -62,7 +62,7 @@ std::vector<optim::Named> parameters_of(const Chain& chain) {
 }  // namespace
 
 TEST_CASE("lossy: what is packed needs the bytes that a dry run says", "[lossy]") {
-  const nn::MakeRun make = models::training_run(small_gpt());
+  const nn::MakeRun make = models::zero_batch_run(small_gpt());
   const std::size_t plain = nn::profile_training(dry(cpu), make).peak_live_bytes;
   std::size_t before = plain;
   for (const DType dtype : {DType::bf16, DType::i8}) {
@@ -90,7 +90,7 @@ TEST_CASE("lossy: rules choose by operator", "[lossy]") {
     if (name == "layer_norm") return DType::f8e4m3;
     return std::nullopt;
   };
-  const auto plan = nn::packed_plan(models::training_run(small_gpt()), cpu, s).tape;
+  const auto plan = nn::packed_plan(models::zero_batch_run(small_gpt()), cpu, s).tape;
   std::size_t kinds[2] = {};
   for (const Spill& spill : plan->spills) {
     const std::optional<DType> dtype = dtype_by_rule(*plan, spill);
@@ -103,7 +103,7 @@ TEST_CASE("lossy: rules choose by operator", "[lossy]") {
   // And in plans for a budget.
   nn::PlannerOptions options;
   options.spilling = s;
-  nn::Planner planner(models::training_run(small_gpt()), cpu, nn::hardware("cpu"), options);
+  nn::Planner planner(models::zero_batch_run(small_gpt()), cpu, nn::hardware("cpu"), options);
   for (const nn::Plan& p : planner.plans()) {
     if (!p.tape) continue;
     for (const Spill& spill : p.tape->spills) CHECK(spill.dtype == dtype_by_rule(*p.tape, spill));
@@ -189,9 +189,9 @@ TEST_CASE("lossy: running again what reads nothing packed changes no bit", "[los
 }
 
 TEST_CASE("lossy: the statistics of a batch norm are those of before a comparison", "[lossy]") {
-  nn::Placement on;
+  nn::TensorOptions on;
   struct Net final : nn::Module {
-    explicit Net(const nn::Placement& p)
+    explicit Net(const nn::TensorOptions& p)
         : in(child<nn::Linear>("in", 8, 16, p)), norm(child<nn::BatchNorm2d>("norm", 16, p)) {}
     nn::Linear& in;
     nn::BatchNorm2d& norm;

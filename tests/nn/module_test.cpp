@@ -101,7 +101,7 @@ TEST_CASE("module: an optimizer may outlive its module") {
 TEST_CASE("module: members that hold one tensor are one parameter") {
   struct Tied final : nn::Layer {
     nn::Embedding& words = child<nn::Embedding>("words", 10, 4);
-    nn::Linear& head = child<nn::Linear>("head", 4, 10, nn::Placement{}, nn::LinearOptions{.has_bias = false});
+    nn::Linear& head = child<nn::Linear>("head", 4, 10, nn::TensorOptions{}, nn::LinearOptions{.has_bias = false});
     Tensor forward(const Tensor& ids) override { return head(words(ids)); }
   } net;
   CHECK(net.parameter_count() == 80);
@@ -136,7 +136,7 @@ TEST_CASE("module: the handle that add_parameter gives is the parameter") {
   } dropping;
   CHECK_THROWS_WITH(
       dropping.parameters(),
-      "module: the handle of parameter 'gain' has gone; keep what add_parameter gives as a member of type "
+      "module: the handle of parameter 'gain' no longer exists; keep what add_parameter returns as a member of type "
       "nn::Parameter");
   struct Slicing final : nn::Module {
     Tensor gain = add_parameter("gain", full({3}, 2));

@@ -23,7 +23,7 @@ using namespace thimble;
 class Net : public nn::Module {
  public:
   Net(std::int64_t width, std::int64_t depth, Device device) : width_(width) {
-    const nn::Placement on{device};
+    const nn::TensorOptions on{device};
     for (std::int64_t i = 0; i < depth; ++i) {
       const std::string name = "block" + std::to_string(i);
       blocks_.push_back({&child<nn::Linear>(name + ".up", width, 2 * width, on),
@@ -103,7 +103,7 @@ struct Rivals {
     }
     const PathScope path("judge");
     judge = std::make_unique<Net>(width, depth, device);
-    shift = std::make_unique<nn::Linear>(width, width, nn::Placement{device});
+    shift = std::make_unique<nn::Linear>(width, width, nn::TensorOptions{device});
   }
   std::vector<nn::Module*> modules() { return {generator.get(), judge.get(), shift.get()}; }
   /// (N, width) of noise -> (N, width)

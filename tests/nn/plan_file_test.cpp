@@ -81,7 +81,7 @@ TEST_CASE("plan file: what is written is read", "[plan]") {
   CHECK(read.tape->sizes == plan.tape->sizes);
   REQUIRE(read.placement.size() == plan.placement.size());
   for (std::size_t i = 0; i < read.placement.size(); ++i) {
-    const StepPlan &a = read.placement[i], &b = plan.placement[i];
+    const StepPlacement &a = read.placement[i], &b = plan.placement[i];
     CHECK(a.buffers == b.buffers);
     CHECK(a.placement.offsets == b.placement.offsets);
     CHECK(a.placement.height == b.placement.height);

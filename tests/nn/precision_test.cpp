@@ -142,7 +142,7 @@ TEST_CASE("precision: every model trains under every policy, in the bytes that w
       if (setup.model == "bert-base") setup.sizes.dropout = 0.1;
       setup.batch = 4;
       models::set_precision(setup, std::string(precision.name));
-      const nn::MakeRun make = models::training_run(setup);
+      const nn::MakeRun make = models::zero_batch_run(setup);
       const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), make, 2, true);
       const nn::MemoryProfile measured = nn::profile_training(cpu, make, 2, true);
       CHECK(predicted.peak_bytes == measured.peak_bytes);
@@ -192,7 +192,7 @@ TEST_CASE("precision: under O1 weights and gradients are f32, products f16", "[p
 TEST_CASE("precision: norms have parameters of their own dtype", "[precision]") {
   for (const nn::Precision& precision : nn::precisions()) {
     INFO(precision.name);
-    const nn::Placement on = precision.on(dry(cpu));
+    const nn::TensorOptions on = precision.on(dry(cpu));
     CHECK(nn::LayerNorm(4, on).weight.dtype() == precision.norms);
     CHECK(nn::RmsNorm(4, on).weight.dtype() == precision.norms);
     CHECK(nn::GroupNorm(2, 4, on).bias.dtype() == precision.norms);
@@ -217,7 +217,7 @@ TEST_CASE("precision: what contradicts a policy is refused", "[precision]") {
   const auto error_of = [](models::Setup setup) -> std::string {
     try {
       models::check_techniques(setup, true);
-      models::placement(setup, cpu);
+      models::tensor_options(setup, cpu);
     } catch (const ValueError& error) {
       return error.what();
     }

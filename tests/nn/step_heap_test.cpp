@@ -105,7 +105,7 @@ TEST_CASE("step heap: nor do the steps of whole models", "[step]") {
     INFO(setup.model << ", " << setup.optimizer << ", " << setup.precision);
     const memory::Stack stack = memory::make_resource(cpu);
     const ResourceScope scope(stack.top);
-    const auto run = models::training_run(setup)(cpu);
+    const auto run = models::zero_batch_run(setup)(cpu);
     for (int i = 0; i < 4; ++i) run->step();
     const long before = heap_watch::heap_calls();
     run->step();

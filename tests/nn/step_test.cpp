@@ -57,9 +57,9 @@ struct Net final : nn::Module {
   DType dtype;
 
   explicit Net(bool has_norm = true, DType dtype = DType::f32)
-      : conv(child<nn::Conv2d>("conv", 2, 4, 3, Conv2dOptions{}, true, nn::Placement{cpu, dtype})),
-        norm(has_norm ? &child<nn::BatchNorm2d>("norm", 4, nn::Placement{cpu, dtype}) : nullptr),
-        head(child<nn::Linear>("head", 36, 3, nn::Placement{cpu, dtype})),
+      : conv(child<nn::Conv2d>("conv", 2, 4, 3, Conv2dOptions{}, true, nn::TensorOptions{cpu, dtype})),
+        norm(has_norm ? &child<nn::BatchNorm2d>("norm", 4, nn::TensorOptions{cpu, dtype}) : nullptr),
+        head(child<nn::Linear>("head", 36, 3, nn::TensorOptions{cpu, dtype})),
         dtype(dtype) {}
 
   Tensor loss(const Tensor& x, const Tensor& target) {

@@ -17,7 +17,7 @@ namespace {
 // A little of everything: a convolution (transposed in files), buffers of two dtypes, an (I, O) weight, dotted names.
 class Small final : public nn::Module {
  public:
-  explicit Small(const nn::Placement& on = {})
+  explicit Small(const nn::TensorOptions& on = {})
       : conv(child<nn::Conv2d>("stem.conv", 3, 5, 2, Conv2dOptions{}, true, on)),
         norm(child<nn::BatchNorm2d>("stem.bn", 5, on)),
         head(child<nn::Linear>("head", 5, 4, on, in_out())) {}
@@ -45,7 +45,7 @@ std::vector<std::vector<double>> values_of(const nn::Module& module) {
   return list;
 }
 
-Small made_with_seed(std::uint64_t seed, const nn::Placement& on = {}) {
+Small made_with_seed(std::uint64_t seed, const nn::TensorOptions& on = {}) {
   Generator generator(seed);
   const GeneratorScope scope(generator);
   return Small(on);

@@ -271,14 +271,14 @@ TEST_CASE("fused update: out of memory anywhere", "[fused][failure]") {
       secured.fuses = FusedUpdate::secured;
       const memory::Stack stack = memory::make_resource(cpu);
       const auto fail = std::make_shared<FailAt>(stack.top, 0);
-      const auto placed = std::make_shared<Placed>(fail, nn::plan_steps(cpu, run_of(secured)));
+      const auto placed = std::make_shared<PlacedArena>(fail, nn::plan_steps(cpu, run_of(secured)));
       const ResourceScope scope(placed);
       FusedRun run(secured, cpu);
       const Bytes before = run.state();
       const auto step = [&](std::size_t plan) {
         placed->begin_step(plan);
         struct End {
-          Placed& placed;
+          PlacedArena& placed;
           ~End() { placed.end_step(); }
         } end{*placed};
         run.step();

@@ -30,9 +30,9 @@ namespace {
 class Net final : public nn::Module {
  public:
   explicit Net(Device device = cpu, DType dtype = DType::f32)
-      : norm_(child<nn::BatchNorm2d>("norm", 4, nn::Placement{device, dtype})),
+      : norm_(child<nn::BatchNorm2d>("norm", 4, nn::TensorOptions{device, dtype})),
         dropout_(child<nn::Dropout>("dropout", 0.25)),
-        linear_(child<nn::Linear>("linear", 4, 3, nn::Placement{device, dtype})),
+        linear_(child<nn::Linear>("linear", 4, 3, nn::TensorOptions{device, dtype})),
         input_(Tensor::empty({6, 4}, dtype, device, Category::input)) {
     std::vector<float> values(24);
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i * i));

@@ -13,7 +13,7 @@
 #include <thimble/models/datasets/dataset.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/models/training/training.h>
-#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/step/captured_step.h>
 #include <thimble/nn/step/step.h>
 #include <thimble/optim/sgd.h>
 

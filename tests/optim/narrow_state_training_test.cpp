@@ -49,7 +49,7 @@ struct Net {
   explicit Net(const models::Setup& setup)
       : generator(5),
         random(generator),
-        model(models::make_model(setup.model, setup.sizes, models::placement(setup, cpu))),
+        model(models::make_model(setup.model, setup.sizes, models::tensor_options(setup, cpu))),
         optimizer(models::make_optimizer(setup, *model)),
         batch(make_batch(*model, setup.batch)),
         options(models::step_options(setup, true, cpu)) {}
@@ -93,7 +93,7 @@ TEST_CASE("narrow state under a policy: theory == predicted == measured", "[prec
       }
       for (const int micro_batches : {1, 2}) {
         setup.micro_batches = micro_batches;
-        const nn::MakeRun make = models::training_run(setup);
+        const nn::MakeRun make = models::zero_batch_run(setup);
         const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), make, 2, true);
         const nn::MemoryProfile measured = nn::profile_training(cpu, make, 2, true);
         CHECK(predicted.peak_bytes == measured.peak_bytes);

@@ -226,7 +226,7 @@ TEST_CASE("narrow state and updates: what cannot be stored so is refused", "[opt
 TEST_CASE("narrow state and updates: away in a tier, one by one, and in a checkpoint", "[optim8][precision]") {
   const files_test::TemporaryFolder folder;
   struct Net final : nn::Module {
-    explicit Net(std::uint64_t) : in(child<nn::Linear>("in", 40, 30, nn::Placement{cpu, DType::bf16})) {}
+    explicit Net(std::uint64_t) : in(child<nn::Linear>("in", 40, 30, nn::TensorOptions{cpu, DType::bf16})) {}
     nn::Linear& in;
   };
   const auto make_net = [](std::uint64_t seed) {

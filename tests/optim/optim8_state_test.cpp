@@ -65,7 +65,7 @@ TEST_CASE("optim8: state bytes are the formula, what the ledger books, and the s
 TEST_CASE("optim8: state goes to a tier and back, and into a checkpoint", "[optim8]") {
   const files_test::TemporaryFolder folder;
   struct Net final : nn::Module {
-    explicit Net(int) : in(child<nn::Linear>("in", 40, 30, nn::Placement{})) {}
+    explicit Net(int) : in(child<nn::Linear>("in", 40, 30, nn::TensorOptions{})) {}
     nn::Linear& in;
   };
   for (const char* const name : names) {

@@ -170,7 +170,7 @@ TEST_CASE("optimizer store: a run needs what its dry run says, and less than wit
   setup.sizes.width = 1024;
   setup.optimizer = "adamw";
   setup.batch = 4;
-  const std::size_t here = nn::profile_training(dry(cpu), models::training_run(setup)).peak_bytes;
+  const std::size_t here = nn::profile_training(dry(cpu), models::zero_batch_run(setup)).peak_bytes;
   setup.offloads_optimizer = true;
   store_run_test::check(setup, folder, here);
 }

@@ -184,7 +184,7 @@ TEST_CASE("theory: BERT's state under a policy against the ledger", "[theory][pr
     models::Setup setup;
     setup.model = "bert-base", setup.sizes = sizes, setup.batch = 2;
     models::set_precision(setup, name);
-    const bench::StepBytes bytes = bench::step_bytes(dry(cpu), models::training_run(setup));
+    const bench::StepBytes bytes = bench::step_bytes(dry(cpu), models::zero_batch_run(setup));
     const models::ModelState state = models::make_theory("bert-base", sizes, nn::precision(name)).state(2);
     CHECK(state.total() == bytes.state());
     CHECK(state.parameter_elements == bytes.parameters);

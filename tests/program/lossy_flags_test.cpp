@@ -145,14 +145,14 @@ TEST_CASE("lossy flags: rules in plans", "[lossy_flags]") {
   spilling.smallest = 1;
   models::Setup small = flags_setup();
   small.sizes.layers = 1;
-  CHECK_THROWS_AS(nn::packed_plan(models::training_run(small), cpu,
+  CHECK_THROWS_AS(nn::packed_plan(models::zero_batch_run(small), cpu,
                                   [&] {
                                     nn::SpillPolicy unknown = spilling;
                                     unknown.rules.push_back({"none_such", DType::i8});
                                     return unknown;
                                   }()),
                   ValueError);
-  const nn::Plan plan = nn::packed_plan(models::training_run(small), cpu, spilling);
+  const nn::Plan plan = nn::packed_plan(models::zero_batch_run(small), cpu, spilling);
   std::size_t linear = 0, others = 0, bytes = 0;
   for (const TapePlan::Spill& spill : plan.tape->spills) {
     const std::string name = plan.tape->types[spill.node]->name;

@@ -92,7 +92,7 @@ TEST_CASE("program: a recorded run with skipped steps goes on where it stopped",
   if (!thimble::testing::has_cuda()) return;
   models::TrainOptions options = tiny("O2");
   options.device = cuda();
-  options.records_steps = true;
+  options.captures_steps = true;
   options.setup.loss_scale = optim::GradScalerOptions{.scale = 0x1p24};
   check_resumes(options, 8);
 }
@@ -112,7 +112,7 @@ TEST_CASE("program: a static loss scale goes with a fused optimizer, recorded or
         options.setup.clip_norm = 0;
         options.setup.loss_scale = {.scale = 4096, .is_dynamic = false};
         options.setup.fuses_optimizer = fuses;
-        options.records_steps = records;
+        options.captures_steps = records;
         const Run one = run(options);
         CHECK(one.report.predicted_peak_bytes == one.report.measured_peak_bytes);
         CHECK(one.report.scaler == optim::GradScalerState{4096, 0, 0});

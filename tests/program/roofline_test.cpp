@@ -101,10 +101,10 @@ TEST_CASE("roofline: micro-batches take the time of each, and of adding the grad
   setup.sizes.image = 8, setup.sizes.width = 64;
   setup.batch = 8;
   const nn::Hardware machine_ = machine(1e9, 1e6);
-  nn::Planner one(models::training_run(setup), cpu, machine_);
+  nn::Planner one(models::zero_batch_run(setup), cpu, machine_);
   setup.batch = 32;
   setup.micro_batches = 4;
-  nn::Planner four(models::training_run(setup), cpu, machine_);
+  nn::Planner four(models::zero_batch_run(setup), cpu, machine_);
   // Two gradients are read and one is written, after each micro-batch but the first.
   const double adding = 3 * 3 * sizeof(float) * static_cast<double>(four.parameters()) / machine_.bytes_per_s;
   // Each loss, one element, is multiplied by a quarter, forward and backward.

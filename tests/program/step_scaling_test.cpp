@@ -15,7 +15,7 @@ std::size_t activations_at_peak(std::int64_t sequence, std::int64_t batch) {
   setup.sizes.layers = 2, setup.sizes.heads = 2, setup.sizes.width = 32;
   setup.sizes.sequence = sequence;
   setup.batch = batch;
-  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), models::training_run(setup));
+  const nn::MemoryProfile profile = nn::profile_training(dry(cpu), models::zero_batch_run(setup));
   return profile.peak_by_category[static_cast<std::size_t>(Category::activation)];
 }
 

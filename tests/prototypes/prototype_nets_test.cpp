@@ -39,7 +39,7 @@ Tensor upsample(const Tensor& x) {
 
 class UNet final : public nn::Layer {
  public:
-  explicit UNet(const nn::Placement& on)
+  explicit UNet(const nn::TensorOptions& on)
       : down_(child<nn::Conv2d>("down", 1, 4, 3, Conv2dOptions{.padding = 1}, true, on)),
         middle_(child<nn::Conv2d>("middle", 4, 4, 3, Conv2dOptions{.padding = 1}, true, on)),
         up_(child<nn::Conv2d>("up", 8, 1, 3, Conv2dOptions{.padding = 1}, true, on)) {}

@@ -42,8 +42,8 @@ class Threads {
 
 /// The same initial values for the same seed, whatever the build.
 template <class M = models::Model>
-std::unique_ptr<M> make_seeded(std::string_view name, const models::ModelOptions& options, const nn::Placement& on = {},
-                               std::uint64_t seed = 1) {
+std::unique_ptr<M> make_seeded(std::string_view name, const models::ModelOptions& options,
+                               const nn::TensorOptions& on = {}, std::uint64_t seed = 1) {
   Generator generator(seed);
   const GeneratorScope scope(generator);
   std::unique_ptr<models::Model> model = models::make_model(name, options, on);

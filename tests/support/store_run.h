@@ -17,13 +17,13 @@ namespace store_run_test {
 inline void check(thimble::models::Setup setup, const std::string& folder, std::size_t here_bytes) {
   using namespace thimble;
   setup.offload = folder;
-  const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::training_run(setup), 3, true);
-  const nn::MemoryProfile measured = nn::profile_training(cpu, models::training_run(setup), 3, true);
+  const nn::MemoryProfile predicted = nn::profile_training(dry(cpu), models::zero_batch_run(setup), 3, true);
+  const nn::MemoryProfile measured = nn::profile_training(cpu, models::zero_batch_run(setup), 3, true);
   CHECK(predicted.events == measured.events);
   CHECK(predicted.peak_bytes == measured.peak_bytes);
   CHECK(predicted.peak_bytes < here_bytes);
   setup.offload.clear();
-  CHECK_THROWS_AS(nn::profile_training(dry(cpu), models::training_run(setup)), ValueError);
+  CHECK_THROWS_AS(nn::profile_training(dry(cpu), models::zero_batch_run(setup)), ValueError);
 }
 
 }  // namespace store_run_test

@@ -64,7 +64,7 @@ THIMBLE_HD inline bool fp8_is_finite(float amax) noexcept {
 
 /// Where the ring has an amax of a step.
 struct Fp8Place {
-  bool is_new;  ///< nothing of this step is there yet
+  bool is_new;  ///< this step has written nothing yet
   std::int64_t index;
 };
 

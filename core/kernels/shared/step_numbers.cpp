@@ -27,7 +27,7 @@ const void* StepBlock::add(std::size_t bytes, Fill fill) {
   const std::size_t offset = bytes_;
   bytes_ += (bytes + alignment - 1) / alignment * alignment;
   if (bytes_ > capacity_) {
-    throw PlanError("recorded step: more than " + std::to_string(capacity_) + " bytes change from step to step, in " +
+    throw PlanError("captured step: more than " + std::to_string(capacity_) + " bytes change from step to step, in " +
                     std::to_string(slots_.size() + 1) + " launches or more; allowed is a step with fewer");
   }
   slots_.push_back({offset, std::move(fill)});

@@ -12,7 +12,7 @@ namespace thimble::ops {
 /// r O KH KW + C r / groups numbers in place of O KH KW C / groups. Several layers may share one basis: its gradient is
 /// the sum of theirs.
 ///
-/// W is a temporary of forward, rounded to the dtype of the operands, and made again in backward; at no moment is more
+/// W is a temporary of forward, rounded to the dtype of the operands, and recomputed in backward; at no moment is more
 /// than one of W and dW there. With D = basis as (r, O KH KW) and W as (O KH KW, C / groups):
 /// W = D^T coefficients^T, dbasis = (dW coefficients)^T, dcoefficients = (D dW)^T.
 ///

@@ -22,7 +22,7 @@ void check_dtype(const char* name, DType dtype, bool allows_integers);
 void run(const char* name, const kernels::ElementwiseFunction& function, int index, int operand, const void* functor,
          const Shape& shape, std::initializer_list<const Tensor*> in, const Tensor& out);
 
-/// The same for a built-in functor's forward, into a tensor that is there and may be one of the operands.
+/// The same for a built-in functor's forward, into an existing tensor, which may be one of the operands.
 template <class F>
 void run(const char* name, const F& f, std::initializer_list<const Tensor*> in, const Tensor& out) {
   constexpr int index = ops::builtin_index<F>;

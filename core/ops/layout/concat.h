@@ -12,7 +12,7 @@ namespace thimble::ops {
 /// The operands one after the other along `axis`: same rank, dtype and device, same sizes of the other axes. At most 32
 /// may be recorded (Needs::max_operands); the function concat() takes any number.
 ///
-/// The gradients share dy's storage, which lives until the last of them is used: at no moment does that take more than
+/// The gradients share dy's storage, which lives until the last of them is used: that never takes more than
 /// copies would, because those need dy and themselves at once.
 struct Concat {
   static constexpr const char* name = "concat";

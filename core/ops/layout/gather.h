@@ -1,5 +1,5 @@
 #pragma once
-// Reading what an index names. Indices are i32 or i64; one that is out of range throws ValueError, after the kernel,
+// Gathers elements by index. Indices are i32 or i64; one that is out of range throws ValueError, after the kernel,
 // with the first bad position and its value (never on a dry device, which has no values).
 
 #include <thimble/core/ops/op.h>

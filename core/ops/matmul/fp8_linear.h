@@ -27,7 +27,7 @@ namespace thimble::ops {
 /// activation what Linear keeps. Decoded operands are workspace: W whole, of x at most about 4 MiB at a time (64 rows
 /// or 128 columns at least; 32 MiB on a CUDA device); dy is rounded where it lies. Where codes are multiplied, those of
 /// W and dy are workspace, 1 byte a value, turned where the sum is over their other side, dy's both ways; of x's at
-/// most about 32 MiB are turned at a time. In blocks dy's codes are there beside it until dx is made.
+/// most about 32 MiB are turned at a time. In blocks dy's codes live beside it until dx is computed.
 ///
 /// Throws ShapeError, DTypeError, DeviceError.
 struct Fp8Linear {

@@ -10,7 +10,7 @@ namespace thimble::ops {
 /// rows and label smoothing as of CrossEntropy (core/ops/reduction/loss.h), reduced to their mean or sum. The logits
 /// (N, V) are never there: rows are taken in chunks (chunk_rows_of), and a chunk's logits lie where the last one's lay.
 ///
-/// Where operands need gradients, forward makes them, chunk by chunk, while the logits are there: with p the softmax,
+/// Where operands need gradients, forward makes them, chunk by chunk, while the logits live: with p the softmax,
 /// s the smoothing and n the rows that count,
 ///   g = (p - s / V - (1 - s) [v = t]) / n (not divided for sum; 0 in ignored rows), in place of the logits,
 ///   dx = g W,  dweight = sum over chunks, in order, of g^T x,  dbias = that of the columns' sums of g.
@@ -35,7 +35,7 @@ struct LinearCrossEntropy {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   kernels::LossReduction reduction = kernels::LossReduction::mean;
-  std::int64_t chunk_rows = 0;  ///< rows whose logits are there at a time; 0: chunk_rows_of
+  std::int64_t chunk_rows = 0;  ///< rows whose logits are alive at a time; 0: chunk_rows_of
 
   /// Rows of a chunk for logits (rows, classes): as many as the chunk's bytes allow, a function of these numbers alone.
   static std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t classes, std::size_t element_bytes);

@@ -16,7 +16,7 @@ void check_input(const char* operation, const Tensor& x, int rank, double epsilo
 /// is narrower, in f32. Throws ShapeError, DTypeError, DeviceError.
 void check_parameter(const char* operation, const char* what, const Tensor& parameter, const Tensor& x,
                      const Shape& shape);
-/// The dtype of those that are defined, which must be one. Throws DTypeError.
+/// The common dtype of the defined tensors. Throws DTypeError where they differ.
 DType common_dtype(const char* operation, const Tensor& weight, const Tensor& bias, DType otherwise);
 /// Dense and in the dtype of statistics; undefined stays undefined.
 Tensor as_statistics(const Tensor& parameter, DType x_dtype);

@@ -43,7 +43,7 @@ enum class Fp8Scaling : std::uint8_t { delayed, current, block };
 
 /// Values that share a scale of a block.
 inline constexpr std::int64_t fp8_block = 128;
-/// Sizes of a layer are multiples of it where FP8 units are to multiply it.
+/// FP8 units multiply a layer only where its sizes are multiples of this.
 inline constexpr std::int64_t fp8_multiple = 16;
 /// Steps that delayed scaling can look back on.
 inline constexpr std::int64_t fp8_history_max = 1024;
@@ -72,7 +72,7 @@ void check_fp8_state(const char* operation, const Fp8State& state, Device device
 /// Whose operand is encoded: a row of the state.
 enum class Fp8Role : std::uint8_t { x, weight, gradient };
 
-/// How an operator encodes: what is the same for its three operands.
+/// How an operator encodes: the part that its three operands share.
 struct Fp8Use {
   Fp8Format format = {};
   Fp8State state = {};    ///< where amax is recorded

@@ -247,12 +247,12 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
 TEST_CASE("choices: overheads are counted from one step", "[choices]") {
   const models::Setup plain = choices_options("char-gpt").setup;
   const models::ChoiceOptions choices;
-  const nn::Planner planner(models::training_run(plain), cpu, nn::hardware("cpu"));
+  const nn::Planner planner(models::zero_batch_run(plain), cpu, nn::hardware("cpu"));
   const double seconds = planner.keep_everything().step_s;
   CHECK(models::plain_step_seconds(choices, plain, planner) == seconds);
   models::Setup parts = plain;
   parts.micro_batches = 4;
-  const nn::Planner other(models::training_run(parts), cpu, nn::hardware("cpu"));
+  const nn::Planner other(models::zero_batch_run(parts), cpu, nn::hardware("cpu"));
   CHECK(models::plain_step_seconds(choices, parts, other) == Approx(seconds).epsilon(1e-4));
   CHECK(other.keep_everything().step_s > seconds);  // more calls, and gradients to add up
 }
@@ -267,7 +267,7 @@ TEST_CASE("choices: the number of micro-batches for a budget", "[choices]") {
   for (const std::int64_t parts : {1, 2, 4, 8}) {
     models::Setup setup = train.setup;
     setup.micro_batches = parts;
-    planners.emplace_back(models::training_run(setup), cpu, nn::hardware("cpu"));
+    planners.emplace_back(models::zero_batch_run(setup), cpu, nn::hardware("cpu"));
   }
   const std::size_t most = planners[0].keep_everything().peak_bytes, least = planners[0].smallest().peak_bytes;
   bool has_split = false;

@@ -1,4 +1,4 @@
-// Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. The probabilities are made again
+// Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. The probabilities are recomputed
 // from the scores and the kept logarithms of their sums. One thread does a head of a sample: panels of queries outside,
 // blocks of keys inside, both ascending, so that dq sums over blocks of keys and dk and dv over panels of queries, in
 // an order that depends on nothing else.

@@ -1,5 +1,5 @@
 #pragma once
-// What a training step asks of memory, in order, and where its blocks go: from a trace to a placement.
+// From a trace to a placement: the requests of a training step in order, and the offsets of its blocks.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace thimble {
 
-/// The events of one step in order, and where its blocks go.
-struct StepPlan {
+/// The events of one step in order, and the offsets of its blocks.
+struct StepPlacement {
   static constexpr std::uint32_t not_placed = ~std::uint32_t{0};
 
   struct Event {
@@ -28,11 +28,11 @@ struct StepPlan {
   memory::Placement placement;          ///< of `buffers`
 };
 
-/// The plan of a step with these events, which are a stretch of a trace: what is allocated and freed in it is placed,
-/// what lives at its begin or at its end is not. Relabels are left out. Throws ValueError for events that are no
+/// Places the blocks of a step with these events, which are a stretch of a trace. It places the blocks that are both
+/// allocated and freed in it. Relabels are left out. Throws ValueError for events that are no
 /// stretch of a trace (a block allocated or freed twice), and what `place` throws. Where `like` is given and places the
 /// same blocks in the same order of allocations and frees, its placement is taken over and nothing is searched.
-StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
-                        const StepPlan* like = nullptr);
+StepPlacement make_step_placement(std::span<const Trace::Event> events, const memory::PlacementOptions& options = {},
+                                  const StepPlacement* like = nullptr);
 
 }  // namespace thimble

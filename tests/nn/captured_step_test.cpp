@@ -1,4 +1,4 @@
-// Training steps recorded as a graph (nn/step/recorded_step.h): the bits of steps that are not.
+// Training steps recorded as a graph (nn/step/captured_step.h): the bits of steps that are not.
 
 #include <memory>
 #include <string>
@@ -9,7 +9,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/stack.h>
 #include <thimble/models/training/setup.h>
-#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/step/captured_step.h>
 
 #include "support/catch.h"
 #include "support/model_runs.h"
@@ -18,7 +18,7 @@
 using namespace thimble;
 using thimble::testing::has_cuda;
 
-namespace recorded_step_test {
+namespace captured_step_test {
 
 models::Setup text_setup() {
   models::Setup setup;
@@ -46,23 +46,23 @@ class Net {
         generator_(setup.seed),
         random_(generator_),
         setup_(setup),
-        model_(models::make_model(setup.model, setup.sizes, models::placement(setup, device))),
+        model_(models::make_model(setup.model, setup.sizes, models::tensor_options(setup, device))),
         optimizer_(models::make_optimizer(setup, *model_)),
         batch_(model_->empty_batch(setup.batch, device)) {
     options_ = models::step_options(setup, model_->is_text(), device);
     options_.scaler = scaler;
   }
 
-  static std::vector<StepPlan> plans(const models::Setup& setup, Device device, optim::GradScaler* scaler) {
+  static std::vector<StepPlacement> plans(const models::Setup& setup, Device device, optim::GradScaler* scaler) {
     return nn::plan_steps(device, [&](Device on) {
-      std::unique_ptr<nn::TrainingRun> run = models::training_run(setup)(on);
+      std::unique_ptr<nn::TrainingRun> run = models::zero_batch_run(setup)(on);
       run->options().scaler = scaler;
       return run;
     });
   }
 
   /// One step with a batch and a rate of its own; the loss.
-  float step(int index, nn::RecordedStep* recorded) {
+  float step(int index, nn::CapturedStep* recorded) {
     {
       const ResourceScope outside(default_resource(cuda()));
       const models::Batch next =
@@ -72,7 +72,7 @@ class Net {
     }
     optimizer_->set_rate(0.01 / (index + 1));
     if (recorded != nullptr) return value_of(recorded->run());
-    const Placed::Step placed(*stack_.placed);
+    const PlacedArena::Step placed(*stack_.placed);
     return value_of(nn::training_step(*optimizer_, loss_of(), options_));
   }
 
@@ -122,15 +122,15 @@ struct Result {
 
 Result train(const models::Setup& setup, bool is_recorded) {
   Net net(setup, cuda());
-  std::unique_ptr<nn::RecordedStep> recorded;
+  std::unique_ptr<nn::CapturedStep> recorded;
   if (is_recorded) {
-    recorded = std::make_unique<nn::RecordedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
+    recorded = std::make_unique<nn::CapturedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
   }
   Result result;
   for (int i = 0; i < steps; ++i) {
     result.losses.push_back(net.step(i, recorded.get()));
     if (!recorded) continue;
-    CHECK(recorded->is_recorded() == (i >= 2));
+    CHECK(recorded->is_captured() == (i >= 2));
     CHECK((recorded->launches() > 0) == (i >= 2));
   }
   CHECK(net.stack_.placed->statistics().deviations == 0);
@@ -145,9 +145,9 @@ Result train(const models::Setup& setup, bool is_recorded) {
   return result;
 }
 
-}  // namespace recorded_step_test
+}  // namespace captured_step_test
 
-using namespace recorded_step_test;
+using namespace captured_step_test;
 
 TEST_CASE("cuda graph: recorded training steps have the bits of steps that are not", "[cuda][graph]") {
   if (!has_cuda()) return;
@@ -182,16 +182,16 @@ TEST_CASE("cuda graph: recorded training steps have the bits of steps that are n
   }
 }
 
-TEST_CASE("cuda graph: a recorded step keeps its addresses, and gives them back", "[cuda][graph]") {
+TEST_CASE("cuda graph: a captured step keeps its addresses, and gives them back", "[cuda][graph]") {
   if (!has_cuda()) return;
   Net net(text_setup(), cuda());
   const std::shared_ptr<Arena> arena = net.stack_.arena;
   Tensor below = Tensor::empty({100'000}, DType::f32, cuda());
   const Tensor above = Tensor::empty({1000}, DType::f32, cuda());
   {
-    nn::RecordedStep recorded(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
+    nn::CapturedStep recorded(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
     for (int i = 0; i < 3; ++i) net.step(i, &recorded);
-    REQUIRE(recorded.is_recorded());
+    REQUIRE(recorded.is_captured());
     CHECK(net.stack_.placed->release_region() == 0);
     below = Tensor();
     CHECK(arena->compact() == 0);
@@ -213,7 +213,7 @@ TEST_CASE("cuda graph: a step that cannot be recorded is refused, and nothing ha
   if (!has_cuda()) return;
   Net net(text_setup(), cuda());
   bool asks = false;
-  nn::RecordedStep recorded(
+  nn::CapturedStep recorded(
       *net.stack_.placed, *net.optimizer_,
       [&](std::int64_t) {
         const Tensor loss = net.model_->loss(net.batch_);
@@ -225,13 +225,13 @@ TEST_CASE("cuda graph: a step that cannot be recorded is refused, and nothing ha
   const auto before = net.state();
   asks = true;
   CHECK_THROWS_AS(net.step(2, &recorded), DeviceError);
-  CHECK_FALSE(recorded.is_recorded());
+  CHECK_FALSE(recorded.is_captured());
   CHECK(net.optimizer_->step_count() == 2);
   CHECK(net.generator_.step() == 2);
   CHECK((net.state() == before));
   asks = false;
   net.step(2, &recorded);
-  CHECK(recorded.is_recorded());
+  CHECK(recorded.is_captured());
   CHECK_FALSE((net.state() == before));
 }
 
@@ -239,7 +239,7 @@ TEST_CASE("cuda graph: what asks the host in every step is refused at once", "[c
   const auto refused = [](const std::function<void(Net&)>& change) {
     Net net(text_setup(), dry(cuda()));
     change(net);
-    CHECK_THROWS_AS(nn::RecordedStep(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_), PlanError);
+    CHECK_THROWS_AS(nn::CapturedStep(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_), PlanError);
   };
   TapeGraph watched;
   refused([&](Net& net) { net.options_.recording.graph = &watched; });
@@ -248,10 +248,10 @@ TEST_CASE("cuda graph: what asks the host in every step is refused at once", "[c
   Net net(text_setup(), dry(cuda()));
   {
     const ResourceScope elsewhere(default_resource(dry(cuda())));
-    CHECK_THROWS_AS(nn::RecordedStep(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_), PlanError);
+    CHECK_THROWS_AS(nn::CapturedStep(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_), PlanError);
   }
   Net here(text_setup(), dry(cpu));
-  CHECK_THROWS_AS(nn::RecordedStep(*here.stack_.placed, *here.optimizer_, here.loss_of(), here.options_), DeviceError);
+  CHECK_THROWS_AS(nn::CapturedStep(*here.stack_.placed, *here.optimizer_, here.loss_of(), here.options_), DeviceError);
 }
 
 TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits of steps that are not recorded",
@@ -277,9 +277,9 @@ TEST_CASE("cuda graph: a loss scale that moves, and skipped steps, have the bits
     const auto run = [&](bool is_recorded, std::vector<optim::GradScalerState>& course) {
       optim::GradScaler scaler(c.scaler);
       Net net(c.setup, cuda(), &scaler);
-      std::unique_ptr<nn::RecordedStep> recorded;
+      std::unique_ptr<nn::CapturedStep> recorded;
       if (is_recorded) {
-        recorded = std::make_unique<nn::RecordedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
+        recorded = std::make_unique<nn::CapturedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
       }
       Result result;
       for (int i = 0; i < 9; ++i) {
@@ -315,9 +315,9 @@ TEST_CASE("cuda graph: a static loss scale is recorded, and a dry step allocates
     setup.clip_norm = 0;
     optim::GradScaler scaler({.scale = 1024, .is_dynamic = false});
     Net net(setup, device, &scaler);
-    std::unique_ptr<nn::RecordedStep> recorded;
+    std::unique_ptr<nn::CapturedStep> recorded;
     if (is_recorded) {
-      recorded = std::make_unique<nn::RecordedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
+      recorded = std::make_unique<nn::CapturedStep>(*net.stack_.placed, *net.optimizer_, net.loss_of(), net.options_);
     }
     for (int i = 0; i < 5; ++i) {
       if (device.is_dry) {

@@ -1,4 +1,4 @@
-#include <thimble/nn/step/recorded_step.h>
+#include <thimble/nn/step/captured_step.h>
 
 #include <string>
 #include <utility>
@@ -10,26 +10,26 @@
 #include <thimble/core/tensor/view.h>
 
 namespace thimble::nn {
-namespace recorded_step_detail {
+namespace captured_step_detail {
 
 constexpr std::size_t eager_steps = 2;  // the first one and a steady one
 constexpr std::int64_t block_bytes = 64 << 10, parameter_bytes = 128;
 
-[[noreturn]] void refuse(const std::string& why) { throw PlanError("recorded step: " + why); }
+[[noreturn]] void refuse(const std::string& why) { throw PlanError("captured step: " + why); }
 
 Device device_of(const optim::Optimizer& optimizer) {
   if (optimizer.parameters().empty()) refuse("the optimizer has no parameters");
   const Device device = optimizer.parameters().front().tensor.device();
   if (!device.is_cuda()) {
-    throw DeviceError("recorded step: parameters are on " + to_string(device) + "; allowed is a CUDA device");
+    throw DeviceError("captured step: parameters are on " + to_string(device) + "; allowed is a CUDA device");
   }
   return device;
 }
 
-void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOptions& options, Device device) {
-  if (Placed::find(*current_resource(device)) != &placed) {
+void check(const PlacedArena& placed, const optim::Optimizer& optimizer, const StepOptions& options, Device device) {
+  if (PlacedArena::find(*current_resource(device)) != &placed) {
     refuse("tensors on " + to_string(device) +
-           " are taken from another resource than the placed arena that was given; allowed is one that stands on it");
+           " are taken from another resource than the placed arena; allowed is a resource on top of it");
   }
   if (optimizer.offloads_state()) refuse("the optimizer's state is in a tier; allowed is state that stays");
   if (optimizer.updates_one_by_one()) refuse("parameters are in a store; allowed are parameters that stay");
@@ -40,7 +40,7 @@ void check(const Placed& placed, const optim::Optimizer& optimizer, const StepOp
   if (options.recording.graph || options.recording.times) refuse("a step that is watched cannot be replayed");
 }
 
-}  // namespace recorded_step_detail
+}  // namespace captured_step_detail
 
 void load_input(const Tensor& to, const Tensor& from) {
   const auto both = [&] { return "load_input: " + describe(from) + " into " + describe(to); };
@@ -58,9 +58,9 @@ void load_input(const Tensor& to, const Tensor& from) {
 
 /// Cuts a step in two where the host decides. What it will read, and the loss, which a skipped step has too, are
 /// written before.
-class RecordedStep::Seam final : public StepSeam {
+class CapturedStep::Judge final : public StepJudge {
  public:
-  explicit Seam(RecordedStep& step) : step_(step) {}
+  explicit Judge(CapturedStep& step) : step_(step) {}
 
   optim::GradScaler::Verdict judge(const Tensor& loss, const Tensor& square_sums) override {
     copy_into(step_.loss_, view::reshape(loss, {}));
@@ -73,18 +73,18 @@ class RecordedStep::Seam final : public StepSeam {
   LaunchGraph::Cut cut;
 
  private:
-  RecordedStep& step_;
+  CapturedStep& step_;
 };
 
-RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::function<Tensor(std::int64_t)> loss_of,
-                           StepOptions options)
+CapturedStep::CapturedStep(PlacedArena& placed, optim::Optimizer& optimizer,
+                           std::function<Tensor(std::int64_t)> loss_of, StepOptions options)
     : placed_(placed),
       optimizer_(optimizer),
       loss_of_(std::move(loss_of)),
       options_(std::move(options)),
       generator_(current_generator()),
-      device_(recorded_step_detail::device_of(optimizer)) {
-  using namespace recorded_step_detail;
+      device_(captured_step_detail::device_of(optimizer)) {
+  using namespace captured_step_detail;
   check(placed_, optimizer_, options_, device_);
   const std::int64_t bytes = block_bytes + parameter_bytes * static_cast<std::int64_t>(optimizer_.parameters().size());
   memory_ = Tensor::empty({bytes}, DType::u8, device_, Category::workspace);
@@ -95,39 +95,39 @@ RecordedStep::RecordedStep(Placed& placed, optim::Optimizer& optimizer, std::fun
   sums_ = Tensor::empty({parameters}, DType::f64, device_, Category::workspace);
 }
 
-RecordedStep::~RecordedStep() { drop(); }
+CapturedStep::~CapturedStep() { drop(); }
 
 // The recording goes before what it uses.
-void RecordedStep::drop() noexcept {
+void CapturedStep::drop() noexcept {
   graph_.reset();
   block_.reset();
   hold_.reset();
 }
 
-Tensor RecordedStep::run() {
+Tensor CapturedStep::run() {
   if (&current_generator() != &generator_) {
-    recorded_step_detail::refuse("another generator is in force than when it was made");
+    captured_step_detail::refuse("another generator is in force than when it was made");
   }
   optimizer_.check_members();
-  if (is_recorded()) {
+  if (is_captured()) {
     replay();
-  } else if (steps_ < recorded_step_detail::eager_steps) {
+  } else if (steps_ < captured_step_detail::eager_steps) {
     run_once(options_);
   } else {
-    record();
+    capture();
     if (!device_.is_dry) replay();
   }
   ++steps_;
   return loss_;
 }
 
-void RecordedStep::run_once(const StepOptions& options) {
-  const Placed::Step step(placed_, steps_);
+void CapturedStep::run_once(const StepOptions& options) {
+  const PlacedArena::Step step(placed_, steps_);
   const Tensor loss = training_step(optimizer_, loss_of_, options);
-  if (options.seam == nullptr) copy_into(loss_, view::reshape(loss, {}));
+  if (options.judge == nullptr) copy_into(loss_, view::reshape(loss, {}));
 }
 
-kernels::StepNumbers RecordedStep::numbers() const {
+kernels::StepNumbers CapturedStep::numbers() const {
   kernels::StepNumbers now;
   now.rate = optimizer_.rate();
   const double scale = options_.scaler != nullptr ? options_.scaler->scale() : 1;
@@ -138,11 +138,11 @@ kernels::StepNumbers RecordedStep::numbers() const {
   return now;
 }
 
-void RecordedStep::record() {
+void CapturedStep::capture() {
   const std::int64_t updates = optimizer_.step_count();
   const std::uint64_t random_step = generator_.step();
-  const Placed::Statistics before = placed_.statistics();
-  auto hold = std::make_unique<Placed::Hold>(placed_);
+  const PlacedArena::Statistics before = placed_.statistics();
+  auto hold = std::make_unique<PlacedArena::Hold>(placed_);
   if (device_.is_dry) {
     run_once(options_);
     hold_ = std::move(hold);
@@ -160,25 +160,25 @@ void RecordedStep::record() {
     optimizer_.set_step_count(updates);
     generator_.set_step(random_step);
   };
-  Seam seam(*this);
+  Judge judge(*this);
   StepOptions options = options_;
-  if (looks()) options.seam = &seam;
+  if (looks()) options.judge = &judge;
   const auto work = [&] {
     const kernels::StepBlockScope scope(*block_);
     run_once(options);
   };
   try {
-    graph = std::make_unique<LaunchGraph>(device_, uses, work, &seam.cut);
+    graph = std::make_unique<LaunchGraph>(device_, uses, work, &judge.cut);
   } catch (...) {
     go_back();
     block_.reset();
     throw;
   }
   go_back();
-  const Placed::Statistics after = placed_.statistics();
+  const PlacedArena::Statistics after = placed_.statistics();
   if (after.deviations != before.deviations || after.dynamic_steps != before.dynamic_steps) {
     block_.reset();
-    recorded_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
+    captured_step_detail::refuse("it left its plan at event " + std::to_string(after.last_deviation) +
                                  ", so its addresses are not those of the next; allowed is a step as it was planned");
   }
   image_.resize(block_->bytes());
@@ -187,7 +187,7 @@ void RecordedStep::record() {
 }
 
 /// Puts a part of the recording in the stream, with these numbers.
-void RecordedStep::replay_part(std::size_t part, const kernels::StepNumbers& now) {
+void CapturedStep::replay_part(std::size_t part, const kernels::StepNumbers& now) {
   block_->write(now, image_.data());
   launch(device_, [&](const Addresses& at) {
     if (!image_.empty()) kernels::device_runtime(device_).upload(at(memory_), image_.data(), image_.size());
@@ -195,7 +195,7 @@ void RecordedStep::replay_part(std::size_t part, const kernels::StepNumbers& now
   graph_->replay(part);
 }
 
-void RecordedStep::replay() {
+void CapturedStep::replay() {
   optim::GradScaler::Verdict verdict;
   if (!device_.is_dry) {
     kernels::StepNumbers now = numbers();

@@ -1,4 +1,4 @@
-#include <thimble/models/planning/recording.h>
+#include <thimble/models/planning/capture.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -9,22 +9,22 @@
 #include <thimble/memory/bytes.h>
 
 namespace thimble::models {
-namespace recording_detail {
+namespace capture_detail {
 
-[[noreturn]] void refuse(const std::string& why) { throw ValueError("`records_steps`: " + why); }
+[[noreturn]] void refuse(const std::string& why) { throw ValueError("`captures_steps`: " + why); }
 
 /// A plan of the run's steps, placed.
 nn::Plan placed(nn::Plan plan, PreparedTraining& prepared) {
   prepared.plan = std::move(plan);
-  place_recorded(prepared);
+  place_captured(prepared);
   return std::exchange(prepared.plan, {});
 }
 
-}  // namespace recording_detail
+}  // namespace capture_detail
 
-void check_recording(const TrainOptions& options) {
-  using recording_detail::refuse;
-  if (!options.records_steps) return;
+void check_capture(const TrainOptions& options) {
+  using capture_detail::refuse;
+  if (!options.captures_steps) return;
   const Setup& setup = options.setup;
   if (!options.device.is_cuda()) {
     refuse("the " + to_string(options.device) + " records no steps; `device` cuda is allowed");
@@ -39,7 +39,7 @@ void check_recording(const TrainOptions& options) {
   }
 }
 
-void place_recorded(PreparedTraining& prepared) {
+void place_captured(PreparedTraining& prepared) {
   const Device on = dry(prepared.options.device);
   const nn::MakeRun program = training_program(prepared);
   nn::Plan& plan = prepared.plan;
@@ -48,15 +48,15 @@ void place_recorded(PreparedTraining& prepared) {
   const nn::MemoryProfile profile = nn::profile_training(on, program, 2, false, plan.placement);
   if (profile.placed.deviations > 0 || profile.placed.dynamic_steps > 0) {
     throw PlanError(
-        "`records_steps`: a steady step does not ask for the same bytes each time (it left its plan at event " +
+        "`captures_steps`: a steady step does not ask for the same bytes each time (it left its plan at event " +
         std::to_string(profile.placed.last_deviation) +
-        "), so that its addresses cannot be repeated; allowed is a run without `records_steps`");
+        "), so that its addresses cannot be repeated; allowed is a run without `captures_steps`");
   }
   plan.peak_bytes = profile.peak_bytes;
   plan.peak_by_category = profile.peak_by_category;
 }
 
-nn::Plan fit_recorded(nn::Planner& planner, PreparedTraining& prepared) {
+nn::Plan fit_captured(nn::Planner& planner, PreparedTraining& prepared) {
   const std::size_t budget = prepared.options.budget_bytes;
   std::size_t target = budget;  // of a step that is not recorded, which needs a little less
   while (true) {
@@ -64,15 +64,15 @@ nn::Plan fit_recorded(nn::Planner& planner, PreparedTraining& prepared) {
     try {
       plan = planner.fit(target);
     } catch (const nn::BudgetError&) {
-      const nn::Plan least = recording_detail::placed(planner.smallest(), prepared);
+      const nn::Plan least = capture_detail::placed(planner.smallest(), prepared);
       if (least.peak_bytes <= budget) return least;
-      throw nn::BudgetError("`records_steps`: no plan of a recorded step needs as little as " +
+      throw nn::BudgetError("`captures_steps`: no plan of a captured step needs as little as " +
                                 memory::exact_bytes(budget) + "; the smallest needs " +
                                 memory::exact_bytes(least.peak_bytes),
                             budget, least.peak_bytes);
     }
     const std::size_t plain_bytes = plan.peak_bytes;
-    plan = recording_detail::placed(std::move(plan), prepared);
+    plan = capture_detail::placed(std::move(plan), prepared);
     if (plan.peak_bytes <= budget) return plan;
     const std::size_t excess = plan.peak_bytes - budget;
     target = std::min(plain_bytes - 1, target - std::min(target, excess));

@@ -45,7 +45,7 @@ std::string TrainReport::differences() const {
     differs("the arena's peak", measured_peak_bytes, ", predicted ", predicted_peak_bytes);
   }
   if (measured_tier_bytes > predicted_tier_bytes) {
-    differs("what is offloaded", measured_tier_bytes, ", predicted ", predicted_tier_bytes);
+    differs("the offloaded bytes", measured_tier_bytes, ", predicted ", predicted_tier_bytes);
   }
   const std::size_t promised = predicted_peak_bytes + outside.total();
   if (outside.total() > 0 && process_peak_bytes > promised) {
@@ -62,7 +62,7 @@ std::string TrainReport::differences() const {
   return list;
 }
 
-namespace training_run_detail {
+namespace train_detail {
 
 /// What is known before the first step: refused where it cannot be.
 void promise(const PreparedTraining& prepared, const memory::ProcessWatch& watch, TrainReport& report) {
@@ -75,7 +75,7 @@ class TrainedModel final : public nn::LoopedRun {
  public:
   TrainedModel(const PreparedTraining& prepared, const memory::Stack& stack, Training& training)
       : prepared_(prepared),
-        placed_(prepared.options.records_steps ? nullptr : stack.placed.get()),
+        placed_(prepared.options.captures_steps ? nullptr : stack.placed.get()),
         training_(training) {}
 
   void train_step(std::int64_t step, nn::Progress& progress) override {
@@ -103,11 +103,11 @@ class TrainedModel final : public nn::LoopedRun {
   std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
   std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }
   std::size_t recorded_launches() const noexcept { return recorded_launches_; }
-  bool is_replay() const override { return training_.recorded() != nullptr && training_.recorded()->is_recorded(); }
+  bool is_replay() const override { return training_.recorded() != nullptr && training_.recorded()->is_captured(); }
 
  private:
   const PreparedTraining& prepared_;
-  Placed* placed_;  // null: nothing is placed, or steps begin and end themselves
+  PlacedArena* placed_;  // null: nothing is placed, or steps begin and end themselves
   Training& training_;
   std::size_t recorded_launches_ = 0;  // of the last replay
 };
@@ -152,11 +152,11 @@ std::vector<RankFigures> gather_figures(const TrainReport& report, const memory:
   return all;
 }
 
-}  // namespace training_run_detail
+}  // namespace train_detail
 
 TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& observer, const TrainWatcher& watcher,
                   const nn::TrainControl& control) {
-  namespace detail = training_run_detail;
+  namespace detail = train_detail;
   const TrainOptions& options = prepared.options;
   TrainReport report;
   report.predicted_peak_bytes = prepared.plan.peak_bytes;

@@ -1,4 +1,4 @@
-#include <thimble/memory/policies/step_plan.h>
+#include <thimble/memory/policies/step_placement.h>
 
 #include <algorithm>
 #include <string>
@@ -7,22 +7,22 @@
 #include <thimble/core/error.h>
 
 namespace thimble {
-namespace step_plan_detail {
+namespace step_placement_detail {
 
 [[noreturn]] void refuse_events(std::size_t at, std::uint64_t block, const char* what) {
-  throw ValueError("make_step_plan: event " + std::to_string(at) + " " + what + " block " + std::to_string(block) +
+  throw ValueError("make_step_placement: event " + std::to_string(at) + " " + what + " block " + std::to_string(block) +
                    "; the events are no stretch of a trace");
 }
 
 /// Whether two plans place the same blocks, allocated and freed in the same order: what they do not place (state that a
 /// first step makes) may lie anywhere between.
-bool places_alike(const StepPlan& a, const StepPlan& b) {
+bool places_alike(const StepPlacement& a, const StepPlacement& b) {
   const auto is_like = [](const memory::Buffer& x, const memory::Buffer& y) {
     return x.bytes == y.bytes && x.alignment == y.alignment;
   };
   if (!std::equal(a.buffers.begin(), a.buffers.end(), b.buffers.begin(), b.buffers.end(), is_like)) return false;
-  const auto next = [](const std::vector<StepPlan::Event>& events, std::size_t at) {
-    while (at < events.size() && events[at].block == StepPlan::not_placed) ++at;
+  const auto next = [](const std::vector<StepPlacement::Event>& events, std::size_t at) {
+    while (at < events.size() && events[at].block == StepPlacement::not_placed) ++at;
     return at;
   };
   std::size_t i = next(a.events, 0), k = next(b.events, 0);
@@ -33,15 +33,15 @@ bool places_alike(const StepPlan& a, const StepPlan& b) {
   return i == a.events.size() && k == b.events.size();
 }
 
-}  // namespace step_plan_detail
+}  // namespace step_placement_detail
 
-StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::PlacementOptions& options,
-                        const StepPlan* like) {
+StepPlacement make_step_placement(std::span<const Trace::Event> events, const memory::PlacementOptions& options,
+                                  const StepPlacement* like) {
   struct Life {
     std::size_t lower;  // index into the plan's events
     bool is_over;
   };
-  StepPlan plan;
+  StepPlacement plan;
   std::unordered_map<std::uint64_t, Life> lives;  // of blocks that are allocated here
   struct Free {
     std::size_t at, lower;
@@ -51,13 +51,13 @@ StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::Plac
     const Trace::Event& event = events[at];
     if (event.action == Trace::Action::allocate) {
       if (!lives.emplace(event.block, Life{plan.events.size(), false}).second) {
-        step_plan_detail::refuse_events(at, event.block, "allocates again");
+        step_placement_detail::refuse_events(at, event.block, "allocates again");
       }
-      plan.events.push_back({event.bytes, event.alignment, StepPlan::not_placed, event.category, event.path});
+      plan.events.push_back({event.bytes, event.alignment, StepPlacement::not_placed, event.category, event.path});
     } else if (event.action == Trace::Action::free) {
       const auto found = lives.find(event.block);
       if (found == lives.end()) continue;  // lived before the step
-      if (found->second.is_over) step_plan_detail::refuse_events(at, event.block, "frees again");
+      if (found->second.is_over) step_placement_detail::refuse_events(at, event.block, "frees again");
       found->second.is_over = true;
       frees.push_back({plan.events.size(), found->second.lower});
       plan.events.push_back({});
@@ -67,11 +67,11 @@ StepPlan make_step_plan(std::span<const Trace::Event> events, const memory::Plac
   std::sort(frees.begin(), frees.end(), [](const Free& a, const Free& b) { return a.lower < b.lower; });
   for (const Free& free : frees) {
     const auto block = static_cast<std::uint32_t>(plan.buffers.size());
-    StepPlan::Event& allocation = plan.events[free.lower];
+    StepPlacement::Event& allocation = plan.events[free.lower];
     plan.buffers.push_back({block, free.lower, free.at, allocation.bytes, allocation.alignment});
     allocation.block = plan.events[free.at].block = block;
   }
-  const bool is_like = like != nullptr && step_plan_detail::places_alike(*like, plan);
+  const bool is_like = like != nullptr && step_placement_detail::places_alike(*like, plan);
   plan.placement = is_like ? like->placement : memory::place(plan.buffers, options);
   return plan;
 }
