@@ -78,13 +78,13 @@ void Arena::check(const Request& request) const {
 }
 
 Block* Arena::allocate(const Request& request) {
-  const ResourceLock::Hold hold(*lock());
+  const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
 void Arena::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
-  const ResourceLock::Hold hold(*lock());
+  const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 

@@ -60,13 +60,13 @@ void Ledger::make_row(PathId path) {
 }
 
 Block* Ledger::allocate(const Request& request) {
-  const ResourceLock::Hold hold(*lock());
+  const std::lock_guard hold(*lock());
   return do_allocate(request);
 }
 
 void Ledger::deallocate(Block* block, Stream stream) noexcept {
   if (block == nullptr) return;
-  const ResourceLock::Hold hold(*lock());
+  const std::lock_guard hold(*lock());
   do_deallocate(block, stream);
 }
 

@@ -119,27 +119,15 @@ void PlacedArena::add_plan(const StepPlacement& plan, Handle* handles, Plans& pl
   plans.sides.push_back(std::move(sides));
 }
 
-// In a replay on the thread that the lock is biased to, a request is a comparison: these two call nothing then. All
-// else goes the usual way.
 Block* PlacedArena::allocate(const Request& request) {
-  ResourceLock& guard = *lock();
-  if (guard.enter_by_bias()) {
-    Block* const block = take_planned(request);
-    guard.leave(true);
-    if (block != nullptr) return block;
-  }
-  return Decorator::allocate(request);
+  const std::lock_guard hold(*lock());
+  return do_allocate(request);
 }
 
 void PlacedArena::deallocate(Block* block, Stream stream) noexcept {
-  ResourceLock& guard = *lock();
-  if (block != nullptr && guard.enter_by_bias()) {
-    const bool is_planned = next_->handle == block;
-    next_ += is_planned;
-    guard.leave(true);
-    if (is_planned) return;
-  }
-  Decorator::deallocate(block, stream);
+  if (block == nullptr) return;
+  const std::lock_guard hold(*lock());
+  do_deallocate(block, stream);
 }
 
 /// The block of the next event, if that is this request and placed; else null, and nothing has changed.

@@ -5,7 +5,7 @@
 // - Operators stand in the order in which forward runs them. They are cut into segments, ranges of operators; a block
 //   on its own is one segment. The backward visits the segments from last to first.
 // - On its visit the segment's backwards run, from the last operator to the first. Right before each of them the
-//   operators whose outputs it reads, and which were neither kept nor recomputed yet, are recomputed in forward order,
+//   operators that made what it reads, unless that was kept or is recomputed already, are recomputed in forward order,
 //   with those that their inputs need. An operator is recomputed once and makes all of its outputs, which stay until
 //   their last reader.
 // - A tensor crosses a boundary when an operator of another segment takes it, or reads it in backward. Such a tensor is

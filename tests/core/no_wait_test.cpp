@@ -76,7 +76,7 @@ TEST_CASE("cuda: a training step does not wait for the device", "[cuda]") {
     Generator generator(1);
     const GeneratorScope random(generator);
     const std::unique_ptr<models::Model> model =
-        models::make_model(c.setup.model, c.setup.sizes, models::placement(c.setup, cuda()));
+        models::make_model(c.setup.model, c.setup.sizes, models::tensor_options(c.setup, cuda()));
     const std::unique_ptr<optim::Optimizer> optimizer = models::make_optimizer(c.setup, *model);
     const models::Batch batch = model->empty_batch(c.setup.batch, cuda());
     fill(batch.input, 1), fill(batch.target, 2);
