@@ -5,7 +5,7 @@
 // - A stack (trace over ledger over limit over arena) shares the lock of its bottom: a request is one transaction for
 //   all of them, so ledger, trace and arena never disagree about order, whichever threads ask.
 // - The public calls of Resource take the lock and go down the stack by the do_ functions, which expect it held.
-// - It is a spin lock: one atomic exchange to take it, a plain store to release it. One thread makes nearly all requests
+// - It is a spin lock: one atomic exchange to take it, a store to release it. One thread makes nearly all requests
 //   of a training step, so the lock is nearly always free.
 // - Waiters spin briefly, then yield: the lock is held shortly except for a commit of pages.
 
