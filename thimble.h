@@ -49,6 +49,8 @@
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
+#include <thimble/nn/tokens/train_bpe.h>
 
 // Nets in 8 bits.
 #include <thimble/nn/quant/quantized_model.h>

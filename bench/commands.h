@@ -35,6 +35,7 @@ void add_reproduce(CLI::App& program);
 void add_pack(CLI::App& program);
 void add_quantize(CLI::App& program);
 void add_inspect(CLI::App& program);
+void add_tokenizer(CLI::App& program);
 void add_devices(CLI::App& program);
 void add_models(CLI::App& program);
 
@@ -43,7 +44,7 @@ void add_models(CLI::App& program);
 void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
-/// --state --full-state, and add_precision_flags.
+/// --tokenizer --state --full-state, and add_precision_flags.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These, the optimizer's, and --data --device --tf32 --budget --plan with what plans may do, for `train` and

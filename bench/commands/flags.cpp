@@ -242,6 +242,8 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
           },
           "Text models: full makes all logits, chunked those of some rows at a time (full)")
       ->type_name("H");
+  command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json that text is read and written by")
+      ->type_name("FILE");
   command.add_flag("--fuse-optimizer", setup->fuses_optimizer,
                    "Update each parameter during backward and free its gradient; no clipping, no micro-batches");
   command

@@ -159,7 +159,7 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
 
 /// A name that was given must be one: an empty one would be taken for none.
 void require_names(CLI::App& command) {
-  for (const char* const flag : {"--data", "--save", "--save-weights", "--resume", "--log"}) {
+  for (const char* const flag : {"--data", "--tokenizer", "--save", "--save-weights", "--resume", "--log"}) {
     const CLI::Option* const option = command.get_option(flag);
     if (option->count() > 0 && option->results().front().empty()) {
       throw ValueError(std::string(flag) + ": '' is no name; that of a file or folder is allowed");

@@ -15,7 +15,14 @@ void append_escaped(std::string& out, std::string_view bytes) {
   }
 }
 
-// Bytes of the UTF-8 character that `text` begins with; 0: it begins with none (RFC 3629).
+bool is_control(std::string_view character) {
+  const auto first = static_cast<unsigned char>(character[0]);
+  if (character.size() == 1) return first < 0x20 || first == 0x7F;
+  return first == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;  // U+0080 to U+009F
+}
+
+}  // namespace printable_detail
+
 std::size_t utf8_length(std::string_view text) {
   const auto first = static_cast<unsigned char>(text[0]);
   const std::size_t length = first < 0x80   ? 1
@@ -36,20 +43,12 @@ std::size_t utf8_length(std::string_view text) {
   return code >= least[length] && !is_surrogate && code <= 0x10FFFF ? length : 0;
 }
 
-bool is_control(std::string_view character) {
-  const auto first = static_cast<unsigned char>(character[0]);
-  if (character.size() == 1) return first < 0x20 || first == 0x7F;
-  return first == 0xC2 && static_cast<unsigned char>(character[1]) < 0xA0;  // U+0080 to U+009F
-}
-
-}  // namespace printable_detail
-
 std::string printable(std::string_view text, std::string_view kept) {
   std::string out;
   while (!text.empty()) {
-    const std::size_t length = std::max<std::size_t>(1, printable_detail::utf8_length(text));
+    const std::size_t length = std::max<std::size_t>(1, utf8_length(text));
     const std::string_view character = text.substr(0, length);
-    const bool is_text = printable_detail::utf8_length(text) > 0 && !printable_detail::is_control(character);
+    const bool is_text = utf8_length(text) > 0 && !printable_detail::is_control(character);
     if (is_text || kept.find(character) != std::string_view::npos) {
       out += character;
     } else {

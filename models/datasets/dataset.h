@@ -50,10 +50,12 @@ class Dataset {
 
   /// Items (tokens or images) per sample: what a rate counts.
   virtual std::int64_t items_per_sample() const = 0;
-  /// The text of tokens: characters, or numbers where there is no vocabulary.
+  /// The text of tokens: characters, what a tokenizer makes of them, or numbers where there is no vocabulary.
   virtual std::string decode(const std::vector<std::int64_t>& tokens) const = 0;
   /// What a checkpoint notes of the data: the characters of the vocabulary; empty without one.
   virtual std::string symbols() const { return {}; }
+  /// What tells its tokenizer from others: how many tokens it has, and a checksum; empty: there is none.
+  virtual std::string tokenizer() const { return {}; }
   /// What tells these data from others: how many there are, and a checksum; empty: nothing does.
   virtual std::string digest() const { return {}; }
 
@@ -67,10 +69,15 @@ class Dataset {
 /// folder with CIFAR-10's batches, or one such batch. "synthetic" makes data of the model's sizes. Texts and single
 /// token files are split 90/10, single image files 80/20. Images are normalised by their measured mean and deviation.
 /// Models that learn hidden tokens get windows with 15 % of them hidden (nn/data/masking.h); characters then have one
-/// token more, [MASK]. `name` is the model's, whose sizes are those it would have. Throws FileError, ValueError naming
-/// the path and what is looked for.
+/// token more, [MASK]. `name` is the model's, whose sizes are those it would have.
+///
+/// `tokenizer` is a tokenizer.json (nn/tokens/tokenizer_file.h), for the GPT family: a text is then read as its tokens,
+/// whose number is the model's vocabulary, and is held in memory as such, 2 bytes a token up to 65,536 of them, else 4.
+/// Files of tokens keep theirs, and are shown by it.
+///
+/// Throws FileError, ValueError naming the path and what is looked for.
 std::unique_ptr<Dataset> open_dataset(const std::string& path, const Model& model, std::string_view name,
-                                      std::uint64_t seed);
+                                      std::uint64_t seed, const std::string& tokenizer = {});
 
 /// "crc32c 1a2b3c4d".
 std::string sum_text(std::uint32_t sum);

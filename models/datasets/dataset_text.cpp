@@ -15,21 +15,24 @@
 #include <thimble/nn/data/sampler.h>
 #include <thimble/nn/data/store_open.h>
 #include <thimble/nn/data/synthetic.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
 
 namespace thimble::models {
 namespace dataset_text_detail {
 
 constexpr std::size_t synthetic_bytes = std::size_t{1} << 20;
+constexpr std::uint64_t most_text_bytes = (std::uint64_t{1} << 32) - 2;  // that a tokenizer takes
 
 // Both parts as tokens, with a vocabulary of characters or without.
 class Text final : public Dataset {
  public:
   /// `is_masked`: samples hide some of their tokens, which are the targets; else targets are the next tokens.
   Text(data::TokenStore train, data::TokenStore validation, std::optional<data::CharVocabulary> vocabulary,
-       bool is_masked)
+       std::shared_ptr<const data::Tokenizer> tokenizer, bool is_masked)
       : train_(std::move(train)),
         validation_(std::move(validation)),
         vocabulary_(std::move(vocabulary)),
+        tokenizer_(std::move(tokenizer)),
         is_masked_(is_masked) {
     const std::uint32_t sum = validation_.checksum(train_.checksum(crc32c(symbols())));
     digest_ = format_grouped(train_.size() + validation_.size()) + " tokens, " + sum_text(sum);
@@ -37,6 +40,7 @@ class Text final : public Dataset {
 
   void fit(ModelOptions& sizes) const override {
     if (vocabulary_) sizes.vocabulary = vocabulary_->size() + (is_masked_ ? 1 : 0);  // [MASK] comes last
+    if (tokenizer_ && sizes.vocabulary == 0) sizes.vocabulary = tokenizer_->size();
   }
 
   void open(const ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) override {
@@ -97,11 +101,23 @@ class Text final : public Dataset {
   std::string decode(const std::vector<std::int64_t>& tokens) const override {
     if (vocabulary_) return vocabulary_->decode(std::vector<std::uint8_t>(tokens.begin(), tokens.end()));
     std::string text;
+    if (tokenizer_) {
+      for (const std::int64_t token : tokens) {  // a model may have rows beyond the tokenizer's tokens
+        const auto id = static_cast<std::uint32_t>(token);
+        text += token < tokenizer_->size() ? tokenizer_->decode({&id, 1}) : "\uFFFD";
+      }
+      return text;
+    }
     for (const std::int64_t token : tokens) text += (text.empty() ? "" : " ") + std::to_string(token);
     return text;
   }
   std::string symbols() const final { return vocabulary_ ? vocabulary_->symbols() : std::string(); }
 
+  std::string tokenizer() const override {
+    if (!tokenizer_) return {};
+    const std::string file = data::format_tokenizer(tokenizer_->parts());
+    return format_grouped(tokenizer_->size()) + " tokens, " + sum_text(crc32c(std::as_bytes(std::span(file))));
+  }
   std::string digest() const override { return digest_; }
 
  private:
@@ -160,6 +176,7 @@ class Text final : public Dataset {
 
   data::TokenStore train_, validation_;
   std::optional<data::CharVocabulary> vocabulary_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
   bool is_masked_;
   std::string digest_;
   data::MaskingOptions masking_;
@@ -170,22 +187,35 @@ class Text final : public Dataset {
 
 /// Nine tenths to train on, rounded down, and the rest to validate with.
 std::unique_ptr<Dataset> split_90_10(const data::TokenStore& tokens, std::optional<data::CharVocabulary> vocabulary,
-                                     bool is_masked) {
+                                     std::shared_ptr<const data::Tokenizer> tokenizer, bool is_masked) {
   const std::int64_t train = tokens.size() / 10 * 9 + tokens.size() % 10 * 9 / 10;
   return std::make_unique<Text>(tokens.part(0, train), tokens.part(train, tokens.size() - train), std::move(vocabulary),
-                                is_masked);
+                                std::move(tokenizer), is_masked);
 }
 
 std::unique_ptr<Dataset> from_text_file(const std::string& path, bool is_masked) {
   const auto file = std::make_shared<const InputFile>(path);
   const data::CharVocabulary vocabulary = data::vocabulary_of(*file);
-  return split_90_10(data::TokenStore(data::ByteStore(file, 0, file->bytes()), vocabulary), vocabulary, is_masked);
+  return split_90_10(data::TokenStore(data::ByteStore(file, 0, file->bytes()), vocabulary), vocabulary, nullptr,
+                     is_masked);
 }
 
 std::unique_ptr<Dataset> from_characters(const std::string& text, bool is_masked) {
   const data::CharVocabulary vocabulary(text);
   return split_90_10(data::TokenStore(data::ByteStore(std::vector<std::uint8_t>(text.begin(), text.end())), vocabulary),
-                     vocabulary, is_masked);
+                     vocabulary, nullptr, is_masked);
+}
+
+/// A text as tokens, each as narrow as the tokenizer's tokens allow.
+std::unique_ptr<Dataset> from_tokenizer(std::string_view text, std::shared_ptr<const data::Tokenizer> tokenizer) {
+  const std::vector<std::uint32_t> tokens = tokenizer->encode(text);
+  const std::size_t each = tokenizer->size() <= 65536 ? 2 : 4;
+  std::vector<std::uint8_t> bytes(each * tokens.size());
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    bytes[i] = static_cast<std::uint8_t>(tokens[i / each] >> (8 * (i % each)));
+  }
+  return split_90_10(data::TokenStore(data::ByteStore(std::move(bytes)), static_cast<int>(each)), std::nullopt,
+                     std::move(tokenizer), false);
 }
 
 // The one `*part*.bin` of a folder.
@@ -207,22 +237,34 @@ std::string token_file(const std::string& folder, const std::string& part) {
 
 }  // namespace dataset_text_detail
 
-std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked,
-                                   std::uint64_t seed) {
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed,
+                                   const std::string& tokenizer_path) {
   namespace detail = dataset_text_detail;
-  if (path == "synthetic")
-    return detail::from_characters(data::synthetic_text(detail::synthetic_bytes, seed), is_masked);
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  if (!tokenizer_path.empty()) {
+    tokenizer = std::make_shared<const data::Tokenizer>(data::read_tokenizer(tokenizer_path));
+  }
+  if (path == "synthetic") {
+    const std::string text = data::synthetic_text(detail::synthetic_bytes, seed);
+    return tokenizer ? detail::from_tokenizer(text, tokenizer) : detail::from_characters(text, is_masked);
+  }
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     return std::make_unique<detail::Text>(data::open_tokens(detail::token_file(path, "train")),
-                                          data::open_tokens(detail::token_file(path, "val")), std::nullopt, is_masked);
+                                          data::open_tokens(detail::token_file(path, "val")), std::nullopt, tokenizer,
+                                          is_masked);
   }
   if (std::filesystem::path(path).extension() == ".bin") {
-    return detail::split_90_10(data::open_tokens(path), std::nullopt, is_masked);
+    return detail::split_90_10(data::open_tokens(path), std::nullopt, tokenizer, is_masked);
+  }
+  if (tokenizer) {
+    const std::vector<std::byte> text = read_whole_file(path, detail::most_text_bytes);
+    return detail::from_tokenizer({reinterpret_cast<const char*>(text.data()), text.size()}, tokenizer);
   }
   if (model != "char-gpt" && !is_masked) {
     throw ValueError("`data`: '" + path + "': " + std::string(model) +
-                     " trains on token files (.bin) or synthetic text; text files are for char-gpt and bert");
+                     " trains on token files (.bin) or synthetic text; text files are for char-gpt and bert, or with a "
+                     "`tokenizer`");
   }
   return detail::from_text_file(path, is_masked);
 }

@@ -10,6 +10,8 @@
 
 namespace thimble::models {
 
-std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed);
+/// See open_dataset.
+std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view model, bool is_masked, std::uint64_t seed,
+                                   const std::string& tokenizer);
 
 }  // namespace thimble::models

@@ -44,9 +44,12 @@ class Outline final : public Dataset {
 }  // namespace planned_run_detail
 
 PlannedRuns::PlannedRuns(Setup& setup, Device device, const std::string& data) : device_(device) {
+  if (data.empty() && !setup.tokenizer.empty()) {
+    throw ValueError("`tokenizer`: '" + setup.tokenizer + "' has no text to read; with `data` it is allowed");
+  }
   if (data.empty()) return;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(device)));
-  data_ = open_dataset(data, *model, setup.model, setup.seed);
+  data_ = open_dataset(data, *model, setup.model, setup.seed, setup.tokenizer);
   data_->fit(setup.sizes);
 }
 

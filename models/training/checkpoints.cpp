@@ -52,6 +52,7 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const
     hexadecimal += {digits[static_cast<unsigned char>(c) >> 4], digits[static_cast<unsigned char>(c) & 15]};
   }
   if (!hexadecimal.empty()) metadata["characters"] = hexadecimal;
+  if (const std::string tokenizer = data.tokenizer(); !tokenizer.empty()) metadata["tokenizer"] = tokenizer;
   put_recipe(metadata, options, data, training);
   return metadata;
 }
@@ -64,7 +65,7 @@ std::int64_t check_resume(const TrainOptions& options, const Dataset& data, Trai
     return found == info.metadata.end() ? otherwise : found->second;
   };
   const nn::Metadata own = metadata_of(options, data, training);
-  for (const char* key : {"model", "characters"}) {
+  for (const char* key : {"model", "characters", "tokenizer"}) {
     if (own.count(key) != 0 && held(key, "") != own.at(key)) {
       throw ValueError(start + "has " + key + " '" + held(key, "") + "'; this run has '" + own.at(key) +
                        "', and that alone is allowed");

@@ -183,7 +183,8 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   }
   {
     const auto chosen = make_model(options.setup.model, options.setup.sizes, tensor_options(options.setup, on));
-    prepared.data = open_dataset(options.data, *chosen, options.setup.model, options.setup.seed);
+    prepared.data =
+        open_dataset(options.data, *chosen, options.setup.model, options.setup.seed, options.setup.tokenizer);
   }
   prepared.data->fit(options.setup.sizes);
   check_techniques(options.setup, prepared.is_text);

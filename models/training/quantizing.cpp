@@ -195,7 +195,7 @@ QuantizeReport quantize(const QuantizeOptions& options) {
     throw ValueError("`dtype`: " + std::string(to_string(o.setup.dtype)) + "; f32 is allowed");
   if (!o.save.empty()) AtomicFile(o.save);  // can it be written? Nothing is, without a commit
   const auto named = make_model(o.setup.model, o.setup.sizes, {dry(cpu), DType::f32});
-  const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed);
+  const auto data = open_dataset(o.data, *named, o.setup.model, o.setup.seed, o.setup.tokenizer);
   data->fit(o.setup.sizes);
   data->open(o.setup.sizes, o.setup.batch, o.setup.seed);
   const auto model = make_model(o.setup.model, o.setup.sizes, {o.device});

@@ -45,6 +45,7 @@ struct Setup {
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
+  std::string tokenizer;  ///< a tokenizer.json that text is read and written by: see open_dataset; empty: none
   /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
   std::string offload;
   bool offloads_optimizer = false;             ///< its state waits there between updates

@@ -131,7 +131,8 @@ void TokenStore::read(std::int64_t at, std::span<std::int64_t> out) const {
     bytes_.read(byte, std::span(piece).first(count * size));
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint8_t* const raw = piece.data() + i * size;
-      std::int64_t token = size == 2 ? std::int64_t{raw[0]} | std::int64_t{raw[1]} << 8 : raw[0];
+      std::int64_t token = 0;
+      for (std::size_t b = 0; b < size; ++b) token |= std::int64_t{raw[b]} << (8 * b);
       if (tokens_) token = (*tokens_)[*raw];
       if (token < 0 || token >= vocabulary_) {
         throw FileError(bytes_.path(), bytes_.offset(byte + i * size),

@@ -91,7 +91,7 @@ class ImageStore {
 class TokenStore {
  public:
   TokenStore() = default;
-  /// Tokens of 16 bits, little-endian, or of 8.
+  /// Tokens of 8 bits, or of 16 or 32, little-endian.
   TokenStore(ByteStore bytes, int bytes_per_token);
   /// Characters, whose tokens are those of the vocabulary.
   TokenStore(ByteStore text, const CharVocabulary& vocabulary);
@@ -118,7 +118,7 @@ class TokenStore {
   void each_piece(Body&& body) const;
 
   ByteStore bytes_;
-  std::int64_t bytes_per_token_ = 1, first_ = 0, count_ = 0, vocabulary_ = 1 << 16;
+  std::int64_t bytes_per_token_ = 1, first_ = 0, count_ = 0, vocabulary_ = std::int64_t{1} << 32;
   std::optional<std::array<std::int16_t, 256>> tokens_;  // of characters; -1: none
 };
 

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 seconds=${1:-60}
 shift || true
 names=("$@")
-if [ ${#names[@]} -eq 0 ]; then names=(safetensors checkpoint npy idx tokens cifar); fi
+if [ ${#names[@]} -eq 0 ]; then names=(safetensors checkpoint npy idx tokens cifar tokenizer); fi
 cxx=${CLANGXX:-clang++}
 if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
   "$cxx" -x c++ -fsanitize=fuzzer - -o /dev/null 2>/dev/null; then
@@ -22,7 +22,9 @@ flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include" -Itests
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 objects=()
 for source in core/files/bytes core/files/file core/files/file_stream core/files/npy nn/files/safetensors nn/files/safetensors_parse nn/files/checkpoint_info \
-  nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens; do
+  core/files/printable nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens nn/tokens/unicode nn/tokens/unicode_classes \
+  nn/tokens/unicode_compositions nn/tokens/byte_letters nn/tokens/words nn/tokens/merges nn/tokens/added_tokens \
+  nn/tokens/tokenizer nn/tokens/tokenizer_parse nn/tokens/tokenizer_write; do
   object="$build/${source//\//-}.o"
   objects+=("$object")
   "$cxx" "${flags[@]}" -fsanitize=fuzzer-no-link -c "$source.cpp" -o "$object"

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,7 @@
 #include <thimble/nn/data/tokens.h>
 #include <thimble/nn/files/checkpoint_info.h>
 #include <thimble/nn/files/safetensors.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
 
 #include "support/gzip_file.h"
 
@@ -150,17 +152,38 @@ inline void checkpoint(Bytes file) {
   }
 }
 
+/// An accepted tokenizer, written again, is the same, and what it encodes comes out again where nothing may change it.
+inline void tokenizer(Bytes file) {
+  std::optional<thimble::data::Tokenizer> read;
+  try {
+    read.emplace(thimble::data::parse_tokenizer(file, "fuzz"));
+  } catch (const thimble::FileError&) {
+    return;
+  }
+  const thimble::data::TokenizerParts& parts = read->parts();
+  const std::string text = thimble::data::format_tokenizer(parts);
+  const auto again = thimble::data::parse_tokenizer(thimble::bytes_of(text), "fuzz");
+  require(thimble::data::format_tokenizer(again.parts()) == text, "writing again changes the file");
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data()), std::min<std::size_t>(file.size(), 300));
+  const auto ids = read->encode(bytes, {.adds_ends = true});
+  require(ids == again.encode(bytes, {.adds_ends = true}), "the file that was written has other tokens");
+  for (const std::uint32_t id : ids) require(id < read->size(), "a token is out of range");
+  if (parts.is_nfc || !parts.added.empty()) return;
+  require(read->decode(read->encode(bytes)) == bytes, "bytes changed on their way");
+}
+
 struct Target {
   std::string_view name;
   void (*run)(Bytes file);
 };
 
 /// Every target; each has its corpus in tests/fuzz/corpus/NAME and its program in tests/fuzz/NAME.cpp.
-inline constexpr std::array<Target, 6> targets{{{"safetensors", safetensors},
+inline constexpr std::array<Target, 7> targets{{{"safetensors", safetensors},
                                                 {"checkpoint", checkpoint},
                                                 {"npy", npy},
                                                 {"idx", idx},
                                                 {"tokens", tokens},
-                                                {"cifar", cifar}}};
+                                                {"cifar", cifar},
+                                                {"tokenizer", tokenizer}}};
 
 }  // namespace fuzz

@@ -107,6 +107,8 @@ TEST_CASE("fuzz: every corpus has files that are accepted", "[files][fuzz]") {
     accepts("idx", seed, [](fuzz::Bytes b, std::size_t) { thimble::data::parse_idx(b, "t"); });
   for (const char* seed : {"empty", "four"})
     accepts("tokens", seed, [](fuzz::Bytes b, std::size_t) { thimble::data::parse_tokens(b, "t"); });
+  for (const char* seed : {"gpt2", "llama3", "qwen2"})
+    accepts("tokenizer", seed, [](fuzz::Bytes b, std::size_t) { thimble::data::parse_tokenizer(b, "t"); });
   for (const char* seed : {"one", "two"})
     accepts("cifar", seed, [](fuzz::Bytes b, std::size_t) {
       thimble::data::Images images;

@@ -1,0 +1,156 @@
+// thimble tokenizer: learns a tokenizer from a text; text to tokens and back.
+
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/memory/units.h>
+#include <thimble/nn/data/tokens.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
+#include <thimble/nn/tokens/train_bpe.h>
+
+namespace thimble::bench {
+namespace tokenizer_detail {
+
+constexpr std::uint64_t most_bytes = (std::uint64_t{1} << 32) - 2;
+
+struct Flags {
+  std::string tokenizer, data, out, pattern = "gpt2";
+  std::int64_t vocabulary = 0, least_count = 1;
+  std::vector<std::string> special;
+  bool is_nfc = false, adds_ends = false, takes_special_as_text = false, skips_special = false;
+};
+
+std::string read_text(const std::string& path) {
+  const std::vector<std::byte> bytes = read_whole_file(path, most_bytes);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+void train(const Flags& flags) {
+  const auto pattern = data::find_word_pattern(flags.pattern);
+  if (!pattern) {
+    std::string known;
+    for (const data::WordPattern p : data::word_patterns)
+      known += (known.empty() ? "" : ", ") + std::string(to_string(p));
+    throw ValueError("--pattern: " + quote(flags.pattern) + " is not one of " + known);
+  }
+  data::BpeTraining training{flags.vocabulary, *pattern, flags.is_nfc, flags.least_count, flags.special};
+  const std::string text = read_text(flags.data);
+  const data::Tokenizer tokenizer = data::train_bpe(text, training);
+  data::write_tokenizer(flags.out, tokenizer);
+  const std::size_t tokens = tokenizer.encode(text).size();
+  std::printf("%s tokens, %s merges; the text has %s bytes in %s tokens%s\n", format_grouped(tokenizer.size()).c_str(),
+              format_grouped(static_cast<std::int64_t>(tokenizer.parts().merges.size())).c_str(),
+              format_grouped(static_cast<std::int64_t>(text.size())).c_str(),
+              format_grouped(static_cast<std::int64_t>(tokens)).c_str(),
+              tokenizer.size() < flags.vocabulary ? ": no further pair merges" : "");
+}
+
+void encode(const Flags& flags) {
+  const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
+  const std::vector<std::uint32_t> tokens = tokenizer.encode(
+      read_text(flags.data), {.adds_ends = flags.adds_ends, .takes_special_as_text = flags.takes_special_as_text});
+  if (flags.out.empty()) {
+    std::string line;
+    for (const std::uint32_t token : tokens) line += (line.empty() ? "" : " ") + std::to_string(token);
+    std::printf("%s\n", line.c_str());
+    return;
+  }
+  std::vector<std::uint16_t> narrow;
+  narrow.reserve(tokens.size());
+  for (const std::uint32_t token : tokens) {
+    if (token > std::numeric_limits<std::uint16_t>::max()) {
+      throw ValueError("--out: token " + std::to_string(token) + "; a file of tokens has those below 65536");
+    }
+    narrow.push_back(static_cast<std::uint16_t>(token));
+  }
+  data::write_tokens(flags.out, narrow);
+  std::printf("%s tokens\n", format_grouped(static_cast<std::int64_t>(tokens.size())).c_str());
+}
+
+/// Numbers between spaces and line breaks.
+std::vector<std::uint32_t> parse_numbers(std::string_view text) {
+  std::vector<std::uint32_t> numbers;
+  constexpr std::string_view spaces = " \t\r\n";
+  for (std::size_t at = text.find_first_not_of(spaces); at != std::string_view::npos;) {
+    const std::size_t end = std::min(text.find_first_of(spaces, at), text.size());
+    const std::string word(text.substr(at, end - at));
+    numbers.push_back(static_cast<std::uint32_t>(parse_integer("--data", word, 0, 0xFFFFFFFF)));
+    at = text.find_first_not_of(spaces, end);
+  }
+  return numbers;
+}
+
+void decode(const Flags& flags) {
+  const data::Tokenizer tokenizer = data::read_tokenizer(flags.tokenizer);
+  std::vector<std::uint32_t> tokens;
+  if (flags.data.ends_with(".bin")) {
+    for (const std::uint16_t token : data::read_tokens(flags.data)) tokens.push_back(token);
+  } else {
+    tokens = parse_numbers(read_text(flags.data));
+  }
+  const std::string text = tokenizer.decode(tokens, flags.skips_special);
+  if (!flags.out.empty()) return write_file_atomically(flags.out, std::string_view(text));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
+
+CLI::App* add(CLI::App& commands, const std::string& name, const std::string& help, Flags& flags,
+              const std::string& data_help) {
+  CLI::App* const command = commands.add_subcommand(name, help);
+  if (name != "train") {
+    command->add_option("--tokenizer", flags.tokenizer, "tokenizer.json of GPT-2's, Llama 3's or Qwen 2.5's form")
+        ->type_name("FILE")
+        ->required();
+  }
+  command->add_option("--data", flags.data, data_help)->type_name("FILE")->required();
+  return command;
+}
+
+}  // namespace tokenizer_detail
+
+void add_tokenizer(CLI::App& program) {
+  using namespace tokenizer_detail;
+  CLI::App* const commands = program.add_subcommand("tokenizer", "Text to tokens and back; learn a tokenizer");
+  commands->require_subcommand(1);
+  const auto flags = std::make_shared<Flags>();
+  CLI::App* const train_command = add(*commands, "train", "Learn a byte-level BPE from a text", *flags, "The text");
+  add_integer(*train_command, "--vocab", flags->vocabulary, 256, std::int64_t{1} << 24, "Tokens at most")->required();
+  train_command->add_option("--out", flags->out, "tokenizer.json to write")->type_name("FILE")->required();
+  train_command->add_option("--pattern", flags->pattern, "How text is cut into words: gpt2, llama3, qwen2 (gpt2)")
+      ->type_name("NAME");
+  train_command->add_flag("--nfc", flags->is_nfc, "Bring text to Unicode's Normalization Form C, as Qwen does");
+  add_integer(*train_command, "--least-count", flags->least_count, 1, std::int64_t{1} << 62,
+              "Pairs that are there less often do not merge (1)");
+  train_command->add_option("--special", flags->special, "A special token, as <|endoftext|>; several times for more")
+      ->type_name("TEXT");
+  train_command->callback([flags] { train(*flags); });
+
+  CLI::App* const encode_command = add(*commands, "encode", "A text's tokens", *flags, "The text");
+  encode_command
+      ->add_option("--out", flags->out,
+                   "Write a file of 16-bit tokens (.bin), which 'thimble train' reads (print them)")
+      ->type_name("FILE");
+  encode_command->add_flag("--ends", flags->adds_ends, "With the tokens that stand around a text, as 'begin of text'");
+  encode_command->add_flag("--special-as-text", flags->takes_special_as_text,
+                           "Special tokens in the text are no tokens: for text that others wrote");
+  encode_command->callback([flags] { encode(*flags); });
+
+  CLI::App* const decode_command =
+      add(*commands, "decode", "The text of tokens", *flags, "A file of tokens (.bin), or a text of their numbers");
+  decode_command->add_option("--out", flags->out, "Write it there (print it)")->type_name("FILE");
+  decode_command->add_flag("--skip-special", flags->skips_special, "Leave special tokens out");
+  decode_command->callback([flags] { decode(*flags); });
+}
+
+}  // namespace thimble::bench
