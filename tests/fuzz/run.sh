@@ -16,7 +16,7 @@ if ! echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned 
 fi
 build="build-fuzz"
 mkdir -p "$build/include/thimble"
-for folder in core nn; do ln -sfn "$PWD/$folder" "$build/include/thimble/$folder"; done
+for folder in core memory autograd optim nn; do ln -sfn "$PWD/$folder" "$build/include/thimble/$folder"; done
 # shellcheck disable=SC2054  # a list for -fsanitize
 flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include" -Itests
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)

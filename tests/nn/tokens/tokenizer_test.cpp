@@ -241,6 +241,8 @@ TEST_CASE("tokenizer: Normalization Form C", "[tokens]") {
   CHECK(data::to_nfc("\u0958") == "\u0915\u093c");  // excluded from composition
   CHECK(data::to_nfc("\u1112\u1161\u11ab\u1100\u1173\u11af") == "\ud55c\uae00");
   CHECK(data::to_nfc("a\u0315\u0300\u05ae\u0302b") == "\u00e0\u05ae\u0302\u0315b");  // of NormalizationTest.txt
+  CHECK(data::to_nfc("e\u0346\u0301") == "e\u0346\u0301");  // a mark of the same class stands between
+  CHECK(data::to_nfc("e\u0316\u0301") == "\u00e9\u0316");   // one of a lower class does not
   CHECK(data::to_nfc("\u0344") == "\u0308\u0301");
 }
 
