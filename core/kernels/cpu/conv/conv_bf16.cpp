@@ -5,6 +5,7 @@
 
 #include <thimble/core/kernels/cpu/conv/conv_execute.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16_pack.h>
 
 namespace thimble::kernels::conv_detail {
 namespace conv_bf16_detail {

@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
-#include <thimble/core/kernels/cpu/base/variants.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_kernel.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_bf16_pack.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_epilogue.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_microkernel.h>
 #include <thimble/core/numbers/integers.h>
@@ -32,17 +32,21 @@ std::int64_t packed_bytes(std::int64_t depth, std::int64_t columns) noexcept {
 /// The pieces of workspace, in bytes from its begin: every one a multiple of 64.
 struct Space {
   std::int64_t columns, depth;  // of a tile and of a block, filled up
-  std::int64_t sums, packed;
+  std::int64_t sums;  // of a whole tile where there are several blocks of k, else 0
+  std::int64_t packed;
   std::int64_t right;  // rows of B that are copied before they are packed, or 0
   std::int64_t left;   // for each thread, rows of A that are copied, or 0
-  std::int64_t total(int threads) const noexcept { return sums + packed + right + threads * left; }
+  std::int64_t rows;   // for each thread, sums of a panel's rows where the tile has none
+  std::int64_t total(int threads) const noexcept { return sums + packed + right + threads * (left + rows); }
 };
 
 Space space_of(const Bf16Operands& x) noexcept {
   Space s{};
   s.columns = std::min(tile_columns, round_up(x.n, dot_columns));
   s.depth = std::min(unit_depth, round_up(std::max<std::int64_t>(x.k, 1), step_elements));
-  s.sums = std::min(tile_rows, round_up(x.m, dot_rows)) * s.columns * 4;
+  const bool is_one_block = x.k <= unit_depth;
+  s.sums = is_one_block ? 0 : std::min(tile_rows, round_up(x.m, dot_rows)) * s.columns * 4;
+  s.rows = is_one_block ? dot_rows * s.columns * 4 : 0;
   s.packed = packed_bytes(s.depth, s.columns);
   s.right = x.reads_right ? 0 : s.depth * s.columns * 2;
   s.left = x.reads_left ? 0 : dot_rows * s.depth * 2;
@@ -63,23 +67,7 @@ struct Block {
   std::int64_t depth;  // elements of k
 };
 
-/// 32 rows of the left operand, side by side: what `Block::a` + row * a_row_stride has at every a_column_stride.
-struct PackRows {
-  static void run(const std::uint16_t* a, std::int64_t row_stride, std::int64_t column_stride, int rows,
-                  std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept {
-    for (std::int64_t p0 = 0; p0 < filled; p0 += step_elements) {
-      const std::int64_t count = std::clamp<std::int64_t>(depth - p0, 0, step_elements);
-      for (int r = 0; r < rows; ++r) {
-        const std::uint16_t* const from = a + r * row_stride + p0 * column_stride;
-        std::uint16_t* const to = out + r * filled + p0;
-        for (std::int64_t p = 0; p < count; ++p) to[p] = from[p * column_stride];
-        for (std::int64_t p = count; p < step_elements; ++p) to[p] = 0;
-      }
-    }
-  }
-};
-
-/// Adds the products of some rows of a tile to its sums.
+/// Adds the products of some rows of a tile to their sums.
 void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std::int64_t first, int rows,
               std::int64_t columns, const std::uint8_t* packed, std::uint16_t* left, float* sums,
               const DotKernel& kernel) noexcept {
@@ -108,7 +96,7 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
   const bool is_first = block.p == 0;
   const std::int64_t panel_bytes = packed_bytes(block.depth, dot_columns);
   for (std::int64_t column = 0; column < columns; column += dot_columns, packed += panel_bytes) {
-    float* const to = sums + first * space.columns + column;
+    float* const to = sums + column;
     tile.b = packed;
     tile.out = is_first ? to : product;
     tile.out_stride = is_first ? space.columns : dot_columns;
@@ -119,32 +107,6 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
     }
   }
 }
-
-/// Packs a panel: up to 32 columns of a right operand with any strides.
-struct PackPanel {
-  static void run(const std::uint16_t* b, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
-                  std::int64_t columns, std::uint8_t* out) noexcept {
-    for (std::int64_t p0 = 0; p0 < depth; p0 += step_elements, out += step_block_bytes) {
-      for (int pair = 0; pair < step_pairs; ++pair) {
-        std::uint32_t words[dot_columns] = {};
-        const std::int64_t p = p0 + pair * 2;
-        for (int i = 0; i < 2 && p + i < depth; ++i) {
-          const std::uint16_t* const row = b + (p + i) * row_stride;
-          const int shift = i * 16;
-          if (columns == dot_columns && column_stride == 1) {
-            for (int c = 0; c < dot_columns; ++c) words[c] |= static_cast<std::uint32_t>(row[c]) << shift;
-          } else {
-            for (std::int64_t c = 0; c < columns; ++c) {
-              words[c] |= static_cast<std::uint32_t>(row[c * column_stride]) << shift;
-            }
-          }
-        }
-        std::memcpy(out + pair * 64, words, 64);
-        std::memcpy(out + pair * 64 + step_block_bytes / 2, words + block_columns, 64);
-      }
-    }
-  }
-};
 
 /// Calls body(begin, end) on every thread with its part of [0, count).
 template <class Body>
@@ -168,9 +130,8 @@ void pack_right(const Bf16Operands& x, const Block& block, std::int64_t column, 
   }
   split(ceil_div(columns, dot_columns), threads, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
-      run_variant<PackPanel>(b + first * column_stride, row_stride, column_stride, block.depth,
-                             std::min<std::int64_t>(dot_columns, columns - first),
-                             packed + packed_bytes(block.depth, first));
+      pack_bf16_panel(b + first * column_stride, row_stride, column_stride, block.depth,
+                      std::min<std::int64_t>(dot_columns, columns - first), packed + packed_bytes(block.depth, first));
     }
   });
 }
@@ -196,7 +157,7 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   auto* const sums = static_cast<float*>(workspace);
   std::uint8_t* const packed = static_cast<std::uint8_t*>(workspace) + space.sums;
   auto* const right_rows = reinterpret_cast<std::uint16_t*>(packed + space.packed);
-  std::uint8_t* const lefts = packed + space.packed + space.right;
+  std::uint8_t* const own = packed + space.packed + space.right;  // by threads
   const DotKernel& kernel = dot_kernel(unit);
   const Microkernels<float>& micro = microkernels<float>(isa());
   const int piece = micro.lanes * micro.vectors;
@@ -212,17 +173,20 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
         const bool is_last = p + unit_depth >= x.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {
-          auto* const left = space.left == 0 ? nullptr : reinterpret_cast<std::uint16_t*>(lefts + thread * space.left);
+          std::uint8_t* const mine = own + thread * (space.left + space.rows);
+          auto* const left = space.left == 0 ? nullptr : reinterpret_cast<std::uint16_t*>(mine);
           int begun = 0;
           for (std::int64_t i = panels * thread / workers; i < panels * (thread + 1) / workers; ++i) {
             const std::int64_t first = i * dot_rows;
             const int count = static_cast<int>(std::min<std::int64_t>(dot_rows, rows - first));
             if (count != begun) kernel.begin(count);
             begun = count;
-            add_rows(x, space, block, first, count, columns, packed, left, sums, kernel);
+            float* const to =
+                space.rows == 0 ? sums + first * space.columns : reinterpret_cast<float*>(mine + space.left);
+            add_rows(x, space, block, first, count, columns, packed, left, to, kernel);
             if (!is_last) continue;
             const OutputTile tile{place.c_offset, place.bias_offset, row + first, column, 0, 0};
-            finish_rows(output, finisher, tile, count, columns, piece, sums + first * space.columns, space.columns);
+            finish_rows(output, finisher, tile, count, columns, piece, to, space.columns);
           }
           if (begun != 0) kernel.end();
         });
@@ -259,11 +223,6 @@ class Views final : public Bf16Operands {
 }  // namespace gemm_bf16_detail
 
 namespace gemm_detail {
-
-void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
-                    std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept {
-  run_variant<gemm_bf16_detail::PackRows>(from, row_stride, column_stride, rows, depth, filled, out);
-}
 
 std::size_t bf16_product_bytes(const Bf16Operands& operands, int threads) noexcept {
   using namespace gemm_bf16_detail;

@@ -35,10 +35,6 @@ class Bf16Operands {
                           std::uint16_t* out) const noexcept = 0;
 };
 
-/// `rows` rows of `depth` elements that lie (row_stride, column_stride) apart, for copy_left.
-void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, int rows,
-                    std::int64_t depth, std::int64_t filled, std::uint16_t* out) noexcept;
-
 /// Where a product's C and bias begin in those of `Output`.
 struct Bf16Place {
   std::int64_t c_offset = 0, bias_offset = 0;

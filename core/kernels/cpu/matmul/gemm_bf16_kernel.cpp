@@ -67,37 +67,52 @@ inline std::int32_t pair_at(const std::uint8_t* a) noexcept {
   return pair;
 }
 
+/// Adds `steps` steps of `rows` rows of a, which lie a_stride bytes apart, to their sums.
 template <int rows>
-THIMBLE_TARGET_BF16 void rows_avx512(const DotTile& tile, int first_row) {
-  __m512 sum[rows][2];
+THIMBLE_TARGET_BF16 THIMBLE_ALWAYS_INLINE void add_steps(const std::uint8_t* first, std::int64_t a_stride,
+                                                         std::int64_t steps, const std::uint8_t* b,
+                                                         __m512 (&sum)[rows][2]) {
+  const std::uint8_t* a[rows];
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-  const std::uint8_t* b = tile.b;
-  for (std::int64_t s = 0; s < tile.steps(); ++s, b += step_block_bytes) {
-    const std::uint8_t* a[rows];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; ++r) a[r] = row_of(tile, s, first_row + r);
-    for (int g = 0; g < step_pairs; ++g) {
-      const auto left = (__m512bh)_mm512_load_si512(b + g * 64);
-      const auto right = (__m512bh)_mm512_load_si512(b + g * 64 + step_block_bytes / 2);
+  for (int r = 0; r < rows; ++r) a[r] = first + r * a_stride;
+  std::int64_t at = 0;  // in a's rows
+  for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
+    for (int g = 0; g < step_pairs; ++g, at += pair_bytes, b += block_columns * pair_bytes) {
+      const auto left = (__m512bh)_mm512_load_si512(b);
+      const auto right = (__m512bh)_mm512_load_si512(b + step_block_bytes / 2);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
-        const auto value = (__m512bh)_mm512_set1_epi32(pair_at(a[r] + g * pair_bytes));
+        const auto value = (__m512bh)_mm512_set1_epi32(pair_at(a[r] + at));
         sum[r][0] = _mm512_dpbf16_ps(sum[r][0], value, left);
         sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, right);
       }
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    float* const out = tile.out + (first_row + r) * tile.out_stride;
+}
+
+template <int rows>
+THIMBLE_TARGET_BF16 void rows_avx512(const DotTile& tile, int first_row) {
+  __m512 sum[rows][2];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
+  add_steps<rows>(tile.a + first_row * tile.a_stride, tile.a_stride, tile.whole_steps, tile.b, sum);
+  if (tile.a_tail != nullptr) {
+    add_steps<rows>(tile.a_tail + first_row * step_bytes, step_bytes, 1, tile.b + tile.whole_steps * step_block_bytes,
+                    sum);
+  }
+  float* out = tile.out + first_row * tile.out_stride;
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; ++r, out += tile.out_stride) {
     _mm512_storeu_ps(out, sum[r][0]);
     _mm512_storeu_ps(out + block_columns, sum[r][1]);
   }
 }
 void compute_avx512(const DotTile& tile) {
+  constexpr void (*some_rows[])(const DotTile&, int) = {rows_avx512<1>, rows_avx512<2>, rows_avx512<3>, rows_avx512<4>,
+                                                        rows_avx512<5>, rows_avx512<6>, rows_avx512<7>};
   int r = 0;
   for (; r + 8 <= tile.rows; r += 8) rows_avx512<8>(tile, r);
-  for (; r < tile.rows; ++r) rows_avx512<1>(tile, r);
+  if (r < tile.rows) some_rows[tile.rows - r - 1](tile, r);
 }
 
 inline constexpr DotKernel avx512{nothing_for, compute_avx512, nothing};
