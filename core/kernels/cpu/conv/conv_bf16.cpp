@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include <thimble/core/kernels/cpu/conv/conv_execute.h>
+#include <thimble/core/kernels/cpu/conv/conv_phases.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_pack.h>
 
@@ -25,6 +26,11 @@ struct Patches {
   std::int64_t map_height = 0, map_width = 0;
 
   std::int64_t elements() const noexcept { return kernel_h * kernel_w * channels; }
+  /// Every window is its own pixel.
+  bool is_image() const noexcept {
+    return kernel_h == 1 && kernel_w == 1 && stride_h == 1 && stride_w == 1 && top == 0 && left == 0 &&
+           map_height == height && map_width == width;
+  }
 
   /// Elements [p, p + count) of a row. What lies side by side in the image, the taps of a line where all channels
   /// count, is copied at once.
@@ -65,27 +71,35 @@ Patches input_patches(const ConvShape& s, const void* x) noexcept {
   return p;
 }
 
-/// Those of the input's gradient over the result's: what a pixel of the input is seen by, with stride 1 another
-/// convolution, whose taps come in reverse.
-Patches turned_patches(const ConvShape& s, const void* dy) noexcept {
+/// A phase of the input's gradient: its pixels, and the taps that reach them, along both axes.
+struct Phases {
+  Phase h, w;
+
+  std::int64_t taps() const noexcept { return h.axis.taps * w.axis.taps; }
+  std::int64_t pixels(const ConvShape& s) const noexcept { return s.images * h.axis.grid * w.axis.grid; }
+};
+
+/// The windows of dy that a phase's pixels see: with stride 1 those of another convolution, whose taps come in reverse.
+Patches turned_patches(const ConvShape& s, const void* dy, const Phases& phases) noexcept {
+  const WindowAxis &h = phases.h.axis, &w = phases.w.axis;
   Patches p;
   p.image = static_cast<const std::uint16_t*>(dy);
-  p.height = s.out_height(), p.width = s.out_width();
+  p.height = h.size, p.width = w.size;
   p.pixel = s.filters, p.channels = s.filters / s.groups;
-  p.kernel_h = s.kernel_h, p.kernel_w = s.kernel_w;
-  p.dilation_h = s.dilation_h, p.dilation_w = s.dilation_w;
-  p.top = s.pad_top - (s.kernel_h - 1) * s.dilation_h, p.left = s.pad_left - (s.kernel_w - 1) * s.dilation_w;
-  p.map_height = s.height, p.map_width = s.width;
+  p.kernel_h = h.taps, p.kernel_w = w.taps;
+  p.dilation_h = h.tap_step, p.dilation_w = w.tap_step;
+  p.top = h.origin, p.left = w.origin;
+  p.map_height = h.grid, p.map_width = w.grid;
   return p;
 }
 
 /// A left operand of patches, read in place where every window is one pixel.
 class PatchRows : public Bf16Operands {
  public:
-  PatchRows(const Patches& patches, std::int64_t rows, bool is_pixel) noexcept : patches_(patches) {
-    m = rows;
+  PatchRows(const Patches& patches, std::int64_t images) noexcept : patches_(patches) {
+    m = images * patches.map_height * patches.map_width;
     k = patches.elements();
-    reads_left = is_pixel;
+    reads_left = patches.is_image();
     a = patches.image, a_stride = patches.pixel;
   }
   void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
@@ -104,7 +118,7 @@ class PatchRows : public Bf16Operands {
 class Forward final : public PatchRows {
  public:
   Forward(const ConvForwardArgs& args, std::int64_t group) noexcept
-      : PatchRows(input_patches(args.shape, args.x), out_pixels(args.shape), is_pointwise(args.shape)) {
+      : PatchRows(input_patches(args.shape, args.x), args.shape.images) {
     const Group sizes(args.shape);
     n = sizes.filters;
     reads_right = true;
@@ -116,14 +130,14 @@ class Forward final : public PatchRows {
   void copy_right(std::int64_t, std::int64_t, std::int64_t, std::uint16_t*) const noexcept override {}
 };
 
-/// (pixels, taps and filters) x (taps and filters, channels), the taps in reverse.
+/// (pixels of a phase, taps and filters) x (taps and filters, channels), the last tap first.
 class InputGrad final : public PatchRows {
  public:
-  InputGrad(const ConvInputGradArgs& args, std::int64_t group) noexcept
-      : PatchRows(turned_patches(args.shape, args.dy), args.shape.images * args.shape.height * args.shape.width,
-                  is_pointwise(args.shape)),
+  InputGrad(const ConvInputGradArgs& args, std::int64_t group, const Phases& phases) noexcept
+      : PatchRows(turned_patches(args.shape, args.dy, phases), args.shape.images),
         sizes_(args.shape),
-        taps_(args.shape.kernel_h * args.shape.kernel_w),
+        phases_(phases),
+        kernel_w_(args.shape.kernel_w),
         weight_(static_cast<const std::uint16_t*>(args.weight) + group * sizes_.weights()) {
     n = sizes_.channels;
     patches_.image += group * sizes_.filters;
@@ -131,14 +145,17 @@ class InputGrad final : public PatchRows {
   }
   void copy_right(std::int64_t p, std::int64_t column, std::int64_t columns,
                   std::uint16_t* out) const noexcept override {
-    const std::int64_t tap = taps_ - 1 - p / sizes_.filters, filter = p % sizes_.filters;
-    std::memcpy(out, weight_ + (filter * taps_ + tap) * sizes_.channels + column,
-                static_cast<std::size_t>(columns) * 2);
+    const std::int64_t tap = p / sizes_.filters, filter = p % sizes_.filters, taps_w = phases_.w.axis.taps;
+    const std::int64_t h = phases_.h.last_tap - tap / taps_w * phases_.h.tap_stride;
+    const std::int64_t w = phases_.w.last_tap - tap % taps_w * phases_.w.tap_stride;
+    const std::int64_t at = filter * sizes_.filter_elements + (h * kernel_w_ + w) * sizes_.channels;
+    std::memcpy(out, weight_ + at + column, static_cast<std::size_t>(columns) * 2);
   }
 
  private:
   Group sizes_;
-  std::int64_t taps_;
+  Phases phases_;
+  std::int64_t kernel_w_;
   const std::uint16_t* weight_;
 };
 
@@ -151,6 +168,8 @@ class WeightGrad final : public Bf16Operands {
     m = sizes.filters, n = sizes.filter_elements, k = out_pixels(args.shape);
     dy_ = static_cast<const std::uint16_t*>(args.dy) + group * sizes.filters;
     patches_.image += group * sizes.channels;
+    reads_right = patches_.is_image();
+    b = patches_.image, b_row_stride = patches_.pixel, b_column_stride = 1;
   }
   void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
                  std::uint16_t* out) const noexcept override {
@@ -177,12 +196,24 @@ gemm_detail::Output<float> output_of(const Args& args, void* c, std::int64_t row
 }
 
 /// All groups, whose results lie `step` elements apart.
-template <class Operands, class Args>
-void multiply(const Args& args, const gemm_detail::Output<float>& output, std::int64_t step, void* workspace,
-              int threads, DotUnit unit) noexcept {
+template <class Operands, class Args, class... Part>
+void multiply(const Args& args, const gemm_detail::Output<float>& output, const Bf16Place& place, std::int64_t step,
+              void* workspace, int threads, DotUnit unit, const Part&... part) noexcept {
   for (std::int64_t group = 0; group < args.shape.groups; ++group) {
-    const Operands operands(args, group);
-    gemm_detail::bf16_product(operands, output, {group * step, group * step}, workspace, threads, unit);
+    const Operands operands(args, group, part...);
+    const Bf16Place at{place.c_offset + group * step, place.bias_offset + group * step};
+    gemm_detail::bf16_product(operands, output, at, workspace, threads, unit);
+  }
+}
+
+/// Calls body(y, x, phases) for every phase that has pixels which a tap reaches.
+template <class Body>
+void for_phases(const ConvShape& s, Body&& body) noexcept {
+  for (std::int64_t y = 0; y < s.stride_h; ++y) {
+    for (std::int64_t x = 0; x < s.stride_w; ++x) {
+      const Phases phases{phase_h(s, y), phase_w(s, x)};
+      if (phases.pixels(s) > 0 && phases.taps() * s.filters > 0) body(y, x, phases);
+    }
   }
 }
 
@@ -190,7 +221,7 @@ void multiply(const Args& args, const gemm_detail::Output<float>& output, std::i
 
 bool is_for_bf16_unit(const ConvForwardArgs& args) noexcept { return args.dtype == DType::bf16; }
 bool is_for_bf16_unit(const ConvInputGradArgs& args) noexcept {
-  return args.dtype == DType::bf16 && args.shape.stride_h == 1 && args.shape.stride_w == 1;
+  return args.dtype == DType::bf16 && !folds_phases(args.shape);
 }
 bool is_for_bf16_unit(const ConvWeightGradArgs& args) noexcept { return args.dtype == DType::bf16; }
 
@@ -198,7 +229,11 @@ std::size_t bf16_workspace_bytes(const ConvForwardArgs& args, int threads) noexc
   return gemm_detail::bf16_product_bytes(conv_bf16_detail::Forward(args, 0), threads);
 }
 std::size_t bf16_workspace_bytes(const ConvInputGradArgs& args, int threads) noexcept {
-  return gemm_detail::bf16_product_bytes(conv_bf16_detail::InputGrad(args, 0), threads);
+  std::size_t bytes = 0;
+  conv_bf16_detail::for_phases(args.shape, [&](std::int64_t, std::int64_t, const conv_bf16_detail::Phases& phases) {
+    bytes = std::max(bytes, gemm_detail::bf16_product_bytes(conv_bf16_detail::InputGrad(args, 0, phases), threads));
+  });
+  return bytes;
 }
 std::size_t bf16_workspace_bytes(const ConvWeightGradArgs& args, int threads) noexcept {
   return gemm_detail::bf16_product_bytes(conv_bf16_detail::WeightGrad(args, 0), threads);
@@ -210,14 +245,25 @@ void compute_bf16(const ConvForwardArgs& args, void* workspace, int threads, Dot
   output.pre_activation = args.pre_activation;
   output.bias = args.bias;
   output.activation = args.activation;
-  multiply<Forward>(args, output, Group(args.shape).filters, workspace, threads, unit);
+  multiply<Forward>(args, output, {}, Group(args.shape).filters, workspace, threads, unit);
 }
 
 void compute_bf16(const ConvInputGradArgs& args, void* workspace, int threads, DotUnit unit) noexcept {
   using namespace conv_bf16_detail;
-  gemm_detail::Output<float> output = output_of(args, args.dx, args.shape.channels);
+  const ConvShape& s = args.shape;
+  gemm_detail::Output<float> output = output_of(args, args.dx, s.stride_w * s.channels);
   output.accumulate = args.accumulate;
-  multiply<InputGrad>(args, output, Group(args.shape).channels, workspace, threads, unit);
+  if (!args.accumulate) clear_unreached(args);
+  for_phases(s, [&](std::int64_t y, std::int64_t x, const Phases& phases) {
+    if (s.stride_h != 1 || s.stride_w != 1) {
+      output.rows.width = phases.w.axis.grid;
+      output.rows.height = phases.h.axis.grid;
+      output.rows.line = s.stride_h * s.width * s.channels;
+      output.rows.image = s.height * s.width * s.channels;
+    }
+    const Bf16Place place{(y * s.width + x) * s.channels, 0};
+    multiply<InputGrad>(args, output, place, Group(s).channels, workspace, threads, unit, phases);
+  });
 }
 
 void compute_bf16(const ConvWeightGradArgs& args, void* workspace, int threads, DotUnit unit) noexcept {
@@ -225,7 +271,7 @@ void compute_bf16(const ConvWeightGradArgs& args, void* workspace, int threads, 
   const Group sizes(args.shape);
   gemm_detail::Output<float> output = output_of(args, args.dweight, sizes.filter_elements);
   output.accumulate = args.accumulate;
-  multiply<WeightGrad>(args, output, sizes.weights(), workspace, threads, unit);
+  multiply<WeightGrad>(args, output, {}, sizes.weights(), workspace, threads, unit);
 }
 
 }  // namespace thimble::kernels::conv_detail

@@ -1,48 +1,12 @@
 // The input's gradient: one matmul per phase of the stride, or one for all of them where an image has few channels.
 
-#include <cstring>
-#include <numeric>
 #include <type_traits>
 
 #include <thimble/core/kernels/cpu/conv/conv_execute.h>
+#include <thimble/core/kernels/cpu/conv/conv_phases.h>
 
 namespace thimble::kernels::conv_detail {
 namespace input_grad_detail {
-
-/// Along one axis: input pixels phase, phase + stride, ... and the taps that reach them. From
-/// out * stride = in + pad - tap * dilation follows that the taps are an arithmetic progression, and so is where in
-/// the output each of them meets a pixel.
-struct Phase {
-  WindowAxis axis;              // over dy, the last tap first
-  std::int64_t last_tap = 0;    // in the kernel
-  std::int64_t tap_stride = 1;  // in the kernel
-};
-
-Phase phase_of(std::int64_t phase, std::int64_t size, std::int64_t out_size, std::int64_t kernel, std::int64_t stride,
-               std::int64_t pad, std::int64_t dilation) noexcept {
-  Phase result;
-  result.axis.grid = size > phase ? (size - phase - 1) / stride + 1 : 0;
-  result.axis.size = out_size;
-  result.axis.taps = 0;
-  const std::int64_t divisor = std::gcd(stride, dilation);
-  result.tap_stride = stride / divisor;
-  for (std::int64_t tap = 0; tap < std::min(kernel, stride); ++tap) {
-    if ((phase + pad - tap * dilation) % stride != 0) continue;
-    result.axis.taps = (kernel - 1 - tap) / result.tap_stride + 1;
-    result.last_tap = tap + (result.axis.taps - 1) * result.tap_stride;
-    result.axis.origin = (phase + pad - result.last_tap * dilation) / stride;
-    result.axis.tap_step = dilation / divisor;
-    break;
-  }
-  return result;
-}
-
-Phase phase_h(const ConvShape& s, std::int64_t phase) noexcept {
-  return phase_of(phase, s.height, s.out_height(), s.kernel_h, s.stride_h, s.pad_top, s.dilation_h);
-}
-Phase phase_w(const ConvShape& s, std::int64_t phase) noexcept {
-  return phase_of(phase, s.width, s.out_width(), s.kernel_w, s.stride_w, s.pad_left, s.dilation_w);
-}
 
 /// (input pixels of the phase, taps and filters) x (taps and filters, channels). Every input pixel belongs to one
 /// phase, so nothing is added to twice and no product with a hole of the stride is computed.
@@ -94,46 +58,13 @@ void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t 
   }
 }
 
-/// dx = 0 where no tap arrives.
-void clear_unreached(const ConvInputGradArgs& args) noexcept {
-  const ConvShape& s = args.shape;
-  const auto is_reached = [&](const Phase& phase) { return s.filters > 0 && phase.axis.taps > 0; };
-  const std::int64_t pixel_bytes = s.channels * static_cast<std::int64_t>(size_of(args.out_dtype));
-  bool reaches_all = true;
-  for (std::int64_t y = 0; y < s.stride_h; ++y) reaches_all = reaches_all && is_reached(phase_h(s, y));
-  for (std::int64_t x = 0; x < s.stride_w; ++x) reaches_all = reaches_all && is_reached(phase_w(s, x));
-  if (reaches_all || pixel_bytes == 0) return;
-  const auto clear = [&](std::int64_t line, std::int64_t pixel, std::int64_t pixels) {
-    std::byte* const first = static_cast<std::byte*>(args.dx) + (line * s.width + pixel) * pixel_bytes;
-    std::memset(first, 0, static_cast<std::size_t>(pixels * pixel_bytes));
-  };
-  parallel_for(s.images * s.height, 4, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t line = begin; line < end; ++line) {
-      if (!is_reached(phase_h(s, line % s.height % s.stride_h))) {
-        clear(line, 0, s.width);
-        continue;
-      }
-      for (std::int64_t x = 0; x < s.stride_w; ++x) {
-        if (is_reached(phase_w(s, x))) continue;
-        for (std::int64_t pixel = x; pixel < s.width; pixel += s.stride_w) clear(line, pixel, 1);
-      }
-    }
-  });
-}
-
 /// All phases as the columns (phase_h, phase_w, channel) of one matmul, whose rows are cells of stride_h x stride_w
 /// input pixels. For a few channels, which a phase alone would not fill a vector with. Phases see different taps: a
 /// cell's window covers those of all, and weights are zero where a phase has none.
 struct Fold {
-  static constexpr std::int64_t max_columns = 16;
-
   explicit Fold(const ConvShape& s) noexcept
       : h(cover(s.stride_h, [&](std::int64_t y) { return phase_h(s, y); })),
         w(cover(s.stride_w, [&](std::int64_t x) { return phase_w(s, x); })) {}
-  static bool pays(const ConvShape& s) noexcept {
-    return s.stride_h * s.stride_w > 1 && s.dilation_h == 1 && s.dilation_w == 1 &&
-           s.stride_h * s.stride_w * (s.channels / s.groups) <= max_columns && s.filters > 0;
-  }
 
   WindowAxis h, w;
 
@@ -205,7 +136,7 @@ void finish_fold(const Output<T>& output, const OutputTile& tile, T* accumulator
   const ConvShape& s = static_cast<const FoldedOutput<T>&>(output).shape;
   const std::int64_t channels = s.channels / s.groups;
   const std::int64_t width = output.rows.width, height = output.rows.height;
-  T there[Fold::max_columns];
+  T there[max_folded_columns];
   for (int r = 0; r < tile.rows; ++r) {
     const std::int64_t cell = tile.row + r;
     const std::int64_t top = cell / width % height * s.stride_h, left = cell % width * s.stride_w;
@@ -255,7 +186,7 @@ template <class T>
 void multiply(const ConvInputGradArgs& args, Executor<T>& execute) noexcept {
   using namespace input_grad_detail;
   const ConvShape& s = args.shape;
-  if (Fold::pays(s)) return multiply_folded(args, execute);
+  if (folds_phases(s)) return multiply_folded(args, execute);
   if constexpr (std::is_same_v<T, float>) {
     if (winograd_pays(s)) {
       Output<float> output = output_to<float>(args.dx, args.out_dtype);

@@ -32,7 +32,7 @@ std::int64_t packed_bytes(std::int64_t depth, std::int64_t columns) noexcept {
 /// The pieces of workspace, in bytes from its begin: every one a multiple of 64.
 struct Space {
   std::int64_t columns, depth;  // of a tile and of a block, filled up
-  std::int64_t sums;  // of a whole tile where there are several blocks of k, else 0
+  std::int64_t sums;            // of a whole tile where there are several blocks of k, else 0
   std::int64_t packed;
   std::int64_t right;  // rows of B that are copied before they are packed, or 0
   std::int64_t left;   // for each thread, rows of A that are copied, or 0

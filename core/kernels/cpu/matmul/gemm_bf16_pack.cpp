@@ -19,9 +19,7 @@ typedef std::uint32_t PairsInMemory __attribute__((vector_size(side * 4), may_al
 typedef std::uint16_t Halves __attribute__((vector_size(side * 2)));
 typedef std::uint16_t HalvesInMemory __attribute__((vector_size(side * 2), may_alias, aligned(2)));
 
-THIMBLE_ALWAYS_INLINE void store(const Pairs& pairs, void* to) noexcept {
-  *static_cast<PairsInMemory*>(to) = pairs;
-}
+THIMBLE_ALWAYS_INLINE void store(const Pairs& pairs, void* to) noexcept { *static_cast<PairsInMemory*>(to) = pairs; }
 
 /// The pairs (first[i], second[i]).
 THIMBLE_ALWAYS_INLINE void pair_up(const std::uint16_t* first, const std::uint16_t* second, Pairs& out) noexcept {
@@ -158,8 +156,8 @@ void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int
   run_variant<bf16_pack_detail::CopyRows>(from, row_stride, column_stride, rows, depth, filled, out);
 }
 
-void pack_bf16_panel(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride,
-                     std::int64_t depth, std::int64_t columns, std::uint8_t* out) noexcept {
+void pack_bf16_panel(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+                     std::int64_t columns, std::uint8_t* out) noexcept {
   run_variant<bf16_pack_detail::PackPanel>(from, row_stride, column_stride, depth, columns, out);
 }
 

@@ -13,7 +13,7 @@ void copy_bf16_rows(const std::uint16_t* from, std::int64_t row_stride, std::int
 
 /// A panel: `columns` columns (at most 32) of `depth` rows of a right operand, zeros behind them up to 32 columns and
 /// a multiple of 32 rows. Fast where columns (column_stride 1) or rows (row_stride 1) are side by side.
-void pack_bf16_panel(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride,
-                     std::int64_t depth, std::int64_t columns, std::uint8_t* out) noexcept;
+void pack_bf16_panel(const std::uint16_t* from, std::int64_t row_stride, std::int64_t column_stride, std::int64_t depth,
+                     std::int64_t columns, std::uint8_t* out) noexcept;
 
 }  // namespace thimble::kernels::gemm_detail
