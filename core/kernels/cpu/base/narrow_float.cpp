@@ -85,50 +85,60 @@ THIMBLE_TARGET_AVX512 void store_avx512(const float* src, void* dst, std::int64_
 // The masked forms with all lanes on compile to the plain instructions, without g++ 12's false warning about them.
 constexpr __mmask16 all_lanes = 0xFFFF;
 
+/// Calls body(i, lanes) for every sixteen of n elements, with the lanes that count: short rows and what is left of long
+/// ones are as fast as whole vectors.
+template <class Body>
+THIMBLE_TARGET_AVX512 THIMBLE_ALWAYS_INLINE void by_sixteen(std::int64_t n, Body&& body) {
+  std::int64_t i = 0;
+  for (; i + 16 <= n; i += 16) body(i, all_lanes);
+  if (i < n) body(i, static_cast<__mmask16>((1U << (n - i)) - 1U));
+}
+
 // vcvtph2ps makes NaN quiet and keeps its payload, as Format::decode does.
 THIMBLE_TARGET_AVX512 void load_f16_avx512(const void* src, float* dst, std::int64_t n) {
   const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
-  std::int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
-    _mm512_storeu_ps(dst + i, _mm512_maskz_cvtph_ps(all_lanes, codes));
-  }
-  load_loop<f16>(from + i, dst + i, n - i);
+  by_sixteen(n, [&](std::int64_t i, __mmask16 lanes) THIMBLE_TARGET_AVX512 {
+    const __m256i codes = _mm256_maskz_loadu_epi16(lanes, from + i);
+    _mm512_mask_storeu_ps(dst + i, lanes, _mm512_maskz_cvtph_ps(all_lanes, codes));
+  });
+}
+
+THIMBLE_TARGET_AVX512 void load_bf16_avx512(const void* src, float* dst, std::int64_t n) {
+  const std::uint16_t* from = static_cast<const std::uint16_t*>(src);
+  by_sixteen(n, [&](std::int64_t i, __mmask16 lanes) THIMBLE_TARGET_AVX512 {
+    const __m512i codes = _mm512_maskz_cvtepu16_epi32(all_lanes, _mm256_maskz_loadu_epi16(lanes, from + i));
+    _mm512_mask_storeu_epi32(dst + i, lanes, _mm512_maskz_slli_epi32(all_lanes, codes, 16));
+  });
 }
 
 // vcvtps2ph gives a NaN the upper bits of its payload: masking them away leaves the canonical 0x7E00 / 0xFE00.
 constexpr short canonical_nan_mask = static_cast<short>(0xFE00);
 
-THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow overflow) {
+THIMBLE_TARGET_AVX512 void store_f16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
   std::uint16_t* to = static_cast<std::uint16_t*>(dst);
   const __m256i mask = _mm256_set1_epi16(canonical_nan_mask);
-  std::int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m512 values = _mm512_loadu_ps(src + i);
+  by_sixteen(n, [&](std::int64_t i, __mmask16 lanes) THIMBLE_TARGET_AVX512 {
+    const __m512 values = _mm512_maskz_loadu_ps(lanes, src + i);
     const __m256i codes = _mm512_maskz_cvtps_ph(all_lanes, values, _MM_FROUND_TO_NEAREST_INT);
     const __mmask16 nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
-                        _mm256_mask_mov_epi16(codes, nan, _mm256_and_si256(codes, mask)));
-  }
-  store_loop<f16>(src + i, to + i, n - i, overflow);
+    _mm256_mask_storeu_epi16(to + i, lanes, _mm256_mask_mov_epi16(codes, nan, _mm256_and_si256(codes, mask)));
+  });
 }
 
 THIMBLE_TARGET_AVX512 void store_bf16_avx512(const float* src, void* dst, std::int64_t n, Fp8Overflow) {
   std::uint16_t* to = static_cast<std::uint16_t*>(dst);
   const __m512i half = _mm512_set1_epi32(0x7FFF), one = _mm512_set1_epi32(1);
   const __m512i nan = _mm512_set1_epi32(0x7FC00000), sign = _mm512_set1_epi32(INT32_MIN);
-  std::int64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m512 values = _mm512_loadu_ps(src + i);
+  by_sixteen(n, [&](std::int64_t i, __mmask16 lanes) THIMBLE_TARGET_AVX512 {
+    const __m512 values = _mm512_maskz_loadu_ps(lanes, src + i);
     const __m512i bits = _mm512_castps_si512(values);
     const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(all_lanes, bits, 16), one);
     const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, half), odd);
     const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
     const __m512i code = _mm512_mask_or_epi32(rounded, is_nan, nan, _mm512_and_si512(bits, sign));
     const __m512i upper = _mm512_maskz_srli_epi32(all_lanes, code, 16);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), _mm512_maskz_cvtepi32_epi16(all_lanes, upper));
-  }
-  for (; i < n; ++i) to[i] = bf16_code(src[i]);
+    _mm256_mask_storeu_epi16(to + i, lanes, _mm512_maskz_cvtepi32_epi16(all_lanes, upper));
+  });
 }
 
 NarrowFloatLoops avx2_loops() noexcept {
@@ -138,7 +148,7 @@ NarrowFloatLoops avx2_loops() noexcept {
 }
 
 constexpr NarrowFloatLoops avx512_loops = {
-    {load_f16_avx512, load_avx512<bf16>, load_avx512<f8e4m3>, load_avx512<f8e5m2>},
+    {load_f16_avx512, load_bf16_avx512, load_avx512<f8e4m3>, load_avx512<f8e5m2>},
     {store_f16_avx512, store_bf16_avx512, store_avx512<f8e4m3>, store_avx512<f8e5m2>}};
 
 #endif

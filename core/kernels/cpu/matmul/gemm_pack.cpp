@@ -75,6 +75,11 @@ struct Convert {
       for (int c = 0; c < width; ++c) to[c] = static_cast<T>(row[c]);
     }
   }
+  /// `count` elements, fewer than the width, and zeros behind them.
+  template <int width>
+  static THIMBLE_ALWAYS_INLINE void run_some(const From* row, std::int64_t count, T* to) noexcept {
+    for (int c = 0; c < width; ++c) to[c] = c < count ? static_cast<T>(row[c]) : T{0};
+  }
 };
 
 #if defined(__x86_64__)
@@ -99,6 +104,41 @@ struct ConvertAvx2 {
       if constexpr (rest == 6) _mm_storel_pi(reinterpret_cast<__m64*>(to + 4), _mm256_extractf128_ps(values, 1));
     }
   }
+  template <int width, class From>
+  THIMBLE_TARGET_F16C static void run_some(const From* row, std::int64_t count, float* to) noexcept {
+    From last[width] = {};
+    std::memcpy(last, row, static_cast<std::size_t>(count) * sizeof(From));
+    run<width>(last, to);
+  }
+};
+
+/// 16 bits by AVX-512's instructions: what is left of a row under a mask.
+struct ConvertAvx512 {
+  template <int width, class From>
+  THIMBLE_TARGET_AVX512 static void run(const From* row, float* to) noexcept {
+    run_some<width>(row, width, to);
+  }
+  template <int width, class From>
+  THIMBLE_TARGET_AVX512 static void run_some(const From* row, std::int64_t count, float* to) noexcept {
+#pragma GCC unroll 3
+    for (int c = 0; c < width; c += 16) {
+      const __m256i codes = _mm256_maskz_loadu_epi16(lanes(count - c), row + c);
+      const __m512 values = convert(codes, From{});
+      width - c >= 16 ? _mm512_storeu_ps(to + c, values) : _mm512_mask_storeu_ps(to + c, lanes(width - c), values);
+    }
+  }
+
+ private:
+  static THIMBLE_ALWAYS_INLINE __mmask16 lanes(std::int64_t count) noexcept {
+    return static_cast<__mmask16>((1U << std::clamp<std::int64_t>(count, 0, 16)) - 1U);
+  }
+  // The masked forms with all lanes on compile to the plain instructions, without g++ 12's false warning about them.
+  THIMBLE_TARGET_AVX512 static __m512 convert(__m256i codes, f16) noexcept {
+    return _mm512_maskz_cvtph_ps(0xFFFF, codes);
+  }
+  THIMBLE_TARGET_AVX512 static __m512 convert(__m256i codes, bf16) noexcept {
+    return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xFFFF, _mm512_maskz_cvtepu16_epi32(0xFFFF, codes), 16));
+  }
 };
 #endif
 
@@ -119,8 +159,7 @@ struct CopyToPanels {
         for (int c = 0; c < width; c += line_elements<From>) __builtin_prefetch(later + j + c);
         Move::template run<width>(row + j, to);
       }
-      if (j == columns) continue;
-      for (int c = 0; c < width; ++c) to[c] = j + c < columns ? static_cast<T>(row[j + c]) : T{0};
+      if (j < columns) Move::template run_some<width>(row + j, columns - j, to);
     }
   }
 
@@ -159,6 +198,10 @@ void copy_from(const From* rows, std::int64_t row_stride, std::int64_t row_count
                const Panels<T>& panels) noexcept {
 #if defined(__x86_64__)
   if constexpr (std::is_same_v<T, float> && !std::is_same_v<From, float>) {
+    if (isa() == Isa::avx512) {
+      return run_variant<CopyToPanels<T, From, ConvertAvx512>>(rows, row_stride, row_count, columns, panels.width,
+                                                               panels.data + p * panels.width, panels.stride);
+    }
     const bool converts =
         std::is_same_v<From, f16> ? isa() != Isa::generic && this_processor().has_f16c : isa() == Isa::avx2;
     if (converts) {
