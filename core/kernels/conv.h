@@ -57,8 +57,8 @@ struct ConvShape {
 /// chains of 48. All the above holds of them but that padding leaves no trace: results that see zeros alone may be off
 /// zero by a rounding of what their tile sees, and a value that is not finite spoils the whole tile.
 ///
-/// Operands of bf16 are multiplied on the processor's bf16 dot products where gemm() does that, but in the input's
-/// gradient of a stride (conv_bf16.h, which has the order of accumulation then).
+/// Operands of bf16 are multiplied on the processor's bf16 dot products where those were measured to be faster, but in
+/// the input's gradient of a stride over few channels (conv_bf16.h, which has the order of accumulation then).
 
 /// y = act(x * weight + bias), and pre_activation = x * weight + bias when asked for.
 struct ConvForwardArgs {

@@ -58,7 +58,7 @@ void multiply(const ConvForwardArgs& args, Executor<T>& execute) noexcept {
     const PixelWindow pixels{window, s.images};
     const std::int64_t line = s.out_width() * s.filters;
     output.rows = pixel_rows(pixels, s.filters, line, s.out_height() * line);
-    problem.left_cost = in_place_cycles;
+    problem.left_cost = in_place_cycles + conversion;
     execute(problem, pixels, right, output);
   } else {
     multiply_window(problem, window, right, output, execute);

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 
+#include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/cpu/base/narrow_float.h>
 #include <thimble/core/threads/parallel.h>
 
 namespace thimble::kernels::conv_detail {
@@ -70,6 +73,7 @@ class Worker {
         right_(right),
         output_(output),
         finish_(finish),
+        load_(is_narrow(left.window.dtype) ? narrow_float_loops(isa()).load(left.window.dtype) : nullptr),
         right_panels_(workspace),
         scratch_(workspace + Sections(problem, tiling, gemm_detail::micro_shape(kernels)).right) {
     gemm_detail::Output<T> rows = output;
@@ -140,15 +144,16 @@ class Worker {
 
   std::int64_t columns_stride(std::int64_t width) const noexcept { return (columns_ + width - 1) / width * width; }
 
-  /// Points to the rows of a microtile, run by run.
-  void find(const Block& block, std::int64_t row, int rows, Panel<T>& a) const noexcept {
+  /// Points to the rows of a microtile, run by run; what is converted lies in converted_.
+  void find(const Block& block, std::int64_t row, int rows, Panel<T>& a) noexcept {
     alignas(64) static constexpr T zeros[block_depth] = {};
     const Window& window = left_.window;
     const std::int64_t image_stride = window.h.size * window.w.size * window.all_channels;
-    const T* const first = static_cast<const T*>(window.image) + group_ * problem_.batch[0].left;
+    const std::int64_t first = group_ * problem_.batch[0].left;
     a.begin = block.count;
     a.end = 0;
-    for (std::int64_t run = 0; run < block.count; ++run) {
+    T* converted = converted_;
+    for (std::int64_t run = 0; run < block.count; converted += block.runs[run++]) {
       const std::int64_t down = window.h.origin + block.taps[run] / window.w.taps * window.h.tap_step;
       const std::int64_t right = window.w.origin + block.taps[run] % window.w.taps * window.w.tap_step;
       const T** const out = a.rows + run * max_tile_rows;
@@ -161,14 +166,28 @@ class Worker {
         const std::int64_t x = pixel % window.w.grid * window.w.step + right;
         const bool is_inside = y >= 0 && y < window.h.size && x >= 0 && x < window.w.size;
         is_seen = is_seen || is_inside;
-        const T* at = is_inside ? first + window.line(image, y) + x * window.all_channels + block.channels[run] : zeros;
-        for (int end = r + count; r < end; ++r, at += is_inside ? image_stride : 0) out[r] = at;
+        std::int64_t at = first + window.line(image, y) + x * window.all_channels + block.channels[run];
+        for (const int end = r + count; r < end; ++r, at += image_stride) {
+          out[r] = is_inside ? read(at, block.runs[run], converted + r * gemm_detail::scratch_row_stride<T>) : zeros;
+        }
       }
       if (!is_seen) continue;
       a.begin = std::min(a.begin, run);
       a.end = run + 1;
     }
     a.begin = std::min(a.begin, a.end);
+  }
+
+  /// The image's elements [first, first + count), where they lie or in `converted`.
+  const T* read(std::int64_t first, std::int64_t count, T* converted) const noexcept {
+    const Window& window = left_.window;
+    if constexpr (std::is_same_v<T, float>) {
+      if (load_ != nullptr) {
+        load_(element_at(window.image, window.dtype, first), converted, count);
+        return converted;
+      }
+    }
+    return static_cast<const T*>(window.image) + first;
   }
 
   T* direct_out(std::int64_t row, std::int64_t column) const noexcept {
@@ -185,6 +204,7 @@ class Worker {
   const RightOperand<T>& right_;
   const gemm_detail::Output<T>& output_;
   gemm_detail::Finish<T> finish_;
+  NarrowFloatLoops::Load load_;  ///< null: read in place
   bool is_plain_;
   T* right_panels_;
   T* scratch_;
@@ -192,6 +212,7 @@ class Worker {
   std::int64_t row_ = 0, rows_ = 0, column_ = 0, columns_ = 0;
   std::int64_t packed_group_ = 0;
   std::int64_t packed_column_ = -1;  // none
+  alignas(64) T converted_[max_tile_rows * gemm_detail::scratch_row_stride<T>];
 };
 
 }  // namespace conv_driver_detail

@@ -7,22 +7,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include <thimble/core/kernels/cpu/conv/conv_operand.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
 
 namespace thimble::kernels::conv_detail {
 
-/// A window read where it lies, rows in the order above.
+/// A window read where it lies, or, of a narrow dtype, converted for a microtile at a time; rows in the order above.
 struct PixelWindow {
   Window window;
   std::int64_t images = 0;
 
   std::int64_t rows() const noexcept { return images * window.grid_pixels(); }
-  /// Images of dtype T with enough channels.
+  /// Images of dtype T, or of one that is converted to it, with enough channels.
   template <class T>
   static bool can_read(const Window& window) noexcept {
-    return window.dtype == dtype_of<T> && window.channels >= min_channels;
+    const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype);
+    return (window.dtype == dtype_of<T> || is_converted) && window.channels >= min_channels;
   }
   static constexpr std::int64_t min_channels = 64;
 };

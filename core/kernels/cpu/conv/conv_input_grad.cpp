@@ -51,7 +51,7 @@ void multiply_phase(const ConvInputGradArgs& args, std::int64_t y, std::int64_t 
     const PixelWindow pixels{window, s.images};
     const std::int64_t line = s.width * s.channels;
     output.rows = pixel_rows(pixels, s.stride_w * s.channels, s.stride_h * line, s.height * line);
-    problem.left_cost = in_place_cycles;
+    problem.left_cost = in_place_cycles + conversion;
     execute(problem, pixels, right, output);
   } else {
     multiply_window(problem, window, right, output, execute);
