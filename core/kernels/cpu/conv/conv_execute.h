@@ -144,7 +144,7 @@ template <class T>
 void multiply_window(Problem& problem, const Window& window, const RightOperand<T>& right, const Output<T>& output,
                      Executor<T>& execute, Finish<T> finish = nullptr) noexcept {
   if (LeftWindowInPlace<T>::can_read(window)) {
-    problem.left_cost = in_place_cycles;
+    problem.left_cost = in_place_cycles + conversion_cycles<T>(window.dtype);
     execute(problem, LeftWindowInPlace<T>(window), right, output, finish);
   } else {
     problem.copies_left = true;

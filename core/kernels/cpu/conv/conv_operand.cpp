@@ -162,6 +162,12 @@ void LeftWindowInPlace<T>::panel(const LeftBlock<T>& block, std::int64_t index, 
   const std::int64_t row_stride = window_.w.step * window_.channels;
   std::int64_t column = block.k;
   for (std::int64_t run = 0; run < block.run_count; column += block.runs[run++]) {
+    const Piece piece{column, block.runs[run], column / line_columns, column % line_columns};
+    if (window_.dtype != dtype_of<T>) {
+      convert(places, rows, block.offset, piece, has_even_rows, block.scratch + block.panel_stride * (column - block.k),
+              pointers + run * gemm_detail::max_tile_rows);
+      continue;
+    }
     if (has_even_rows) {
       const std::int64_t y =
           places[0].i * window_.h.step + window_.h.origin + column / line_columns * window_.h.tap_step;
@@ -173,11 +179,29 @@ void LeftWindowInPlace<T>::panel(const LeftBlock<T>& block, std::int64_t index, 
         continue;
       }
     }
-    const Piece piece{column, block.runs[run], column / line_columns, column % line_columns};
     for (int r = 0; r < rows; ++r) {
       T* const scratch = block.scratch + r * gemm_detail::scratch_row_stride<T> + (column - block.k);
       pointers[run * gemm_detail::max_tile_rows + r] = find(places[r], block.offset, piece, scratch);
     }
+  }
+}
+
+template <class T>
+void LeftWindowInPlace<T>::convert(const typename WindowReader<T>::Place* places, int rows, std::int64_t offset,
+                                   const Piece& piece, bool are_neighbours, T* scratch, const T** out) const noexcept {
+  const std::int64_t y = places[0].i * window_.h.step + window_.h.origin + piece.tap_line * window_.h.tap_step;
+  const std::int64_t row_stride = window_.w.step * window_.channels;
+  const std::int64_t shared = piece.count + (rows - 1) * row_stride;
+  if (are_neighbours && y >= 0 && y < window_.h.size && shared <= rows * piece.count) {
+    const std::int64_t left = places[0].j * window_.w.step + window_.w.origin;
+    const std::int64_t line = window_.line(places[0].image, y) + offset;
+    reader_.copy(line + left * window_.channels + piece.in_line, shared, scratch);
+    for (int r = 0; r < rows; ++r) out[r] = scratch + r * row_stride;
+    return;
+  }
+  for (int r = 0; r < rows; ++r, scratch += piece.count) {
+    reader_.read(places[r], offset, piece.column, piece.count, scratch);
+    out[r] = scratch;
   }
 }
 

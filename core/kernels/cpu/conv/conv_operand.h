@@ -3,6 +3,7 @@
 // never stored: blocks of it are read straight from the image into the workspace.
 
 #include <cstdint>
+#include <type_traits>
 
 #include <thimble/core/kernels/cpu/base/narrow_float.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_operand.h>
@@ -71,11 +72,11 @@ class WindowReader {
 
   /// out = columns [first, first + count) of the row at `place`, of the group whose channels begin at `offset`.
   void read(const Place& place, std::int64_t offset, std::int64_t first, std::int64_t count, T* out) const noexcept;
+  /// out = the image's elements [first, first + count).
+  void copy(std::int64_t first, std::int64_t count, T* out) const noexcept;
 
  private:
   void read_line(std::int64_t line, std::int64_t left, std::int64_t first, std::int64_t count, T* out) const noexcept;
-  /// out = the image's elements [first, first + count).
-  void copy(std::int64_t first, std::int64_t count, T* out) const noexcept;
 
   Window window_;
   NarrowFloatLoops::Load load_;  ///< null: not from a narrow dtype. Asked for once, because pieces may be short
@@ -96,13 +97,15 @@ class LeftWindow final : public LeftOperand<T> {
 
 /// The window as left operand without a copy: the rows of a microtile are read where they lie, through pointers to the
 /// pieces of memory that their taps are (as in Dukhan 2019, "The Indirect Convolution Algorithm"); taps in the padding
-/// point to zeros, and what lies across the left or right border is put together in scratch.
+/// point to zeros, and what lies across the left or right border is put together in scratch. Of a narrow dtype scratch
+/// holds all rows, which share what a line's neighbours see.
 template <class T>
 class LeftWindowInPlace final : public LeftOperand<T> {
  public:
-  /// Images of dtype T whose pieces are not too short.
+  /// Images of dtype T whose pieces are not too short, and of dtypes that are converted to it, whose lines are one run.
   static bool can_read(const Window& window) noexcept {
-    return window.dtype == dtype_of<T> && piece_of(window) >= min_piece;
+    const bool is_converted = std::is_same_v<T, float> && is_narrow(window.dtype) && window.has_contiguous_lines();
+    return (window.dtype == dtype_of<T> || is_converted) && piece_of(window) >= min_piece;
   }
   explicit LeftWindowInPlace(const Window& window) noexcept : window_(window), reader_(window) {}
   std::int64_t scratch_elements(std::int64_t rows, int panel_rows) const noexcept override;
@@ -125,6 +128,9 @@ class LeftWindowInPlace final : public LeftOperand<T> {
   };
   const T* find(const typename WindowReader<T>::Place& place, std::int64_t offset, const Piece& piece,
                 T* scratch) const noexcept;
+  /// A run of all rows, converted: of neighbours at once, where that is no more than one by one.
+  void convert(const typename WindowReader<T>::Place* places, int rows, std::int64_t offset, const Piece& piece,
+               bool are_neighbours, T* scratch, const T** out) const noexcept;
 
   Window window_;
   WindowReader<T> reader_;
