@@ -18,6 +18,7 @@
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/core/kernels/random.h>
 #include <thimble/core/kernels/reduce.h>
+#include <thimble/core/kernels/rotary.h>
 #include <thimble/core/kernels/softmax.h>
 #include <thimble/memory/arena/backing.h>
 
@@ -40,6 +41,7 @@ const QuantConvKernels* const quant_conv_cuda = nullptr;
 const QuantizeKernels* const quantize_cuda = nullptr;
 const ReduceKernels* const reduce_cuda = nullptr;
 const RandomKernels* const random_cuda = nullptr;
+const RotaryKernels* const rotary_cuda = nullptr;
 const SoftmaxKernels* const softmax_cuda = nullptr;
 const CrossEntropyKernels* const cross_entropy_cuda = nullptr;
 

@@ -14,6 +14,22 @@
 
 namespace thimble {
 
+namespace attention_functions_detail {
+
+// (B, S, G, D) -> (B, S, G times, D), each head `times` times in a row: a copy, but for one time.
+Tensor repeat_heads(const Tensor& x, std::int64_t times) {
+  if (times == 1) return x;
+  const std::int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), width = x.size(3);
+  const Tensor repeated = expand(unsqueeze(x, 3), {batch, length, heads, times, width});
+  return dense(reshape(repeated, {batch, length, heads * times, width}));  // one head alone would be a view
+}
+
+}  // namespace attention_functions_detail
+
+Tensor rotary(const Tensor& x, const RotaryOptions& o) {
+  return apply(ops::Rotary{o.theta, o.first_position, o.scaling}, x);
+}
+
 Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
   return apply(ops::Attention{heads, o.causal, o.scale, o.dropout, next_random_site()}, qkv);
 }
@@ -38,17 +54,20 @@ Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const Attention
 }
 
 Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  if (q.rank() != 4 || k.rank() != 4 || v.rank() != 4 || q.size(3) == 0) {
+  if (q.rank() != 4 || k.rank() != 4 || v.rank() != 4 || q.size(3) == 0 || k.size(2) == 0 || k.size(2) != v.size(2) ||
+      q.size(2) % k.size(2) != 0) {
     throw ShapeError("attention_textbook: q " + describe(q) + ", k " + describe(k) + ", v " + describe(v) +
-                     "; (B, T, H, D), (B, S, H, D), (B, S, H, D) are needed");
+                     "; (B, T, H, D), (B, S, G, D), (B, S, G, D) are needed, and G divides H");
   }
+  const std::int64_t group = q.size(2) / k.size(2);
   const double scale = o.scale ? *o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));
   const auto heads_first = [](const Tensor& x) { return permute(x, {0, 2, 1, 3}); };  // (B, H, T or S, D), a view
-  Tensor scores = matmul(heads_first(q), heads_first(k), false, true);                // (B, H, T, S)
+  const auto of_all = [&](const Tensor& x) { return heads_first(attention_functions_detail::repeat_heads(x, group)); };
+  Tensor scores = matmul(heads_first(q), of_all(k), false, true);  // (B, H, T, S)
   const Tensor softened = o.causal ? causal_softmax(scores, scale) : softmax(scores, -1, scale);
   scores = Tensor();
   const Tensor probabilities = dropout_textbook(softened, o.dropout);
-  return permute(matmul(probabilities, heads_first(v)), {0, 2, 1, 3});
+  return permute(matmul(probabilities, of_all(v)), {0, 2, 1, 3});
 }
 
 }  // namespace thimble

@@ -9,6 +9,7 @@
 
 #include <optional>
 
+#include <thimble/core/ops/elementwise/rotary.h>
 #include <thimble/core/tensor/tensor.h>
 
 namespace thimble {
@@ -19,12 +20,23 @@ struct AttentionOptions {
   std::optional<double> scale = {};  ///< factor of the scores; 1 / sqrt(C / H) unless given
 };
 
+struct RotaryOptions {
+  double theta = 10000;             ///< base of the frequencies
+  std::int64_t first_position = 0;  ///< of token 0: tokens that were seen before
+  std::optional<RotaryScaling> scaling = {};
+};
+
+/// Rotary position embedding of queries or keys, (B, T, H, D) -> the same: core/ops/elementwise/rotary.h. Keeps
+/// nothing.
+Tensor rotary(const Tensor& x, const RotaryOptions& options = {});
+
 /// out = dropout(softmax(scale q k^T)) v for every head: qkv (B, T, 3 C) -> (B, T, C). The last axis of qkv holds q, k
 /// and v, each (H, C / H). Tiled: core/ops/attention.h, where formulas and errors stand. Takes one random site of the
 /// current module path, also without dropout.
 Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
-/// The same of q (B, T, H, D), k and v (B, S, H, D) -> (B, T, H, D).
+/// The same of q (B, T, H, D), k and v (B, S, G, D) -> (B, T, H, D), where G divides H: grouped queries, head h with
+/// the keys and values h / (H / G), which are not repeated.
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 
 /// The same values up to rounding, with the same mask for the same site, composed from recorded functions: matmul,
@@ -32,7 +44,8 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 /// not fit.
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
-/// The same of q (B, T, H, D), k and v (B, S, H, D) -> (B, T, H, D), a view of (B, H, T, D). Throws ShapeError.
+/// The same of q (B, T, H, D), k and v (B, S, G, D) -> (B, T, H, D), a view of (B, H, T, D). Keys and values are
+/// repeated for the heads of a group, and kept so. Throws ShapeError.
 Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 
 }  // namespace thimble

@@ -57,6 +57,7 @@ Tensor sub(double value, const Tensor& b) {
 }
 
 Tensor mul(const Tensor& a, const Tensor& b) { return apply<ops::Mul>(a, b); }
+Tensor swiglu(const Tensor& gate, const Tensor& up) { return apply<ops::SwiGlu>(gate, up); }
 Tensor mul(const Tensor& a, double value) {
   check_scalar("mul", a, value);
   return apply(ops::MulScalar{value}, a);

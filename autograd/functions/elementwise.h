@@ -42,6 +42,8 @@ Tensor div(const Tensor& a, const Tensor& b);
 Tensor div(const Tensor& a, double value);
 Tensor minimum(const Tensor& a, const Tensor& b);
 Tensor maximum(const Tensor& a, const Tensor& b);
+/// silu(gate) up, as one operator: it keeps its operands alone.
+Tensor swiglu(const Tensor& gate, const Tensor& up);
 /// x as a net of 8-bit codes would have it (core/ops/elementwise/fake_quantize.h): `scale` broadcasts against x, and
 /// takes no gradient. Throws ValueError unless low <= zero <= high, all within +-2^20, and the scales (where they can
 /// be read) are finite and above 0.

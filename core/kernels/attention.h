@@ -28,6 +28,9 @@ struct AttentionResult {
 struct AttentionProblem {
   DType dtype = DType::f32;  ///< of all but the logarithms, which are in f32, or f64 for f64
   std::int64_t batch = 0, heads = 0, queries = 0, keys = 0, width = 0;  ///< B, H, T, S >= 1, D
+  /// Heads of q that share one of k and v: head h reads theirs h / group. Divides `heads`. Gradients of k and v add up
+  /// over a group's heads, ascending.
+  std::int64_t group = 1;
   bool is_causal = false;  ///< query t sees the keys s <= t + (keys - queries) alone; keys >= queries
   double scale = 1;
   bool has_dropout = false;

@@ -27,7 +27,7 @@ struct Form {
   RandomSite site;
 };
 
-// q (B, T, H, D), k and v (B, S, H, D).
+// q (B, T, H, D), k and v (B, S, H / group, D).
 struct Operands {
   Tensor q, k, v;
 };
@@ -55,6 +55,7 @@ AttentionProblem problem(const Form& form, const Operands& in) {
   p.dtype = in.q.dtype();
   p.batch = in.q.size(0), p.queries = in.q.size(1), p.heads = in.q.size(2), p.width = in.q.size(3);
   p.keys = in.k.size(1);
+  p.group = p.heads / in.k.size(2);
   check_attributes(form, p);
   p.is_causal = form.is_causal;
   p.scale = form.scale ? *form.scale : 1 / std::sqrt(static_cast<double>(p.width));
@@ -164,8 +165,11 @@ void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const 
   if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) throw DTypeError(name + ": dtypes differ, " + all);
   if (q.device() != k.device() || q.device() != v.device()) throw DeviceError(name + ": devices differ, " + all);
   if (q.rank() != 4 || k.rank() != 4 || k.shape() != v.shape() || q.shape()[0] != k.shape()[0] ||
-      q.shape()[2] != k.shape()[2] || q.shape()[3] != k.shape()[3] || q.shape()[3] == 0 || k.shape()[1] == 0) {
-    throw ShapeError(name + ": operands must be (B, T, H, D), (B, S, H, D), (B, S, H, D) with S, D >= 1, got " + all);
+      q.shape()[3] != k.shape()[3] || q.shape()[3] == 0 || k.shape()[1] == 0) {
+    throw ShapeError(name + ": operands must be (B, T, H, D), (B, S, G, D), (B, S, G, D) with S, D >= 1, got " + all);
+  }
+  if (k.shape()[2] < 1 || q.shape()[2] % k.shape()[2] != 0) {
+    throw ShapeError(name + ": the heads of k and v must divide those of q, got " + all);
   }
   if (op.is_causal && k.shape()[1] < q.shape()[1]) {
     throw ShapeError(name + ": a causal mask needs at least as many keys as queries, got " + all);

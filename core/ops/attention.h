@@ -46,9 +46,11 @@ struct Attention {
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
 
-/// The same of three tensors, which may be views: q (B, T, H, D), k and v (B, S, H, D), S >= 1 -> (B, T, H, D). With
-/// `is_causal`, query t sees the keys s <= t + (S - T), and S must be at least T. Keeps q, k, v, out and lse. Throws as
-/// Attention, and DeviceError.
+/// The same of three tensors, which may be views: q (B, T, H, D), k and v (B, S, G, D), S >= 1 -> (B, T, H, D). G
+/// divides H, and head h reads keys and values h / (H / G), where they lie: grouped queries (Ainslie et al. 2023,
+/// arXiv:2305.13245, section 2.2). dk and dv add up over the heads of a group in ascending order, in the compute type.
+/// With `is_causal`, query t sees the keys s <= t + (S - T), and S must be at least T. Keeps q, k, v, out and lse.
+/// Throws as Attention, and DeviceError.
 struct ScaledDotProductAttention {
   static constexpr const char* name = "scaled_dot_product_attention";
   static constexpr Cost cost = Cost::matmul;

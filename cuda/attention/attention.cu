@@ -39,8 +39,8 @@ struct Forward {
       total[i] = T(0);
     }
     for (std::int64_t s0 = 0; s0 < p.keys && p.sees(t0 + tile - 1, s0); s0 += tile) {
-      load_rows(team, p, k, b, h, s0, p.keys, tile, ks);
-      load_rows(team, p, v, b, h, s0, p.keys, tile, vs);
+      load_rows(team, p, k, b, h / p.group, s0, p.keys, tile, ks);
+      load_rows(team, p, v, b, h / p.group, s0, p.keys, tile, vs);
       team.sync();
       for (int e = team.rank(); e < tile * tile; e += Team::size) {
         const int i = e / tile, j = e % tile;

@@ -23,7 +23,7 @@ using kernels::AttentionResult;
 /// Sizes and what is done to scores.
 struct Problem {
   DType dtype;
-  std::int64_t heads, queries, keys, width;
+  std::int64_t heads, group, queries, keys, width;
   bool is_causal, has_dropout;
   std::uint32_t threshold;
   double keep_scale, scale;
@@ -31,6 +31,7 @@ struct Problem {
   explicit Problem(const AttentionProblem& p)
       : dtype(p.dtype),
         heads(p.heads),
+        group(p.group),
         queries(p.queries),
         keys(p.keys),
         width(p.width),

@@ -1,7 +1,7 @@
 // Attention on CUDA devices, backward. Probabilities are made again from the logarithms of forward's sums. First dq: a
 // team takes a tile of queries and walks over the keys; the result goes to the workspace, because dq may lie where q
-// does, which the second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries, so every
-// sum has one order. At last dq goes to its place.
+// does, which the second kernel reads. Then dk and dv: a team takes a tile of keys and walks over the queries of all
+// heads that share them, so every sum has one order. At last dq goes to its place.
 
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention/attention.h>
@@ -91,8 +91,8 @@ struct QueryGradient {
     team.sync();
     all.load_delta(team, b, h, t0, douts, delta);
     for (std::int64_t s0 = 0; s0 < p.keys && p.sees(t0 + tile - 1, s0); s0 += tile) {
-      load_rows(team, p, all.k, b, h, s0, p.keys, tile, ks);
-      load_rows(team, p, all.v, b, h, s0, p.keys, tile, vs);
+      load_rows(team, p, all.k, b, h / p.group, s0, p.keys, tile, ks);
+      load_rows(team, p, all.v, b, h / p.group, s0, p.keys, tile, vs);
       team.sync();
       all.score(team, b, h, t0, s0, qs, ks, vs, douts, delta, probability, gradient);
       team.sync();
@@ -120,17 +120,20 @@ struct KeyGradients {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Problem& p = all.p;
     const int tile = all.tile;
-    const std::int64_t s0 = job % tiles * tile, h = job / tiles % p.heads, b = job / tiles / p.heads;
+    const std::int64_t key_heads = p.heads / p.group;
+    const std::int64_t s0 = job % tiles * tile, key_head = job / tiles % key_heads, b = job / tiles / key_heads;
     const std::int64_t area = tile * p.width;
     T* const qs = team.template shared<T>();
     T *const ks = qs + area, *const vs = ks + area, *const douts = vs + area;
     T *const dks = douts + area, *const dvs = dks + area;
     T *const probability = dvs + area, *const gradient = probability + tile * tile;
     T* const delta = gradient + tile * tile;
-    load_rows(team, p, all.k, b, h, s0, p.keys, tile, ks);
-    load_rows(team, p, all.v, b, h, s0, p.keys, tile, vs);
+    load_rows(team, p, all.k, b, key_head, s0, p.keys, tile, ks);
+    load_rows(team, p, all.v, b, key_head, s0, p.keys, tile, vs);
     for (std::int64_t e = team.rank(); e < area; e += Team::size) dks[e] = dvs[e] = T(0);
-    for (std::int64_t t0 = 0; t0 < p.queries; t0 += tile) {
+    const std::int64_t tiles_of_head = (p.queries + tile - 1) / tile;
+    for (std::int64_t i = 0; i < p.group * tiles_of_head; ++i) {
+      const std::int64_t h = key_head * p.group + i / tiles_of_head, t0 = i % tiles_of_head * tile;
       if (!p.sees(t0 + tile - 1, s0)) continue;
       load_rows(team, p, all.q, b, h, t0, p.queries, tile, qs);
       load_rows(team, p, all.dout, b, h, t0, p.queries, tile, douts);
@@ -142,9 +145,9 @@ struct KeyGradients {
       for (std::int64_t e = team.rank(); e < area; e += Team::size) {
         const std::int64_t j = e / p.width, d = e % p.width;
         T k_sum = dks[e], v_sum = dvs[e];
-        for (int i = 0; i < tile; ++i) {
-          k_sum += gradient[i * tile + j] * qs[i * p.width + d];
-          v_sum += probability[i * tile + j] * douts[i * p.width + d];
+        for (int r = 0; r < tile; ++r) {
+          k_sum += gradient[r * tile + j] * qs[r * p.width + d];
+          v_sum += probability[r * tile + j] * douts[r * p.width + d];
         }
         dks[e] = k_sum;
         dvs[e] = v_sum;
@@ -155,8 +158,8 @@ struct KeyGradients {
     for (std::int64_t e = team.rank(); e < area; e += Team::size) {
       const std::int64_t s = s0 + e / p.width, d = e % p.width;
       if (s >= p.keys) continue;
-      if (dk.data) store<T>(dk.data, p.dtype, b * dk.batch + s * dk.row + h * dk.head + d, dks[e]);
-      if (dv.data) store<T>(dv.data, p.dtype, b * dv.batch + s * dv.row + h * dv.head + d, dvs[e]);
+      if (dk.data) store<T>(dk.data, p.dtype, b * dk.batch + s * dk.row + key_head * dk.head + d, dks[e]);
+      if (dv.data) store<T>(dv.data, p.dtype, b * dv.batch + s * dv.row + key_head * dv.head + d, dvs[e]);
     }
   }
 };
@@ -176,7 +179,8 @@ void attention_backward(const kernels::AttentionGradArgs& args, void* workspace,
       for_each_team(heads * query_tiles, QueryGradient<T>{all, query_tiles, dq}, all.shared_bytes());
     }
     if (args.dk.data || args.dv.data) {
-      for_each_team(heads * key_tiles, KeyGradients<T>{all, key_tiles, args.dk, args.dv}, all.shared_bytes());
+      for_each_team(heads / args.group * key_tiles, KeyGradients<T>{all, key_tiles, args.dk, args.dv},
+                    all.shared_bytes());
     }
     if (args.dq.data) {
       for_each_item(heads * args.queries * args.width, PlaceQueryGradient<T>{all.p, dq, dtype_of<T>, args.dq});

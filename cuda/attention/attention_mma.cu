@@ -91,8 +91,8 @@ struct Forward {
   template <class Team>
   THIMBLE_DEVICE void load_keys(const Team& team, AsyncLoads& loads, std::int64_t b, std::int64_t h, std::int64_t s0,
                                 const Tile& stage) const {
-    load_rows<tile_keys>(team, loads, k, k.at(b, h), s0, p.keys, p.width, stage);
-    load_rows<tile_keys>(team, loads, v, v.at(b, h), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
+    load_rows<tile_keys>(team, loads, k, k.at(b, h / p.group), s0, p.keys, p.width, stage);
+    load_rows<tile_keys>(team, loads, v, v.at(b, h / p.group), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
   }
 
   THIMBLE_DEVICE void take_tile(const Warp& warp, Block (&own)[blocks], const Tile& queries, int own_row,

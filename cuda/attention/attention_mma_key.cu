@@ -1,6 +1,7 @@
 // Attention on tensor cores, backward, the keys' side: the gradients of k and v. A team takes 64 keys of one head and
-// walks over the queries that see them. Scores are made turned, keys by queries, so that the probabilities come out in
-// the shares of the left operand of both products: dv = (P M)^T dout, dk = scale dS^T q.
+// walks over the queries that see them, of each head that shares them in turn. Scores are made turned, keys by queries,
+// so that the probabilities come out in the shares of the left operand of both products: dv = (P M)^T dout, dk = scale
+// dS^T q.
 //
 // Policy
 // - The walk begins at the first tile that sees a key, so the order of a sum depends on sizes alone.
@@ -54,15 +55,16 @@ struct KeyGradients {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
     const std::int64_t s0 = job % key_tiles * tile_keys;  // those that most see come first
-    const std::int64_t h = job / key_tiles % p.heads, b = job / key_tiles / p.heads;
+    const std::int64_t key_heads = p.heads / p.group;
+    const std::int64_t key_head = job / key_tiles % key_heads, b = job / key_tiles / key_heads;
     const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
     Own own;
     own.keys = Tile{stages.first.at(holds_keys ? stage_rows : 2 * stage_rows, 0)};
     own.values = Tile{own.keys.at(tile_keys, 0)};
     own.row = 16 * warp.rank;
     AsyncLoads loads;
-    load_rows<tile_keys>(team, loads, k, k.at(b, h), s0, p.keys, p.width, own.keys);
-    load_rows<tile_keys>(team, loads, v, v.at(b, h), s0, p.keys, p.width, own.values);
+    load_rows<tile_keys>(team, loads, k, k.at(b, key_head), s0, p.keys, p.width, own.keys);
+    load_rows<tile_keys>(team, loads, v, v.at(b, key_head), s0, p.keys, p.width, own.values);
     if constexpr (holds_keys) {
       loads.wait();
       team.sync();
@@ -78,23 +80,33 @@ struct KeyGradients {
       if (column >= p.width) break;
       clear(own.dk);
       clear(own.dv);
-      if (column > 0) team.sync();  // the walk before may still read its last stages
-      load_queries(team, loads, b, h, first, stages.get(0));
-      int stage = 0;
-      for (std::int64_t t0 = first; t0 < p.queries; t0 += tile_queries, stage ^= 1) {
-        loads.wait();
-        team.sync();  // the tile is there, and nobody reads the other stage
-        if (t0 + tile_queries < p.queries) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
-        if (!has_keys) continue;
-        THIMBLE_ROLLED
-        for (int j = 0; j < tile_queries; j += queries_at_once) {
-          const bool sees_some = !p.is_causal || t0 + j + queries_at_once > first_query(s0 + own.row);
-          if (sees_some && t0 + j < p.queries) {
-            take_queries(warp, own, stages.get(stage), j, column, b, h, t0 + j, s0 + own.row);
-          }
+      for (std::int64_t h = key_head * p.group; h < (key_head + 1) * p.group; ++h) {
+        if (column > 0 || h > key_head * p.group) team.sync();  // the walk before may still read its last stages
+        walk(team, loads, warp, own, stages, column, b, h, first, s0, has_keys);
+      }
+      if (has_keys) finish(warp, own, column, b, key_head, s0 + own.row);
+    }
+  }
+
+  // Over the queries of one head, from `first` on.
+  template <class Team>
+  THIMBLE_DEVICE void walk(Team& team, AsyncLoads& loads, const Warp& warp, Own& own, const Stages<T, W>& stages,
+                           int column, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t s0,
+                           bool has_keys) const {
+    load_queries(team, loads, b, h, first, stages.get(0));
+    int stage = 0;
+    for (std::int64_t t0 = first; t0 < p.queries; t0 += tile_queries, stage ^= 1) {
+      loads.wait();
+      team.sync();  // the tile is there, and nobody reads the other stage
+      if (t0 + tile_queries < p.queries) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
+      if (!has_keys) continue;
+      THIMBLE_ROLLED
+      for (int j = 0; j < tile_queries; j += queries_at_once) {
+        const bool sees_some = !p.is_causal || t0 + j + queries_at_once > first_query(s0 + own.row);
+        if (sees_some && t0 + j < p.queries) {
+          take_queries(warp, own, stages.get(stage), j, column, b, h, t0 + j, s0 + own.row);
         }
       }
-      if (has_keys) finish(warp, own, column, b, h, s0 + own.row);
     }
   }
 
@@ -230,7 +242,7 @@ void attention_mma_key_gradients(const AttentionMmaGrad& call) {
                     call.delta,
                     static_cast<float>(args.scale * 1.4426950408889634),
                     tiles};
-    for_each_team(args.batch * args.heads * tiles, body, Body::shared_bytes());
+    for_each_team(args.batch * (args.heads / args.group) * tiles, body, Body::shared_bytes());
   });
 }
 

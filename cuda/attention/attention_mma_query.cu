@@ -168,8 +168,8 @@ struct QueryGradient {
   template <class Team>
   THIMBLE_DEVICE void load_keys(const Team& team, AsyncLoads& loads, std::int64_t b, std::int64_t h, std::int64_t s0,
                                 const Tile& stage) const {
-    load_rows<tile_keys>(team, loads, k, k.at(b, h), s0, p.keys, p.width, stage);
-    load_rows<tile_keys>(team, loads, v, v.at(b, h), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
+    load_rows<tile_keys>(team, loads, k, k.at(b, h / p.group), s0, p.keys, p.width, stage);
+    load_rows<tile_keys>(team, loads, v, v.at(b, h / p.group), s0, p.keys, p.width, Tile{stage.at(tile_keys, 0)});
   }
 
   // dq += dS k for the keys from row j of the stage on, the first of which is s0.

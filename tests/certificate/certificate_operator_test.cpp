@@ -84,6 +84,7 @@ void add_elementwise(std::vector<FateCase>& rows) {
   binary("add", add);
   binary("sub", sub);
   binary("mul", mul);
+  binary("swiglu", swiglu);
   binary("div", thimble::div, 0.2);
   binary("minimum", minimum);
   binary("maximum", maximum);
@@ -183,9 +184,12 @@ void add_products(std::vector<FateCase>& rows) {
   rows.push_back({"global_avg_pool", {image}, [](Tensors in, Tensors) { return global_avg_pool(in[0]); }});
   rows.push_back(
       {"attention", {{2, 3, 12}}, [](Tensors in, Tensors) { return attention(in[0], 2, {.dropout = 0.2}); }});
-  rows.push_back({"scaled_dot_product_attention", {{2, 3, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}}, [](Tensors in, Tensors) {
-                    return attention(in[0], in[1], in[2], {.dropout = 0.2});
-                  }});
+  for (const std::int64_t heads : {2, 1}) {
+    rows.push_back({"scaled_dot_product_attention",
+                    {{2, 3, 2, 2}, {2, 4, heads, 2}, {2, 4, heads, 2}},
+                    [](Tensors in, Tensors) { return attention(in[0], in[1], in[2], {.dropout = 0.2}); }});
+  }
+  rows.push_back({"rotary", {{2, 3, 2, 4}}, [](Tensors in, Tensors) { return rotary(in[0], {.first_position = 5}); }});
 }
 
 void add_losses(std::vector<FateCase>& rows) {

@@ -43,12 +43,13 @@ struct Sizes {
   std::int64_t batch, queries, keys, heads, width;
   bool is_causal;
   double p = 0;
+  std::int64_t group = 1;
 };
 
 std::string describe(const Sizes& n, DType dtype) {
   return std::string(to_string(dtype)) + " B " + std::to_string(n.batch) + " T " + std::to_string(n.queries) + " S " +
-         std::to_string(n.keys) + " H " + std::to_string(n.heads) + " D " + std::to_string(n.width) +
-         (n.is_causal ? " causal" : "") + " p " + std::to_string(n.p);
+         std::to_string(n.keys) + " H " + std::to_string(n.heads) + " by " + std::to_string(n.group) + " D " +
+         std::to_string(n.width) + (n.is_causal ? " causal" : "") + " p " + std::to_string(n.p);
 }
 
 /// Values, and how far off they may be.
@@ -84,6 +85,9 @@ Reference reference(const Sizes& n, DType dtype, double scale, const Values& q, 
   const auto at = [&](std::int64_t length, std::int64_t b, std::int64_t t, std::int64_t h) {
     return index(((b * length + t) * n.heads + h) * n.width);
   };
+  const auto key_at = [&](std::int64_t b, std::int64_t s, std::int64_t h) {
+    return index(((b * n.keys + s) * (n.heads / n.group) + h / n.group) * n.width);
+  };
   const auto dot = [&](const Values& x, std::size_t i, const Values& y, std::size_t j) {
     double sum = 0;
     for (std::size_t d = 0; d < index(n.width); ++d) sum += x[i + d] * y[j + d];
@@ -102,8 +106,8 @@ Reference reference(const Sizes& n, DType dtype, double scale, const Values& q, 
         const std::int64_t seen = n.is_causal ? t + 1 + n.keys - n.queries : n.keys;
         double largest = -INFINITY, total = 0;
         for (std::int64_t s = 0; s < seen; ++s) {
-          score[index(s)] = scale * dot(q, row, k, at(n.keys, b, s, h));
-          off[index(s)] = both * scale * magnitude(q, row, k, at(n.keys, b, s, h));
+          score[index(s)] = scale * dot(q, row, k, key_at(b, s, h));
+          off[index(s)] = both * scale * magnitude(q, row, k, key_at(b, s, h));
           largest = std::max(largest, score[index(s)]);
         }
         for (std::int64_t s = 0; s < seen; ++s) total += std::exp(score[index(s)] - largest);
@@ -116,7 +120,7 @@ Reference reference(const Sizes& n, DType dtype, double scale, const Values& q, 
         all.lse.allowed.push_back(std::max(std::log(more), -std::log(less)));
         const double delta = dot(given, row, dy, row);
         for (std::int64_t s = 0; s < seen; ++s) {
-          const std::size_t key = at(n.keys, b, s, h);
+          const std::size_t key = key_at(b, s, h);
           const std::int64_t i = (h * n.queries + t) * n.keys + s;
           const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(i / 4),
                                                           static_cast<std::uint32_t>(site.first_sample + b));
@@ -169,7 +173,7 @@ struct Run {
 
 // `view`: how each operand is laid out.
 Run run(const Sizes& n, DType dtype, double scale, const std::function<Tensor(const Tensor&)>& view) {
-  const Shape queries{n.batch, n.queries, n.heads, n.width}, keys{n.batch, n.keys, n.heads, n.width};
+  const Shape queries{n.batch, n.queries, n.heads, n.width}, keys{n.batch, n.keys, n.heads / n.group, n.width};
   Run r{noise(queries, dtype, 1), noise(keys, dtype, 2), noise(keys, dtype, 3), noise(queries, dtype, 4), {}, {}, {}};
   const ops::ScaledDotProductAttention op{n.is_causal, scale, n.p, site};
   ops::ScaledDotProductAttention::Saved saved;
@@ -219,13 +223,18 @@ TEST_CASE("attention on tensor cores: the definition's values, for every width o
 TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropout", "[attention][cuda]") {
   if (!has_cuda()) return;
   const Sizes cases[] = {
-      {1, 1, 1, 1, 16, true},           {1, 1, 150, 1, 32, true},  // one query, as in generation
-      {2, 64, 64, 2, 64, true},                                    // whole tiles
-      {1, 129, 129, 1, 64, true, 0.3},                             // one past two tiles
+      {1, 1, 1, 1, 16, true},
+      {1, 1, 150, 1, 32, true},          // one query, as in generation
+      {2, 64, 64, 2, 64, true},          // whole tiles
+      {1, 129, 129, 1, 64, true, 0.3},   // one past two tiles
       {1, 33, 161, 2, 64, true, 0.1},    // the last queries of more keys, whose mask's rows begin between random words
       {1, 97, 30, 1, 80, false, 0.5},    // more queries than keys
       {2, 40, 132, 2, 128, false, 0.2},  // a mask's rows that lanes share
-      {1, 72, 72, 1, 256, true, 0.2},   {3, 20, 24, 1, 48, true, 0.4},
+      {1, 72, 72, 1, 256, true, 0.2},
+      {3, 20, 24, 1, 48, true, 0.4},
+      {2, 70, 70, 4, 64, true, 0, 2},  // heads that share keys and values
+      {1, 70, 129, 6, 32, true, 0.2, 3},
+      {1, 33, 40, 2, 144, false, 0, 2},
   };
   const Tf32Scope allowed(true);
   for (const DType dtype : dtypes) {

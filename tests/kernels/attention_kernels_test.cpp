@@ -21,12 +21,13 @@ struct AttentionCase {
   bool is_causal;
   double dropout = 0;
   DType dtype = DType::f32;
+  std::int64_t group = 1;
 };
 
 std::string describe(const AttentionCase& c) {
-  return std::string(to_string(c.dtype)) + " B " + std::to_string(c.batch) + " H " + std::to_string(c.heads) + " T " +
-         std::to_string(c.queries) + " S " + std::to_string(c.keys) + " D " + std::to_string(c.width) +
-         (c.is_causal ? " causal" : "") + " p " + std::to_string(c.dropout);
+  return std::string(to_string(c.dtype)) + " B " + std::to_string(c.batch) + " H " + std::to_string(c.heads) + " by " +
+         std::to_string(c.group) + " T " + std::to_string(c.queries) + " S " + std::to_string(c.keys) + " D " +
+         std::to_string(c.width) + (c.is_causal ? " causal" : "") + " p " + std::to_string(c.dropout);
 }
 
 // Operands, results and gradients of one problem. q, k and v are thirds of rows of 3 H D elements, the first element at
@@ -44,6 +45,7 @@ struct AttentionRun {
     AttentionArgs& f = forward;
     f.dtype = c.dtype;
     f.batch = c.batch, f.heads = c.heads, f.queries = c.queries, f.keys = c.keys, f.width = c.width;
+    f.group = c.group;
     f.is_causal = c.is_causal;
     f.scale = 1.5 / std::sqrt(static_cast<double>(c.width));
     f.has_dropout = c.dropout > 0;
@@ -143,6 +145,9 @@ TEST_CASE("attention kernels: the reference's values, and any thread count's bit
       {2, 2, 70, 70, 64, true, 0, DType::bf16},
       {1, 2, 35, 67, 33, false, 0.2, DType::bf16},
       {1, 2, 66, 66, 20, true, 0.2, DType::f16},
+      {2, 6, 70, 70, 20, true, 0.2, DType::f32, 3},  // heads that share keys and values
+      {1, 4, 35, 67, 33, false, 0, DType::f64, 4},
+      {1, 4, 66, 66, 16, true, 0, DType::bf16, 2},
   };
   for (const AttentionCase& c : cases) check_case(c);
 }

@@ -176,6 +176,36 @@ TEST_CASE("ops: attention of separate operands") {
   }
 }
 
+TEST_CASE("ops: attention of heads that share keys and values") {
+  for (const std::int64_t width : {3, 16}) {  // on CUDA f16 and bf16 of width 16 go to tensor cores
+    for (const std::int64_t group : {2, 4}) {
+      for (const bool is_tiled : {true, false}) {
+        const Sizes n{2, 5, 7, 4, width};
+        const std::int64_t key_heads = n.heads / group, q_elements = 2 * 5 * 4 * width;
+        const std::int64_t kv_elements = 2 * 7 * key_heads * width;
+        const auto shared = [=](const HostArray& x) -> At {
+          return [&x, key_heads, group, width](std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t d) {
+            return x[((b * 7 + s) * key_heads + h / group) * width + d];
+          };
+        };
+        check_operator({"attention of groups of " + std::to_string(group) + (is_tiled ? "" : ", textbook"),
+                        {{{2, 5, 4, width}}, {{2, 7, key_heads, width}}, {{2, 7, key_heads, width}}},
+                        [=](auto in) {
+                          return is_tiled ? attention(in[0], in[1], in[2]) : attention_textbook(in[0], in[1], in[2]);
+                        },
+                        [=](const Arrays& in) {
+                          return reference(n, dense_heads(in[0], n), shared(in[1]), shared(in[2]), true,
+                                           default_scale(n), 0);
+                        },
+                        [=](std::int64_t e, std::int64_t s) {
+                          if (is_tiled) return (2 * q_elements + 2 * kv_elements) * e + 2 * 4 * 5 * s;
+                          return (q_elements + 2 * group * kv_elements + 2 * 4 * 5 * 7) * e;
+                        }});
+      }
+    }
+  }
+}
+
 TEST_CASE("ops: attention of every size around the tiles is the definition's and the textbook's") {
   Generator generator(77);
   const GeneratorScope scope(generator);
@@ -305,6 +335,11 @@ TEST_CASE("ops: attention at the edges") {
   CHECK_THROWS_AS(attention_textbook(randn({2, 4, 6}), 0), ValueError);
   CHECK_THROWS_AS(attention(randn({1, 4, 1, 2}), randn({1, 3, 1, 2}), randn({1, 3, 1, 2})), ShapeError);
   CHECK_THROWS_AS(attention(randn({1, 4, 1, 2}), randn({1, 4, 1, 3}), randn({1, 4, 1, 3})), ShapeError);
+  for (const std::int64_t heads : {0, 2, 6}) {
+    const Tensor keys = zeros({1, 4, heads, 2});
+    CHECK_THROWS_AS(attention(randn({1, 4, 3, 2}), keys, keys), ShapeError);
+    CHECK_THROWS_AS(attention_textbook(randn({1, 4, 3, 2}), keys, keys), ShapeError);
+  }
   CHECK_THROWS_AS(attention(randn({1, 4, 1, 2}), randn({1, 4, 1, 2}, DType::f16), randn({1, 4, 1, 2})), DTypeError);
   for (const double p : {-0.1, 1.0, std::nan("")}) {
     options.dropout = p;

@@ -140,6 +140,8 @@ TEST_CASE("ops: binary and ternary elementwise") {
       binary(
           "mul", mul, [](double a, double b) { return a * b; }, 1, 1, 0),
       binary(
+          "swiglu", swiglu, [](double a, double b) { return a * sigmoid_of(a) * b; }, 1, 1, 0),
+      binary(
           "div", thimble::div, [](double a, double b) { return a / b; }, 0, 1, 1),
       binary(
           "minimum", minimum, [](double a, double b) { return std::min(a, b); }, 1, 1, 0),

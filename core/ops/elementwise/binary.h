@@ -2,6 +2,7 @@
 // Elementwise operators of two and three operands, with broadcasting. The signatures of bwd_lhs and bwd_rhs say what
 // each gradient keeps; an operand that needs no gradient costs nothing.
 
+#include <thimble/core/numbers/math.h>
 #include <thimble/core/ops/elementwise/functor.h>
 
 namespace thimble::ops {
@@ -74,6 +75,27 @@ struct Div {
   template <class T>
   THIMBLE_HD T bwd_rhs(Rhs<T> b, Out<T> y, T dy) const {
     return -dy * y / b;
+  }
+};
+
+/// y = silu(a) b = a sigmoid(a) b: the gate of a gated feed-forward layer, a, and what it lets through, b. Keeps both,
+/// and neither the sigmoid nor silu(a). (Shazeer 2020, arXiv:2002.05202, equation 5, without its products.)
+struct SwiGlu {
+  static constexpr const char* name = "swiglu";
+  template <class T>
+  THIMBLE_HD T fwd(T a, T b) const {
+    return a * math::sigmoid(a) * b;
+  }
+  template <class T>
+  THIMBLE_HD T bwd_lhs(Lhs<T> in, Rhs<T> b, T dy) const {
+    const T a = in;
+    const T s = math::sigmoid(a);
+    return dy * b * s * (T(1) + a * (T(1) - s));
+  }
+  template <class T>
+  THIMBLE_HD T bwd_rhs(Lhs<T> in, T dy) const {
+    const T a = in;
+    return dy * (a * math::sigmoid(a));
   }
 };
 

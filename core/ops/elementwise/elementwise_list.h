@@ -19,7 +19,7 @@ using BuiltinElementwise = TypeList<
     Reciprocal, AddScalar, MulScalar, Sin, Cos, Softplus, Erf, DivScalar, ScalarSub,
     // binary
     Add, Sub, Mul, Div, Minimum, Maximum, Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, SquaredDifference,
-    FakeQuantize,
+    FakeQuantize, SwiGlu,
     // ternary
     Where, VarianceGradient, LogSumExpGradient>;
 

@@ -1,7 +1,7 @@
 // Attention on the CPU, backward: Dao et al. 2022 (arXiv:2205.14135), algorithm 4. The probabilities are recomputed
-// from the scores and the kept logarithms of their sums. One thread does a head of a sample: panels of queries outside,
-// blocks of keys inside, both ascending, so that dq sums over blocks of keys and dk and dv over panels of queries, in
-// an order that depends on nothing else.
+// from the scores and the kept logarithms of their sums. One thread does a head of keys of a sample, for all heads of
+// queries that share it: panels of queries outside, blocks of keys inside, all ascending, so that dq sums over blocks
+// of keys and dk and dv over heads and panels of queries, in an order that depends on nothing else.
 
 #include <thimble/core/kernels/cpu/attention/attention_cpu.h>
 
@@ -94,9 +94,9 @@ void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles
   const std::int64_t visible = visible_keys(args, first_query + queries);
   for (std::int64_t key = 0; key < visible; key += key_block) {
     const std::int64_t rows = std::min(key_block, visible - key);
-    const Rows<T> v = read_rows(args, args.v, b, h, key, rows, tiles.rows);
+    const Rows<T> v = read_rows(args, args.v, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, panel, width, v.data, v.stride, 1, tiles.dout, panel, tiles.dscores, panel});
-    const Rows<T> k = read_rows(args, args.k, b, h, key, rows, tiles.rows);
+    const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, panel, width, k.data, k.stride, 1, tiles.q, panel, tiles.probabilities, panel});
     differentiate_block(args, tiles, b, h, first_query, queries, key, rows);
     multiply<T>({width, panel, rows, k.data, 1, k.stride, tiles.dscores, panel, tiles.dq, panel, key > 0});
@@ -111,7 +111,7 @@ void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles
   }
 }
 
-// Gradients of all keys or values of a head, which they are scaled for.
+// Gradients of all keys or values of one of their heads, which they are scaled for.
 template <class T>
 void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::int64_t b, std::int64_t h,
                 std::int64_t padded, T factor, T* rows) {
@@ -124,11 +124,14 @@ void store_keys(const AttentionGradArgs& args, const AttentionResult& to, std::i
 }
 
 template <class T>
-void backward_head(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h) {
+void backward_group(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b,
+                    std::int64_t key_head) {
   for (T* const total : {tiles.dk, tiles.dv}) std::fill_n(total, args.keys * tiles.padded, T(0));
-  for (std::int64_t t = 0; t < args.queries; t += tiles.panel) backward_panel(args, tiles, b, h, t);
-  store_keys(args, args.dk, b, h, tiles.padded, static_cast<T>(args.scale), tiles.dk);
-  store_keys(args, args.dv, b, h, tiles.padded, T(1), tiles.dv);
+  for (std::int64_t h = key_head * args.group; h < (key_head + 1) * args.group; ++h) {
+    for (std::int64_t t = 0; t < args.queries; t += tiles.panel) backward_panel(args, tiles, b, h, t);
+  }
+  store_keys(args, args.dk, b, key_head, tiles.padded, static_cast<T>(args.scale), tiles.dk);
+  store_keys(args, args.dv, b, key_head, tiles.padded, T(1), tiles.dv);
 }
 
 template <class T>
@@ -138,7 +141,9 @@ std::size_t backward_bytes_of(const AttentionProblem& p) {
   return carver.bytes();
 }
 
-int backward_threads(const AttentionProblem& p, int threads) { return useful_threads(p, p.batch * p.heads, threads); }
+int backward_threads(const AttentionProblem& p, int threads) {
+  return useful_threads(p, p.batch * p.heads / p.group, threads);
+}
 
 std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept {
   return static_cast<std::size_t>(backward_threads(p, threads)) *
@@ -148,12 +153,13 @@ std::size_t backward_bytes(const AttentionProblem& p, int threads) noexcept {
 template <class T>
 void backward_of(const AttentionGradArgs& args, void* workspace, int threads) {
   const std::size_t bytes = backward_bytes_of<T>(args);
-  Jobs heads(args.batch * args.heads);
+  const std::int64_t key_heads = args.heads / args.group;
+  Jobs jobs(args.batch * key_heads);
   parallel_threads(threads, [&](int thread) {
     Carver carver(static_cast<std::byte*>(workspace) + static_cast<std::size_t>(thread) * bytes);
     const BackwardTiles<T> tiles(carver, args);
-    for (std::int64_t head = heads.take(); head >= 0; head = heads.take()) {
-      backward_head(args, tiles, head / args.heads, head % args.heads);
+    for (std::int64_t job = jobs.take(); job >= 0; job = jobs.take()) {
+      backward_group(args, tiles, job / key_heads, job % key_heads);
     }
   });
 }

@@ -53,7 +53,7 @@ void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std:
   const std::int64_t visible = visible_keys(args, first_query + queries);
   for (std::int64_t key = 0; key < visible; key += key_block) {
     const std::int64_t rows = std::min(key_block, visible - key);
-    const Rows<T> k = read_rows(args, args.k, b, h, key, rows, tiles.rows);
+    const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, tiles.panel, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.scores, tiles.panel});
     hide_future(args, first_query, key, rows, tiles.scores);
     run_panel<OnlineSoftmax, T>(rows, tiles.scores, tiles.largest, tiles.sum, tiles.old);
@@ -61,7 +61,7 @@ void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std:
       draw_kept<T>(args, b, h, first_query, queries, key, rows, tiles.kept);
       run_panel<DropScores, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, tiles.scores);
     }
-    const Rows<T> v = read_rows(args, args.v, b, h, key, rows, tiles.rows);
+    const Rows<T> v = read_rows(args, args.v, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({args.width, tiles.panel, rows, v.data, 1, v.stride, tiles.scores, tiles.panel, tiles.out, tiles.panel,
                  key > 0, key > 0 ? tiles.old : nullptr});
   }

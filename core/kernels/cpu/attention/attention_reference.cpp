@@ -50,7 +50,7 @@ Probabilities probabilities(const AttentionProblem& p, const Row& q, std::int64_
   Probabilities result{Row(static_cast<std::size_t>(p.is_causal ? t + 1 + p.keys - p.queries : p.keys)), 0};
   double largest = -INFINITY, sum = 0;
   for (std::size_t s = 0; s < result.of_key.size(); ++s) {
-    result.of_key[s] = p.scale * dot(q, read_row(p, p.k, b, h, static_cast<std::int64_t>(s)));
+    result.of_key[s] = p.scale * dot(q, read_row(p, p.k, b, h / p.group, static_cast<std::int64_t>(s)));
     largest = std::max(largest, result.of_key[s]);
   }
   for (const double score : result.of_key) sum += std::exp(score - largest);
@@ -59,7 +59,7 @@ Probabilities probabilities(const AttentionProblem& p, const Row& q, std::int64_
   return result;
 }
 
-// The gradients of one head; dk and dv are (S, D).
+// The gradients of one head; dk and dv (S, D) are added to.
 void differentiate_head(const AttentionGradArgs& p, std::int64_t b, std::int64_t h, Row& dk, Row& dv) {
   const auto width = static_cast<std::size_t>(p.width);
   for (std::int64_t t = 0; t < p.queries; ++t) {
@@ -70,13 +70,13 @@ void differentiate_head(const AttentionGradArgs& p, std::int64_t b, std::int64_t
     for (std::size_t s = 0; s < probability.size(); ++s) {
       const auto key = static_cast<std::int64_t>(s);
       const double factor = dropout_factor(p, b, h, t, key);
-      gradient[s] = factor * dot(dout, read_row(p, p.v, b, h, key));
+      gradient[s] = factor * dot(dout, read_row(p, p.v, b, h / p.group, key));
       delta += probability[s] * gradient[s];
       for (std::size_t d = 0; d < width; ++d) dv[s * width + d] += probability[s] * factor * dout[d];
     }
     for (std::size_t s = 0; s < probability.size(); ++s) {
       const double of_score = p.scale * probability[s] * (gradient[s] - delta);
-      const Row k = read_row(p, p.k, b, h, static_cast<std::int64_t>(s));
+      const Row k = read_row(p, p.k, b, h / p.group, static_cast<std::int64_t>(s));
       for (std::size_t d = 0; d < width; ++d) {
         dq[d] += of_score * k[d];
         dk[s * width + d] += of_score * q[d];
@@ -97,7 +97,7 @@ void attention_reference(const AttentionArgs& p) {
         Row out(static_cast<std::size_t>(p.width));
         for (std::size_t s = 0; s < row.of_key.size(); ++s) {
           const auto key = static_cast<std::int64_t>(s);
-          const Row v = read_row(p, p.v, b, h, key);
+          const Row v = read_row(p, p.v, b, h / p.group, key);
           const double weight = row.of_key[s] * dropout_factor(p, b, h, t, key);
           for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * v[d];
         }
@@ -113,12 +113,12 @@ void attention_reference(const AttentionArgs& p) {
 void attention_grad_reference(const AttentionGradArgs& p) {
   using namespace attention_reference_detail;
   for (std::int64_t b = 0; b < p.batch; ++b) {
-    for (std::int64_t h = 0; h < p.heads; ++h) {
+    for (std::int64_t h = 0; h < p.heads; h += p.group) {
       Row dk(static_cast<std::size_t>(p.keys * p.width)), dv(dk.size());
-      differentiate_head(p, b, h, dk, dv);
+      for (std::int64_t i = 0; i < p.group; ++i) differentiate_head(p, b, h + i, dk, dv);
       for (std::int64_t s = 0; s < p.keys; ++s) {
-        write_row(p, p.dk, b, h, s, dk.data() + s * p.width);
-        write_row(p, p.dv, b, h, s, dv.data() + s * p.width);
+        write_row(p, p.dk, b, h / p.group, s, dk.data() + s * p.width);
+        write_row(p, p.dv, b, h / p.group, s, dv.data() + s * p.width);
       }
     }
   }
