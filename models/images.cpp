@@ -14,6 +14,8 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
   if (options.vocabulary > 0) refuse("vocabulary", std::to_string(options.vocabulary));
   if (options.sequence > 0) refuse("sequence", std::to_string(options.sequence));
   if (options.heads > 0) refuse("heads", std::to_string(options.heads));
+  if (options.key_heads > 0) refuse("heads of keys", std::to_string(options.key_heads));
+  if (options.hidden > 0) refuse("width of a gated layer", std::to_string(options.hidden));
   if (options.dropout > 0) refuse("dropout", std::to_string(options.dropout));
   if (!options.shares_kernels) {
     throw ValueError(std::string(name) + ": its convolutions share no kernels, so there is nothing to turn off");

@@ -48,6 +48,8 @@ struct ModelOptions {
   std::int64_t vocabulary = 0;
   std::int64_t sequence = 0;
   std::int64_t layers = 0, heads = 0, width = 0;
+  std::int64_t key_heads = 0;  ///< heads of keys and values, of models with grouped queries
+  std::int64_t hidden = 0;     ///< width inside of a gated feed-forward layer
   double dropout = -1;
   bool shares_kernels = true;  ///< sharedconv: false builds its plain twin, whose kernels are not shared
   Build build = Build::fused;

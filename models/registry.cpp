@@ -8,6 +8,7 @@
 #include <thimble/models/bert/bert.h>
 #include <thimble/models/googlenet/googlenet.h>
 #include <thimble/models/gpt/gpt.h>
+#include <thimble/models/llama/llama.h>
 #include <thimble/models/mlp/mlp.h>
 #include <thimble/models/resnet/resnet.h>
 #include <thimble/models/sharedconv/sharedconv.h>
@@ -52,6 +53,14 @@ constexpr std::array rows = {
     Row{"gpt2-large", "GPT-2, 36 layers of width 1280", make_gpt, gpt_theory},
     Row{"gpt2-xl", "GPT-2, 48 layers of width 1600", make_gpt, gpt_theory},
     Row{"char-gpt", "small GPT over characters, 6 layers of width 384", make_gpt, gpt_theory},
+    Row{"llama-3.2-1b", "Llama 3.2, 16 layers of width 2048 (Grattafiori et al. 2024)", make_llama, llama_theory},
+    Row{"llama-3.2-3b", "Llama 3.2, 28 layers of width 3072", make_llama, llama_theory},
+    Row{"llama-3-8b", "Llama 3, 32 layers of width 4096", make_llama, llama_theory},
+    Row{"llama-3-70b", "Llama 3, 80 layers of width 8192", make_llama, llama_theory},
+    Row{"llama-2-7b", "Llama 2, 32 layers of width 4096 (Touvron et al. 2023)", make_llama, llama_theory},
+    Row{"qwen2.5-0.5b", "Qwen 2.5, 24 layers of width 896 (Yang et al. 2024)", make_llama, llama_theory},
+    Row{"qwen2.5-7b", "Qwen 2.5, 28 layers of width 3584", make_llama, llama_theory},
+    Row{"tiny-llama", "small Llama over characters, 6 layers of width 384", make_llama, llama_theory},
     Row{"bert-base", "BERT with its masked-token head, 12 layers of width 768 (Devlin et al. 2018)", make_bert,
         bert_theory},
     Row{"bert-large", "BERT with its masked-token head, 24 layers of width 1024", make_bert, bert_theory},

@@ -209,6 +209,10 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
   add_integer(command, "--layers", s.sizes.layers, 1, 4096, "Number of layers");
   add_integer(command, "--heads", s.sizes.heads, 1, largest_size, "Number of attention heads");
   add_integer(command, "--width", s.sizes.width, 1, largest_size, "Width of the model");
+  add_integer(command, "--kv-heads", s.sizes.key_heads, 1, largest_size,
+              "llama: heads of keys and values, which divide --heads (in proportion)");
+  add_integer(command, "--mlp", s.sizes.hidden, 1, largest_size,
+              "llama: width inside of the feed-forward layer (in proportion to --width)");
   command
       .add_option_function<std::string>(
           "--share",

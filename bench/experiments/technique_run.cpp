@@ -13,6 +13,7 @@
 #include <thimble/memory/offload/offload.h>
 #include <thimble/models/bert/bert.h>
 #include <thimble/models/gpt/gpt.h>
+#include <thimble/models/llama/llama.h>
 #include <thimble/models/vit/vit.h>
 #include <thimble/nn/fit/stages.h>
 
@@ -24,6 +25,7 @@ constexpr double average_decay = 0.99;
 /// Every block of a transformer under checkpoint(); false where the model is none.
 bool recompute_blocks(models::Model& model) {
   if (auto* const gpt = dynamic_cast<models::Gpt*>(&model)) return gpt->recompute_blocks(), true;
+  if (auto* const llama = dynamic_cast<models::Llama*>(&model)) return llama->recompute_blocks(), true;
   if (auto* const bert = dynamic_cast<models::Bert*>(&model)) return bert->recompute_blocks(), true;
   if (auto* const vit = dynamic_cast<models::Vit*>(&model)) return vit->recompute_blocks(), true;
   return false;

@@ -261,10 +261,11 @@ std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view mod
     const std::vector<std::byte> text = read_whole_file(path, detail::most_text_bytes);
     return detail::from_tokenizer({reinterpret_cast<const char*>(text.data()), text.size()}, tokenizer);
   }
-  if (model != "char-gpt" && !is_masked) {
-    throw ValueError("`data`: '" + path + "': " + std::string(model) +
-                     " trains on token files (.bin) or synthetic text; text files are for char-gpt and bert, or with a "
-                     "`tokenizer`");
+  if (model != "char-gpt" && model != "tiny-llama" && !is_masked) {
+    throw ValueError(
+        "`data`: '" + path + "': " + std::string(model) +
+        " trains on token files (.bin) or synthetic text; text files are for char-gpt, tiny-llama and bert, "
+        "or with a `tokenizer`");
   }
   return detail::from_text_file(path, is_masked);
 }

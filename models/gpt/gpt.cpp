@@ -176,8 +176,10 @@ std::int64_t draw(const std::vector<float>& logits, double temperature, std::int
 
 }  // namespace gpt_detail
 
-std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt, std::int64_t count, double temperature,
-                                   std::int64_t top_k, std::uint64_t seed) {
+std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> prompt, std::int64_t count,
+                                   double temperature, std::int64_t top_k, std::uint64_t seed) {
+  if (!model.is_text() || model.is_masked())
+    throw ValueError("generate: the model does not give the tokens that come next");
   if (prompt.empty()) throw ValueError("generate: the prompt has no tokens; at least one is needed");
   if (!(temperature >= 0) || count < 0 || top_k < 0) {
     throw ValueError("generate: temperature " + std::to_string(temperature) + ", count " + std::to_string(count) +

@@ -75,9 +75,9 @@ Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::
 
 /// Continues `prompt` (at least one token) by `count` tokens, drawn from softmax(logits / temperature) over the `top_k`
 /// most likely (0: all); temperature 0 takes the most likely. The same seed gives the same tokens. Runs without a tape,
-/// in evaluation mode, on the model's device; a dry one has no values, so there every token drawn is 0. Throws
-/// ValueError.
-std::vector<std::int64_t> generate(Gpt& model, std::vector<std::int64_t> prompt, std::int64_t count,
+/// in evaluation mode, on the model's device; a dry one has no values, so there every token drawn is 0. The model reads
+/// tokens and gives those that come next. Throws ValueError.
+std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> prompt, std::int64_t count,
                                    double temperature = 0.8, std::int64_t top_k = 0, std::uint64_t seed = 0);
 
 }  // namespace thimble::models

@@ -202,7 +202,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   prepared.data->open(sizes, options.setup.batch, options.setup.seed);
   Training training(checked, *prepared.data, on);
   if (options.sample > 0 && !training.can_sample()) {
-    throw ValueError("`sample`: " + options.setup.model + " cannot write; the GPT family can");
+    throw ValueError("`sample`: " + options.setup.model + " cannot write; the GPT and Llama families can");
   }
   if (!options.resume.empty()) {
     prepared.first_step = check_resume(options, *prepared.data, training, &prepared.recipe_change);

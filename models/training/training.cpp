@@ -172,15 +172,16 @@ const dist::WholeState& Training::whole_state() {
   return whole_state_;
 }
 
-bool Training::can_sample() const noexcept { return dynamic_cast<const Gpt*>(parts_.model.get()) != nullptr; }
+bool Training::can_sample() const noexcept { return parts_.model->is_text() && !parts_.model->is_masked(); }
 
 std::vector<std::int64_t> Training::sample() {
-  if (!can_sample()) throw ValueError("`sample`: " + options_.setup.model + " cannot write; the GPT family can");
-  auto& gpt = dynamic_cast<Gpt&>(*parts_.model);
+  if (!can_sample())
+    throw ValueError("`sample`: " + options_.setup.model + " cannot write; the GPT and Llama families can");
+  Model& model = *parts_.model;
   const ParameterUse use;
   // The window over the last tokens grows up to the model's sequence; from there on every token needs the same bytes.
-  const std::int64_t count = device_.is_dry ? std::min(options_.sample, gpt.options().sequence + 1) : options_.sample;
-  std::vector<std::int64_t> tokens = generate(gpt, {0}, count, 0.8, 0, options_.setup.seed);
+  const std::int64_t count = device_.is_dry ? std::min(options_.sample, model.options().sequence + 1) : options_.sample;
+  std::vector<std::int64_t> tokens = generate(model, {0}, count, 0.8, 0, options_.setup.seed);
   tokens.erase(tokens.begin());  // the prompt
   return tokens;
 }

@@ -64,6 +64,11 @@ bool has_fp8_layers(const nn::Precision& precision, std::int64_t width) {
   return precision.fp8 && width % fp8_multiple == 0;
 }
 
+std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe) {
+  const std::int64_t numbers = 3 * recipe.history + 3, counts = 3 * 2;
+  return 4 * numbers + 8 * counts;
+}
+
 void add_layers(Theory& theory, const TransformerLayers& layers) {
   const std::int64_t n = layers.count, h = layers.width, of_qkv = 3 * h / layers.readers;
   theory.norm(h, 2 * n);
@@ -72,8 +77,7 @@ void add_layers(Theory& theory, const TransformerLayers& layers) {
     theory.weight(weight, n);
   }
   if (has_fp8_layers(theory.precision, h) && theory.precision.fp8->kind == Fp8Scaling::delayed) {
-    const std::int64_t numbers = 3 * theory.precision.fp8->history + 3, counts = 3 * 2;
-    theory.buffers += n * (layers.readers + 3) * (4 * numbers + 8 * counts);
+    theory.buffers += n * (layers.readers + 3) * delayed_fp8_state_bytes(*theory.precision.fp8);
   }
   if (!theory.unknown.empty()) return;
   for (std::int64_t i = 0; i < n; ++i) {

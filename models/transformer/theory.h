@@ -41,6 +41,10 @@ TransformerLayers token_layers(const char* path, const ModelOptions& sizes, Norm
 /// Whether the linear layers of a transformer's blocks run in FP8: 16 divides the width.
 bool has_fp8_layers(const nn::Precision& precision, std::int64_t width);
 
+/// Bytes of the state that a product in FP8 has with delayed scaling: an amax for each of 3 operands and each step of
+/// the history, 3 scales (f32), and 2 counts for each operand (i64).
+std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe);
+
 /// Adds the layers: of each 12 h^2 + 13 h parameters, and what it keeps, in the order that a forward makes it, but for
 /// "norm statistics", which stands first. Terms of either build: "qkv", "attention output", "gelu input", "gelu
 /// output", "layer output"; pre: "norm 1 output", "residual" (norm 2's input), "norm 2 output"; post: "norm 1 input",

@@ -6,6 +6,7 @@
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
@@ -18,6 +19,10 @@ void require_transformer_sizes(std::string_view name, const ModelOptions& sizes)
   if (sizes.width % sizes.heads != 0) {
     throw ValueError(std::string(name) + ": " + std::to_string(sizes.heads) + " heads do not divide width " +
                      std::to_string(sizes.width));
+  }
+  if (sizes.key_heads > 0 && sizes.heads % sizes.key_heads != 0) {
+    throw ValueError(std::string(name) + ": " + std::to_string(sizes.key_heads) +
+                     " heads of keys and values do not divide " + std::to_string(sizes.heads) + " heads");
   }
 }
 
@@ -44,7 +49,14 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
   refuse("image", options.image);
   refuse("channels", options.channels);
   refuse("classes", options.classes);
+  if (own->key_heads == 0) refuse("heads of keys", options.key_heads);
+  if (own->hidden == 0) refuse("width of a gated layer", options.hidden);
   const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };
+  const auto in_proportion = [](std::int64_t size, std::int64_t to, std::int64_t of) {
+    return to > 0 ? std::max<std::int64_t>(1, size * to / of) : size;
+  };
+  if (own->key_heads > 0) fill_in(options.key_heads, in_proportion(own->key_heads, options.heads, own->heads));
+  if (own->hidden > 0) fill_in(options.hidden, round_up(in_proportion(own->hidden, options.width, own->width), 16));
   fill_in(options.layers, own->layers);
   fill_in(options.heads, own->heads);
   fill_in(options.width, own->width);

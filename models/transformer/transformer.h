@@ -16,15 +16,18 @@ struct TokenSizes {
   std::string_view name;
   std::int64_t layers, heads, width, sequence, vocabulary;
   double dropout;
+  std::int64_t key_heads = 0, hidden = 0;  ///< 0: the family has no such size
 };
 
-/// `options` with what is left open taken from the row of `family` that is called `name`. Throws ValueError, naming
-/// `kind`: no such row, heads that do not divide the width, a dropout outside of [0, 1), sizes of images, a chunked
-/// head in the textbook build.
+/// `options` with what is left open taken from the row of `family` that is called `name`; heads of keys and the width
+/// inside of a gated layer in proportion to heads and width, the latter rounded up to a multiple of 16. Throws
+/// ValueError, naming `kind`: no such row, heads that do not divide the width, heads of keys that do not divide the
+/// heads, a dropout outside of [0, 1), sizes of images or of other families, a chunked head in the textbook build.
 ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> family, std::string_view name,
                            ModelOptions options);
 
-/// Throws ValueError unless the heads divide the width and the dropout is in [0, 1).
+/// Throws ValueError unless the heads divide the width, heads of keys (where there are any) the heads, and the dropout
+/// is in [0, 1).
 void require_transformer_sizes(std::string_view name, const ModelOptions& sizes);
 
 /// Mean cross-entropy of logits (B, T, V) and class numbers (B, T); positions with target -100 do not count. The

@@ -1,14 +1,18 @@
 #include <thimble/nn/files/weights.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/file.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/state_numbers.h>
+#include <thimble/nn/files/weight_files.h>
 
 namespace thimble::nn {
 namespace weights_detail {
@@ -27,32 +31,48 @@ bool has_suffix(std::string_view name, std::string_view suffix) {
   return name.size() > suffix.size() && name.ends_with(suffix) && name[name.size() - suffix.size() - 1] == '.';
 }
 
-// Which tensor of the file goes into which of the model.
+// Which tensor of the files goes into which of the model.
 struct Match {
-  std::vector<std::pair<const SafetensorsEntry*, NamedTensor>> pairs;
+  std::vector<std::pair<StoredWeight, NamedTensor>> pairs;
   std::vector<std::string> missing, unused;
 };
 
-Match match(const std::vector<NamedTensor>& targets, const SafetensorsHeader& header, const LoadOptions& options) {
+Match match(const std::vector<NamedTensor>& targets, const WeightFiles& files, const LoadOptions& options) {
   Match result;
   std::set<const SafetensorsEntry*> used;
   for (const NamedTensor& target : targets) {
-    const SafetensorsEntry* entry = header.find(target.name);
-    if (!entry) entry = header.find(std::string(prefix) + target.name);
-    if (entry) {
-      used.insert(entry);
-      result.pairs.emplace_back(entry, target);
+    StoredWeight weight = files.find(target.name);
+    if (!weight.entry) weight = files.find(std::string(prefix) + target.name);
+    if (weight.entry) {
+      used.insert(weight.entry);
+      result.pairs.emplace_back(weight, target);
     } else {
       result.missing.push_back(target.name);
     }
   }
-  for (const SafetensorsEntry& entry : header.tensors) {
+  for (const StoredWeight& weight : files.weights()) {
+    const std::string& name = weight.entry->name;
     const auto& suffixes = options.skipped_suffixes;
     const bool is_skipped = std::any_of(suffixes.begin(), suffixes.end(),
-                                        [&](const std::string& suffix) { return has_suffix(entry.name, suffix); });
-    if (!is_skipped && !used.count(&entry)) result.unused.push_back(entry.name);
+                                        [&](const std::string& suffix) { return has_suffix(name, suffix); });
+    if (!is_skipped && !used.count(weight.entry)) result.unused.push_back(name);
   }
   return result;
+}
+
+// The tensors in their order, as many to a shard as `most_bytes` hold.
+std::vector<std::vector<NamedTensor>> shards_of(const std::vector<NamedTensor>& tensors, std::uint64_t most_bytes) {
+  std::vector<std::vector<NamedTensor>> shards(1);
+  std::uint64_t bytes = 0;
+  for (const NamedTensor& t : tensors) {
+    if (!shards.back().empty() && t.tensor.bytes() > most_bytes - std::min(most_bytes, bytes)) {
+      shards.emplace_back();
+      bytes = 0;
+    }
+    shards.back().push_back(t);
+    bytes += t.tensor.bytes();
+  }
+  return shards;
 }
 
 // "'a', 'b' and 3 more".
@@ -77,21 +97,45 @@ void save_weights(const Module& module, const std::string& path, const Metadata&
   write_tensor_file(path, weights_detail::all_tensors(module), metadata);
 }
 
+void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
+                        const Metadata& metadata) {
+  if (most_bytes == 0) throw ValueError("save_weight_folder: shards of at most 0 bytes; 1 and more are allowed");
+  const std::filesystem::path into(folder);
+  std::error_code error;
+  std::filesystem::create_directories(into, error);
+  if (error) throw FileError(folder, 0, "cannot make the folder: " + error.message());
+  const ParameterUse use;
+  const std::string whole = (into / weight_file).string();
+  const auto shards = weights_detail::shards_of(weights_detail::all_tensors(module), most_bytes);
+  if (shards.size() == 1) return write_tensor_file(whole, shards.front(), metadata);
+  if (std::filesystem::exists(whole, error)) {
+    throw FileError(whole, 0, "is there, and would be read in place of " + std::to_string(shards.size()) + " shards");
+  }
+  std::map<std::string, std::string> shard_of;
+  std::uint64_t total_bytes = 0;
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = weight_shard(i + 1, shards.size());
+    write_tensor_file((into / name).string(), shards[i], metadata);
+    for (const NamedTensor& t : shards[i]) shard_of[t.name] = name, total_bytes += t.tensor.bytes();
+  }
+  write_file_atomically((into / weight_index).string(), format_weight_index(shard_of, total_bytes));
+}
+
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options) {
   const ParameterUse use;
-  const SafetensorsReader file(path);
-  weights_detail::Match match = weights_detail::match(weights_detail::all_tensors(module), file.header(), options);
+  const WeightFiles files(path);
+  weights_detail::Match match = weights_detail::match(weights_detail::all_tensors(module), files, options);
   if (options.is_strict) weights_detail::require_all(match, path);
-  for (const auto& [entry, target] : match.pairs) {
-    check_file_tensor("load_weights: " + path, *entry, target, Conversion::floating);
+  for (const auto& [weight, target] : match.pairs) {
+    check_file_tensor("load_weights: " + path, *weight.entry, target, Conversion::floating);
   }
-  for (const auto& [entry, target] : match.pairs) file.verify(*entry);
+  for (const auto& [weight, target] : match.pairs) weight.file->verify(*weight.entry);
   FileStaging staging;
-  for (const auto& [entry, target] : match.pairs) {
-    check_state_numbers("load_weights: " + path, file, *entry, target, staging);
+  for (const auto& [weight, target] : match.pairs) {
+    check_state_numbers("load_weights: " + path, *weight.file, *weight.entry, target, staging);
   }
-  for (const auto& [entry, target] : match.pairs) read_file_tensor(file, *entry, target, staging);
-  return {file.header().metadata, std::move(match.missing), std::move(match.unused)};
+  for (const auto& [weight, target] : match.pairs) read_file_tensor(*weight.file, *weight.entry, target, staging);
+  return {files.metadata(), std::move(match.missing), std::move(match.unused)};
 }
 
 }  // namespace thimble::nn

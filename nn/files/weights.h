@@ -12,6 +12,13 @@ namespace thimble::nn {
 /// they are. The file appears whole or not at all. Throws as write_tensor_file.
 void save_weights(const Module& module, const std::string& path, const Metadata& metadata = {});
 
+/// The same in a folder, which is made where it is not there: `model.safetensors` where `most_bytes` hold all tensors,
+/// else shards of at most so many bytes (more where one tensor alone has more) and, at last, their index
+/// (nn/files/weight_files.h). Throws as save_weights, and FileError where shards would stand beside a
+/// `model.safetensors`, which readers take first; ValueError for 0 bytes.
+void save_weight_folder(const Module& module, const std::string& folder, std::uint64_t most_bytes,
+                        const Metadata& metadata = {});
+
 struct LoadOptions {
   /// Tensors of the file with these last parts of a name, and unknown to the model, are passed over: GPT-2's files
   /// carry its causal masks, those of FP8 training its scales. "attn.bias" is `h.0.attn.bias`, not `h.0.c_attn.bias`.
@@ -27,7 +34,8 @@ struct LoadedWeights {
   std::vector<std::string> unused;   ///< tensors of the file that the model lacks, those passed over not included
 };
 
-/// Reads what save_weights or another program wrote. Names may begin with `transformer.`; floating types are converted;
+/// Reads what save_weights, save_weight_folder or another program wrote: `path` is a file, an index or a folder
+/// (nn/files/weight_files.h). Names may begin with `transformer.`; floating types are converted;
 /// a file of ours that is loaded and saved again (with its metadata) has the same bytes. Everything is checked before
 /// the first value changes. Throws FileError (unreadable, not safetensors), ValueError (names that do not match, all of
 /// them listed up to eight; state of FP8 with a number that it cannot have, see state_numbers.h), ShapeError,

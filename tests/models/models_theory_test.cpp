@@ -26,7 +26,8 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
   };
   for (const Row& row : {Row{"resnet18", "momentum", 1}, Row{"resnet50", "sgd", 0}, Row{"sharedconv", "adam", 2},
                          Row{"googlenet", "momentum", 1}, Row{"char-gpt", "adamw", 2}, Row{"bert-base", "adamw", 2},
-                         Row{"vit-b16", "adamw", 2}, Row{"mlp", "momentum", 1}}) {
+                         Row{"tiny-llama", "adamw", 2}, Row{"qwen2.5-0.5b", "sgd", 0}, Row{"vit-b16", "adamw", 2},
+                         Row{"mlp", "momentum", 1}}) {
     INFO(row.model);
     models::Setup setup;
     setup.model = row.model;
@@ -56,7 +57,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
 TEST_CASE("models theory: what has no closed form is said, not guessed", "[models][theory]") {
   models::ModelOptions chunked;
   chunked.head = models::Head::chunked;
-  for (const char* name : {"gpt2", "bert-base"}) {
+  for (const char* name : {"gpt2", "bert-base", "llama-3.2-1b"}) {
     const models::Theory theory = models::make_theory(name, chunked);
     CHECK(theory.state(2).total() == models::make_theory(name).state(2).total());
     CHECK((theory.layers.empty() && theory.outside.empty()));

@@ -97,6 +97,13 @@ TEST_CASE("precision: bytes of models against the ledger, as integers", "[precis
       for (const double dropout : {0.0, 0.1}) {
         CHECK(check("char-gpt", small_gpt(build, dropout), 4));
         CHECK(check("bert-base", small_gpt(build, dropout), 6));
+        if (dropout == 0) {
+          models::ModelOptions llama = small_gpt(build, 0);
+          llama.width = 32, llama.key_heads = 1;
+          CHECK(check("tiny-llama", llama, 7));
+          llama.hidden = 40;  // no multiple of 16: three of the products fall back
+          CHECK(check("qwen2.5-7b", llama, 4));
+        }
         models::ModelOptions vit = small_images(build, 32);
         vit.layers = 2, vit.heads = 2, vit.dropout = dropout;
         CHECK(check("vit-b16", vit, 4));
@@ -124,11 +131,12 @@ TEST_CASE("precision: every model trains under every policy, in the bytes that w
   };
   models::ModelOptions text = small_gpt(), image;
   image.image = 16, image.width = 8;
-  models::ModelOptions vit;
+  models::ModelOptions vit, llama = small_gpt(models::Build::fused, 0);
   vit.image = 32, vit.layers = 1, vit.heads = 2, vit.width = 16;
   const Threads alone;
   for (const Row& row : {Row{"char-gpt", text},
                          {"bert-base", text},
+                         {"tiny-llama", llama},
                          {"vit-b16", vit},
                          {"resnet18", image},
                          {"googlenet", image},

@@ -1,0 +1,202 @@
+#include <thimble/models/llama/llama.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <utility>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/models/transformer/transformer.h>
+
+namespace thimble::models {
+namespace llama_detail {
+
+constexpr double deviation = 0.02;
+
+nn::LinearOptions projection(bool has_bias = false) {
+  nn::LinearOptions options;
+  options.has_bias = has_bias;
+  options.deviation = deviation;
+  return options;
+}
+
+std::int64_t key_width(const ModelOptions& sizes) { return sizes.width / sizes.heads * sizes.key_heads; }
+
+}  // namespace llama_detail
+
+LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::Placement& on)
+    : config_(config),
+      compute_(on.compute),
+      norm1_(child<nn::RmsNorm>("input_layernorm", config.sizes.width, on, config.epsilon)),
+      query_(child<nn::Linear>("self_attn.q_proj", config.sizes.width, config.sizes.width, on,
+                               llama_detail::projection(config.has_bias))),
+      key_(child<nn::Linear>("self_attn.k_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
+                             llama_detail::projection(config.has_bias))),
+      value_(child<nn::Linear>("self_attn.v_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
+                               llama_detail::projection(config.has_bias))),
+      attention_out_(child<nn::Linear>("self_attn.o_proj", config.sizes.width, config.sizes.width, on,
+                                       llama_detail::projection())),
+      norm2_(child<nn::RmsNorm>("post_attention_layernorm", config.sizes.width, on, config.epsilon)),
+      gate_(
+          child<nn::Linear>("mlp.gate_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
+      up_(child<nn::Linear>("mlp.up_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
+      down_(child<nn::Linear>("mlp.down_proj", config.sizes.hidden, config.sizes.width, on,
+                              llama_detail::projection())) {}
+
+Tensor LlamaLayer::attend(const Tensor& in) {  // (B, T, h)
+  const ModelOptions& sizes = config_.sizes;
+  const Tensor x = nn::as_operand(norm1_(in), compute_);         // once for the three of them
+  const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count, D), a view
+    return reshape(y, {x.size(0), x.size(1), count, sizes.width / sizes.heads});
+  };
+  const RotaryOptions turns{config_.theta, 0, config_.scaling};
+  const Tensor q = rotary(heads(query_(x), sizes.heads), turns);
+  const Tensor k = rotary(heads(key_(x), sizes.key_heads), turns);
+  const Tensor v = heads(value_(x), sizes.key_heads);
+  const PathScope scope("self_attn");
+  const Tensor y = sizes.build == Build::fused ? attention(q, k, v) : attention_textbook(q, k, v);  // (B, T, a, D)
+  return attention_out_(reshape(y, x.shape()));
+}
+
+Tensor LlamaLayer::feed_forward(const Tensor& in) {
+  const Tensor x = nn::as_operand(norm2_(in), compute_);
+  const Tensor gate = gate_(x), up = up_(x);  // (B, T, f)
+  const auto gated = [&] {
+    const PathScope scope("mlp");
+    return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
+  };
+  return down_(gated());
+}
+
+Tensor LlamaLayer::forward(const Tensor& x) {
+  const Tensor y = nn::residual_sum(x, attend(x));
+  return nn::residual_sum(y, feed_forward(y));
+}
+
+Llama::Llama(const LlamaConfig& config, const nn::Placement& on)
+    : Model(config.sizes),
+      config_(config),
+      compute_(on.compute),
+      tokens_((require_llama_sizes("llama", config.sizes),
+               child<nn::Embedding>("model.embed_tokens", config.sizes.vocabulary, config.sizes.width, on,
+                                    llama_detail::deviation))),
+      norm_([&]() -> nn::RmsNorm& {
+        for (std::int64_t i = 0; i < config.sizes.layers; ++i) {
+          layers_.push_back(&child<LlamaLayer>("model.layers." + std::to_string(i), config, on));
+        }
+        return child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
+      }()) {
+  if (config.is_tied) return;
+  head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.without_fp8(),
+                             llama_detail::projection());
+}
+
+// Ids (B, T) -> what the head reads (B, T, h).
+Tensor Llama::features(const Tensor& ids) {
+  if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
+    throw ShapeError("llama: ids " + to_string(ids.shape()) +
+                     "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
+  }
+  const PathScope scope(path());
+  return norm_(through_blocks(layers_, tokens_(ids), recomputes_blocks_));
+}
+
+Tensor Llama::forward(const Tensor& ids) {
+  const Tensor x = features(ids);
+  const PathScope scope(path());
+  const PathScope head("head");
+  return linear(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_));  // (B, T, V)
+}
+
+Tensor Llama::loss(const Batch& batch) {
+  if (options_.head == Head::chunked) {
+    const Tensor x = features(batch.input);
+    const PathScope scope(path());
+    const PathScope head("loss");
+    return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_), Tensor(),
+                              batch.target);
+  }
+  const Tensor logits = forward(batch.input);
+  const PathScope scope(path());
+  const PathScope head("loss");
+  return token_loss(logits, batch.target, options_.build);
+}
+
+Batch Llama::empty_batch(std::int64_t samples, Device device) const {
+  return empty_token_batch(options_, samples, device);
+}
+
+namespace llama_detail {
+
+constexpr std::array<TokenSizes, 8> family{{
+    // layers, heads, width, sequence, vocabulary, dropout, heads of keys, hidden
+    {"llama-3.2-1b", 16, 32, 2048, 2048, 128256, 0, 8, 8192},
+    {"llama-3.2-3b", 28, 24, 3072, 2048, 128256, 0, 8, 8192},
+    {"llama-3-8b", 32, 32, 4096, 2048, 128256, 0, 8, 14336},
+    {"llama-3-70b", 80, 64, 8192, 2048, 128256, 0, 8, 28672},
+    {"llama-2-7b", 32, 32, 4096, 2048, 32000, 0, 32, 11008},
+    {"qwen2.5-0.5b", 24, 14, 896, 2048, 151936, 0, 2, 4864},
+    {"qwen2.5-7b", 28, 28, 3584, 2048, 152064, 0, 4, 18944},
+    {"tiny-llama", 6, 6, 384, 256, 65, 0, 2, 1024},
+}};
+
+// What a row's config.json says besides sizes.
+struct Traits {
+  double theta, epsilon;
+  bool is_tied, has_bias;
+  double stretch;  // the scaling's factor; 0: none
+  std::int64_t positions;
+};
+constexpr std::array<Traits, family.size()> traits{{
+    {500000, 1e-5, true, false, 32, 131072},
+    {500000, 1e-5, true, false, 32, 131072},
+    {500000, 1e-5, false, false, 0, 8192},
+    {500000, 1e-5, false, false, 0, 8192},
+    {10000, 1e-5, false, false, 0, 4096},
+    {1000000, 1e-6, true, true, 0, 32768},
+    {1000000, 1e-6, false, true, 0, 131072},
+    {10000, 1e-5, true, false, 0, 256},
+}};
+
+bool is_member(std::string_view name) {
+  return std::any_of(family.begin(), family.end(), [&](const TokenSizes& row) { return row.name == name; });
+}
+
+}  // namespace llama_detail
+
+void require_llama_sizes(std::string_view name, const ModelOptions& sizes) {
+  require_transformer_sizes(name, sizes);
+  const std::int64_t head = sizes.width / sizes.heads;
+  if (head % 2 != 0 || head > 512) {
+    throw ValueError(std::string(name) + ": heads of " + std::to_string(head) +
+                     " numbers; an even number of at most 512 is allowed, because pairs of them are turned");
+  }
+  if (sizes.dropout > 0) {
+    throw ValueError(std::string(name) + ": dropout " + std::to_string(sizes.dropout) +
+                     "; the family has none, and 0 alone is allowed");
+  }
+}
+
+LlamaConfig llama_config(std::string_view name, const ModelOptions& options) {
+  LlamaConfig config;
+  config.sizes = token_options("llama", llama_detail::family, name, options);
+  require_llama_sizes(name, config.sizes);
+  const auto own = std::find_if(llama_detail::family.begin(), llama_detail::family.end(),
+                                [&](const TokenSizes& row) { return row.name == name; });
+  const llama_detail::Traits& traits =
+      llama_detail::traits[static_cast<std::size_t>(own - llama_detail::family.begin())];
+  config.theta = traits.theta, config.epsilon = traits.epsilon;
+  if (traits.stretch > 0) config.scaling = RotaryScaling{.factor = traits.stretch};
+  config.is_tied = traits.is_tied, config.has_bias = traits.has_bias;
+  config.positions = traits.positions;
+  return config;
+}
+
+std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+  if (!llama_detail::is_member(name)) return nullptr;
+  const PathScope scope("llama");
+  return std::make_unique<Llama>(llama_config(name, options), on);
+}
+
+}  // namespace thimble::models

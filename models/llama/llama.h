@@ -1,0 +1,111 @@
+#pragma once
+// The Llama family (Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
+// arXiv:2407.21783), and Qwen 2.5 (Yang et al. 2024, arXiv:2412.15115), which adds biases to queries, keys and values:
+// a decoder with RMS norms, rotary positions, queries in groups that share keys and values, gated feed-forward layers,
+// and no dropout. Parameter names and layouts are those of its public files: `model.embed_tokens.weight` (V, h),
+// `model.layers.0.self_attn.q_proj.weight` (h, h) [out, in], ..., `lm_head.weight` (V, h) where it is not the token
+// table. models/llama/llama_files.h reads and writes their folders.
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include <thimble/core/ops/elementwise/rotary.h>
+#include <thimble/models/theory.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// What a model of the family is. Sizes are those of ModelOptions: h = width, a = heads, g = key_heads, f = hidden,
+/// V = vocabulary, L = layers, D = h / a.
+struct LlamaConfig {
+  ModelOptions sizes;  ///< none left open
+  double theta = 10000;
+  double epsilon = 1e-5;  ///< of norms
+  std::optional<RotaryScaling> scaling = {};
+  bool is_tied = false;        ///< the head is the token table
+  bool has_bias = false;       ///< of queries, keys and values
+  std::int64_t positions = 0;  ///< that the public model was trained for; sequences may be longer
+};
+
+/// x + o(attention(rotary q, rotary k, v)), then x + down(silu(gate) up), each from a norm of x.
+class LlamaLayer final : public nn::Layer {
+ public:
+  LlamaLayer(const LlamaConfig& config, const nn::Placement& on);
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+
+ private:
+  Tensor attend(const Tensor& in);
+  Tensor feed_forward(const Tensor& in);
+
+  LlamaConfig config_;
+  std::optional<DType> compute_;
+  nn::RmsNorm& norm1_;
+  nn::Linear &query_, &key_, &value_, &attention_out_;
+  nn::RmsNorm& norm2_;
+  nn::Linear &gate_, &up_, &down_;
+};
+
+class Llama final : public Model {
+ public:
+  /// Throws ValueError as llama_config does.
+  Llama(const LlamaConfig& config, const nn::Placement& on);
+
+  const LlamaConfig& config() const noexcept { return config_; }
+  /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
+  Tensor forward(const Tensor& ids) override;
+  Tensor loss(const Batch& batch) override;
+  Batch empty_batch(std::int64_t samples, Device device) const override;
+  bool is_text() const noexcept override { return true; }
+  /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
+  void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
+
+ private:
+  Tensor features(const Tensor& ids);
+  const Tensor& head_weight() const { return head_ != nullptr ? head_->weight : tokens_.weight; }
+
+  LlamaConfig config_;
+  std::optional<DType> compute_;
+  nn::Embedding& tokens_;
+  std::vector<LlamaLayer*> layers_;
+  nn::RmsNorm& norm_;
+  nn::Linear* head_ = nullptr;  // null: tied
+  bool recomputes_blocks_ = false;
+};
+
+/// A named model of the family (see make_llama) with `options` replacing some of its sizes. Where the heads alone are
+/// replaced those of keys follow in proportion, where the width alone is the feed-forward layer's does. Throws
+/// ValueError as token_options does (models/transformer/transformer.h), for a head of odd width or of more than 512
+/// numbers, and for dropout.
+LlamaConfig llama_config(std::string_view name, const ModelOptions& options = {});
+/// Throws ValueError, naming `name`, for sizes that do not fit, as llama_config does.
+void require_llama_sizes(std::string_view name, const ModelOptions& sizes);
+
+/// `llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b`, `llama-3-70b`, `llama-2-7b`, `qwen2.5-0.5b`, `qwen2.5-7b` (sequences
+/// of 2,048 unless told), and `tiny-llama` (6 layers, width 384, 6 heads on 2, T 256, 65 characters), with `options`
+/// replacing their sizes; null for another name. Throws ValueError as llama_config does.
+std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+
+/// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
+/// Parameters: V h (twice unless tied) + h + L (2 h^2 + 2 g D h + 3 f h + 2 h), and L (h + 2 g D) with biases.
+///
+/// Each layer keeps, with s the sequence, b samples and e bytes for an element, by term:
+///   norm statistics     8 s b, one f32 for each position and norm (16 s b in f64)
+///   norm 1 output, attention output, residual (norm 2's input), norm 2 output, layer output     e s b h each
+///   queries             e s b h, rotated; what the rotation read is not kept
+///   keys, values        e s b g D each; textbook: e s b h each, repeated for every head
+///   attention logsumexp fused: 4 a s b (8 in f64); textbook: probabilities, e a s^2 b
+///   gate, up            e s b f each; textbook: silu of the gate as well
+///   gated               e s b f, what the last product reads
+/// so e s b (6 h + 2 g D + 3 f) + 4 a s b + 8 s b fused. Outside: "ids" and "targets" (input), "embedding output",
+/// "final norm statistics", "head input", and "log-probabilities" (textbook) or "logits" and "logsumexp" (fused). Under
+/// a policy with a dtype of its own for products, and in FP8, terms change as a pre-norm layer's do
+/// (models/transformer/theory.h): "weight casts", "head cast"; codes and "scales of codes" of each of the seven
+/// products whose sizes 16 divides. What is kept with a chunked head is unknown. Throws ValueError as llama_config
+/// does.
+Theory llama_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
+
+}  // namespace thimble::models
