@@ -125,7 +125,8 @@ endforeach()
 # Training beside PyTorch, where THIMBLE_PYTHON names a Python that has it; skipped, not passed, where it does not.
 if(TARGET thimble_parity)
   thimble_add_test(parity COMMAND sh ${PROJECT_SOURCE_DIR}/bench/parity/run.sh $<TARGET_FILE:thimble_parity>)
-  set_tests_properties(parity PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
+  thimble_add_test(parity_llama COMMAND sh ${PROJECT_SOURCE_DIR}/bench/parity/run.sh --llama $<TARGET_FILE:thimble_parity>)
+  set_tests_properties(parity parity_llama PROPERTIES SKIP_RETURN_CODE 77 PROCESSORS 2)
 endif()
 
 # The pages that the program writes, opened in a browser without a window; skipped, not passed, where there is none.

@@ -4,7 +4,10 @@
 // In:  weights (safetensors, public names and layouts); batches (safetensors: `<step>.input` and `<step>.target` for
 //      steps 0, 1, ...; images as (N, C, H, W), ids and targets i64).
 // Out: safetensors with `loss` (steps) f64; `gradient.<name>` of the first step; `buffer.<name>` after the first step;
-//      `weight.<name>`, parameters after the last. Convolutions are (O, I, KH, KW).
+//      `weight.<name>`, parameters after the last. Convolutions are (O, I, KH, KW). Of models over tokens `logits`
+//      besides, of the first batch before its step.
+// MODEL `llama` reads a folder of the hub's in place of weights, config.json and all; --save writes one before
+// training.
 
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +21,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/transaction.h>
+#include <thimble/models/llama/llama_files.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/optim/accumulate.h>
@@ -29,7 +33,8 @@ namespace {
 using namespace thimble;
 
 struct Options {
-  std::string model, weights, batches, out;
+  std::string model, weights, batches, out, save;
+  std::uint64_t shard_bytes = 5'000'000'000;
   models::ModelOptions sizes;
   DType dtype = DType::f32;
   double rate = 0;
@@ -95,9 +100,20 @@ double train_step(models::Model& model, optim::Optimizer& optimizer, const model
   return to_host<double>(loss)[0];
 }
 
-void run(const Options& options) {
-  const std::unique_ptr<models::Model> model = models::make_model(options.model, options.sizes, {cpu, options.dtype});
+std::unique_ptr<models::Model> load_model(const Options& options) {
+  const nn::Placement on{cpu, options.dtype};
+  if (options.model == "llama") {
+    std::unique_ptr<models::Llama> llama = models::load_llama(options.weights, on, options.sizes);
+    if (!options.save.empty()) models::save_llama(*llama, options.save, options.shard_bytes);
+    return llama;
+  }
+  std::unique_ptr<models::Model> model = models::make_model(options.model, options.sizes, on);
   nn::load_weights(*model, options.weights);
+  return model;
+}
+
+void run(const Options& options) {
+  const std::unique_ptr<models::Model> model = load_model(options);
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(*model, options.rate);
   const SafetensorsReader file(options.batches);
   const auto steps = static_cast<std::int64_t>(file.header().tensors.size() / 2);
@@ -107,6 +123,10 @@ void run(const Options& options) {
   std::vector<double> losses;
   for (std::int64_t step = 0; step < steps; ++step) {
     const models::Batch batch = read_batch(file, step, model->is_text(), options.dtype);
+    if (step == 0 && model->is_text()) {
+      const NoGrad off;
+      results.push_back({"logits", model->forward(batch.input)});
+    }
     losses.push_back(train_step(*model, *optimizer, batch, step == 0 ? &results : nullptr));
   }
   append_copies(results, "weight", model->parameters());
@@ -134,6 +154,8 @@ int main(int argc, char** argv) {
   program.add_option("--width", options.sizes.width, "Width of a text model, channels of the first stage of a ResNet");
   program.add_option("--seq", options.sizes.sequence, "Positions of a text model");
   program.add_option("--vocabulary", options.sizes.vocabulary, "Tokens that a text model knows");
+  program.add_option("--save", options.save, "llama: folder to write the model to before training");
+  program.add_option("--shard", options.shard_bytes, "llama: most bytes of a file in that folder");
   program.add_option("--classes", options.sizes.classes, "Classes of images");
   program.add_option("--rate", options.rate, "Learning rate")->required();
   CLI11_PARSE(program, argc, argv);

@@ -2,9 +2,16 @@
 # Trains the same models on the same batches with Thimble and with PyTorch, and compares.
 #
 #   THIMBLE_PYTHON=python3 bench/parity/run.sh build/bin/thimble_parity [flags of parity.py]
+#   THIMBLE_PYTHON=python3 bench/parity/run.sh --llama build/bin/thimble_parity [flags of llama.py]
 #
-# THIMBLE_PYTHON names a Python with torch and numpy. Exit status: 0 passed, 1 failed, 77 not run.
+# THIMBLE_PYTHON names a Python with torch and numpy, for the second with transformers as well. Exit status: 0 passed,
+# 1 failed, 77 not run.
 folder=$(dirname "$0")
+script=parity.py
+if [ "$1" = --llama ]; then
+  script=llama.py
+  shift
+fi
 if [ -z "$THIMBLE_PYTHON" ]; then
   echo "not run: THIMBLE_PYTHON does not name a Python with torch and numpy"
   exit 77
@@ -13,4 +20,4 @@ if ! command -v "$THIMBLE_PYTHON" >/dev/null; then
   echo "not run: THIMBLE_PYTHON=$THIMBLE_PYTHON is not a program"
   exit 77
 fi
-exec "$THIMBLE_PYTHON" "$folder/parity.py" "$@"
+exec "$THIMBLE_PYTHON" "$folder/$script" "$@"
