@@ -21,7 +21,8 @@ for folder in core memory autograd optim nn; do ln -sfn "$PWD/$folder" "$build/i
 flags=(-std=c++20 -O1 -g -ffp-contract=off "-I$build/include" -Itests
   -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 objects=()
-for source in core/files/bytes core/files/file core/files/file_stream core/files/npy nn/files/safetensors nn/files/safetensors_parse nn/files/checkpoint_info \
+for source in core/files/bytes core/files/file core/files/file_stream core/files/temporary_file core/files/crc32c core/files/npy \
+  nn/files/safetensors nn/files/safetensors_parse nn/files/safetensors_sums nn/files/finite_bytes nn/files/checkpoint_info \
   core/files/printable nn/data/gzip nn/data/idx nn/data/cifar nn/data/tokens nn/tokens/unicode nn/tokens/unicode_classes \
   nn/tokens/unicode_compositions nn/tokens/byte_letters nn/tokens/words nn/tokens/merges nn/tokens/added_tokens \
   nn/tokens/tokenizer nn/tokens/tokenizer_parse nn/tokens/tokenizer_write; do
