@@ -101,7 +101,7 @@ double train_step(models::Model& model, optim::Optimizer& optimizer, const model
 }
 
 std::unique_ptr<models::Model> load_model(const Options& options) {
-  const nn::Placement on{cpu, options.dtype};
+  const nn::TensorOptions on{cpu, options.dtype};
   if (options.model == "llama") {
     std::unique_ptr<models::Llama> llama = models::load_llama(options.weights, on, options.sizes);
     if (!options.save.empty()) models::save_llama(*llama, options.save, options.shard_bytes);

@@ -25,7 +25,7 @@ std::int64_t key_width(const ModelOptions& sizes) { return sizes.width / sizes.h
 
 }  // namespace llama_detail
 
-LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::Placement& on)
+LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on)
     : config_(config),
       compute_(on.compute),
       norm1_(child<nn::RmsNorm>("input_layernorm", config.sizes.width, on, config.epsilon)),
@@ -74,7 +74,7 @@ Tensor LlamaLayer::forward(const Tensor& x) {
   return nn::residual_sum(y, feed_forward(y));
 }
 
-Llama::Llama(const LlamaConfig& config, const nn::Placement& on)
+Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
     : Model(config.sizes),
       config_(config),
       compute_(on.compute),
@@ -193,7 +193,7 @@ LlamaConfig llama_config(std::string_view name, const ModelOptions& options) {
   return config;
 }
 
-std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::Placement& on) {
+std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   if (!llama_detail::is_member(name)) return nullptr;
   const PathScope scope("llama");
   return std::make_unique<Llama>(llama_config(name, options), on);

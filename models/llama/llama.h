@@ -32,7 +32,7 @@ struct LlamaConfig {
 /// x + o(attention(rotary q, rotary k, v)), then x + down(silu(gate) up), each from a norm of x.
 class LlamaLayer final : public nn::Layer {
  public:
-  LlamaLayer(const LlamaConfig& config, const nn::Placement& on);
+  LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on);
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -52,7 +52,7 @@ class LlamaLayer final : public nn::Layer {
 class Llama final : public Model {
  public:
   /// Throws ValueError as llama_config does.
-  Llama(const LlamaConfig& config, const nn::Placement& on);
+  Llama(const LlamaConfig& config, const nn::TensorOptions& on);
 
   const LlamaConfig& config() const noexcept { return config_; }
   /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
@@ -87,7 +87,7 @@ void require_llama_sizes(std::string_view name, const ModelOptions& sizes);
 /// `llama-3.2-1b`, `llama-3.2-3b`, `llama-3-8b`, `llama-3-70b`, `llama-2-7b`, `qwen2.5-0.5b`, `qwen2.5-7b` (sequences
 /// of 2,048 unless told), and `tiny-llama` (6 layers, width 384, 6 heads on 2, T 256, 65 characters), with `options`
 /// replacing their sizes; null for another name. Throws ValueError as llama_config does.
-std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::Placement& on);
+std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.
 /// Parameters: V h (twice unless tied) + h + L (2 h^2 + 2 g D h + 3 f h + 2 h), and L (h + 2 g D) with biases.

@@ -173,7 +173,7 @@ void write_llama_config(const std::string& path, const LlamaConfig& config, DTyp
   write_file_atomically(path, json.dump(2) + "\n");
 }
 
-std::unique_ptr<Llama> load_llama(const std::string& folder, const nn::Placement& on, const ModelOptions& options) {
+std::unique_ptr<Llama> load_llama(const std::string& folder, const nn::TensorOptions& on, const ModelOptions& options) {
   const LlamaConfig config = read_llama_config((std::filesystem::path(folder) / "config.json").string(), options);
   const PathScope scope("llama");
   auto model = std::make_unique<Llama>(config, on);

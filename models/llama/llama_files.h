@@ -24,7 +24,7 @@ void write_llama_config(const std::string& path, const LlamaConfig& config, DTyp
 /// The model that a folder's config.json describes, with the folder's weights, which are converted to the placement's
 /// dtypes; on a dry device they are only checked. A tied model passes over a copy of its table as `lm_head.weight`.
 /// Throws as read_llama_config and nn::load_weights do.
-std::unique_ptr<Llama> load_llama(const std::string& folder, const nn::Placement& on = {},
+std::unique_ptr<Llama> load_llama(const std::string& folder, const nn::TensorOptions& on = {},
                                   const ModelOptions& options = {});
 /// Writes such a folder, with shards of at most `most_bytes` bytes. Throws as nn::save_weight_folder does.
 void save_llama(const Llama& model, const std::string& folder, std::uint64_t most_bytes = 5'000'000'000);
