@@ -29,6 +29,7 @@
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/gradcheck.h>
+#include <thimble/core/numbers/math.h>
 
 // Optimizers and what goes with them.
 #include <thimble/optim/adafactor.h>

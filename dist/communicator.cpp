@@ -1,6 +1,8 @@
 #include <thimble/dist/communicator.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -157,6 +159,7 @@ Transfer Communicator::begin(const char* call, std::span<const Send> sends, std:
 bool Communicator::advance(Exchange& exchange, bool waits) {
   using communicator_detail::Clock;
   const Clock::time_point start = Clock::now();
+  const auto timeout = std::chrono::milliseconds(std::llround(1000 * timeout_s_));
   TransferTimes* const times =
       times_ != nullptr && exchange.record < times_->size() ? &(*times_)[exchange.record] : nullptr;
   if (times != nullptr) times->waited = communicator_detail::seconds(start);
@@ -164,12 +167,12 @@ bool Communicator::advance(Exchange& exchange, bool waits) {
     while (!transport_->progress(exchange)) {
       if (!waits) return false;
       const Clock::time_point now = Clock::now();
-      const bool is_timed = timeout_.count() > 0;
-      if (is_timed && now - start >= timeout_) {
-        throw communicator_detail::late_error(exchange, members_[static_cast<std::size_t>(rank_)], timeout_);
+      const bool is_timed = timeout.count() > 0;
+      if (is_timed && now - start >= timeout) {
+        throw communicator_detail::late_error(exchange, members_[static_cast<std::size_t>(rank_)], timeout);
       }
       const Clock::time_point slice = now + std::chrono::milliseconds(100);
-      transport_->pause(is_timed ? std::min(slice, start + timeout_) : slice);
+      transport_->pause(is_timed ? std::min(slice, start + timeout) : slice);
     }
   } catch (const RankError& error) {
     transport_->broken = error;
@@ -272,7 +275,7 @@ std::unique_ptr<Communicator> Communicator::split(const std::function<Place(int 
   const int tag = *std::max_element(tags.begin(), tags.end());
   if (transport_) transport_->next_tag = tag + 1;
   std::unique_ptr<Communicator> part(new Communicator(transport_, tag, rank, std::move(members), all_ranks_));
-  part->timeout_ = timeout_;
+  part->timeout_s_ = timeout_s_;
   return part;
 }
 

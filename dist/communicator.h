@@ -10,7 +10,6 @@
 //   - After an error a rank can send and receive no more: its next call throws the error again.
 //   - A steady step asks the heap for nothing: transfers are used again.
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -142,8 +141,8 @@ class Communicator {
   /// its way meanwhile. `done` is when this rank has seen it.
   void record(std::vector<TransferTimes>* times) noexcept { times_ = times; }
 
-  /// How long a wait may take (at first 10 minutes); 0: as long as it takes.
-  void set_timeout(std::chrono::milliseconds timeout) noexcept { timeout_ = timeout; }
+  /// How many seconds a wait may take (at first 600); 0: as long as it takes.
+  void set_timeout(double seconds) noexcept { timeout_s_ = seconds; }
 
  private:
   friend class Transfer;
@@ -162,7 +161,7 @@ class Communicator {
   int rank_;
   std::vector<int> members_;  // by rank: the number among all ranks
   int all_ranks_;
-  std::chrono::milliseconds timeout_ = std::chrono::minutes(10);
+  double timeout_s_ = 600;
   Volume volume_{0, 0};
   std::vector<TransferTimes>* times_ = nullptr;
   std::vector<std::unique_ptr<Exchange>> exchanges_;

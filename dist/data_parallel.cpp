@@ -8,6 +8,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/shard_store.h>

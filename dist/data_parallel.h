@@ -89,7 +89,7 @@ class DataParallel final : public optim::Ranks {
   struct Load {
     Tensor all;             // (elements): a micro-batch's gradients; in stage 0 their sums in the end
     Tensor mine;            // (shard): this rank's sums, where they do not lie in `all`
-    std::vector<bool> has;  // of each parameter: its gradient of this micro-batch
+    std::vector<char> has;  // of each parameter: its gradient of this micro-batch
     std::size_t count = 0;  // of them
     bool has_sum = false;   // `mine` has one, of earlier micro-batches
   };
@@ -128,7 +128,7 @@ class DataParallel final : public optim::Ranks {
   std::int64_t micro_batches_ = 1, micro_batch_ = 0;
   std::vector<Load> loads_;
   std::unique_ptr<Moves> moves_;
-  std::vector<bool> has_gradient_;  // of each parameter, in any micro-batch
+  std::vector<char> has_gradient_;  // of each parameter, in any micro-batch
   std::vector<optim::MicroBatch> parts_;
   std::vector<std::size_t> updates_until_;  // after each micro-batch: the changes of state that wait
 };

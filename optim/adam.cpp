@@ -38,7 +38,7 @@ void Adam::update(std::span<const std::size_t> indices) {
   list_.clear();
   launch(device, [&](const Addresses& at) {
     for (const std::size_t i : indices) list_.push_back(arguments(i, at));
-    kernels::optimizer_kernels(device).update_elements(list_);
+    kernels::optimizer_kernels(device).update_elements({.adam = list_});
   });
 }
 

@@ -8,6 +8,7 @@
 #include <thimble/autograd/engine/clock.h>
 #include <thimble/autograd/engine/spills.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/parameter_store.h>

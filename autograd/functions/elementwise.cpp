@@ -5,6 +5,7 @@
 
 #include <thimble/autograd/apply.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 

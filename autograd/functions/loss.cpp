@@ -3,6 +3,7 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/softmax.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/matmul/linear_cross_entropy.h>
 
 namespace thimble {

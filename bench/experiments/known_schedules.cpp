@@ -8,6 +8,7 @@
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/bench/experiments/techniques.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/remat/known.h>

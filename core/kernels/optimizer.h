@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <variant>
 
 #include <thimble/core/random/generator.h>
 #include <thimble/core/tensor/device.h>
@@ -77,8 +76,16 @@ struct AdamNumbers {
 };
 using AdamArgs = ElementUpdate<AdamNumbers>;
 
-/// Updates of many parameters by one rule.
-using ElementUpdates = std::variant<std::span<const SgdArgs>, std::span<const AdamArgs>>;
+/// Updates of many parameters: a list for each rule.
+struct ElementUpdates {
+  std::span<const SgdArgs> sgd = {};
+  std::span<const AdamArgs> adam = {};
+
+  template <class F>
+  void each_list(const F& f) const {
+    f(sgd), f(adam);
+  }
+};
 
 /// Adafactor (Shazeer & Stern 2018, arXiv:1804.04235, algorithms 4 and 5) of a parameter seen as (rows, columns).
 /// g is the gradient times gradient_factor.

@@ -31,11 +31,11 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <memory>
 #include <span>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <thimble/core/tensor/tensor.h>
 
@@ -63,11 +63,9 @@ class Needs {
   std::uint32_t bits_ = 0;
 };
 
-/// One gradient per operand, in operand order; undefined where none is needed. Holds up to `capacity` without
-/// allocating.
+/// One gradient per operand, in operand order; undefined where none is needed. Holds up to four without allocating.
 class Gradients {
  public:
-  static constexpr int capacity = 32;
   Gradients() = default;
   Gradients(std::initializer_list<Tensor> list) {
     for (const Tensor& t : list) push_back(t);
@@ -76,20 +74,19 @@ class Gradients {
     if (count_ < inline_count) {
       few_[static_cast<std::size_t>(count_)] = std::move(gradient);
     } else {
-      if (!more_) more_ = std::make_unique<std::array<Tensor, capacity - inline_count>>();
-      more_->at(static_cast<std::size_t>(count_ - inline_count)) = std::move(gradient);
+      more_.push_back(std::move(gradient));
     }
     ++count_;
   }
   int size() const noexcept { return count_; }
   Tensor& operator[](int i) {
-    return i < inline_count ? few_[static_cast<std::size_t>(i)] : (*more_)[static_cast<std::size_t>(i - inline_count)];
+    return i < inline_count ? few_[static_cast<std::size_t>(i)] : more_[static_cast<std::size_t>(i - inline_count)];
   }
 
  private:
   static constexpr int inline_count = 4;
   std::array<Tensor, inline_count> few_;
-  std::unique_ptr<std::array<Tensor, capacity - inline_count>> more_;
+  std::vector<Tensor> more_;
   int count_ = 0;
 };
 

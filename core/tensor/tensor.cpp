@@ -54,6 +54,8 @@ Tensor Tensor::window(const Shape& shape, const Shape& strides, std::int64_t off
   return result;
 }
 
+void Tensor::set_scale(Tensor scale) { scale_ = std::make_shared<const Tensor>(std::move(scale)); }
+
 Tensor& Tensor::require_grad() {
   if (!is_floating(dtype_)) {
     throw DTypeError("require_grad: " + describe(*this) + " is not floating, so it has no gradient");

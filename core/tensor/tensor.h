@@ -70,7 +70,7 @@ class Tensor {
 
   /// Scales for quantized dtypes: real value = stored value x scale, broadcast over the trailing axes. Undefined: 1.
   const std::shared_ptr<const Tensor>& scale() const noexcept { return scale_; }
-  void set_scale(Tensor scale) { scale_ = std::make_shared<const Tensor>(std::move(scale)); }
+  void set_scale(Tensor scale);
 
   /// Makes this tensor (and the copies made of it from now on) a leaf: backward accumulates its gradient. Throws
   /// DTypeError when it is not floating.

@@ -35,6 +35,12 @@ Transaction::~Transaction() {
   if (gradients_.capacity() > spare().gradients.capacity()) gradients_.swap(spare().gradients);
 }
 
+void Transaction::drop_state() noexcept { entries_.clear(), updates_.clear(); }
+
+void Transaction::defer(StateUpdate update) { updates_.push_back(std::move(update)); }
+
+void Transaction::release_room() noexcept { spare() = {}; }
+
 Tensor Transaction::staged(const Tensor& target) {
   for (const Entry& entry : entries_) {
     if (entry.target.storage() == target.storage() && entry.target.offset() == target.offset()) return entry.pending;

@@ -42,16 +42,16 @@ class Transaction {
   /// is copied once (its bytes count twice until the step ends); where there was none this costs nothing.
   void stage_gradient(const std::shared_ptr<Leaf>& leaf);
   /// Drops staged and deferred changes of state tensors; leaves gradients and the generator alone.
-  void drop_state() noexcept { entries_.clear(), updates_.clear(); }
+  void drop_state() noexcept;
   /// From now on changes of state wait (defer()) until the caller applies them.
   void defer_updates() noexcept { defers_ = true; }
   bool defers() const noexcept { return defers_; }
-  void defer(StateUpdate update) { updates_.push_back(std::move(update)); }
+  void defer(StateUpdate update);
   /// Those that wait, in the order in which they came.
   std::vector<StateUpdate>& deferred() noexcept { return updates_; }
   void commit();
   /// Frees the room for the next transaction that this thread's last one has left.
-  static void release_room() noexcept { spare() = {}; }
+  static void release_room() noexcept;
   std::size_t staged_count() const noexcept { return entries_.size(); }
 
  private:

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include <thimble/core/kernels/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_list.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/elementwise/functor.h>
 #include <thimble/cuda/kernel/element.h>
 

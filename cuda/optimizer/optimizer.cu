@@ -188,8 +188,8 @@ void update_elements(const ElementUpdates& updates) {
   const auto teams_of = [](const ElementArgs& a) {
     return a.state_dtype == DType::u8 ? blocks_of(a.n) : stretches_of(a.n);
   };
-  std::visit([&]<class Args>(std::span<const Args> list) { for_each_table(list, teams_of, launch_table<Args>); },
-             updates);
+  updates.each_list(
+      [&]<class Args>(std::span<const Args> list) { for_each_table(list, teams_of, launch_table<Args>); });
 }
 
 // Sums of squares of stretches, and the factor of clipping: written and read by kernels of one stream, in order.

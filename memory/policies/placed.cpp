@@ -39,13 +39,14 @@ PlacedArena::PlacedArena(std::shared_ptr<Resource> upstream, std::vector<StepPla
 PlacedArena::Plans PlacedArena::make_plans(const std::vector<StepPlacement>& plans) {
   if (plans.empty()) throw ValueError("placed: no plans; at least one is needed");
   Plans made;
+  std::size_t handle_count = 0;
   for (const StepPlacement& plan : plans) {
     memory::check_placement(plan.buffers, plan.placement.offsets, plan.placement.height);
-    made.handle_count += plan.buffers.size();
+    handle_count += plan.buffers.size();
     made.region_bytes = std::max(made.region_bytes, plan.placement.height);
   }
-  made.handles = std::make_unique<Handle[]>(made.handle_count);
-  Handle* handles = made.handles.get();
+  made.handles = std::vector<Handle>(handle_count);
+  Handle* handles = made.handles.data();
   for (const StepPlacement& plan : plans) {
     add_plan(plan, handles, made);
     handles += plan.buffers.size();
@@ -231,8 +232,7 @@ void PlacedArena::take_region() {
   ++region_->pins;
   if (region_->address == region_address_) return;
   region_address_ = region_->address;
-  for (std::size_t i = 0; i < plans_.handle_count; ++i)
-    plans_.handles[i].address = region_address_ + plans_.handles[i].offset;
+  for (Handle& handle : plans_.handles) handle.address = region_address_ + handle.offset;
 }
 
 std::size_t PlacedArena::give_region_back() noexcept {

@@ -163,8 +163,7 @@ class PlacedArena final : public Decorator {
   static constexpr Event no_event{0, nullptr, 0, 0};
   /// Plans ready to be replayed. Handles stay where they are while a block lives, because others hold their addresses.
   struct Plans {
-    std::unique_ptr<Handle[]> handles;  // of all plans
-    std::size_t handle_count = 0;
+    std::vector<Handle> handles;  // of all plans
     std::vector<std::vector<Event>> events;
     std::vector<std::vector<PlanDeviation::Side>> sides;  // the same events, for messages
     std::size_t region_bytes = 0;
@@ -185,8 +184,8 @@ class PlacedArena final : public Decorator {
   void take_region();
   std::size_t give_region_back() noexcept;
   bool is_placed(const Block* block) const noexcept {
-    const auto first = reinterpret_cast<std::uintptr_t>(plans_.handles.get());
-    return reinterpret_cast<std::uintptr_t>(block) - first < plans_.handle_count * sizeof(Handle);
+    const auto first = reinterpret_cast<std::uintptr_t>(plans_.handles.data());
+    return reinterpret_cast<std::uintptr_t>(block) - first < plans_.handles.size() * sizeof(Handle);
   }
 
   Plans plans_;

@@ -1,12 +1,12 @@
 // Before the first step: what is asked for is checked, the data are opened, and the run is planned.
 
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <system_error>
 #include <utility>
 
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 
 #include <thimble/autograd/spare_tape.h>
 #include <thimble/core/error.h>
@@ -133,18 +133,17 @@ void plan_in_budget(PreparedTraining& prepared) {
 bool plan_in_child(PreparedTraining& prepared) {
   const std::optional<std::string> made = memory::in_child_process([&prepared] {
     plan_in_budget(prepared);
-    const nlohmann::json chosen{{"micro_batches", prepared.options.setup.micro_batches},
-                                {"nodes", prepared.nodes},
-                                {"cost_model", prepared.cost_model}};
-    return chosen.dump() + "\n" + nn::plan_to_json(prepared.plan);
+    return std::to_string(prepared.options.setup.micro_batches) + " " + std::to_string(prepared.nodes) + " " +
+           prepared.cost_model + "\n" + nn::plan_to_json(prepared.plan);
   });
   if (!made) return false;
-  const std::size_t end = made->find('\n');
-  const nlohmann::json chosen = nlohmann::json::parse(made->substr(0, end));
+  const std::size_t end = made->find("\n{");
   Setup& setup = prepared.options.setup;
-  setup.micro_batches = chosen.at("micro_batches").get<std::int64_t>();
-  prepared.nodes = chosen.at("nodes").get<std::size_t>();
-  prepared.cost_model = chosen.at("cost_model").get<std::string>();
+  char* rest = nullptr;
+  setup.micro_batches = std::strtoll(made->c_str(), &rest, 10);
+  prepared.nodes = std::strtoull(rest, &rest, 10);
+  const auto name = static_cast<std::size_t>(rest + 1 - made->c_str());
+  prepared.cost_model = made->substr(name, end - name);
   prepared.plan =
       nn::plan_from_json(std::string_view(*made).substr(end), "of a child process", training_program(prepared),
                          prepared.options.device, planner_options(setup, prepared.options.device).make_tier);

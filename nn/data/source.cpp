@@ -71,6 +71,14 @@ Normalization measure_normalization(const ImageStore& images, std::int64_t first
   return out;
 }
 
+Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count) {
+  return measure_normalization(ImageStore(images), first, count);
+}
+
+ImageSource::ImageSource(const Images& images, std::int64_t first, std::int64_t count, std::int64_t batch,
+                         std::uint64_t seed, const Normalization& normalization)
+    : ImageSource(std::make_shared<const ImageStore>(images), first, count, batch, seed, normalization) {}
+
 ImageSource::ImageSource(std::shared_ptr<const ImageStore> images, std::int64_t first, std::int64_t count,
                          std::int64_t batch, std::uint64_t seed, const Normalization& normalization)
     : images_(std::move(images)),

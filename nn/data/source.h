@@ -31,9 +31,7 @@ struct Normalization {
 /// Sums are exact integers, so the result depends on nothing but the data. Throws ValueError when the range is empty or
 /// not within the images.
 Normalization measure_normalization(const ImageStore& images, std::int64_t first, std::int64_t count);
-inline Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count) {
-  return measure_normalization(ImageStore(images), first, count);
-}
+Normalization measure_normalization(const Images& images, std::int64_t first, std::int64_t count);
 
 /// Random batches, without replacement, from a range of labelled images.
 class ImageSource {
@@ -43,8 +41,7 @@ class ImageSource {
   ImageSource(std::shared_ptr<const ImageStore> images, std::int64_t first, std::int64_t count, std::int64_t batch,
               std::uint64_t seed, const Normalization& normalization);
   ImageSource(const Images& images, std::int64_t first, std::int64_t count, std::int64_t batch, std::uint64_t seed,
-              const Normalization& normalization)
-      : ImageSource(std::make_shared<const ImageStore>(images), first, count, batch, seed, normalization) {}
+              const Normalization& normalization);
 
   const BatchSampler& sampler() const noexcept { return sampler_; }
 

@@ -36,6 +36,10 @@ void list_member(Leaf& leaf, const std::shared_ptr<Tensor* const>& member) {
 
 }  // namespace module_detail
 
+Member::Member(Tensor value) : Tensor(std::move(value)), place_(std::make_shared<Tensor*>(this)) {}
+
+Module::Module() : path_(context().path) {}
+
 Module::~Module() {
   if (parent_ != nullptr) {
     std::erase_if(parent_->children_, [this](const Child& c) { return c.module == this; });

@@ -90,7 +90,7 @@ class Member : public Tensor {
 
  private:
   friend class Module;
-  explicit Member(Tensor value) : Tensor(std::move(value)), place_(std::make_shared<Tensor*>(this)) {}
+  explicit Member(Tensor value);
   void take_place(Member& other) noexcept {
     place_ = std::move(other.place_);
     if (place_) *place_ = this;
@@ -140,7 +140,7 @@ class Module {
 
  protected:
   /// Takes the current path as its own: `child` makes it `parent.name`.
-  Module() : path_(context().path) {}
+  Module();
 
   /// Makes a leaf of `value` under `name` and books its bytes as a parameter: for a member of type Parameter. Throws
   /// ValueError when there is one of that name.

@@ -11,6 +11,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/ops/conv/conv.h>
 #include <thimble/core/ops/conv/pool.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/layout/concat.h>
 #include <thimble/core/ops/layout/view.h>
 #include <thimble/core/ops/matmul/matmul.h>

@@ -1,6 +1,7 @@
 // The tape's part of the contract on memory: backward frees as it goes, keeps and computes nothing that no parameter
 // asks for, and refuses to use what was overwritten.
 
+#include <cmath>
 #include <string>
 #include <vector>
 

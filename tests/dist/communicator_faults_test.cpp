@@ -163,7 +163,7 @@ TEST_CASE("communicator faults: sizes that differ and ranks that are late, on 2 
 TEST_CASE("communicator faults: after an error a rank can send no more, and a destructor's error is not lost") {
   const auto alone = [](Communicator& c) {
     char data = 0;
-    c.set_timeout(std::chrono::milliseconds(50));
+    c.set_timeout(0.05);
     const dist::Receive receive{1, &data, 1};
     return c.exchange({}, {&receive, 1});
   };
@@ -231,7 +231,7 @@ TEST_CASE("communicator faults: a rank that hangs ends the process after the oth
   const auto [text, status] = in_child([] {
     dist::run_ranks(3, [](Communicator& c) {
       c.barrier();
-      c.set_timeout(std::chrono::milliseconds(200));
+      c.set_timeout(0.2);
       while (c.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
       c.barrier();
     });

@@ -39,7 +39,7 @@ void run(Communicator& c, const std::string& what) {
   if (what == "cases") return run_cases(c);
   c.barrier();
   if (what.starts_with("fault")) return thimble_test::rank_faults().at(std::stoul(what.substr(5))).run(c);
-  c.set_timeout(std::chrono::seconds(3));
+  c.set_timeout(3);
   if (what == "unwind") {
     std::string out(1 << 20, 'x'), in(out.size(), 'y');
     const dist::Send send{(c.rank() + 1) % c.size(), out.data(), out.size()};

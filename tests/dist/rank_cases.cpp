@@ -234,7 +234,7 @@ void large(Communicator& c) {
 RankFault unequal(std::size_t sent, std::size_t received) {
   const std::string name = std::to_string(sent) + " bytes sent, " + std::to_string(received) + " received";
   return {name, {"exchange: rank 0", std::to_string(sent), std::to_string(received)}, [=](Communicator& c) {
-            c.set_timeout(std::chrono::seconds(20));
+            c.set_timeout(20);
             Bytes data(std::max<std::size_t>({sent, received, 1}));
             const Send send{1, data.data(), sent};
             const Receive receive{0, data.data(), received};
@@ -265,7 +265,7 @@ const std::vector<RankFault>& rank_faults() {
        {"all_gather: rank ", " has waited for 300 ms for 4096 bytes of rank 1"},
        [](Communicator& c) {
          c.barrier();
-         c.set_timeout(std::chrono::milliseconds(300));
+         c.set_timeout(0.3);
          Bytes mine(4096), all(4096 * places(c));
          if (c.rank() != 1) return c.all_gather(mine.data(), mine.size(), all.data());
          std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -273,7 +273,7 @@ const std::vector<RankFault>& rank_faults() {
       {"a message that nobody takes",
        {"exchange: rank 0 has waited for 300 ms for rank 1 to take 3145728 bytes; 1 of 1"},
        [](Communicator& c) {
-         c.set_timeout(std::chrono::milliseconds(300));
+         c.set_timeout(0.3);
          Bytes data(3 << 20);
          const Send send{1, data.data(), data.size()};
          if (c.rank() == 0) c.exchange({&send, 1}, {}).wait();

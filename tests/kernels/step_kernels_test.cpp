@@ -98,7 +98,7 @@ TEST_CASE("step_kernels: optimizer updates have the same bits everywhere", "[ste
             args.first.values = m.data(), args.second.values = v.data();
             args.rate = 0.01, args.weight_decay = 0.1, args.step = 3;
             args.is_decoupled = kind == 0;
-            kernels::optimizer_cpu.update_elements(std::span<const kernels::AdamArgs>(&args, 1));
+            kernels::optimizer_cpu.update_elements({.adam = {&args, 1}});
           } else {
             kernels::SgdArgs args;
             args.n = n;
@@ -106,7 +106,7 @@ TEST_CASE("step_kernels: optimizer updates have the same bits everywhere", "[ste
             args.first.values = kind == 2 ? nullptr : m.data();
             args.rate = 0.01, args.momentum = 0.9, args.weight_decay = 0.1;
             args.nesterov = kind == 4;
-            kernels::optimizer_cpu.update_elements(std::span<const kernels::SgdArgs>(&args, 1));
+            kernels::optimizer_cpu.update_elements({.sgd = {&args, 1}});
           }
           if (first.empty()) first = {p, m, v};
           CHECK(have_equal_bits(p, first[0]));

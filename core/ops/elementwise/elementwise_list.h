@@ -1,12 +1,8 @@
 #pragma once
-// The list of all built-in elementwise operators: each kernel family (CPU, CUDA) expands it into its own table.
+// The list of all built-in elementwise operators: each kernel family (CPU, CUDA) expands it into its own table. It names
+// them alone; elementwise_functors.h has what they are.
 
 #include <type_traits>
-
-#include <thimble/core/ops/elementwise/binary.h>
-#include <thimble/core/ops/elementwise/fake_quantize.h>
-#include <thimble/core/ops/elementwise/unary.h>
-#include <thimble/core/ops/reduction/reduction_functors.h>
 
 namespace thimble::ops {
 
@@ -15,13 +11,16 @@ struct TypeList {};
 
 using BuiltinElementwise = TypeList<
     // unary
-    Neg, Abs, Exp, Log, Sqrt, Rsqrt, Square, Pow, Clamp, Tanh, Sigmoid, Relu, LeakyRelu, GeluTanh, GeluErf, Silu,
-    Reciprocal, AddScalar, MulScalar, Sin, Cos, Softplus, Erf, DivScalar, ScalarSub,
+    struct Neg, struct Abs, struct Exp, struct Log, struct Sqrt, struct Rsqrt, struct Square, struct Pow, struct Clamp,
+    struct Tanh, struct Sigmoid, struct Relu, struct LeakyRelu, struct GeluTanh, struct GeluErf, struct Silu,
+    struct Reciprocal, struct AddScalar, struct MulScalar, struct Sin, struct Cos, struct Softplus, struct Erf,
+    struct DivScalar, struct ScalarSub,
     // binary
-    Add, Sub, Mul, Div, Minimum, Maximum, Equal, NotEqual, Less, LessEqual, Greater, GreaterEqual, SquaredDifference,
-    FakeQuantize, SwiGlu,
+    struct Add, struct Sub, struct Mul, struct Div, struct Minimum, struct Maximum, struct Equal, struct NotEqual,
+    struct Less, struct LessEqual, struct Greater, struct GreaterEqual, struct SquaredDifference, struct FakeQuantize,
+    struct SwiGlu,
     // ternary
-    Where, VarianceGradient, LogSumExpGradient>;
+    struct Where, struct VarianceGradient, struct LogSumExpGradient>;
 
 namespace list_detail {
 template <class Op, class... Ops>

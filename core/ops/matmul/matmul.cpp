@@ -4,6 +4,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/ops/reduction/reduce.h>
 #include <thimble/core/tensor/copy.h>

@@ -5,6 +5,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/reduction/loss_common.h>
 #include <thimble/core/ops/reduction/reduce.h>
 #include <thimble/core/ops/reuse.h>

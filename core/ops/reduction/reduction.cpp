@@ -7,6 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>

@@ -2,7 +2,7 @@
 
 #include <thimble/core/kernels/cpu/elementwise/elementwise_chunk.h>
 #include <thimble/core/kernels/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_list.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
 
 namespace thimble::kernels {
 namespace elementwise_table_detail {

@@ -67,11 +67,9 @@ void update(const Args& a) {
 }
 
 void update_elements(const ElementUpdates& updates) {
-  std::visit(
-      [](const auto& list) {
-        for (const auto& a : list) a.dtype == DType::f64 ? update<double>(a) : update<float>(a);
-      },
-      updates);
+  updates.each_list([](const auto& list) {
+    for (const auto& a : list) a.dtype == DType::f64 ? update<double>(a) : update<float>(a);
+  });
 }
 
 void adafactor_all(std::span<const AdafactorArgs> list) {
