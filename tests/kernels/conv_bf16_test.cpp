@@ -1,6 +1,7 @@
 // Convolutions on bf16 dot products: against the plain loops, and bit for bit the same unit's product of patches. On
 // every machine they run on the model of vdpbf16ps, and on each unit that it has.
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <random>
@@ -89,6 +90,7 @@ Data product_pixel_by_pixel(const ConvShape& s, const Tensors& t) {
   const auto* const weight = reinterpret_cast<const std::uint16_t*>(t.weight.bytes.data());
   const auto* const dy = reinterpret_cast<const std::uint16_t*>(t.dy.bytes.data());
   Data dx(DType::f32, s.images * s.height * s.width * s.channels, 0);
+  std::fill(dx.bytes.begin(), dx.bytes.end(), std::byte{0});  // what no tap reaches
   for (std::int64_t pixel = 0; pixel < s.images * s.height * s.width; ++pixel) {
     const std::int64_t n = pixel / (s.height * s.width), h = pixel / s.width % s.height, w = pixel % s.width;
     std::vector<std::uint16_t> row, right;  // (1, taps and filters), (taps and filters, channels)

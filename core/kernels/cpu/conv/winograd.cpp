@@ -236,6 +236,8 @@ struct TilesInner {
 
  private:
   static constexpr std::int64_t converted_channels = 64;
+  static constexpr std::int64_t pixels_ahead = 2 * tile_size;  // whose lines are asked for: tiles are jumps
+  static constexpr std::int64_t line_elements = 32;            // of 16 bits
 
   static THIMBLE_ALWAYS_INLINE void run_channels(const Job& job, std::int64_t done, std::int64_t count, bool is_float) {
     // Pixel x of a line is converted into column x % size, where the tile to the right finds those that it shares.
@@ -262,8 +264,12 @@ struct TilesInner {
           tile.pixels[p] = static_cast<const float*>(image.data) + element;
         } else {
           float* const to = converted[p / size][x % size];
-          if (p % size >= shared) load(element_at(image.data, image.dtype, element), to, count);
           tile.pixels[p] = to;
+          if (p % size < shared) continue;
+          const std::byte* const from = element_at(image.data, image.dtype, element);
+          const std::byte* const later = element_at(image.data, image.dtype, element + pixels_ahead * image.channels);
+          for (std::int64_t c = 0; c < count; c += line_elements) __builtin_prefetch(later + c * 2);
+          load(from, to, count);
         }
       }
       Inner::run(tile);
