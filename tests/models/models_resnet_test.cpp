@@ -136,14 +136,18 @@ TEST_CASE("models resnet: parameter counts are the published ones", "[models][re
     const char* name;
     std::int64_t parameters;
     std::size_t entries;
-  } rows[] = {{"resnet18", 11689512, 122},    {"resnet34", 21797672, 218},
-              {"resnet50", 25557032, 320},    {"resnet101", 44549160, 626},
-              {"gpt2", 124439808, 148},       {"gpt2-medium", 354823168, 292},
-              {"gpt2-large", 774030080, 436}, {"gpt2-xl", 1557611200, 580},
-              {"char-gpt", 10770816, 76},     {"bert-base", 109514298, 202},
-              {"bert-large", 335174458, 394}, {"vit-b16", 86567656, 152},
-              {"vit-l16", 304326632, 296},    {"googlenet", 6624904, 344},
-              {"sharedconv", 216618, 95},     {"mlp", 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10, 6}};
+  } rows[] = {{"resnet18", 11689512, 122},       {"resnet34", 21797672, 218},
+              {"resnet50", 25557032, 320},       {"resnet101", 44549160, 626},
+              {"gpt2", 124439808, 148},          {"gpt2-medium", 354823168, 292},
+              {"gpt2-large", 774030080, 436},    {"gpt2-xl", 1557611200, 580},
+              {"char-gpt", 10770816, 76},        {"llama-3.2-1b", 1235814400, 146},
+              {"llama-3.2-3b", 3212749824, 254}, {"llama-3-8b", 8030261248, 291},
+              {"llama-3-70b", 70553706496, 723}, {"llama-2-7b", 6738415616, 291},
+              {"qwen2.5-0.5b", 494032768, 290},  {"qwen2.5-7b", 7615616512, 339},
+              {"tiny-llama", 9467136, 56},       {"bert-base", 109514298, 202},
+              {"bert-large", 335174458, 394},    {"vit-b16", 86567656, 152},
+              {"vit-l16", 304326632, 296},       {"googlenet", 6624904, 344},
+              {"sharedconv", 216618, 95},        {"mlp", 784 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10, 6}};
   const std::vector<ModelInfo> list = model_list();
   CHECK(list.size() == std::size(rows));
   for (const auto& row : rows) {
