@@ -113,7 +113,7 @@ struct AdafactorArgs : UpdateArgs, AdafactorNumbers {
   float* momentum = nullptr;       ///< null: none
 };
 
-/// Elements whose squares are summed by themselves. The sum of a tensor adds those of its stretches one after the other,
+/// Elements whose squares are summed separately. The sum of a tensor adds those of its stretches one after the other,
 /// so a rank that holds some of the stretches has their part of the sum.
 inline constexpr std::int64_t square_stretch = 4096;
 
