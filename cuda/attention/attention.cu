@@ -2,6 +2,8 @@
 // over the keys in tiles, with a running largest score and sum of each query (Dao et al. 2022): the matrix of
 // probabilities is never in memory. The order of every sum depends on the number of keys and the width alone.
 
+#include <cmath>
+
 #include <thimble/core/kernels/cuda_workspace.h>
 #include <thimble/cuda/attention/attention.h>
 #include <thimble/cuda/attention/attention_mma.h>

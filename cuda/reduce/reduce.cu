@@ -5,6 +5,7 @@
 // other, and the first lane adds the blocks' sums in order.
 
 #include <algorithm>
+#include <cmath>
 
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/numbers/math.h>

@@ -2,6 +2,7 @@
 
 #include "support/fp8_twin.h"
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 

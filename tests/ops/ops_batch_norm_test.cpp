@@ -1,5 +1,7 @@
 // Batch norm: rows of the operator table, running statistics, and the fused tails.
 
+#include <cmath>
+
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/core/tensor/transaction.h>

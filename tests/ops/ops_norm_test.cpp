@@ -1,5 +1,7 @@
 // Layer, RMS and group norm: rows of the operator table; what holds for all normalisations.
 
+#include <cmath>
+
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/kernels/cpu/base/isa.h>
