@@ -53,8 +53,10 @@ endfunction()
 # Without CUDA the tests' program has a CUDA device of its own: the bodies of cuda/*.cu compiled as C++, in place of
 # cuda/none.cpp, which a static library then keeps out (every symbol of it is defined before).
 set(thimble_emulated_sources "")
+set(thimble_emulates FALSE)
 get_target_property(thimble_library_type thimble TYPE)
 if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL "STATIC_LIBRARY")
+  set(thimble_emulates TRUE)
   file(GLOB_RECURSE thimble_emulated_kernels CONFIGURE_DEPENDS cuda/*.cu)
   foreach(source IN LISTS thimble_emulated_kernels)
     get_filename_component(name ${source} NAME_WE)
@@ -69,13 +71,17 @@ if(THIMBLE_EMULATED_CUDA AND NOT thimble_cuda AND thimble_library_type STREQUAL 
                               COMPILE_OPTIONS -I${PROJECT_SOURCE_DIR}/tests/emulated/driver)
 endif()
 
+# What kernels need of a device, for the bodies that are compiled as C++; every access of shared memory goes through it.
+list(APPEND thimble_emulated_sources tests/emulated/block.cpp tests/emulated/fiber.cpp)
+set_source_files_properties(tests/emulated/block.cpp tests/emulated/fiber.cpp PROPERTIES COMPILE_OPTIONS -O2)
+
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
 list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
 if(THIMBLE_TEST_FILES)
   list(FILTER thimble_test_sources INCLUDE REGEX "/(${THIMBLE_TEST_FILES})_test\\.cpp$")
 endif()
-if(NOT thimble_emulated_sources)
-  list(FILTER thimble_test_sources EXCLUDE REGEX "/driver_backing_test")
+if(NOT thimble_emulates)
+  list(FILTER thimble_test_sources EXCLUDE REGEX "/(driver_backing|emulated_[a-z]*)_test")
 endif()
 if(THIMBLE_SANITIZE AND NOT THIMBLE_PROGRAM)
   # These train for minutes under a sanitizer, in ways that other tests train in, too.

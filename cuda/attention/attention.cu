@@ -21,21 +21,23 @@ struct Forward {
   int tile;
   std::int64_t query_tiles;
 
-  /// q, k, v and out (tile, width); scores (tile, tile); largest, sum and correction (tile).
+  /// q, k, v and out (tile, width); scores (tile, tile), whose rows lie one more apart; largest, sum and correction
+  /// (tile).
   std::size_t shared_bytes() const {
     const auto rows = static_cast<std::size_t>(tile);
-    return (4 * rows * static_cast<std::size_t>(p.width) + rows * rows + 3 * rows) * sizeof(T);
+    return (4 * rows * static_cast<std::size_t>(p.stride()) + rows * (rows + 1) + 3 * rows) * sizeof(T);
   }
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const std::int64_t t0 = job % query_tiles * tile, h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
-    const std::int64_t area = tile * p.width;
-    T* const qs = team.template shared<T>();
-    T *const ks = qs + area, *const vs = ks + area, *const sums = vs + area, *const scores = sums + area;
-    T *const largest = scores + tile * tile, *const total = largest + tile, *const correction = total + tile;
+    const std::int64_t elements = tile * p.width, stride = p.stride(), area = tile * stride;
+    const int score_stride = tile + 1;
+    const Shared<T> qs = team.template shared<T>(), ks = qs + area, vs = ks + area, sums = vs + area;
+    const Shared<T> scores = sums + area, largest = scores + tile * score_stride;
+    const Shared<T> total = largest + tile, correction = total + tile;
     load_rows(team, p, q, b, h, t0, p.queries, tile, qs);
-    for (std::int64_t e = team.rank(); e < area; e += Team::size) sums[e] = T(0);
+    for (std::int64_t e = team.rank(); e < elements; e += Team::size) sums[e / p.width * stride + e % p.width] = T(0);
     for (int i = team.rank(); i < tile; i += Team::size) {
       largest[i] = -static_cast<T>(INFINITY);
       total[i] = T(0);
@@ -47,31 +49,33 @@ struct Forward {
       for (int e = team.rank(); e < tile * tile; e += Team::size) {
         const int i = e / tile, j = e % tile;
         const bool is_seen = t0 + i < p.queries && s0 + j < p.keys && p.sees(t0 + i, s0 + j);
-        scores[e] = is_seen ? static_cast<T>(p.scale) * dot_rows(qs + i * p.width, ks + j * p.width, p.width)
-                            : -static_cast<T>(INFINITY);
+        scores[i * score_stride + j] =
+            is_seen ? static_cast<T>(p.scale) * dot_rows<T>(qs + i * stride, ks + j * stride, p.width)
+                    : -static_cast<T>(INFINITY);
       }
       team.sync();
       for (int i = team.rank(); i < tile; i += Team::size)
-        update_row(scores + i * tile, largest[i], total[i], correction[i]);
+        update_row(scores + i * score_stride, largest + i, total + i, correction + i);
       team.sync();
       if (p.has_dropout) {
         for (int e = team.rank(); e < tile * tile; e += Team::size) {
-          if (scores[e] != T(0)) scores[e] *= p.kept<T>(b, h, t0 + e / tile, s0 + e % tile);
+          const int at = e / tile * score_stride + e % tile;
+          if (scores[at] != T(0)) scores[at] *= p.kept<T>(b, h, t0 + e / tile, s0 + e % tile);
         }
         team.sync();
       }
-      for (std::int64_t e = team.rank(); e < area; e += Team::size) {
+      for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
         const std::int64_t i = e / p.width, d = e % p.width;
-        T sum = sums[e] * correction[i];
-        for (int j = 0; j < tile; ++j) sum += scores[i * tile + j] * vs[j * p.width + d];
-        sums[e] = sum;
+        T sum = sums[i * stride + d] * correction[i];
+        for (int j = 0; j < tile; ++j) sum += scores[i * score_stride + j] * vs[j * stride + d];
+        sums[i * stride + d] = sum;
       }
       team.sync();
     }
-    for (std::int64_t e = team.rank(); e < area; e += Team::size) {
-      const std::int64_t i = e / p.width, t = t0 + i;
+    for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+      const std::int64_t i = e / p.width, d = e % p.width, t = t0 + i;
       if (t >= p.queries || !out.data) continue;
-      store<T>(out.data, p.dtype, b * out.batch + t * out.row + h * out.head + e % p.width, sums[e] / total[i]);
+      store<T>(out.data, p.dtype, b * out.batch + t * out.row + h * out.head + d, sums[i * stride + d] / total[i]);
     }
     for (int i = team.rank(); lse && i < tile && t0 + i < p.queries; i += Team::size) {
       lse[(b * p.heads + h) * p.queries + t0 + i] =
@@ -80,18 +84,21 @@ struct Forward {
   }
 
   // A row of scores becomes e^(score - largest so far); what was summed before is corrected for a new largest.
-  THIMBLE_DEVICE void update_row(T* row, T& row_largest, T& row_total, T& row_correction) const {
-    T top = row_largest;
-    for (int j = 0; j < tile; ++j) top = larger_of(top, row[j]);
+  THIMBLE_DEVICE void update_row(Shared<T> row, Shared<T> largest, Shared<T> total, Shared<T> correction) const {
+    const T before = *largest;
+    T top = before;
+    for (int j = 0; j < tile; ++j) top = larger_of<T>(top, row[j]);
     const bool sees_none = top == -static_cast<T>(INFINITY);
-    row_correction = sees_none ? T(1) : math::exp(row_largest - top);
-    T sum = row_total * row_correction;
+    const T factor = sees_none ? T(1) : math::exp(before - top);
+    T sum = *total * factor;
     for (int j = 0; j < tile; ++j) {
-      row[j] = sees_none || row[j] == -static_cast<T>(INFINITY) ? T(0) : math::exp(row[j] - top);
-      sum += row[j];
+      const T score = row[j], power = sees_none || score == -static_cast<T>(INFINITY) ? T(0) : math::exp(score - top);
+      row[j] = power;
+      sum += power;
     }
-    row_largest = top;
-    row_total = sum;
+    *largest = top;
+    *total = sum;
+    *correction = factor;
   }
 };
 

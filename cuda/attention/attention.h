@@ -42,6 +42,8 @@ struct Problem {
         scale(p.scale),
         live_site(p.has_dropout ? live(p.site) : Live<RandomSite>{p.site, nullptr}) {}
 
+  /// From one row of a tile in shared memory to the next: a column of neighbouring rows lies in different banks.
+  THIMBLE_HD std::int64_t stride() const { return width + 1; }
   /// Query t sees key s.
   THIMBLE_DEVICE bool sees(std::int64_t t, std::int64_t s) const { return !is_causal || s <= t + (keys - queries); }
   /// What dropout multiplies the probability of (h, t, s) in sample b by.
@@ -56,19 +58,19 @@ struct Problem {
   }
 };
 
-/// Rows [begin, end) of one head of an operand into shared memory, (rows, width) dense; 0 behind `end`.
+/// Rows [begin, end) of one head of an operand into a tile, (tile, width) with the problem's stride; 0 behind `end`.
 template <class T, class Team>
 THIMBLE_DEVICE inline void load_rows(Team& team, const Problem& p, const AttentionOperand& x, std::int64_t b,
-                                     std::int64_t h, std::int64_t begin, std::int64_t end, int tile, T* to) {
+                                     std::int64_t h, std::int64_t begin, std::int64_t end, int tile, Shared<T> to) {
   const std::int64_t elements = tile * p.width;
   for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
-    const std::int64_t row = begin + e / p.width;
-    to[e] = row < end ? load<T>(x.data, p.dtype, b * x.batch + row * x.row + h * x.head + e % p.width) : T(0);
+    const std::int64_t i = e / p.width, d = e % p.width, row = begin + i;
+    to[i * p.stride() + d] = row < end ? load<T>(x.data, p.dtype, b * x.batch + row * x.row + h * x.head + d) : T(0);
   }
 }
 
 template <class T>
-THIMBLE_DEVICE inline T dot_rows(const T* a, const T* b, std::int64_t width) {
+THIMBLE_DEVICE inline T dot_rows(Shared<T> a, Shared<T> b, std::int64_t width) {
   T sum = 0;
   for (std::int64_t d = 0; d < width; ++d) sum += a[d] * b[d];
   return sum;
@@ -91,9 +93,9 @@ struct PlaceQueryGradient {
 /// Rows of a tile such that `rows` arrays of them fit into what every kernel may have of shared memory.
 inline int tile_rows(std::int64_t width, std::size_t element_bytes, int arrays) {
   int rows = 16;
-  while (rows > 1 &&
-         static_cast<std::size_t>(rows) * static_cast<std::size_t>(arrays * width + 4 * rows + 8) * element_bytes >
-             (std::size_t{48} << 10)) {
+  while (rows > 1 && static_cast<std::size_t>(rows) * static_cast<std::size_t>(arrays * (width + 1) + 4 * rows + 8) *
+                             element_bytes >
+                         (std::size_t{48} << 10)) {
     rows /= 2;
   }
   return rows;

@@ -33,38 +33,39 @@ struct Backward {
   /// Six arrays of (tile, width), two of (tile, tile), one of (tile).
   std::size_t shared_bytes() const {
     const auto rows = static_cast<std::size_t>(tile);
-    return (6 * rows * static_cast<std::size_t>(p.width) + 2 * rows * rows + rows) * sizeof(T);
+    return (6 * rows * static_cast<std::size_t>(p.stride()) + 2 * rows * rows + rows) * sizeof(T);
   }
   THIMBLE_DEVICE std::int64_t row(std::int64_t b, std::int64_t h, std::int64_t t) const {
     return (b * p.heads + h) * p.queries + t;
   }
   /// delta[i] = out . dout of query t0 + i.
   template <class Team>
-  THIMBLE_DEVICE void load_delta(Team& team, std::int64_t b, std::int64_t h, std::int64_t t0, const T* douts,
-                                 T* delta) const {
+  THIMBLE_DEVICE void load_delta(Team& team, std::int64_t b, std::int64_t h, std::int64_t t0, Shared<T> douts,
+                                 Shared<T> delta) const {
     for (int i = team.rank(); i < tile; i += Team::size) {
       T sum = 0;
       const std::int64_t t = t0 + i, base = b * out.batch + t * out.row + h * out.head;
       for (std::int64_t d = 0; t < p.queries && d < p.width; ++d) {
-        sum += load<T>(out.data, p.dtype, base + d) * douts[i * p.width + d];
+        sum += load<T>(out.data, p.dtype, base + d) * douts[i * p.stride() + d];
       }
       delta[i] = sum;
     }
   }
   /// The probability (after dropout) and the score's gradient of each pair of a query and a key of two tiles.
   template <class Team>
-  THIMBLE_DEVICE void score(Team& team, std::int64_t b, std::int64_t h, std::int64_t t0, std::int64_t s0, const T* qs,
-                            const T* ks, const T* vs, const T* douts, const T* delta, T* probability,
-                            T* gradient) const {
+  THIMBLE_DEVICE void score(Team& team, std::int64_t b, std::int64_t h, std::int64_t t0, std::int64_t s0, Shared<T> qs,
+                            Shared<T> ks, Shared<T> vs, Shared<T> douts, Shared<T> delta, Shared<T> probability,
+                            Shared<T> gradient) const {
+    const std::int64_t stride = p.stride();
     for (int e = team.rank(); e < tile * tile; e += Team::size) {
       const int i = e / tile, j = e % tile;
       const std::int64_t t = t0 + i, s = s0 + j;
       probability[e] = gradient[e] = T(0);
       if (t >= p.queries || s >= p.keys || !p.sees(t, s)) continue;
       const T scale = static_cast<T>(p.scale), kept = p.kept<T>(b, h, t, s);
-      const T chance = math::exp(scale * dot_rows(qs + i * p.width, ks + j * p.width, p.width) - lse[row(b, h, t)]);
+      const T chance = math::exp(scale * dot_rows<T>(qs + i * stride, ks + j * stride, p.width) - lse[row(b, h, t)]);
       probability[e] = chance * kept;
-      gradient[e] = scale * chance * (kept * dot_rows(douts + i * p.width, vs + j * p.width, p.width) - delta[i]);
+      gradient[e] = scale * chance * (kept * dot_rows<T>(douts + i * stride, vs + j * stride, p.width) - delta[i]);
     }
   }
 };
@@ -80,14 +81,13 @@ struct QueryGradient {
     const Problem& p = all.p;
     const int tile = all.tile;
     const std::int64_t t0 = job % tiles * tile, h = job / tiles % p.heads, b = job / tiles / p.heads;
-    const std::int64_t area = tile * p.width;
-    T* const qs = team.template shared<T>();
-    T *const ks = qs + area, *const vs = ks + area, *const douts = vs + area, *const sums = douts + area;
-    T *const probability = sums + 2 * area, *const gradient = probability + tile * tile;
-    T* const delta = gradient + tile * tile;
+    const std::int64_t elements = tile * p.width, stride = p.stride(), area = tile * stride;
+    const Shared<T> qs = team.template shared<T>(), ks = qs + area, vs = ks + area, douts = vs + area;
+    const Shared<T> sums = douts + area, probability = sums + 2 * area, gradient = probability + tile * tile;
+    const Shared<T> delta = gradient + tile * tile;
     load_rows(team, p, all.q, b, h, t0, p.queries, tile, qs);
     load_rows(team, p, all.dout, b, h, t0, p.queries, tile, douts);
-    for (std::int64_t e = team.rank(); e < area; e += Team::size) sums[e] = T(0);
+    for (std::int64_t e = team.rank(); e < elements; e += Team::size) sums[e / p.width * stride + e % p.width] = T(0);
     team.sync();
     all.load_delta(team, b, h, t0, douts, delta);
     for (std::int64_t s0 = 0; s0 < p.keys && p.sees(t0 + tile - 1, s0); s0 += tile) {
@@ -96,16 +96,17 @@ struct QueryGradient {
       team.sync();
       all.score(team, b, h, t0, s0, qs, ks, vs, douts, delta, probability, gradient);
       team.sync();
-      for (std::int64_t e = team.rank(); e < area; e += Team::size) {
-        T sum = sums[e];
-        for (int j = 0; j < tile; ++j) sum += gradient[e / p.width * tile + j] * ks[j * p.width + e % p.width];
-        sums[e] = sum;
+      for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+        const std::int64_t i = e / p.width, d = e % p.width;
+        T sum = sums[i * stride + d];
+        for (int j = 0; j < tile; ++j) sum += gradient[i * tile + j] * ks[j * stride + d];
+        sums[i * stride + d] = sum;
       }
       team.sync();
     }
-    for (std::int64_t e = team.rank(); e < area; e += Team::size) {
-      const std::int64_t t = t0 + e / p.width;
-      if (t < p.queries) dq[all.row(b, h, t) * p.width + e % p.width] = sums[e];
+    for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+      const std::int64_t i = e / p.width, d = e % p.width;
+      if (t0 + i < p.queries) dq[all.row(b, h, t0 + i) * p.width + d] = sums[i * stride + d];
     }
   }
 };
@@ -122,15 +123,16 @@ struct KeyGradients {
     const int tile = all.tile;
     const std::int64_t key_heads = p.heads / p.group;
     const std::int64_t s0 = job % tiles * tile, key_head = job / tiles % key_heads, b = job / tiles / key_heads;
-    const std::int64_t area = tile * p.width;
-    T* const qs = team.template shared<T>();
-    T *const ks = qs + area, *const vs = ks + area, *const douts = vs + area;
-    T *const dks = douts + area, *const dvs = dks + area;
-    T *const probability = dvs + area, *const gradient = probability + tile * tile;
-    T* const delta = gradient + tile * tile;
+    const std::int64_t elements = tile * p.width, stride = p.stride(), area = tile * stride;
+    const Shared<T> qs = team.template shared<T>(), ks = qs + area, vs = ks + area, douts = vs + area;
+    const Shared<T> dks = douts + area, dvs = dks + area, probability = dvs + area;
+    const Shared<T> gradient = probability + tile * tile, delta = gradient + tile * tile;
     load_rows(team, p, all.k, b, key_head, s0, p.keys, tile, ks);
     load_rows(team, p, all.v, b, key_head, s0, p.keys, tile, vs);
-    for (std::int64_t e = team.rank(); e < area; e += Team::size) dks[e] = dvs[e] = T(0);
+    for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+      const std::int64_t at = e / p.width * stride + e % p.width;  // this thread's in every loop of this kind
+      dks[at] = dvs[at] = T(0);
+    }
     const std::int64_t tiles_of_head = (p.queries + tile - 1) / tile;
     for (std::int64_t i = 0; i < p.group * tiles_of_head; ++i) {
       const std::int64_t h = key_head * p.group + i / tiles_of_head, t0 = i % tiles_of_head * tile;
@@ -142,24 +144,23 @@ struct KeyGradients {
       team.sync();
       all.score(team, b, h, t0, s0, qs, ks, vs, douts, delta, probability, gradient);
       team.sync();
-      for (std::int64_t e = team.rank(); e < area; e += Team::size) {
-        const std::int64_t j = e / p.width, d = e % p.width;
-        T k_sum = dks[e], v_sum = dvs[e];
+      for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+        const std::int64_t j = e / p.width, d = e % p.width, at = j * stride + d;
+        T k_sum = dks[at], v_sum = dvs[at];
         for (int r = 0; r < tile; ++r) {
-          k_sum += gradient[r * tile + j] * qs[r * p.width + d];
-          v_sum += probability[r * tile + j] * douts[r * p.width + d];
+          k_sum += gradient[r * tile + j] * qs[r * stride + d];
+          v_sum += probability[r * tile + j] * douts[r * stride + d];
         }
-        dks[e] = k_sum;
-        dvs[e] = v_sum;
+        dks[at] = k_sum;
+        dvs[at] = v_sum;
       }
       team.sync();
     }
-    team.sync();
-    for (std::int64_t e = team.rank(); e < area; e += Team::size) {
-      const std::int64_t s = s0 + e / p.width, d = e % p.width;
+    for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
+      const std::int64_t j = e / p.width, d = e % p.width, s = s0 + j, at = j * stride + d;
       if (s >= p.keys) continue;
-      if (dk.data) store<T>(dk.data, p.dtype, b * dk.batch + s * dk.row + key_head * dk.head + d, dks[e]);
-      if (dv.data) store<T>(dv.data, p.dtype, b * dv.batch + s * dv.row + key_head * dv.head + d, dvs[e]);
+      if (dk.data) store<T>(dk.data, p.dtype, b * dk.batch + s * dk.row + key_head * dk.head + d, dks[at]);
+      if (dv.data) store<T>(dv.data, p.dtype, b * dv.batch + s * dv.row + key_head * dv.head + d, dvs[at]);
     }
   }
 };

@@ -43,7 +43,7 @@ struct Forward {
   struct Block {
     Left<T> q[holds_queries ? W / 16 : 1];
     Sums out[W / 8];
-    float largest[2][own_lanes], total[2][own_lanes];  ///< of two rows; `total` of the lane's own columns
+    float largest[2], total[2];  ///< of two rows; `total` of the lane's own columns
   };
 
   template <class Team>
@@ -51,7 +51,7 @@ struct Forward {
     const Warp warp(team);
     const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;  // those that see most come first
     const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
-    const SharedAddress memory = shared_address(team.template shared<std::byte>());
+    const SharedAddress memory = shared_address(team.template shared<float>());
     const Stages<T, W> stages{{memory}, stage_rows};
     const Tile queries{Tile{memory}.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
     const int own_row = 16 * blocks * warp.rank;
@@ -69,9 +69,7 @@ struct Forward {
         for (int c = 0; c < W / 16; ++c) own[r].q[c] = load_left(warp, queries, own_row + 16 * r, 16 * c);
       }
       clear(own[r].out);
-      for (int half = 0; half < 2; ++half) {
-        for (int i = 0; i < own_lanes; ++i) own[r].largest[half][i] = -INFINITY, own[r].total[half][i] = 0;
-      }
+      for (int half = 0; half < 2; ++half) own[r].largest[half] = -INFINITY, own[r].total[half] = 0;
     }
     const bool has_queries = t0 + own_row < p.queries;
     int stage = 0;
@@ -143,23 +141,19 @@ struct Forward {
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[tile_keys / 8], std::int64_t t0, std::int64_t s0) const {
     THIMBLE_UNROLL
     for (int n = 0; n < tile_keys / 8; ++n) {
-      for (int i = 0; i < own_lanes; ++i) {
-        THIMBLE_UNROLL
-        for (int e = 0; e < 4; ++e) scores[n].value[i][e] *= scale;
-      }
+      THIMBLE_UNROLL
+      for (float& score : scores[n].value) score *= scale;
     }
     if (seen_keys(p, t0, s0, tile_keys) == tile_keys) return;  // the first query sees least
-    for (int i = 0; i < own_lanes; ++i) {
+    THIMBLE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Place at = lane_map::sums(warp.lane, 2 * half);
+      const int seen = seen_keys(p, t0 + at.row, s0, tile_keys);
       THIMBLE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const Place at = lane_map::sums(warp.lane(i), 2 * half);
-        const int seen = seen_keys(p, t0 + at.row, s0, tile_keys);
-        THIMBLE_UNROLL
-        for (int n = 0; n < tile_keys / 8; ++n) {
-          float* const pair = scores[n].value[i] + 2 * half;
-          if (8 * n + at.column >= seen) pair[0] = -INFINITY;
-          if (8 * n + at.column + 1 >= seen) pair[1] = -INFINITY;
-        }
+      for (int n = 0; n < tile_keys / 8; ++n) {
+        float* const pair = scores[n].value + 2 * half;
+        if (8 * n + at.column >= seen) pair[0] = -INFINITY;
+        if (8 * n + at.column + 1 >= seen) pair[1] = -INFINITY;
       }
     }
   }
@@ -168,35 +162,30 @@ struct Forward {
   THIMBLE_DEVICE void soften(Block& own, Sums (&scores)[tile_keys / 8]) const {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float top[own_lanes];
-      for (int i = 0; i < own_lanes; ++i) {
-        top[i] = own.largest[half][i];
+      float top = own.largest[half];
+      THIMBLE_UNROLL
+      for (int n = 0; n < tile_keys / 8; ++n) {
+        top = std::fmax(top, std::fmax(scores[n].value[2 * half], scores[n].value[2 * half + 1]));
+      }
+      top = combine_rows(top, [](float a, float b) { return std::fmax(a, b); });
+      const float base = top == -INFINITY ? 0.0f : top;
+      const float correction = power_of_two(own.largest[half] - base);
+      float sum = own.total[half] * correction;
+      THIMBLE_UNROLL
+      for (int n = 0; n < tile_keys / 8; ++n) {
         THIMBLE_UNROLL
-        for (int n = 0; n < tile_keys / 8; ++n) {
-          top[i] = std::fmax(top[i], std::fmax(scores[n].value[i][2 * half], scores[n].value[i][2 * half + 1]));
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          const float power = power_of_two(scores[n].value[e] - base);
+          scores[n].value[e] = power;
+          sum += power;
         }
       }
-      combine_rows(top, [](float a, float b) { return std::fmax(a, b); });
-      for (int i = 0; i < own_lanes; ++i) {
-        const float base = top[i] == -INFINITY ? 0.0f : top[i];
-        const float correction = power_of_two(own.largest[half][i] - base);
-        float sum = own.total[half][i] * correction;
-        THIMBLE_UNROLL
-        for (int n = 0; n < tile_keys / 8; ++n) {
-          THIMBLE_UNROLL
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            const float power = power_of_two(scores[n].value[i][e] - base);
-            scores[n].value[i][e] = power;
-            sum += power;
-          }
-        }
-        own.largest[half][i] = top[i];
-        own.total[half][i] = sum;
-        THIMBLE_UNROLL
-        for (int d = 0; d < W / 8; ++d) {
-          own.out[d].value[i][2 * half] *= correction;
-          own.out[d].value[i][2 * half + 1] *= correction;
-        }
+      own.largest[half] = top;
+      own.total[half] = sum;
+      THIMBLE_UNROLL
+      for (int d = 0; d < W / 8; ++d) {
+        own.out[d].value[2 * half] *= correction;
+        own.out[d].value[2 * half + 1] *= correction;
       }
     }
   }
@@ -206,27 +195,23 @@ struct Forward {
     const RandomSite site = site_of(p);
     THIMBLE_UNROLL
     for (int n = 0; n < tile_keys / 8; ++n) {
-      std::uint32_t words[own_lanes][4] = {};
+      std::uint32_t words[4] = {};
       draw_words<false>(warp, p, site, b, h, t0, s0 + 8 * n, words);
-      for (int i = 0; i < own_lanes; ++i) {
-        for (int e = 0; e < 4; ++e) {
-          if (words[i][e] < p.threshold) scores[n].value[i][e] = 0;
-        }
+      for (int e = 0; e < 4; ++e) {
+        if (words[e] < p.threshold) scores[n].value[e] = 0;
       }
     }
   }
 
-  THIMBLE_DEVICE void finish(const Warp& warp, Block& own, std::int64_t b, std::int64_t h, std::int64_t t0) const {
-    float factor[2][own_lanes];
+  THIMBLE_DEVICE void finish(const Warp& warp, const Block& own, std::int64_t b, std::int64_t h,
+                             std::int64_t t0) const {
+    float factor[2];
     for (int half = 0; half < 2; ++half) {
-      combine_rows(own.total[half], [](float x, float y) { return x + y; });
-      for (int i = 0; i < own_lanes; ++i) {
-        const float total = own.total[half][i];
-        factor[half][i] = (p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f) / total;
-        const Place at = lane_map::sums(warp.lane(i), 2 * half);
-        if (lse && at.column == 0 && t0 + at.row < p.queries) {
-          lse[(b * p.heads + h) * p.queries + t0 + at.row] = own.largest[half][i] * ln_2 + std::log(total);
-        }
+      const float total = combine_rows(own.total[half], [](float x, float y) { return x + y; });
+      factor[half] = (p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f) / total;
+      const Place at = lane_map::sums(warp.lane, 2 * half);
+      if (lse && at.column == 0 && t0 + at.row < p.queries) {
+        lse[(b * p.heads + h) * p.queries + t0 + at.row] = own.largest[half] * ln_2 + std::log(total);
       }
     }
     if (out.to.data) out.store(warp, b, h, t0, p.queries, 0, p.width, factor, own.out);

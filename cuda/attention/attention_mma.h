@@ -86,15 +86,15 @@ struct Rows {
 };
 
 /// Which chunks of a tile's rows a thread of a team of `size` brings: in rows first_row, first_row + rows_at_once, ...
-/// the chunks first, first + at_once, ...; none where it is not busy. On a GPU a thread stays in one column.
+/// the chunk `chunk`; none where it is not busy.
 template <int size, int chunks>
 struct ChunkMap {
-  static constexpr int at_once = size < chunks ? size : chunks;
-  static constexpr int rows_at_once = static_cast<int>(std::bit_floor(static_cast<unsigned>(size / at_once)));
-  int first, first_row;
+  static_assert(size >= chunks);
+  static constexpr int rows_at_once = static_cast<int>(std::bit_floor(static_cast<unsigned>(size / chunks)));
+  int chunk, first_row;
   bool is_busy;
   THIMBLE_HD constexpr explicit ChunkMap(int thread)
-      : first(thread % at_once), first_row(thread / at_once), is_busy(thread / at_once < rows_at_once) {}
+      : chunk(thread % chunks), first_row(thread / chunks), is_busy(thread / chunks < rows_at_once) {}
 };
 
 /// Brings rows first .. first + count - 1 of one head, `from`, to the first rows of a tile; 0 from row `end` and from
@@ -109,32 +109,30 @@ THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const 
   if (!map.is_busy) return;
   const int rows = static_cast<int>(end - first < count ? end - first : count);
   const Bits<T>* const start = from + first * x.row;
-  for (int chunk = map.first; chunk < SharedTile<T, W>::chunks; chunk += Map::at_once) {
-    const int column = chunk_elements<T> * chunk;
-    const bool is_column = column < width;
-    const Bits<T>* source = start + map.first_row * x.row + column;
-    if (x.has_chunks) {
-      THIMBLE_UNROLL
-      for (int n = 0; n < count / Map::rows_at_once; ++n) {
-        const int row = map.first_row + n * Map::rows_at_once;
-        const bool is_there = is_column && row < rows;
-        loads.template load<16>(tile.at(row, column), is_there ? source : from, is_there);
-        source += Map::rows_at_once * x.row;
-      }
-      continue;
-    }
-    THIMBLE_ROLLED
-    for (int row = map.first_row; row < count; row += Map::rows_at_once) {
-      constexpr int in_word = chunk_elements<T> / 4;
-      std::uint32_t words[4] = {};
-      THIMBLE_UNROLL
-      for (int e = 0; e < chunk_elements<T>; ++e) {
-        const Bits<T> bits = is_column && row < rows ? source[e] : Bits<T>{0};
-        words[e / in_word] |= static_cast<std::uint32_t>(bits) << (16 * (e % in_word));
-      }
-      store_shared(tile.at(row, column), words);
+  const int column = chunk_elements<T> * map.chunk;
+  const bool is_column = column < width;
+  const Bits<T>* source = start + map.first_row * x.row + column;
+  if (x.has_chunks) {
+    THIMBLE_UNROLL
+    for (int n = 0; n < count / Map::rows_at_once; ++n) {
+      const int row = map.first_row + n * Map::rows_at_once;
+      const bool is_there = is_column && row < rows;
+      loads.template load<16>(tile.at(row, column), is_there ? source : from, is_there);
       source += Map::rows_at_once * x.row;
     }
+    return;
+  }
+  THIMBLE_ROLLED
+  for (int row = map.first_row; row < count; row += Map::rows_at_once) {
+    constexpr int in_word = chunk_elements<T> / 4;
+    std::uint32_t words[4] = {};
+    THIMBLE_UNROLL
+    for (int e = 0; e < chunk_elements<T>; ++e) {
+      const Bits<T> bits = is_column && row < rows ? source[e] : Bits<T>{0};
+      words[e / in_word] |= static_cast<std::uint32_t>(bits) << (16 * (e % in_word));
+    }
+    store_shared(tile.at(row, column), words);
+    source += Map::rows_at_once * x.row;
   }
 }
 
@@ -173,69 +171,56 @@ struct Stages {
 /// are 16 keys and its columns 8 queries. s0 is divisible by 4.
 template <bool is_turned>
 THIMBLE_DEVICE inline void draw_words(const Warp& warp, const Problem& p, const RandomSite& site, std::int64_t b,
-                                      std::int64_t h, std::int64_t t0, std::int64_t s0,
-                                      std::uint32_t (&words)[own_lanes][4]) {
+                                      std::int64_t h, std::int64_t t0, std::int64_t s0, std::uint32_t (&words)[4]) {
+  const int lane = warp.lane;
   const std::int64_t base = (h * p.queries + t0) * p.keys + s0;
   const auto sample = static_cast<std::uint32_t>(site.first_sample + b);
   // A block of four words is four neighbouring keys of a query, where their number is divisible by 4. Then each lane
   // draws one block, and lanes exchange words; else each draws for one of its elements after the other.
   const bool shares = p.keys % 4 == 0;
-  for (int i = 0; i < own_lanes; ++i) {
-    const int lane = warp.lane(i);
-    THIMBLE_ROLLED
-    for (int e = 0; e < (shares ? 1 : 4); ++e) {
-      Place at = lane_map::sums(lane, e);
-      if (is_turned) at = {at.column, at.row};
-      if (shares && is_turned) {  // lanes L, L + 4, L + 8, L + 12 have four keys: each draws for one of its elements
-        at = {2 * (lane % 4) + lane / 4 % 2, lane / 16 * 4 + lane / 8 % 2 * 8};
-      } else if (shares) {  // lanes L and L + 1 have four keys: the one draws for row L / 4, the other for L / 4 + 8
-        at = {lane / 4 + lane % 2 * 8, lane / 2 % 2 * 4};
-      }
-      const std::int64_t element = base + at.row * p.keys + at.column;
-      const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(element / 4), sample);
-      const int place = static_cast<int>(element % 4);
-      const std::uint32_t low = place == 0 ? block.word[0] : block.word[1];
-      const std::uint32_t word = place < 2 ? low : place == 2 ? block.word[2] : block.word[3];
-      THIMBLE_UNROLL
-      for (int f = 0; f < 4; ++f) words[i][f] = shares ? block.word[f] : f == e ? word : words[i][f];
+  THIMBLE_ROLLED
+  for (int e = 0; e < (shares ? 1 : 4); ++e) {
+    Place at = lane_map::sums(lane, e);
+    if (is_turned) at = {at.column, at.row};
+    if (shares && is_turned) {  // lanes L, L + 4, L + 8, L + 12 have four keys: each draws for one of its elements
+      at = {2 * (lane % 4) + lane / 4 % 2, lane / 16 * 4 + lane / 8 % 2 * 8};
+    } else if (shares) {  // lanes L and L + 1 have four keys: the one draws for row L / 4, the other for L / 4 + 8
+      at = {lane / 4 + lane % 2 * 8, lane / 2 % 2 * 4};
     }
+    const std::int64_t element = base + at.row * p.keys + at.column;
+    const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(element / 4), sample);
+    const int place = static_cast<int>(element % 4);
+    const std::uint32_t low = place == 0 ? block.word[0] : block.word[1];
+    const std::uint32_t word = place < 2 ? low : place == 2 ? block.word[2] : block.word[3];
+    THIMBLE_UNROLL
+    for (int f = 0; f < 4; ++f) words[f] = shares ? block.word[f] : f == e ? word : words[f];
   }
   if (!shares) return;
-  std::uint32_t give[2][own_lanes], take[own_lanes];
   if constexpr (is_turned) {
     // Word w of lane 4 j becomes element j of lane 4 w: a transposition of 4 x 4, first of pairs, then within them.
     THIMBLE_UNROLL
     for (int mask = 2; mask >= 1; mask /= 2) {
+      const bool is_high = (lane / 4 & mask) != 0;
       THIMBLE_UNROLL
       for (int pair = 0; pair < 2; ++pair) {
         const int low = mask == 2 ? pair : 2 * pair, high = low + mask;
-        for (int i = 0; i < own_lanes; ++i) {
-          give[0][i] = (warp.lane(i) / 4 & mask) != 0 ? words[i][low] : words[i][high];
-        }
-        exchange(take, give[0], 4 * mask);
-        for (int i = 0; i < own_lanes; ++i) {
-          if ((warp.lane(i) / 4 & mask) != 0) {
-            words[i][low] = take[i];
-          } else {
-            words[i][high] = take[i];
-          }
+        const std::uint32_t taken = exchange(is_high ? words[low] : words[high], 4 * mask);
+        if (is_high) {
+          words[low] = taken;
+        } else {
+          words[high] = taken;
         }
       }
     }
   } else {
-    for (int i = 0; i < own_lanes; ++i) {
-      const bool is_odd = warp.lane(i) % 2 != 0;
-      give[0][i] = is_odd ? words[i][0] : words[i][2], give[1][i] = is_odd ? words[i][1] : words[i][3];
-    }
+    const bool is_odd = lane % 2 != 0;
     THIMBLE_UNROLL
     for (int e = 0; e < 2; ++e) {
-      exchange(take, give[e], 1);
-      for (int i = 0; i < own_lanes; ++i) {
-        if (warp.lane(i) % 2 != 0) {
-          words[i][e] = take[i];
-        } else {
-          words[i][2 + e] = take[i];
-        }
+      const std::uint32_t taken = exchange(is_odd ? words[e] : words[2 + e], 1);
+      if (is_odd) {
+        words[e] = taken;
+      } else {
+        words[2 + e] = taken;
       }
     }
   }
@@ -251,25 +236,22 @@ struct ResultRows {
         has_pairs(reinterpret_cast<std::uintptr_t>(x.data) % (2 * sizeof(T)) == 0 &&
                   (x.batch | x.row | x.head) % 2 == 0) {}
 
-  /// Rows first .. of one head = factor[half][lane] sums, as far as they are before `end` and `width`; the sums'
+  /// Rows first .. of one head = factor[half] sums, as far as they are before `end` and `width`; the sums'
   /// columns begin at `column`.
   template <int N>
   THIMBLE_DEVICE void store(const Warp& warp, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
-                            int column, std::int64_t width, const float (&factor)[2][own_lanes],
-                            const Sums (&sums)[N]) const {
-    for (int i = 0; i < own_lanes; ++i) {
+                            int column, std::int64_t width, const float (&factor)[2], const Sums (&sums)[N]) const {
+    THIMBLE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Place at = lane_map::sums(warp.lane, 2 * half);
+      if (first + at.row >= end) continue;
+      Bits<T>* const row = static_cast<Bits<T>*>(to.data) + b * to.batch + (first + at.row) * to.row + h * to.head;
       THIMBLE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const Place at = lane_map::sums(warp.lane(i), 2 * half);
-        if (first + at.row >= end) continue;
-        Bits<T>* const row = static_cast<Bits<T>*>(to.data) + b * to.batch + (first + at.row) * to.row + h * to.head;
-        THIMBLE_UNROLL
-        for (int n = 0; n < N; ++n) {
-          const int d = column + 8 * n + at.column;
-          if (d >= width) continue;
-          const float* const pair = sums[n].value[i] + 2 * half;
-          store_pair(row + d, factor[half][i] * pair[0], factor[half][i] * pair[1]);
-        }
+      for (int n = 0; n < N; ++n) {
+        const int d = column + 8 * n + at.column;
+        if (d >= width) continue;
+        const float* const pair = sums[n].value + 2 * half;
+        store_pair(row + d, factor[half] * pair[0], factor[half] * pair[1]);
       }
     }
   }

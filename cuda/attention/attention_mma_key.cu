@@ -57,7 +57,7 @@ struct KeyGradients {
     const std::int64_t s0 = job % key_tiles * tile_keys;  // those that most see come first
     const std::int64_t key_heads = p.heads / p.group;
     const std::int64_t key_head = job / key_tiles % key_heads, b = job / key_tiles / key_heads;
-    const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
+    const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
     Own own;
     own.keys = Tile{stages.first.at(holds_keys ? stage_rows : 2 * stage_rows, 0)};
     own.values = Tile{own.keys.at(tile_keys, 0)};
@@ -153,26 +153,24 @@ struct KeyGradients {
     }
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
-      std::uint32_t words[own_lanes][4] = {};
+      std::uint32_t words[4] = {};
       if (p.has_dropout) draw_words<true>(warp, p, site_of(p), b, h, t0 + 8 * n, s0, words);
-      for (int i = 0; i < own_lanes; ++i) {
+      THIMBLE_UNROLL
+      for (int side = 0; side < 2; ++side) {
+        const int query = j + 8 * n + lane_map::sums(warp.lane, side).column;
+        const float log_sum = load_shared(stage.at(query, W)) * log2_e;
+        const float row_delta = load_shared(stage.at(tile_queries + query, W));
         THIMBLE_UNROLL
-        for (int side = 0; side < 2; ++side) {
-          const int query = j + 8 * n + lane_map::sums(warp.lane(i), side).column;
-          const float log_sum = load_shared(stage.at(query, W)) * log2_e;
-          const float row_delta = load_shared(stage.at(tile_queries + query, W));
-          THIMBLE_UNROLL
-          for (int e = side; e < 4; e += 2) {
-            const float power = power_of_two(std::fma(scores[n].value[i][e], exponent_scale, -log_sum));
-            float kept_power = power, g = gradient[n].value[i][e];
-            if (p.has_dropout) {
-              const bool is_dropped = words[i][e] < p.threshold;
-              kept_power = is_dropped ? 0.0f : power;
-              g = is_dropped ? 0.0f : g * static_cast<float>(p.keep_scale);
-            }
-            scores[n].value[i][e] = kept_power;
-            gradient[n].value[i][e] = power * (g - row_delta);
+        for (int e = side; e < 4; e += 2) {
+          const float power = power_of_two(std::fma(scores[n].value[e], exponent_scale, -log_sum));
+          float kept_power = power, g = gradient[n].value[e];
+          if (p.has_dropout) {
+            const bool is_dropped = words[e] < p.threshold;
+            kept_power = is_dropped ? 0.0f : power;
+            g = is_dropped ? 0.0f : g * static_cast<float>(p.keep_scale);
           }
+          scores[n].value[e] = kept_power;
+          gradient[n].value[e] = power * (g - row_delta);
         }
       }
     }
@@ -194,18 +192,16 @@ struct KeyGradients {
   template <int N>
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[N], Sums (&gradient)[N], std::int64_t t0,
                            std::int64_t s0) const {
-    for (int i = 0; i < own_lanes; ++i) {
+    THIMBLE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Place at = lane_map::sums(warp.lane, 2 * half);
+      const std::int64_t first = first_query(s0 + at.row) - t0;
+      const int hidden = static_cast<int>(first < 8 * N ? first : 8 * N);
       THIMBLE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const Place at = lane_map::sums(warp.lane(i), 2 * half);
-        const std::int64_t first = first_query(s0 + at.row) - t0;
-        const int hidden = static_cast<int>(first < 8 * N ? first : 8 * N);
+      for (int n = 0; n < N; ++n) {
         THIMBLE_UNROLL
-        for (int n = 0; n < N; ++n) {
-          THIMBLE_UNROLL
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            if (8 * n + at.column + e % 2 < hidden) scores[n].value[i][e] = gradient[n].value[i][e] = 0;
-          }
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          if (8 * n + at.column + e % 2 < hidden) scores[n].value[e] = gradient[n].value[e] = 0;
         }
       }
     }
@@ -213,11 +209,8 @@ struct KeyGradients {
 
   THIMBLE_DEVICE void finish(const Warp& warp, const Own& own, int column, std::int64_t b, std::int64_t h,
                              std::int64_t s0) const {
-    float of_keys[2][own_lanes], of_values[2][own_lanes];
-    for (int i = 0; i < own_lanes; ++i) {
-      of_keys[0][i] = of_keys[1][i] = static_cast<float>(p.scale);
-      of_values[0][i] = of_values[1][i] = p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f;
-    }
+    const float scale = static_cast<float>(p.scale), keep = p.has_dropout ? static_cast<float>(p.keep_scale) : 1.0f;
+    const float of_keys[2] = {scale, scale}, of_values[2] = {keep, keep};
     if (dk.to.data) dk.store(warp, b, h, s0, p.keys, column, p.width, of_keys, own.dk);
     if (dv.to.data) dv.store(warp, b, h, s0, p.keys, column, p.width, of_values, own.dv);
   }

@@ -31,19 +31,10 @@ struct Delta {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const Warp warp(team);
-    float sum[own_lanes], other[own_lanes];
-    for (int i = 0; i < own_lanes; ++i) {
-      const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane(i) / 8;
-      sum[i] = row < rows ? sum_chunks(row, warp.lane(i) % 8) : 0.0f;
-    }
-    for (int mask = 1; mask <= 4; mask *= 2) {
-      exchange(other, sum, mask);
-      for (int i = 0; i < own_lanes; ++i) sum[i] += other[i];
-    }
-    for (int i = 0; i < own_lanes; ++i) {
-      const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane(i) / 8;
-      if (warp.lane(i) % 8 == 0 && row < rows) delta[row] = sum[i];
-    }
+    const std::int64_t row = job * rows_of_team + 4 * warp.rank + warp.lane / 8;
+    float sum = row < rows ? sum_chunks(row, warp.lane % 8) : 0.0f;
+    for (int mask = 1; mask <= 4; mask *= 2) sum += exchange(sum, mask);
+    if (warp.lane % 8 == 0 && row < rows) delta[row] = sum;
   }
 
   THIMBLE_DEVICE float sum_chunks(std::int64_t row, int chunk) const {
@@ -104,7 +95,7 @@ struct QueryGradient {
     Tile queries, douts;  // of all warps
     int row;
     Left<T> q[holds_queries ? W / 16 : 1], dout[holds_queries ? W / 16 : 1];
-    float log_sum[2][own_lanes], delta[2][own_lanes];  ///< of two rows; log_sum with log2(e)
+    float log_sum[2], delta[2];  ///< of two rows; log_sum with log2(e)
     Sums dq[W / 8];
   };
 
@@ -113,7 +104,7 @@ struct QueryGradient {
     const Warp warp(team);
     const std::int64_t t0 = (query_tiles - 1 - job % query_tiles) * tile_queries;
     const std::int64_t h = job / query_tiles % p.heads, b = job / query_tiles / p.heads;
-    const Stages<T, W> stages{{shared_address(team.template shared<std::byte>())}, stage_rows};
+    const Stages<T, W> stages{{shared_address(team.template shared<float>())}, stage_rows};
     Own own;
     own.queries = Tile{stages.first.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
     own.douts = Tile{own.queries.at(tile_queries, 0)};
@@ -149,19 +140,16 @@ struct QueryGradient {
       }
     }
     if (!has_queries) return;
-    float factor[2][own_lanes];
-    for (int i = 0; i < own_lanes; ++i) factor[0][i] = factor[1][i] = static_cast<float>(p.scale);
+    const float factor[2] = {static_cast<float>(p.scale), static_cast<float>(p.scale)};
     dq.store(warp, b, h, t0 + own.row, p.queries, 0, p.width, factor, own.dq);
   }
 
   THIMBLE_DEVICE void read_rows(const Warp& warp, Own& own, std::int64_t b, std::int64_t h, std::int64_t t0) const {
     for (int half = 0; half < 2; ++half) {
-      for (int i = 0; i < own_lanes; ++i) {
-        const std::int64_t t = t0 + lane_map::sums(warp.lane(i), 2 * half).row;
-        const std::int64_t row = (b * p.heads + h) * p.queries + t;
-        own.log_sum[half][i] = t < p.queries ? lse[row] * log2_e : 0.0f;
-        own.delta[half][i] = t < p.queries ? delta[row] : 0.0f;
-      }
+      const std::int64_t t = t0 + lane_map::sums(warp.lane, 2 * half).row;
+      const std::int64_t row = (b * p.heads + h) * p.queries + t;
+      own.log_sum[half] = t < p.queries ? lse[row] * log2_e : 0.0f;
+      own.delta[half] = t < p.queries ? delta[row] : 0.0f;
     }
   }
 
@@ -196,30 +184,26 @@ struct QueryGradient {
     }
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; ++n) {
-      std::uint32_t words[own_lanes][4] = {};
+      std::uint32_t words[4] = {};
       if (p.has_dropout) draw_words<false>(warp, p, site_of(p), b, h, t0, s0 + 8 * n, words);
-      for (int i = 0; i < own_lanes; ++i) {
-        THIMBLE_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          const float exponent = std::fma(scores[n].value[i][e], exponent_scale, -own.log_sum[e / 2][i]);
-          float& g = gradient[n].value[i][e];
-          if (p.has_dropout) g = words[i][e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);
-          g = power_of_two(exponent) * (g - own.delta[e / 2][i]);
-        }
+      THIMBLE_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const float exponent = std::fma(scores[n].value[e], exponent_scale, -own.log_sum[e / 2]);
+        float& g = gradient[n].value[e];
+        if (p.has_dropout) g = words[e] < p.threshold ? 0.0f : g * static_cast<float>(p.keep_scale);
+        g = power_of_two(exponent) * (g - own.delta[e / 2]);
       }
     }
     if (seen_keys(p, t0, s0, keys_at_once) < keys_at_once) {  // the first query sees least
-      for (int i = 0; i < own_lanes; ++i) {
+      THIMBLE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const Place at = lane_map::sums(warp.lane, 2 * half);
+        const int seen = seen_keys(p, t0 + at.row, s0, keys_at_once);
         THIMBLE_UNROLL
-        for (int half = 0; half < 2; ++half) {
-          const Place at = lane_map::sums(warp.lane(i), 2 * half);
-          const int seen = seen_keys(p, t0 + at.row, s0, keys_at_once);
-          THIMBLE_UNROLL
-          for (int n = 0; n < n_end; ++n) {
-            float* const pair = gradient[n].value[i] + 2 * half;
-            if (8 * n + at.column >= seen) pair[0] = 0;
-            if (8 * n + at.column + 1 >= seen) pair[1] = 0;
-          }
+        for (int n = 0; n < n_end; ++n) {
+          float* const pair = gradient[n].value + 2 * half;
+          if (8 * n + at.column >= seen) pair[0] = 0;
+          if (8 * n + at.column + 1 >= seen) pair[1] = 0;
         }
       }
     }

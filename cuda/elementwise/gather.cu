@@ -85,7 +85,7 @@ struct SumCounts {
   std::int64_t* starts;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t) const {
-    std::int64_t* const sums = team.template shared<std::int64_t>();
+    const Shared<std::int64_t> sums = team.template shared<std::int64_t>();
     const std::int64_t share = (rows + 1 + Team::size - 1) / Team::size;
     const std::int64_t begin = team.rank() * share, end = begin + share < rows + 1 ? begin + share : rows + 1;
     std::int64_t own = 0;
@@ -161,7 +161,7 @@ struct FindPlaces {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
     if (places_of(starts, row) <= most_places) return;
-    std::int64_t* const counts = team.template shared<std::int64_t>();
+    const Shared<std::int64_t> counts = team.template shared<std::int64_t>();
     std::int64_t to = starts[row];
     for (std::int64_t round = 0; round < positions; round += Team::size * together) {
       const std::int64_t left = positions - round;
@@ -217,8 +217,8 @@ struct SumLongRow {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
     if (places_of(sums.starts, row) <= most_places) return;
-    constexpr int columns = Team::size < 32 ? Team::size : 32, lanes = Team::size / columns;
-    double* const shared = team.template shared<double>();  // (lanes, columns)
+    constexpr int columns = 32, lanes = Team::size / columns;
+    const Shared<double> shared = team.template shared<double>();  // (lanes, columns)
     const int column = team.rank() % columns, lane = team.rank() / columns;
     const std::int64_t end = sums.starts[row + 1];
     for (std::int64_t group = 0; group < sums.columns; group += columns) {

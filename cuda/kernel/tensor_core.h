@@ -31,16 +31,16 @@ inline constexpr Order loaded_order = sizeof(T) == 2 ? Order::paired : Order::st
 /// A share of A (16, 16).
 template <class T, Order order = loaded_order<T>>
 struct Left {
-  std::uint32_t word[own_lanes][share_words<T>];
+  std::uint32_t word[share_words<T>];
 };
 /// Of two B (16, 8) side by side.
 template <class T, Order order = loaded_order<T>>
 struct Right {
-  std::uint32_t word[own_lanes][share_words<T>];
+  std::uint32_t word[share_words<T>];
 };
 /// Of D (16, 8). Element e of lane L is at lane_map::sums(L, e): two neighbours in row L / 4, two in row L / 4 + 8.
 struct Sums {
-  float value[own_lanes][4];
+  float value[4];
 };
 
 /// Rows of W elements in shared memory.
@@ -54,47 +54,31 @@ struct SharedTile {
 
   /// The row's column W is the chunk behind it.
   THIMBLE_DEVICE SharedAddress at(int row, int column) const {
-    return first + static_cast<SharedAddressStep>(row * row_bytes + element_bytes * column);
+    return first + static_cast<SharedAddress>(row * row_bytes + element_bytes * column);
   }
-
- private:
-  using SharedAddressStep = std::conditional_t<std::is_pointer_v<SharedAddress>, std::ptrdiff_t, std::uint32_t>;
 };
 
 namespace tensor_core_detail {
 
-/// The four words that ldmatrix gives a lane, from word `first` of a share on; of f32 rounded to TF32.
-template <bool is_transposed, int N, class T, int W, class Source>
-THIMBLE_DEVICE inline void load_block(const Warp& warp, std::uint32_t (&to)[own_lanes][N], int first,
-                                      const SharedTile<T, W>& tile, int row, int column, Source source) {
-  SharedAddress rows[own_lanes];
-  std::uint32_t words[own_lanes][4];
-  for (int i = 0; i < own_lanes; ++i) {
-    const Place at = source(warp.lane(i));
-    rows[i] = tile.at(row + at.row, column + at.column);
-  }
-  load_matrices<is_transposed>(words, rows);
-  for (int i = 0; i < own_lanes; ++i) {
-    THIMBLE_UNROLL
-    for (int w = 0; w < 4; ++w) {
-      to[i][first + w] = sizeof(T) == 2 ? words[i][w] : tf32_word(bit_cast<float>(words[i][w]));
-    }
-  }
+/// The four words that ldmatrix gives the lane with this source, from word `first` of a share on; of f32 in TF32.
+template <bool is_transposed, int N, class T, int W>
+THIMBLE_DEVICE inline void load_block(std::uint32_t (&to)[N], int first, const SharedTile<T, W>& tile, int row,
+                                      int column, Place source) {
+  std::uint32_t words[4];
+  load_matrices<is_transposed>(words, tile.at(row + source.row, column + source.column));
+  THIMBLE_UNROLL
+  for (int w = 0; w < 4; ++w) to[first + w] = sizeof(T) == 2 ? words[w] : tf32_word(bit_cast<float>(words[w]));
 }
 
 /// d += left x the first or second B of right.
 template <class T, Order order>
 THIMBLE_DEVICE inline void multiply_half(Sums& d, const Left<T, order>& left, const Right<T, order>& right, int half) {
-  std::uint32_t a[own_lanes][4], b[own_lanes][2];
   THIMBLE_UNROLL
   for (int step = 0; step < share_words<T> / 4; ++step) {
-    for (int i = 0; i < own_lanes; ++i) {
-      const std::uint32_t* const l = left.word[i] + 4 * step;
-      const std::uint32_t* const r = right.word[i] + share_words<T> / 2 * half + 2 * step;
-      a[i][0] = l[0], a[i][3] = l[3], b[i][0] = r[0], b[i][1] = r[1];
-      a[i][1] = sizeof(T) == 2 ? l[1] : l[2];  // in TF32 first the rows, then the places along the sum
-      a[i][2] = sizeof(T) == 2 ? l[2] : l[1];
-    }
+    const std::uint32_t* const l = left.word + 4 * step;
+    const std::uint32_t* const r = right.word + share_words<T> / 2 * half + 2 * step;
+    // In TF32 first the rows, then the places along the sum.
+    const std::uint32_t a[4] = {l[0], l[sizeof(T) == 2 ? 1 : 2], l[sizeof(T) == 2 ? 2 : 1], l[3]}, b[2] = {r[0], r[1]};
     if constexpr (sizeof(T) == 2) {
       multiply_words<T>(d.value, a, b);
     } else {
@@ -110,13 +94,12 @@ template <class T, int W>
 THIMBLE_DEVICE inline Left<T> load_left(const Warp& warp, const SharedTile<T, W>& tile, int row, int column) {
   Left<T> left;
   if constexpr (sizeof(T) == 2) {
-    tensor_core_detail::load_block<false>(warp, left.word, 0, tile, row, column,
-                                          [](int lane) { return lane_map::left_source(lane); });
+    tensor_core_detail::load_block<false>(left.word, 0, tile, row, column, lane_map::left_source(warp.lane));
   } else {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      tensor_core_detail::load_block<false>(warp, left.word, 4 * half, tile, row, column,
-                                            [half](int lane) { return lane_map::tf32_left_source(lane, half); });
+      tensor_core_detail::load_block<false>(left.word, 4 * half, tile, row, column,
+                                            lane_map::tf32_left_source(warp.lane, half));
     }
   }
   return left;
@@ -127,13 +110,12 @@ template <class T, int W>
 THIMBLE_DEVICE inline Right<T> load_right(const Warp& warp, const SharedTile<T, W>& tile, int row, int column) {
   Right<T> right;
   if constexpr (sizeof(T) == 2) {
-    tensor_core_detail::load_block<false>(warp, right.word, 0, tile, row, column,
-                                          [](int lane) { return lane_map::right_source(lane); });
+    tensor_core_detail::load_block<false>(right.word, 0, tile, row, column, lane_map::right_source(warp.lane));
   } else {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      tensor_core_detail::load_block<false>(warp, right.word, 4 * half, tile, row, column,
-                                            [half](int lane) { return lane_map::tf32_right_source(lane, half); });
+      tensor_core_detail::load_block<false>(right.word, 4 * half, tile, row, column,
+                                            lane_map::tf32_right_source(warp.lane, half));
     }
   }
   return right;
@@ -145,15 +127,12 @@ THIMBLE_DEVICE inline Right<T, Order::paired> load_right_transposed(const Warp& 
                                                                     int row, int column) {
   Right<T, Order::paired> right;
   if constexpr (sizeof(T) == 2) {
-    tensor_core_detail::load_block<true>(warp, right.word, 0, tile, row, column,
-                                         [](int lane) { return lane_map::transposed_source(lane); });
+    tensor_core_detail::load_block<true>(right.word, 0, tile, row, column, lane_map::transposed_source(warp.lane));
   } else {
-    for (int i = 0; i < own_lanes; ++i) {
-      THIMBLE_UNROLL
-      for (int e = 0; e < 8; ++e) {
-        const Place at = lane_map::right(warp.lane(i), e);
-        right.word[i][e] = tf32_word(load_shared(tile.at(row + at.row, column + at.column)));
-      }
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) {
+      const Place at = lane_map::right(warp.lane, e);
+      right.word[e] = tf32_word(load_shared(tile.at(row + at.row, column + at.column)));
     }
   }
   return right;
@@ -171,18 +150,16 @@ THIMBLE_DEVICE inline void multiply(Sums& first, Sums& second, const Left<T, ord
 template <class T>
 THIMBLE_DEVICE inline Left<T, Order::paired> rounded(const Sums& first, const Sums& second) {
   Left<T, Order::paired> left;
-  for (int i = 0; i < own_lanes; ++i) {
-    if constexpr (sizeof(T) == 2) {
-      left.word[i][0] = packed<T>(first.value[i][0], first.value[i][1]);
-      left.word[i][1] = packed<T>(first.value[i][2], first.value[i][3]);
-      left.word[i][2] = packed<T>(second.value[i][0], second.value[i][1]);
-      left.word[i][3] = packed<T>(second.value[i][2], second.value[i][3]);
-    } else {
-      THIMBLE_UNROLL
-      for (int e = 0; e < 4; ++e) {
-        left.word[i][e] = tf32_word(first.value[i][e]);
-        left.word[i][4 + e] = tf32_word(second.value[i][e]);
-      }
+  if constexpr (sizeof(T) == 2) {
+    left.word[0] = packed<T>(first.value[0], first.value[1]);
+    left.word[1] = packed<T>(first.value[2], first.value[3]);
+    left.word[2] = packed<T>(second.value[0], second.value[1]);
+    left.word[3] = packed<T>(second.value[2], second.value[3]);
+  } else {
+    THIMBLE_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      left.word[e] = tf32_word(first.value[e]);
+      left.word[4 + e] = tf32_word(second.value[e]);
     }
   }
   return left;
@@ -192,20 +169,15 @@ template <int N>
 THIMBLE_DEVICE inline void clear(Sums (&sums)[N]) {
   THIMBLE_UNROLL
   for (int n = 0; n < N; ++n) {
-    for (int i = 0; i < own_lanes; ++i) {
-      for (int e = 0; e < 4; ++e) sums[n].value[i][e] = 0;
-    }
+    for (float& value : sums[n].value) value = 0;
   }
 }
 
 /// Combines the values of the four lanes that share a row of D; all four get the result.
 template <class Op>
-THIMBLE_DEVICE inline void combine_rows(float (&value)[own_lanes], Op op) {
-  float other[own_lanes];
-  for (int mask = 1; mask <= 2; mask *= 2) {
-    exchange(other, value, mask);
-    for (int i = 0; i < own_lanes; ++i) value[i] = op(value[i], other[i]);
-  }
+THIMBLE_DEVICE inline float combine_rows(float value, Op op) {
+  for (int mask = 1; mask <= 2; mask *= 2) value = op(value, exchange(value, mask));
+  return value;
 }
 
 }  // namespace thimble::cuda_kernels

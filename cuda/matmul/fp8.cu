@@ -213,7 +213,7 @@ struct Turn {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const std::int64_t across = (columns + tile - 1) / tile;
     const std::int64_t r0 = job / across * tile, c0 = job % across * tile;
-    auto* const held = team.template shared<std::uint8_t>();  // (tile columns, pitch)
+    const auto held = team.template shared<std::uint8_t>();  // (tile columns, pitch)
     const float prepared = source.prepare();
     for (int e = team.rank(); e < tile * tile; e += Team::size) {
       const std::int64_t r = r0 + e / tile, c = c0 + e % tile;
@@ -229,7 +229,7 @@ struct Turn {
       const std::int64_t c = c0 + e / (tile / 4), r = r0 + e % (tile / 4) * 4;
       if (c >= columns || r >= turned_stride) continue;
       *reinterpret_cast<std::uint32_t*>(turned + c * turned_stride + r) =
-          *reinterpret_cast<const std::uint32_t*>(held + e / (tile / 4) * pitch + e % (tile / 4) * 4);
+          load_as<std::uint32_t>(held + (e / (tile / 4) * pitch + e % (tile / 4) * 4));
     }
   }
 };

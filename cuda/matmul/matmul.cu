@@ -156,29 +156,27 @@ struct ColumnSum {
   bool accumulate;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
-    constexpr int wide = columns < Team::size ? columns : Team::size, lanes = Team::size / wide;
-    T* const sums = team.template shared<T>();  // (lanes, wide)
-    for (std::int64_t first = job * columns; first < (job + 1) * columns && first < width; first += wide) {
-      const int lane = team.rank() / wide;
-      const std::int64_t column = first + team.rank() % wide;
-      T total = 0;
-      for (std::int64_t round = 0; round < rows; round += lanes * block) {
-        const std::int64_t begin = round + lane * block, end = begin + block < rows ? begin + block : rows;
-        T sum = 0;
-        for (std::int64_t row = begin; column < width && row < end; ++row) {
-          sum += load<T>(in, dtype, row * width + column);
-        }
-        sums[team.rank()] = sum;
-        team.sync();
-        for (int l = 0; lane == 0 && l < lanes && round + l * block < rows; ++l) {
-          total += sums[l * wide + team.rank()];
-        }
-        team.sync();
+    constexpr int lanes = Team::size / columns;
+    const Shared<T> sums = team.template shared<T>();  // (lanes, columns)
+    const int lane = team.rank() / columns;
+    const std::int64_t column = job * columns + team.rank() % columns;
+    T total = 0;
+    for (std::int64_t round = 0; round < rows; round += lanes * block) {
+      const std::int64_t begin = round + lane * block, end = begin + block < rows ? begin + block : rows;
+      T sum = 0;
+      for (std::int64_t row = begin; column < width && row < end; ++row) {
+        sum += load<T>(in, dtype, row * width + column);
       }
-      if (lane != 0 || column >= width) continue;
-      if (accumulate) total += load_any<T>(out, out_dtype, column);
-      store_any<T>(out, out_dtype, column, total);
+      sums[team.rank()] = sum;
+      team.sync();
+      for (int l = 0; lane == 0 && l < lanes && round + l * block < rows; ++l) {
+        total += sums[l * columns + team.rank()];
+      }
+      team.sync();
     }
+    if (lane != 0 || column >= width) return;
+    if (accumulate) total += load_any<T>(out, out_dtype, column);
+    store_any<T>(out, out_dtype, column, total);
   }
 };
 

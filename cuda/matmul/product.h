@@ -39,7 +39,8 @@ THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
 template <class T, class A, class B, class C>
 struct Product {
   static constexpr int threads = 256, tile = 32, depth = 16, chain_elements = 256;
-  static constexpr std::size_t shared_bytes = 2 * tile * depth * sizeof(T);
+  static constexpr int pitch = tile + 2;  // of a's rows: 32 lanes that store 16 x 2 of them meet 32 banks
+  static constexpr std::size_t shared_bytes = (pitch + tile) * depth * sizeof(T);
   std::int64_t m, n, k;
   A a;
   B b;
@@ -51,25 +52,26 @@ struct Product {
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
-    constexpr int own = tile * tile / Team::size;
+    constexpr int own = tile * tile / Team::size, rows_apart = Team::size / tile;  // elements of one column
+    const int row = team.rank() / tile, column = team.rank() % tile;
     const std::int64_t columns = (n + tile - 1) / tile, rows = (m + tile - 1) / tile;
     const std::int64_t j0 = job % columns * tile, i0 = job / columns % rows * tile, matrix = job / columns / rows;
-    T* const at = team.template shared<T>();  // (depth, tile)
-    T* const bt = at + tile * depth;          // (depth, tile)
+    const Shared<T> at = team.template shared<T>();  // (depth, tile), pitch
+    const Shared<T> bt = at + pitch * depth;         // (depth, tile)
     T total[own], chain[own];
     for (int o = 0; o < own; ++o) total[o] = chain[o] = T(0);
     for (std::int64_t p0 = 0; p0 < k; p0 += depth) {
       for (int e = team.rank(); e < tile * depth; e += Team::size) {
         const std::int64_t i = i0 + e / depth, pa = p0 + e % depth, pb = p0 + e / tile, j = j0 + e % tile;
-        at[e % depth * tile + e / depth] = i < m && pa < k ? a.template at<T>(matrix, i, pa) : T(0);
+        at[e % depth * pitch + e / depth] = i < m && pa < k ? a.template at<T>(matrix, i, pa) : T(0);
         bt[e] = pb < k && j < n ? b.template at<T>(matrix, pb, j) : T(0);
       }
       team.sync();
       const int steps = k - p0 < depth ? static_cast<int>(k - p0) : depth;
       for (int p = 0; p < steps; ++p) {
+        const T factor = bt[p * tile + column];
         for (int o = 0; o < own; ++o) {
-          const int e = team.rank() + o * Team::size;
-          chain[o] = multiply_add(at[p * tile + e / tile], bt[p * tile + e % tile], chain[o]);
+          chain[o] = multiply_add<T>(at[p * pitch + row + o * rows_apart], factor, chain[o]);
         }
       }
       team.sync();
@@ -81,8 +83,8 @@ struct Product {
       }
     }
     for (int o = 0; o < own; ++o) {
-      const int e = team.rank() + o * Team::size;
-      if (i0 + e / tile < m && j0 + e % tile < n) c.store(matrix, i0 + e / tile, j0 + e % tile, total[o]);
+      const std::int64_t i = i0 + row + o * rows_apart, j = j0 + column;
+      if (i < m && j < n) c.store(matrix, i, j, total[o]);
     }
   }
 };

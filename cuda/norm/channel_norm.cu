@@ -47,33 +47,30 @@ struct StretchMoments {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const StretchGrid::Place place = grid.place(job);
-    const int columns = StretchGrid::columns < Team::size ? StretchGrid::columns : Team::size;
-    const int lanes = Team::size / columns;
-    Moments* const shared = team.template shared<Moments>();  // (lanes, columns)
-    for (std::int64_t group = 0; group < place.count; group += columns) {
-      const int column = team.rank() % columns, lane = team.rank() / columns;
-      const bool is_there = group + column < place.count;
-      const std::int64_t channel = place.channel + group + column;
-      Moments all;
-      for (std::int64_t round = place.begin; round < place.end; round += lanes * channel_norm_block) {
-        const std::int64_t begin = round + lane * channel_norm_block;
-        if (is_there && begin < place.end) {
-          const std::int64_t rows = place.end - begin < channel_norm_block ? place.end - begin : channel_norm_block;
-          shared[lane * columns + column] = block((place.instance * grid.rows + begin) * grid.channels + channel, rows);
-        }
-        team.sync();
-        if (lane == 0 && is_there) {
-          for (int l = 0; l < lanes && round + l * channel_norm_block < place.end; ++l) {
-            all.merge(shared[l * columns + column]);
-          }
-        }
-        team.sync();
+    constexpr int columns = StretchGrid::columns, lanes = Team::size / columns;
+    const Shared<Moments> shared = team.template shared<Moments>();  // (lanes, columns)
+    const int column = team.rank() % columns, lane = team.rank() / columns;
+    const bool is_there = column < place.count;
+    const std::int64_t channel = place.channel + column;
+    Moments all;
+    for (std::int64_t round = place.begin; round < place.end; round += lanes * channel_norm_block) {
+      const std::int64_t begin = round + lane * channel_norm_block;
+      if (is_there && begin < place.end) {
+        const std::int64_t rows = place.end - begin < channel_norm_block ? place.end - begin : channel_norm_block;
+        shared[lane * columns + column] = block((place.instance * grid.rows + begin) * grid.channels + channel, rows);
       }
-      if (lane != 0 || !is_there) continue;
-      double* const means = moments + (place.instance * grid.stretches + place.stretch) * 2 * grid.channels + channel;
-      means[0] = all.mean;
-      means[grid.channels] = all.m2;
+      team.sync();
+      if (lane == 0 && is_there) {
+        for (int l = 0; l < lanes && round + l * channel_norm_block < place.end; ++l) {
+          all.merge(shared[l * columns + column]);
+        }
+      }
+      team.sync();
     }
+    if (lane != 0 || !is_there) return;
+    double* const means = moments + (place.instance * grid.stretches + place.stretch) * 2 * grid.channels + channel;
+    means[0] = all.mean;
+    means[grid.channels] = all.m2;
   }
 };
 

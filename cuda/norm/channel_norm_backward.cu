@@ -41,45 +41,42 @@ struct StretchSums {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const StretchGrid::Place place = grid.place(job);
-    const int columns = StretchGrid::columns < Team::size ? StretchGrid::columns : Team::size;
-    const int lanes = Team::size / columns;
-    Sums* const shared = team.template shared<Sums>();  // (lanes, columns)
-    for (std::int64_t group = 0; group < place.count; group += columns) {
-      const int column = team.rank() % columns, lane = team.rank() / columns;
-      const bool is_there = group + column < place.count;
-      const std::int64_t channel = place.channel + group + column,
-                         coefficient = place.instance * grid.channels + channel;
-      Sums all{0, 0};
-      for (std::int64_t round = place.begin; round < place.end; round += lanes * channel_norm_block) {
-        const std::int64_t begin = round + lane * channel_norm_block;
-        if (is_there && begin < place.end) {
-          const std::int64_t end = begin + channel_norm_block < place.end ? begin + channel_norm_block : place.end;
-          T sum = 0, product = 0;
-          visit_met<T>(gradient.dtype, [&]<class S>() {
-            const S* const x = static_cast<const S*>(gradient.x);
-            for (std::int64_t r = begin; r < end; ++r) {
-              const std::int64_t at = (place.instance * grid.rows + r) * grid.channels + channel;
-              const T g = gradient.template of<S>(at, coefficient);
-              sum += g;
-              if (x) product += g * (convert_value<T>(x[at]) - gradient.all.centre[coefficient]);
-            }
-          });
-          shared[lane * columns + column] = {static_cast<double>(sum), static_cast<double>(product)};
-        }
-        team.sync();
-        if (lane == 0 && is_there) {
-          for (int l = 0; l < lanes && round + l * channel_norm_block < place.end; ++l) {
-            all.sum += shared[l * columns + column].sum;
-            all.product += shared[l * columns + column].product;
+    constexpr int columns = StretchGrid::columns, lanes = Team::size / columns;
+    const Shared<Sums> shared = team.template shared<Sums>();  // (lanes, columns)
+    const int column = team.rank() % columns, lane = team.rank() / columns;
+    const bool is_there = column < place.count;
+    const std::int64_t channel = place.channel + column, coefficient = place.instance * grid.channels + channel;
+    Sums all{0, 0};
+    for (std::int64_t round = place.begin; round < place.end; round += lanes * channel_norm_block) {
+      const std::int64_t begin = round + lane * channel_norm_block;
+      if (is_there && begin < place.end) {
+        const std::int64_t end = begin + channel_norm_block < place.end ? begin + channel_norm_block : place.end;
+        T sum = 0, product = 0;
+        visit_met<T>(gradient.dtype, [&]<class S>() {
+          const S* const x = static_cast<const S*>(gradient.x);
+          for (std::int64_t r = begin; r < end; ++r) {
+            const std::int64_t at = (place.instance * grid.rows + r) * grid.channels + channel;
+            const T g = gradient.template of<S>(at, coefficient);
+            sum += g;
+            if (x) product += g * (convert_value<T>(x[at]) - gradient.all.centre[coefficient]);
           }
-        }
-        team.sync();
+        });
+        shared[lane * columns + column] = Sums{static_cast<double>(sum), static_cast<double>(product)};
       }
-      if (lane != 0 || !is_there) continue;
-      double* const to = partial + (place.instance * grid.stretches + place.stretch) * 2 * grid.channels + channel;
-      to[0] = all.sum;
-      to[grid.channels] = all.product;
+      team.sync();
+      if (lane == 0 && is_there) {
+        for (int l = 0; l < lanes && round + l * channel_norm_block < place.end; ++l) {
+          const Sums part = shared[l * columns + column];
+          all.sum += part.sum;
+          all.product += part.product;
+        }
+      }
+      team.sync();
     }
+    if (lane != 0 || !is_there) return;
+    double* const to = partial + (place.instance * grid.stretches + place.stretch) * 2 * grid.channels + channel;
+    to[0] = all.sum;
+    to[grid.channels] = all.product;
   }
 };
 

@@ -94,8 +94,7 @@ THIMBLE_DEVICE void sum_rows(Team& team, std::int64_t begin, std::int64_t end, s
                              const Square& square, const Done& batch_done) {
   const std::int64_t chains = (columns + tile - 1) / tile * lanes;
   const std::int64_t batch = chains < most_chains ? most_chains / chains : 1;
-  auto* const sums = team.template shared<double>();
-  double* const row_sums = sums + most_chains;
+  const Shared<double> sums = team.template shared<double>(), row_sums = sums + most_chains;
   for (std::int64_t row = begin; row < end; row += batch) {
     const std::int64_t n = end - row < batch ? end - row : batch;
     for (std::int64_t r = team.rank(); r < n; r += Team::size) row_sums[r] = 0;
@@ -135,7 +134,7 @@ struct ShareSums {
     sum_rows(
         team, begin, end, problem.columns,
         [&](std::int64_t row, std::int64_t column) { return square(problem, row, column); },
-        [&](std::int64_t, std::int64_t n, const double* sums) {
+        [&](std::int64_t, std::int64_t n, const Shared<double>& sums) {
           for (std::int64_t r = 0; team.rank() == 0 && r < n; ++r) total += sums[r];
         });
     if (team.rank() == 0) Square::sums(problem.totals)[share] = total;
@@ -171,7 +170,7 @@ struct RowMoments {
         [&](std::int64_t row, std::int64_t column) {
           return AdafactorRule::square(problem.gradient(row * problem.columns + column), rule.epsilon1);
         },
-        [&](std::int64_t row, std::int64_t n, const double* sums) {
+        [&](std::int64_t row, std::int64_t n, const Shared<double>& sums) {
           for (std::int64_t r = team.rank(); r < n; r += Team::size) {
             float& moment = problem.row_moment[row + r];
             moment = rule.moment(moment, sums[r] / static_cast<double>(problem.columns));
@@ -180,41 +179,35 @@ struct RowMoments {
   }
 };
 
-// Those of 32 columns: `Team::size / width` stretches of rows side by side, which are added in order.
+// Those of 32 columns: `groups` stretches of rows side by side, which are added in order.
 struct ColumnMoments {
   static constexpr int threads = team_threads;
-  static constexpr std::size_t bytes = (team_threads + column_tile) * sizeof(double);
+  static constexpr std::size_t bytes = team_threads * sizeof(double);
   List list;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
-    constexpr int width = Team::size < column_tile ? Team::size : static_cast<int>(column_tile);
-    constexpr int groups = Team::size / width;
+    constexpr int width = static_cast<int>(column_tile), groups = Team::size / width;
     const Problem problem(list, number);
     const AdafactorRule rule = problem.rule;
     const int lane = team.rank() % width, group = team.rank() / width;
     const std::int64_t first = problem.unit * column_tile;
-    auto* const totals = team.template shared<double>();  // (32)
-    double* const sums = totals + column_tile;            // (groups, 32)
-    for (std::int64_t c = lane; group == 0 && c < column_tile; c += width) totals[c] = 0;
+    const bool is_there = first + lane < problem.columns;
+    const Shared<double> sums = team.template shared<double>();  // (groups, width)
+    double total = 0;                                            // of the first group's threads
     for (std::int64_t begin = 0; begin < problem.rows; begin += groups * stretch) {
       const std::int64_t row = begin + group * stretch, row_end = row + stretch;
-      for (std::int64_t c = lane; c < column_tile; c += width) {
-        double sum = 0;
-        for (std::int64_t r = row; r < row_end && r < problem.rows && first + c < problem.columns; ++r) {
-          sum += AdafactorRule::square(problem.gradient(r * problem.columns + first + c), rule.epsilon1);
-        }
-        sums[group * column_tile + c] = sum;
+      double sum = 0;
+      for (std::int64_t r = row; r < row_end && r < problem.rows && is_there; ++r) {
+        sum += AdafactorRule::square(problem.gradient(r * problem.columns + first + lane), rule.epsilon1);
       }
+      sums[team.rank()] = sum;
       team.sync();
-      for (std::int64_t c = lane; group == 0 && c < column_tile; c += width) {
-        for (int g = 0; g < groups; ++g) totals[c] += sums[g * column_tile + c];
-      }
+      for (int g = 0; group == 0 && g < groups; ++g) total += sums[g * width + lane];
       team.sync();
     }
-    for (std::int64_t c = lane; group == 0 && c < column_tile && first + c < problem.columns; c += width) {
-      float& moment = problem.column_moment[first + c];
-      moment = rule.moment(moment, totals[c] / static_cast<double>(problem.rows));
-    }
+    if (group != 0 || !is_there) return;
+    float& moment = problem.column_moment[first + lane];
+    moment = rule.moment(moment, total / static_cast<double>(problem.rows));
   }
 };
 
@@ -225,7 +218,7 @@ struct RowMean {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t number) const {
     const Problem problem(list, number);
-    auto* const sums = team.template shared<double>();
+    const Shared<double> sums = team.template shared<double>();
     for (std::int64_t s = team.rank(); s < shares; s += Team::size) {
       const std::int64_t begin = s * problem.share();
       double sum = 0;

@@ -77,13 +77,15 @@ struct Tiles {
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
-    constexpr int side = tile / own, parts = side * side / Team::size;  // parts that a thread makes: 1 on a GPU
+    constexpr int side = tile / own;
+    static_assert(Team::size == side * side);
     const std::int64_t across = (a.shape.filters + tile - 1) / tile;
     const std::int64_t p0 = job / across * tile, o0 = job % across * tile;
-    auto* const x = team.template shared<std::uint32_t>();  // (words, tile)
-    auto* const w = x + words * tile;                       // (words, tile)
+    const auto x = team.template shared<std::uint32_t>();  // (words, tile)
+    const auto w = x + words * tile;                       // (words, tile)
     const auto* const weights = static_cast<const std::uint32_t*>(a.packed);
-    std::int32_t sums[parts][own][own] = {};
+    const int first_p = team.rank() / side, first_o = team.rank() % side;
+    std::int32_t sums[own][own] = {};
     for (std::int64_t e0 = 0; e0 < depth; e0 += 4 * words) {
       for (int i = team.rank(); i < words * tile; i += Team::size) {
         const int word = i / tile, place_in_tile = i % tile;
@@ -92,27 +94,20 @@ struct Tiles {
         w[i] = o < a.shape.filters && e < depth ? weights[(o * depth + e) / 4] : 0u;
       }
       team.sync();
-      for (int part = 0; part < parts; ++part) {
-        const int at = team.rank() + part * Team::size, first_p = at / side, first_o = at % side;
-        for (int word = 0; word < words; ++word) {
-          for (int i = 0; i < own; ++i) {
-            for (int j = 0; j < own; ++j) {
-              sums[part][i][j] =
-                  dot4(x[word * tile + first_p + i * side], w[word * tile + first_o + j * side], sums[part][i][j]);
-            }
+      for (int word = 0; word < words; ++word) {
+        for (int i = 0; i < own; ++i) {
+          for (int j = 0; j < own; ++j) {
+            sums[i][j] = dot4(x[word * tile + first_p + i * side], w[word * tile + first_o + j * side], sums[i][j]);
           }
         }
       }
       team.sync();
     }
-    for (int part = 0; part < parts; ++part) {
-      const int at = team.rank() + part * Team::size, first_p = at / side, first_o = at % side;
-      for (int i = 0; i < own; ++i) {
-        for (int j = 0; j < own; ++j) {
-          const std::int64_t pixel = p0 + first_p + i * side, o = o0 + first_o + j * side;
-          if (pixel >= pixels || o >= a.shape.filters) continue;
-          quant_detail::store_quant_conv(a, pixel * a.shape.filters + o, o, sums[part][i][j] + a.bias[o]);
-        }
+    for (int i = 0; i < own; ++i) {
+      for (int j = 0; j < own; ++j) {
+        const std::int64_t pixel = p0 + first_p + i * side, o = o0 + first_o + j * side;
+        if (pixel >= pixels || o >= a.shape.filters) continue;
+        quant_detail::store_quant_conv(a, pixel * a.shape.filters + o, o, sums[i][j] + a.bias[o]);
       }
     }
   }

@@ -98,36 +98,33 @@ struct QuantizeBlock {
   }
 };
 
-// Blocks of one column: `Team::size / lanes` rows of up to 32 columns at a time.
+// Blocks of one column: `groups` rows of up to 32 columns at a time.
 template <class Code>
 struct QuantizeColumns {
   static constexpr int threads = 256;
   Matrix m;
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t unit) const {
-    constexpr int lanes = Team::size < column_tile ? Team::size : static_cast<int>(column_tile);
-    constexpr int groups = Team::size / lanes;
+    constexpr int lanes = static_cast<int>(column_tile), groups = Team::size / lanes;
     const std::int64_t tiles = (m.columns + column_tile - 1) / column_tile;
     const std::int64_t down = quotient(unit, tiles), column = (unit - down * tiles) * column_tile;
     const std::int64_t row = down * m.block_rows, row_end = row + m.block_rows < m.rows ? row + m.block_rows : m.rows;
-    auto* const maxima = team.template shared<std::uint32_t>();  // (groups, 32)
+    const Shared<std::uint32_t> maxima = team.template shared<std::uint32_t>();  // (groups, lanes)
     const int lane = team.rank() % lanes, group = team.rank() / lanes;
-    for (std::int64_t c = lane; c < column_tile; c += lanes) {
-      std::uint32_t own = 0;
-      for (std::int64_t r = row + group; column + c < m.columns && r < row_end; r += groups) {
-        own = larger_of(own, magnitude_bits(m.value(r * m.columns + column + c)));
-      }
-      maxima[group * column_tile + c] = own;
+    const std::int64_t at = column + lane;
+    std::uint32_t own = 0;
+    for (std::int64_t r = row + group; at < m.columns && r < row_end; r += groups) {
+      own = larger_of(own, magnitude_bits(m.value(r * m.columns + at)));
     }
+    maxima[team.rank()] = own;
     team.sync();
+    if (at >= m.columns) return;
     const Code code = MakeCode<Code>::make();
-    for (std::int64_t c = lane; c < column_tile && column + c < m.columns; c += lanes) {
-      std::uint32_t all = 0;
-      for (int g = 0; g < groups; ++g) all = larger_of(all, maxima[g * column_tile + c]);
-      const quant::BlockScale s = quant::block_scale(all, Code::largest, m.scale_dtype);
-      if (group == 0) quant::store_scale(s.scale, m.scales, m.scale_dtype, down * m.across + column + c);
-      for (std::int64_t r = row + group; r < row_end; r += groups) m.encode(code, s, r * m.columns + column + c);
-    }
+    std::uint32_t all = 0;
+    for (int g = 0; g < groups; ++g) all = larger_of<std::uint32_t>(all, maxima[g * lanes + lane]);
+    const quant::BlockScale s = quant::block_scale(all, Code::largest, m.scale_dtype);
+    if (group == 0) quant::store_scale(s.scale, m.scales, m.scale_dtype, down * m.across + at);
+    for (std::int64_t r = row + group; r < row_end; r += groups) m.encode(code, s, r * m.columns + at);
   }
 };
 

@@ -55,34 +55,31 @@ struct FindStretch {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const ReduceJobPlace place = grid.place(job);
-    const int columns = grid.columns < Team::size ? grid.columns : Team::size, lanes = Team::size / columns;
-    Best<T>* const shared = team.template shared<Best<T>>();  // (lanes, columns)
-    for (std::int64_t group = 0; group < place.count; group += columns) {
-      const int column = team.rank() % columns, lane = team.rank() / columns;
-      const std::int64_t output = place.output + group + column;
-      const bool is_there = group + column < place.count;
-      std::int64_t base[1] = {0};
-      if (is_there) kept.locate(output, base);
-      Best<T> best{T(0), -1};
-      for (std::int64_t r = place.begin + lane; is_there && r < place.end; r += lanes) {
-        std::int64_t at[1];
-        reduced.locate(r, at);
-        const Best<T> next{load<T>(in, dtype, base[0] + at[0]), r};
-        if (beats(next, best, is_max)) best = next;
-      }
-      shared[lane * columns + column] = best;
-      team.sync();
-      if (lane == 0 && is_there) {
-        for (int l = 1; l < lanes; ++l) {
-          if (beats(shared[l * columns + column], best, is_max)) best = shared[l * columns + column];
-        }
-        if (grid.stretches == 1) {
-          finish(to, output, best);
-        } else {
-          partial[place.stretch * grid.outputs + output] = best;
-        }
-      }
-      team.sync();
+    const int columns = grid.columns, lanes = Team::size / columns;
+    const Shared<Best<T>> shared = team.template shared<Best<T>>();  // (lanes, columns)
+    const int column = team.rank() % columns, lane = team.rank() / columns;
+    const std::int64_t output = place.output + column;
+    const bool is_there = column < place.count;
+    std::int64_t base[1] = {0};
+    if (is_there) kept.locate(output, base);
+    Best<T> best{T(0), -1};
+    for (std::int64_t r = place.begin + lane; is_there && r < place.end; r += lanes) {
+      std::int64_t at[1];
+      reduced.locate(r, at);
+      const Best<T> next{load<T>(in, dtype, base[0] + at[0]), r};
+      if (beats(next, best, is_max)) best = next;
+    }
+    shared[lane * columns + column] = best;
+    team.sync();
+    if (lane != 0 || !is_there) return;
+    for (int l = 1; l < lanes; ++l) {
+      const Best<T> next = shared[l * columns + column];
+      if (beats(next, best, is_max)) best = next;
+    }
+    if (grid.stretches == 1) {
+      finish(to, output, best);
+    } else {
+      partial[place.stretch * grid.outputs + output] = best;
     }
   }
 };

@@ -77,36 +77,33 @@ struct SumStretch {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const ReduceJobPlace place = grid.place(job);
-    const int columns = grid.columns < Team::size ? grid.columns : Team::size, lanes = Team::size / columns;
-    Total<T>* const sums = team.template shared<Total<T>>();  // (lanes, columns)
-    // A team smaller than the grid's columns takes them one group after the other.
-    for (std::int64_t group = 0; group < place.count; group += columns) {
-      const int column = team.rank() % columns, lane = team.rank() / columns;
-      const std::int64_t output = place.output + group + column;
-      const bool is_there = group + column < place.count;
-      std::int64_t base[2] = {0, 0};
-      if (is_there) kept.locate(output, base);
-      Total<T> total = 0;
-      for (std::int64_t round = place.begin; round < place.end; round += lanes * reduce_block) {
-        const std::int64_t begin = round + lane * reduce_block;
-        if (is_there && begin < place.end) {
-          const std::int64_t end = begin + reduce_block < place.end ? begin + reduce_block : place.end;
-          T sum = 0;
-          for (std::int64_t r = begin; r < end; ++r) sum += value(base[0], base[1], r);
-          sums[lane * columns + column] = static_cast<Total<T>>(sum);
-        }
-        team.sync();
-        if (lane == 0 && is_there) {
-          for (int l = 0; l < lanes && round + l * reduce_block < place.end; ++l) total += sums[l * columns + column];
-        }
-        team.sync();
+    const int columns = grid.columns, lanes = Team::size / columns;
+    const Shared<Total<T>> sums = team.template shared<Total<T>>();  // (lanes, columns)
+    const int column = team.rank() % columns, lane = team.rank() / columns;
+    const std::int64_t output = place.output + column;
+    const bool is_there = column < place.count;
+    std::int64_t base[2] = {0, 0};
+    if (is_there) kept.locate(output, base);
+    Total<T> total = 0;
+    for (std::int64_t round = place.begin; round < place.end; round += lanes * reduce_block) {
+      const std::int64_t begin = round + lane * reduce_block;
+      if (is_there && begin < place.end) {
+        const std::int64_t end = begin + reduce_block < place.end ? begin + reduce_block : place.end;
+        T sum = 0;
+        for (std::int64_t r = begin; r < end; ++r) sum += value(base[0], base[1], r);
+        sums[lane * columns + column] = static_cast<Total<T>>(sum);
       }
-      if (lane != 0 || !is_there) continue;
-      if (grid.stretches == 1) {
-        finish<T, Map>(other, divisor, out, out_dtype, output, total);
-      } else {
-        partial[place.stretch * grid.outputs + output] = total;
+      team.sync();
+      if (lane == 0 && is_there) {
+        for (int l = 0; l < lanes && round + l * reduce_block < place.end; ++l) total += sums[l * columns + column];
       }
+      team.sync();
+    }
+    if (lane != 0 || !is_there) return;
+    if (grid.stretches == 1) {
+      finish<T, Map>(other, divisor, out, out_dtype, output, total);
+    } else {
+      partial[place.stretch * grid.outputs + output] = total;
     }
   }
 };

@@ -1,5 +1,5 @@
-// What the products of warps on tensor cores are made of, lane by lane on the host: the shares of a warp's lanes
-// against the tables of the PTX ISA, places in shared memory, loads, and the random words of a block.
+// What the products of warps on tensor cores are made of, by the 32 lanes of a warp on the host: their shares against
+// the tables of the PTX ISA, places in shared memory, loads, and the random words of a block.
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 
 #include <thimble/cuda/attention/attention_mma.h>
 
+#include "emulated/as_team.h"
 #include "support/catch.h"
-#include "tensor_core_isa.h"
 
 using namespace thimble;
 using namespace thimble::cuda_kernels;
@@ -36,28 +36,27 @@ float operand(float value) {
   return sizeof(T) == 4 ? to_tf32(value) : static_cast<float>(T(value));
 }
 
-Warp any_warp() {
-  static TeamState<4> state;
-  return Warp(Team<128>(state, 0));
-}
-
 // A tile of 32 rows with a small whole number everywhere: exact in any type, in sums too.
 template <class T, int W>
 struct Filled {
   static constexpr int rows = 32;
-  alignas(16) std::byte bytes[rows * SharedTile<T, W>::row_bytes];
+  static constexpr std::size_t bytes = rows * SharedTile<T, W>::row_bytes;
   float values[rows][W];
   Filled() {
-    std::memset(bytes, 0xFF, sizeof bytes);
     for (int row = 0; row < rows; ++row) {
       for (int column = 0; column < W; ++column) {
         values[row][column] = static_cast<float>((row * 37 + column * 11) % 61 - 30);
-        const T value(values[row][column]);
-        std::memcpy(tile().at(row, column), &value, sizeof value);
       }
     }
   }
-  SharedTile<T, W> tile() { return {shared_address(bytes)}; }
+  SharedTile<T, W> put(Team<32>& team) const {
+    const auto shared = team.template shared<T>();
+    const SharedTile<T, W> tile{shared_address(shared)};
+    const int row = team.rank();
+    for (int column = 0; column < W; ++column) shared[tile.at(row, column) / sizeof(T)] = T(values[row][column]);
+    team.sync();
+    return tile;
+  }
 };
 
 }  // namespace
@@ -66,10 +65,9 @@ TEST_CASE("tensor core: lanes' shares are those of the instruction's tables", "[
   std::multiset<int> left, right, sums;
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 8; ++e) {
-      CHECK(same(lane_map::left(lane, e), isa_a(lane, e)));
-      const Place b = isa_b(lane, e % 4);
+      const IsaPlace b = isa_b(lane, e % 4);
       CHECK(same(lane_map::right(lane, e), {b.row, b.column + 8 * (e / 4)}));
-      left.insert(16 * lane_map::left(lane, e).row + lane_map::left(lane, e).column);
+      left.insert(16 * isa_a(lane, e).row + isa_a(lane, e).column);
       right.insert(16 * lane_map::right(lane, e).row + lane_map::right(lane, e).column);
     }
     for (int e = 0; e < 4; ++e) {
@@ -91,12 +89,16 @@ TEST_CASE("tensor core: ldmatrix as it is defined", "[cuda]") {
   for (int row = 0; row < 32; ++row) {
     for (int i = 0; i < 8; ++i) memory[row][i] = static_cast<std::uint16_t>(1000 * row + i);
   }
-  SharedAddress rows[32];
   const auto place = [](int lane) { return (lane * 13 + 5) % 32; };
-  for (int lane = 0; lane < 32; ++lane) rows[lane] = shared_address(memory[place(lane)]);
   std::uint32_t plain[32][4], turned[32][4];
-  load_matrices<false>(plain, rows);
-  load_matrices<true>(turned, rows);
+  as_team<32>(sizeof memory, [&](Team<32>& team) {
+    const auto shared = team.template shared<std::uint16_t>();
+    for (int i = 0; i < 8; ++i) shared[8 * team.rank() + i] = memory[team.rank()][i];
+    team.sync();
+    const SharedAddress row = shared_address(shared + 8 * place(team.rank()));
+    load_matrices<false>(plain[team.rank()], row);
+    load_matrices<true>(turned[team.rank()], row);
+  });
   for (int thread = 0; thread < 32; ++thread) {
     for (int matrix = 0; matrix < 4; ++matrix) {
       for (int i = 0; i < 2; ++i) {
@@ -111,72 +113,78 @@ TEST_CASE("tensor core: ldmatrix as it is defined", "[cuda]") {
 TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their product is the product", "[cuda]", bf16, f16,
                    float) {
   using T = TestType;
-  const Warp warp = any_warp();
-  Filled<T, 48> x;
-  const auto tile = x.tile();
-  const auto a = load_left(warp, tile, 16, 32);
-  const auto b = load_right(warp, tile, 8, 16);
-  const auto c = load_right_transposed(warp, tile, 16, 24);
+  const Filled<T, 48> x;
+  Left<T> a[32];
+  Right<T> b[32];
+  Right<T, Order::paired> c[32];
+  as_team<32>(x.bytes, [&](Team<32>& team) {
+    const auto tile = x.put(team);
+    const Warp warp(team);
+    a[warp.lane] = load_left(warp, tile, 16, 32);
+    b[warp.lane] = load_right(warp, tile, 8, 16);
+    c[warp.lane] = load_right_transposed(warp, tile, 16, 24);
+  });
   // The left operand of c: in TF32 it is that of a product's results.
-  Left<T, Order::paired> results;
+  Left<T, Order::paired> results[32];
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 8; ++e) {
-      Place of_a = isa_a(lane, e), of_b = isa_b(lane, e % 4);
-      CHECK(element<T>(c.word[lane], e) == x.values[16 + of_b.row][24 + of_b.column + 8 * (e / 4)]);
+      IsaPlace of_a = isa_a(lane, e), of_b = isa_b(lane, e % 4);
+      CHECK(element<T>(c[lane].word, e) == x.values[16 + of_b.row][24 + of_b.column + 8 * (e / 4)]);
       if (sizeof(T) == 4) {  // two of the instruction's blocks along the sum
         of_a = isa_tf32_a(lane, e % 4 / 2 + 2 * (e % 2)), of_a.column += 8 * (e / 4);
         of_b = isa_tf32_b(lane, e % 2), of_b.row += 8 * (e / 2 % 2);
       }
       const int column = of_b.column + 8 * (e / 4);
-      CHECK(element<T>(a.word[lane], e) == x.values[16 + of_a.row][32 + of_a.column]);
-      CHECK(element<T>(b.word[lane], e) == x.values[8 + column][16 + of_b.row]);
+      CHECK(element<T>(a[lane].word, e) == x.values[16 + of_a.row][32 + of_a.column]);
+      CHECK(element<T>(b[lane].word, e) == x.values[8 + column][16 + of_b.row]);
     }
-    for (std::uint32_t& word : results.word[lane]) word = 0;
+    for (std::uint32_t& word : results[lane].word) word = 0;
     for (int e = 0; e < 8; ++e) {
-      const Place at = isa_a(lane, e);
+      const IsaPlace at = isa_a(lane, e);
       const float value = x.values[16 + at.row][32 + at.column];
       if constexpr (sizeof(T) == 4) {
-        results.word[lane][e] = bit_cast<std::uint32_t>(value);
+        results[lane].word[e] = bit_cast<std::uint32_t>(value);
       } else {
-        results.word[lane][e / 2] |= static_cast<std::uint32_t>(T(value).bits) << (16 * (e % 2));
+        results[lane].word[e / 2] |= static_cast<std::uint32_t>(T(value).bits) << (16 * (e % 2));
       }
     }
   }
-  Sums sums[4];
-  clear(sums);
-  for (Sums& part : sums) {
-    for (auto& values : part.value) values[1] = 0.5f;  // what is there is added to
-  }
-  multiply<T>(sums[0], sums[1], a, b);
-  multiply<T>(sums[2], sums[3], results, c);
+  Sums sums[32][4];
+  as_team<32>(0, [&](Team<32>& team) {
+    auto& own = sums[team.rank()];
+    clear(own);
+    for (Sums& part : own) part.value[1] = 0.5f;  // what is there is added to
+    multiply<T>(own[0], own[1], a[team.rank()], b[team.rank()]);
+    multiply<T>(own[2], own[3], results[team.rank()], c[team.rank()]);
+  });
   for (int lane = 0; lane < 32; ++lane) {
     for (int e = 0; e < 4; ++e) {
-      const Place at = isa_c(lane, e);
+      const IsaPlace at = isa_c(lane, e);
       for (int n = 0; n < 2; ++n) {
         float plain = e == 1 ? 0.5f : 0.0f, turned = plain;
         for (int k = 0; k < 16; ++k) {
           plain += x.values[16 + at.row][32 + k] * x.values[8 + 8 * n + at.column][16 + k];
           turned += x.values[16 + at.row][32 + k] * x.values[16 + k][24 + 8 * n + at.column];
         }
-        CHECK(sums[n].value[lane][e] == plain);
-        CHECK(sums[2 + n].value[lane][e] == turned);
+        CHECK(sums[lane][n].value[e] == plain);
+        CHECK(sums[lane][2 + n].value[e] == turned);
       }
     }
   }
   // Results side by side as the left operand of the next product.
-  for (Sums& part : sums) {
-    for (auto& values : part.value) {
-      for (float& value : values) value = value / 7 + 0.001f;
+  for (auto& own : sums) {
+    for (Sums& part : own) {
+      for (float& value : part.value) value = value / 7 + 0.001f;
     }
   }
-  const auto next = rounded<T>(sums[0], sums[1]);
   for (int lane = 0; lane < 32; ++lane) {
+    const auto next = rounded<T>(sums[lane][0], sums[lane][1]);
     for (int e = 0; e < 8; ++e) {
-      const Place at = isa_a(lane, e);
+      const IsaPlace at = isa_a(lane, e);
       for (int other = 0; other < 32; ++other) {
         for (int i = 0; i < 4; ++i) {
           if (same(isa_c(other, i), {at.row, at.column % 8})) {
-            CHECK(element<T>(next.word[lane], e) == operand<T>(sums[at.column / 8].value[other][i]));
+            CHECK(element<T>(next.word, e) == operand<T>(sums[other][at.column / 8].value[i]));
           }
         }
       }
@@ -187,7 +195,9 @@ TEMPLATE_TEST_CASE("tensor core: blocks of tiles become shares, and their produc
 TEST_CASE("tensor core: the four lanes of a row combine their values", "[cuda]") {
   float value[32];
   for (int lane = 0; lane < 32; ++lane) value[lane] = static_cast<float>(lane * lane);
-  combine_rows(value, [](float a, float b) { return a + b; });
+  as_team<32>(0, [&](Team<32>& team) {
+    value[team.rank()] = combine_rows(value[team.rank()], [](float a, float b) { return a + b; });
+  });
   for (int lane = 0; lane < 32; ++lane) {
     float sum = 0;
     for (int other = 0; other < 32; ++other) {
@@ -212,9 +222,9 @@ template <class T, int W>
 void check_tile() {
   INFO("width " << W << " of " << sizeof(T) << " bytes");
   constexpr int in_chunk = chunk_elements<T>, chunks = SharedTile<T, W>::chunks;
-  static std::byte memory[64 * SharedTile<T, W>::row_bytes];
-  const SharedTile<T, W> tile{shared_address(memory)};
-  const auto offset = [&](int row, int column) { return tile.at(row, column) - shared_address(memory); };
+  constexpr std::ptrdiff_t bytes = 64 * SharedTile<T, W>::row_bytes;
+  const SharedTile<T, W> tile{0};
+  const auto offset = [&](int row, int column) { return static_cast<std::ptrdiff_t>(tile.at(row, column)); };
   std::set<std::ptrdiff_t> places;
   for (int row = 0; row < 64; ++row) {
     for (int column = 0; column <= W; column += in_chunk) {  // with the chunk behind the row
@@ -223,7 +233,7 @@ void check_tile() {
     }
   }
   CHECK(places.size() == 64 * (chunks + 1));
-  CHECK(*places.rbegin() + 16 == static_cast<std::ptrdiff_t>(sizeof memory));
+  CHECK(*places.rbegin() + 16 == bytes);
   for (int column = 0; column + 16 <= W; column += 16) {
     std::vector<std::function<Place(int)>> sources{lane_map::left_source, lane_map::right_source,
                                                    lane_map::transposed_source};
@@ -252,23 +262,18 @@ void check_tile() {
       }
     }
   }
-  // Loads: every chunk once, by the threads of a GPU and by the contexts of the host.
-  const auto covers = [](auto map_of, int size, int at_once, int rows_at_once) {
-    std::multiset<int> brought;
-    for (int thread = 0; thread < size; ++thread) {
-      const auto map = map_of(thread);
-      for (int row = map.first_row; map.is_busy && row < 64; row += rows_at_once) {
-        for (int chunk = map.first; chunk < chunks; chunk += at_once) brought.insert(row * chunks + chunk);
-      }
+  // Loads: every chunk once.
+  using Map = ChunkMap<128, chunks>;
+  std::multiset<int> brought;
+  for (int thread = 0; thread < 128; ++thread) {
+    const Map map(thread);
+    for (int row = map.first_row; map.is_busy && row < 64; row += Map::rows_at_once) {
+      brought.insert(row * chunks + map.chunk);
     }
-    return brought.size() == 64 * chunks && std::set<int>(brought.begin(), brought.end()).size() == brought.size();
-  };
-  using Gpu = ChunkMap<128, chunks>;
-  using Host = ChunkMap<4, chunks>;
-  CHECK(covers([](int thread) { return Gpu(thread); }, 128, Gpu::at_once, Gpu::rows_at_once));
-  CHECK(covers([](int thread) { return Host(thread); }, 4, Host::at_once, Host::rows_at_once));
-  CHECK(Gpu::at_once == chunks);
-  CHECK(Gpu::rows_at_once * Gpu::at_once > 64);  // more than half of the threads have something to bring
+  }
+  CHECK(brought.size() == 64 * chunks);
+  CHECK(std::set<int>(brought.begin(), brought.end()).size() == brought.size());
+  CHECK(Map::rows_at_once * chunks > 64);  // more than half of the threads have something to bring
 }
 
 }  // namespace
@@ -288,23 +293,26 @@ TEST_CASE("tensor core: rows of a tile lie apart, and in different banks", "[cud
 }
 
 TEST_CASE("tensor core: loads are there when they have been waited for", "[cuda]") {
-  alignas(16) std::uint16_t to[16] = {}, from[16];
+  alignas(16) std::uint16_t from[16];
   for (int i = 0; i < 16; ++i) from[i] = static_cast<std::uint16_t>(i + 1);
-  AsyncLoads loads;
-  loads.load<16>(shared_address(to), from, true);
-  loads.load<16>(shared_address(to + 8), from, false);
-  for (const std::uint16_t bits : to) CHECK(bits == 0xFFFF);
-  from[0] = 77;
-  loads.wait();
-  for (int i = 0; i < 16; ++i) CHECK(to[i] == (i < 8 ? from[i] : 0));
-  loads.load<4>(shared_address(to), from + 2, true);
-  CHECK(std::isnan(load_shared(shared_address(to))));
-  loads.wait();
-  CHECK((to[0] == 3 && to[1] == 4 && to[2] == from[2]));
+  as_team<32>(32, [&](Team<32>& team) {
+    if (team.rank() != 7) return;
+    const auto to = team.template shared<std::uint16_t>();
+    AsyncLoads loads;
+    loads.load<16>(shared_address(to), from, true);
+    loads.load<16>(shared_address(to + 8), from, false);
+    from[0] = 77;
+    loads.wait();
+    for (int i = 0; i < 16; ++i) CHECK(to[i] == (i < 8 ? from[i] : 0));
+    loads.load<4>(shared_address(to), from + 2, true);
+    loads.wait();
+    CHECK(to[0] == 3);
+    CHECK(to[1] == 4);
+    CHECK(to[2] == from[2]);
+  });
 }
 
 TEST_CASE("tensor core: the random words of a block are those of its elements", "[cuda]") {
-  const Warp warp = any_warp();
   for (const std::int64_t keys : {64, 70, 71, 132}) {
     kernels::AttentionProblem problem;
     problem.heads = 3, problem.queries = 50, problem.keys = keys, problem.has_dropout = true;
@@ -312,8 +320,11 @@ TEST_CASE("tensor core: the random words of a block are those of its elements", 
     const Problem p(problem);
     std::uint32_t plain[32][4], turned[32][4];
     const std::int64_t b = 2, h = 1, t0 = 16, s0 = 24;
-    draw_words<false>(warp, p, site_of(p), b, h, t0, s0, plain);
-    draw_words<true>(warp, p, site_of(p), b, h, t0, s0, turned);
+    as_team<32>(0, [&](Team<32>& team) {
+      const Warp warp(team);
+      draw_words<false>(warp, p, site_of(p), b, h, t0, s0, plain[warp.lane]);
+      draw_words<true>(warp, p, site_of(p), b, h, t0, s0, turned[warp.lane]);
+    });
     const auto word = [&](std::int64_t t, std::int64_t s) {
       const std::int64_t i = (h * 50 + t) * keys + s;
       return kernels::random_block(problem.site, static_cast<std::uint32_t>(i / 4), 7).word[i % 4];
@@ -321,7 +332,7 @@ TEST_CASE("tensor core: the random words of a block are those of its elements", 
     for (int lane = 0; lane < 32; ++lane) {
       for (int e = 0; e < 4; ++e) {
         INFO(keys << " keys, lane " << lane << " element " << e);
-        const Place at = isa_c(lane, e);
+        const IsaPlace at = isa_c(lane, e);
         CHECK(plain[lane][e] == word(t0 + at.row, s0 + at.column));
         CHECK(turned[lane][e] == word(t0 + at.column, s0 + at.row));
       }

@@ -7,18 +7,14 @@
 
 #include <thimble/cuda/kernel/tensor_core_instructions.h>
 
+#include "emulated/as_team.h"
 #include "support/catch.h"
-#include "tensor_core_isa.h"
 
 using namespace thimble;
 using namespace thimble::cuda_kernels;
 using namespace thimble::testing;
 
 TEST_CASE("tensor core: words of TF32 are those of its instruction's tables", "[cuda]") {
-  for (int lane = 0; lane < 32; ++lane) {
-    for (int i = 0; i < 4; ++i) CHECK(same(lane_map::tf32_left(lane, i), isa_tf32_a(lane, i)));
-    for (int i = 0; i < 2; ++i) CHECK(same(lane_map::tf32_right(lane, i), isa_tf32_b(lane, i)));
-  }
   // A product of one of A with one of B, wherever they are, goes to one of D.
   for (int k = 0; k < 8; ++k) {
     std::uint32_t a[32][4] = {}, b[32][2] = {};
@@ -32,7 +28,7 @@ TEST_CASE("tensor core: words of TF32 are those of its instruction's tables", "[
       }
     }
     float d[32][4] = {};
-    multiply_tf32(d, a, b);
+    as_team<32>(0, [&](Team<32>& team) { multiply_tf32(d[team.rank()], a[team.rank()], b[team.rank()]); });
     for (int lane = 0; lane < 32; ++lane) {
       for (int e = 0; e < 4; ++e) CHECK(d[lane][e] == (same(isa_c(lane, e), {row, column}) ? -21 : 0));
     }
@@ -71,7 +67,7 @@ TEST_CASE("tensor core: an operand that was not rounded to TF32 is found on the 
     }
     (is_left ? a[9][2] : b[9][1]) = fine;
     float d[32][4] = {};
-    multiply_tf32(d, a, b);
+    as_team<32>(0, [&](Team<32>& team) { multiply_tf32(d[team.rank()], a[team.rank()], b[team.rank()]); });
     int found = 0;
     for (const auto& values : d) {
       for (const float value : values) found += std::isnan(value) ? 1 : 0;

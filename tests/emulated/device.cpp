@@ -1,4 +1,4 @@
-// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (cuda/kernel/kernel.h),
+// A CUDA device without a GPU: its memory is the host's, its kernels' bodies run on the host (emulated/kernel.h),
 // and there is no cuBLASLt and no cuDNN, so that the own kernels are tested (emulated/library.h says of what there can
 // be one). In place of cuda/none.cpp in the tests' program.
 
@@ -33,7 +33,7 @@ using Recording = std::vector<std::function<void()>>;
 
 // What CUDA refuses while launches are recorded, too.
 void refuse_recording(const char* what) {
-  if (cuda_kernels::recorded_launches != nullptr) {
+  if (emulated::recorded_launches != nullptr) {
     throw DeviceError(std::string(what) + ": launches are being recorded, and it is none");
   }
 }
@@ -65,7 +65,7 @@ void synchronize(Device) {
   emulated::count_wait();
 }
 std::uint64_t synchronization_count() { return waits.load(std::memory_order_relaxed); }
-std::uint64_t launch_count() { return cuda_kernels::launches.load(std::memory_order_relaxed); }
+std::uint64_t launch_count() { return emulated::launches.load(std::memory_order_relaxed); }
 int capability(int) { return emulated::capability; }
 void* allocate_pinned(std::size_t bytes) {
   if (bytes <= emulated::largest_pinned_block) return ::operator new(bytes);
@@ -88,16 +88,16 @@ void end_transfer(Device, void* transfer) {
 
 void begin_recording(Device) {
   refuse_recording("begin_recording");
-  cuda_kernels::recorded_launches = new Recording;
+  emulated::recorded_launches = new Recording;
 }
 void* end_recording(Device, bool is_wanted) {
-  std::unique_ptr<Recording> recording(std::exchange(cuda_kernels::recorded_launches, nullptr));
+  std::unique_ptr<Recording> recording(std::exchange(emulated::recorded_launches, nullptr));
   return is_wanted ? recording.release() : nullptr;
 }
 void replay(Device, void* recording) {
-  cuda_kernels::is_replaying = true;
+  emulated::is_replaying = true;
   for (const std::function<void()>& launch : *static_cast<Recording*>(recording)) launch();
-  cuda_kernels::is_replaying = false;
+  emulated::is_replaying = false;
 }
 std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->size(); }
 void forget(Device, void* recording) noexcept {

@@ -14,6 +14,7 @@
 #include <thimble/memory/stack.h>
 
 #include "catch.h"
+#include "emulated/block.h"
 
 namespace thimble::testing {
 namespace {
@@ -203,7 +204,7 @@ double largest_difference(const Tensor& expected, const Tensor& got) {
 }
 
 // On a CUDA device with poisoned memory: values and gradients near the CPU's, the dry run's events, the same bits
-// again.
+// again. On the host's device in other orders of threads, blocks and items.
 void check_cuda(const OperatorCase& row) {
   const std::map<DType, double> tolerances{
       {DType::f64, 1e-10}, {DType::f32, 4e-6}, {DType::f16, 4e-3}, {DType::bf16, 3e-2}};
@@ -231,7 +232,13 @@ void check_cuda(const OperatorCase& row) {
       for (const Tensor& g : outcome.gradients) copy.gradients.push_back(g.defined() ? to_device(g, cpu) : g);
       return copy;
     };
-    CHECK(same_bits(on_host(there), on_host(run_once(row, dtype, cuda(), leaves))));
+    for (const emulated::Order order :
+         {emulated::Order::ascending, emulated::Order::descending, emulated::Order::random}) {
+      const emulated::SettingsScope other;
+      emulated::settings().order = order;
+      CHECK(same_bits(on_host(there), on_host(run_once(row, dtype, cuda(), leaves))));
+      if (!is_emulated()) break;
+    }
   }
   INFO("events on " << to_string(cuda()));
   check_dry(row, cuda());

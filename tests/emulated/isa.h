@@ -1,43 +1,47 @@
 #pragma once
-// What the PTX ISA says of the operands of products on tensor cores, written once more for the tests.
+// What the PTX ISA says of the operands of products on tensor cores: what the host's instructions do, and what the
+// kernels' maps are held against.
 
 #include <algorithm>
 #include <cmath>
 
-#include <thimble/cuda/kernel/tensor_core_instructions.h>
-
 namespace thimble::testing {
 
-using cuda_kernels::Place;
+struct IsaPlace {
+  int row, column;
+};
 
 // PTX ISA 8.x, "Matrix Fragments for mma.m16n8k16 with floating point type", .f16 and .bf16: groupID = lane >> 2,
 // threadID_in_group = lane % 4.
-inline Place isa_a(int lane, int i) {
+inline IsaPlace isa_a(int lane, int i) {
   const int group = lane >> 2, thread = lane % 4;
   const int row = (0 <= i && i < 2) || (4 <= i && i < 6) ? group : group + 8;
   const int column = i < 4 ? thread * 2 + (i & 1) : thread * 2 + (i & 1) + 8;
   return {row, column};
 }
-inline Place isa_b(int lane, int i) {
+inline IsaPlace isa_b(int lane, int i) {
   const int group = lane >> 2, thread = lane % 4;
   return {i < 2 ? thread * 2 + (i & 1) : thread * 2 + (i & 1) + 8, group};
 }
-inline Place isa_c(int lane, int i) {
+inline IsaPlace isa_c(int lane, int i) {
   const int group = lane >> 2, thread = lane % 4;
   return {i < 2 ? group : group + 8, thread * 2 + (i & 1)};
 }
 
 // The same, "Matrix Fragments for mma.m16n8k8", .tf32: A (16, 8), B (8, 8); its C is isa_c.
-inline Place isa_tf32_a(int lane, int i) {
+inline IsaPlace isa_tf32_a(int lane, int i) {
   const int group = lane >> 2, thread = lane % 4;
   return {i == 0 || i == 2 ? group : group + 8, i < 2 ? thread : thread + 4};
 }
-inline Place isa_tf32_b(int lane, int i) {
+inline IsaPlace isa_tf32_b(int lane, int i) {
   const int group = lane >> 2, thread = lane % 4;
   return {i == 0 ? thread : thread + 4, group};
 }
 
-inline bool same(const Place& a, const Place& b) { return a.row == b.row && a.column == b.column; }
+template <class A>
+bool same(const A& a, const IsaPlace& b) {
+  return a.row == b.row && a.column == b.column;
+}
 
 // To 11 significant bits, halves away from zero, by the definition.
 inline float to_tf32(float value) {
