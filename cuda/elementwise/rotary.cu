@@ -21,8 +21,7 @@ struct Turn {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
     const std::int64_t pairs = args.width / 2;
-    T* const cosines = team.template shared<T>();
-    T* const sines = cosines + pairs;
+    const Shared<T> cosines = team.template shared<T>(), sines = cosines + pairs;
     const double position = static_cast<double>(args.first_position + row % args.length);
     for (std::int64_t i = team.rank(); i < pairs; i += Team::size) {
       const double angle = position * args.frequencies[i];
