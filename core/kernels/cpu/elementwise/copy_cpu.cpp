@@ -44,7 +44,7 @@ void move_elements(const std::byte* from, std::int64_t from_stride, std::byte* t
   }
 }
 
-// One run with conversion: dense chunks of both dtypes on the way.
+// One run with conversion: through dense chunks where elements do not lie side by side.
 void convert_elements(const std::byte* from, DType from_dtype, std::int64_t from_stride, std::byte* to, DType to_dtype,
                       std::int64_t to_stride, std::int64_t n) {
   alignas(64) std::byte source[chunk_elements * 8], target[chunk_elements * 8];
@@ -52,9 +52,11 @@ void convert_elements(const std::byte* from, DType from_dtype, std::int64_t from
   const auto to_size = static_cast<std::int64_t>(size_of(to_dtype));
   for (std::int64_t at = 0; at < n; at += chunk_elements) {
     const std::int64_t count = std::min(chunk_elements, n - at);
-    move_elements(from + at * from_stride * from_size, from_stride, source, 1, size_of(from_dtype), count);
-    convert(source, from_dtype, target, to_dtype, count);
-    move_elements(target, 1, to + at * to_stride * to_size, to_stride, size_of(to_dtype), count);
+    const std::byte* const in = from + at * from_stride * from_size;
+    std::byte* const out = to + at * to_stride * to_size;
+    if (from_stride != 1) move_elements(in, from_stride, source, 1, size_of(from_dtype), count);
+    convert(from_stride != 1 ? source : in, from_dtype, to_stride != 1 ? target : out, to_dtype, count);
+    if (to_stride != 1) move_elements(target, 1, out, to_stride, size_of(to_dtype), count);
   }
 }
 
