@@ -155,53 +155,51 @@ struct Work {
   std::function<Bytes()> run;
 };
 
-std::vector<Work> works(){
-    return {{"attention", [] { return attention_of(DType::f32, 40, 40, 20, true); }},
-            {"attention, bf16 on tensor cores", [] { return attention_of(DType::bf16, 150, 150, 32, false); }},
-            {"attention, wide rows", [] { return attention_of(DType::bf16, 48, 70, 144, true); }},
-            {"attention, TF32", [] { return attention_of(DType::f32, 80, 80, 32, true, true); }},
-            {"attention, queries' heads that share keys",
-             [] { return attention_of(DType::bf16, 70, 70, 32, true, false, 2); }},
-            {"rotary positions",
-             [] {
-               return bytes_of({rotary(noise({2, 5, 3, 16}, 1))});
-             }},
-            {"product",
-             [] {
-               return bytes_of({matmul(noise({40, 50}, 1), noise({50, 36}, 2))});
-             }},
-            [] {
-              return bytes_of({matmul(noise({40, 50}, 1), noise({50, 36}, 2))});
-            }},
-           {"sum of columns",
-            [] {
-              return bytes_of({column_sum(noise({2100, 40}, 1))});
-            }},
-           {"sum",
-            [] {
-              return bytes_of({sum(noise({2100, 40}, 1), 0)});
-            }},
-           {"largest",
-            [] {
-              return bytes_of({thimble::max(noise({900, 40}, 1), 0)});
-            }},
-           {"batch norm",
-            [] {
-              return with_gradients({noise({2, 600, 40}, 1), noise({40}, 2), noise({40}, 3)},
-                                    [](const auto& x) { return batch_norm(x[0], x[1], x[2], {}, {}, {}); });
-            }},
-           {"layer norm",
-            [] {
-              return with_gradients({noise({9, 300}, 1), noise({300}, 2), noise({300}, 3)},
-                                    [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
-            }},
-           {"embedding", embedding_of},
-           {"Adafactor", adafactor_of},
-           {"scale of FP8", delayed_scale},
-           {"codes of FP8, turned", turned_codes},
-           {"codes of columns", column_codes},
-           {"convolution of codes", convolved_codes},
-};
+std::vector<Work> works() {
+  return {
+      {"attention", [] { return attention_of(DType::f32, 40, 40, 20, true); }},
+      {"attention, bf16 on tensor cores", [] { return attention_of(DType::bf16, 150, 150, 32, false); }},
+      {"attention, wide rows", [] { return attention_of(DType::bf16, 48, 70, 144, true); }},
+      {"attention, TF32", [] { return attention_of(DType::f32, 80, 80, 32, true, true); }},
+      {"attention, queries' heads that share keys",
+       [] { return attention_of(DType::bf16, 70, 70, 32, true, false, 2); }},
+      {"rotary positions",
+       [] {
+         return bytes_of({rotary(noise({2, 5, 3, 16}, 1))});
+       }},
+      {"product",
+       [] {
+         return bytes_of({matmul(noise({40, 50}, 1), noise({50, 36}, 2))});
+       }},
+      {"sum of columns",
+       [] {
+         return bytes_of({column_sum(noise({2100, 40}, 1))});
+       }},
+      {"sum",
+       [] {
+         return bytes_of({sum(noise({2100, 40}, 1), 0)});
+       }},
+      {"largest",
+       [] {
+         return bytes_of({thimble::max(noise({900, 40}, 1), 0)});
+       }},
+      {"batch norm",
+       [] {
+         return with_gradients({noise({2, 600, 40}, 1), noise({40}, 2), noise({40}, 3)},
+                               [](const auto& x) { return batch_norm(x[0], x[1], x[2], {}, {}, {}); });
+       }},
+      {"layer norm",
+       [] {
+         return with_gradients({noise({9, 300}, 1), noise({300}, 2), noise({300}, 3)},
+                               [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
+       }},
+      {"embedding", embedding_of},
+      {"Adafactor", adafactor_of},
+      {"scale of FP8", delayed_scale},
+      {"codes of FP8, turned", turned_codes},
+      {"codes of columns", column_codes},
+      {"convolution of codes", convolved_codes},
+  };
 }
 
 struct Setting {

@@ -1,6 +1,6 @@
 #pragma once
-// The list of all built-in elementwise operators: each kernel family (CPU, CUDA) expands it into its own table. It names
-// them alone; elementwise_functors.h has what they are.
+// The list of all built-in elementwise operators: each kernel family (CPU, CUDA) expands it into its own table. It only
+// names them; elementwise_functors.h defines them.
 
 #include <type_traits>
 
