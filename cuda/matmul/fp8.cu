@@ -12,6 +12,7 @@
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/launches_together.h>
 #include <thimble/cuda/matmul/fp8_product.h>
 #include <thimble/cuda/runtime/library.h>
 #include <thimble/cuda/runtime/live.h>
@@ -119,6 +120,7 @@ struct MakeScale {
 };
 
 void scale(const Fp8ScaleArgs& a) {
+  const std::lock_guard together(launches_together);
   const std::int64_t least = (a.count + most_parts - 1) / most_parts;
   const std::int64_t part = (std::max(part_values, least) + 7) / 8 * 8, parts = (a.count + part - 1) / part;
   with_source(a.dtype, [&]<class S>() {

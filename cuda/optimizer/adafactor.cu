@@ -6,6 +6,7 @@
 
 #include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/launches_together.h>
 #include <thimble/cuda/optimizer/adafactor.h>
 #include <thimble/cuda/optimizer/parameter.h>
 #include <thimble/cuda/optimizer/update_list.h>
@@ -339,6 +340,7 @@ std::int64_t most_teams_of(const AdafactorArgs& a) {
 }  // namespace adafactor_cuda_detail
 
 void adafactor_on_cuda(std::span<const AdafactorArgs> list) {
+  const std::lock_guard together(cuda_kernels::launches_together);
   cuda_kernels::for_each_table(list, adafactor_cuda_detail::most_teams_of, adafactor_cuda_detail::run_phases);
 }
 

@@ -7,6 +7,7 @@
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/shared/update_rule.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/launches_together.h>
 #include <thimble/cuda/kernel/warp.h>
 #include <thimble/cuda/optimizer/adafactor.h>
 #include <thimble/cuda/optimizer/parameter.h>
@@ -239,6 +240,7 @@ struct AddStretches {
 };
 
 void square_sums(std::span<const SquareSumArgs> list) {
+  const std::lock_guard together(launches_together);
   static_assert(sizeof(SumStretches) <= most_argument_bytes);
   const auto sum = [](std::span<const SquareSumArgs> some, bool continues) {
     for_each_table(
@@ -293,6 +295,7 @@ struct Scale {
 };
 
 void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
+  const std::lock_guard together(launches_together);
   for_each_item(1, FindFactor{norm});
   for_each_table(
       list, [](const ClipArgs& a) { return stretches_of(a.n); },

@@ -9,6 +9,7 @@
 
 #include <thimble/core/kernels/quantize.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/launches_together.h>
 #include <thimble/cuda/runtime/dynamic_code.h>
 
 namespace thimble::kernels {
@@ -218,6 +219,7 @@ void quantize_as(const QuantizeArgs& a) {
 }
 
 void quantize(const QuantizeArgs& a) {
+  const std::lock_guard together(launches_together);
   with_code(a, [&]<class Code>() { quantize_as<Code>(a); });
 }
 
