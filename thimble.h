@@ -34,8 +34,12 @@
 // Optimizers and what goes with them.
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
+#include <thimble/optim/adam_mini.h>
 #include <thimble/optim/clip.h>
 #include <thimble/optim/grad_scaler.h>
+#include <thimble/optim/matrix/apollo.h>
+#include <thimble/optim/matrix/galore.h>
+#include <thimble/optim/matrix/muon.h>
 #include <thimble/optim/schedule.h>
 #include <thimble/optim/sgd.h>
 
@@ -47,6 +51,7 @@
 #include <thimble/nn/trainer/trainer.h>
 
 // Data and files.
+#include <thimble/core/files/npy_tensor.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/weights.h>

@@ -41,7 +41,7 @@ bool Tape::is_observing() const noexcept { return recorded_->observer != nullptr
 
 void Tape::time(TapeTimes* times) noexcept { recorded_->times = times; }
 
-bool Tape::records_all() const noexcept { return is_observing() || segments_->may_recompute(); }
+bool Tape::records_all() const noexcept { return is_observing() || recorded_->times || segments_->may_recompute(); }
 
 void Tape::begin_segment(Policy policy) { segments_->begin(policy); }
 

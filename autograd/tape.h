@@ -124,7 +124,7 @@ class Tape {
   /// Whether the next node is to fill its `struct Saved`: not where a closed segment drops it. Throws PlanError when
   /// the plan has another operator at its place.
   bool next_keeps_saved(const OpType& type);
-  /// Whether nodes that lead to no parameter are recorded as well, for others to be recomputed from.
+  /// Whether nodes that lead to no parameter are recorded too: to recompute from, or where time() or observe() is on.
   bool records_all() const noexcept;
 
   /// Adds a node; gives `output` its place on the tape. `saved` is consumed. Defined in autograd/apply.h.

@@ -68,6 +68,9 @@ class Model : public nn::Module {
   virtual bool is_text() const noexcept = 0;
   /// True for models over token ids that learn what the input hides, instead of what comes next.
   virtual bool is_masked() const noexcept { return false; }
+  /// What the names of all hidden layers begin with: the rest are embeddings and the head. Empty: every matrix but the
+  /// last is of a hidden layer.
+  virtual std::string_view hidden_layers() const noexcept { return {}; }
   /// The sizes the model was built with, none of them left open.
   const ModelOptions& options() const noexcept { return options_; }
 

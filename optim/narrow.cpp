@@ -10,20 +10,21 @@ namespace narrow_detail {
 
 bool is_narrow(const Tensor& t) { return is_floating(t.dtype()) && size_of(t.dtype()) < size_of(DType::f32); }
 
-// FNV-1a. Dropout and initial values draw under module paths; this is no path's hash but that of a name and a purpose.
-std::uint32_t site_of(const std::string& name) {
-  std::uint32_t hash = 2166136261u;
-  const auto add = [&](const char c) { hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u; };
-  for (const char c : name) add(c);
-  for (const char c : {'#', 'r', 'o', 'u', 'n', 'd'}) add(c);
-  return hash;
-}
-
 }  // namespace narrow_detail
 
 const char* to_string(NarrowUpdate update) noexcept {
   constexpr const char* names[] = {"rounded", "master", "stochastic", "kahan"};
   return names[static_cast<int>(update)];
+}
+
+// FNV-1a. Dropout and initial values draw under module paths; this is no path's hash but that of a name and a purpose.
+RandomSite random_site(const Named& parameter, std::string_view purpose, std::uint64_t step) {
+  std::uint32_t hash = 2166136261u;
+  const auto add = [&](std::string_view text) {
+    for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  };
+  add(parameter.name), add("#"), add(purpose);
+  return {.seed = current_generator().seed(), .step = step, .site = hash};
 }
 
 Named make_extra(NarrowUpdate update, const Named& parameter) {
@@ -60,10 +61,8 @@ kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter
       break;
     case NarrowUpdate::stochastic:
       args.is_stochastic = true;
-      args.site.seed = current_generator().seed();
-      args.site.step = static_cast<std::uint64_t>(step_count);
+      args.site = random_site(parameter, "round", static_cast<std::uint64_t>(step_count));
       args.first_element = parameter.first_element;
-      args.site.site = narrow_detail::site_of(parameter.name);
       break;
     case NarrowUpdate::kahan:
       args.compensation = at(extra);

@@ -36,6 +36,10 @@ const char* to_string(NarrowUpdate update) noexcept;
 /// DTypeError for a narrow parameter that is not bf16 with `stochastic`, or neither bf16 nor f16 with `kahan`.
 Named make_extra(NarrowUpdate update, const Named& parameter);
 
+/// Where a parameter draws random numbers for `purpose` in update `step`, or period of updates: by the seed of the
+/// generator in force, `step`, and the parameter's name, so the same whatever the plan, the threads or the order.
+RandomSite random_site(const Named& parameter, std::string_view purpose, std::uint64_t step);
+
 /// A kernel's arguments for a parameter and its extra, in the update with this number.
 kernels::NarrowArgs narrow_arguments(NarrowUpdate update, const Named& parameter, const Tensor& extra,
                                      std::int64_t step_count, const Addresses& at);

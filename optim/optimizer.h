@@ -80,6 +80,8 @@ class Optimizer {
   virtual bool takes_gradient_factor() const noexcept { return false; }
   /// Whether the update is elementwise, so that parts of a parameter can be updated separately.
   virtual bool is_elementwise() const noexcept { return true; }
+  /// Whether a captured step (nn/step/captured_step.h) can replay its updates: the same launches in every step.
+  virtual bool is_capturable() const noexcept { return true; }
   /// Updates done so far.
   std::int64_t step_count() const noexcept { return step_count_; }
   void set_step_count(std::int64_t count) noexcept { step_count_ = count; }

@@ -266,9 +266,10 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
             setup->optimizer = text;
             optimizer_name(*setup, false);
           },
-          "sgd, momentum, adam, adamw, adafactor; momentum8, adam8, adamw8: 8-bit state (momentum for images, adamw "
-          "for text)")
+          "sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini; momentum8, adam8, adamw8: "
+          "8-bit state (momentum for images, adamw for text)")
       ->type_name("O");
+  add_integer(command, "--optimizer-rank", setup->optimizer_rank, 1, 1 << 20, "Rank of galore's directions (128)");
   command
       .add_option_function<std::string>(
           "--state", [setup](const std::string& text) { setup->state = flags_detail::parse_state(text); },

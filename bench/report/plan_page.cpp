@@ -182,7 +182,8 @@ std::optional<std::int64_t> theory_bytes(const models::Setup& setup) {
   if (!setup.precision.empty()) return std::nullopt;  // the textbooks have one dtype
   const bool is_text = models::make_model(setup.model, setup.sizes, {dry(cpu), setup.dtype})->is_text();
   const std::string optimizer = optimizer_name(setup, is_text);
-  if (optimizer == "adafactor" || optimizer_state(setup, is_text) != DType::f32) return {};  // not in the textbooks
+  if (!models::is_elementwise(optimizer) || optimizer_state(setup, is_text) != DType::f32)
+    return {};  // not in the textbooks
   const std::int64_t moments = optimizer == "sgd" ? 0 : optimizer == "momentum" ? 1 : 2;
   models::ModelOptions textbook = setup.sizes;
   textbook.build = models::Build::textbook;

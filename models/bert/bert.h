@@ -50,6 +50,7 @@ class Bert final : public Model {
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return true; }
+  std::string_view hidden_layers() const noexcept override { return "bert.encoder.layer."; }
   bool is_masked() const noexcept override { return true; }
   /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }

@@ -82,7 +82,7 @@ std::vector<Variant> variants_of(const Setup& setup) {
     list.push_back(with_parts(plain, count, normalises_batches));
     most = count;
   }
-  const int last_stage = optimizer_name(setup, text) == "adafactor" ? 2 : 3;  // which needs whole parameters
+  const int last_stage = is_elementwise(optimizer_name(setup, text)) ? 3 : 2;  // which needs whole parameters
   for (int stage = setup.zero + 1; stage <= last_stage && !is_alone; ++stage) list.push_back(with_stage(plain, stage));
   if (can_chunk && can_fuse) list.push_back(with_fused(with_chunks(plain), text));
   if (can_chunk && most > 1) list.push_back(with_parts(with_chunks(plain), most, normalises_batches));

@@ -14,9 +14,6 @@
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/training/trained_parts.h>
-#include <thimble/optim/adafactor.h>
-#include <thimble/optim/adam.h>
-#include <thimble/optim/sgd.h>
 
 namespace thimble::models {
 namespace setup_detail {
@@ -79,133 +76,24 @@ void require_place(const Setup& setup, const char* option) {
   throw ValueError(std::string(option) + ": no folder; with `offload` FOLDER, on a GPU `offload` host, it is allowed");
 }
 
-std::shared_ptr<Tier> make_tier(const Setup& setup, Device device) {
-  check_place(setup, device);
+}  // namespace setup_detail
+
+std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* option) {
+  setup_detail::require_place(setup, option);
+  setup_detail::check_place(setup, device);
   memory::TierOptions options;
   if (!device.is_cuda()) options.folder = setup.offload;
   return memory::make_tier(device, options);
-}
-
-}  // namespace setup_detail
-
-std::string optimizer_name(const Setup& setup, bool is_text) {
-  if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
-  for (const char* name : {"sgd", "momentum", "adam", "adamw", "adafactor", "momentum8", "adam8", "adamw8"}) {
-    if (setup.optimizer == name) return setup.optimizer;
-  }
-  throw ValueError("optimizer: '" + setup.optimizer +
-                   "' is not one of sgd, momentum, adam, adamw, adafactor, momentum8, adam8, adamw8");
-}
-
-DType optimizer_state(const Setup& setup, bool is_text) {
-  const std::string name = optimizer_name(setup, is_text);
-  const std::string begin = "`state` " + std::string(to_string(setup.state)) + ": ";
-  const bool is_narrow = name.back() == '8';
-  if (setup.state != DType::f32 && setup.state != DType::bf16 && setup.state != DType::u8) {
-    throw ValueError(begin + "allowed are f32, bf16, u8");
-  }
-  if (setup.state != DType::f32 && (name == "sgd" || name == "adafactor")) {
-    throw ValueError(begin + name + " has no moments to keep so; allowed with momentum, adam, adamw");
-  }
-  if (is_narrow && setup.state == DType::bf16) {
-    throw ValueError(begin + name + " keeps its state in u8; allowed with " + name.substr(0, name.size() - 1));
-  }
-  const DType state = is_narrow ? DType::u8 : setup.state;
-  if (state == DType::f32 && !setup.full_state.empty()) {
-    throw ValueError("`full_state` " + setup.full_state.front() +
-                     ": all state is f32; allowed with `state` bf16 or u8");
-  }
-  return state;
-}
-
-namespace setup_detail {
-
-// With momentum 0.9 a step is ten times as long in the end. Batch norm takes 0.1; nets without it diverge there, and
-// kernels that many layers share get the gradients of all of them.
-double momentum_rate(const std::string& model) {
-  if (model == "mlp" || model.starts_with("vit")) return 0.01;
-  return model == "sharedconv" ? 0.03 : 0.1;
-}
-
-}  // namespace setup_detail
-
-OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model) {
-  const std::string name = optimizer_name(setup, model.is_text());
-  OptimizerNumbers numbers;
-  if (name == "adafactor") {
-    numbers.rate = 0.03;
-    numbers.weight_decay = optim::AdafactorOptions{}.weight_decay;
-  } else if (name.starts_with("adam")) {
-    // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.
-    const auto width = static_cast<double>(model.options().width);
-    numbers.rate = model.is_text() ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
-    numbers.beta2 = name.starts_with("adamw") ? 0.99 : optim::AdamOptions{}.beta2;
-    numbers.weight_decay = name.starts_with("adamw") ? 0.1 : 0;
-    if (setup.beta2 >= 0) numbers.beta2 = setup.beta2;
-  } else {
-    numbers.rate = name == "sgd" ? 0.1 : setup_detail::momentum_rate(setup.model);
-  }
-  if (setup.rate >= 0) numbers.rate = setup.rate;
-  if (setup.weight_decay >= 0) numbers.weight_decay = setup.weight_decay;
-  return numbers;
 }
 
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks) {
   std::shared_ptr<ParameterStore> store;
   if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks);
   if (setup.offloads_parameters) {
-    setup_detail::require_place(setup, "`offloads_parameters`");
-    store = std::make_shared<memory::TierStore>(setup_detail::make_tier(setup, device));
+    store = std::make_shared<memory::TierStore>(make_tier(setup, device, "`offloads_parameters`"));
   }
   const ParameterStoreScope scope(store);
   return make_model(setup.model, setup.sizes, tensor_options(setup, device));
-}
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model) {
-  return make_optimizer(setup, model, model.trainable());
-}
-
-std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model,
-                                                 std::vector<optim::Named> parameters) {
-  const std::string name = optimizer_name(setup, model.is_text());
-  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
-  const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
-  const bool has_beta2 = setup.beta2 >= 0;
-  optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
-  if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
-  std::shared_ptr<Tier> tier;
-  if (setup.offloads_optimizer) {
-    setup_detail::require_place(setup, "`offloads_optimizer`");
-    tier = setup_detail::make_tier(setup, parameters.front().tensor.device());
-  }
-  if (name == "adafactor") {
-    if (has_beta2) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
-    return std::make_unique<optim::Adafactor>(std::move(parameters),
-                                              optim::AdafactorOptions{.rate = numbers.rate,
-                                                                      .weight_decay = numbers.weight_decay,
-                                                                      .smallest_decayed_rank = 2,
-                                                                      .tier = tier,
-                                                                      .narrow = narrow});
-  }
-  if (name.starts_with("adam")) {
-    const bool is_adamw = name.starts_with("adamw");
-    return std::make_unique<optim::Adam>(std::move(parameters),
-                                         optim::AdamOptions{.rate = numbers.rate,
-                                                            .beta2 = *numbers.beta2,
-                                                            .weight_decay = numbers.weight_decay,
-                                                            .is_decoupled = is_adamw,
-                                                            .smallest_decayed_rank = is_adamw ? 2 : 0,
-                                                            .tier = tier,
-                                                            .narrow = narrow,
-                                                            .moments = moments});
-  }
-  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
-  return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
-                                                                               .momentum = name == "sgd" ? 0 : 0.9,
-                                                                               .weight_decay = numbers.weight_decay,
-                                                                               .tier = tier,
-                                                                               .narrow = narrow,
-                                                                               .moments = moments});
 }
 
 double clip_norm(const Setup& setup, bool is_text) {
@@ -309,7 +197,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   options.clip_norm = clip_norm(setup, is_text);
   options.micro_batches = setup.micro_batches;
   options.micro_samples = setup.batch / (setup.ranks * setup.micro_batches);
-  if (setup.offloads_gradients) options.gradient_tier = setup_detail::make_tier(setup, device);
+  if (setup.offloads_gradients) options.gradient_tier = make_tier(setup, device, "`offloads_gradients`");
   if (setup.fuses_optimizer) {
     const bool is_placed = PlacedArena::find(*current_resource(device)) != nullptr;
     options.fuses_optimizer = is_placed ? nn::FusedUpdate::secured : nn::FusedUpdate::unsecured;
@@ -327,7 +215,7 @@ nn::PlannerOptions planner_options(const Setup& setup, Device device) {
   setup_detail::check_place(setup, device);
   if (!device.is_cuda()) DirectFile(setup.offload);  // can it take a tier?
   options.spilling.offloads = true;
-  options.make_tier = [setup](Device on) { return setup_detail::make_tier(setup, on); };
+  options.make_tier = [setup](Device on) { return models::make_tier(setup, on, "`offload`"); };
   return options;
 }
 

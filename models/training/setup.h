@@ -26,9 +26,10 @@ struct Setup {
   std::string model;
   ModelOptions sizes;
   std::int64_t batch = 8;
-  /// sgd, momentum, adam, adamw, adafactor; momentum8, adam8, adamw8: with 8-bit state; empty: momentum for images,
-  /// adamw for text
+  /// sgd, momentum, adam, adamw, adafactor, muon, apollo-mini, galore, adam-mini; momentum8, adam8, adamw8: with 8-bit
+  /// state; empty: momentum for images, adamw for text
   std::string optimizer;
+  std::int64_t optimizer_rank = 0;           ///< of galore; 0: 128
   DType state = DType::f32;                  ///< of momentum, adam, adamw: f32, bf16, u8 (dynamic codes)
   std::vector<std::string> full_state = {};  ///< parameters whose narrow state is f32 all the same
   DType dtype = DType::f32;                  ///< of parameters and activations
@@ -125,8 +126,15 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device);
 /// The optimizer's name with the default filled in. Throws ValueError listing the names.
 std::string optimizer_name(const Setup& setup, bool is_text);
 
+/// Whether an optimizer of that name updates parts of a tensor on their own.
+bool is_elementwise(const std::string& optimizer);
+
 /// How the moments of a setup are kept: f32, bf16 or u8. Throws ValueError for a state that its optimizer cannot have.
 DType optimizer_state(const Setup& setup, bool is_text);
+
+/// Where tensors of the setup wait between uses: its folder, on a GPU the host's pinned memory. Throws ValueError that
+/// names `option` where there is no such place, FileError.
+std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* option);
 
 /// The numbers of the setup's optimizer, defaults filled in. The default rates are those with which every family
 /// of models trains (tests/models/training/default_rate_test.cpp).

@@ -25,8 +25,8 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
 
 std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks, const Model& model) {
   if (ranks == nullptr) return nullptr;
-  const bool is_elementwise = optimizer_name(setup, model.is_text()) != "adafactor";
-  const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = !is_elementwise};
+  const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
+  const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
   return std::make_unique<dist::DataParallel>(*ranks, model.trainable(),
                                               dist::DataParallelOptions{.zero = setup.zero, .buckets = buckets});
 }

@@ -72,6 +72,7 @@ class Vit final : public Model {
   Tensor forward(const Tensor& images) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return false; }
+  std::string_view hidden_layers() const noexcept override { return "encoder.layers."; }
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 

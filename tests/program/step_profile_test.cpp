@@ -53,3 +53,26 @@ TEST_CASE("step_profile: bytes, products and times by kind of operator", "[step_
   times.forward.pop_back();
   CHECK_THROWS_AS(bench::operator_times(graph, times), ValueError);
 }
+
+TEST_CASE("step_profile: times are of the nodes that a recording shows", "[step_profile]") {
+  const Tensor x = full({2, 3}, 0.5, DType::f32), w = full({4, 3}, 0.25, DType::f32).require_grad();
+  const auto net = [&] { return sum(linear(cast(x, DType::bf16), cast(w, DType::bf16))); };  // x leads to no parameter
+  TapeGraph graph;
+  {
+    Tape tape;
+    tape.observe();
+    const Recording on(tape);
+    net();
+    graph = TapeGraph::of(tape);
+  }
+  TapeTimes times;
+  Tape tape;
+  tape.time(&times);
+  {
+    const Recording on(tape);
+    tape.backward(net());
+  }
+  REQUIRE(graph.nodes.size() == 4);
+  CHECK(times.forward.size() == graph.nodes.size());
+  CHECK(bench::operator_times(graph, times).size() == 3);
+}

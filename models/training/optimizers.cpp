@@ -1,0 +1,189 @@
+// The optimizer of a setup: its name, its numbers, and how it is made.
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/core/error.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/optim/adafactor.h>
+#include <thimble/optim/adam.h>
+#include <thimble/optim/adam_mini.h>
+#include <thimble/optim/matrix/apollo.h>
+#include <thimble/optim/matrix/galore.h>
+#include <thimble/optim/matrix/muon.h>
+#include <thimble/optim/sgd.h>
+
+namespace thimble::models {
+namespace optimizers_detail {
+
+constexpr const char* names[] = {"sgd",         "momentum", "adam",      "adamw",     "adafactor", "muon",
+                                 "apollo-mini", "galore",   "adam-mini", "momentum8", "adam8",     "adamw8"};
+
+bool is_of_matrices(const std::string& optimizer) {
+  return optimizer == "muon" || optimizer == "galore" || optimizer == "apollo-mini";
+}
+
+// The matrices that are not of hidden layers: embeddings and the head.
+std::vector<std::string> outer_matrices(const Model& model, const std::vector<optim::Named>& parameters) {
+  std::string last;  // the head, where hidden layers have no name of their own
+  for (const nn::NamedTensor& p : model.parameters()) {
+    if (p.tensor.rank() >= 2) last = p.name;
+  }
+  const std::string_view hidden = model.hidden_layers();
+  std::vector<std::string> list;
+  for (const optim::Named& p : parameters) {
+    const bool is_hidden = hidden.empty() ? p.name != last : p.name.starts_with(hidden);
+    if (p.tensor.rank() >= 2 && !is_hidden) list.push_back(p.name);
+  }
+  return list;
+}
+
+}  // namespace optimizers_detail
+
+std::string optimizer_name(const Setup& setup, bool is_text) {
+  if (setup.optimizer.empty()) return is_text ? "adamw" : "momentum";
+  std::string list;
+  for (const char* name : optimizers_detail::names) {
+    if (setup.optimizer == name) return setup.optimizer;
+    list += (list.empty() ? "" : ", ") + std::string(name);
+  }
+  throw ValueError("optimizer: '" + setup.optimizer + "' is not one of " + list);
+}
+
+bool is_elementwise(const std::string& optimizer) {
+  return optimizer != "adafactor" && !optimizers_detail::is_of_matrices(optimizer) && optimizer != "adam-mini";
+}
+
+DType optimizer_state(const Setup& setup, bool is_text) {
+  const std::string name = optimizer_name(setup, is_text);
+  const std::string begin = "`state` " + std::string(to_string(setup.state)) + ": ";
+  const bool is_narrow = name.back() == '8';
+  if (setup.state != DType::f32 && setup.state != DType::bf16 && setup.state != DType::u8) {
+    throw ValueError(begin + "allowed are f32, bf16, u8");
+  }
+  if (setup.state != DType::f32 && (name == "sgd" || !is_elementwise(name))) {
+    throw ValueError(begin + name + " has no moments to keep so; allowed with momentum, adam, adamw");
+  }
+  if (is_narrow && setup.state == DType::bf16) {
+    throw ValueError(begin + name + " keeps its state in u8; allowed with " + name.substr(0, name.size() - 1));
+  }
+  const DType state = is_narrow ? DType::u8 : setup.state;
+  if (state == DType::f32 && !setup.full_state.empty()) {
+    throw ValueError("`full_state` " + setup.full_state.front() +
+                     ": all state is f32; allowed with `state` bf16 or u8");
+  }
+  return state;
+}
+
+namespace optimizers_detail {
+
+// With momentum 0.9 a step is ten times as long in the end. Batch norm takes 0.1; nets without it diverge there, and
+// kernels that many layers share get the gradients of all of them.
+double momentum_rate(const std::string& model) {
+  if (model == "mlp" || model.starts_with("vit")) return 0.01;
+  return model == "sharedconv" ? 0.03 : 0.1;
+}
+
+}  // namespace optimizers_detail
+
+OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model) {
+  const std::string name = optimizer_name(setup, model.is_text());
+  OptimizerNumbers numbers;
+  if (name == "adafactor") {
+    numbers.rate = 0.03;
+    numbers.weight_decay = optim::AdafactorOptions{}.weight_decay;
+  } else if (name.starts_with("adam") || optimizers_detail::is_of_matrices(name)) {
+    // Wide transformers want smaller steps: 3e-3 at width 128, 7.8e-4 at 768.
+    const auto width = static_cast<double>(model.options().width);
+    numbers.rate = model.is_text() ? 3e-3 * std::pow(128 / width, 0.75) : 1e-3;
+    const bool is_adamw = !name.starts_with("adam") || name.starts_with("adamw") || name == "adam-mini";
+    numbers.beta2 = is_adamw ? 0.99 : optim::AdamOptions{}.beta2;
+    numbers.weight_decay = is_adamw ? 0.1 : 0;
+    if (setup.beta2 >= 0) numbers.beta2 = setup.beta2;
+  } else {
+    numbers.rate = name == "sgd" ? 0.1 : optimizers_detail::momentum_rate(setup.model);
+  }
+  if (setup.rate >= 0) numbers.rate = setup.rate;
+  if (setup.weight_decay >= 0) numbers.weight_decay = setup.weight_decay;
+  return numbers;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model) {
+  return make_optimizer(setup, model, model.trainable());
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Setup& setup, const Model& model,
+                                                 std::vector<optim::Named> parameters) {
+  const std::string name = optimizer_name(setup, model.is_text());
+  if (setup.optimizer_rank != 0 && name != "galore") {
+    throw ValueError("`optimizer_rank` " + std::to_string(setup.optimizer_rank) + ": " + name +
+                     " has no rank; it belongs to galore");
+  }
+  const OptimizerNumbers numbers = optimizer_numbers(setup, model);
+  const optim::MomentFormat moments{.dtype = optimizer_state(setup, model.is_text()), .full = setup.full_state};
+  const bool has_beta2 = setup.beta2 >= 0;
+  optim::NarrowUpdate narrow = optim::NarrowUpdate::rounded;
+  if (!setup.precision.empty()) narrow = nn::precision(setup.precision).update;
+  std::shared_ptr<Tier> tier;
+  if (setup.offloads_optimizer) {
+    tier = make_tier(setup, parameters.front().tensor.device(), "`offloads_optimizer`");
+  }
+  if (name == "adafactor") {
+    if (has_beta2) throw ValueError("beta2: adafactor's follows from the step; it belongs to adam and adamw");
+    return std::make_unique<optim::Adafactor>(std::move(parameters),
+                                              optim::AdafactorOptions{.rate = numbers.rate,
+                                                                      .weight_decay = numbers.weight_decay,
+                                                                      .smallest_decayed_rank = 2,
+                                                                      .tier = tier,
+                                                                      .narrow = narrow});
+  }
+  if (name == "adam-mini") {
+    return std::make_unique<optim::AdamMini>(std::move(parameters),
+                                             optim::AdamMiniOptions{.rate = numbers.rate,
+                                                                    .beta2 = *numbers.beta2,
+                                                                    .weight_decay = numbers.weight_decay,
+                                                                    .smallest_decayed_rank = 2,
+                                                                    .tier = tier,
+                                                                    .narrow = narrow});
+  }
+  if (optimizers_detail::is_of_matrices(name)) {
+    optim::MatrixOptions matrix{.rate = numbers.rate,
+                                .beta2 = *numbers.beta2,
+                                .weight_decay = numbers.weight_decay,
+                                .smallest_decayed_rank = 2,
+                                .elementwise = optimizers_detail::outer_matrices(model, parameters),
+                                .tier = tier,
+                                .narrow = narrow};
+    if (name == "muon") {
+      return std::make_unique<optim::Muon>(std::move(parameters), optim::MuonOptions{.matrix = std::move(matrix)});
+    }
+    if (name == "galore") {
+      optim::GaloreOptions options{.matrix = std::move(matrix)};
+      if (setup.optimizer_rank > 0) options.rank = setup.optimizer_rank;
+      return std::make_unique<optim::Galore>(std::move(parameters), std::move(options));
+    }
+    return std::make_unique<optim::ApolloMini>(std::move(parameters),
+                                               optim::ApolloOptions{.matrix = std::move(matrix)});
+  }
+  if (name.starts_with("adam")) {
+    const bool is_adamw = name.starts_with("adamw");
+    return std::make_unique<optim::Adam>(std::move(parameters),
+                                         optim::AdamOptions{.rate = numbers.rate,
+                                                            .beta2 = *numbers.beta2,
+                                                            .weight_decay = numbers.weight_decay,
+                                                            .is_decoupled = is_adamw,
+                                                            .smallest_decayed_rank = is_adamw ? 2 : 0,
+                                                            .tier = tier,
+                                                            .narrow = narrow,
+                                                            .moments = moments});
+  }
+  if (has_beta2) throw ValueError("beta2: " + name + " has none; it belongs to adam and adamw");
+  return std::make_unique<optim::Sgd>(std::move(parameters), optim::SgdOptions{.rate = numbers.rate,
+                                                                               .momentum = name == "sgd" ? 0 : 0.9,
+                                                                               .weight_decay = numbers.weight_decay,
+                                                                               .tier = tier,
+                                                                               .narrow = narrow,
+                                                                               .moments = moments});
+}
+
+}  // namespace thimble::models

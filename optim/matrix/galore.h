@@ -1,0 +1,41 @@
+#pragma once
+// GaLore (Zhao et al. 2024, arXiv:2403.03507, algorithm 2): Adam in the leading singular directions of the gradient.
+
+#include <thimble/optim/matrix/matrix_optimizer.h>
+
+namespace thimble::optim {
+
+struct GaloreOptions {
+  MatrixOptions matrix = {};
+  std::int64_t rank = 128;    ///< of the directions; a matrix with a shorter axis has as many as that
+  std::int64_t period = 200;  ///< updates between two choices of them
+  double scale = 0.25;        ///< of updates
+};
+
+/// With P (shorter, rank), the leading singular vectors of the gradient's shorter axis, chosen anew every `period`
+/// updates: r = P^T g, or g P; u = Adam's direction of r; p -= rate scale P u, or u P^T. The moments stay as they are
+/// when P changes. State of a matrix: 4 (2 longer rank + shorter rank) bytes; of all else 8 per element. And what
+/// `narrow` takes.
+class Galore final : public MatrixOptimizer {
+ public:
+  /// Throws ValueError and DTypeError as MatrixOptimizer does. State: `<parameter>.first_moment`, `.second_moment`,
+  /// `.projection`.
+  Galore(std::vector<Named> parameters, GaloreOptions options);
+  const char* name() const noexcept override { return "galore"; }
+  bool is_capturable() const noexcept override { return false; }
+
+ private:
+  void add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) override;
+  Tensor direction(std::size_t index, const Tensor& gradient) override;
+
+  std::int64_t rank_, period_;
+  double scale_;
+};
+
+/// The `rank` leading left singular vectors of x (n, m) as columns (n, rank), largest first: `begin` (n, rank), of any
+/// numbers, is multiplied by x x^T and made orthonormal `iterations` times (Halko et al. 2011, arXiv:0909.4061,
+/// algorithm 4.4). By the library's operators, on x's device, without waiting for it. Where singular values are close,
+/// their vectors are a mixture; where x has fewer than `rank` of them, the rest are zeros.
+Tensor leading_vectors(const Tensor& x, const Tensor& begin, int iterations = 4);
+
+}  // namespace thimble::optim

@@ -1,0 +1,120 @@
+#include <thimble/optim/matrix/matrix_optimizer.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+
+namespace thimble::optim {
+namespace matrix_detail {
+
+bool is_named(const std::string& parameter, const std::string& name) {
+  return parameter == name || parameter.starts_with(name + ".");
+}
+
+Tensor as_matrix(const Tensor& t) {
+  const std::int64_t rows = t.shape()[0];
+  return view::reshape(t, {rows, t.elements() / rows});
+}
+
+}  // namespace matrix_detail
+
+MatrixOptimizer::MatrixOptimizer(std::vector<Named> parameters, MatrixOptions options)
+    : Optimizer(std::move(parameters), options.rate, options.tier, options.narrow), options_(std::move(options)) {
+  list_.reserve(this->parameters().size());
+}
+
+void MatrixOptimizer::make_all_state() {
+  require(options_.beta1 >= 0 && options_.beta1 < 1, "beta1 (allowed: [0, 1))", options_.beta1);
+  require(options_.beta2 >= 0 && options_.beta2 < 1, "beta2 (allowed: [0, 1))", options_.beta2);
+  require(options_.epsilon >= 0, "epsilon (allowed: >= 0)", options_.epsilon);
+  require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
+  for (const std::string& name : options_.elementwise) {
+    const auto has = [&](const Named& p) { return matrix_detail::is_named(p.name, name); };
+    if (std::any_of(parameters().begin(), parameters().end(), has)) continue;
+    throw ValueError(std::string(this->name()) + ": no parameter is named '" + name + "' or begins with '" + name +
+                     ".'");
+  }
+  for (const Named& p : parameters()) {
+    if (p.tensor.dtype() == DType::f64) {
+      throw DTypeError(std::string(name()) + ": " + p.name + " is " + describe(p.tensor) +
+                       "; allowed are dtypes up to f32");
+    }
+    const bool is_left_out = std::any_of(options_.elementwise.begin(), options_.elementwise.end(),
+                                         [&](const auto& name) { return matrix_detail::is_named(p.name, name); });
+    is_matrix_.push_back(p.tensor.rank() >= 2 && p.tensor.elements() > 0 && !is_left_out);
+  }
+  make_state([this](std::size_t index) {
+    const Tensor& p = parameters()[index].tensor;
+    if (is_matrix(index)) {
+      const std::int64_t rows = p.shape()[0];
+      return add_matrix_state(index, rows, p.elements() / rows);
+    }
+    add_moment(index, "first_moment", true);
+    add_moment(index, "second_moment", false);
+  });
+}
+
+void MatrixOptimizer::add_zeros(std::size_t index, std::string_view kind, const Shape& shape) {
+  const Tensor& p = parameters()[index].tensor;
+  const PathScope path(p.storage() ? p.storage()->path() : PathId{0});
+  add_state(index, kind, zeros(shape, DType::f32, p.device(), Category::optimizer));
+}
+
+double MatrixOptimizer::decay_of(std::size_t index) const {
+  return parameters()[index].tensor.rank() >= options_.smallest_decayed_rank ? options_.weight_decay : 0;
+}
+
+void MatrixOptimizer::update(std::span<const std::size_t> indices) {
+  const Device device = parameters()[indices.front()].tensor.device();
+  list_.clear();
+  launch(device, [&](const Addresses& at) {
+    for (const std::size_t i : indices) {
+      if (is_matrix(i)) continue;
+      kernels::AdamArgs args;
+      set_arguments(args, i, decay_of(i), at, "first_moment", "second_moment");
+      args.beta1 = options_.beta1;
+      args.beta2 = options_.beta2;
+      args.epsilon = options_.epsilon;
+      list_.push_back(args);
+    }
+    kernels::optimizer_kernels(device).update_elements({.adam = list_});
+  });
+  for (const std::size_t i : indices) {
+    if (is_matrix(i)) update_matrix(i);
+  }
+}
+
+void MatrixOptimizer::update_matrix(std::size_t index) {
+  const Tensor& p = parameters()[index].tensor;
+  const PathScope path(p.storage()->path());
+  Tensor gradient = matrix_detail::as_matrix(to_dtype(contiguous(p.grad()), DType::f32));
+  if (gradient_factor() != 1) gradient = gradient * gradient_factor();
+  const Tensor along = direction(index, gradient);
+  gradient = Tensor();
+  launch(p.device(), [&](const Addresses& at) {
+    kernels::SgdArgs args;
+    set_arguments(args, index, decay_of(index), at, "", "");
+    args.gradient = at(along);
+    args.gradient_dtype = DType::f32;
+    args.gradient_factor = 1;
+    kernels::optimizer_kernels(p.device()).update_elements({.sgd = {&args, 1}});
+  });
+}
+
+Tensor adam_direction(const Tensor& first_moment, const Tensor& second_moment, const Tensor& gradient,
+                      const MatrixOptions& options, std::int64_t step) {
+  const auto count = static_cast<double>(step);
+  copy_into(first_moment, first_moment * options.beta1 + gradient * (1 - options.beta1));
+  copy_into(second_moment, second_moment * options.beta2 + square(gradient) * (1 - options.beta2));
+  const double c1 = 1 - std::pow(options.beta1, count), c2 = 1 - std::pow(options.beta2, count);
+  return first_moment * (1 / c1) / (sqrt(second_moment) * (1 / std::sqrt(c2)) + options.epsilon);
+}
+
+Tensor frobenius_norm(const Tensor& x) { return sqrt(sum(square(x))); }
+
+}  // namespace thimble::optim

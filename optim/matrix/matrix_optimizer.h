@@ -1,0 +1,67 @@
+#pragma once
+// Optimizers of matrices. A matrix moves along a direction that is made of its whole gradient; everything else
+// (vectors, and matrices that are named: embeddings, a head) is updated by AdamW (optim/adam.h) at the same rate.
+//
+// - A parameter of rank 2 and more is a matrix of its first axis by all others.
+// - A direction is made by the library's operators in f32: temporary bytes that are there while one matrix is updated,
+//   at most 5 times those of its elements in f32. A dry run takes them at the same places, so they are predicted. Where
+//   they do not fit, step() throws OutOfMemory before that matrix is written; earlier ones are updated.
+
+#include <thimble/optim/optimizer.h>
+
+namespace thimble::optim {
+
+struct MatrixOptions {
+  double rate = 1e-3;
+  double beta1 = 0.9, beta2 = 0.999;  ///< of AdamW
+  double epsilon = 1e-8;
+  double weight_decay = 0;        ///< decoupled: p *= 1 - rate decay
+  int smallest_decayed_rank = 0;  ///< tensors of lower rank are not decayed
+  /// Matrices that AdamW updates: "wte", or "gpt.h0" for all that begin with "gpt.h0.".
+  std::vector<std::string> elementwise = {};
+  std::shared_ptr<Tier> tier = nullptr;         ///< where the state waits between updates; null: it stays
+  NarrowUpdate narrow = NarrowUpdate::rounded;  ///< of parameters narrower than f32 (optim/narrow.h)
+};
+
+class MatrixOptimizer : public Optimizer {
+ public:
+  bool is_elementwise() const noexcept override { return false; }
+  bool takes_gradient_factor() const noexcept override { return true; }
+
+ protected:
+  /// Throws ValueError for options out of range and a name that no parameter has, DTypeError for f64 parameters.
+  MatrixOptimizer(std::vector<Named> parameters, MatrixOptions options);
+  /// For constructors, once their own options are checked: makes all state. Matrices have what add_matrix_state adds,
+  /// all else `.first_moment` and `.second_moment`; then comes `.master` or `.compensation`.
+  void make_all_state();
+
+  /// Adds the state of a matrix of (rows, columns).
+  virtual void add_matrix_state(std::size_t index, std::int64_t rows, std::int64_t columns) = 0;
+  /// The direction of a matrix, of the gradient's shape: p moves by -rate times it. `gradient` is (rows, columns), f32,
+  /// with the gradient's factor in it. May write the parameter's state.
+  virtual Tensor direction(std::size_t index, const Tensor& gradient) = 0;
+  /// Adds a state tensor of zeros in f32.
+  void add_zeros(std::size_t index, std::string_view kind, const Shape& shape);
+
+  const MatrixOptions& options() const noexcept { return options_; }
+
+ private:
+  bool is_matrix(std::size_t index) const { return is_matrix_[index]; }
+  double decay_of(std::size_t index) const;
+  void update(std::span<const std::size_t> indices) final;
+  void update_matrix(std::size_t index);
+
+  MatrixOptions options_;
+  std::vector<bool> is_matrix_;          // by parameter
+  std::vector<kernels::AdamArgs> list_;  // of the update under way; it has room for all
+};
+
+/// The direction of Adam for a gradient that is seen in fewer numbers: advances both moments, of the gradient's shape,
+/// in update `step`, and returns m / c1 / (sqrt(v / c2) + epsilon), c = 1 - beta^step.
+Tensor adam_direction(const Tensor& first_moment, const Tensor& second_moment, const Tensor& gradient,
+                      const MatrixOptions& options, std::int64_t step);
+
+/// The square root of the sum of squares, one element.
+Tensor frobenius_norm(const Tensor& x);
+
+}  // namespace thimble::optim

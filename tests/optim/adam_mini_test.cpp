@@ -1,0 +1,124 @@
+// Adam-mini against plain loops in f64.
+
+#include <cmath>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/optim/adam_mini.h>
+
+#include "support/catch.h"
+#include "support/optim8.h"
+
+using namespace thimble;
+using namespace thimble::optim;
+
+namespace {
+
+AdamMiniOptions options_of(NarrowUpdate narrow = NarrowUpdate::rounded) {
+  AdamMiniOptions options;
+  options.rate = 0.02, options.beta1 = 0.8, options.beta2 = 0.95, options.epsilon = 1e-6;
+  options.weight_decay = 0.1, options.smallest_decayed_rank = 2, options.narrow = narrow;
+  return options;
+}
+
+// The second is longer than what is updated at a time.
+const std::vector<Shape> shapes{{5, 3, 4}, {20, 131080}, {9}};
+
+std::vector<Named> make_parameters(DType dtype = DType::f32) {
+  Generator generator(3);
+  const GeneratorScope random(generator);
+  std::vector<Named> list;
+  for (const Shape& shape : shapes) {
+    list.push_back({"p" + std::to_string(list.size()), to_dtype(randn(shape), dtype).require_grad()});
+  }
+  return list;
+}
+
+void set_gradients(const std::vector<Named>& list, int step) {
+  Generator generator(static_cast<std::uint64_t>(10 + step));
+  const GeneratorScope random(generator);
+  for (const Named& p : list) p.tensor.grad() = to_dtype(randn(p.tensor.shape()), p.tensor.dtype());
+}
+
+}  // namespace
+
+TEST_CASE("adam-mini: against plain loops in f64", "[adam_mini]") {
+  const std::vector<Named> list = make_parameters();
+  const AdamMiniOptions options = options_of();
+  AdamMini optimizer(list, options);
+  optimizer.set_gradient_factor(0.5);
+  std::vector<std::vector<double>> p, m, v;
+  const std::size_t blocks[] = {5, 20, 1};
+  for (std::size_t k = 0; k < list.size(); ++k) {
+    p.push_back(to_host<double>(list[k].tensor));
+    m.emplace_back(p[k].size()), v.emplace_back(blocks[k]);
+  }
+  for (int step = 1; step <= 3; ++step) {
+    set_gradients(list, step);
+    optimizer.step();
+    const double c1 = 1 - std::pow(options.beta1, step), c2 = 1 - std::pow(options.beta2, step);
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      const std::vector<double> g = to_host<double>(list[k].tensor.grad()), now = to_host<double>(list[k].tensor);
+      const std::size_t each = g.size() / blocks[k];
+      double worst = 0;
+      for (std::size_t b = 0; b < blocks[k]; ++b) {
+        double mean = 0;
+        for (std::size_t i = b * each; i < (b + 1) * each; ++i) mean += 0.25 * g[i] * g[i] / static_cast<double>(each);
+        v[k][b] = options.beta2 * v[k][b] + (1 - options.beta2) * mean;
+        const double root = std::sqrt(v[k][b] / c2) + options.epsilon;
+        for (std::size_t i = b * each; i < (b + 1) * each; ++i) {
+          m[k][i] = options.beta1 * m[k][i] + (1 - options.beta1) * 0.5 * g[i];
+          const double decay = k == 2 ? 0 : options.weight_decay;
+          p[k][i] = p[k][i] * (1 - options.rate * decay) - options.rate * (m[k][i] / c1) / root;
+          worst = std::max(worst, std::fabs(now[i] - p[k][i]));
+        }
+      }
+      INFO("parameter " << k << ", step " << step);
+      CHECK(worst < 3e-6);
+    }
+  }
+}
+
+TEST_CASE("adam-mini: bytes of state", "[adam_mini]") {
+  CHECK(AdamMini(make_parameters(), options_of()).state_bytes() ==
+        4 * (5 * 12 + 5 + std::size_t{20} * 131080 + 20 + 9 + 1));
+}
+
+TEST_CASE("adam-mini: narrow parameters, part after part", "[adam_mini]") {
+  // What a part of a parameter is rounded by is that part's own: a run in f32 beside it, step by step.
+  for (const NarrowUpdate narrow : {NarrowUpdate::master, NarrowUpdate::kahan, NarrowUpdate::stochastic}) {
+    Generator generator(1);
+    const GeneratorScope random(generator);
+    const std::vector<Named> list = make_parameters(DType::bf16);
+    std::vector<Named> wide;
+    for (const Named& p : list) wide.push_back({p.name, to_dtype(p.tensor.detach(), DType::f32).require_grad()});
+    AdamMini optimizer(list, options_of(narrow)), other(wide, options_of());
+    for (int step = 1; step <= 2; ++step) {
+      set_gradients(list, step);
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        wide[k].tensor.grad() = to_dtype(list[k].tensor.grad(), DType::f32);
+      }
+      optimizer.step(), other.step();
+    }
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      const std::vector<float> a = to_host<float>(list[k].tensor), b = to_host<float>(wide[k].tensor);
+      float worst = 0;
+      for (std::size_t i = 0; i < a.size(); ++i)
+        worst = std::max(worst, std::fabs(a[i] - b[i]) / (1 + std::fabs(b[i])));
+      INFO(to_string(narrow) << ", parameter " << k);
+      CHECK(worst < (narrow == NarrowUpdate::stochastic ? 0.017f : 0.004f));  // two steps of 2^-7, or half of one
+      if (narrow == NarrowUpdate::master) {
+        CHECK(to_host<float>(to_dtype(wide[k].tensor.detach(), DType::bf16)) == a);
+      }
+    }
+  }
+}
+
+TEST_CASE("adam-mini: what is refused", "[adam_mini]") {
+  AdamMiniOptions options;
+  options.beta1 = 1;
+  CHECK_THROWS_WITH(AdamMini(make_parameters(), options), Catch::Contains("adam-mini: beta1 (allowed: [0, 1)) 1"));
+  CHECK_THROWS_AS(AdamMini({{"w", zeros({2, 2}, DType::f64).require_grad()}}, {}), DTypeError);
+}
