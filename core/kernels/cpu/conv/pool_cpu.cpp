@@ -16,6 +16,29 @@ namespace pool_detail {
 constexpr std::int64_t tile = 256;
 constexpr std::int64_t grain_elements = 1 << 14;
 
+// read_elements of one tensor, again and again: which loop converts it is asked once, for runs that may be short.
+template <class T>
+class ElementReader {
+ public:
+  ElementReader(const void* data, DType dtype) : data_(data), dtype_(dtype) {
+    if (std::is_same_v<T, float> && is_narrow(dtype)) load_ = narrow_float_loops(isa()).load(dtype);
+  }
+  const T* operator()(std::int64_t element, std::int64_t n, T* buffer) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (load_ != nullptr) {
+        load_(element_at(data_, dtype_, element), buffer, n);
+        return buffer;
+      }
+    }
+    return read_elements(data_, dtype_, element, n, buffer);
+  }
+
+ private:
+  const void* data_;
+  DType dtype_;
+  NarrowFloatLoops::Load load_ = nullptr;  // null: nothing is converted, or by other loops
+};
+
 // Calls body(tap, pixel) for the elements of window (oh, ow) in row-major order; pixels are counted over (N, H, W).
 template <class F>
 inline void for_each_tap(const PoolWindows& w, std::int64_t image, std::int64_t oh, std::int64_t ow, F&& body) {
@@ -69,14 +92,14 @@ struct MaxRows {
     const PoolWindows& windows = args.windows;
     alignas(64) T best[tile], buffer[tile];
     alignas(64) std::int32_t where[tile];
+    const ElementReader<T> read(args.x, args.dtype);
     for_each_pixel_tile(windows.out, windows.channels, begin, end,
                         [&](std::int64_t pixel, std::int64_t image, std::int64_t oh, std::int64_t ow,
                             std::int64_t channel, std::int64_t n) {
                           std::fill(best, best + n, -std::numeric_limits<T>::infinity());
                           std::fill(where, where + n, static_cast<std::int32_t>(std::numeric_limits<Tap>::max()));
                           for_each_tap(windows, image, oh, ow, [&](std::int64_t tap, std::int64_t from) {
-                            const T* const x =
-                                read_elements(args.x, args.dtype, from * windows.channels + channel, n, buffer);
+                            const T* const x = read(from * windows.channels + channel, n, buffer);
                             take_larger(x, static_cast<std::int32_t>(tap), n, best, args.taps ? where : nullptr);
                           });
                           const std::int64_t to = pixel * windows.channels + channel;
@@ -106,6 +129,7 @@ struct MaxGradientRows {
   static void run(const MaxPoolGradArgs& args, std::int64_t begin, std::int64_t end) {
     const PoolWindows& windows = args.windows;
     alignas(64) T sum[tile], buffer[tile];
+    const ElementReader<T> read(args.dy, args.dtype);
     for_each_pixel_tile(windows.in, windows.channels, begin, end,
                         [&](std::int64_t pixel, std::int64_t image, std::int64_t ih, std::int64_t iw,
                             std::int64_t channel, std::int64_t n) {
@@ -113,8 +137,8 @@ struct MaxGradientRows {
                           for_each_window(windows, ih, iw, [&](std::int64_t tap, std::int64_t oh, std::int64_t ow) {
                             const std::int64_t from =
                                 ((image * windows.out[0] + oh) * windows.out[1] + ow) * windows.channels + channel;
-                            add_where(read_elements(args.dy, args.dtype, from, n, buffer),
-                                      static_cast<const Tap*>(args.taps) + from, static_cast<Tap>(tap), n, sum);
+                            add_where(read(from, n, buffer), static_cast<const Tap*>(args.taps) + from,
+                                      static_cast<Tap>(tap), n, sum);
                           });
                           store_elements(sum, args.dx, args.dtype, pixel * windows.channels + channel, n);
                         });
