@@ -2,17 +2,18 @@
 """What the kernels of cuda/ take, read off their machine code for sm_90, held against budgets.
 
   tools/kernels.py OBJECTS... [--budgets FILE] [--list] [--figures FILE]
+  tools/kernels.py --has-cuobjdump
 
 OBJECTS are object files of nvcc, or folders that are searched for them. `cuobjdump` and `nvdisasm` are those of CUOBJDUMP,
-PATH or the toolkit. Prints a line for each row of the budgets (tools/kernel_budgets.txt, which explains the columns) with
+PATH, the toolkit or Python's packages. Prints a line for each row of the budgets (tools/kernel_budgets.txt, which explains the columns) with
 the largest figures of its kernels; --list prints a line for each kernel; --figures writes all figures as a table
 with tabs. Exit status 1, with names, when a figure is over its budget, a kernel has no row, a row has no kernel, or nothing
 could be read.
 
 A trip. Kernels that move data do it in trips: a pass of a loop, or, where a thread makes one pass of the loop over
-items or teams, all of its way through the kernel. The trip that counts is the one that moves most bytes of global memory, by
-the longest of the ways that move them by words of 16 bytes, or, where there are no words, by 2 bytes, and that
-calls no function, as divisions do for rare values. A GPU
+items or teams, all of its way through the kernel. The trip that counts is the one that moves most bytes of global memory:
+of those that load words of 16 bytes, else of the loops, else the whole kernel. It counts by the longest of the ways that move
+them by words, or, where there are no words, by 2 bytes, and that calls no function, as divisions do for rare values. A GPU
 issues 128 instructions a clock on each multiprocessor, so instructions over bytes bound the share of its bandwidth.
 """
 import argparse
@@ -169,11 +170,12 @@ def loops_of(goes_on):
             new = set.intersection(*(dominators[b] for b in before[block])) | {block}
             if new != dominators[block]:
                 dominators[block], changed = new, True
-    loops, closing = {}, set()
+    place = {block: i for i, block in enumerate(order)}
+    closing = {(block, to) for block in order for to in goes_on[block] if place[to] <= place[block]}
+    loops = {}
     for block in order:
         for head in goes_on[block]:
             if head in dominators[block]:
-                closing.add((block, head))
                 inside, work = loops.setdefault(head, {head}), [block]
                 while work:
                     if (one := work.pop()) not in inside:
@@ -230,8 +232,10 @@ def figures_of(code, resource, is_launched):
         narrow = 0 if loads(counted, (16,)) else loads(counted, (2,))
         tails += narrow > 0
         way = way_of(blocks, goes_on, closing, order, inside, counted, head, narrow > 0)
-        trips.append((moved(way), narrow, way))
-    _, narrow, trip = max(trips, key=lambda one: (one[0], -len(one[2])))
+        is_loop = head in inner and moved(way, LOADS) > 0
+        by_words = sum(size for size in (bytes_of(one, LOADS) for one, is_counted in way if is_counted) if size == 16)
+        trips.append(((by_words > 0, by_words > 0 or is_loop, moved(way), -len(way)), narrow, way))
+    _, narrow, trip = max(trips, key=lambda one: one[0])
     kinds = collections.Counter(one.code.split(".")[0] for one, _ in trip)
     return Figures(*resource, narrow, tails - (narrow > 0), len(trip), moved(trip), moved(trip, LOADS),
                    *(sum(kinds[k] for k in group) for group in (HALF, EIGHTH)))
@@ -331,11 +335,14 @@ def check(figures, rows, is_listed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("objects", nargs="+")
+    parser.add_argument("objects", nargs="*")
+    parser.add_argument("--has-cuobjdump", action="store_true")
     parser.add_argument("--budgets", default=os.path.join(here, "kernel_budgets.txt"))
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--figures")
     options = parser.parse_args()
+    if options.has_cuobjdump:
+        sys.exit(tool() is None)
     rows, figures = budgets(options.budgets), read(options.objects)
     if options.figures:
         with open(options.figures, "w") as file:

@@ -150,6 +150,8 @@ int main(int argc, char** argv) {
   add_cost_flags(app, std::shared_ptr<models::CostOptions>(options, &options->costs));
   app.add_option("--device", options->device, "cpu or cuda")->capture_default_str();
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
+  app.add_option("--dropout", options->setup.sizes.dropout, "Text models: probability (the model's own; gpt2's is 0.1)")
+      ->check(CLI::Range(0.0, 0.999));
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps of a timed run, of which there are three (10)");
   app.add_flag("--tf32", options->allows_tf32, "f32 products and convolutions in TF32");
   CLI11_PARSE(app, argc, argv);
