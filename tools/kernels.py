@@ -10,8 +10,7 @@ the largest figures of its kernels; --list prints a line for each kernel; --figu
 with tabs. Exit status 1, with names, when a figure is over its budget, a kernel has no row, a row has no kernel, or nothing
 could be read.
 
-A trip. Kernels that move data do it in trips: a pass of a loop, or, where a thread makes one pass of the loop over
-items or teams, all of its way through the kernel. The trip that counts is the one that moves most bytes of global memory:
+A trip. Kernels that move data do it in trips: a pass of a loop, or all of a thread's way through the kernel. The trip that counts is the one that moves most bytes of global memory:
 of those that load words of 16 bytes, else of the loops, else the whole kernel. It counts by the longest of the ways that move
 them by words, or, where there are no words, by 2 bytes, and that calls no function, as divisions do for rare values. A GPU
 issues 128 instructions a clock on each multiprocessor, so instructions over bytes bound the share of its bandwidth.
@@ -201,9 +200,8 @@ def way_of(blocks, goes_on, closing, order, inside, counted, head, is_narrow):
                 new = tuple(a + b for a, b in zip(best[block][0], cost(following)))
                 if following not in best or new > best[following][0]:
                     best[following] = (new, block)
-    # It ends where the loop closes, or, of the whole kernel, at an exit or at the end of the loop over items or teams.
-    ends = [b for b in best if (b, head) in closing] or [
-        b for b in best if not goes_on[b] or any((b, to) in closing and b in counted for to in goes_on[b])]
+    # It ends where the loop closes, or, of the whole kernel, at an exit.
+    ends = [b for b in best if (b, head) in closing] or [b for b in best if not goes_on[b]]
     block, way = max(ends, key=lambda b: best[b][0]), []
     while block is not None:
         way = [(one, block in counted) for one in blocks[block]] + way
@@ -215,24 +213,21 @@ def moved(way, kinds=LOADS + STORES):
     return sum(bytes_of(one, kinds) for one, is_counted in way if is_counted)
 
 
-def figures_of(code, resource, is_launched):
-    """is_launched: by for_each_item or for_each_team, whose loop over items or teams a thread mostly passes once."""
+def figures_of(code, resource):
     blocks, goes_on = blocks_of(code)
     loops, closing, order = loops_of(goes_on)
-    is_outer = {head: not any(head in inside for other, inside in loops.items() if other != head) for head in loops}
-    inner = {head: inside for head, inside in loops.items() if not (is_launched and is_outer[head])}
-    regions = {0: set(order), **inner}
+    regions = {None: set(order), **loops}
     def loads(counted, sizes):
         return sum(bytes_of(i, LOADS) in sizes for b in counted for i in blocks[b])
 
     trips, tails = [], 0
     for head, inside in regions.items():
-        counted = inside - set().union(*(other for key, other in inner.items() if key != head and other < inside))
+        counted = inside - set().union(*(other for key, other in loops.items() if key != head and other <= inside))
         # Where nothing is loaded by words, elements of 2 bytes are met one by one, perhaps behind a choice of dtypes.
         narrow = 0 if loads(counted, (16,)) else loads(counted, (2,))
         tails += narrow > 0
-        way = way_of(blocks, goes_on, closing, order, inside, counted, head, narrow > 0)
-        is_loop = head in inner and moved(way, LOADS) > 0
+        way = way_of(blocks, goes_on, closing, order, inside, counted, head or 0, narrow > 0)
+        is_loop = head is not None and moved(way, LOADS) > 0
         by_words = sum(size for size in (bytes_of(one, LOADS) for one, is_counted in way if is_counted) if size == 16)
         trips.append(((by_words > 0, by_words > 0 or is_loop, moved(way), -len(way)), narrow, way))
     _, narrow, trip = max(trips, key=lambda one: one[0])
@@ -246,7 +241,7 @@ def read_file(file):
     resource = resources(output(of_hopper + ["--dump-resource-usage"]))
     codes = functions(output(of_hopper + ["-sass"]))
     names = short(list(codes))
-    return [(names[mangled], figures_of(code, resource[mangled], "kernel_detail" in mangled))
+    return [(names[mangled], figures_of(code, resource[mangled]))
             for mangled, code in codes.items() if code]
 
 
