@@ -12,8 +12,8 @@ could be read.
 
 A trip. Kernels that move data do it in trips: a pass of a loop, or all of a thread's way through the kernel. The trip that counts is the one that moves most bytes of global memory:
 of those that load words of 16 bytes, else of the loops, else the whole kernel. It counts by the longest of the ways that move
-them by words, or, where there are no words, by 2 bytes, and that calls no function, as divisions do for rare values. A GPU
-issues 128 instructions a clock on each multiprocessor, so instructions over bytes bound the share of its bandwidth.
+them by words, or, where there are no words, by 2 bytes, and that calls no function, as divisions do for rare values. With
+tensor cores it is the loop that uses them, by its shortest way: masks and dropout do not count. A GPU issues 128 instructions a clock on each multiprocessor, so instructions over bytes bound the share of its bandwidth.
 """
 import argparse
 import collections
@@ -30,9 +30,10 @@ here = os.path.dirname(os.path.abspath(__file__))
 
 Instruction = collections.namedtuple("Instruction", "at guard code operands")
 # Figures of a kernel: registers and stack bytes of a thread, static shared bytes of a block; loads of 2 bytes where its trip
-# is, and other loops that load so; of its trip: instructions, bytes moved, bytes loaded, instructions of slower units.
+# is, and other loops that load so; of its trip: instructions, bytes moved, bytes loaded, instructions of slower units and
+# of tensor cores.
 Figures = collections.namedtuple(
-    "Figures", "registers stack shared narrow tails instructions moved loaded half eighth")
+    "Figures", "registers stack shared narrow tails instructions moved loaded half eighth tensor")
 
 
 def tool():
@@ -112,6 +113,10 @@ HALF = ("IADD3", "LOP3", "SHF", "ISETP", "LEA", "SEL", "PRMT", "IMNMX", "VIADD",
 EIGHTH = ("MUFU", "F2F", "F2I", "I2F", "POPC", "FLO", "BREV")
 
 
+def is_tensor(instruction):
+    return instruction.code.split(".")[0] in ("HMMA", "IMMA", "QMMA")
+
+
 def blocks_of(code):
     """Basic blocks as lists of instructions, and the places that each goes on to."""
     target_of = {}
@@ -183,14 +188,9 @@ def loops_of(goes_on):
     return loops, closing, order
 
 
-def way_of(blocks, goes_on, closing, order, inside, counted, head, is_narrow):
-    """The instructions of the way from `head` through `inside` that moves most by words (is_narrow: by 2 bytes), then most at
-    all, and of those the longest that calls least, since divisions call a function for rare values. What moves in loops further inside, which are not `counted`, is not this way's."""
-    def cost(block):
-        sizes = [bytes_of(i, LOADS + STORES) for i in blocks[block]] if block in counted else []
-        preferred = sum(size for size in sizes if (size == 2 if is_narrow else size == 16))
-        return preferred, sum(sizes), -sum(i.code.startswith("CALL") for i in blocks[block]), len(blocks[block])
-
+def way_of(blocks, goes_on, closing, order, inside, counted, head, cost):
+    """The instructions of the way from `head` through `inside` whose blocks cost most, each with whether it is `counted`: loops
+    further inside are not."""
     best = {head: (cost(head), None)}
     for block in order:
         if block not in best:
@@ -220,20 +220,32 @@ def figures_of(code, resource):
     def loads(counted, sizes):
         return sum(bytes_of(i, LOADS) in sizes for b in counted for i in blocks[b])
 
+    def calls(block):
+        return -sum(i.code.startswith("CALL") for i in blocks[block])
+
     trips, tails = [], 0
     for head, inside in regions.items():
         counted = inside - set().union(*(other for key, other in loops.items() if key != head and other <= inside))
         # Where nothing is loaded by words, elements of 2 bytes are met one by one, perhaps behind a choice of dtypes.
         narrow = 0 if loads(counted, (16,)) else loads(counted, (2,))
         tails += narrow > 0
-        way = way_of(blocks, goes_on, closing, order, inside, counted, head or 0, narrow > 0)
+
+        def cost(block):
+            sizes = [bytes_of(i, LOADS + STORES) for i in blocks[block]] if block in counted else []
+            return sum(s for s in sizes if s == (2 if narrow else 16)), sum(sizes), calls(block), len(blocks[block])
+
+        def tensor_cost(block):
+            return sum(is_tensor(i) for i in blocks[block] if block in counted), calls(block), -len(blocks[block])
+
+        computes = any(is_tensor(i) for b in counted for i in blocks[b])
+        way = way_of(blocks, goes_on, closing, order, inside, counted, head or 0, tensor_cost if computes else cost)
         is_loop = head is not None and moved(way, LOADS) > 0
-        by_words = sum(size for size in (bytes_of(one, LOADS) for one, is_counted in way if is_counted) if size == 16)
-        trips.append(((by_words > 0, by_words > 0 or is_loop, moved(way), -len(way)), narrow, way))
+        by_words = any(bytes_of(one, LOADS) == 16 for one, is_counted in way if is_counted)
+        trips.append(((computes, by_words, by_words or is_loop, moved(way), -len(way)), narrow, way))
     _, narrow, trip = max(trips, key=lambda one: one[0])
     kinds = collections.Counter(one.code.split(".")[0] for one, _ in trip)
     return Figures(*resource, narrow, tails - (narrow > 0), len(trip), moved(trip), moved(trip, LOADS),
-                   *(sum(kinds[k] for k in group) for group in (HALF, EIGHTH)))
+                   *(sum(kinds[k] for k in group) for group in (HALF, EIGHTH)), sum(is_tensor(one) for one, _ in trip))
 
 
 def read_file(file):

@@ -80,8 +80,8 @@ gate() {
 says() { grep -qF -- "$1" "$out/said" || { echo "not said: $1" && cat "$out/said" && failed=1; }; }
 
 gate 0 <<<$'# a comment\nfake::Wide  20  8  1024  0  0  0.3\nfake::{Narrow,Other}  33  0  1280  1  0  2.5  exception: why'
-# registers stack shared narrow tails instructions moved loaded half eighth
-for figures in $'fake::Wide\t20\t8\t1024\t0\t0\t9\t32\t16\t1\t1' $'fake::Narrow\t33\t0\t1280\t1\t0\t5\t2\t2\t0\t0'; do
+# registers stack shared narrow tails instructions moved loaded half eighth tensor
+for figures in $'fake::Wide\t20\t8\t1024\t0\t0\t9\t32\t16\t1\t1\t0' $'fake::Narrow\t33\t0\t1280\t1\t0\t5\t2\t2\t0\t0\t0'; do
   grep -qxF "$figures" "$out/figures" || { echo "not in the figures: $figures" && cat "$out/figures" && failed=1; }
 done
 gate 1 <<<$'fake::Wide  19  8  1024  0  0  0.3\nfake::*  33  0  1280  1  0  2.5'
