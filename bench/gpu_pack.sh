@@ -31,6 +31,12 @@ for name in $programs; do
     exit 1
   fi
 done
+if tools/kernels.py --has-cuobjdump; then # what the table stands beside; budgets are another's affair
+  tools/kernels.py "$build/CMakeFiles/thimble_cuda.dir" --figures "$folder/figures" >"$folder/budgets" 2>&1 || tail -n 1 "$folder/budgets"
+  bench/gpu_expected.py "$folder/figures" --tsv "$packed/bench/gpu_expected.tsv" >/dev/null
+else
+  say "no cuobjdump: the table will have no expected figures"
+fi
 cp bench/gpu_first.sh bench/gpu_table.py bench/gpu_torch.py "$packed/bench/"
 cp bench/peers/torch_nets.py "$packed/bench/peers/"
 {
