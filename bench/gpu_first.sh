@@ -78,7 +78,7 @@ run() {
   echo "---- $((SECONDS - start)) s"
 }
 program() { run "$bin/$1" "${@:2}"; }
-cases() { program thimble_tests "$@"; }
+cases() { program thimble_tests --durations yes "$@"; }
 tiny() { [ -z "$is_tiny" ] || echo "$@"; } # these, in a run that only shows that commands run
 has_torch() {
   local ask='import torch'

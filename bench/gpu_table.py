@@ -87,18 +87,18 @@ def gib(count):
 def of_stages(stages):
     table = Table()
     for name, stage in stages.items():
-        lines, note = stage["lines"], ""
+        lines, notes = stage["lines"], []
         failed = [line for line in lines if line.startswith("FAILED with")]
         whys = [line for line in lines if re.match(r"left out: |no PyTorch|this build finds no GPU", line)]
         sums = [line for line in lines if re.match(r"(test cases|All tests passed|=+ ERROR SUMMARY|=+ RACECHECK SUMMARY)", line)]
         counts = [line for line in lines if re.search(r"predicted == measured in \d+ of \d+", line)]
         errors = [line for line in lines if re.match(r"thimble\w*: |gpu_\w+: |gpu_\w+\.py: |.*error while loading", line)]
         for part in (whys[:2], sums[:3], counts[:3], failed[:2], errors[:2]):
-            note += "".join("; " * bool(note) + line[:160] for line in part)
+            notes += [line[:160] for line in part]
         state = stage["state"]
         seconds = stage.get("seconds")
         table.add(name, state if state in ("passed", "left out") else f"**{state}**", f"{seconds} s" if seconds else "", None)
-        table.rows[-1] = (*table.rows[-1][:3], note)
+        table.rows[-1] = (*table.rows[-1][:3], "; ".join(notes))
     table.show("Stages", ("stage", "ended", "after", "said"))
 
 
