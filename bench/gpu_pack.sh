@@ -26,7 +26,7 @@ packed=$folder/thimble-gpu
 mkdir -p "$packed/bin" "$packed/bench/peers"
 for name in $programs; do
   strip -o "$packed/bin/$name" "$build/bin/$name"
-  if ldd "$packed/bin/$name" | grep -E 'libstdc\+\+|libgcc_s'; then
+  if readelf -d "$packed/bin/$name" | grep -E 'NEEDED.*(libstdc\+\+|libgcc_s)'; then
     say "gpu_pack.sh: $name needs this machine's C++ library" >&2
     exit 1
   fi
