@@ -10,7 +10,8 @@
 #
 # The programs lie in ../bin (BIN), as bench/gpu_pack.sh packs them or a build leaves them. cuBLAS and cuDNN that the
 # system lacks are looked for among the packages of THIMBLE_PYTHON (python3), which PyTorch is asked of, too. LIMIT=SECONDS sets
-# every stage's limit. DEVICE=cpu SIZES=tiny runs the same commands without a GPU, to see that they run.
+# every stage's limit. DEVICE=cpu SIZES=tiny runs the same commands without a GPU, to see that they run, and DEVICE=emulated
+# the stages of tests on the CUDA device that a build's tests have without CUDA.
 # shellcheck disable=SC2317  # stages are called by name
 set -uo pipefail
 self=$(realpath "$0")
@@ -78,7 +79,12 @@ run() {
   echo "---- $((SECONDS - start)) s"
 }
 program() { run "$bin/$1" "${@:2}"; }
-cases() { program thimble_tests --durations yes "$@"; }
+# Tests of every device that is there pass where there is no GPU, too.
+needs_gpu() { [ "$device" != cuda ] || "$bin/thimble" devices | grep -q '^cuda .*, found' || left_out 'this build finds no GPU'; }
+cases() {
+  needs_gpu
+  program thimble_tests --durations yes "$@"
+}
 tiny() { [ -z "$is_tiny" ] || echo "$@"; } # these, in a run that only shows that commands run
 has_torch() {
   local ask='import torch'
@@ -89,6 +95,7 @@ operator_files='softmax elementwise norm attention batch_norm dropout indexing m
 # Calls that are refused are our own affair, checked one by one; some are questions whose answer is no.
 sanitizer() {
   local tool
+  needs_gpu
   tool=$(command -v compute-sanitizer || find /usr/local/cuda/bin -name compute-sanitizer 2>/dev/null | head -1)
   [ -n "$tool" ] || left_out 'no compute-sanitizer'
   "$tool" "$bin/thimble" devices 2>&1 | grep -q 'Device not supported' && left_out 'compute-sanitizer does not work here'
@@ -98,7 +105,7 @@ sanitizer() {
 stage_devices() {
   command -v nvidia-smi >/dev/null && run nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm --format=csv
   program thimble devices
-  [ "$device" = cpu ] || "$bin/thimble" devices | grep -q '^cuda .*, found' || { echo 'this build finds no GPU' && failed=1; }
+  (needs_gpu) || failed=1
 }
 stage_tests() { cases "[cuda]~[.]"; }
 stage_operators() {

@@ -15,7 +15,7 @@ fake() {
   { echo '#!/usr/bin/env bash' && cat; } >"$out/bin/$1"
   chmod +x "$out/bin/$1"
 }
-fake thimble <<<'echo "cuda   built for 9.0, found"'
+fake thimble <<<'echo "cuda   built, found"'
 fake thimble_tests <<<'echo "test cases: 3 | 2 passed | 1 failed"; exit 1'
 fake gpu_memory_benchmark <<<'echo "copy                 2048 MiB     0.5000 ms    4000.0 GB/s"'
 # Of three lines the first two come before it hangs, in a process of its own, too.
@@ -81,5 +81,11 @@ BIN=$out/bin THIMBLE_PYTHON=$out/bin/python LIMIT=4 "$root/bench/gpu_first.sh" -
   { echo "the second call failed" && failed=1; }
 has 'the second run' '^\| tests \| passed .*All tests passed' table.md
 has 'the first call' '^\| speed \| \*\*TIMED OUT\*\*' table.md
+# Without a GPU tests pass on the CPU alone, which says nothing.
+fake thimble <<<'echo "cuda   built, not found"'
+BIN=$out/bin THIMBLE_PYTHON=$out/bin/python LIMIT=4 "$root/bench/gpu_first.sh" --stages devices,tests "$out/results" >>"$out/said" 2>&1 &&
+  { echo "a call without a GPU passed" && failed=1; }
+has 'no GPU' '^\| devices \| \*\*FAILED\*\* .*finds no GPU' table.md
+has 'tests without one' '^\| tests \| left out .*finds no GPU' table.md
 [ "$failed" = 0 ] || tail -n 40 "$out/said"
 exit "$failed"
