@@ -48,7 +48,7 @@ def output(command):
     environment = dict(os.environ, PATH=os.path.dirname(os.path.abspath(command[0])) + os.pathsep + os.environ["PATH"])
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ran.returncode != 0:
-        sys.exit(f"kernels.py: {' '.join(command)}: {ran.stderr.strip() or ran.stdout.strip()}")
+        raise RuntimeError(f"{' '.join(command)}: {ran.stderr.strip() or ran.stdout.strip()}")
     return ran.stdout
 
 
@@ -350,7 +350,10 @@ def main():
     options = parser.parse_args()
     if options.has_cuobjdump:
         sys.exit(tool() is None)
-    rows, figures = budgets(options.budgets), read(options.objects)
+    try:
+        rows, figures = budgets(options.budgets), read(options.objects)
+    except (RuntimeError, OSError) as error:
+        sys.exit(f"kernels.py: {error}")
     if options.figures:
         with open(options.figures, "w") as file:
             for name in sorted(figures):
