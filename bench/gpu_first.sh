@@ -134,9 +134,9 @@ peer() {
 stage_gpt2() {
   local flags=(gpt2 --batch 16 --seq 1024)
   [ -n "$is_tiny" ] && flags=(gpt2 --batch 2 --seq 32 --steps 2 --layers 1 --heads 2 --width 32)
-  step gpt2 "${flags[@]}" --precision bf16 --dropout 0 # PyTorch's has none
-  step gpt2-dropout "${flags[@]}" --precision bf16
-  step gpt2-pure "${flags[@]}" --dtype bf16 --dropout 0
+  step gpt2 "${flags[@]}" --precision bf16
+  step gpt2-dropout "${flags[@]}" --precision bf16 --dropout 0.1
+  step gpt2-pure "${flags[@]}" --dtype bf16
   has_torch || return
   peer gpt2-torch "${flags[@]}" --dtype autocast
   peer gpt2-pure-torch "${flags[@]}" --dtype bf16
@@ -168,7 +168,7 @@ stage_profile() {
   # Of each kernel of a step one launch: its time, its share of the memory's and of the issue slots' ceilings.
   run "$tool" --clock-control none --launch-skip 400 --launch-count 400 --csv --metrics \
     gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,sm__inst_issued.avg.pct_of_peak_sustained_active,launch__registers_per_thread \
-    "$bin/gpu_step_benchmark" gpt2 --batch 16 --seq 1024 --precision bf16 --dropout 0 --steps 1 --device "$device"
+    "$bin/gpu_step_benchmark" gpt2 --batch 16 --seq 1024 --precision bf16 --steps 1 --device "$device"
 }
 train_one() {
   echo "step train-$1"
