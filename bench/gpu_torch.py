@@ -1,4 +1,4 @@
-"""PyTorch's half of bench/gpu_check.sh.
+"""PyTorch's half of bench/gpu_first.sh.
 
 gpu_torch.py operators [--device D] [--scale N]    the lines of gpu_benchmark for PyTorch's operators
 gpu_torch.py train gpt2|resnet50 [--batch N ...]   the figures of gpu_step_benchmark for a training step, as JSON

@@ -142,6 +142,12 @@ if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
   set_tests_properties(pages PROPERTIES SKIP_RETURN_CODE 77)
 endif()
 
+# What machines with a GPU and their compilers are asked by, on programs and machine code that are written down.
+foreach(name IN ITEMS gpu_first kernel_budgets)
+  thimble_add_test(${name} COMMAND bash ${PROJECT_SOURCE_DIR}/tests/cuda/${name}_test.sh ${PROJECT_BINARY_DIR}/${name})
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+endforeach()
+
 # About the sources themselves: these need nothing of the library, so they also run while it does not build.
 add_executable(thimble_house_tests tests/house/sources.cpp tests/house/folders_test.cpp
                                    tests/house/layering_test.cpp tests/house/text_test.cpp

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""What a GPU should take for operators and for a step of GPT-2, on paper, of the figures of the kernels' machine code:
+
+  tools/kernels.py BUILD/CMakeFiles/thimble_cuda.dir --figures FIGURES
+  bench/gpu_expected.py FIGURES [--tsv FILE]        the tables of docs/gpu-expected.md; --tsv: what bench/gpu_table.py compares with
+
+The time of a kernel is the largest of three, and what a launch takes:
+
+  memory    the bytes that it must move, over the share of the bandwidth that a copy reaches
+  issue     the bytes that its threads touch, times instructions for a byte, over the instructions that the GPU issues; an
+            instruction of a unit of half or an eighth of the rate counts twice or eight times, in its unit
+  waiting   the bytes that its threads touch, over those that are under way at a time (the loads of a trip of all resident
+            threads), times the time that memory takes to answer
+
+Products take their operations over a share of the tensor cores' rate. The shares are guesses, so marked below.
+"""
+import collections
+import fnmatch
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tools"))
+from kernels import Figures  # noqa: E402
+
+# An H200: its data sheet.
+PROCESSORS, CLOCK, BANDWIDTH, TENSOR, PLAIN = 132, 1.98e9, 4.8e12, 989e12, 67e12
+ISSUED = PROCESSORS * 128 * CLOCK
+# Guesses.
+COPY = 0.9  # of the bandwidth: a copy
+ANSWER = 0.8e-6  # seconds from a load to its value when memory is busy
+LAUNCH = 2e-6  # seconds between two kernels of a stream
+PRODUCT = 0.75  # of the tensor cores' rate: a library's product whose rows are aligned
+UNALIGNED = 0.45  # whose rows begin at 2 bytes, so that the tensor memory accelerator cannot read them
+PLAIN_PRODUCT = 0.85  # of f32's rate: a product in f32
+MMA = 0.62  # of the tensor cores' rate: mma.sync, on Hopper
+OVERLAP = 0.45  # of the bound of attention, whose warps wait for each other and for softmax; of short rows, width 64
+
+Kernel = collections.namedtuple("Kernel", "names must touched threads", defaults=(None,))
+Part = collections.namedtuple("Part", "name seconds bound why")
+
+
+def find(figures, names):
+    for pattern in names:
+        for name, one in figures.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                return name, one
+    sys.exit(f"gpu_expected.py: no kernel is called {' or '.join(names)}")
+
+
+def kernel(figures, names, must, touched=None, threads=None):
+    """Part of a kernel that must move `must` bytes and touches `touched` (the same); threads: of all, where they do not fill the GPU."""
+    name, one = find(figures, names)
+    touched = touched or must
+    slots = max(one.instructions, 2 * one.half, 8 * one.eighth) / max(1, one.moved)
+    resident = min(2048, 65536 // (-(-one.registers // 8) * 8) // 256 * 256)
+    if threads:
+        resident = min(resident, threads / PROCESSORS)
+    under_way = PROCESSORS * resident * max(one.loaded, one.moved - one.loaded)
+    bounds = {"memory": must / (COPY * BANDWIDTH), "issue": touched * slots / ISSUED, "waiting": touched / under_way * ANSWER}
+    bound = max(bounds, key=bounds.get)
+    return Part(name, bounds[bound] + LAUNCH, bound, f"{one.instructions} / {one.moved} B, {one.registers} registers")
+
+
+def product(name, operations, share, rate=TENSOR):
+    return Part(name, operations / (share * rate) + LAUNCH, "tensor cores" if rate == TENSOR else "f32", f"{share:.2f} of the rate")
+
+
+def attention(figures, forward, length, rows, width):
+    """Of bf16, causal: each of its products takes, for an instruction of tensor cores (16 x 8 x 16) on a quarter of a
+    multiprocessor, the larger of its clocks there and of those that all instructions beside it take to issue."""
+    used = 2.0 * rows * length * width / 2  # operations of a product, half of it behind the mask
+    kernels, clocks = (("Forward", 2),) if forward else (("QueryGradient", 3), ("KeyGradients", 4)), 0
+    beside = []
+    for which, products in kernels:
+        _, one = find(figures, [f"attention_mma::{which}<bf16, 64>"])
+        tensor = 4096 / (MMA * TENSOR / PROCESSORS / 4 / CLOCK)
+        clocks += products * used / 4096 * max(tensor, one.instructions / one.tensor)
+        beside.append(f"{one.instructions / one.tensor:.1f} instructions for one of {tensor:.1f} clocks")
+    seconds = clocks / (PROCESSORS * 4 * CLOCK) / OVERLAP
+    products = 2 if forward else 5
+    return Part("attention_mma, " + ("forward" if forward else "backward"), seconds + LAUNCH * (1 if forward else 3), "issue, mma.sync",
+                f"{'; '.join(beside)}: {products * used / seconds / 1e12:.0f} TFLOP/s of {products} products")
+
+
+def size(dtype):
+    return {"f32": 4, "bf16": 2}[dtype]
+
+
+def row_kernels(figures, dtype, kind, rows, width):
+    """Row norm and softmax: of words where there is such a kernel, of elements else; they touch a row up to three times."""
+    s, type_ = size(dtype), {"f32": "float", "bf16": "bf16"}[dtype]
+    n = rows * width * s
+    names = {"norm": (f"row_norm::Forward<{type_}*", "row_norm::Forward<*float*"),
+             "norm_gradient": (f"row_norm::InputGradient<{type_}*", "row_norm::InputGradient<*float*"),
+             "norm_sums": (f"row_norm::BlockSumsOfWords<{type_}*", "row_norm::BlockSums*<*float*"),
+             "softmax": (f"softmax::Forward<{type_}*", "softmax::Forward<float*"),
+             "sum": (f"reduce::SumColumns<{type_}*", "reduce::SumStretch<float*"),
+             "bias": (f"matmul::BlockSumsOfWords<{type_}*", "matmul::BlockSums<*float*", "matmul::ColumnSum<float>")}[kind]
+    name, one = find(figures, names)
+    by_words = one.loaded >= 16
+    passes = {"norm": 3, "norm_gradient": 3, "softmax": 3}.get(kind, 1)
+    must = n * {"norm": 2, "norm_gradient": 3, "norm_sums": 2, "softmax": 2, "sum": 1, "bias": 1}[kind]
+    touched = must if by_words else must + n * (passes - 1)
+    return kernel(figures, names, must, touched)
+
+
+def operators(figures):
+    """{(operator, dtype): parts} of bench/benchmarks/gpu_benchmark.cpp's lines."""
+    found, rows, width = {}, 16384, 1024
+    for dtype, type_ in (("f32", "float"), ("bf16", "bf16")):
+        n = rows * width * size(dtype)
+        rate = (PRODUCT, TENSOR) if dtype == "bf16" else (PLAIN_PRODUCT, PLAIN)
+        found["matmul", dtype] = [product("cuBLASLt", 2.0 * 4096**3, *rate)]
+        found["matmul_mlp", dtype] = [product("cuBLASLt", 2.0 * rows * 768 * 3072, *rate)]
+        found["add", dtype] = [kernel(figures, [f"elementwise::Dense<ops::Add, -1, {type_}>"], 3 * n)]
+        found["gelu", dtype] = [kernel(figures, [f"elementwise::Dense<ops::GeluTanh, -1, {type_}>"], 2 * n)]
+        found["softmax", dtype] = [row_kernels(figures, dtype, "softmax", rows, width)]
+        found["sum_rows", dtype] = [row_kernels(figures, dtype, "sum", rows, width)]
+        found["layer_norm", dtype] = [row_kernels(figures, dtype, "norm", rows, width)]
+        found["dropout", dtype] = [kernel(figures, [f"random::DropWords<{type_}>"], 2 * n)]
+    found["attention", "bf16"] = [attention(figures, True, 1024, 16 * 12 * 1024, 64)]
+    found["attention_grad", "bf16"] = [attention(figures, False, 1024, 16 * 12 * 1024, 64)]
+    found["adam", "f32"] = [kernel(figures, ["optimizer::Updates<AdamRule<float>*"],
+                                   28 * rows * width)]
+    for whole in (1024, 2048, 4096, 8192):
+        found[f"linear_{whole}", "bf16"] = [product("cuBLASLt", 2.0 * whole**3, PRODUCT)]
+    return found
+
+
+def gpt2(figures):
+    """[(what, parts, times)] of a step of GPT-2 124M: batch 16, T 1024, bf16 with f32 masters, no dropout, all kept."""
+    rows, width, layers, words = 16 * 1024, 768, 12, 50257
+    x, wide, logits = 2 * rows * width, 2 * rows * 4 * width, 2 * rows * words
+    parameters = 124.4e6
+    one = lambda *a, **k: kernel(figures, *a, **k)
+    dense = lambda functor, which, must: one([f"elementwise::Dense<ops::{functor}, {which}, bf16>"], must)
+    cross = lambda which: one([f"cross_entropy::{which}<bf16*", f"cross_entropy::{which}<float*"], logits * (1 if which == "Forward" else 2),
+                              logits * (2 if which == "Forward" else 2))
+    return [
+        ("products of the layers, forward and both gradients", [product("cuBLASLt", 3 * 24.0 * rows * width**2, PRODUCT)], layers),
+        ("head's product, forward and both gradients", [product("cuBLASLt", 3 * 2.0 * rows * width * words, UNALIGNED)], 1),
+        ("attention, forward", [attention(figures, True, 1024, 16 * 12 * 1024, 64)], layers),
+        ("attention, backward", [attention(figures, False, 1024, 16 * 12 * 1024, 64)], layers),
+        ("gelu, forward, behind the product", [one(["matmul::GeluWords*bf16*", "matmul::Gelu*"], 2 * wide)], layers),
+        ("gelu, backward", [dense("GeluTanh", 0, 3 * wide)], layers),
+        ("layer norms, forward", [row_kernels(figures, "bf16", "norm", rows, width)], 2 * layers + 1),
+        ("layer norms, gradient of x", [row_kernels(figures, "bf16", "norm_gradient", rows, width)], 2 * layers + 1),
+        ("layer norms, gradients of scale and shift", [row_kernels(figures, "bf16", "norm_sums", rows, width)], 2 * layers + 1),
+        ("gradients of biases", [row_kernels(figures, "bf16", "bias", rows, n * width) for n in (3, 1, 4, 1)], layers),
+        ("residual sums, forward", [dense("Add", -1, 3 * x)], 2 * layers + 1),
+        ("sums of gradients, backward", [dense("Add", -1, 3 * x)], 2 * layers),
+        ("copies of q, k, v's gradients into one", [one(["copy::MoveDense"], 2 * 3 * x)], layers),
+        ("cross entropy, forward", [cross("Forward")], 1),
+        ("cross entropy, backward", [cross("Backward")], 1),
+        ("embedding and its gradient", [one(["gather::SumRow<float>"], 2 * x + 2 * words * width)], 1),
+        ("length of the gradients", [one(["optimizer::SumStretches*"], 2 * parameters)], 1),
+        ("AdamW", [one(["optimizer::Updates<AdamRule<float>*bf16*", "optimizer::Updates<AdamRule<float>*"], 28 * parameters)], 1),
+    ]
+
+
+def total(parts):
+    return sum(part.seconds for part in parts)
+
+
+def main():
+    if len(sys.argv) not in (2, 4) or len(sys.argv) == 4 and sys.argv[2] != "--tsv":
+        sys.exit("gpu_expected.py: FIGURES [--tsv FILE]")
+    figures = {}
+    with open(sys.argv[1]) as file:
+        for line in file:
+            name, *numbers = line.rstrip("\n").split("\t")
+            figures[name] = Figures(*map(int, numbers))
+    listed, step = operators(figures), gpt2(figures)
+    print("| operator | ms | bound by | kernel | instructions of a trip, bytes |\n|---|--:|---|---|---|")
+    for (name, dtype), parts in listed.items():
+        for part in parts:
+            print(f"| {name} {dtype} | {1e3 * part.seconds:.4f} | {part.bound} | `{part.name}` | {part.why} |")
+    print("\n| a step of GPT-2 | times | ms | bound by | kernel |\n|---|--:|--:|---|---|")
+    everything = 0
+    for what, parts, times in step:
+        everything += times * total(parts)
+        print(f"| {what} | {times} | {1e3 * times * total(parts):.2f} | {parts[0].bound} | `{parts[0].name}` |")
+    print(f"| **all** | | **{1e3 * everything:.1f}** | | |")
+    if len(sys.argv) == 4:
+        with open(sys.argv[3], "w") as file:
+            for (name, dtype), parts in listed.items():
+                file.write(f"{name} {dtype} {1e3 * total(parts):.5f}\n")
+            file.write(f"gpt2 step {1e3 * everything:.3f}\n")
+
+
+if __name__ == "__main__":
+    main()
