@@ -16,6 +16,7 @@
 
 #include <thimble/core/numbers/half.h>
 #include <thimble/cuda/kernel/warp.h>
+#include <thimble/cuda/kernel/words.h>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "attention on tensor cores needs compute capability 8.0: set CMAKE_CUDA_ARCHITECTURES to 80 or later"
@@ -107,19 +108,6 @@ __device__ inline void multiply_tf32(float (&sum)[4], const std::uint32_t (&left
       "{%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
-}
-
-/// Two values as T, rounded to nearest even; `low` in the lower half.
-template <class T>
-__device__ inline std::uint32_t packed(float low, float high) {
-  std::uint32_t word;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  } else {
-    static_assert(std::is_same_v<T, f16>);
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  }
-  return word;
 }
 
 /// A value as TF32, rounded to nearest, halves away from zero: at most 2^-11 of it off.

@@ -179,6 +179,18 @@ std::vector<Work> works() {
        [] {
          return bytes_of({sum(noise({2100, 40}, 1), 0)});
        }},
+      {"sum in f64",
+       [] {
+         return bytes_of({sum(noise({2100, 40}, 1, DType::f64), 0)});
+       }},
+      {"sum of more rows than a round has",
+       [] {
+         return bytes_of({sum(noise({8400, 24}, 1), 0)});
+       }},
+      {"sum of long rows",
+       [] {
+         return bytes_of({sum(noise({2, 9000}, 1), 1), sum(noise({33, 70}, 1), 0)});
+       }},
       {"largest",
        [] {
          return bytes_of({thimble::max(noise({900, 40}, 1), 0)});
@@ -191,6 +203,11 @@ std::vector<Work> works() {
       {"layer norm",
        [] {
          return with_gradients({noise({9, 300}, 1), noise({300}, 2), noise({300}, 3)},
+                               [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
+       }},
+      {"layer norm, a team for each row",
+       [] {
+         return with_gradients({noise({3, 1300}, 1), noise({1300}, 2), noise({1300}, 3)},
                                [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
        }},
       {"embedding", embedding_of},
