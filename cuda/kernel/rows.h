@@ -63,6 +63,25 @@ class RowReader {
   std::int64_t end_;
 };
 
+/// The same of elements that are apart.
+template <class S>
+class StridedReader {
+ public:
+  static constexpr int count = word_elements<S>;
+  THIMBLE_DEVICE StridedReader(const S* row, std::int64_t length, std::int64_t step)
+      : row_(row), length_(length), step_(step) {}
+  THIMBLE_DEVICE void read(std::int64_t w, Wide<S> (&values)[count]) const {
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) {
+      values[e] = w * count + e < length_ ? widened(row_[(w * count + e) * step_]) : Wide<S>(0);
+    }
+  }
+
+ private:
+  const S* row_;
+  std::int64_t length_, step_;
+};
+
 /// Where words of results go; a row that begins at no granule takes them element by element.
 template <class S>
 class RowWriter {
@@ -96,6 +115,67 @@ THIMBLE_DEVICE inline void for_each_word(const Threads& threads, std::int64_t le
   for (std::int64_t w = threads.rank(); w < whole; w += Threads::size) f(w, Whole<count>{});
   const int rest = static_cast<int>(length % count);
   if (rest > 0 && threads.rank() == whole % Threads::size) f(whole, rest);
+}
+
+/// Rows of operands, elements side by side. The results of f(begin, values), values[0], take the place of elements
+/// begin .. of `to`, in words that begin at granules where all operands lie alike. A null operand is not read.
+template <int operands, class S, class Threads, class F>
+THIMBLE_DEVICE inline void map_row(const Threads& threads, const S* const (&from)[operands], S* to, std::int64_t length,
+                                   const F& f) {
+  constexpr int count = word_elements<S>;
+  const auto askew = [](const S* row) { return reinterpret_cast<std::uintptr_t>(row) % 16; };
+  bool are_alike = askew(to) % sizeof(S) == 0;
+  for (int k = 0; k < operands; ++k) are_alike = are_alike && (!from[k] || askew(from[k]) == askew(to));
+  if (!are_alike) {
+    const RowWriter<S> writer(to);
+    return for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
+      Wide<S> values[operands][count];
+      THIMBLE_UNROLL
+      for (int k = 0; k < operands; ++k) {
+        if (from[k]) RowReader<S>(from[k], length).read(w, values[k]);
+      }
+      f(w * count, values);
+      writer.write(w, values[0], n);
+    });
+  }
+  const auto before = static_cast<int>(askew(to) / sizeof(S));  // elements of the first granule that are not the row's
+  for (std::int64_t begin = std::int64_t{threads.rank()} * count - before; begin < length;
+       begin += Threads::size * count) {
+    Wide<S> values[operands][count];
+    THIMBLE_UNROLL
+    for (int k = 0; k < operands; ++k) {
+      if (!from[k]) continue;
+      const Words<S, count> held = words_at<count>(from[k], begin);
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[k][e] = widened(held.values[e]);
+    }
+    f(begin, values);
+    const Words<S, count> words = narrowed<S>(values[0]);
+    if (begin >= 0 && begin + count <= length) {
+      put_words(to, begin, words);
+    } else {
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) {
+        if (begin + e >= 0 && begin + e < length) to[begin + e] = words.values[e];
+      }
+    }
+  }
+}
+
+/// The same of elements that are apart, each operand by its step; the last one is that of `to`.
+template <int operands, class S, class Threads, class F>
+THIMBLE_DEVICE inline void map_strided_row(const Threads& threads, const S* const (&from)[operands], S* to,
+                                           const std::int64_t (&steps)[operands + 1], std::int64_t length, const F& f) {
+  constexpr int count = word_elements<S>;
+  for_each_word<count>(threads, length, [&](std::int64_t w, auto n) {
+    Wide<S> values[operands][count];
+    for (int k = 0; k < operands; ++k) {
+      if (from[k]) StridedReader<S>(from[k], length, steps[k]).read(w, values[k]);
+    }
+    f(w * count, values);
+    const Words<S, count> words = narrowed<S>(values[0]);
+    for (int e = 0; e < n; ++e) to[(w * count + e) * steps[operands]] = words.values[e];
+  });
 }
 
 /// A row's threads: the lanes of a warp.
@@ -172,6 +252,17 @@ void with_floating(DType dtype, F&& f) {
     default:
       return f.template operator()<float>();
   }
+}
+
+/// f.template operator()<S, is_dense>() for rows of a floating dtype. Elements of 8 bits are read one by one.
+template <class F>
+void with_rows(DType dtype, bool is_dense, F&& f) {
+  with_floating(dtype, [&]<class S>() {
+    if constexpr (sizeof(S) > 1) {
+      if (is_dense) return f.template operator()<S, true>();
+    }
+    f.template operator()<S, false>();
+  });
 }
 
 }  // namespace thimble::cuda_kernels

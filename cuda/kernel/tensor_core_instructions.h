@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include <thimble/core/numbers/half.h>
+#include <thimble/cuda/kernel/exponential.h>
 #include <thimble/cuda/kernel/warp.h>
 #include <thimble/cuda/kernel/words.h>
 
@@ -115,13 +116,6 @@ __device__ inline std::uint32_t tf32_word(float value) {
   std::uint32_t word;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
   return word;
-}
-
-/// 2^x within 2 units in the last place.
-__device__ inline float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 }  // namespace thimble::cuda_kernels

@@ -70,20 +70,18 @@ template <class S, int count>
 THIMBLE_DEVICE inline Words<S, count> narrowed(const Wide<S> (&values)[count]) {
   Words<S, count> words;
   if constexpr (sizeof(S) == 2 && count % 2 == 0) {
+    bool has_nan = false;
     THIMBLE_UNROLL
     for (int e = 0; e < count; e += 2) {
       const std::uint32_t pair = packed<S>(values[e], values[e + 1]);
       words.values[e] = S::from_bits(static_cast<std::uint16_t>(pair));
       words.values[e + 1] = S::from_bits(static_cast<std::uint16_t>(pair >> 16));
-      if (values[e] != values[e] || values[e + 1] != values[e + 1]) {  // the instruction has one NaN alone
-        words.values[e] = convert_value<S>(values[e]);
-        words.values[e + 1] = convert_value<S>(values[e + 1]);
-      }
+      has_nan = has_nan || values[e] != values[e] || values[e + 1] != values[e + 1];
     }
-  } else {
-    THIMBLE_UNROLL
-    for (int e = 0; e < count; ++e) words.values[e] = convert_value<S>(values[e]);
+    if (!has_nan) return words;
   }
+  THIMBLE_UNROLL
+  for (int e = 0; e < count; ++e) words.values[e] = convert_value<S>(values[e]);  // NaN keeps its sign
   return words;
 }
 

@@ -118,6 +118,4 @@ inline std::uint32_t tf32_word(float value) {
   return std::isinf(value) ? word : (word + 0x1000u) & ~0x1fffu;  // from the largest exponent on to infinity
 }
 
-inline float power_of_two(float x) { return std::exp2(x); }
-
 }  // namespace thimble::cuda_kernels
