@@ -116,6 +116,47 @@ struct Gelu {
   }
 };
 
+// The same of neighbours in 16 bytes.
+template <class S>
+struct GeluOfWords {
+  static constexpr int count = word_elements<S>;
+  const S* stored;
+  S* c;
+  Activation activation;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const Words<S, count> words = words_at<count>(stored, i * count);
+    float values[count];
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] = widened(words.values[e]);
+    if (activation == Activation::gelu_tanh) {
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[e] = ops::GeluTanh{}.fwd(values[e]);
+    } else {
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[e] = ops::GeluErf{}.fwd(values[e]);
+    }
+    put_words(c, i * count, narrowed<S>(values));
+  }
+};
+
+void apply_gelu(const GemmArgs& args, const void* stored) {
+  const Batch batch(args);
+  const std::int64_t elements = batch.matrices() * args.m * args.n;
+  const bool is_dense = batch.matrices() == 1 && (args.m == 1 || args.c_row_stride == args.n);
+  bool is_done = false;
+  if (is_dense && are_aligned({stored, args.c})) {
+    with_word_dtype(args.c_dtype, [&]<class S>() {
+      if (elements % word_elements<S> != 0) return;
+      for_each_item(elements / word_elements<S>,
+                    GeluOfWords<S>{static_cast<const S*>(stored), static_cast<S*>(args.c), args.activation});
+      is_done = true;
+    });
+  }
+  if (is_done) return;
+  for_each_item(elements,
+                Gelu{batch, args.m, args.n, args.c_row_stride, stored, args.c, args.c_dtype, args.activation});
+}
+
 bool by_library(const GemmArgs& args, void* workspace, int threads) {
   if (!is_library_gemm(args)) return false;
   const std::size_t bytes = cuda_gemm_workspace_bytes(args, threads);
@@ -127,9 +168,7 @@ bool by_library(const GemmArgs& args, void* workspace, int threads) {
   plain.pre_activation = nullptr;
   if (args.pre_activation) plain.c = args.pre_activation;
   if (!gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(plain, workspace, bytes))) return false;
-  const Batch batch(args);
-  for_each_item(batch.matrices() * args.m * args.n,
-                Gelu{batch, args.m, args.n, args.c_row_stride, plain.c, args.c, args.c_dtype, args.activation});
+  apply_gelu(args, plain.c);
   return true;
 }
 

@@ -26,6 +26,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/quant/quantized_model.h>
 #include <thimble/optim/adafactor.h>
+#include <thimble/optim/clip.h>
 
 #include "emulated/block.h"
 #include "support/catch.h"
@@ -102,6 +103,21 @@ Bytes adafactor_of() {
   std::vector<Tensor> all;
   for (const optim::Named& state : optimizer.state()) all.push_back(state.tensor);
   for (const optim::Named& p : list) all.push_back(p.tensor);
+  return bytes_of(all);
+}
+
+Bytes clipped() {
+  std::vector<optim::Named> list;
+  for (const std::int64_t n : {9000, 300, 8}) {
+    Tensor p = noise({n}, 1);
+    p.require_grad();
+    p.grad() = noise({n}, 50 + static_cast<std::uint32_t>(n));
+    list.push_back({"p" + std::to_string(n), p});
+  }
+  const Tensor sums = optim::gradient_square_sums(list);
+  optim::clip_gradients(list, sums, 1.0);
+  std::vector<Tensor> all{sums};
+  for (const optim::Named& p : list) all.push_back(p.tensor.grad());
   return bytes_of(all);
 }
 
@@ -200,6 +216,15 @@ std::vector<Work> works() {
          return with_gradients({noise({2, 600, 40}, 1), noise({40}, 2), noise({40}, 3)},
                                [](const auto& x) { return batch_norm(x[0], x[1], x[2], {}, {}, {}); });
        }},
+      {"batch norm, channel by channel",
+       [] {
+         return with_gradients({noise({2, 600, 42}, 1), noise({42}, 2), noise({42}, 3)},
+                               [](const auto& x) { return batch_norm(x[0], x[1], x[2], {}, {}, {}); });
+       }},
+      {"batch norm of many stretches",
+       [] {
+         return bytes_of({batch_norm(noise({1, 70000, 1}, 1), noise({1}, 2), noise({1}, 3), {}, {}, {})});
+       }},
       {"layer norm",
        [] {
          return with_gradients({noise({9, 300}, 1), noise({300}, 2), noise({300}, 3)},
@@ -212,6 +237,7 @@ std::vector<Work> works() {
        }},
       {"embedding", embedding_of},
       {"Adafactor", adafactor_of},
+      {"clipping", clipped},
       {"scale of FP8", delayed_scale},
       {"codes of FP8, turned", turned_codes},
       {"codes of columns", column_codes},
