@@ -1,7 +1,9 @@
 // A model's training steps on a device, with a batch that stays there: time, memory, waits, launches, as JSON.
 //
 //   gpu_step_benchmark MODEL [--batch N ...] [--device DEVICE] [--hardware NAME] [--budget SIZE] [--steps N] [--tf32]
+//                      [--dropout P]
 //
+// Models train without dropout unless it is asked for, as those of bench/gpu_torch.py do.
 // `best_ms` is the best of three runs of N steps, divided by N; the host waits once, behind the last step. Predicted
 // bytes are those of a dry run. `waits_per_step` counts how often the host waited for the device inside of a step, and
 // `launches_per_step` the library's own kernels in it; `cublaslt_refusals` and `cudnn_refusals` how often, in all
@@ -119,6 +121,7 @@ void measure(const Options& options) {
                               {"dtype", std::string(to_string(setup.dtype))},
                               {"precision", setup.precision},
                               {"tf32", options.allows_tf32},
+                              {"dropout", setup.sizes.dropout},
                               {"parameters", run->parameters()},
                               {"best_ms", best_ms},
                               {"items_per_s", 1e3 * static_cast<double>(items) / best_ms},
@@ -152,6 +155,8 @@ int main(int argc, char** argv) {
   add_size(app, "--budget", options->budget_bytes, "Bytes that the arena may commit (as many as it takes)");
   add_integer(app, "--steps", options->steps, 1, 100'000, "Steps of a timed run, of which there are three (10)");
   app.add_flag("--tf32", options->allows_tf32, "f32 products and convolutions in TF32");
+  options->setup.sizes.dropout = 0;
+  add_number(app, "--dropout", options->setup.sizes.dropout, 0, 0.99, "Dropout of text models (0)");
   CLI11_PARSE(app, argc, argv);
   try {
     measure(*options);

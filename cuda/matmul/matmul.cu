@@ -102,8 +102,9 @@ void multiply_typed(const GemmArgs& args) {
                 args.accumulate, args.bias, args.activation, args.pre_activation});
 }
 
-// What the library has stored, rounded, through gelu: the same bits whether its input is kept or not.
-struct Gelu {
+// What the library has stored, rounded, through the activation: the same bits whether its input is kept or not. (The
+// library's own relu does not say what it makes of NaN.)
+struct Activate {
   Batch batch;
   std::int64_t m, n, row_stride;
   const void* stored;
@@ -118,28 +119,33 @@ struct Gelu {
 
 // The same of neighbours in 16 bytes.
 template <class S>
-struct GeluOfWords {
+struct ActivateWords {
   static constexpr int count = word_elements<S>;
   const S* stored;
   S* c;
   Activation activation;
+  template <class Op>
+  THIMBLE_DEVICE static void apply(const Op& op, float (&values)[count]) {
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] = op.fwd(values[e]);
+  }
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const Words<S, count> words = words_at<count>(stored, i * count);
     float values[count];
     THIMBLE_UNROLL
     for (int e = 0; e < count; ++e) values[e] = widened(words.values[e]);
-    if (activation == Activation::gelu_tanh) {
-      THIMBLE_UNROLL
-      for (int e = 0; e < count; ++e) values[e] = ops::GeluTanh{}.fwd(values[e]);
+    if (activation == Activation::relu) {
+      apply(ops::Relu{}, values);
+    } else if (activation == Activation::gelu_tanh) {
+      apply(ops::GeluTanh{}, values);
     } else {
-      THIMBLE_UNROLL
-      for (int e = 0; e < count; ++e) values[e] = ops::GeluErf{}.fwd(values[e]);
+      apply(ops::GeluErf{}, values);
     }
     put_words(c, i * count, narrowed<S>(values));
   }
 };
 
-void apply_gelu(const GemmArgs& args, const void* stored) {
+void apply_activation(const GemmArgs& args, const void* stored) {
   const Batch batch(args);
   const std::int64_t elements = batch.matrices() * args.m * args.n;
   const bool is_dense = batch.matrices() == 1 && (args.m == 1 || args.c_row_stride == args.n);
@@ -148,27 +154,24 @@ void apply_gelu(const GemmArgs& args, const void* stored) {
     with_word_dtype(args.c_dtype, [&]<class S>() {
       if (elements % word_elements<S> != 0) return;
       for_each_item(elements / word_elements<S>,
-                    GeluOfWords<S>{static_cast<const S*>(stored), static_cast<S*>(args.c), args.activation});
+                    ActivateWords<S>{static_cast<const S*>(stored), static_cast<S*>(args.c), args.activation});
       is_done = true;
     });
   }
   if (is_done) return;
   for_each_item(elements,
-                Gelu{batch, args.m, args.n, args.c_row_stride, stored, args.c, args.c_dtype, args.activation});
+                Activate{batch, args.m, args.n, args.c_row_stride, stored, args.c, args.c_dtype, args.activation});
 }
 
 bool by_library(const GemmArgs& args, void* workspace, int threads) {
   if (!is_library_gemm(args)) return false;
   const std::size_t bytes = cuda_gemm_workspace_bytes(args, threads);
-  if (args.activation == Activation::none || args.activation == Activation::relu) {
-    return gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(args, workspace, bytes));
-  }
   GemmArgs plain = args;
   plain.activation = Activation::none;
   plain.pre_activation = nullptr;
-  if (args.pre_activation) plain.c = args.pre_activation;
+  if (args.activation != Activation::none && args.pre_activation) plain.c = args.pre_activation;
   if (!gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(plain, workspace, bytes))) return false;
-  apply_gelu(args, plain.c);
+  if (args.activation != Activation::none) apply_activation(args, plain.c);
   return true;
 }
 
