@@ -96,7 +96,7 @@ struct ConvWeightGradArgs {
 };
 
 /// Sums over rows: out[j] = (accumulate ? out[j] : 0) + sum over i of in[i, j], in (rows, columns) dense. The bias's
-/// gradient, with rows = N * OH * OW and columns = O. Needs no workspace.
+/// gradient, with rows = N * OH * OW and columns = O.
 struct ColumnSumArgs {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -105,7 +105,15 @@ struct ColumnSumArgs {
   DType dtype = DType::f32;
   DType out_dtype = DType::f32;
   bool accumulate = false;
+  void* partial = nullptr;  ///< on CUDA devices column_sum_partial_elements(...) of the type computed in; the CPU: none
 };
+
+/// Rows whose sum is made at once; such sums are added in ascending order.
+inline constexpr std::int64_t column_sum_block = 256;
+/// What blocks of rows sum up to, all columns of each.
+constexpr std::int64_t column_sum_partial_elements(std::int64_t rows, std::int64_t columns) noexcept {
+  return (rows + column_sum_block - 1) / column_sum_block * columns;
+}
 
 /// Bytes of workspace: a pure function of shape, dtypes, thread count and isa(); pointers are not looked at. At most
 /// 2 MiB and 64 KiB per thread, in the weight's gradient 3 MiB more for all of them.

@@ -4,24 +4,36 @@
 
 #include <thimble/core/kernels/pool.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/words.h>
 
 namespace thimble::kernels {
 namespace pool_cuda_detail {
 
 using namespace cuda_kernels;
 
+// In 32 bits, whose divisions are fast: no side of an image has more elements.
 struct Axis {
-  std::int64_t in, out, kernel, stride, padding, dilation;
+  int in, out, kernel, stride, padding, dilation;
+  Axis(const PoolWindows& p, std::size_t axis)
+      : in(narrow(p.in[axis])),
+        out(narrow(p.out[axis])),
+        kernel(narrow(p.kernel[axis])),
+        stride(narrow(p.stride[axis])),
+        padding(narrow(p.padding[axis])),
+        dilation(narrow(p.dilation[axis])) {}
+  static int narrow(std::int64_t size) { return static_cast<int>(size); }
   /// The output that sees input i at place k of its window, or -1.
-  THIMBLE_DEVICE std::int64_t window_of(std::int64_t i, std::int64_t k) const {
-    const std::int64_t first = i + padding - k * dilation;
-    return first < 0 || first % stride != 0 || first / stride >= out ? -1 : first / stride;
+  THIMBLE_DEVICE int window_of(int i, int k) const {
+    const int first = i + padding - k * dilation;
+    if (first < 0) return -1;
+    const int window = static_cast<int>(static_cast<unsigned>(first) / static_cast<unsigned>(stride));
+    return window * stride != first || window >= out ? -1 : window;
   }
   /// How many places of the window of output o an average counts.
-  THIMBLE_DEVICE std::int64_t places(std::int64_t o, bool counts_padding) const {
-    const std::int64_t margin = counts_padding ? padding : 0;
-    const std::int64_t first = o * stride - padding, last = first + kernel;
-    const std::int64_t count = (last < in + margin ? last : in + margin) - (first > -margin ? first : -margin);
+  THIMBLE_DEVICE int places(int o, bool counts_padding) const {
+    const int margin = counts_padding ? padding : 0;
+    const int first = o * stride - padding, last = first + kernel;
+    const int count = (last < in + margin ? last : in + margin) - (first > -margin ? first : -margin);
     return count > 0 ? count : 0;
   }
 };
@@ -29,26 +41,36 @@ struct Axis {
 struct Windows {
   std::int64_t channels;
   Axis h, w;
-  explicit Windows(const PoolWindows& p)
-      : channels(p.channels),
-        h{p.in[0], p.out[0], p.kernel[0], p.stride[0], p.padding[0], p.dilation[0]},
-        w{p.in[1], p.out[1], p.kernel[1], p.stride[1], p.padding[1], p.dilation[1]} {}
+  explicit Windows(const PoolWindows& p) : channels(p.channels), h(p, 0), w(p, 1) {}
 
   struct Place {
-    std::int64_t image, h, w, channel;
+    std::int64_t image;
+    int h, w;
+    std::int64_t channel;
   };
-  THIMBLE_DEVICE Place place(std::int64_t at, std::int64_t height, std::int64_t width) const {
+  /// Of element `at`, or of a word of neighbouring channels, where `channels` counts words.
+  THIMBLE_DEVICE static Place place(std::int64_t at, std::int64_t channels, int height, int width) {
+    if (((at | channels) >> 32) == 0) {
+      const auto of = [](std::int64_t size) { return static_cast<std::uint32_t>(size); };
+      const std::uint32_t pixel = of(at) / of(channels), row = pixel / of(width), image = row / of(height);
+      return {image, static_cast<int>(row - image * of(height)), static_cast<int>(pixel - row * of(width)),
+              of(at) - pixel * of(channels)};
+    }
     const std::int64_t pixel = at / channels;
-    return {pixel / width / height, pixel / width % height, pixel % width, at % channels};
+    return {pixel / width / height, static_cast<int>(pixel / width % height), static_cast<int>(pixel % width),
+            at % channels};
+  }
+  THIMBLE_DEVICE Place place(std::int64_t at, int height, int width) const {
+    return place(at, channels, height, width);
   }
   /// body(tap, element of x) for the elements of the window at `p` in row-major order.
   template <class F>
   THIMBLE_DEVICE void for_each_tap(const Place& p, F&& body) const {
-    for (std::int64_t kh = 0; kh < h.kernel; ++kh) {
-      const std::int64_t ih = p.h * h.stride - h.padding + kh * h.dilation;
+    for (int kh = 0; kh < h.kernel; ++kh) {
+      const int ih = p.h * h.stride - h.padding + kh * h.dilation;
       if (ih < 0 || ih >= h.in) continue;
-      for (std::int64_t kw = 0; kw < w.kernel; ++kw) {
-        const std::int64_t iw = p.w * w.stride - w.padding + kw * w.dilation;
+      for (int kw = 0; kw < w.kernel; ++kw) {
+        const int iw = p.w * w.stride - w.padding + kw * w.dilation;
         if (iw < 0 || iw >= w.in) continue;
         body(kh * w.kernel + kw, ((p.image * h.in + ih) * w.in + iw) * channels + p.channel);
       }
@@ -57,19 +79,19 @@ struct Windows {
   /// body(tap, oh, ow, element of y) for the windows that see the element at `p`, in their row-major order.
   template <class F>
   THIMBLE_DEVICE void for_each_window(const Place& p, F&& body) const {
-    for (std::int64_t kh = h.kernel; kh-- > 0;) {
-      const std::int64_t oh = h.window_of(p.h, kh);
+    for (int kh = h.kernel; kh-- > 0;) {
+      const int oh = h.window_of(p.h, kh);
       if (oh < 0) continue;
-      for (std::int64_t kw = w.kernel; kw-- > 0;) {
-        const std::int64_t ow = w.window_of(p.w, kw);
+      for (int kw = w.kernel; kw-- > 0;) {
+        const int ow = w.window_of(p.w, kw);
         if (ow >= 0) body(kh * w.kernel + kw, oh, ow, ((p.image * h.out + oh) * w.out + ow) * channels + p.channel);
       }
     }
   }
   /// What the sum of window (oh, ow) is divided by.
   template <class T>
-  THIMBLE_DEVICE T divisor(std::int64_t oh, std::int64_t ow, bool counts_padding) const {
-    const std::int64_t places = h.places(oh, counts_padding) * w.places(ow, counts_padding);
+  THIMBLE_DEVICE T divisor(int oh, int ow, bool counts_padding) const {
+    const std::int64_t places = std::int64_t{h.places(oh, counts_padding)} * w.places(ow, counts_padding);
     return static_cast<T>(places > 1 ? places : 1);
   }
   std::int64_t outputs(std::int64_t images) const { return images * h.out * w.out * channels; }
@@ -87,7 +109,7 @@ struct Max {
     constexpr Tap none = integer_max<Tap>;
     T best = -static_cast<T>(INFINITY);
     Tap where = none;
-    windows.for_each_tap(windows.place(at, windows.h.out, windows.w.out), [&](std::int64_t tap, std::int64_t from) {
+    windows.for_each_tap(windows.place(at, windows.h.out, windows.w.out), [&](int tap, std::int64_t from) {
       const T value = load<T>(x, dtype, from);
       if (value > best || value != value || where == none) {
         best = value;
@@ -108,13 +130,73 @@ struct MaxGradient {
   void* dx;
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
     T sum = 0;
-    windows.for_each_window(windows.place(at, windows.h.in, windows.w.in),
-                            [&](std::int64_t tap, std::int64_t, std::int64_t, std::int64_t from) {
-                              if (taps[from] == static_cast<Tap>(tap)) sum += load<T>(dy, dtype, from);
-                            });
+    windows.for_each_window(windows.place(at, windows.h.in, windows.w.in), [&](int tap, int, int, std::int64_t from) {
+      if (taps[from] == static_cast<Tap>(tap)) sum += load<T>(dy, dtype, from);
+    });
     store<T>(dx, dtype, at, sum);
   }
 };
+
+// Eight neighbouring channels, whose taps are bytes.
+using Taps = Words<std::uint8_t, 8>;
+
+template <class S>
+struct MaxOfWords {
+  Windows windows;
+  const S* x;
+  S* y;
+  std::uint8_t* taps;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    constexpr std::uint8_t none = integer_max<std::uint8_t>;
+    Windows::Place p = Windows::place(i, windows.channels / 8, windows.h.out, windows.w.out);
+    p.channel *= 8;
+    float best[8];
+    Taps where;
+    for (int e = 0; e < 8; ++e) best[e] = -INFINITY, where.values[e] = none;
+    windows.for_each_tap(p, [&](int tap, std::int64_t from) {
+      const Words<S, 8> words = words_at<8>(x, from);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        const float value = widened(words.values[e]);
+        if (value > best[e] || value != value || where.values[e] == none) {
+          best[e] = value;
+          where.values[e] = static_cast<std::uint8_t>(tap);
+        }
+      }
+    });
+    if (y) put_words(y, 8 * i, narrowed<S>(best));
+    if (taps) put_words(taps, 8 * i, where);
+  }
+};
+
+template <class S>
+struct MaxGradientOfWords {
+  Windows windows;
+  const std::uint8_t* taps;
+  const S* dy;
+  S* dx;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    Windows::Place p = Windows::place(i, windows.channels / 8, windows.h.in, windows.w.in);
+    p.channel *= 8;
+    float sum[8] = {};
+    windows.for_each_window(p, [&](int tap, int, int, std::int64_t from) {
+      const Taps where = words_at<8>(taps, from);
+      const Words<S, 8> words = words_at<8>(dy, from);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        if (where.values[e] == static_cast<std::uint8_t>(tap)) sum[e] += widened(words.values[e]);
+      }
+    });
+    put_words(dx, 8 * i, narrowed<S>(sum));
+  }
+};
+
+// f.template operator()<S>() where eight channels can be taken together. False: they cannot.
+template <class F>
+bool in_words(DType dtype, const PoolWindows& windows, std::initializer_list<const void*> operands, F&& f) {
+  return windows.channels % 8 == 0 && pool_tap_dtype(windows.taps()) == DType::u8 && are_aligned(operands) &&
+         with_word_dtype(dtype, f);
+}
 
 template <class T>
 struct Average {
@@ -126,7 +208,7 @@ struct Average {
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
     const Windows::Place place = windows.place(at, windows.h.out, windows.w.out);
     T sum = 0;
-    windows.for_each_tap(place, [&](std::int64_t, std::int64_t from) { sum += load<T>(x, dtype, from); });
+    windows.for_each_tap(place, [&](int, std::int64_t from) { sum += load<T>(x, dtype, from); });
     store<T>(y, dtype, at, sum / windows.divisor<T>(place.h, place.w, counts_padding));
   }
 };
@@ -140,10 +222,9 @@ struct AverageGradient {
   void* dx;
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
     T sum = 0;
-    windows.for_each_window(windows.place(at, windows.h.in, windows.w.in),
-                            [&](std::int64_t, std::int64_t oh, std::int64_t ow, std::int64_t from) {
-                              sum += load<T>(dy, dtype, from) / windows.divisor<T>(oh, ow, counts_padding);
-                            });
+    windows.for_each_window(windows.place(at, windows.h.in, windows.w.in), [&](int, int oh, int ow, std::int64_t from) {
+      sum += load<T>(dy, dtype, from) / windows.divisor<T>(oh, ow, counts_padding);
+    });
     store<T>(dx, dtype, at, sum);
   }
 };
@@ -178,6 +259,12 @@ void with_types(DType dtype, const PoolWindows& windows, F&& f) {
 
 void max(const MaxPoolArgs& args) {
   const Windows windows(args.windows);
+  const bool is_done = in_words(args.dtype, args.windows, {args.x, args.y, args.taps}, [&]<class S>() {
+    for_each_item(windows.outputs(args.windows.images) / 8,
+                  MaxOfWords<S>{windows, static_cast<const S*>(args.x), static_cast<S*>(args.y),
+                                static_cast<std::uint8_t*>(args.taps)});
+  });
+  if (is_done) return;
   with_types(args.dtype, args.windows, [&]<class T, class Tap>() {
     for_each_item(windows.outputs(args.windows.images),
                   Max<T, Tap>{windows, args.dtype, args.x, args.y, static_cast<Tap*>(args.taps)});
@@ -186,6 +273,12 @@ void max(const MaxPoolArgs& args) {
 
 void max_backward(const MaxPoolGradArgs& args) {
   const Windows windows(args.windows);
+  const bool is_done = in_words(args.dtype, args.windows, {args.taps, args.dy, args.dx}, [&]<class S>() {
+    for_each_item(windows.inputs(args.windows.images) / 8,
+                  MaxGradientOfWords<S>{windows, static_cast<const std::uint8_t*>(args.taps),
+                                        static_cast<const S*>(args.dy), static_cast<S*>(args.dx)});
+  });
+  if (is_done) return;
   with_types(args.dtype, args.windows, [&]<class T, class Tap>() {
     for_each_item(windows.inputs(args.windows.images),
                   MaxGradient<T, Tap>{windows, args.dtype, static_cast<const Tap*>(args.taps), args.dy, args.dx});

@@ -9,6 +9,7 @@
 #include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/ops/elementwise/functor.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/words.h>
 
 namespace thimble::elementwise_cuda_detail {
 
@@ -69,10 +70,7 @@ struct General {
 template <class Op, int W, class S>
 struct Dense {
   static constexpr int inputs = Direction<Op, W>::inputs;
-  static constexpr int count = 16 / static_cast<int>(sizeof(S));
-  struct alignas(16) Vector {
-    S values[count];
-  };
+  static constexpr int count = word_elements<S>;
   Op op;
   const S* in[inputs];
   bool is_one[inputs];
@@ -82,25 +80,26 @@ struct Dense {
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t begin = i * count;
     const bool is_whole = begin + count <= n;
-    Vector vectors[inputs];
+    Words<S, count> vectors[inputs];
     for (int k = 0; k < inputs; ++k) {
       if (is_whole && !is_one[k]) {
-        vectors[k] = *reinterpret_cast<const Vector*>(in[k] + begin);
+        vectors[k] = words_at<count>(in[k], begin);
       } else {
         for (int e = 0; e < count; ++e) {
-          if (begin + e < n) vectors[k].values[e] = in[k][is_one[k] ? 0 : begin + e];
+          vectors[k].values[e] = in[k][is_one[k] || begin + e >= n ? 0 : begin + e];
         }
       }
     }
-    Vector result;
+    float results[count];
+    THIMBLE_UNROLL
     for (int e = 0; e < count; ++e) {
-      if (begin + e >= n) break;
       float x[inputs];
-      for (int k = 0; k < inputs; ++k) x[k] = convert_value<float>(vectors[k].values[e]);
-      result.values[e] = convert_value<S>(evaluate<Op, W, float>(op, x));
+      for (int k = 0; k < inputs; ++k) x[k] = widened(vectors[k].values[e]);
+      results[e] = evaluate<Op, W, float>(op, x);
     }
+    const Words<S, count> result = narrowed<S>(results);
     if (is_whole) {
-      *reinterpret_cast<Vector*>(out + begin) = result;
+      put_words(out, begin, result);
     } else {
       for (int e = 0; e < count; ++e) {
         if (begin + e < n) out[begin + e] = result.values[e];

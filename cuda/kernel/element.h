@@ -84,6 +84,19 @@ THIMBLE_DEVICE inline std::int64_t load_index(const void* data, DType dtype, std
   return dtype == DType::i32 ? static_cast<const std::int32_t*>(data)[at] : static_cast<const std::int64_t*>(data)[at];
 }
 
+/// a b + sum in one rounding; integers wrap around.
+template <class T>
+THIMBLE_DEVICE inline T multiply_add(T a, T b, T sum) {
+  if constexpr (std::is_same_v<T, float>) {
+    return __builtin_fmaf(a, b, sum);
+  } else if constexpr (std::is_same_v<T, double>) {
+    return __builtin_fma(a, b, sum);
+  } else {
+    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b) +
+                          static_cast<std::uint64_t>(sum));
+  }
+}
+
 /// Host side: f.template operator()<T>() with the type that a floating dtype computes in.
 template <class F>
 void with_compute_type(DType dtype, F&& f) {

@@ -127,7 +127,7 @@ class Team : public TeamPart {
   }
 };
 
-/// What one block of a launch does: i = first, first + step, ... below n.
+/// What a block of the host's device does: i = first, first + step, ... below n. On a GPU it does one.
 template <int N, class Body>
 THIMBLE_DEVICE inline void run_team(Team<N>& team, const Body& body, std::int64_t first, std::int64_t step,
                                     std::int64_t n) {
@@ -141,42 +141,53 @@ THIMBLE_DEVICE inline void run_team(Team<N>& team, const Body& body, std::int64_
 namespace kernel_detail {
 
 inline constexpr int item_threads = 256;
+inline constexpr std::int64_t most_blocks = 0x7fffffff;  // of a launch; no work that memory has room for takes two
 
 template <class Body>
-__global__ void __launch_bounds__(item_threads) run_items(std::int64_t n, const Body body) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * item_threads;
-  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * item_threads + threadIdx.x; i < n; i += step) body(i);
+__global__ void __launch_bounds__(item_threads) run_items(std::int64_t first, std::int64_t n, const Body body) {
+  const std::int64_t i = first + static_cast<std::int64_t>(blockIdx.x) * item_threads + threadIdx.x;
+  if (i < n) body(i);
 }
 
 template <class Body>
-__global__ void __launch_bounds__(Body::threads) run_teams(std::int64_t n, const Body body) {
+__global__ void __launch_bounds__(Body::threads) run_teams(std::int64_t first, const Body body) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   Team<Body::threads> team(reinterpret_cast<std::byte*>(shared_bytes));
-  run_team(team, body, blockIdx.x, gridDim.x, n);
+  body(team, first + blockIdx.x);
 }
 
-inline unsigned grid(std::int64_t blocks) { return static_cast<unsigned>(blocks < 0x7fffffff ? blocks : 0x7fffffff); }
+/// launch(first, blocks) for all blocks.
+template <class Launch>
+void in_launches(std::int64_t blocks, const Launch& launch) {
+  for (std::int64_t first = 0; first < blocks; first += most_blocks) {
+    launch(first, static_cast<unsigned>(blocks - first < most_blocks ? blocks - first : most_blocks));
+  }
+}
 
 }  // namespace kernel_detail
 
 template <class Body>
 void for_each_item(std::int64_t n, const Body& body) {
+  using namespace kernel_detail;
   if (n <= 0) return;
-  const std::int64_t blocks = (n + kernel_detail::item_threads - 1) / kernel_detail::item_threads;
-  kernel_detail::run_items<<<kernel_detail::grid(blocks), kernel_detail::item_threads, 0, gpu::compute_stream()>>>(
-      n, body);
-  gpu::check_launch(n, kernel_detail::item_threads, 0);
+  in_launches((n + item_threads - 1) / item_threads, [&](std::int64_t first, unsigned blocks) {
+    run_items<<<blocks, item_threads, 0, gpu::compute_stream()>>>(first * item_threads, n, body);
+    gpu::check_launch(n, item_threads, 0);
+  });
 }
 
 template <class Body>
 void for_each_team(std::int64_t n, const Body& body, std::size_t shared_bytes = 0) {
+  using namespace kernel_detail;
   if (n <= 0) return;
   const cudaStream_t stream = gpu::compute_stream();    // its device is the current one now
   if (shared_bytes > gpu::plain_shared_bytes - 1024) {  // its own slots, less than that, count too
-    gpu::allow_shared_bytes(reinterpret_cast<const void*>(kernel_detail::run_teams<Body>), shared_bytes);
+    gpu::allow_shared_bytes(reinterpret_cast<const void*>(run_teams<Body>), shared_bytes);
   }
-  kernel_detail::run_teams<<<kernel_detail::grid(n), Body::threads, shared_bytes, stream>>>(n, body);
-  gpu::check_launch(n, Body::threads, shared_bytes);
+  in_launches(n, [&](std::int64_t first, unsigned blocks) {
+    run_teams<<<blocks, Body::threads, shared_bytes, stream>>>(first, body);
+    gpu::check_launch(n, Body::threads, shared_bytes);
+  });
 }
 #endif
 

@@ -15,7 +15,9 @@
 #include <type_traits>
 
 #include <thimble/core/numbers/half.h>
+#include <thimble/cuda/kernel/exponential.h>
 #include <thimble/cuda/kernel/warp.h>
+#include <thimble/cuda/kernel/words.h>
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "attention on tensor cores needs compute capability 8.0: set CMAKE_CUDA_ARCHITECTURES to 80 or later"
@@ -109,31 +111,11 @@ __device__ inline void multiply_tf32(float (&sum)[4], const std::uint32_t (&left
       : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
 }
 
-/// Two values as T, rounded to nearest even; `low` in the lower half.
-template <class T>
-__device__ inline std::uint32_t packed(float low, float high) {
-  std::uint32_t word;
-  if constexpr (std::is_same_v<T, bf16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  } else {
-    static_assert(std::is_same_v<T, f16>);
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-  }
-  return word;
-}
-
 /// A value as TF32, rounded to nearest, halves away from zero: at most 2^-11 of it off.
 __device__ inline std::uint32_t tf32_word(float value) {
   std::uint32_t word;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(word) : "f"(value));
   return word;
-}
-
-/// 2^x within 2 units in the last place.
-__device__ inline float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 }  // namespace thimble::cuda_kernels

@@ -1,10 +1,14 @@
 #pragma once
-// Neighbouring elements that a thread reads and writes together, in words of up to 16 bytes.
+// Neighbouring elements that a thread reads and writes together, in words of up to 16 bytes, and rows of them. Values
+// are converted by the instructions that do so, two at a time, with the bits of core/numbers.
 
+#include <cmath>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
-#include <thimble/cuda/kernel/kernel.h>
+#include <thimble/core/numbers/convert.h>
+#include <thimble/cuda/kernel/warp.h>
 
 namespace thimble::cuda_kernels {
 
@@ -12,6 +16,10 @@ template <class S, int count>
 struct alignas(sizeof(S) * count < 16 ? sizeof(S) * count : 16) Words {
   S values[count];
 };
+
+/// Elements of S in 16 bytes.
+template <class S>
+inline constexpr int word_elements = 16 / static_cast<int>(sizeof(S));
 
 /// Elements at .. at + count - 1, which begin at a multiple of the words' alignment.
 template <int count, class S>
@@ -23,11 +31,74 @@ THIMBLE_DEVICE inline void put_words(S* to, std::int64_t at, const Words<S, coun
   *reinterpret_cast<Words<S, count>*>(to + at) = words;
 }
 
+/// Two values as T (f16, bf16), rounded to nearest even; `low` in the lower half. Any NaN will do for NaN.
+template <class T>
+THIMBLE_DEVICE inline std::uint32_t packed(float low, float high) {
+  static_assert(std::is_same_v<T, bf16> || std::is_same_v<T, f16>);
+#if defined(__CUDA_ARCH__)
+  std::uint32_t word;
+  if constexpr (std::is_same_v<T, bf16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+  return word;
+#else
+  return convert_value<T>(low).bits | static_cast<std::uint32_t>(convert_value<T>(high).bits) << 16;
+#endif
+}
+
+/// What elements of S are computed in.
+template <class S>
+using Wide = std::conditional_t<std::is_same_v<S, double>, double, float>;
+
+/// An element as it is computed with: exact.
+template <class S>
+THIMBLE_DEVICE inline Wide<S> widened(S value) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<S, f16>) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+    return wide;
+  }
+#endif
+  return convert_value<Wide<S>>(value);
+}
+
+/// Values as elements of S: convert_value of each.
+template <class S, int count>
+THIMBLE_DEVICE inline Words<S, count> narrowed(const Wide<S> (&values)[count]) {
+  Words<S, count> words;
+  if constexpr (sizeof(S) == 2 && count % 2 == 0) {
+    bool has_nan = false;
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; e += 2) {
+      const std::uint32_t pair = packed<S>(values[e], values[e + 1]);
+      words.values[e] = S::from_bits(static_cast<std::uint16_t>(pair));
+      words.values[e + 1] = S::from_bits(static_cast<std::uint16_t>(pair >> 16));
+      has_nan = has_nan || values[e] != values[e] || values[e + 1] != values[e + 1];
+    }
+    if (!has_nan) return words;
+  }
+  THIMBLE_UNROLL
+  for (int e = 0; e < count; ++e) words.values[e] = convert_value<S>(values[e]);  // NaN keeps its sign
+  return words;
+}
+
 /// Whether all operands (null: none) begin at multiples of 16 bytes.
 inline bool are_aligned(std::initializer_list<const void*> operands) {
   std::uintptr_t addresses = 0;
   for (const void* const operand : operands) addresses |= reinterpret_cast<std::uintptr_t>(operand);
   return addresses % 16 == 0;
+}
+
+/// f.template operator()<S>() for the dtypes that kernels take in words: f32, f16 and bf16. False: it is another one.
+template <class F>
+bool with_word_dtype(DType dtype, F&& f) {
+  if (dtype == DType::f32) return f.template operator()<float>(), true;
+  if (dtype == DType::bf16) return f.template operator()<bf16>(), true;
+  if (dtype == DType::f16) return f.template operator()<f16>(), true;
+  return false;
 }
 
 }  // namespace thimble::cuda_kernels

@@ -20,11 +20,6 @@ BlasColumns columns_of(std::int64_t i, std::int64_t j, std::int64_t row_stride, 
   return {i, j, column_stride >= i ? column_stride : i, true};
 }
 
-cublasLtEpilogue_t epilogue_of(const GemmArgs& args) {
-  if (args.activation == Activation::relu) return args.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
-  return args.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-}
-
 }  // namespace blas_detail
 
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes) {
@@ -40,7 +35,7 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   const BlasColumns left = columns_of(args.k, args.n, args.b_row_stride, args.b_column_stride);
   const BlasColumns right = columns_of(args.m, args.k, args.a_row_stride, args.a_column_stride);
   const BlasColumns result{args.n, args.m, args.c_row_stride >= args.n ? args.c_row_stride : args.n, false};
-  const cublasLtEpilogue_t epilogue = epilogue_of(args);
+  const cublasLtEpilogue_t epilogue = args.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 
   const cublasComputeType_t compute =
       args.dtype == DType::f32 && allows_tf32() ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;

@@ -120,7 +120,9 @@ std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, co
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return at->second;
   if (status != CUBLAS_STATUS_SUCCESS) known.erase(at);
   check_blas(status, "cublasLtMatmulAlgoGetHeuristic");
-  return at->second = result.algo;
+  if (result.state == CUBLAS_STATUS_SUCCESS)
+    at->second = result.algo;  // else it cannot run, and nothing else was found
+  return at->second;
 }
 
 }  // namespace thimble::gpu

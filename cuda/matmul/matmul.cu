@@ -5,6 +5,7 @@
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/cuda/conv/conv.h>
 #include <thimble/cuda/matmul/product.h>
+#include <thimble/cuda/reduce/ordered_sum.h>
 #include <thimble/cuda/runtime/library_use.h>
 
 namespace thimble::kernels {
@@ -101,8 +102,9 @@ void multiply_typed(const GemmArgs& args) {
                 args.accumulate, args.bias, args.activation, args.pre_activation});
 }
 
-// What the library has stored, rounded, through gelu: the same bits whether its input is kept or not.
-struct Gelu {
+// What the library has stored, rounded, through the activation: the same bits whether its input is kept or not. (The
+// library's own relu does not say what it makes of NaN.)
+struct Activate {
   Batch batch;
   std::int64_t m, n, row_stride;
   const void* stored;
@@ -115,20 +117,61 @@ struct Gelu {
   }
 };
 
+// The same of neighbours in 16 bytes.
+template <class S>
+struct ActivateWords {
+  static constexpr int count = word_elements<S>;
+  const S* stored;
+  S* c;
+  Activation activation;
+  template <class Op>
+  THIMBLE_DEVICE static void apply(const Op& op, float (&values)[count]) {
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] = op.fwd(values[e]);
+  }
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const Words<S, count> words = words_at<count>(stored, i * count);
+    float values[count];
+    THIMBLE_UNROLL
+    for (int e = 0; e < count; ++e) values[e] = widened(words.values[e]);
+    if (activation == Activation::relu) {
+      apply(ops::Relu{}, values);
+    } else if (activation == Activation::gelu_tanh) {
+      apply(ops::GeluTanh{}, values);
+    } else {
+      apply(ops::GeluErf{}, values);
+    }
+    put_words(c, i * count, narrowed<S>(values));
+  }
+};
+
+void apply_activation(const GemmArgs& args, const void* stored) {
+  const Batch batch(args);
+  const std::int64_t elements = batch.matrices() * args.m * args.n;
+  const bool is_dense = batch.matrices() == 1 && (args.m == 1 || args.c_row_stride == args.n);
+  bool is_done = false;
+  if (is_dense && are_aligned({stored, args.c})) {
+    with_word_dtype(args.c_dtype, [&]<class S>() {
+      if (elements % word_elements<S> != 0) return;
+      for_each_item(elements / word_elements<S>,
+                    ActivateWords<S>{static_cast<const S*>(stored), static_cast<S*>(args.c), args.activation});
+      is_done = true;
+    });
+  }
+  if (is_done) return;
+  for_each_item(elements,
+                Activate{batch, args.m, args.n, args.c_row_stride, stored, args.c, args.c_dtype, args.activation});
+}
+
 bool by_library(const GemmArgs& args, void* workspace, int threads) {
   if (!is_library_gemm(args)) return false;
   const std::size_t bytes = cuda_gemm_workspace_bytes(args, threads);
-  if (args.activation == Activation::none || args.activation == Activation::relu) {
-    return gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(args, workspace, bytes));
-  }
   GemmArgs plain = args;
   plain.activation = Activation::none;
   plain.pre_activation = nullptr;
-  if (args.pre_activation) plain.c = args.pre_activation;
+  if (args.activation != Activation::none && args.pre_activation) plain.c = args.pre_activation;
   if (!gpu::booked(&LibraryUse::cublaslt, args, gpu::library_gemm(plain, workspace, bytes))) return false;
-  const Batch batch(args);
-  for_each_item(batch.matrices() * args.m * args.n,
-                Gelu{batch, args.m, args.n, args.c_row_stride, plain.c, args.c, args.c_dtype, args.activation});
+  if (args.activation != Activation::none) apply_activation(args, plain.c);
   return true;
 }
 
@@ -144,47 +187,68 @@ void gemm(const GemmArgs& args, void* workspace, int threads) {
   }
 }
 
-// Sums over rows: blocks of 256 in ascending order, added in ascending order.
+// Sums over rows: blocks of 256 in ascending order, added in ascending order. First those of the blocks, then a thread
+// for each column adds them.
 template <class T>
-struct ColumnSum {
-  static constexpr int threads = 256, columns = 32, block = 256;
+struct BlockSums {
   std::int64_t rows, width;
   const void* in;
   DType dtype;
+  T* partial;  // (blocks, width)
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t block = i / width, column = i - block * width, begin = block * column_sum_block;
+    const std::int64_t end = begin + column_sum_block < rows ? begin + column_sum_block : rows;
+    T sum = 0;
+    for (std::int64_t row = begin; row < end; ++row) sum += load<T>(in, dtype, row * width + column);
+    partial[i] = sum;
+  }
+};
+
+// The same for four neighbouring columns.
+template <class S>
+struct BlockSumsOfWords {
+  std::int64_t rows, words;  // words of a row
+  const S* in;
+  float* partial;
+  THIMBLE_DEVICE void operator()(std::int64_t i) const {
+    const std::int64_t block = i / words, begin = block * column_sum_block;
+    const std::int64_t left = rows - begin, width = words * columns_together;
+    const S* const from = in + begin * width + (i - block * words) * columns_together;
+    put_words(partial, i * columns_together,
+              sum_of_rows(from, left < column_sum_block ? left : column_sum_block, width));
+  }
+};
+
+template <class T>
+struct AddBlocks {
+  std::int64_t blocks, width;
+  const T* partial;
   void* out;
   DType out_dtype;
   bool accumulate;
-  template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
-    constexpr int lanes = Team::size / columns;
-    const Shared<T> sums = team.template shared<T>();  // (lanes, columns)
-    const int lane = team.rank() / columns;
-    const std::int64_t column = job * columns + team.rank() % columns;
-    T total = 0;
-    for (std::int64_t round = 0; round < rows; round += lanes * block) {
-      const std::int64_t begin = round + lane * block, end = begin + block < rows ? begin + block : rows;
-      T sum = 0;
-      for (std::int64_t row = begin; column < width && row < end; ++row) {
-        sum += load<T>(in, dtype, row * width + column);
-      }
-      sums[team.rank()] = sum;
-      team.sync();
-      for (int l = 0; lane == 0 && l < lanes && round + l * block < rows; ++l) {
-        total += sums[l * columns + team.rank()];
-      }
-      team.sync();
-    }
-    if (lane != 0 || column >= width) return;
+  THIMBLE_DEVICE void operator()(std::int64_t column) const {
+    T total = sum_in_order(T(0), partial + column, blocks, width);
     if (accumulate) total += load_any<T>(out, out_dtype, column);
     store_any<T>(out, out_dtype, column, total);
   }
 };
 
 void column_sum(const ColumnSumArgs& args) {
+  const std::int64_t blocks = (args.rows + column_sum_block - 1) / column_sum_block;
+  bool is_done = false;
+  if (args.columns % columns_together == 0 && are_aligned({args.in, args.partial})) {
+    const std::int64_t words = args.columns / columns_together;
+    is_done = with_word_dtype(args.dtype, [&]<class S>() {
+      for_each_item(blocks * words, BlockSumsOfWords<S>{args.rows, words, static_cast<const S*>(args.in),
+                                                        static_cast<float*>(args.partial)});
+    });
+  }
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_team((args.columns + ColumnSum<T>::columns - 1) / ColumnSum<T>::columns,
-                  ColumnSum<T>{args.rows, args.columns, args.in, args.dtype, args.out, args.out_dtype, args.accumulate},
-                  ColumnSum<T>::threads * sizeof(T));
+    T* const partial = static_cast<T*>(args.partial);
+    if (!is_done) {
+      for_each_item(blocks * args.columns, BlockSums<T>{args.rows, args.columns, args.in, args.dtype, partial});
+    }
+    for_each_item(args.columns, AddBlocks<T>{blocks, args.columns, partial, args.out, args.out_dtype, args.accumulate});
   });
 }
 

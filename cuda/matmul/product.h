@@ -11,19 +11,6 @@
 
 namespace thimble::cuda_kernels {
 
-/// a b + sum in one rounding; integers wrap around.
-template <class T>
-THIMBLE_DEVICE inline T multiply_add(T a, T b, T sum) {
-  if constexpr (std::is_same_v<T, float>) {
-    return __builtin_fmaf(a, b, sum);
-  } else if constexpr (std::is_same_v<T, double>) {
-    return __builtin_fma(a, b, sum);
-  } else {
-    return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b) +
-                          static_cast<std::uint64_t>(sum));
-  }
-}
-
 template <class T>
 THIMBLE_DEVICE inline T activate(kernels::Activation activation, T x) {
   if (activation == kernels::Activation::relu) return ops::Relu{}.fwd(x);

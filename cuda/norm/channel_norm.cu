@@ -47,7 +47,7 @@ struct StretchMoments {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const StretchGrid::Place place = grid.place(job);
-    constexpr int columns = StretchGrid::columns, lanes = Team::size / columns;
+    constexpr int columns = StretchGrid::single_columns, lanes = Team::size / columns;
     const Shared<Moments> shared = team.template shared<Moments>();  // (lanes, columns)
     const int column = team.rank() % columns, lane = team.rank() / columns;
     const bool is_there = column < place.count;
@@ -74,12 +74,109 @@ struct StretchMoments {
   }
 };
 
+// The same with four neighbouring channels a thread.
+template <class S>
+struct StretchMomentsOfWords {
+  static constexpr int threads = 128, words = StretchGrid::word_columns / columns_together;
+  static_assert(threads / words * channel_norm_block == channel_norm_stretch);  // a lane for each block
+  StretchGrid grid;
+  const S* x;
+  double* moments;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    constexpr int columns = StretchGrid::word_columns;
+    const StretchGrid::Place place = grid.place(job);
+    const Shared<Moments> shared = team.template shared<Moments>();  // (lanes, columns)
+    const int lane = team.rank() / words, column = team.rank() % words * columns_together;
+    const std::int64_t begin = place.begin + lane * channel_norm_block, left = place.end - begin;
+    if (column < place.count && left > 0) {
+      const std::int64_t rows = left < channel_norm_block ? left : channel_norm_block;
+      const S* const from = x + (place.instance * grid.rows + begin) * grid.channels + place.channel + column;
+      Words<float, columns_together> shift = sum_of_rows(from, rows, grid.channels), sum{}, squares{};
+      THIMBLE_UNROLL
+      for (int e = 0; e < columns_together; ++e) shift.values[e] /= static_cast<float>(rows);
+      for_each_row<1>({from}, rows, grid.channels, [&](std::int64_t, const ColumnWord<S>(&word)[1]) {
+        THIMBLE_UNROLL
+        for (int e = 0; e < columns_together; ++e) {
+          const float d = widened(word[0].values[e]) - shift.values[e];
+          sum.values[e] += d;
+          squares.values[e] += d * d;
+        }
+      });
+      THIMBLE_UNROLL
+      for (int e = 0; e < columns_together; ++e) {
+        shared[lane * columns + column + e] =
+            shifted_moments(static_cast<double>(rows), static_cast<double>(shift.values[e]),
+                            static_cast<double>(sum.values[e]), static_cast<double>(squares.values[e]));
+      }
+    }
+    team.sync();
+    if (team.rank() >= place.count) return;
+    Moments all;
+    for (int l = 0; place.begin + l * channel_norm_block < place.end; ++l) {
+      all.merge(shared[l * columns + team.rank()]);
+    }
+    double* const means =
+        moments + (place.instance * grid.stretches + place.stretch) * 2 * grid.channels + place.channel + team.rank();
+    means[0] = all.mean;
+    means[grid.channels] = all.m2;
+  }
+};
+
+// Merges the stretches of each channel, one after the other, in the first one's place. What each is of all rows so far is
+// found by the threads of a warp together, ahead of the channels' merges.
+struct MergeStretches {
+  static constexpr int threads = 32;
+  StretchGrid grid;
+  double* moments;
+
+  THIMBLE_DEVICE double rows_of(std::int64_t stretch) const {
+    const std::int64_t left = grid.rows - stretch * channel_norm_stretch;
+    return static_cast<double>(left < channel_norm_stretch ? left : channel_norm_stretch);
+  }
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    constexpr int ahead = 8;
+    const std::int64_t groups = (grid.channels + threads - 1) / threads;
+    const std::int64_t channel = job % groups * threads + team.rank();
+    double* const first = moments + job / groups * grid.stretches * 2 * grid.channels + channel;
+    const Shared<double> shares = team.template shared<double>();
+    Moments all;
+    for (std::int64_t begin = 0; begin < grid.stretches; begin += Team::size) {
+      const std::int64_t own = begin + team.rank();
+      const std::int64_t end = begin + Team::size < grid.stretches ? begin + Team::size : grid.stretches;
+      if (own < end) {
+        shares[team.rank()] = rows_of(own) / (static_cast<double>(own * channel_norm_stretch) + rows_of(own));
+      }
+      team.sync();
+      for (std::int64_t from = begin; channel < grid.channels && from < end; from += ahead) {
+        double held[ahead][2];
+        THIMBLE_UNROLL
+        for (int i = 0; i < ahead; ++i) {
+          const double* const at = first + (from + i < end ? from + i : begin) * 2 * grid.channels;
+          held[i][0] = at[0], held[i][1] = at[grid.channels];
+        }
+        THIMBLE_UNROLL
+        for (int i = 0; i < ahead; ++i) {
+          if (from + i >= end) break;
+          all.merge({rows_of(from + i), held[i][0], held[i][1]}, shares[from + i - begin]);
+        }
+      }
+      team.sync();
+    }
+    if (channel >= grid.channels) return;
+    first[0] = all.mean;
+    first[grid.channels] = all.m2;
+  }
+};
+
 // A running statistic takes in a new value.
 THIMBLE_DEVICE inline void update_running(void* running, DType dtype, std::int64_t at, double momentum, double value) {
   store_total(running, dtype, at, (1 - momentum) * load_wide(running, dtype, at) + momentum * value);
 }
 
-// Merges stretches, then the channels of each group; mean, rstd and the running statistics.
+// Merges the channels of each group; mean, rstd and the running statistics.
 template <class T>
 struct GroupStatistics {
   StretchGrid grid;
@@ -96,14 +193,8 @@ struct GroupStatistics {
     const std::int64_t instance = at / groups, group = at % groups, size = grid.channels / groups;
     Moments all;
     for (std::int64_t channel = group * size; channel < (group + 1) * size; ++channel) {
-      Moments of_channel;
-      for (std::int64_t s = 0; s < grid.stretches; ++s) {
-        const double* const means = moments + (instance * grid.stretches + s) * 2 * grid.channels + channel;
-        const std::int64_t left = grid.rows - s * channel_norm_stretch;
-        of_channel.merge({static_cast<double>(left < channel_norm_stretch ? left : channel_norm_stretch), means[0],
-                          means[grid.channels]});
-      }
-      all.merge(of_channel);
+      const double* const means = moments + instance * grid.stretches * 2 * grid.channels + channel;
+      all.merge({static_cast<double>(grid.rows), means[0], means[grid.channels]});
     }
     mean[at] = static_cast<T>(all.mean);
     rstd[at] = static_cast<T>(1 / std::sqrt(all.variance() + epsilon));
@@ -162,14 +253,24 @@ struct NormalizeEights {
     const Eight<float> centre = words_at<8>(all.more(0), at), scale = words_at<8>(all.more(1), at),
                        offset = words_at<8>(all.more(2), at);
     const Eight<S> from = words_at<8>(x, 8 * i);
-    Eight<S> other{}, to;
+    Eight<S> other{};
     if (tail == NormTail::add_relu) other = words_at<8>(residual, 8 * i);
-    unsigned bits = 0;
+    float values[8];
+    THIMBLE_UNROLL
     for (int e = 0; e < 8; ++e) {
-      const float n = (convert_value<float>(from.values[e]) - centre.values[e]) * scale.values[e] + offset.values[e];
-      const float kept = with_tail(tail, n, convert_value<float>(other.values[e]),
-                                   [](float v) { return convert_value<float>(convert_value<S>(v)); });
-      to.values[e] = convert_value<S>(kept);
+      values[e] = (widened(from.values[e]) - centre.values[e]) * scale.values[e] + offset.values[e];
+    }
+    Eight<S> to = narrowed<S>(values);
+    if (tail == NormTail::add_relu) {
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) values[e] = widened(to.values[e]) + widened(other.values[e]);
+      to = narrowed<S>(values);
+    }
+    unsigned bits = 0;
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) {
+      const float kept = widened(to.values[e]);
+      if (tail != NormTail::none && kept < 0) to.values[e] = S{};
       bits |= (kept > 0 ? 1u : 0u) << e;
     }
     put_words(y, 8 * i, to);
@@ -181,8 +282,17 @@ template <class T>
 void forward(const ChannelNormArgs& args) {
   if (!args.has_statistics) {
     const StretchGrid grid(args.rows, args.channels);
-    for_each_team(grid.jobs(args.instances), StretchMoments<T>{grid, args.dtype, args.x, args.moments},
-                  StretchMoments<T>::threads * sizeof(Moments));
+    const bool is_done = in_columns<T>(args, {args.x}, [&]<class S>(const StretchGrid& words) {
+      for_each_team(words.jobs(args.instances),
+                    StretchMomentsOfWords<S>{words, static_cast<const S*>(args.x), args.moments},
+                    StretchMomentsOfWords<S>::threads * columns_together * sizeof(Moments));
+    });
+    if (!is_done) {
+      for_each_team(grid.jobs(args.instances), StretchMoments<T>{grid, args.dtype, args.x, args.moments},
+                    StretchMoments<T>::threads * sizeof(Moments));
+    }
+    for_each_team(args.instances * ((args.channels + 31) / 32), MergeStretches{grid, args.moments},
+                  MergeStretches::threads * sizeof(double));
     for_each_item(
         args.instances * args.groups,
         GroupStatistics<T>{grid, args.groups, args.moments, args.epsilon, args.momentum, static_cast<T*>(args.mean),

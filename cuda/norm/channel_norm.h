@@ -8,7 +8,7 @@
 
 #include <thimble/core/kernels/norm.h>
 #include <thimble/cuda/kernel/element.h>
-#include <thimble/cuda/kernel/words.h>
+#include <thimble/cuda/reduce/ordered_sum.h>
 
 namespace thimble::cuda_kernels::channel_norm_cuda_detail {
 
@@ -19,11 +19,14 @@ using kernels::NormTail;
 /// Teams that take one stretch of rows of up to `columns` channels: block after block in the lanes, as
 /// cuda/reduce/reduce.cu.
 struct StretchGrid {
-  static constexpr int columns = 32;
+  static constexpr int single_columns = 32;                  ///< where a thread has one
+  static constexpr int word_columns = 4 * columns_together;  ///< where it has a word of them
+  int columns;
   std::int64_t rows, channels, stretches, groups;
 
-  StretchGrid(std::int64_t rows_, std::int64_t channels_)
-      : rows(rows_),
+  StretchGrid(std::int64_t rows_, std::int64_t channels_, int columns_ = single_columns)
+      : columns(columns_),
+        rows(rows_),
         channels(channels_),
         stretches(std::max<std::int64_t>(1, (rows + channel_norm_stretch - 1) / channel_norm_stretch)),
         groups((channels + columns - 1) / columns) {}
@@ -122,6 +125,18 @@ bool in_eights([[maybe_unused]] const Args& args, [[maybe_unused]] std::initiali
     if (args.dtype == DType::f32) return f.template operator()<float>(grid, eights), true;
     if (args.dtype == DType::bf16) return f.template operator()<bf16>(grid, eights), true;
     if (args.dtype == DType::f16) return f.template operator()<f16>(grid, eights), true;
+  }
+  return false;
+}
+
+/// f.template operator()<S>(grid) where a kernel can take four neighbouring channels of S together, as in_eights.
+template <class T, class Args, class F>
+bool in_columns([[maybe_unused]] const Args& args, [[maybe_unused]] std::initializer_list<const void*> operands,
+                [[maybe_unused]] F&& f) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (args.channels % 8 != 0 || !are_aligned(operands)) return false;
+    const StretchGrid grid(args.rows, args.channels, StretchGrid::word_columns);
+    return with_word_dtype(args.dtype, [&]<class S>() { f.template operator()<S>(grid); });
   }
   return false;
 }

@@ -41,7 +41,7 @@ struct StretchSums {
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
     const StretchGrid::Place place = grid.place(job);
-    constexpr int columns = StretchGrid::columns, lanes = Team::size / columns;
+    constexpr int columns = StretchGrid::single_columns, lanes = Team::size / columns;
     const Shared<Sums> shared = team.template shared<Sums>();  // (lanes, columns)
     const int column = team.rank() % columns, lane = team.rank() / columns;
     const bool is_there = column < place.count;
@@ -80,6 +80,83 @@ struct StretchSums {
   }
 };
 
+// The same with four neighbouring channels a thread.
+template <class S>
+struct StretchSumsOfWords {
+  static constexpr int threads = 128, words = StretchGrid::word_columns / columns_together;
+  static_assert(threads / words * channel_norm_block == channel_norm_stretch);  // a lane for each block
+  StretchGrid grid;
+  NormTail tail;
+  Coefficients<float> all;
+  const S* x;  // null: no products are asked for
+  const S* dy;
+  const std::uint8_t* mask;
+  double* partial;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    constexpr int columns = StretchGrid::word_columns;
+    using Sums = typename StretchSums<float>::Sums;
+    const StretchGrid::Place place = grid.place(job);
+    const Shared<Sums> shared = team.template shared<Sums>();  // (lanes, columns)
+    const int lane = team.rank() / words, column = team.rank() % words * columns_together;
+    const std::int64_t begin = place.begin + lane * channel_norm_block, left = place.end - begin;
+    if (column < place.count && left > 0) {
+      const std::int64_t rows = left < channel_norm_block ? left : channel_norm_block;
+      const std::int64_t channel = place.channel + column, coefficient = place.instance * grid.channels + channel;
+      const std::int64_t first = (place.instance * grid.rows + begin) * grid.channels + channel;
+      Words<float, columns_together> sum{}, product{}, centre{}, scale{}, offset{};
+      if (x) centre = words_at<columns_together>(all.more(0), coefficient);
+      if (tail == NormTail::relu) {
+        scale = words_at<columns_together>(all.more(1), coefficient);
+        offset = words_at<columns_together>(all.more(2), coefficient);
+      }
+      const auto take = [&](std::int64_t row, const ColumnWord<S>& dy_word, const ColumnWord<S>& x_word) {
+        unsigned bits = 0xFu;
+        if (tail == NormTail::add_relu) {
+          const std::int64_t at = first + row * grid.channels;
+          bits = static_cast<unsigned>(mask[at / 8]) >> (at % 8);
+        }
+        THIMBLE_UNROLL
+        for (int e = 0; e < columns_together; ++e) {
+          const float d = widened(x_word.values[e]) - centre.values[e];
+          bool passes = (bits >> e) & 1u;
+          if (tail == NormTail::relu) {
+            passes = widened(convert_value<S>(d * scale.values[e] + offset.values[e])) > 0;
+          }
+          const float g = passes ? widened(dy_word.values[e]) : 0.0f;
+          sum.values[e] += g;
+          product.values[e] += g * d;
+        }
+      };
+      if (x) {
+        for_each_row<2>({dy + first, x + first}, rows, grid.channels,
+                        [&](std::int64_t row, const ColumnWord<S>(&both)[2]) { take(row, both[0], both[1]); });
+      } else {
+        for_each_row<1>({dy + first}, rows, grid.channels,
+                        [&](std::int64_t row, const ColumnWord<S>(&one)[1]) { take(row, one[0], {}); });
+      }
+      THIMBLE_UNROLL
+      for (int e = 0; e < columns_together; ++e) {
+        shared[lane * columns + column + e] =
+            Sums{static_cast<double>(sum.values[e]), static_cast<double>(product.values[e])};
+      }
+    }
+    team.sync();
+    if (team.rank() >= place.count) return;
+    Sums total{0, 0};
+    for (int l = 0; place.begin + l * channel_norm_block < place.end; ++l) {
+      const Sums part = shared[l * columns + team.rank()];
+      total.sum += part.sum;
+      total.product += part.product;
+    }
+    double* const to =
+        partial + (place.instance * grid.stretches + place.stretch) * 2 * grid.channels + place.channel + team.rank();
+    to[0] = total.sum;
+    to[grid.channels] = total.product;
+  }
+};
+
 // Adds up the stretches of each channel in the first one's place; the products become sums of dy xhat.
 template <class T>
 struct AddStretches {
@@ -90,11 +167,9 @@ struct AddStretches {
   THIMBLE_DEVICE void operator()(std::int64_t at) const {
     const std::int64_t instance = at / grid.channels, channel = at % grid.channels;
     double* const sums = partial + instance * grid.stretches * 2 * grid.channels + channel;
-    double sum = sums[0], product = sums[grid.channels];
-    for (std::int64_t s = 1; s < grid.stretches; ++s) {
-      sum += sums[s * 2 * grid.channels];
-      product += sums[(s * 2 + 1) * grid.channels];
-    }
+    const std::int64_t apart = 2 * grid.channels, more = grid.stretches - 1;
+    const double sum = sum_in_order(sums[0], sums + apart, more, apart);
+    double product = sum_in_order(sums[grid.channels], sums + grid.channels + apart, more, apart);
     if (rstd) product *= static_cast<double>(rstd[instance * groups + channel / (grid.channels / groups)]);
     sums[0] = sum;
     sums[grid.channels] = product;
@@ -186,27 +261,34 @@ struct InputGradientsEights {
   THIMBLE_DEVICE void operator()(std::int64_t i) const {
     const std::int64_t at = grid.coefficient(i);
     const Eight<S> gradient = words_at<8>(dy, 8 * i);
-    Eight<S> from{}, to, before;
+    Eight<S> from{};
     Eight<float> centre{}, scale{}, offset{}, part{}, product{};
     if (reads_x) from = words_at<8>(x, 8 * i), centre = words_at<8>(all.more(0), at);
     if (dx || tail == NormTail::relu) scale = words_at<8>(all.more(1), at);
     if (tail == NormTail::relu) offset = words_at<8>(all.more(2), at);
     if (dx && !has_fixed_statistics) part = words_at<8>(all.more(3), at), product = words_at<8>(all.more(4), at);
     const unsigned bits = tail == NormTail::add_relu ? mask[i] : 0xFFu;
+    float d[8], g[8], result[8];
+    THIMBLE_UNROLL
     for (int e = 0; e < 8; ++e) {
-      const float d = convert_value<float>(from.values[e]) - centre.values[e];
-      bool passes = (bits >> e) & 1u;
-      if (tail == NormTail::relu) {
-        passes = convert_value<float>(convert_value<S>(d * scale.values[e] + offset.values[e])) > 0;
-      }
-      const float g = passes ? convert_value<float>(gradient.values[e]) : 0.0f;
-      before.values[e] = convert_value<S>(g);
-      to.values[e] = convert_value<S>(has_fixed_statistics
-                                          ? scale.values[e] * g
-                                          : input_gradient(g, scale.values[e], d, part.values[e], product.values[e]));
+      d[e] = widened(from.values[e]) - centre.values[e];
+      result[e] = d[e] * scale.values[e] + offset.values[e];
     }
-    if (dresidual) put_words(dresidual, 8 * i, before);
-    if (dx) put_words(dx, 8 * i, to);
+    unsigned passing = bits;
+    if (tail == NormTail::relu) {
+      const Eight<S> n = narrowed<S>(result);
+      passing = 0;
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) passing |= (widened(n.values[e]) > 0 ? 1u : 0u) << e;
+    }
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) {
+      g[e] = (passing >> e) & 1u ? widened(gradient.values[e]) : 0.0f;
+      result[e] = has_fixed_statistics ? scale.values[e] * g[e]
+                                       : input_gradient(g[e], scale.values[e], d[e], part.values[e], product.values[e]);
+    }
+    if (dresidual) put_words(dresidual, 8 * i, narrowed<S>(g));
+    if (dx) put_words(dx, 8 * i, narrowed<S>(result));
   }
 };
 
@@ -222,8 +304,19 @@ void backward(const ChannelNormGradArgs& args) {
   if (reads_sums) {
     BeforeTail<T> summed = gradient;
     if (!reads_coefficients) summed.x = nullptr;  // the bias's gradient alone: products are not asked for
-    for_each_team(grid.jobs(args.instances), StretchSums<T>{grid, summed, args.partial},
-                  StretchSums<T>::threads * sizeof(typename StretchSums<T>::Sums));
+    using Sums = typename StretchSums<T>::Sums;
+    const bool is_done =
+        in_columns<T>(args, {summed.x, args.dy, args.coefficients}, [&]<class S>(const StretchGrid& words) {
+          const Coefficients<float> coefficients(args.coefficients, all.count);
+          for_each_team(words.jobs(args.instances),
+                        StretchSumsOfWords<S>{words, args.tail, coefficients, static_cast<const S*>(summed.x),
+                                              static_cast<const S*>(args.dy), args.mask, args.partial},
+                        StretchSumsOfWords<S>::threads * columns_together * sizeof(Sums));
+        });
+    if (!is_done) {
+      for_each_team(grid.jobs(args.instances), StretchSums<T>{grid, summed, args.partial},
+                    StretchSums<T>::threads * sizeof(Sums));
+    }
     for_each_item(args.instances * args.channels, AddStretches<T>{grid, args.groups, rstd, args.partial});
     const std::int64_t stride = grid.stretches * 2 * args.channels;
     if (args.dweight) {

@@ -93,6 +93,57 @@ struct Updates {
   }
 };
 
+// The same of f32, f16 and bf16 arrays that begin at multiples of 16 bytes: eight neighbours a thread.
+template <class Rule>
+struct UpdatesOfEights {
+  static constexpr int threads = 256;
+  Kind kind;
+  Live<Step<Rule>> live_step;
+  UpdateTable table;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const Step<Rule>& step = live_step.get();
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
+    const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
+    const std::int64_t begin = table.unit_of(index, at) * stretch;
+    const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
+    for (std::int64_t i = begin + 8 * team.rank(); i < end; i += 8 * Team::size) {
+      Eights p, g, first{}, second{};
+      read_eights(entry.g, kind.gradient_dtype, i, entry.n, g);
+      parameter.get_eights(i, entry.n, p);
+      if constexpr (Rule::moments >= 1) read_eights(entry.first.values, kind.state_dtype, i, entry.n, first);
+      if constexpr (Rule::moments >= 2) read_eights(entry.second.values, kind.state_dtype, i, entry.n, second);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) p[e] = updated(step.rule, p[e], g[e], first[e], second[e]);
+      if constexpr (Rule::moments >= 1) write_eights(entry.first.values, kind.state_dtype, i, entry.n, first);
+      if constexpr (Rule::moments >= 2) write_eights(entry.second.values, kind.state_dtype, i, entry.n, second);
+      parameter.set_eights(i, entry.n, p);
+    }
+  }
+};
+
+// Whether are_words(entry) of all entries.
+template <class AreWords>
+bool all_of(const UpdateTable& table, const AreWords& are_words) {
+  for (int i = 0; i < table.count; ++i) {
+    if (!are_words(table.entries[i])) return false;
+  }
+  return true;
+}
+
+// Whether a launch can take eights.
+template <class Args>
+bool goes_in_eights(const Args& a, const UpdateTable& table) {
+  const auto is_word = [](DType dtype) { return with_word_dtype(dtype, []<class S>() {}); };
+  if (!is_word(a.dtype) || !is_word(a.gradient_dtype) || !is_word(a.state_dtype)) return false;
+  const bool has_tensor = form_of(a.narrow) != NarrowForm::stochastic;
+  return all_of(table, [&](const UpdateEntry& e) {
+    return are_aligned({e.p, e.g, e.first.values, e.second.values, has_tensor ? e.extra.tensor : nullptr});
+  });
+}
+
 THIMBLE_DEVICE inline std::uint32_t magnitude_bits(float x) { return bit_cast<std::uint32_t>(x) & 0x7FFFFFFFu; }
 
 // Codes of a moment, and the scales of their blocks.
@@ -181,7 +232,12 @@ void launch_table(const Args& a, const UpdateTable& table) {
     });
   }
   with_compute_type(a.dtype, [&]<class T>() {
-    with_rule<T>(a, [&]<class Rule>(const Rule& rule) { launch_updates<Updates<Rule, T>>(a, table, rule); });
+    with_rule<T>(a, [&]<class Rule>(const Rule& rule) {
+      if constexpr (std::is_same_v<T, float>) {
+        if (goes_in_eights(a, table)) return launch_updates<UpdatesOfEights<Rule>>(a, table, rule);
+      }
+      launch_updates<Updates<Rule, T>>(a, table, rule);
+    });
   });
 }
 
@@ -220,6 +276,42 @@ struct SumStretches {
   }
 };
 
+// The same of gradients that begin at multiples of 16 bytes: they come in words, and through shared memory to the threads
+// that square them.
+template <class S>
+struct SumStretchesOfWords {
+  static constexpr int threads = 256, count = word_elements<S>;
+  static constexpr std::size_t bytes = square_stretch * sizeof(float);
+  UpdateTable table;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
+    const std::int64_t begin = table.unit_of(index, at) * square_stretch, left = entry.n - begin;
+    const int n = static_cast<int>(left < square_stretch ? left : square_stretch);
+    const Shared<Words<float, 4>> fours = team.template shared<Words<float, 4>>();
+    const Shared<float> values = team.template shared<float>();
+    for (int i = team.rank() * count; i < n; i += Team::size * count) {
+      const Words<S, count> word = words_at<count>(static_cast<const S*>(entry.g), begin + i);
+      THIMBLE_UNROLL
+      for (int first = 0; first < count; first += 4) {
+        Words<float, 4> four;
+        THIMBLE_UNROLL
+        for (int e = 0; e < 4; ++e) four.values[e] = widened(word.values[first + e]);
+        fours[(i + first) / 4] = four;
+      }
+    }
+    team.sync();
+    double own = 0;
+    for (int i = team.rank(); i < n; i += Team::size) {
+      const double value = static_cast<double>(static_cast<float>(values[i]));
+      own += value * value;
+    }
+    const double sum = team.sum(own);
+    if (team.rank() == 0) stretch_sums[index] = sum;
+  }
+};
+
 // Adds the sums of a gradient's stretches one after the other: who has the stretches of a part adds them alike.
 struct AddStretches {
   UpdateTable table;
@@ -246,7 +338,12 @@ void square_sums(std::span<const SquareSumArgs> list) {
     for_each_table(
         some, [](const SquareSumArgs& a) { return square_stretches_of(a.n); },
         [&](const SquareSumArgs& a, const UpdateTable& table) {
-          for_each_team(table.teams, SumStretches{a.dtype, table});
+          const bool is_done =
+              all_of(table, [](const UpdateEntry& e) { return are_aligned({e.g}); }) &&
+              with_word_dtype(a.dtype, [&]<class S>() {
+                for_each_team(table.teams, SumStretchesOfWords<S>{table}, SumStretchesOfWords<S>::bytes);
+              });
+          if (!is_done) for_each_team(table.teams, SumStretches{a.dtype, table});
           for_each_item(table.count, AddStretches{table, continues});
         },
         most_sums);
@@ -294,12 +391,38 @@ struct Scale {
   }
 };
 
+// The same of gradients that begin at multiples of 16 bytes.
+struct ScaleEights {
+  static constexpr int threads = 256;
+  DType dtype;
+  UpdateTable table;
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
+    const std::int64_t begin = table.unit_of(index, at) * stretch;
+    const std::int64_t end = begin + stretch < entry.n ? begin + stretch : entry.n;
+    const float factor = static_cast<float>(clip_factor);
+    for (std::int64_t i = begin + 8 * team.rank(); i < end; i += 8 * Team::size) {
+      Eights g;
+      read_eights(entry.p, dtype, i, entry.n, g);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) g[e] *= factor;
+      write_eights(entry.p, dtype, i, entry.n, g);
+    }
+  }
+};
+
 void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
   const std::lock_guard together(launches_together);
   for_each_item(1, FindFactor{norm});
   for_each_table(
       list, [](const ClipArgs& a) { return stretches_of(a.n); },
       [](const ClipArgs& a, const UpdateTable& table) {
+        if (all_of(table, [](const UpdateEntry& e) { return are_aligned({e.p}); }) &&
+            with_word_dtype(a.dtype, []<class S>() {})) {
+          return for_each_team(table.teams, ScaleEights{a.dtype, table});
+        }
         with_compute_type(a.dtype, [&]<class T>() { for_each_team(table.teams, Scale<T>{a.dtype, table}); });
       });
 }

@@ -7,9 +7,50 @@
 
 #include <thimble/core/kernels/shared/optimizer_narrow.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/kernel/words.h>
 #include <thimble/cuda/optimizer/update_list.h>
 
 namespace thimble::cuda_kernels {
+
+/// Eight neighbours of an array of n elements in f32, f16 or bf16, that begin at a multiple of 8; the array begins at a
+/// multiple of 16 bytes. What would be behind its end is any number, and is not written.
+using Eights = float[8];
+THIMBLE_DEVICE inline void read_eights(const void* data, DType dtype, std::int64_t at, std::int64_t n, Eights& values) {
+  if (dtype == DType::f32) {
+    const float* const from = static_cast<const float*>(data);
+    const Words<float, 4> low = words_at<4>(from, at),
+                          high = at + 4 < n ? words_at<4>(from, at + 4) : Words<float, 4>{};
+    THIMBLE_UNROLL
+    for (int e = 0; e < 4; ++e) values[e] = low.values[e], values[4 + e] = high.values[e];
+  } else if (dtype == DType::bf16) {
+    const Words<bf16, 8> words = words_at<8>(static_cast<const bf16*>(data), at);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] = widened(words.values[e]);
+  } else {
+    const Words<f16, 8> words = words_at<8>(static_cast<const f16*>(data), at);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] = widened(words.values[e]);
+  }
+}
+template <class S>
+THIMBLE_DEVICE inline void put_eights(S* to, std::int64_t at, std::int64_t n, const Words<S, 8>& words) {
+  if (at + 8 <= n) return put_words(to, at, words);
+  THIMBLE_UNROLL
+  for (int e = 0; e < 8; ++e) {
+    if (at + e < n) to[at + e] = words.values[e];
+  }
+}
+/// What it stores, as it can be held there, comes back in `values`.
+THIMBLE_DEVICE inline void write_eights(void* data, DType dtype, std::int64_t at, std::int64_t n, Eights& values) {
+  const auto put = [&]<class S>() {
+    const Words<S, 8> words = narrowed<S>(values);
+    put_eights(static_cast<S*>(data), at, n, words);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] = widened(words.values[e]);
+  };
+  if (dtype == DType::f32) return put.template operator()<float>();
+  dtype == DType::bf16 ? put.template operator()<bf16>() : put.template operator()<f16>();
+}
 
 /// What the parameters of a launch share.
 struct ParameterKind {
@@ -45,6 +86,35 @@ struct Parameter {
       if (form == kernels::NarrowForm::compensated) return load<float>(place, dtype, i) + load<float>(extra, dtype, i);
     }
     return load<T>(place, dtype, i);
+  }
+  THIMBLE_DEVICE void get_eights(std::int64_t i, std::int64_t n, Eights& values) const {
+    if (form == kernels::NarrowForm::master) return read_eights(extra, DType::f32, i, n, values);
+    read_eights(place, dtype, i, n, values);
+    if (form != kernels::NarrowForm::compensated) return;
+    Eights more;
+    read_eights(extra, dtype, i, n, more);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] += more[e];
+  }
+  THIMBLE_DEVICE void set_eights(std::int64_t i, std::int64_t n, const Eights& values) const {
+    Eights stored;
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) stored[e] = values[e];
+    if (form == kernels::NarrowForm::stochastic) {
+      const PhiloxBlock bits = kernels::rounding_block(site, (first_element + i) / 8);
+      Words<bf16, 8> words;
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        words.values[e] = kernels::round_stochastically(values[e], kernels::rounding_bits(bits, e));
+      }
+      return put_eights(static_cast<bf16*>(place), i, n, words);
+    }
+    if (form == kernels::NarrowForm::master) write_eights(extra, DType::f32, i, n, stored);
+    write_eights(place, dtype, i, n, stored);
+    if (form != kernels::NarrowForm::compensated) return;
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) stored[e] = values[e] - stored[e];
+    write_eights(extra, dtype, i, n, stored);
   }
   template <class T>
   THIMBLE_DEVICE void set(std::int64_t i, T value) const {

@@ -1,11 +1,11 @@
-// Cross entropy on CUDA devices: a team for each row. Targets are not asked for bad ones, which would stall the device:
+// Cross entropy on CUDA devices: a team for each row, which is read in words, once in each direction. Targets are not asked for bad ones, which would stall the device:
 // a row whose target is no class gets the loss NaN, and its gradient is that of no target.
 
 #include <cmath>
 
 #include <thimble/core/kernels/cross_entropy.h>
-#include <thimble/core/numbers/math.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/reduce/exponential_sum.h>
 
 namespace thimble::kernels {
 namespace cross_entropy_cuda_detail {
@@ -14,12 +14,6 @@ using namespace cuda_kernels;
 
 // Rows that count, of the batch whose gradient is made: written and read by kernels of one stream, in order.
 THIMBLE_DEVICE_GLOBAL double rows_that_count;
-
-struct Scores {
-  const void* data;
-  DType dtype;
-  std::int64_t step;
-};
 
 struct Targets {
   const void* data;
@@ -31,11 +25,13 @@ struct Targets {
   THIMBLE_DEVICE bool is_class(std::int64_t target) const { return target >= 0 && target < classes; }
 };
 
-template <class T>
+template <class S, bool is_dense>
 struct Forward {
-  static constexpr int threads = 256;
+  using T = Wide<S>;
+  static constexpr int threads = 256, count = word_elements<S>;
   Walk<1> rows;
-  Scores scores;
+  const S* scores;
+  std::int64_t step;
   bool are_logits;
   Targets targets;
   double smoothing;
@@ -46,27 +42,39 @@ struct Forward {
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
     std::int64_t base[1];
     rows.locate(row, base);
-    const auto score = [&](std::int64_t c) { return load<T>(scores.data, scores.dtype, base[0] + c * scores.step); };
-    double level = 0, plain_sum = 0;
+    const S* const from = scores + base[0];
+    ExponentialSum<T> own;
+    T plain = 0;
+    const auto add = [&](const auto& reader) {
+      for_each_word<count>(team, targets.classes, [&](std::int64_t w, auto n) {
+        T values[count];
+        reader.read(w, values);
+        if (are_logits) own.add(values, n);
+        THIMBLE_UNROLL
+        for (int e = 0; e < count && smoothing > 0; ++e) plain += e < n ? values[e] : T(0);
+      });
+    };
+    if (are_logits || smoothing > 0) {
+      if constexpr (is_dense) {
+        add(RowReader<S>(from, targets.classes));
+      } else {
+        add(StridedReader<S>(from, targets.classes, step));
+      }
+    }
+    double total = 1, plain_sum = 0;
+    T largest = 0;
     if (are_logits) {
-      T largest = -static_cast<T>(INFINITY);
-      for (std::int64_t c = team.rank(); c < targets.classes; c += Team::size) largest = larger_of(largest, score(c));
-      largest = team.max(largest);
-      T own = 0;
-      for (std::int64_t c = team.rank(); c < targets.classes; c += Team::size) own += math::exp(score(c) - largest);
-      level = static_cast<double>(largest) + std::log(team.sum(static_cast<double>(own)));
+      largest = team.max(own.largest);
+      total = team.sum(static_cast<double>(own.relative_to(largest)));
     }
-    if (smoothing > 0) {
-      T own = 0;
-      for (std::int64_t c = team.rank(); c < targets.classes; c += Team::size) own += score(c);
-      plain_sum = team.sum(static_cast<double>(own));
-    }
+    if (smoothing > 0) plain_sum = team.sum(static_cast<double>(plain));
     if (team.rank() != 0) return;
+    const double level = static_cast<double>(largest) + std::log(total);
     const std::int64_t target = targets.at(row);
     double loss = 0;
     if (target != targets.ignore_index) {
       if (targets.is_class(target)) {
-        loss = level - (1 - smoothing) * static_cast<double>(score(target));
+        loss = level - (1 - smoothing) * static_cast<double>(widened(from[target * step]));
         if (smoothing > 0) loss -= smoothing / static_cast<double>(targets.classes) * plain_sum;
       } else {
         loss = NAN;
@@ -101,20 +109,19 @@ struct Total {
   }
 };
 
-template <class T>
+template <class S, bool is_dense>
 struct Backward {
-  static constexpr int threads = 256;
+  using T = Wide<S>;
+  static constexpr int threads = 256, count = word_elements<S>;
   Walk<2> rows;
-  Scores scores;
-  bool are_logits;
+  const S* scores;  // null: they are no logits
   Targets targets;
   double smoothing;
   LossReduction reduction;
   const T* log_sums;
   const T* dy;
-  void* dx;
-  DType dx_dtype;
-  std::int64_t dx_step;
+  S* dx;
+  std::int64_t steps[2];
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
@@ -122,20 +129,32 @@ struct Backward {
     rows.locate(row, base);
     const std::int64_t target = targets.at(row);
     const bool counts = target != targets.ignore_index;
-    const T level = are_logits ? log_sums[row] : T(0);
+    const T level = scores ? log_sums[row] : T(0);
     const T everywhere = static_cast<T>(smoothing / static_cast<double>(targets.classes));
     const T at_target = static_cast<T>(1 - smoothing);
     T g = reduction == LossReduction::none ? dy[row] : dy[0];
     if (reduction == LossReduction::mean) g = static_cast<T>(static_cast<double>(g) / rows_that_count);
-    for (std::int64_t c = team.rank(); c < targets.classes; c += Team::size) {
-      T x = 0;
-      if (counts) {
-        x = are_logits ? math::exp(load<T>(scores.data, scores.dtype, base[0] + c * scores.step) - level) - everywhere
-                       : -everywhere;
-        if (c == target) x -= at_target;
-        x *= g;
+    const auto result = [&](std::int64_t begin, T(&values)[1][count]) {
+      const std::int64_t ahead = target - begin;
+      const int place = ahead >= 0 && ahead < count ? static_cast<int>(ahead) : -1;
+      if (scores) {
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] = quick_exp(values[0][e] - level) - everywhere;
+      } else {
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] = -everywhere;
       }
-      store<T>(dx, dx_dtype, base[1] + c * dx_step, x);
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) {
+        const T x = e == place ? values[0][e] - at_target : values[0][e];
+        values[0][e] = counts ? x * g : T(0);
+      }
+    };
+    const S* const from = scores ? scores + base[0] : nullptr;
+    if constexpr (is_dense) {
+      map_row<1>(team, {from}, dx + base[1], targets.classes, result);
+    } else {
+      map_strided_row<1>(team, {from}, dx + base[1], steps, targets.classes, result);
     }
   }
 };
@@ -151,14 +170,13 @@ void total(const LossTotalArgs& args) {
 }
 
 void forward(const CrossEntropyArgs& args) {
-  with_compute_type(args.scores.dtype, [&]<class T>() {
-    for_each_team(args.targets.rows, Forward<T>{Walk<1>(args.outer, {&args.scores.strides}),
-                                                {args.scores.data, args.scores.dtype, args.scores.step},
-                                                args.are_logits,
-                                                Targets(args.targets),
-                                                args.smoothing,
-                                                static_cast<T*>(args.log_sums),
-                                                static_cast<T*>(args.losses)});
+  with_rows(args.scores.dtype, args.scores.step == 1, [&]<class S, bool is_dense>() {
+    using T = Wide<S>;
+    for_each_team(
+        args.targets.rows,
+        Forward<S, is_dense>{Walk<1>(args.outer, {&args.scores.strides}), static_cast<const S*>(args.scores.data),
+                             args.scores.step, args.are_logits, Targets(args.targets), args.smoothing,
+                             static_cast<T*>(args.log_sums), static_cast<T*>(args.losses)});
     if (args.reduction == LossReduction::none) return;
     total_of<T>({args.targets, dtype_of<T>, args.reduction, args.losses, args.out});
   });
@@ -178,19 +196,20 @@ void backward(const CrossEntropyBackwardArgs& args) {
   if (args.reduction == LossReduction::mean) {
     for_each_team(1, Count{Targets(args.batch.data ? args.batch : args.targets)});
   }
-  with_compute_type(args.dx.dtype, [&]<class T>() {
+  const bool is_dense = args.dx.step == 1 && (!args.are_logits || args.scores.step == 1);
+  with_rows(args.dx.dtype, is_dense, [&]<class S, bool dense>() {
+    using T = Wide<S>;
     const Shape& strides = args.are_logits ? args.scores.strides : args.dx.strides;
-    for_each_team(args.targets.rows, Backward<T>{Walk<2>(args.outer, {&strides, &args.dx.strides}),
-                                                 {args.scores.data, args.scores.dtype, args.scores.step},
-                                                 args.are_logits,
-                                                 Targets(args.targets),
-                                                 args.smoothing,
-                                                 args.reduction,
-                                                 static_cast<const T*>(args.log_sums),
-                                                 static_cast<const T*>(args.dy),
-                                                 args.dx.data,
-                                                 args.dx.dtype,
-                                                 args.dx.step});
+    for_each_team(args.targets.rows,
+                  Backward<S, dense>{Walk<2>(args.outer, {&strides, &args.dx.strides}),
+                                     args.are_logits ? static_cast<const S*>(args.scores.data) : nullptr,
+                                     Targets(args.targets),
+                                     args.smoothing,
+                                     args.reduction,
+                                     static_cast<const T*>(args.log_sums),
+                                     static_cast<const T*>(args.dy),
+                                     static_cast<S*>(args.dx.data),
+                                     {args.scores.step, args.dx.step}});
   });
 }
 

@@ -2,7 +2,8 @@
 //
 // A team reduces one stretch of one output, or of up to 32 neighbouring outputs whose elements lie side by side. Its
 // threads stand in a grid of columns (outputs) and lanes; lane l sums block l of every round, one element after the
-// other, and the first lane adds the blocks' sums in order.
+// other, and the first lane adds the blocks' sums in order. Plain sums of f32, f16 and bf16 are read in words, along
+// the outputs or along what is summed, where all of them begin at multiples of a word.
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <thimble/core/kernels/reduce.h>
 #include <thimble/core/numbers/math.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/reduce/ordered_sum.h>
 #include <thimble/cuda/reduce/reduce.h>
 
 namespace thimble::kernels {
@@ -108,6 +110,103 @@ struct SumStretch {
   }
 };
 
+// What follows of f32 sums: the end of them.
+struct SumEnd {
+  ReduceGrid grid;
+  double divisor;
+  void* out;
+  DType out_dtype;
+  double* partial;
+  THIMBLE_DEVICE void put(const ReduceJobPlace& place, int column, double total) const {
+    const std::int64_t output = place.output + column;
+    if (grid.stretches == 1) {
+      finish<float, ReduceMap::value>({}, divisor, out, out_dtype, output, total);
+    } else {
+      partial[place.stretch * grid.outputs + output] = total;
+    }
+  }
+};
+
+// Words along the outputs: a thread sums four of them.
+template <class S>
+struct SumColumns {
+  static constexpr int threads = 256, columns = 16, words = columns / columns_together;
+  Walk<1> kept;
+  std::int64_t stride;
+  const S* in;
+  SumEnd end;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    constexpr int lanes = Team::size / words;
+    const ReduceJobPlace place = end.grid.place(job);
+    const Shared<float> sums = team.template shared<float>();  // (lanes, columns)
+    const int lane = team.rank() / words, column = team.rank() % words * columns_together;
+    std::int64_t base[1] = {0};
+    if (column < place.count) kept.locate(place.output + column, base);
+    double total = 0;
+    for (std::int64_t round = place.begin; round < place.end; round += lanes * reduce_block) {
+      const std::int64_t begin = round + lane * reduce_block, left = place.end - begin;
+      if (column < place.count && left > 0) {
+        const Words<float, columns_together> own =
+            sum_of_rows(in + base[0] + begin * stride, left < reduce_block ? left : reduce_block, stride);
+        THIMBLE_UNROLL
+        for (int e = 0; e < columns_together; ++e) sums[lane * columns + column + e] = own.values[e];
+      }
+      team.sync();
+      if (team.rank() < place.count) {
+        for (int l = 0; l < lanes && round + l * reduce_block < place.end; ++l) {
+          total += static_cast<double>(sums[l * columns + team.rank()]);
+        }
+      }
+      team.sync();
+    }
+    if (team.rank() < place.count) end.put(place, team.rank(), total);
+  }
+};
+
+// Words along what is summed.
+template <class S>
+struct SumRow {
+  static constexpr int threads = 64, count = word_elements<S>;
+  Walk<1> kept;
+  const S* in;
+  SumEnd end;
+
+  THIMBLE_DEVICE static float block_sum(const S* from, std::int64_t elements) {
+    float sum = 0;
+    const auto add = [&](const Words<S, count>& word) {
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) sum += widened(word.values[e]);
+    };
+    if (elements == reduce_block) {
+      THIMBLE_UNROLL
+      for (int i = 0; i < static_cast<int>(reduce_block); i += count) add(words_at<count>(from, i));
+    } else {
+      for (std::int64_t i = 0; i < elements; i += count) add(words_at<count>(from, i));
+    }
+    return sum;
+  }
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t job) const {
+    const ReduceJobPlace place = end.grid.place(job);
+    const Shared<float> sums = team.template shared<float>();  // (lanes)
+    std::int64_t base[1];
+    kept.locate(place.output, base);
+    double total = 0;
+    for (std::int64_t round = place.begin; round < place.end; round += Team::size * reduce_block) {
+      const std::int64_t begin = round + team.rank() * reduce_block, left = place.end - begin;
+      if (left > 0) sums[team.rank()] = block_sum(in + base[0] + begin, left < reduce_block ? left : reduce_block);
+      team.sync();
+      for (int l = 0; team.rank() == 0 && l < Team::size && round + l * reduce_block < place.end; ++l) {
+        total += static_cast<double>(sums[l]);
+      }
+      team.sync();
+    }
+    if (team.rank() == 0) end.put(place, 0, total);
+  }
+};
+
 template <class T, ReduceMap Map>
 struct AddStretches {
   Operand other;
@@ -117,11 +216,41 @@ struct AddStretches {
   DType out_dtype;
   const Total<T>* partial;
   THIMBLE_DEVICE void operator()(std::int64_t output) const {
-    Total<T> total = 0;
-    for (std::int64_t s = 0; s < stretches; ++s) total += partial[s * outputs + output];
+    const Total<T> total = sum_in_order(Total<T>(0), partial + output, stretches, outputs);
     finish<T, Map>(other, divisor, out, out_dtype, output, total);
   }
 };
+
+// Sums in words, as far as they go: false where they do not.
+bool sum_words(const ReduceArgs& args, const Walk<2>& kept, const Walk<2>& reduced, const ReduceGrid& grid) {
+  if (reduced.rank != 1 || args.reduced.elements() == 0 || !are_aligned({args.in.data})) return false;
+  const Walk<1> places(args.kept, {&args.in.kept_strides});
+  const std::int64_t step = reduced.strides[0][0];
+  // Whether all strides over outputs (but the last one, of neighbours) are whole numbers of words.
+  const auto begins_words = [&](std::int64_t count, int axes) {
+    bool is_whole = true;
+    for (int axis = 0; axis < axes; ++axis) is_whole = is_whole && kept.strides[0][axis] % count == 0;
+    return is_whole;
+  };
+  bool is_done = false;
+  with_word_dtype(args.in.dtype, [&]<class S>() {
+    const S* const in = static_cast<const S*>(args.in.data);
+    SumEnd end{grid, args.divisor, args.out, args.out_dtype, args.partial};
+    if (grid.columns > 1 && grid.inner % columns_together == 0 && step % columns_together == 0 &&
+        begins_words(columns_together, kept.rank - 1)) {
+      end.grid.columns = SumColumns<S>::columns;
+      end.grid.groups = (grid.inner + SumColumns<S>::columns - 1) / SumColumns<S>::columns;
+      for_each_team(end.grid.jobs(), SumColumns<S>{places, step, in, end},
+                    SumColumns<S>::threads * columns_together * sizeof(float));
+      is_done = true;
+    } else if (grid.columns == 1 && step == 1 && grid.length % SumRow<S>::count == 0 &&
+               begins_words(SumRow<S>::count, kept.rank)) {
+      for_each_team(grid.jobs(), SumRow<S>{places, in, end}, SumRow<S>::threads * sizeof(float));
+      is_done = true;
+    }
+  });
+  return is_done;
+}
 
 template <class T, ReduceMap Map>
 void sum_mapped(const ReduceArgs& args) {
@@ -133,9 +262,13 @@ void sum_mapped(const ReduceArgs& args) {
       reduce_grid(args.kept, args.reduced, kept.strides[0][kept.rank - 1], kept.sizes[kept.rank - 1]);
   const Operand in{args.in.data, args.in.dtype}, other{args.other.data, args.other.dtype};
   auto* const partial = reinterpret_cast<Total<T>*>(args.partial);
-  for_each_team(grid.jobs(),
-                SumStretch<T, Map>{kept, reduced, in, other, grid, args.divisor, args.out, args.out_dtype, partial},
-                SumStretch<T, Map>::threads * sizeof(Total<T>));
+  bool is_done = false;
+  if constexpr (std::is_same_v<T, float> && Map == ReduceMap::value) is_done = sum_words(args, kept, reduced, grid);
+  if (!is_done) {
+    for_each_team(grid.jobs(),
+                  SumStretch<T, Map>{kept, reduced, in, other, grid, args.divisor, args.out, args.out_dtype, partial},
+                  SumStretch<T, Map>::threads * sizeof(Total<T>));
+  }
   if (grid.stretches == 1) return;
   for_each_item(grid.outputs, AddStretches<T, Map>{other, grid.outputs, grid.stretches, args.divisor, args.out,
                                                    args.out_dtype, partial});

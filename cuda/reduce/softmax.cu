@@ -1,133 +1,169 @@
-// Softmax on CUDA devices: a team for each row, which is read once for the largest, once for the sum, once for the
-// result. A thread sums its elements in the compute type, the team in f64.
+// Softmax on CUDA devices: a warp or a team for each row, which is read in words, once for the largest and the sum, once
+// for the result. A thread sums its elements in the compute type, relative to its largest so far; all of them in f64.
 
 #include <cmath>
 
 #include <thimble/core/kernels/softmax.h>
-#include <thimble/core/numbers/math.h>
 #include <thimble/cuda/kernel/element.h>
+#include <thimble/cuda/reduce/exponential_sum.h>
 
 namespace thimble::kernels {
 namespace softmax_cuda_detail {
 
 using namespace cuda_kernels;
 
-// A row operand without its strides over rows, which are in a Walk.
-struct Row {
-  const void* data;
-  DType dtype;
-  std::int64_t step;
-  template <class T>
-  THIMBLE_DEVICE T at(std::int64_t base, std::int64_t i) const {
-    return load<T>(data, dtype, base + i * step);
-  }
-};
-struct RowTo {
-  void* data;
-  DType dtype;
-  std::int64_t step;
-  template <class T>
-  THIMBLE_DEVICE void set(std::int64_t base, std::int64_t i, T value) const {
-    store<T>(data, dtype, base + i * step, value);
-  }
-};
-
 // How many elements of a row are not masked.
 THIMBLE_DEVICE inline std::int64_t visible(std::int64_t length, std::int64_t causal_queries, std::int64_t row) {
   return causal_queries == 0 ? length : length - causal_queries + row % causal_queries + 1;
 }
 
-template <class T>
+// Zeros from element `seen` on.
+template <class T, int count>
+THIMBLE_DEVICE inline void mask_behind(std::int64_t seen, T (&values)[count]) {
+  if (seen >= count) return;
+  THIMBLE_UNROLL
+  for (int e = 0; e < count; ++e) values[e] = e < seen ? values[e] : T(0);
+}
+
+template <class S, bool is_dense>
 struct Forward {
-  static constexpr int threads = 256;
+  using T = Wide<S>;
+  static constexpr int count = word_elements<S>;
   Walk<2> rows;
   std::int64_t length, causal_queries;
-  Row x;
-  RowTo y;
+  const S* x;
+  S* y;
+  std::int64_t steps[2];
   T scale;
   bool is_log;
 
-  template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
+  template <class Threads>
+  THIMBLE_DEVICE void operator()(Threads& threads, std::int64_t row) const {
     std::int64_t base[2];
     rows.locate(row, base);
-    const std::int64_t count = visible(length, causal_queries, row);
-    T largest = -static_cast<T>(INFINITY);
-    for (std::int64_t i = team.rank(); i < count; i += Team::size) {
-      largest = larger_of(largest, x.at<T>(base[0], i) * scale);
+    const S* const from = x + base[0];
+    const std::int64_t seen = visible(length, causal_queries, row);
+    ExponentialSum<T> own;
+    const auto add = [&](const auto& reader) {
+      for_each_word<count>(threads, seen, [&](std::int64_t w, auto n) {
+        T values[count];
+        reader.read(w, values);
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[e] *= scale;
+        own.add(values, n);
+      });
+    };
+    if constexpr (is_dense) {
+      add(RowReader<S>(from, seen));
+    } else {
+      add(StridedReader<S>(from, seen, steps[0]));
     }
-    largest = team.max(largest);
-    T own = 0;
-    for (std::int64_t i = team.rank(); i < count; i += Team::size)
-      own += math::exp(x.at<T>(base[0], i) * scale - largest);
-    const double total = team.sum(static_cast<double>(own));
-    const T inverse = static_cast<T>(1 / total), log_total = static_cast<T>(std::log(total));
-    for (std::int64_t i = team.rank(); i < length; i += Team::size) {
-      if (i >= count) {
-        y.set(base[1], i, T(0));
-        continue;
+    const T largest = threads.max(own.largest);
+    const double total = threads.sum(static_cast<double>(own.relative_to(largest)));
+    const T inverse = T(1) / static_cast<T>(total), log_total = is_log ? static_cast<T>(std::log(total)) : T(0);
+    const auto result = [&](std::int64_t begin, T(&values)[1][count]) {
+      THIMBLE_UNROLL
+      for (int e = 0; e < count; ++e) values[0][e] = values[0][e] * scale - largest;
+      if (is_log) {
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] -= log_total;
+      } else {
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] = quick_exp(values[0][e]) * inverse;
       }
-      const T z = x.at<T>(base[0], i) * scale - largest;
-      y.set(base[1], i, is_log ? z - log_total : math::exp(z) * inverse);
+      mask_behind(seen - begin, values[0]);
+    };
+    if constexpr (is_dense) {
+      map_row<1>(threads, {from}, y + base[1], length, result);
+    } else {
+      map_strided_row<1>(threads, {from}, y + base[1], steps, length, result);
     }
   }
 };
 
-template <class T>
+template <class S, bool is_dense>
 struct Backward {
-  static constexpr int threads = 256;
+  using T = Wide<S>;
+  static constexpr int count = word_elements<S>;
   Walk<3> rows;
   std::int64_t length, causal_queries;
-  Row y, dy;
-  RowTo dx;
+  const S* y;
+  const S* dy;
+  S* dx;
+  std::int64_t steps[3];
   T scale;
   bool is_log;
 
-  template <class Team>
-  THIMBLE_DEVICE void operator()(Team& team, std::int64_t row) const {
+  template <class Threads>
+  THIMBLE_DEVICE void operator()(Threads& threads, std::int64_t row) const {
     std::int64_t base[3];
     rows.locate(row, base);
-    const std::int64_t count = visible(length, causal_queries, row);
+    const std::int64_t seen = visible(length, causal_queries, row);
+    const S *const of_y = y + base[0], *const of_dy = dy + base[1];
     T own = 0;
-    for (std::int64_t i = team.rank(); i < count; i += Team::size) {
-      const T g = dy.at<T>(base[1], i);
-      own += is_log ? g : g * y.at<T>(base[0], i);
+    const auto add = [&](const auto& y_reader, const auto& dy_reader) {
+      for_each_word<count>(threads, seen, [&](std::int64_t w, auto n) {
+        T g[count], p[count];
+        dy_reader.read(w, g);
+        if (!is_log) y_reader.read(w, p);
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) {
+          if (e < n) own = is_log ? own + g[e] : multiply_add(g[e], p[e], own);
+        }
+      });
+    };
+    if constexpr (is_dense) {
+      add(RowReader<S>(of_y, seen), RowReader<S>(of_dy, seen));
+    } else {
+      add(StridedReader<S>(of_y, seen, steps[0]), StridedReader<S>(of_dy, seen, steps[1]));
     }
-    const T sum = static_cast<T>(team.sum(static_cast<double>(own)));
-    for (std::int64_t i = team.rank(); i < length; i += Team::size) {
-      if (i >= count) {
-        dx.set(base[2], i, T(0));
-        continue;
+    const T sum = static_cast<T>(threads.sum(static_cast<double>(own)));
+    const auto result = [&](std::int64_t begin, T(&values)[2][count]) {
+      if (is_log) {
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] = scale * (values[1][e] - quick_exp(values[0][e]) * sum);
+      } else {
+        THIMBLE_UNROLL
+        for (int e = 0; e < count; ++e) values[0][e] = scale * (values[0][e] * (values[1][e] - sum));
       }
-      const T g = dy.at<T>(base[1], i), p = y.at<T>(base[0], i);
-      dx.set(base[2], i, scale * (is_log ? g - math::exp(p) * sum : p * (g - sum)));
+      mask_behind(seen - begin, values[0]);
+    };
+    if constexpr (is_dense) {
+      map_row<2>(threads, {of_y, of_dy}, dx + base[2], length, result);
+    } else {
+      map_strided_row<2>(threads, {of_y, of_dy}, dx + base[2], steps, length, result);
     }
   }
 };
 
 void forward(const SoftmaxArgs& args) {
-  with_compute_type(args.x.dtype, [&]<class T>() {
-    for_each_team(args.outer.elements(), Forward<T>{Walk<2>(args.outer, {&args.x.strides, &args.y.strides}),
-                                                    args.length,
-                                                    args.causal_queries,
-                                                    {args.x.data, args.x.dtype, args.x.step},
-                                                    {args.y.data, args.y.dtype, args.y.step},
-                                                    static_cast<T>(args.scale),
-                                                    args.is_log});
+  with_rows(args.x.dtype, args.x.step == 1 && args.y.step == 1, [&]<class S, bool is_dense>() {
+    for_each_row_in_words<S>(args.outer.elements(), args.length,
+                             Forward<S, is_dense>{Walk<2>(args.outer, {&args.x.strides, &args.y.strides}),
+                                                  args.length,
+                                                  args.causal_queries,
+                                                  static_cast<const S*>(args.x.data),
+                                                  static_cast<S*>(args.y.data),
+                                                  {args.x.step, args.y.step},
+                                                  static_cast<Wide<S>>(args.scale),
+                                                  args.is_log});
   });
 }
 
 void backward(const SoftmaxBackwardArgs& args) {
-  with_compute_type(args.y.dtype, [&]<class T>() {
-    for_each_team(args.outer.elements(),
-                  Backward<T>{Walk<3>(args.outer, {&args.y.strides, &args.dy.strides, &args.dx.strides}),
-                              args.length,
-                              args.causal_queries,
-                              {args.y.data, args.y.dtype, args.y.step},
-                              {args.dy.data, args.dy.dtype, args.dy.step},
-                              {args.dx.data, args.dx.dtype, args.dx.step},
-                              static_cast<T>(args.scale),
-                              args.is_log});
+  const bool is_dense = args.y.step == 1 && args.dy.step == 1 && args.dx.step == 1;
+  with_rows(args.y.dtype, is_dense, [&]<class S, bool dense>() {
+    for_each_row_in_words<S>(
+        args.outer.elements(), args.length,
+        Backward<S, dense>{Walk<3>(args.outer, {&args.y.strides, &args.dy.strides, &args.dx.strides}),
+                           args.length,
+                           args.causal_queries,
+                           static_cast<const S*>(args.y.data),
+                           static_cast<const S*>(args.dy.data),
+                           static_cast<S*>(args.dx.data),
+                           {args.y.step, args.dy.step, args.dx.step},
+                           static_cast<Wide<S>>(args.scale),
+                           args.is_log});
   });
 }
 

@@ -237,8 +237,15 @@ class CudaBacking final : public Backing {
     gpu::report_later(cudaMemcpyAsync(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes,
                                       cudaMemcpyDeviceToDevice, stream()));
   }
-  // The device was there when the backing was made.
-  cudaStream_t stream() noexcept { return gpu::compute_stream(device_); }
+  // The device was there when the backing was made; should it be gone, the next launch says so.
+  cudaStream_t stream() noexcept {
+    try {
+      return gpu::compute_stream(device_);
+    } catch (const Error&) {
+      gpu::report_later(cudaErrorInvalidDevice);
+      return nullptr;
+    }
+  }
 
   CUresult map(CUdeviceptr at, CUmemGenericAllocationHandle& handle) noexcept {
     CUmemGenericAllocationHandle made = 0;

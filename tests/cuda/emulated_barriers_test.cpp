@@ -26,6 +26,7 @@
 #include <thimble/memory/stack.h>
 #include <thimble/nn/quant/quantized_model.h>
 #include <thimble/optim/adafactor.h>
+#include <thimble/optim/clip.h>
 
 #include "emulated/block.h"
 #include "support/catch.h"
@@ -105,6 +106,21 @@ Bytes adafactor_of() {
   return bytes_of(all);
 }
 
+Bytes clipped() {
+  std::vector<optim::Named> list;
+  for (const std::int64_t n : {9000, 300, 8}) {
+    Tensor p = noise({n}, 1);
+    p.require_grad();
+    p.grad() = noise({n}, 50 + static_cast<std::uint32_t>(n));
+    list.push_back({"p" + std::to_string(n), p});
+  }
+  const Tensor sums = optim::gradient_square_sums(list);
+  optim::clip_gradients(list, sums, 1.0);
+  std::vector<Tensor> all{sums};
+  for (const optim::Named& p : list) all.push_back(p.tensor.grad());
+  return bytes_of(all);
+}
+
 /// Three steps of delayed scaling, whose largest values grow.
 Bytes delayed_scale() {
   const Tensor history = zeros({3}, DType::f32, cuda()), scale = zeros({1}, DType::f32, cuda());
@@ -179,6 +195,18 @@ std::vector<Work> works() {
        [] {
          return bytes_of({sum(noise({2100, 40}, 1), 0)});
        }},
+      {"sum in f64",
+       [] {
+         return bytes_of({sum(noise({2100, 40}, 1, DType::f64), 0)});
+       }},
+      {"sum of more rows than a round has",
+       [] {
+         return bytes_of({sum(noise({8400, 24}, 1), 0)});
+       }},
+      {"sum of long rows",
+       [] {
+         return bytes_of({sum(noise({2, 9000}, 1), 1), sum(noise({33, 70}, 1), 0)});
+       }},
       {"largest",
        [] {
          return bytes_of({thimble::max(noise({900, 40}, 1), 0)});
@@ -188,13 +216,28 @@ std::vector<Work> works() {
          return with_gradients({noise({2, 600, 40}, 1), noise({40}, 2), noise({40}, 3)},
                                [](const auto& x) { return batch_norm(x[0], x[1], x[2], {}, {}, {}); });
        }},
+      {"batch norm, channel by channel",
+       [] {
+         return with_gradients({noise({2, 600, 42}, 1), noise({42}, 2), noise({42}, 3)},
+                               [](const auto& x) { return batch_norm(x[0], x[1], x[2], {}, {}, {}); });
+       }},
+      {"batch norm of many stretches",
+       [] {
+         return bytes_of({batch_norm(noise({1, 70000, 1}, 1), noise({1}, 2), noise({1}, 3), {}, {}, {})});
+       }},
       {"layer norm",
        [] {
          return with_gradients({noise({9, 300}, 1), noise({300}, 2), noise({300}, 3)},
                                [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
        }},
+      {"layer norm, a team for each row",
+       [] {
+         return with_gradients({noise({3, 1300}, 1), noise({1300}, 2), noise({1300}, 3)},
+                               [](const auto& x) { return layer_norm(x[0], x[1], x[2]); });
+       }},
       {"embedding", embedding_of},
       {"Adafactor", adafactor_of},
+      {"clipping", clipped},
       {"scale of FP8", delayed_scale},
       {"codes of FP8, turned", turned_codes},
       {"codes of columns", column_codes},

@@ -112,17 +112,10 @@ inline void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std:
   tensor_core_detail::multiply_lanes<8>(d, a, b, take);
 }
 
-template <class T>
-std::uint32_t packed(float low, float high) {
-  return convert_value<T>(low).bits | static_cast<std::uint32_t>(convert_value<T>(high).bits) << 16;
-}
-
 inline std::uint32_t tf32_word(float value) {
   if (value != value) return 0x7fffffffu & ~0x1fffu;
   const auto word = bit_cast<std::uint32_t>(value);
   return std::isinf(value) ? word : (word + 0x1000u) & ~0x1fffu;  // from the largest exponent on to infinity
 }
-
-inline float power_of_two(float x) { return std::exp2(x); }
 
 }  // namespace thimble::cuda_kernels

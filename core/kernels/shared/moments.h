@@ -11,11 +11,14 @@ struct Moments {
 
   /// Takes in other elements.
   THIMBLE_HD void merge(const Moments& other) {
-    if (other.count == 0) return;
-    const double total = count + other.count, delta = other.mean - mean;
-    mean += delta * (other.count / total);
-    m2 += other.m2 + delta * delta * (count * (other.count / total));
-    count = total;
+    if (other.count != 0) merge(other, other.count / (count + other.count));
+  }
+  /// The same, given their share of all elements.
+  THIMBLE_HD void merge(const Moments& other, double share) {
+    const double delta = other.mean - mean;
+    mean += delta * share;
+    m2 += other.m2 + delta * delta * (count * share);
+    count += other.count;
   }
   /// NaN stays NaN.
   THIMBLE_HD double variance() const { return m2 < 0 ? 0 : m2 / count; }

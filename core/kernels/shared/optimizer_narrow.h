@@ -29,14 +29,21 @@ THIMBLE_HD inline bf16 round_stochastically(float value, std::uint32_t random) n
   return bf16::from_bits(static_cast<std::uint16_t>((bits + random) >> 16));
 }
 
-/// The 16 random bits of an element: half i % 2 of word i / 2 % 4 of block i / 8.
+/// The 16 random bits of element `place` of a block of eight: half place % 2 of word place / 2 % 4.
+THIMBLE_HD inline std::uint32_t rounding_bits(const PhiloxBlock& words, int place) noexcept {
+  const std::uint32_t low = place % 4 < 2 ? words.word[0] : words.word[1];  // no index: registers have none
+  const std::uint32_t high = place % 4 < 2 ? words.word[2] : words.word[3];
+  return (place < 4 ? low : high) >> (16 * (place % 2)) & 0xFFFFu;
+}
+
+/// The random numbers of elements 8 block .. 8 block + 7.
+THIMBLE_HD inline PhiloxBlock rounding_block(const RandomSite& site, std::int64_t block) noexcept {
+  return random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));
+}
+
+/// The 16 random bits of an element.
 THIMBLE_HD inline std::uint32_t rounding_bits(const RandomSite& site, std::int64_t element) noexcept {
-  const std::int64_t block = element / 8;
-  const PhiloxBlock words =
-      random_block(site, static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32));
-  const std::uint32_t low = element % 4 < 2 ? words.word[0] : words.word[1];  // no index: registers have none
-  const std::uint32_t high = element % 4 < 2 ? words.word[2] : words.word[3];
-  return (element % 8 < 4 ? low : high) >> (16 * (element % 2)) & 0xFFFFu;
+  return rounding_bits(rounding_block(site, element / 8), static_cast<int>(element % 8));
 }
 
 }  // namespace thimble::kernels

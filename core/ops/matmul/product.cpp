@@ -106,6 +106,11 @@ Tensor column_sum(const Tensor& x) {
   const Tensor dense = contiguous(x);
   const Tensor out = Tensor::empty({x.shape()[1]}, x.dtype(), x.device());
   if (out.elements() == 0) return out;
+  Tensor partial;
+  if (x.device().is_cuda()) {
+    partial = Tensor::empty({kernels::column_sum_partial_elements(x.shape()[0], x.shape()[1])},
+                            x.dtype() == DType::f64 ? DType::f64 : DType::f32, x.device(), Category::workspace);
+  }
   launch(x.device(), [&](const Addresses& at) {
     kernels::ColumnSumArgs args;
     args.rows = x.shape()[0];
@@ -113,6 +118,7 @@ Tensor column_sum(const Tensor& x) {
     args.in = at(dense);
     args.out = at(out);
     args.dtype = args.out_dtype = x.dtype();
+    args.partial = at(partial);
     kernels::matmul_kernels(x.device()).column_sum(args);
   });
   return out;

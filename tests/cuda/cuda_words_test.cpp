@@ -1,0 +1,195 @@
+// Kernels that take elements in words of 16 bytes: the same bits wherever operands begin, and where they promise it the
+// CPU's. And what instructions give that convert numbers, by their definition.
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/tape.h>
+#include <thimble/core/kernels/shared/fp8_code.h>
+#include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/optim/adam.h>
+
+#include "support/catch.h"
+#include "support/operator_table.h"
+
+using namespace thimble;
+using thimble::testing::has_cuda;
+
+namespace cuda_words_test {
+
+/// Numbers of a shape on a device, which begin `askew` elements behind an aligned address.
+Tensor operand(const Shape& shape, DType dtype, Device device, std::int64_t askew, std::uint32_t number) {
+  const std::int64_t n = shape.elements();
+  Tensor all = zeros({n + askew}, dtype, cpu);
+  copy_into(view::slice(all, 0, askew, n + askew),
+            to_dtype(normal({n}, 0.2, 1, DType::f32, cpu, {5, 0, 0, number}), dtype));
+  Tensor t = view::reshape(view::slice(to_device(all, device), 0, askew, n + askew), shape);
+  t.require_grad();
+  return t;
+}
+
+using Values = std::vector<std::vector<double>>;
+
+template <class F>
+Values with_gradients(const std::vector<Tensor>& leaves, const F& f) {
+  Tape tape;
+  Tensor y;
+  {
+    const Recording on(tape);
+    y = f(leaves);
+  }
+  tape.backward(y, to_device(to_dtype(normal(y.shape(), 0, 1, DType::f32, cpu, {5, 0, 0, 77}), y.dtype()), y.device()));
+  Values all{to_host<double>(y)};
+  for (const Tensor& leaf : leaves) all.push_back(to_host<double>(leaf.grad()));
+  return all;
+}
+
+bool same(const Values& a, const Values& b) {
+  const auto bits = [](double x, double y) {
+    return std::bit_cast<std::uint64_t>(x) == std::bit_cast<std::uint64_t>(y);
+  };
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [&](const auto& x, const auto& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), y.end(), bits);
+  });
+}
+
+/// What cvt.rn.satfinite gives by the PTX ISA: the nearest code, ties to the even one, beyond the largest finite one that
+/// one, of NaN 0x7F.
+template <class F>
+std::uint8_t converted(float x, const std::vector<double>& magnitudes) {
+  if (std::isnan(x)) return 0x7F;
+  const double magnitude = std::fabs(static_cast<double>(x));
+  const auto above = std::lower_bound(magnitudes.begin(), magnitudes.end(), magnitude);
+  std::size_t code = 0;
+  if (above == magnitudes.end()) {
+    code = magnitudes.size() - 1;
+  } else {
+    code = static_cast<std::size_t>(above - magnitudes.begin());
+    if (code > 0) {
+      const double down = magnitude - magnitudes[code - 1], up = magnitudes[code] - magnitude;
+      if (down < up || (down == up && code % 2 == 1)) --code;
+    }
+  }
+  return static_cast<std::uint8_t>(code | (std::signbit(x) ? 0x80u : 0u));
+}
+
+template <class F>
+void check_codes() {
+  std::vector<double> magnitudes;  // of the finite codes
+  for (unsigned code = 0; code <= F::Format::max_code; ++code) {
+    magnitudes.push_back(static_cast<double>(static_cast<float>(F::from_bits(static_cast<std::uint8_t>(code)))));
+  }
+  std::uint64_t differences = 0;
+  const auto compare = [&](float x) {
+    if (std::isinf(x)) return;  // the kernel gives the code of infinity instead
+    differences += kernels::fp8_code<quant::Float8Code<F>>(x, 1.0f) != converted<F>(x, magnitudes) ? 1 : 0;
+  };
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4099) {
+    compare(std::bit_cast<float>(static_cast<std::uint32_t>(bits)));
+  }
+  for (std::size_t code = 1; code < magnitudes.size(); ++code) {  // both sides of every boundary
+    const float middle = static_cast<float>((magnitudes[code - 1] + magnitudes[code]) / 2);
+    for (const float x : {middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 1e30f)}) compare(x), compare(-x);
+  }
+  for (const float x : {0.0f, -0.0f, std::numeric_limits<float>::max(), std::numeric_limits<float>::denorm_min(),
+                        std::numeric_limits<float>::quiet_NaN()}) {
+    compare(x);
+  }
+  CHECK(differences == 0);
+}
+
+}  // namespace cuda_words_test
+
+using namespace cuda_words_test;
+
+TEST_CASE("cuda_words: rows have the same bits wherever they begin", "[cuda]") {
+  if (!has_cuda()) return;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    for (const std::int64_t length : {5, 33, 40, 1300, 2600}) {  // the longest of f32 have a team for each row
+      INFO(to_string(dtype) << ", rows of " << length);
+      const auto run = [&](std::int64_t askew) {
+        const auto make = [&](const Shape& shape, std::uint32_t n) { return operand(shape, dtype, cuda(), askew, n); };
+        Values all;
+        const auto add = [&](const Values& more) { all.insert(all.end(), more.begin(), more.end()); };
+        add(with_gradients({make({5, length}, 1), make({length}, 2), make({length}, 3)},
+                           [](const auto& x) { return layer_norm(x[0], x[1], x[2]); }));
+        add(with_gradients({make({5, length}, 1)}, [](const auto& x) { return softmax(x[0], -1); }));
+        add(with_gradients({make({5, length}, 1)}, [](const auto& x) { return log_softmax(x[0], -1); }));
+        const Tensor targets = from_host(std::vector<std::int64_t>{0, 4, 1, -100, 3}, {5}, cuda());
+        add(with_gradients({make({5, length}, 1)}, [&](const auto& x) { return cross_entropy(x[0], targets); }));
+        return all;
+      };
+      const Values aligned = run(0);
+      for (const std::int64_t askew : {1, 2, 3, 4, 5, 7}) CHECK(same(run(askew), aligned));
+    }
+  }
+}
+
+TEST_CASE("cuda_words: sums, pools and updates have the CPU's bits wherever they begin", "[cuda]") {
+  if (!has_cuda()) return;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    INFO(to_string(dtype));
+    const auto run = [&](Device device, std::int64_t askew) {
+      const auto make = [&](const Shape& shape, std::uint32_t n) { return operand(shape, dtype, device, askew, n); };
+      Values all;
+      for (const Shape& shape : {Shape{700, 24}, Shape{9, 40}, Shape{300, 7}, Shape{3, 2056}}) {
+        all.push_back(to_host<double>(column_sum(make(shape, 1))));
+        all.push_back(to_host<double>(sum(make(shape, 1), 0)));
+        all.push_back(to_host<double>(sum(make(shape, 1), 1)));
+      }
+      for (const std::int64_t channels : {16, 12}) {
+        const Values pooled = with_gradients({make({2, 9, 7, channels}, 1)}, [](const auto& x) {
+          return max_pool2d(x[0], {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+        });
+        all.insert(all.end(), pooled.begin(), pooled.end());
+      }
+      for (const std::int64_t n : {5, 16, 4100}) {
+        Tensor p = make({n}, 1);
+        p.grad() = make({n}, 2).detach();
+        optim::Adam optimizer({{"p", p}}, {});
+        optimizer.step();
+        optimizer.step();
+        all.push_back(to_host<double>(p));
+        for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
+      }
+      return all;
+    };
+    const Values here = run(cpu, 0);
+    for (const std::int64_t askew : {0, 1, 4}) {
+      INFO("askew by " << askew);
+      CHECK(same(run(cuda(), askew), here));
+    }
+  }
+}
+
+TEST_CASE("cuda_words: FP8 codes are those that the instruction of a GPU gives", "[cuda][fp8]") {
+  check_codes<f8e4m3>();
+  check_codes<f8e5m2>();
+}
+
+TEST_CASE("cuda_words: two values become 16 bits as the instruction of a GPU has it", "[cuda]") {
+  // To nearest, ties to even, overflow to infinity: through f64, whose sums with a power of two round there.
+  const auto expected = [](float x, int digits, int least, double largest) {
+    if (x == 0 || std::isinf(x)) return static_cast<double>(x);
+    int exponent = 0;
+    std::frexp(static_cast<double>(x), &exponent);
+    const double unit = std::ldexp(1.0, std::max(exponent - digits, least));
+    const double rounded = std::nearbyint(static_cast<double>(x) / unit) * unit;
+    return std::fabs(rounded) > largest ? std::copysign(std::numeric_limits<double>::infinity(), rounded) : rounded;
+  };
+  std::uint64_t differences = 0;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 4099) {
+    const float x = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    if (std::isnan(x)) continue;
+    differences += static_cast<double>(static_cast<float>(f16(x))) != expected(x, 11, -24, 65504) ? 1 : 0;
+    differences += static_cast<double>(static_cast<float>(bf16(x))) != expected(x, 8, -133, 0x1.FEp127) ? 1 : 0;
+  }
+  CHECK(differences == 0);
+}
