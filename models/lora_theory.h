@@ -7,8 +7,8 @@
 // - Backward ends at the first adapter. Nothing before it is kept; a norm before it keeps nothing.
 // - A product whose weight is frozen keeps no input: what a layer reads is kept for its adapter, where it has one, and
 //   else where another operator reads it in backward (attention, a norm, gelu, swiglu).
-// - An adapter keeps its r numbers for each position, and in 16 bits the casts of A, where its input has a gradient, and
-//   B. With dropout it keeps what it reads behind that in place of its layer's input.
+// - An adapter keeps its r numbers for each position, and in 16 bits the casts of A, where its input has a gradient,
+//   and of B. With dropout it keeps what it reads behind that in place of its layer's input.
 
 #include <cstdint>
 #include <optional>

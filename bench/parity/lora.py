@@ -49,10 +49,10 @@ def of_llama(flags):
 
 # name: the model, r, alpha, target modules
 CASES = {
-    "gpt2, c_attn": (gpt2, 4, 8, ["c_attn"]),
-    "gpt2, all": (gpt2, 3, 6, ["c_attn", "c_proj", "c_fc"]),
-    "llama, q and v": (of_llama, 4, 16, ["q_proj", "v_proj"]),
-    "llama, all": (of_llama, 8, 8, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
+    "gpt2 attn": (gpt2, 4, 8, ["c_attn"]),
+    "gpt2 all": (gpt2, 3, 6, ["c_attn", "c_proj", "c_fc"]),
+    "llama q, v": (of_llama, 4, 16, ["q_proj", "v_proj"]),
+    "llama all": (of_llama, 8, 8, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
 }
 
 

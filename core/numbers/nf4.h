@@ -1,7 +1,7 @@
 #pragma once
-// NF4, a number in 4 bits (Dettmers et al. 2023, arXiv:2305.14314, section 3 and appendix E): 16 levels between -1 and 1,
-// quantiles of a normal distribution, 0 among them, as bitsandbytes has them. What is encoded is divided by the largest
-// magnitude of its block first.
+// NF4, a number in 4 bits (Dettmers et al. 2023, arXiv:2305.14314, section 3 and appendix E): 16 levels between -1 and
+// 1, quantiles of a normal distribution, 0 among them, as bitsandbytes has them. What is encoded is divided by the
+// largest magnitude of its block first.
 
 #include <cstdint>
 

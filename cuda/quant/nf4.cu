@@ -1,5 +1,5 @@
-// NF4 on CUDA devices, in the arithmetic of the CPU's kernels, so in their bits: a thread for each block that is encoded
-// and for each number that is decoded.
+// NF4 on CUDA devices, in the arithmetic of the CPU's kernels, so in their bits: a thread for each block that is
+// encoded and for each number that is decoded.
 
 #include <thimble/core/kernels/nf4.h>
 #include <thimble/core/numbers/nf4.h>

@@ -1,6 +1,6 @@
 #pragma once
 // LoRA (Hu et al. 2021, arXiv:2106.09685): a module is frozen, and linear layers in it get low-rank adapters, which are
-// trained. With the frozen weights in NF4 (nn/quant/coded_store.h) it is QLoRA (Dettmers et al. 2023, arXiv:2305.14314).
+// trained. With frozen weights in NF4 (nn/quant/coded_store.h): QLoRA (Dettmers et al. 2023, arXiv:2305.14314).
 //
 //   nn::add_lora(net, {.rank = 16, .alpha = 32, .targets = {"q_proj", "v_proj"}});
 //   optim::Adam adam(net.trainable(), {});                    // of the adapters alone

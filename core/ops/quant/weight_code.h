@@ -11,8 +11,8 @@
 // + 4 ceil(n / 16384) + 4 bytes. Values become codes with the magnitude as it was, and come back with the one that its
 // code stands for, as in bitsandbytes.
 //
-// A coded weight is one dense u8 tensor: f32 offset, f32 scales, codes of the magnitudes, codes; for int8 scales, codes.
-// Blocks lie along the weight's memory, wherever its rows end. A block of zeros comes back as zeros; a NaN or an
+// A coded weight is one dense u8 tensor: f32 offset, f32 scales, codes of the magnitudes, codes; for int8 scales,
+// codes. Blocks lie along the weight's memory, wherever its rows end. A block of zeros comes back as zeros; a NaN or an
 // infinity makes NaN of its block in int8, and of the whole weight in NF4.
 
 #include <cstddef>
@@ -32,8 +32,8 @@ std::string_view to_string(WeightCode code) noexcept;
 std::size_t coded_bytes(WeightCode code, std::int64_t elements);
 
 /// `elements` numbers of a floating dtype, dense at `values`, which is pinned and null on a dry device, into `coded`:
-/// u8, (coded_bytes). Takes 4 ceil(elements / 64) bytes of workspace for NF4. Throws OutOfMemory, DTypeError, ShapeError
-/// for another tensor, DeviceError where this build has no kernels.
+/// u8, (coded_bytes). Takes 4 ceil(elements / 64) bytes of workspace for NF4. Throws OutOfMemory, DTypeError,
+/// ShapeError for another tensor, DeviceError where this build has no kernels.
 void encode_weight(WeightCode code, const void* values, DType dtype, std::int64_t elements, const Tensor& coded);
 /// And back, rounded to the dtype.
 void decode_weight(WeightCode code, const Tensor& coded, void* values, DType dtype, std::int64_t elements);

@@ -1,5 +1,5 @@
-// `--lora` and `--base` in whole runs: as many bytes as predicted, with a budget and without; the bits of a run that was
-// interrupted; adapters and weights in files; and what does not go together.
+// `--lora` and `--base` in whole runs: as many bytes as predicted, with a budget and without; the bits of a run that
+// was interrupted; adapters and weights in files; and what does not go together.
 
 #include <functional>
 #include <string>

@@ -1,5 +1,5 @@
-// Frozen weights in codes: decoded before use and gone after, forward and backward with the bits of the decoded weights,
-// and as many bytes as a dry run says.
+// Frozen weights in codes: decoded before use and gone after, forward and backward with the bits of the decoded
+// weights, and as many bytes as a dry run says.
 
 #include <algorithm>
 #include <cstdint>
