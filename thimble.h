@@ -58,6 +58,11 @@
 #include <thimble/nn/tokens/tokenizer_file.h>
 #include <thimble/nn/tokens/train_bpe.h>
 
+// Adapters over frozen weights, which may be kept in fewer bits.
+#include <thimble/nn/lora/adapter_files.h>
+#include <thimble/nn/lora/lora.h>
+#include <thimble/nn/quant/coded_store.h>
+
 // Nets in 8 bits.
 #include <thimble/nn/quant/quantized_model.h>
 #include <thimble/nn/quant/weight_only.h>

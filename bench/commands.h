@@ -44,7 +44,7 @@ void add_models(CLI::App& program);
 void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These and how a model is trained, for `train` and `plan` alike: --head --fuse-optimizer --micro-batches --optimizer
-/// --tokenizer --state --full-state, and add_precision_flags.
+/// --tokenizer --state --full-state, add_precision_flags and add_lora_flags.
 void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// These, the optimizer's, and --data --device --tf32 --budget --plan with what plans may do, for `train` and
@@ -53,6 +53,9 @@ void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOp
 
 /// --dtype --precision --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
 void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
+
+/// --weights --lora --lora-alpha --lora-targets --lora-dropout --base.
+void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --offload, --offload-optimizer, --offload-gradients and --allow-lossy: what plans may do, for both.
 void add_spill_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);

@@ -9,6 +9,7 @@
 #include <thimble/core/kernels/fp8.h>
 #include <thimble/core/kernels/gather.h>
 #include <thimble/core/kernels/matmul.h>
+#include <thimble/core/kernels/nf4.h>
 #include <thimble/core/kernels/norm.h>
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/kernels/pool.h>
@@ -32,6 +33,7 @@ const CopyKernels* const copy_cuda = nullptr;
 const Fp8Kernels* const fp8_cuda = nullptr;
 const GatherKernels* const gather_cuda = nullptr;
 const MatmulKernels* const matmul_cuda = nullptr;
+const Nf4Kernels* const nf4_cuda = nullptr;
 const NormKernels* const norm_cuda = nullptr;
 const OptimizerKernels* const optimizer_cuda = nullptr;
 const PoolKernels* const pool_cuda = nullptr;

@@ -199,7 +199,7 @@ void save_checkpoint(const std::string& path, const nn::Module& module, DataPara
   bool is_gathered = false;
   try {
     std::vector<nn::NamedTensor> here, outlines;
-    for (const nn::NamedTensor& p : module.parameters()) {
+    for (const nn::NamedTensor& p : nn::checkpoint_parameters(module)) {
       if (parallel.store() == nullptr) {
         here.push_back({"model." + p.name, p.tensor});
       } else {

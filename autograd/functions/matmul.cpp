@@ -15,6 +15,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, kernels
   return apply(ops::Linear{activation, weight_is_in_out}, x, weight, bias);
 }
 
+Tensor lora_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& z, const Tensor& a,
+                   const Tensor& b, double scale, bool weight_is_in_out) {
+  return apply(ops::LoraLinear{scale, weight_is_in_out}, x, weight, bias, z, a, b);
+}
+
 namespace matmul_functions_detail {
 
 ops::Conv2d convolution(const Conv2dOptions& o) {

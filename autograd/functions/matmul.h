@@ -1,9 +1,10 @@
 #pragma once
 // Matrix products and convolutions. The operators, and what each keeps, are in core/ops/matmul/matmul.h,
-// core/ops/conv/conv.h and core/ops/conv/shared_conv.h.
+// core/ops/matmul/lora_linear.h, core/ops/conv/conv.h and core/ops/conv/shared_conv.h.
 
 #include <thimble/core/ops/conv/conv.h>
 #include <thimble/core/ops/conv/shared_conv.h>
+#include <thimble/core/ops/matmul/lora_linear.h>
 #include <thimble/core/ops/matmul/matmul.h>
 
 namespace thimble {
@@ -15,6 +16,9 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
 /// act(x W^T + bias) with W (O, I), or W (I, O) as `weight_is_in_out`; bias may be undefined.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               kernels::Activation activation = kernels::Activation::none, bool weight_is_in_out = false);
+/// x W^T + bias + scale (z A^T) B^T, A (r, I) and B (O, r); z undefined: x (core/ops/matmul/lora_linear.h).
+Tensor lora_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& z, const Tensor& a,
+                   const Tensor& b, double scale, bool weight_is_in_out = false);
 
 struct Conv2dOptions {
   std::int64_t stride = 1;

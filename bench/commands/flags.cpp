@@ -35,6 +35,7 @@ std::string flag_of(std::string option) {
       {"fuses_optimizer", "fuse-optimizer"},
       {"is_inference", "inference"},
       {"is_int8", "int8"},
+      {"lora_rank", "lora"},
       {"measures", "measure"},
       {"min_rate", "min-lr"},
       {"offloads_gradients", "offload-gradients"},
@@ -259,6 +260,7 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
           "Parts of the batch whose gradients are added up; auto: what is fastest in the budget (1)")
       ->type_name("N|auto");
   add_precision_flags(command, setup);
+  add_lora_flags(command, setup);
   command
       .add_option_function<std::string>(
           "--optimizer",

@@ -19,9 +19,11 @@
 #include <thimble/bench/report/text.h>
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/files/printable.h>
 #include <thimble/core/launch/compute_capability.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/planning/planning.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::bench {
@@ -167,6 +169,9 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
   std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
               techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
+  if (const std::string adapting = adapting_text(setup); !adapting.empty()) {
+    std::printf("  %s\n", printable(adapting).c_str());
+  }
   if (const std::string precision = precision_text(setup, options.is_inference); !precision.empty()) {
     std::printf("  precision: %s\n", precision.c_str());
   }

@@ -11,6 +11,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/files/printable.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/training/adapting.h>
 
 namespace thimble::bench {
 namespace train_output_detail {
@@ -73,6 +74,7 @@ const char* end_name(nn::TrainEnd end) {
 void print_train_json(const models::TrainOptions& options, const TrainExtra& extra, const models::TrainReport& r) {
   nlohmann::ordered_json json{{"model", options.setup.model},
                               {"parameters", r.parameters},
+                              {"trained_parameters", r.trained_parameters},
                               {"first_step", r.first_step},
                               {"steps", r.steps},
                               {"end", train_output_detail::end_name(r.end)},
@@ -152,6 +154,10 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   std::printf("%s: %s parameters, steps %lld to %lld\n", options.setup.model.c_str(),
               format_grouped(r.parameters).c_str(), static_cast<long long>(r.first_step) + 1,
               static_cast<long long>(r.steps));
+  if (const std::string adapting = adapting_text(options.setup); !adapting.empty()) {
+    std::printf("  adapters         %s: %s parameters\n", printable(adapting).c_str(),
+                format_grouped(r.trained_parameters).c_str());
+  }
   if (const std::string precision = precision_text(options.setup); !precision.empty()) {
     std::printf("  precision        %s\n", precision.c_str());
   }

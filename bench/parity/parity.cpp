@@ -6,6 +6,7 @@
 // Out: safetensors with `loss` (steps) f64; `gradient.<name>` of the first step; `buffer.<name>` after the first step;
 //      `weight.<name>`, parameters after the last. Convolutions are (O, I, KH, KW). Of models over tokens `logits`
 //      besides, of the first batch before its step.
+// --adapters reads PEFT's folder of adapters, which alone are trained then; --save-adapters writes one before training.
 // MODEL `llama` reads a folder of the hub's in place of weights, config.json and all; --save writes one before
 // training.
 
@@ -24,6 +25,7 @@
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/models/model.h>
 #include <thimble/nn/files/weights.h>
+#include <thimble/nn/lora/adapter_files.h>
 #include <thimble/optim/accumulate.h>
 #include <thimble/optim/adam.h>
 #include <thimble/optim/sgd.h>
@@ -33,7 +35,7 @@ namespace {
 using namespace thimble;
 
 struct Options {
-  std::string model, weights, batches, out, save;
+  std::string model, weights, batches, out, save, adapters, save_adapters;
   std::uint64_t shard_bytes = 5'000'000'000;
   models::ModelOptions sizes;
   DType dtype = DType::f32;
@@ -80,6 +82,7 @@ void append_copies(std::vector<nn::NamedTensor>& list, const std::string& kind,
 
 std::vector<nn::NamedTensor> gradients_of(const models::Model& model) {
   std::vector<nn::NamedTensor> list = model.parameters();
+  std::erase_if(list, [](const nn::NamedTensor& p) { return !p.tensor.requires_grad(); });
   for (nn::NamedTensor& p : list) {
     if (!p.tensor.grad().defined()) throw AutogradError("parity: " + p.name + " has no gradient after a backward");
     p.tensor = p.tensor.grad();
@@ -114,6 +117,9 @@ std::unique_ptr<models::Model> load_model(const Options& options) {
 
 void run(const Options& options) {
   const std::unique_ptr<models::Model> model = load_model(options);
+  const nn::AdapterFiles files{.prefix = options.model == "llama" ? "" : "transformer."};
+  if (!options.adapters.empty()) nn::load_adapters(*model, options.adapters, files);
+  if (!options.save_adapters.empty()) nn::save_adapters(*model, options.save_adapters, files);
   const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(*model, options.rate);
   const SafetensorsReader file(options.batches);
   const auto steps = static_cast<std::int64_t>(file.header().tensors.size() / 2);
@@ -156,6 +162,8 @@ int main(int argc, char** argv) {
   program.add_option("--vocabulary", options.sizes.vocabulary, "Tokens that a text model knows");
   program.add_option("--save", options.save, "llama: folder to write the model to before training");
   program.add_option("--shard", options.shard_bytes, "llama: most bytes of a file in that folder");
+  program.add_option("--adapters", options.adapters, "PEFT's folder of adapters: they alone are trained");
+  program.add_option("--save-adapters", options.save_adapters, "Folder to write them to before training");
   program.add_option("--classes", options.sizes.classes, "Classes of images");
   program.add_option("--rate", options.rate, "Learning rate")->required();
   CLI11_PARSE(program, argc, argv);

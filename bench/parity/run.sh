@@ -3,13 +3,14 @@
 #
 #   THIMBLE_PYTHON=python3 bench/parity/run.sh build/bin/thimble_parity [flags of parity.py]
 #   THIMBLE_PYTHON=python3 bench/parity/run.sh --llama build/bin/thimble_parity [flags of llama.py]
+#   THIMBLE_PYTHON=python3 bench/parity/run.sh --lora build/bin/thimble_parity [flags of lora.py]
 #
-# THIMBLE_PYTHON names a Python with torch and numpy, for the second with transformers as well. Exit status: 0 passed,
+# THIMBLE_PYTHON names a Python with torch and numpy, for the second with transformers, for the third with peft as well. Exit status: 0 passed,
 # 1 failed, 77 not run.
 folder=$(dirname "$0")
 script=parity.py
-if [ "$1" = --llama ]; then
-  script=llama.py
+if [ "$1" = --llama ] || [ "$1" = --lora ]; then
+  script=${1#--}.py
   shift
 fi
 if [ -z "$THIMBLE_PYTHON" ]; then

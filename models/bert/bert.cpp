@@ -86,7 +86,7 @@ Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on)
   for (std::int64_t i = 0; i < sizes.layers; ++i) {
     layers_.push_back(&child<BertLayer>("bert.encoder.layer." + std::to_string(i), sizes, on));
   }
-  transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.without_fp8(),
+  transform_ = &child<nn::Linear>("cls.predictions.transform.dense", sizes.width, sizes.width, on.outside_blocks(),
                                   bert_detail::dense_gelu(sizes));
   transform_norm_ = &child<nn::LayerNorm>("cls.predictions.transform.LayerNorm", sizes.width, on, bert_detail::epsilon);
   const PathScope scope("cls.predictions");

@@ -81,7 +81,7 @@ Googlenet::Googlenet(const ModelOptions& options, const nn::TensorOptions& on)
     channels = sizes.out();
   }
   dropout_ = &child<nn::Dropout>("dropout", options_.dropout, options_.build == Build::textbook);
-  fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.without_fp8());
+  fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.outside_blocks());
 }
 
 Tensor Googlenet::pool(const Tensor& x, std::int64_t size) const {

@@ -88,7 +88,7 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
         return child<nn::RmsNorm>("model.norm", config.sizes.width, on, config.epsilon);
       }()) {
   if (config.is_tied) return;
-  head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.without_fp8(),
+  head_ = &child<nn::Linear>("lm_head", config.sizes.width, config.sizes.vocabulary, on.outside_blocks(),
                              llama_detail::projection());
 }
 

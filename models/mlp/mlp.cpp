@@ -27,7 +27,7 @@ Mlp::Mlp(const ModelOptions& options, const nn::TensorOptions& on) : Model(mlp_o
     nn::LinearOptions linear;
     if (!is_last && options_.build == Build::fused) linear.activation = kernels::Activation::relu;
     layers_.push_back(
-        &child<nn::Linear>("fc" + std::to_string(i + 1), in, out, is_last ? on.without_fp8() : on, linear));
+        &child<nn::Linear>("fc" + std::to_string(i + 1), in, out, is_last ? on.outside_blocks() : on, linear));
     in = out;
   }
 }

@@ -7,6 +7,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/memory/bytes.h>
+#include <thimble/models/training/adapting.h>
 
 namespace thimble::models {
 namespace capture_detail {
@@ -29,6 +30,8 @@ void check_capture(const TrainOptions& options) {
   if (!options.device.is_cuda()) {
     refuse("the " + to_string(options.device) + " records no steps; `device` cuda is allowed");
   }
+  if (base_code(setup))
+    refuse("not with `base` " + setup.base + ", whose weights come and go in each step; bf16 is allowed");
   const char* const tier = setup.offloads_optimizer    ? "`offloads_optimizer`"
                            : setup.offloads_parameters ? "`offloads_parameters`"
                            : setup.offloads_gradients  ? "`offloads_gradients`"

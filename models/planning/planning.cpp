@@ -12,6 +12,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/models/planning/planned_run.h>
 #include <thimble/models/planning/spilling.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/quantizing.h>
 
@@ -91,6 +92,9 @@ void check_inference(const PlanOptions& options) {
       {s.offloads_parameters, "`offloads_parameters`"},
       {s.offloads_gradients, "`offloads_gradients`"},
       {s.allows_lossy, "`allows_lossy`"},
+      {!s.weights.empty(), "`weights`"},
+      {s.lora_rank != 0, "`lora_rank`"},
+      {!s.base.empty(), "`base`"},
       {s.clip_norm >= 0, "`clip_norm`"}};
   for (const auto& [is_asked, option] : training) {
     if (is_asked) throw ValueError("`is_inference`: not with " + option + ", which is about training steps");
@@ -320,6 +324,7 @@ PlanReport make_plan(const PlanOptions& given) {
     options.setup.batch = largest_batch(options, report.budget_bytes);
   }
   const PlannedRuns runs(options.setup, options.device, options.data);
+  check_weights(options.setup);
   report.setup = options.setup;
   report.batch = options.setup.batch;
   report.micro_batches = options.setup.micro_batches;

@@ -91,7 +91,7 @@ Resnet::Resnet(std::string_view name, const ModelOptions& options, const nn::Ten
       bn1_(child<nn::BatchNorm2d>("bn1", options_.width, on)) {
   std::int64_t channels = options_.width;
   for (int stage = 0; stage < 4; ++stage) stages_[static_cast<std::size_t>(stage)] = &add_stage(stage, channels, on);
-  fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.without_fp8());
+  fc_ = &child<nn::Linear>("fc", channels, options_.classes, on.outside_blocks());
 }
 
 // Stage 0 is "layer1"; each has twice the planes of the one before and halves the image, but for the first.

@@ -79,7 +79,7 @@ Sharedconv::Sharedconv(const ModelOptions& options, const nn::TensorOptions& on)
       in = out;
     }
   }
-  fc_ = &child<nn::Linear>("fc", in, options_.classes, on.without_fp8());
+  fc_ = &child<nn::Linear>("fc", in, options_.classes, on.outside_blocks());
 }
 
 Tensor Sharedconv::forward(const Tensor& images) {

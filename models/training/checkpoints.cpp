@@ -5,6 +5,8 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/checkpoint.h>
+#include <thimble/memory/units.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/files/safetensors.h>
@@ -23,6 +25,18 @@ std::vector<Trait> traits_of(const TrainOptions& options) {
   for (const RecipeText& text : recipe_texts(options.setup)) {
     list.push_back({text.key, text.option, text.value, text.usual});
   }
+  const Setup& setup = options.setup;
+  const std::string rank = setup.lora_rank > 0 ? std::to_string(setup.lora_rank) : "";
+  const std::string alpha = setup.lora_alpha ? format_real(*setup.lora_alpha) : "";
+  std::string targets;
+  for (const std::string& t : setup.lora_targets) targets += (targets.empty() ? "" : ",") + t;
+  list.push_back({"lora_rank", "`lora_rank`", rank, ""});
+  list.push_back({"lora_alpha", "`lora_alpha`", alpha == rank ? "" : alpha, ""});
+  list.push_back({"lora_targets", "`lora_targets`", targets, ""});
+  list.push_back({"lora_dropout", "`lora_dropout`", format_real(setup.lora_dropout), format_real(0)});
+  list.push_back({"base", "`base`", setup.base, ""});
+  // A checkpoint has the whole model unless it is adapted.
+  if (setup.lora_rank > 0) list.push_back({"weights", "`weights` with the sum", setup.weights_sum, ""});
   list.push_back({"tf32", "`allows_tf32`", options.allows_tf32 ? "allowed" : "", ""});
   return list;
 }
@@ -114,6 +128,9 @@ void save_checkpoint(Training& training, const PreparedTraining& prepared, const
 }
 
 void save_weights(Training& training, const PreparedTraining& prepared) {
+  if (const std::string& folder = prepared.options.save_adapters; !folder.empty() && prepared.options.setup.rank == 0) {
+    nn::save_adapters(training.model(), folder, adapter_files(prepared.options.setup, training.model()));
+  }
   if (prepared.options.save_weights.empty()) return;
   if (training.parallel() != nullptr && training.parallel()->rank() > 0) {  // rank 0 writes what all bring here
     const ParameterUse use;

@@ -20,9 +20,11 @@
 #include <thimble/models/planning/capture.h>
 #include <thimble/models/planning/choices.h>
 #include <thimble/models/planning/spilling.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/checkpoints.h>
 #include <thimble/models/training/process_bytes.h>
 #include <thimble/models/training/training.h>
+#include <thimble/nn/files/weights.h>
 #include <thimble/nn/fit/plan_file.h>
 
 namespace thimble::models {
@@ -158,6 +160,21 @@ void release_rooms() {
   release_recycled();
 }
 
+/// What is read before training and written after it, where a model is fine-tuned.
+void check_fine_tuning(TrainOptions& options) {
+  const bool has_adapters = options.setup.lora_rank > 0;
+  if (!has_adapters && !options.save_adapters.empty()) {
+    throw ValueError("`save_adapters`: there are none; with `lora_rank` it is allowed");
+  }
+  if (has_adapters && !options.save_weights.empty()) {
+    throw ValueError(
+        "`save_weights`: the weights are frozen, and what is trained are adapters; `save_adapters` is allowed");
+  }
+  if (options.setup.weights.empty()) return;
+  check_weights(options.setup);
+  options.setup.weights_sum = nn::weights_sum(options.setup.weights);
+}
+
 /// Checks what the options name, completes them, and opens the data. The dry tensors that this takes are gone at its
 /// end, with the books that counted them.
 void open_training(TrainOptions& options, PreparedTraining& prepared) {
@@ -176,6 +193,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
     check_file("`save`", options.save);
     check_file("`save_weights`", options.save_weights);
     check_folder("`log`", options.log);
+    check_folder("`save_adapters`", options.save_adapters);
   }
   if (!options.save.empty() && options.save == options.save_weights) {
     throw ValueError("`save_weights`: '" + options.save + "' is what `save` writes; another name is allowed");
@@ -187,6 +205,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   }
   prepared.data->fit(options.setup.sizes);
   check_techniques(options.setup, prepared.is_text);
+  check_fine_tuning(options);
   TrainOptions checked = options;
   if (options.setup.micro_batches == auto_micro_batches) {
     if (options.budget_bytes == 0 && options.process_budget_bytes == 0) {

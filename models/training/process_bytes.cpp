@@ -25,7 +25,8 @@ memory::OutsideFacts outside_facts(const PreparedTraining& prepared) {
   const TrainOptions& options = prepared.options;
   // A checkpoint is written from where its tensors lie. What is read is checked, and what others read is turned, in
   // pieces.
-  const bool has_files = !options.resume.empty() || !options.save_weights.empty();
+  const bool has_files = !options.resume.empty() || !options.save_weights.empty() || !options.setup.weights.empty() ||
+                         !options.save_adapters.empty();
   const bool has_budget = options.budget_bytes > 0 || options.process_budget_bytes > 0;
   return outside_facts(options.setup, has_budget, has_files, prepared.nodes, prepared.data->heap_bytes());
 }

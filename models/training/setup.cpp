@@ -13,7 +13,9 @@
 #include <thimble/memory/offload/tier_store.h>
 #include <thimble/memory/policies/placed.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/training/adapting.h>
 #include <thimble/models/training/trained_parts.h>
+#include <thimble/nn/quant/coded_store.h>
 
 namespace thimble::models {
 namespace setup_detail {
@@ -93,7 +95,11 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
     store = std::make_shared<memory::TierStore>(make_tier(setup, device, "`offloads_parameters`"));
   }
   const ParameterStoreScope scope(store);
-  return make_model(setup.model, setup.sizes, tensor_options(setup, device));
+  nn::TensorOptions on = tensor_options(setup, device);
+  if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
+  std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, on);
+  begin_fine_tuning(setup, *model, device);
+  return model;
 }
 
 double clip_norm(const Setup& setup, bool is_text) {
@@ -136,6 +142,7 @@ void check_ranks(const Setup& setup) {
 }  // namespace setup_detail
 
 void check_techniques(const Setup& setup, bool is_text) {
+  check_adapting(setup);
   const std::string parts = setup.micro_batches == auto_micro_batches ? "auto" : std::to_string(setup.micro_batches);
   if (setup.fuses_optimizer && setup.clip_norm > 0) {
     throw ValueError(std::string("`fuses_optimizer`: not with `clip_norm` ") + format_real(setup.clip_norm) +

@@ -46,6 +46,15 @@ struct Setup {
   double weight_decay = -1;  ///< negative: 0.1 for adamw (tensors of rank 2 and more), else none
   double beta2 = -1;         ///< of adam and adamw; negative: 0.999 for adam, 0.99 for adamw
   std::uint64_t seed = 1;
+  std::string weights;         ///< safetensors, in one file or a folder, that training begins with; empty: drawn values
+  std::string weights_sum;     ///< of those, filled in by prepare_training (nn::weights_sum)
+  std::int64_t lora_rank = 0;  ///< > 0: the model is frozen, and adapters of this rank are trained (nn/lora/lora.h)
+  std::optional<double> lora_alpha = {};       ///< none: the rank, so that their product is added as it is
+  std::vector<std::string> lora_targets = {};  ///< linear layers, as nn::LoraOptions has them
+  double lora_dropout = 0;                     ///< of what adapters read
+  /// Of frozen weights, with `lora_rank`: f32, bf16; int8, nf4: those of linear layers inside of blocks are coded
+  /// (models/training/adapting.h) and decoded to `dtype`. Empty: as `dtype` or `precision` say.
+  std::string base;
   std::string tokenizer;  ///< a tokenizer.json that text is read and written by: see open_dataset; empty: none
   /// Where plans may put saved tensors: a folder on a disk, on a GPU "host", for its pinned memory; empty: they do not.
   std::string offload;

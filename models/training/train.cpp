@@ -185,6 +185,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   if (!options.resume.empty()) restore(training, options.resume);
   training.prepare_steps();
   report.parameters = training.model().parameter_count();
+  for (const nn::Named& p : training.model().trainable()) report.trained_parameters += p.tensor.elements();
   report.optimizer = training.optimizer().name();
   report.state_bytes = training.optimizer().state_bytes();
   report.full_state = training.optimizer().kept_full();

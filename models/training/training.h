@@ -62,6 +62,7 @@ struct TrainOptions {
   std::int64_t keep = 1;              ///< checkpoints that stay: the newest, and older ones as `<save>.step-K`
   std::string resume;                 ///< a checkpoint to go on from
   std::string save_weights;           ///< the parameters alone, at the end, in the model's public layout
+  std::string save_adapters;          ///< a folder of PEFT's for the adapters, at the end (nn/lora/adapter_files.h)
   std::string log;                    ///< a folder for TensorBoard
   std::size_t budget_bytes = 0;       ///< that the run's arena may commit; 0: as much as it takes
   std::size_t process_budget_bytes = 0;  ///< that the whole process may hold, its arena among it; 0: no such bound
@@ -184,6 +185,7 @@ struct RankFigures {
 
 struct TrainReport : nn::LoopReport {
   std::int64_t parameters = 0;
+  std::int64_t trained_parameters = 0;           ///< of those; with adapters theirs
   std::int64_t first_step = 0;                   ///< steps done before the run
   double clip_norm = 0;                          ///< that gradients were clipped to; 0: they were not
   std::string optimizer;                         ///< its name

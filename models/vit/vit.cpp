@@ -103,7 +103,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on)
       dtype_(on.dtype),
       class_token_(add_parameter("class_token", nn::init::constant({1, 1, sizes.width}, 0, on.dtype, on.device))),
       patches_(child<nn::Conv2d>("conv_proj", sizes.channels, sizes.width, vit_patch,
-                                 Conv2dOptions{.stride = vit_patch}, true, on.without_fp8())),
+                                 Conv2dOptions{.stride = vit_patch}, true, on.outside_blocks())),
       positions_(add_parameter("encoder.pos_embedding",
                                nn::init::normal({1, vit_tokens(sizes.image), sizes.width},
                                                 vit_detail::position_deviation, on.dtype, on.device))),
@@ -115,7 +115,7 @@ Vit::Vit(const ModelOptions& sizes, const nn::TensorOptions& on)
     blocks_.push_back(&child<VitBlock>("encoder.layers.encoder_layer_" + std::to_string(i), sizes, on));
   }
   norm_ = &child<nn::LayerNorm>("encoder.ln", sizes.width, on, vit_detail::epsilon);
-  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.without_fp8(), vit_detail::zeros_head());
+  head_ = &child<nn::Linear>("heads.head", sizes.width, sizes.classes, on.outside_blocks(), vit_detail::zeros_head());
 }
 
 Tensor Vit::embed(const Tensor& images) {

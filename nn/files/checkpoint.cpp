@@ -7,6 +7,7 @@
 #include <thimble/core/files/bytes.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/state_numbers.h>
+#include <thimble/nn/lora/lora.h>
 #include <thimble/nn/precision/fp8.h>
 
 namespace thimble::nn {
@@ -14,7 +15,7 @@ namespace checkpoint_detail {
 
 std::vector<NamedTensor> model_tensors(const Module& module) {
   std::vector<NamedTensor> list;
-  for (const NamedTensor& p : module.parameters()) list.push_back({"model." + p.name, p.tensor});
+  for (const NamedTensor& p : checkpoint_parameters(module)) list.push_back({"model." + p.name, p.tensor});
   for (const NamedTensor& b : module.buffers()) list.push_back({"model." + b.name, b.tensor});
   return list;
 }
@@ -84,9 +85,15 @@ void check_scaler(const std::string& path, const CheckpointInfo& info, const opt
 
 }  // namespace checkpoint_detail
 
+std::vector<NamedTensor> checkpoint_parameters(const Module& module) {
+  std::vector<NamedTensor> list = module.parameters();
+  if (has_lora(module)) std::erase_if(list, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
+  return list;
+}
+
 void visit_state(const Module& module, const optim::Optimizer& optimizer) {
   const ParameterUse use;
-  for (const NamedTensor& p : module.parameters()) fetch_parameters(p.tensor);
+  for (const NamedTensor& p : checkpoint_parameters(module)) fetch_parameters(p.tensor);
   optimizer.each_state([](std::span<const Named>) {});
 }
 

@@ -11,6 +11,10 @@
 
 namespace thimble::nn {
 
+/// Parameters that a checkpoint has: all of a module; of one with adapters (nn/lora/lora.h) those that are not frozen,
+/// because the others are in the file that they came from.
+std::vector<NamedTensor> checkpoint_parameters(const Module& module);
+
 /// Writes the module's parameters and buffers (`model.<name>`), the optimizer's state (`optimizer.<name>`), its name,
 /// step count and rate, the generator's seed and step, the scaler's state where there is one, and `metadata` (keys not
 /// beginning with "thimble."). Tensors are in memory's layout and dtype: what other programs read is written by

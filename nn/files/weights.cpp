@@ -1,14 +1,17 @@
 #include <thimble/nn/files/weights.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <set>
+#include <span>
 #include <string_view>
 #include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/bytes.h>
+#include <thimble/core/files/crc32c.h>
 #include <thimble/core/files/file.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/nn/files/state_numbers.h>
@@ -136,6 +139,35 @@ LoadedWeights load_weights(Module& module, const std::string& path, const LoadOp
   }
   for (const auto& [weight, target] : match.pairs) read_file_tensor(*weight.file, *weight.entry, target, staging);
   return {files.metadata(), std::move(match.missing), std::move(match.unused)};
+}
+
+void visit_weights(const Module& module) {
+  const ParameterUse use;
+  for (const NamedTensor& t : weights_detail::all_tensors(module)) {
+    fetch_parameters(t.tensor);
+    if (t.tensor.storage()) t.tensor.storage()->bump_version();
+  }
+}
+
+std::string weights_sum(const std::string& path) {
+  constexpr std::uint64_t most = 4096;
+  const WeightFiles files(path);
+  std::uint32_t sum = 0;
+  std::vector<std::byte> bytes;
+  for (const StoredWeight& weight : files.weights()) {
+    const SafetensorsEntry& entry = *weight.entry;
+    std::string text = entry.name + " " + std::string(to_string(entry.dtype));
+    for (const std::int64_t size : entry.shape) text += " " + std::to_string(size);
+    sum = crc32c(std::as_bytes(std::span(text)), sum);
+    bytes.resize(std::min(most, entry.bytes()));
+    for (const std::uint64_t first : {std::uint64_t{0}, entry.bytes() - bytes.size()}) {
+      weight.file->read_part(entry, first, bytes);
+      sum = crc32c(bytes, sum);
+    }
+  }
+  char text[16];
+  std::snprintf(text, sizeof text, "%08x", sum);
+  return text;
 }
 
 }  // namespace thimble::nn

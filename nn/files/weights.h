@@ -43,4 +43,12 @@ struct LoadedWeights {
 /// On a dry device the file is only checked.
 LoadedWeights load_weights(Module& module, const std::string& path, const LoadOptions& options = {});
 
+/// What load_weights() does to memory, without a file: parameters that are away come here one after the other, and
+/// count as written. For dry runs. Throws as ParameterStore::fetch does.
+void visit_weights(const Module& module);
+
+/// Tells files of weights apart without reading them whole: a sum, in hexadecimal, over the names, dtypes and shapes of
+/// all tensors and up to 4 KiB from either end of each. Throws FileError.
+std::string weights_sum(const std::string& path);
+
 }  // namespace thimble::nn

@@ -8,7 +8,9 @@
 #include <thimble/autograd/functions/q8.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
+#include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/transaction.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/nn/layers/init.h>
@@ -20,12 +22,19 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
 }
 
 Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options)
-    : options_(options), compute_(on.compute), fp8_(on, in, out) {
+    : options_(options),
+      compute_(on.compute),
+      fp8_(on, in, out),
+      is_coded_(on.coded_weights != nullptr),
+      is_in_block_(on.is_in_blocks) {
   const Shape shape = options.weight_is_in_out ? Shape{in, out} : Shape{out, in};
   const double bound = 1 / std::sqrt(static_cast<double>(in));
   const bool is_normal = options.deviation >= 0;
-  weight = add_parameter("weight", is_normal ? init::normal(shape, options.deviation, on.dtype, on.device)
-                                             : init::uniform(shape, bound, on.dtype, on.device));
+  {
+    const ParameterStoreScope store(is_coded_ ? on.coded_weights : context().parameter_store);
+    weight = add_parameter("weight", is_normal ? init::normal(shape, options.deviation, on.dtype, on.device)
+                                               : init::uniform(shape, bound, on.dtype, on.device));
+  }
   if (options.has_bias) {
     bias = add_parameter("bias", is_normal ? init::constant({out}, 0, on.dtype, on.device)
                                            : init::uniform({out}, bound, on.dtype, on.device));
@@ -39,14 +48,104 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
 
 void Linear::quantize_weight() {
   if (has_quantized_weight()) throw ValueError("linear: the weight is quantized already");
+  if (adapter_) throw ValueError("linear: the weight has an adapter; one without is allowed");
   const PathScope scope(path());
   const NoGrad off;
   weight_q8 = add_buffer("weight_q8", quantize_q8(options_.weight_is_in_out ? view::transpose(weight) : weight));
   weight = Tensor();
 }
 
+void Linear::check_adapter(const AdapterOptions& options) const {
+  const auto refuse = [&](const std::string& why) {
+    throw ValueError("linear: an adapter of " + std::string(path_name(path())) + ": " + why);
+  };
+  if (adapter_) refuse("it has one; one is allowed");
+  if (has_quantized_weight()) refuse("its weight is quantized for inference");
+  if (fp8_.runs()) refuse("its product is in FP8; f32, f16 and bf16 are allowed");
+  if (options.rank < 1) refuse("rank " + std::to_string(options.rank) + "; at least 1 is allowed");
+  if (!std::isfinite(options.alpha)) refuse("alpha " + std::to_string(options.alpha) + "; a finite number is allowed");
+  if (!(options.dropout >= 0 && options.dropout < 1)) {
+    refuse("dropout " + std::to_string(options.dropout) + " is not in [0, 1)");
+  }
+}
+
+void Linear::add_adapter(const AdapterOptions& options) {
+  check_adapter(options);
+  const PathScope scope(path());
+  const DType dtype = weight.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const double bound = 1 / std::sqrt(static_cast<double>(inputs()));
+  const auto make = [&](const char* name, auto&& init, const Shape& shape, double value) {
+    const PathScope below(name);
+    return add_parameter(std::string(name) + ".weight", init(shape, value, dtype, weight.device()));
+  };
+  lora_a = make("lora_A", init::uniform, {options.rank, inputs()}, bound);
+  lora_b = make("lora_B", init::constant, {outputs(), options.rank}, 0);
+  adapter_ = options;
+}
+
+Tensor Linear::with_adapter(const Tensor& x, const Tensor& addend) {
+  Tensor z;
+  if (is_training() && adapter_->dropout > 0) {
+    const PathScope scope("lora_dropout");
+    z = dropout(x, adapter_->dropout);
+  }
+  const double scale = adapter_->alpha / static_cast<double>(adapter_->rank);
+  const Tensor y = lora_linear(x, as_operand(weight, compute_), addend, z, cast(lora_a, x.dtype()),
+                               cast(lora_b, x.dtype()), scale, options_.weight_is_in_out);
+  switch (options_.activation) {
+    case kernels::Activation::relu:
+      return relu(y);
+    case kernels::Activation::gelu_tanh:
+      return gelu(y);
+    case kernels::Activation::gelu_erf:
+      return gelu(y, GeluForm::erf);
+    case kernels::Activation::none:
+      break;
+  }
+  return y;
+}
+
+void Linear::check_merge() const {
+  const std::string start = "linear: " + std::string(path_name(path()));
+  if (!adapter_ || is_merged_) throw ValueError(start + (adapter_ ? " has its adapter merged" : " has no adapter"));
+  if (is_coded_) {
+    throw ValueError(start +
+                     " has a coded weight, which would round the adapter to its codes; one that is not is "
+                     "allowed");
+  }
+}
+
+/// weight += sign alpha / r B A.
+void Linear::add_to_weight(double sign) {
+  const ParameterUse use;
+  fetch_parameters(weight, lora_a, lora_b);
+  const Tensor a = lora_a.detach(), b = lora_b.detach();
+  MatmulCall call{"merge_adapter",
+                  options_.weight_is_in_out ? view::transpose(a) : b,
+                  options_.weight_is_in_out ? view::transpose(b) : a,
+                  weight.detach(),
+                  {},
+                  {}};
+  call.alpha = sign * adapter_->alpha / static_cast<double>(adapter_->rank);
+  call.accumulate = true;
+  matmul_into(call);
+}
+
+void Linear::merge_adapter() {
+  check_merge();
+  add_to_weight(1);
+  is_merged_ = true;
+}
+
+void Linear::unmerge_adapter() {
+  if (!is_merged_) throw ValueError("linear: " + std::string(path_name(path())) + " has no adapter that is merged");
+  add_to_weight(-1);
+  is_merged_ = false;
+}
+
 Tensor Linear::forward(const Tensor& x) {
   const Tensor operand = as_operand(x, compute_), addend = as_operand(bias, compute_);
+  if (adapter_ && !is_merged_) return with_adapter(operand, addend);
   if (has_quantized_weight()) return linear_q8(operand, weight_q8, addend, options_.activation);
   if (fp8_.runs()) {
     return fp8_(operand, as_operand(weight, compute_), addend, is_training(), options_.activation,

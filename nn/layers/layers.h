@@ -22,6 +22,13 @@ struct LinearOptions {
   double deviation = -1;
 };
 
+/// A low-rank adapter of a linear layer (Hu et al. 2021, arXiv:2106.09685).
+struct AdapterOptions {
+  std::int64_t rank = 8;  ///< r
+  double alpha = 8;       ///< the adapter's product is scaled by alpha / r
+  double dropout = 0;     ///< of what the adapter reads, while training
+};
+
 /// (..., I) -> (..., O). In FP8 where the options have a recipe and 16 divides I and O (nn/precision/fp8.h).
 class Linear final : public Layer {
  public:
@@ -34,18 +41,44 @@ class Linear final : public Layer {
   void quantize_weight();
   /// I; before that.
   std::int64_t inputs() const { return weight.size(options_.weight_is_in_out ? 0 : 1); }
+  std::int64_t outputs() const { return weight.size(options_.weight_is_in_out ? 1 : 0); }
   bool weight_is_in_out() const noexcept { return options_.weight_is_in_out; }
+  /// Whether it is one of the linear layers inside of a model's blocks (TensorOptions::outside_blocks).
+  bool is_in_block() const noexcept { return is_in_block_; }
   bool has_quantized_weight() const noexcept { return weight_q8.defined(); }
   Buffer weight_q8;
   Fp8Status fp8_status() const override { return fp8_.status(); }
+
+  /// From now on y = act(x W + bias + alpha / r (x A^T) B^T): A, "lora_A.weight" (r, I), begins uniform in +-1/sqrt(I),
+  /// B, "lora_B.weight" (O, r), at 0, so that nothing changes at first. Both are f32 (f64 beside f64), whatever the
+  /// weight is, and are cast to the input's dtype where they are used. What is frozen stays so. Throws ValueError for
+  /// options out of range, a second adapter, a quantized weight and one in FP8.
+  void add_adapter(const AdapterOptions& options);
+  /// Throws what add_adapter() would throw.
+  void check_adapter(const AdapterOptions& options) const;
+  const std::optional<AdapterOptions>& adapter() const noexcept { return adapter_; }
+  /// Adds the adapter's product to the weight, rounded to its dtype, and uses it no longer; takes it off again, which
+  /// gives the weight back up to that rounding. Not recorded. Throws ValueError without an adapter, where it was done
+  /// already, and for a coded weight, which would be rounded to its codes.
+  void merge_adapter();
+  void unmerge_adapter();
+  /// Throws what merge_adapter() would throw.
+  void check_merge() const;
+  bool is_merged() const noexcept { return is_merged_; }
+  Parameter lora_a, lora_b;
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
+  Tensor with_adapter(const Tensor& x, const Tensor& addend);
+  void add_to_weight(double sign);
+
   LinearOptions options_;
   std::optional<DType> compute_;
   Fp8Product fp8_;
+  std::optional<AdapterOptions> adapter_;
+  bool is_merged_ = false, is_coded_, is_in_block_;
 };
 
 /// (N, H, W, I) -> (N, OH, OW, O), square kernels; weight (O, K, K, I / groups), written to files as OIHW. Falls back

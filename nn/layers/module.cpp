@@ -7,6 +7,7 @@
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/parameter_store.h>
+#include <thimble/nn/layers/name_pattern.h>
 
 namespace thimble::nn {
 
@@ -103,8 +104,7 @@ std::vector<Named> Module::trainable() const {
 void Module::set_requires_grad(std::string_view name, bool requires_grad) {
   bool is_found = name.empty();
   for (const NamedTensor& p : parameters()) {
-    const bool is_below = p.name.starts_with(name) && p.name.size() > name.size() && p.name[name.size()] == '.';
-    if (!name.empty() && p.name != name && !is_below) continue;
+    if (!name.empty() && !is_at_or_below(p.name, name)) continue;
     p.tensor.set_requires_grad(requires_grad);
     is_found = true;
   }

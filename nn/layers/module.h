@@ -39,12 +39,17 @@ struct TensorOptions {
   std::optional<DType> norms = {};    ///< of the parameters of norms; none: `dtype`
   std::optional<DType> compute = {};  ///< linear layers and convolutions cast their operands to it; none: they do not
   std::optional<Fp8Recipe> fp8 = {};  ///< of linear layers' operands (nn/precision/fp8.h); none: they are not FP8
+  /// Has the weights of linear layers, in fewer bits, between uses (nn/quant/coded_store.h); null: they are not coded.
+  std::shared_ptr<ParameterStore> coded_weights = nullptr;
+  bool is_in_blocks = true;  ///< false: of layers whose role is not that of linear layers inside of blocks
 
   DType norm_dtype() const noexcept { return norms.value_or(dtype); }
-  /// The same without FP8: for layers other than the linear ones inside of blocks (embeddings, heads).
-  TensorOptions without_fp8() const {
+  /// For layers other than the linear ones inside of blocks (embeddings, heads): without FP8 and codes.
+  TensorOptions outside_blocks() const {
     TensorOptions other = *this;
     other.fp8.reset();
+    other.coded_weights.reset();
+    other.is_in_blocks = false;
     return other;
   }
 };
@@ -117,7 +122,9 @@ class Module {
   std::vector<Named> trainable() const;
   /// Makes constants of the parameter `name`, or of all below the module of that name ("": of all), until unfreeze():
   /// nothing is kept, computed or accumulated for them, and their gradients are dropped (Tensor::set_requires_grad). An
-  /// optimizer that has them leaves them as they are. Throws ValueError when no parameter has that name.
+  /// optimizer that has them leaves them as they are. Backward ends at the first layer that is trained. In a name `*`
+  /// stands for any characters: "h.*.attn" are the attentions of all blocks. Throws ValueError when no parameter has
+  /// that name.
   void freeze(std::string_view name = "") { set_requires_grad(name, false); }
   void unfreeze(std::string_view name = "") { set_requires_grad(name, true); }
   /// Elements of all parameters.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <initializer_list>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -18,7 +19,7 @@
 #include <thimble/core/files/file.h>
 #include <thimble/core/files/temporary_file.h>
 #include <thimble/memory/bytes.h>
-#include <thimble/nn/files/checkpoint_info.h>
+#include <thimble/nn/files/checkpoint.h>
 
 namespace thimble::nn {
 namespace checkpoint_keeper_detail {
@@ -94,6 +95,14 @@ void link_file(const std::string& path, const std::string& other) {
 // Names, shapes and offsets in a header, generously.
 constexpr std::uint64_t header_bytes_per_tensor = 256, header_bytes = 8192;
 
+std::uint64_t file_bytes(std::initializer_list<std::vector<NamedTensor>> lists) {
+  std::uint64_t bytes = header_bytes;
+  for (const auto& list : lists) {
+    for (const NamedTensor& t : list) bytes += t.tensor.bytes() + 3 * header_bytes_per_tensor;
+  }
+  return bytes;
+}
+
 }  // namespace checkpoint_keeper_detail
 
 void try_to_write(const char* what, const std::string& path) {
@@ -121,16 +130,12 @@ std::int64_t free_bytes_at(const std::string& path) {
 }
 
 std::uint64_t weights_file_bytes(const Module& module) {
-  namespace detail = checkpoint_keeper_detail;
-  std::uint64_t bytes = detail::header_bytes;
-  for (const auto& list : {module.parameters(), module.buffers()}) {
-    for (const NamedTensor& t : list) bytes += t.tensor.bytes() + 3 * detail::header_bytes_per_tensor;
-  }
-  return bytes;
+  return checkpoint_keeper_detail::file_bytes({module.parameters(), module.buffers()});
 }
 
 std::uint64_t checkpoint_bytes(const Module& module, const optim::Optimizer& optimizer) {
-  return weights_file_bytes(module) + optimizer.state_bytes();
+  return checkpoint_keeper_detail::file_bytes({checkpoint_parameters(module), module.buffers()}) +
+         optimizer.state_bytes();
 }
 
 void check_keeping(const char* what, const KeepOptions& options, std::int64_t steps, std::int64_t save_every,

@@ -14,6 +14,7 @@
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/memory/stack.h>
 #include <thimble/nn/layers/layers.h>
 #include <thimble/nn/step/profile.h>
 #include <thimble/nn/step/step.h>
@@ -109,8 +110,86 @@ TEST_CASE("freezing: modules are frozen by name", "[freezing]") {
   CHECK_THROWS_AS(names(), ValueError);  // nothing is left to train
   net.unfreeze();
   CHECK(names() == all);
+  net.freeze("body.*.weight");
+  CHECK(names() == Names{"body.0.bias", "body.1.bias", "head.weight", "head.bias"});
+  net.unfreeze("*");
+  CHECK(names() == all);
+  net.freeze("*.1");
+  CHECK(names() == Names{"body.0.weight", "body.0.bias", "head.weight", "head.bias"});
+  net.unfreeze("b*y");
+  CHECK(names() == all);
+  CHECK_THROWS_AS(net.freeze("*.2"), ValueError);
   CHECK_THROWS_AS(net.freeze("bod"), ValueError);
   CHECK_THROWS_AS(net.freeze("head.weigh"), ValueError);
+}
+
+TEST_CASE("freezing: backward ends at the first layer that is trained, and what is trained gets the same bits",
+          "[freezing]") {
+  static constexpr std::int64_t rows = 6, width = 8, layers = 4;
+  const memory::Stack stack = memory::make_resource(cpu);
+  const ResourceScope scope(stack.top);
+  Generator generator(2);
+  const GeneratorScope draws(generator);
+  struct Net final : nn::Module {
+    std::vector<nn::Linear*> layers_;
+    Net() {
+      for (std::int64_t i = 0; i < layers; ++i) {
+        layers_.push_back(&child<nn::Linear>("layer" + std::to_string(i), width, width));
+      }
+    }
+    Tensor loss(const Tensor& x) {
+      Tensor h = x;
+      for (nn::Linear* const layer : layers_) h = tanh((*layer)(h));
+      return sum(h);
+    }
+  } net;
+  const Tensor x = randn({rows, width});
+  struct Pass {
+    std::size_t nodes, kept_bytes;
+    std::vector<std::vector<float>> gradients;  // of each layer's weight and bias; empty: none
+  };
+  const auto pass = [&] {
+    Tape tape;
+    Tensor loss;
+    {
+      const Recording on(tape);
+      loss = net.loss(x);
+    }
+    Pass result{tape.node_count(), stack.ledger->bytes(Category::activation), {}};
+    CHECK(tape.kept_bytes() == result.kept_bytes);
+    tape.backward(loss);
+    for (const nn::NamedTensor& p : net.parameters()) {
+      result.gradients.push_back(p.tensor.grad().defined() ? to_host<float>(p.tensor.grad()) : std::vector<float>());
+      Tensor(p.tensor).grad() = Tensor();
+    }
+    return result;
+  };
+  const Pass all = pass();
+  constexpr std::size_t one =
+      rows * width * sizeof(float);  // what tanh gives, which it keeps, and the next layer reads
+  CHECK(all.nodes == 2 * layers + 1);
+  CHECK(all.kept_bytes == (layers + 1) * one);  // with the input of the first
+  for (std::size_t first = 1; first < layers; ++first) {
+    INFO("trained from layer " << first);
+    net.freeze("layer" + std::to_string(first - 1));
+    const Pass some = pass();
+    CHECK(some.nodes == 2 * (layers - first) + 1);         // those below the first are not there
+    CHECK(some.kept_bytes == (layers - first + 1) * one);  // with the input of the first
+    for (std::size_t i = 0; i < all.gradients.size(); ++i) {
+      CHECK(some.gradients[i] == (i / 2 < first ? std::vector<float>() : all.gradients[i]));
+    }
+  }
+  // Frozen above one that is trained: the gradient goes through, and the layer's input is kept for nobody.
+  net.unfreeze();
+  net.freeze("layer2");
+  const Pass through = pass();
+  CHECK(through.kept_bytes == (layers + 1) * one);  // by tanh in any case
+  for (std::size_t i = 0; i < all.gradients.size(); ++i) {
+    CHECK(through.gradients[i] == (i / 2 == 2 ? std::vector<float>() : all.gradients[i]));
+  }
+  const optim::Sgd sgd(net.trainable(), {.rate = 1, .momentum = 0.9});
+  CHECK(sgd.state_bytes() == (layers - 1) * (width * width + width) * sizeof(float));  // none for what is frozen
+  CHECK(stack.ledger->bytes(Category::optimizer) == sgd.state_bytes());
 }
 
 namespace {

@@ -1,0 +1,55 @@
+// The flags of fine-tuning: weights to begin with, adapters, and how frozen weights are kept.
+
+#include <limits>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/core/error.h>
+#include <thimble/core/files/bytes.h>
+#include <thimble/models/training/adapting.h>
+
+namespace thimble::bench {
+
+void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
+  constexpr std::int64_t most_rank = 1 << 20;
+  constexpr double any = std::numeric_limits<double>::max();
+  models::Setup& s = *setup;
+  command
+      .add_option("--weights", s.weights,
+                  "safetensors that training begins with: a file, an index, or a folder of the hub (drawn values)")
+      ->type_name("PATH");
+  add_integer(command, "--lora", s.lora_rank, 1, most_rank,
+              "Freeze the model and train adapters of this rank over its linear layers (all is trained)");
+  command
+      .add_option_function<std::string>(
+          "--lora-alpha",
+          [setup, any](const std::string& text) { setup->lora_alpha = parse_number("--lora-alpha", text, 0, any); },
+          "The adapters' product is scaled by this over the rank (the rank: a scale of 1)")
+      ->type_name("X");
+  command
+      .add_option("--lora-targets", s.lora_targets,
+                  "Linear layers that get one, by the last parts of their names; * stands for any characters (all in "
+                  "blocks)")
+      ->type_name("PATTERN")
+      ->delimiter(',');
+  add_number(command, "--lora-dropout", s.lora_dropout, 0, 0.99, "Dropout of what adapters read (0)");
+  const CLI::Option* const dtype = command.get_option("--dtype");
+  command  // after --dtype: callbacks run in this order
+      .add_option_function<std::string>(
+          "--base",
+          [setup, dtype](const std::string& text) {
+            const DType asked = setup->dtype;
+            try {
+              set_base(*setup, text);
+            } catch (const ValueError&) {
+              throw ValueError("--base: " + quote(text) + " is not one of f32, bf16, int8, nf4");
+            }
+            if (dtype->count() > 0) setup->dtype = asked;
+          },
+          "With --lora: frozen weights in f32, bf16, 8-bit blocks or NF4, decoded to --dtype before use (as --dtype)")
+      ->type_name("B");
+}
+
+}  // namespace thimble::bench

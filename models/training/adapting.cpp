@@ -1,0 +1,117 @@
+#include <thimble/models/training/adapting.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include <thimble/core/error.h>
+#include <thimble/core/tensor/context.h>
+#include <thimble/memory/units.h>
+#include <thimble/nn/files/weights.h>
+
+namespace thimble::models {
+namespace adapting_detail {
+
+nn::LoadOptions load_options() {
+  nn::LoadOptions options;
+  for (const char* const suffix : {"rotary_emb.inv_freq", "lm_head.weight"})
+    options.skipped_suffixes.emplace_back(suffix);
+  return options;
+}
+
+nn::LoraOptions lora_options(const Setup& setup) {
+  nn::LoraOptions options;
+  options.rank = setup.lora_rank;
+  options.alpha = setup.lora_alpha.value_or(static_cast<double>(setup.lora_rank));
+  options.dropout = setup.lora_dropout;
+  options.targets = setup.lora_targets;
+  return options;
+}
+
+}  // namespace adapting_detail
+
+void set_base(Setup& setup, const std::string& name) {
+  if (name != "f32" && name != "bf16" && name != "int8" && name != "nf4") {
+    throw ValueError("`base`: '" + name + "' is not one of f32, bf16, int8, nf4");
+  }
+  setup.base = name;
+  setup.dtype = name == "f32" ? DType::f32 : DType::bf16;
+}
+
+std::optional<WeightCode> base_code(const Setup& setup) {
+  if (setup.base == "int8") return WeightCode::int8;
+  if (setup.base == "nf4") return WeightCode::nf4;
+  return std::nullopt;
+}
+
+void check_adapting(const Setup& setup) {
+  const std::string begin = "`lora_rank`: " + std::to_string(setup.lora_rank);
+  if (setup.lora_rank < 0) throw ValueError(begin + "; at least 1, or 0 for no adapters, is allowed");
+  if (setup.lora_rank == 0) {
+    const char* const option = !setup.base.empty()           ? "`base`"
+                               : setup.lora_alpha            ? "`lora_alpha`"
+                               : setup.lora_dropout != 0     ? "`lora_dropout`"
+                               : !setup.lora_targets.empty() ? "`lora_targets`"
+                                                             : nullptr;
+    if (option == nullptr) return;
+    throw ValueError(std::string(option) + ": it is for adapters over a frozen base; with `lora_rank` it is allowed");
+  }
+  if (setup.lora_alpha && !std::isfinite(*setup.lora_alpha)) {
+    throw ValueError("`lora_alpha`: " + format_real(*setup.lora_alpha) + "; a finite number is allowed");
+  }
+  if (!(setup.lora_dropout >= 0 && setup.lora_dropout < 1)) {
+    throw ValueError("`lora_dropout`: " + format_real(setup.lora_dropout) + " is not in [0, 1)");
+  }
+  if (setup.ranks > 1 && setup.zero == 3) {
+    throw ValueError(begin +
+                     ": not with `zero` 3, which shares out what is trained, and the base is frozen; stages 0 "
+                     "to 2 are allowed");
+  }
+  if (setup.base.empty()) return;
+  if (!setup.precision.empty()) {
+    throw ValueError("`base`: " + setup.base + " not with `precision` " + setup.precision +
+                     ", which says itself of which dtype parameters are; one of them is allowed");
+  }
+  const bool fits = setup.base == "f32"    ? setup.dtype == DType::f32
+                    : setup.base == "bf16" ? setup.dtype == DType::bf16
+                                           : size_of(setup.dtype) >= 2;
+  if (fits) return;
+  throw ValueError("`dtype`: " + std::string(to_string(setup.dtype)) + " contradicts `base` " + setup.base +
+                   "; without `dtype`" + (base_code(setup) ? ", or with f32, f16 or bf16," : "") + " it is allowed");
+}
+
+void check_weights(const Setup& setup) {
+  if (setup.weights.empty()) return;
+  const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
+  nn::load_weights(*model, setup.weights, adapting_detail::load_options());
+}
+
+void begin_fine_tuning(const Setup& setup, Model& model, Device device) {
+  if (!setup.weights.empty()) {
+    if (device.is_dry) {
+      nn::visit_weights(model);
+    } else {
+      nn::load_weights(model, setup.weights, adapting_detail::load_options());
+    }
+  }
+  if (setup.lora_rank > 0) nn::add_lora(model, adapting_detail::lora_options(setup));
+}
+
+nn::AdapterFiles adapter_files(const Setup& setup, const Model& model) {
+  nn::AdapterFiles files;
+  if (path_name(model.path()) == "gpt") files.prefix = "transformer.";
+  files.base = setup.weights;
+  if (!model.is_text() || model.is_masked()) files.task.clear();
+  return files;
+}
+
+std::string adapting_text(const Setup& setup) {
+  if (setup.lora_rank == 0) return {};
+  const nn::LoraOptions options = adapting_detail::lora_options(setup);
+  std::string targets;
+  for (const std::string& t : options.targets) targets += (targets.empty() ? "" : ", ") + t;
+  return "LoRA of rank " + std::to_string(options.rank) + ", alpha " + format_real(options.alpha) + ", on " +
+         (targets.empty() ? "all linear layers in blocks" : targets) +
+         (setup.base.empty() ? "" : "; base " + setup.base);
+}
+
+}  // namespace thimble::models

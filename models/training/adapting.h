@@ -1,0 +1,39 @@
+#pragma once
+// A named model that is fine-tuned: weights that it begins with, a frozen base in fewer bits, adapters that are trained
+// (nn/lora/lora.h, nn/quant/coded_store.h). Errors name options as Setup does.
+
+#include <optional>
+#include <string>
+
+#include <thimble/core/ops/quant/weight_code.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/lora/adapter_files.h>
+
+namespace thimble::models {
+
+/// Sets `base`, and the dtype that goes with it: f32 for f32, else bf16. Throws ValueError for another name than f32,
+/// bf16, int8, nf4.
+void set_base(Setup& setup, const std::string& name);
+
+/// The code of the base's linear weights; none: they are not coded.
+std::optional<WeightCode> base_code(const Setup& setup);
+
+/// Throws ValueError for options of adapters without `lora_rank` or out of range, a base without it, with a policy, or
+/// of another dtype, and what ranks cannot do with a frozen base.
+void check_adapting(const Setup& setup);
+
+/// Whether `setup.weights` can be read into the setup's model: names, shapes and dtypes, on a dry device. Throws as
+/// nn::load_weights does; does nothing where no weights are named.
+void check_weights(const Setup& setup);
+
+/// Reads `setup.weights` into a model without adapters, then gives it those of the setup. On a dry device nothing is
+/// read, and memory goes the same ways. Throws as nn::load_weights and nn::add_lora do.
+void begin_fine_tuning(const Setup& setup, Model& model, Device device);
+
+/// How the adapters of the setup's model are written: the names of transformers, and where its weights came from.
+nn::AdapterFiles adapter_files(const Setup& setup, const Model& model);
+
+/// "LoRA of rank 16, alpha 32, on q_proj, v_proj; base nf4"; empty: all parameters are trained.
+std::string adapting_text(const Setup& setup);
+
+}  // namespace thimble::models

@@ -1,0 +1,220 @@
+#include <thimble/nn/lora/adapter_files.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/nn/files/tensor_io.h>
+
+namespace thimble::nn {
+namespace adapter_files_detail {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view of_peft = "base_model.model.", suffix_a = ".lora_A.weight", suffix_b = ".lora_B.weight";
+constexpr std::uint64_t most_config_bytes = 1 << 24;
+
+std::string config_path(const std::string& folder) {
+  return (std::filesystem::path(folder) / "adapter_config.json").string();
+}
+std::string tensors_path(const std::string& folder) {
+  return (std::filesystem::path(folder) / "adapter_model.safetensors").string();
+}
+
+bool is_same(const AdapterOptions& a, const AdapterOptions& b) { return a.rank == b.rank && a.alpha == b.alpha; }
+
+Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+
+Json read_json(const std::string& path) {
+  const std::vector<std::byte> bytes = read_whole_file(path, most_config_bytes);
+  const auto* const text = reinterpret_cast<const char*>(bytes.data());
+  Json json;
+  try {
+    json = Json::parse(text, text + bytes.size());
+  } catch (const nlohmann::json::exception& error) {
+    throw FileError(path, 0, std::string("is not JSON: ") + error.what());
+  }
+  if (!json.is_object()) throw FileError(path, 0, "is not a JSON object");
+  return json;
+}
+
+/// What a configuration says; throws for what it asks for and is not here.
+AdapterOptions options_of(const Json& json, const std::string& path) {
+  const auto refuse = [&](const char* key, const char* allowed) {
+    throw ValueError(path + ": " + key + " is " + (json.contains(key) ? json.at(key).dump() : "missing") +
+                     "; allowed is " + allowed);
+  };
+  const auto has = [&](const char* key) {
+    if (!json.contains(key)) return false;
+    const Json& value = json.at(key);
+    return !(value.is_null() || value == false || value.empty());  // empty: of lists and objects
+  };
+  if (!json.contains("peft_type") || json.at("peft_type") != "LORA") refuse("peft_type", "\"LORA\"");
+  if (json.contains("bias") && json.at("bias") != "none") refuse("bias", "\"none\"");
+  for (const char* const key :
+       {"use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layer_replication", "lora_bias",
+        "use_qalora", "trainable_token_indices", "target_parameters"}) {
+    if (has(key)) refuse(key, "false, null or empty");
+  }
+  constexpr std::int64_t most_rank = 1 << 20;
+  if (!json.contains("r") || !json.at("r").is_number_integer() || json.at("r") < 1 || json.at("r") > most_rank) {
+    refuse("r", "an integer from 1 to 2^20");
+  }
+  if (!json.contains("lora_alpha") || !json.at("lora_alpha").is_number()) refuse("lora_alpha", "a number");
+  AdapterOptions options{json.at("r").get<std::int64_t>(), json.at("lora_alpha").get<double>()};
+  if (!json.contains("lora_dropout")) return options;
+  if (!json.at("lora_dropout").is_number()) refuse("lora_dropout", "a number from 0 to below 1");
+  options.dropout = json.at("lora_dropout").get<double>();
+  return options;
+}
+
+struct Halves {
+  const SafetensorsEntry *a = nullptr, *b = nullptr;
+};
+
+/// The layers that a file has adapters of, by their names here.
+std::map<std::string, Halves> layers_of(const SafetensorsReader& file, const std::string& prefix) {
+  std::map<std::string, Halves> layers;
+  for (const SafetensorsEntry& entry : file.header().tensors) {
+    std::string_view name = entry.name;
+    const bool is_a = name.ends_with(suffix_a), is_b = name.ends_with(suffix_b);
+    if (!name.starts_with(of_peft) || !(is_a || is_b)) {
+      throw ValueError(file.path() + ": tensor '" + entry.name +
+                       "'; base_model.model.<layer>.lora_A.weight and "
+                       ".lora_B.weight are allowed");
+    }
+    name.remove_prefix(of_peft.size());
+    name.remove_suffix(suffix_a.size());
+    if (!prefix.empty() && name.starts_with(prefix)) name.remove_prefix(prefix.size());
+    Halves& halves = layers[std::string(name)];
+    (is_a ? halves.a : halves.b) = &entry;
+  }
+  for (const auto& [name, halves] : layers) {
+    if (halves.a == nullptr || halves.b == nullptr) {
+      throw ValueError(file.path() + ": layer '" + name + "' has " + (halves.a != nullptr ? "A" : "B") +
+                       " alone; both are needed");
+    }
+  }
+  return layers;
+}
+
+/// The layers of the module that the file means, in the module's order.
+std::vector<NamedLinear> meant(Module& module, const std::map<std::string, Halves>& in_file,
+                               const AdapterOptions& options, const std::string& path) {
+  std::vector<NamedLinear> layers = linear_layers(module);
+  std::erase_if(layers, [&](const NamedLinear& l) { return !in_file.contains(l.name); });
+  if (in_file.empty()) throw ValueError(path + ": there is no adapter");
+  for (const auto& [name, halves] : in_file) {
+    const auto is_it = [&name = name](const NamedLinear& l) { return l.name == name; };
+    if (std::none_of(layers.begin(), layers.end(), is_it)) {
+      throw ValueError(path + ": the module has no linear layer '" + name + "'");
+    }
+  }
+  const std::vector<NamedLinear> adapted = adapted_layers(module);
+  if (adapted.empty()) {
+    for (const NamedLinear& l : layers) l.layer->check_adapter(options);
+    return layers;
+  }
+  for (const NamedLinear& l : adapted) {
+    if (!in_file.contains(l.name)) throw ValueError(path + ": layer '" + l.name + "' of the module is not there");
+    if (!is_same(*l.layer->adapter(), options)) {
+      throw ValueError(path + ": r " + std::to_string(options.rank) + " and lora_alpha " +
+                       std::to_string(options.alpha) + "; the module's '" + l.name + "' has " +
+                       std::to_string(l.layer->adapter()->rank) + " and " + std::to_string(l.layer->adapter()->alpha));
+    }
+  }
+  if (adapted.size() != layers.size()) {
+    throw ValueError(path + ": adapters of " + std::to_string(layers.size()) + " layers; the module has " +
+                     std::to_string(adapted.size()));
+  }
+  return layers;
+}
+
+void check_shape(const std::string& operation, const SafetensorsEntry& entry, const Shape& shape) {
+  if (std::equal(shape.begin(), shape.end(), entry.shape.begin(), entry.shape.end())) return;
+  std::string sizes;
+  for (const std::int64_t size : entry.shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+  throw ShapeError(operation + ": tensor '" + entry.name + "' is (" + sizes + ") in the file, the module needs " +
+                   to_string(shape));
+}
+
+}  // namespace adapter_files_detail
+
+void save_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
+  using namespace adapter_files_detail;
+  const std::vector<NamedLinear> layers = adapted_layers(module);
+  if (layers.empty()) throw ValueError("save_adapters: the module has none");
+  const Linear& first = *layers.front().layer;
+  std::vector<NamedTensor> tensors;
+  Json targets = Json::array();
+  for (const NamedLinear& l : layers) {
+    if (!is_same(*l.layer->adapter(), *first.adapter()) || l.layer->weight_is_in_out() != first.weight_is_in_out()) {
+      throw ValueError("save_adapters: " + layers.front().name + " and " + l.name +
+                       " differ in rank, alpha or the layout of weights; one for all is allowed");
+    }
+    const std::string name = files.prefix + l.name, whole = std::string(of_peft) + name;
+    tensors.push_back({whole + std::string(suffix_a), l.layer->lora_a});
+    tensors.push_back({whole + std::string(suffix_b), l.layer->lora_b});
+    targets.push_back(name);
+  }
+  const Json config{{"base_model_name_or_path", text_or_null(files.base)},
+                    {"bias", "none"},
+                    {"fan_in_fan_out", first.weight_is_in_out()},
+                    {"inference_mode", true},
+                    {"init_lora_weights", true},
+                    {"lora_alpha", first.adapter()->alpha},
+                    {"lora_dropout", first.adapter()->dropout},
+                    {"peft_type", "LORA"},
+                    {"r", first.adapter()->rank},
+                    {"target_modules", targets},
+                    {"task_type", text_or_null(files.task)}};
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw FileError(folder, 0, "cannot be made: " + error.message());
+  const ParameterUse use;
+  write_tensor_file(tensors_path(folder), tensors, {{"format", "pt"}}, Numbers::finite);
+  write_file_atomically(config_path(folder), config.dump(2) + "\n");
+}
+
+void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
+  using namespace adapter_files_detail;
+  const AdapterOptions options = options_of(read_json(config_path(folder)), config_path(folder));
+  const SafetensorsReader file(tensors_path(folder));
+  const std::map<std::string, Halves> in_file = layers_of(file, files.prefix);
+  const std::vector<NamedLinear> layers = meant(module, in_file, options, file.path());
+  const std::string operation = "load_adapters: " + file.path();
+  for (const NamedLinear& l : layers) {
+    const Halves& halves = in_file.at(l.name);
+    check_shape(operation, *halves.a, {options.rank, l.layer->inputs()});
+    check_shape(operation, *halves.b, {l.layer->outputs(), options.rank});
+    for (const SafetensorsEntry* const entry : {halves.a, halves.b}) {
+      if (!is_floating(loadable_dtype(*entry))) {
+        throw DTypeError(operation + ": tensor '" + entry->name + "' is " + std::string(to_string(entry->dtype)) +
+                         "; floating dtypes are allowed");
+      }
+      file.verify(*entry);
+    }
+  }
+  if (!has_lora(module)) {
+    module.freeze();
+    for (const NamedLinear& l : layers) l.layer->add_adapter(options);
+  }
+  const ParameterUse use;
+  FileStaging staging;
+  for (const NamedLinear& l : layers) {
+    const Halves& halves = in_file.at(l.name);
+    read_file_tensor(file, *halves.a, {halves.a->name, l.layer->lora_a}, staging);
+    read_file_tensor(file, *halves.b, {halves.b->name, l.layer->lora_b}, staging);
+  }
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,243 @@
+// `--lora` and `--base` in whole runs: as many bytes as predicted, with a budget and without; the bits of a run that
+// was interrupted; adapters and weights in files; and what does not go together.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/models/lora_theory.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/adapting.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/fit/fit.h>
+#include <thimble/nn/lora/adapter_files.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/trained.h"
+
+using namespace thimble;
+using trained_test::Run;
+
+namespace lora_run_test {
+
+models::TrainOptions options_of(const std::string& model, const std::string& base = "") {
+  models::TrainOptions options;
+  options.setup.model = model;
+  options.setup.batch = 4;
+  options.setup.sizes.layers = 3, options.setup.sizes.heads = 4, options.setup.sizes.width = 64;
+  options.setup.sizes.sequence = 32;
+  if (model == "tiny-llama") options.setup.sizes.key_heads = 2;
+  options.setup.lora_rank = 4;
+  if (!base.empty()) models::set_base(options.setup, base);
+  options.data = "synthetic";
+  options.steps = 12;
+  options.eval_every = 5;
+  options.eval_batches = 2;
+  return options;
+}
+
+Run train_as_predicted(const models::TrainOptions& options) {
+  Run run = trained_test::run(options);
+  CHECK(run.report.differences() == "");
+  CHECK(run.report.measured_peak_bytes == run.report.predicted_peak_bytes);
+  return run;
+}
+
+/// A budget between the smallest plan and keeping everything.
+std::size_t some_budget(const models::TrainOptions& options) {
+  const models::PreparedTraining prepared = models::prepare_training(options);
+  nn::Planner planner(models::training_program(prepared), cpu, nn::hardware("cpu"),
+                      models::planner_options(options.setup, cpu));
+  CHECK(planner.smallest().peak_bytes < planner.keep_everything().peak_bytes);
+  return planner.smallest().peak_bytes;
+}
+
+/// A file of weights of a model that was trained a little.
+std::string weights_of(const models::TrainOptions& like, const std::string& path) {
+  models::TrainOptions options = like;
+  options.setup.lora_rank = 0, options.setup.base.clear(), options.setup.dtype = DType::f32;
+  options.setup.seed = 9;
+  options.steps = 5;
+  options.save_weights = path;
+  trained_test::run(options);
+  return path;
+}
+
+}  // namespace lora_run_test
+
+TEST_CASE("lora runs: predicted and measured are one number, and a budget changes no bit", "[lora]") {
+  using namespace lora_run_test;
+  const files_test::TemporaryFolder folder;
+  for (const char* const model : {"char-gpt", "tiny-llama"}) {
+    const std::string weights = weights_of(
+        [&] {
+          models::TrainOptions like = options_of(model);
+          like.setup.sizes.sequence = 64;
+          return like;
+        }(),
+        folder / model);
+    std::vector<std::vector<double>> losses;
+    for (const char* const base : {"f32", "bf16", "int8", "nf4"}) {
+      INFO(model << " " << base);
+      models::TrainOptions options = options_of(model, base);
+      options.setup.batch = 16;
+      options.setup.sizes.sequence = 64;
+      options.steps = 7;
+      options.setup.weights = weights;
+      options.save = folder / "run";
+      const Run plain = train_as_predicted(options);
+      CHECK(plain.report.trained_parameters < plain.report.parameters / 2);
+      models::TrainOptions tight = options;
+      tight.budget_bytes = some_budget(options);
+      const Run planned = train_as_predicted(tight);
+      CHECK(planned.report.measured_peak_bytes <= tight.budget_bytes);
+      CHECK(planned.losses == plain.losses);
+      CHECK(planned.report.evaluation->loss == plain.report.evaluation->loss);
+      REQUIRE(planned.report.placed.has_value());
+      CHECK(planned.report.placed->deviations == 0);
+      losses.push_back(plain.losses);
+    }
+    // A coarser base is another function, near by.
+    CHECK(losses[0][0] == Approx(losses[1][0]).epsilon(0.02));
+    CHECK(losses[0][0] == Approx(losses[2][0]).epsilon(0.03));
+    CHECK(losses[0][0] == Approx(losses[3][0]).epsilon(0.1));
+    CHECK(losses[2] != losses[1]);
+    CHECK(losses[3] != losses[2]);
+  }
+}
+
+TEST_CASE("lora runs: with other techniques", "[lora]") {
+  using namespace lora_run_test;
+  const models::TrainOptions plain = options_of("tiny-llama", "nf4");
+  const auto runs = [&](const std::function<void(models::TrainOptions&)>& change) {
+    models::TrainOptions options = plain;
+    change(options);
+    return train_as_predicted(options).losses;
+  };
+  const auto expected = runs([](auto&) {});
+  CHECK(runs([](auto& o) { o.setup.sizes.head = models::Head::chunked; }).size() == expected.size());
+  CHECK(runs([](auto& o) { o.setup.micro_batches = 2; }).size() == expected.size());
+  CHECK(runs([](auto& o) { o.setup.clip_norm = 0; }) == runs([](auto& o) {
+          o.setup.clip_norm = 0;
+          o.setup.fuses_optimizer = true;
+        }));
+  CHECK(runs([](auto& o) { o.setup.lora_dropout = 0.2; }) != expected);
+  CHECK(runs([](auto& o) { o.setup.lora_targets = {"q_proj", "v_proj"}; }) != expected);
+  CHECK(runs([](auto& o) { o.setup.dtype = DType::f32; }) != expected);  // decoded to
+  models::TrainOptions image = plain;
+  image.setup.model = "vit-b16";
+  image.setup.sizes = {.image = 32, .channels = 3, .classes = 10, .layers = 2, .heads = 4, .width = 64};
+  CHECK(train_as_predicted(image).losses.size() == 12);
+  models::TrainOptions masked = plain;
+  masked.setup.model = "bert-base";
+  masked.setup.sizes = {.vocabulary = 60, .sequence = 32, .layers = 2, .heads = 4, .width = 64};
+  CHECK(train_as_predicted(masked).losses.size() == 12);
+}
+
+TEST_CASE("lora runs: a run goes on from its checkpoint, with the bits of one that never stopped", "[lora]") {
+  using namespace lora_run_test;
+  const files_test::TemporaryFolder folder;
+  for (const char* const base : {"", "nf4"}) {
+    INFO(base);
+    models::TrainOptions whole = options_of("char-gpt", base);
+    whole.setup.weights = weights_of(whole, folder / "weights");
+    whole.setup.lora_dropout = 0.1;
+    whole.save = folder / "whole";
+    models::TrainOptions first = whole;
+    whole.save_adapters = folder / "adapters";
+    const Run expected = train_as_predicted(whole);
+    first.save = folder / "first", first.save_every = 6, first.keep = 3;
+    trained_test::run(first);
+    models::TrainOptions rest = whole;
+    rest.resume = folder / "first.step-6";
+    rest.save = folder / "rest";
+    const Run run = train_as_predicted(rest);
+    REQUIRE(run.losses.size() == 6);
+    CHECK(std::equal(run.losses.begin(), run.losses.end(), expected.losses.begin() + 6));
+    CHECK(files_test::read_text_file(rest.save) == files_test::read_text_file(whole.save));
+    const SafetensorsReader file(whole.save);
+    for (const SafetensorsEntry& entry : file.header().tensors) CHECK(entry.name.find("lora_") != std::string::npos);
+    // Adapters in PEFT's folder.
+    const SafetensorsReader adapters(whole.save_adapters + "/adapter_model.safetensors");
+    CHECK(adapters.header().find("base_model.model.transformer.h.0.attn.c_attn.lora_A.weight") != nullptr);
+    CHECK(adapters.header().tensors.size() == 3 * 4 * 2);
+    // Another base, or other adapters, is another run.
+    const auto refuses = [&](const std::function<void(models::TrainOptions&)>& change, const std::string& text) {
+      models::TrainOptions other = rest;
+      change(other);
+      CHECK_THROWS_WITH(models::prepare_training(other), Catch::Contains(text));
+    };
+    refuses([](auto& o) { o.setup.lora_rank = 3; }, "was trained with `lora_rank` 4");
+    refuses([](auto& o) { o.setup.lora_alpha = 9; }, "was trained without `lora_alpha`");
+    refuses([](auto& o) { o.setup.lora_targets = {"c_fc"}; }, "was trained without `lora_targets`");
+    refuses([](auto& o) { models::set_base(o.setup, "int8"); }, "`base`");
+    refuses([](auto& o) { o.setup.weights.clear(); }, "`weights` with the sum");
+    refuses(
+        [](auto& o) { o.setup.lora_rank = 0, o.setup.lora_dropout = 0, o.setup.base.clear(), o.save_adapters.clear(); },
+        "was trained with `lora_rank` 4");
+  }
+}
+
+TEST_CASE("lora runs: weights are what training begins with, whole or adapted", "[lora]") {
+  using namespace lora_run_test;
+  const files_test::TemporaryFolder folder;
+  models::TrainOptions source = options_of("char-gpt");
+  const std::string weights = weights_of(source, folder / "weights");
+  models::TrainOptions whole = source;
+  whole.setup.lora_rank = 0;
+  whole.setup.weights = weights;
+  source.setup.weights = weights;
+  const Run all = train_as_predicted(whole), adapted = train_as_predicted(source);
+  CHECK(all.losses[0] == adapted.losses[0]);  // adapters begin at nothing
+  CHECK(all.losses[1] != adapted.losses[1]);
+  CHECK(all.report.trained_parameters == all.report.parameters);
+  whole.setup.weights.clear();
+  CHECK(train_as_predicted(whole).losses[0] != all.losses[0]);
+  // A file of another model, and none.
+  models::TrainOptions other = options_of("tiny-llama");
+  other.setup.weights = weights;
+  CHECK_THROWS_AS(models::prepare_training(other), ValueError);
+  source.setup.weights = folder / "nowhere";
+  CHECK_THROWS_AS(models::prepare_training(source), FileError);
+}
+
+TEST_CASE("lora runs: what does not go together is refused", "[lora]") {
+  using namespace lora_run_test;
+  const auto refuses = [](const std::function<void(models::TrainOptions&)>& change, const std::string& text) {
+    models::TrainOptions options = options_of("char-gpt", "nf4");
+    change(options);
+    INFO(text);
+    CHECK_THROWS_WITH(models::prepare_training(options), Catch::Contains(text));
+  };
+  refuses([](auto& o) { o.setup.lora_rank = 0; }, "`base`: it is for adapters");
+  refuses([](auto& o) { o.setup.lora_rank = -1; }, "`lora_rank`: -1");
+  refuses([](auto& o) { o.setup.lora_dropout = 1; }, "`lora_dropout`: 1 is not in [0, 1)");
+  refuses([](auto& o) { o.setup.precision = "O2", o.setup.dtype = DType::f16; }, "`base`: nf4 not with `precision` O2");
+  refuses([](auto& o) { o.setup.dtype = DType::f8e4m3; }, "`dtype`: f8e4m3 contradicts `base` nf4");
+  refuses([](auto& o) { o.setup.lora_targets = {"q_proj"}; }, "target 'q_proj' means no linear layer");
+  refuses([](auto& o) { o.save_weights = "x"; }, "`save_weights`: the weights are frozen");
+  refuses([](auto& o) { o.setup.lora_rank = 0, o.setup.base.clear(), o.save_adapters = "x"; }, "`save_adapters`");
+  refuses([](auto& o) { o.setup.ranks = 2, o.setup.zero = 3; }, "not with `zero` 3");
+  models::Setup setup;
+  CHECK_THROWS_AS(models::set_base(setup, "nf5"), ValueError);
+}
+
+TEST_CASE("lora runs: a plan of a large model commits nothing, and adds up", "[lora]") {
+  models::PlanOptions options;
+  options.setup.model = "llama-2-7b";
+  options.setup.batch = 1;
+  options.setup.sizes.sequence = 512;
+  options.setup.lora_rank = 16;
+  models::set_base(options.setup, "nf4");
+  const models::PlanReport report = models::make_plan(options);
+  const models::LoraTheory theory =
+      models::lora_theory("llama-2-7b", {.sequence = 512}, DType::bf16, {{.rank = 16, .alpha = 16}}, WeightCode::nf4);
+  const auto peak = static_cast<std::int64_t>(report.plan.peak_bytes);
+  CHECK(report.parameters == theory.base_elements + theory.adapter_elements);
+  CHECK(peak > theory.base_bytes + theory.adapter_bytes() + theory.optimizer_bytes(2));
+  CHECK(peak < 8'000'000'000);
+  CHECK(report.minimum_bytes < report.keep_everything_bytes);
+}
