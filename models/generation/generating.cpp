@@ -210,9 +210,8 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, Device device, std
   std::string fits;
   const auto offer = [&](const std::string& what) { fits += (fits.empty() ? "" : "; ") + what; };
   const std::int64_t needed = shape.prompt_tokens + shape.tokens;
-  const std::int64_t context =
-      largest(shape, device, budget_bytes, needed, shape.context - 1,
-              [](GenerationShape& s, std::int64_t value) { s.context = value; });
+  const std::int64_t context = largest(shape, device, budget_bytes, needed, shape.context - 1,
+                                       [](GenerationShape& s, std::int64_t value) { s.context = value; });
   if (context > 0) offer("`context` " + std::to_string(context));
   for (const DType dtype : {DType::bf16, DType::i8}) {
     if (size_of(dtype) >= size_of(plan.cache.dtype)) continue;
@@ -229,13 +228,14 @@ nn::BudgetError refuse_generation(const GenerationPlan& plan, Device device, std
   GenerationShape least = shape;
   least.context = needed, least.setup.batch = 1;
   if (const auto bytes = bytes_of(least, device)) minimum = std::min(minimum, *bytes);
-  const std::string whole = "`budget_bytes`: " + std::to_string(budget_bytes) + " bytes; " + shape.setup.model + " with " +
-                            std::to_string(shape.setup.batch) + " sequences, `context` " +
+  const std::string whole = "`budget_bytes`: " + std::to_string(budget_bytes) + " bytes; " + shape.setup.model +
+                            " with " + std::to_string(shape.setup.batch) + " sequences, `context` " +
                             std::to_string(shape.context) + " and `cache` " + dtype_text(plan) + " needs " +
                             std::to_string(plan.peak_bytes) + ", of which the cache is " +
                             std::to_string(plan.cache.bytes());
-  return {whole + (fits.empty() ? "; no shorter context, narrower cache or smaller batch fits" : "; what fits: " + fits),
-          budget_bytes, minimum};
+  return {
+      whole + (fits.empty() ? "; no shorter context, narrower cache or smaller batch fits" : "; what fits: " + fits),
+      budget_bytes, minimum};
 }
 
 PreparedGeneration prepare_generation(const GenerateOptions& options) {
@@ -277,9 +277,9 @@ GenerateReport generate(const PreparedGeneration& prepared, const TokenObserver&
   std::optional<memory::ProcessWatch> watch;
   if (o.device == cpu) {
     watch.emplace();
-    memory::require_room({prepared.plan.peak_bytes,
-                          memory::outside_bytes(watch->base(), {.threads = thread_count(),
-                                                                .staging = nn::file_staging_bytes})});
+    memory::require_room(
+        {prepared.plan.peak_bytes,
+         memory::outside_bytes(watch->base(), {.threads = thread_count(), .staging = nn::file_staging_bytes})});
   }
   memory::Options stack_options;
   stack_options.arena.capacity_bytes = o.budget_bytes;

@@ -28,13 +28,13 @@ namespace thimble::models {
 
 /// What decides about the bytes of a generation.
 struct GenerationShape {
-  Setup setup;                      ///< model, sizes, dtype and policy; `batch`: sequences
+  Setup setup;                       ///< model, sizes, dtype and policy; `batch`: sequences
   std::optional<LlamaConfig> llama;  ///< of a folder with a config.json: in place of the setup's name and sizes
-  bool has_q8_weights = false;      ///< linear layers' weights are Q8_0 blocks (nn/quant/weight_only.h)
-  std::int64_t context = 0;         ///< positions of the cache; 0: the model's sequence
-  std::optional<DType> cache;       ///< its dtype; none: that of the model's products
-  std::int64_t prompt_tokens = 0;   ///< that are read at once; 0: all of the context but one
-  std::int64_t tokens = 0;          ///< that are written; 0: as many as the context has room for
+  bool has_q8_weights = false;       ///< linear layers' weights are Q8_0 blocks (nn/quant/weight_only.h)
+  std::int64_t context = 0;          ///< positions of the cache; 0: the model's sequence
+  std::optional<DType> cache;        ///< its dtype; none: that of the model's products
+  std::int64_t prompt_tokens = 0;    ///< that are read at once; 0: all of the context but one
+  std::int64_t tokens = 0;           ///< that are written; 0: as many as the context has room for
 };
 
 struct GenerationPlan {
@@ -63,7 +63,7 @@ GenerationPlan plan_generation(const GenerationShape& shape, Device device);
 nn::BudgetError refuse_generation(const GenerationPlan& plan, Device device, std::size_t budget_bytes);
 
 struct GenerateOptions {
-  GenerationShape shape;   ///< prompt_tokens follows from the prompt; sizes that are open from the file
+  GenerationShape shape;  ///< prompt_tokens follows from the prompt; sizes that are open from the file
   Device device = cpu;
   std::string weights;     ///< a safetensors file, an index or a folder: see nn::load_weights
   std::string checkpoint;  ///< or a checkpoint of a training run
@@ -86,12 +86,12 @@ PreparedGeneration prepare_generation(const GenerateOptions& options);
 
 struct GenerateReport {
   std::int64_t parameters = 0;
-  std::vector<std::string> texts;                 ///< that were written, without the prompt
-  std::vector<std::vector<std::int64_t>> tokens;  ///< of each
+  std::vector<std::string> texts;                                 ///< that were written, without the prompt
+  std::vector<std::vector<std::int64_t>> tokens;                  ///< of each
   std::size_t predicted_peak_bytes = 0, measured_peak_bytes = 0;  ///< committed by the arena
   memory::CommittedParts measured;                                ///< what the latter consists of
   std::size_t cache_bytes = 0;                                    ///< live in the ledger for the cache
-  double prompt_seconds = 0;     ///< of the wall: reading the prompt
+  double prompt_seconds = 0;                                      ///< of the wall: reading the prompt
   double seconds = 0;            ///< of all tokens but the first, which comes with the prompt
   double tokens_per_second = 0;  ///< of all sequences, without the first tokens; 0: there was one alone
 };

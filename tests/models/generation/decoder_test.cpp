@@ -133,7 +133,8 @@ TEST_CASE("decoder: narrow caches move logits a little", "[models][decoder]") {
       for (std::int64_t t = 0; t + 1 < positions; ++t) {
         model->extend(contiguous(view::slice(some_ids(1, positions), 1, t, t + 1)), cache);
       }
-      return to_host<double>(model->extend(contiguous(view::slice(some_ids(1, positions), 1, positions - 1, positions)), cache));
+      return to_host<double>(
+          model->extend(contiguous(view::slice(some_ids(1, positions), 1, positions - 1, positions)), cache));
     };
     const auto exact = logits_with(DType::f32);
     double before = 0, size = 0;

@@ -120,9 +120,8 @@ TEST_CASE("kv cache: codes are as near to f32 as their scales say", "[nn][kv_cac
   const Tensor q = normal({1, positions, heads, width}, 1), k = normal({1, positions, key_heads, width}, 2);
   const Tensor v = normal({1, positions, key_heads, width}, 3);
   const auto qs = to_host<double>(q), ks = to_host<double>(k), vs = to_host<double>(v);
-  const auto at = [&](const std::vector<double>& x, std::int64_t count, std::int64_t t, std::int64_t h, std::int64_t d) {
-    return x[static_cast<std::size_t>((t * count + h) * width + d)];
-  };
+  const auto at = [&](const std::vector<double>& x, std::int64_t count, std::int64_t t, std::int64_t h,
+                      std::int64_t d) { return x[static_cast<std::size_t>((t * count + h) * width + d)]; };
   // What one number of a row may be off by: i8 half a scale, amax / 254; floats half a unit of their last place, and
   // where they are subnormal half of the smallest one, in units of the scale. And 2^-20 for f32's own rounding.
   const auto error = [&](DType dtype, double value, double amax) {
@@ -187,7 +186,8 @@ TEST_CASE("kv cache: errors", "[nn][kv_cache]") {
         "kv cache: 5 positions after 0; the context of 4 has room for 4");
   CHECK_THROWS_AS(cache.attend(2, some(1), some(1), some(1)), ValueError);
   CHECK_THROWS_AS(cache.attend(0, some(1), some(2), some(2)), ShapeError);
-  CHECK_THROWS_AS(cache.attend(0, normal({2, 1, 1, 8}, 1), normal({2, 1, 1, 8}, 1), normal({2, 1, 1, 8}, 1)), ShapeError);
+  CHECK_THROWS_AS(cache.attend(0, normal({2, 1, 1, 8}, 1), normal({2, 1, 1, 8}, 1), normal({2, 1, 1, 8}, 1)),
+                  ShapeError);
   CHECK_THROWS_AS(cache.advance(5), ValueError);
   cache.attend(0, some(4), some(4), some(4));
   cache.advance(4);

@@ -34,8 +34,8 @@ struct ForwardTiles {
 
 // Rows of keys or values, as read_rows, in the dtype that they are kept in and times their factors.
 template <class T>
-Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const AttentionScales& scales, std::int64_t b,
-                  std::int64_t h, std::int64_t first, std::int64_t count, T* buffer) {
+Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const AttentionScales& scales,
+                  std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count, T* buffer) {
   if (!args.kept) return read_rows(args, x, b, h, first, count, buffer);
   load_rows(x.data, *args.kept, b * x.batch + first * x.row + h * x.head, x.row, count, args.width, buffer, args.width);
   if (scales.data == nullptr) return {buffer, args.width};

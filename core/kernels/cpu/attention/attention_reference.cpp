@@ -28,7 +28,8 @@ Row read_kept_row(const AttentionProblem& p, const AttentionOperand& x, const At
   kept.dtype = p.kept.value_or(p.dtype);
   Row row = read_row(kept, x, b, h, t);
   if (scales.data == nullptr) return row;
-  for (double& value : row) value *= static_cast<double>(scales.data[b * scales.batch + t * scales.row + h * scales.head]);
+  for (double& value : row)
+    value *= static_cast<double>(scales.data[b * scales.batch + t * scales.row + h * scales.head]);
   return row;
 }
 
