@@ -174,7 +174,9 @@ GenerationShape complete_shape(const GenerationShape& given) {
     throw ValueError("`context`: " + text(shape.context) + "; " + shape.setup.model + " has learned " +
                      text(model->most_positions()) + " positions, and as many are allowed");
   }
-  if (shape.prompt_tokens == 0) shape.prompt_tokens = std::max<std::int64_t>(1, shape.context - shape.tokens);
+  if (shape.prompt_tokens == 0) {
+    shape.prompt_tokens = std::max<std::int64_t>(1, shape.context - std::max<std::int64_t>(1, shape.tokens));
+  }
   if (shape.tokens == 0) shape.tokens = std::max<std::int64_t>(1, shape.context - shape.prompt_tokens);
   if (shape.prompt_tokens + shape.tokens > shape.context) {
     throw ValueError("`context`: " + text(shape.context) + " positions for a prompt of " + text(shape.prompt_tokens) +
