@@ -131,10 +131,23 @@ void pack_right(const Bf16Operands& x, const Block& block, std::int64_t column, 
       for (std::int64_t p = begin; p < end; ++p) x.copy_right(block.p + p, column, columns, rows + p * columns);
     });
   }
+  // For few rows of A reading B is what takes time: every panel of some steps comes before the next steps, so that rows
+  // of B are read as they lie, and the next ones are asked for.
+  const std::int64_t run = x.m <= dot_rows ? 2 * step_elements : block.depth;
   split(ceil_div(columns, dot_columns), threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
-      pack_bf16_panel(b + first * column_stride, row_stride, column_stride, block.depth,
-                      std::min<std::int64_t>(dot_columns, columns - first), packed + packed_bytes(block.depth, first));
+    for (std::int64_t p = 0; p < block.depth; p += run) {
+      const std::int64_t next = std::min(p + run, block.depth), last = std::min(p + 2 * run, block.depth);
+      for (std::int64_t r = next; r < last && column_stride == 1; ++r) {
+        const std::uint16_t* const row = b + r * row_stride;
+        for (std::int64_t c = begin * dot_columns; c < std::min(end * dot_columns, columns); c += dot_columns) {
+          __builtin_prefetch(row + c);
+        }
+      }
+      for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
+        pack_bf16_panel(b + first * column_stride + p * row_stride, row_stride, column_stride,
+                        std::min(run, block.depth - p), std::min<std::int64_t>(dot_columns, columns - first),
+                        packed + packed_bytes(block.depth, first) + p / step_elements * step_block_bytes);
+      }
     }
   });
 }
