@@ -75,10 +75,10 @@ void print_bytes(const std::string& name, std::size_t bytes) {
 
 void print_table(const models::GenerationPlan& plan, std::size_t budget) {
   const models::GenerationShape& shape = plan.shape;
-  std::printf("%s: %s parameters; %lld sequences of %lld positions, the first %lld of them read at once\n",
+  std::printf("%s: %s parameters; %lld sequence%s of %lld positions, the first %lld of them read at once\n",
               shape.setup.model.c_str(), format_grouped(plan.parameters).c_str(),
-              static_cast<long long>(shape.setup.batch), static_cast<long long>(shape.context),
-              static_cast<long long>(shape.prompt_tokens));
+              static_cast<long long>(shape.setup.batch), shape.setup.batch == 1 ? "" : "s",
+              static_cast<long long>(shape.context), static_cast<long long>(shape.prompt_tokens));
   if (budget > 0) print_bytes("budget", budget);
   print_bytes("peak (committed)", plan.peak_bytes);
   print_bytes("cache, " + std::string(to_string(plan.cache.dtype)), plan.cache.bytes());
