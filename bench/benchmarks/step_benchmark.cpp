@@ -20,8 +20,8 @@
 //
 // With --generate steps are a decoder's: one token for each sequence over a cache of --seq positions, half of which a
 // prompt has filled. They take turns with reading as many bytes as the weights and the cache's part in use have, on as
-// many threads: `read_gbs` is the best of that, `allowed` what it allows in tokens a second, `share` the median over all
-// turns of a step's rate over it. On one thread the clock is that of the thread.
+// many threads: `read_gbs` is the best of that, `allowed` what it allows in tokens a second, `share` the median over
+// all turns of a step's rate over it. On one thread the clock is that of the thread.
 //
 // With --dry nothing is computed: what a step would need, in bytes.
 

@@ -18,8 +18,8 @@ Decoder& require_decoder(Model& model, const char* operation);
 /// every token drawn is 0.
 class Generation {
  public:
-  /// A cache of `sizes`, whose batch is the number of sequences, on the model's device. Throws as SamplingOptions::check
-  /// and nn::KvCache do.
+  /// A cache of `sizes`, whose batch is the number of sequences, on the model's device. Throws as
+  /// SamplingOptions::check and nn::KvCache do.
   Generation(Decoder& model, const nn::KvCacheSizes& sizes, const nn::SamplingOptions& sampling, std::uint64_t seed);
 
   /// Reads the next tokens of every sequence: those of sequence b from b tokens.size() / B on. Throws as

@@ -80,8 +80,9 @@ struct PreparedGeneration {
   GenerationPlan plan;
 };
 
-/// Reads what the file says of the model, the prompt's tokens, and plans. Throws FileError; ValueError as plan_generation
-/// and where there is not one file, no text in it or of another tokenizer; BudgetError. No weight has been read then.
+/// Reads what the file says of the model, the prompt's tokens, and plans. Throws FileError; ValueError as
+/// plan_generation and where there is not one file, no text in it or of another tokenizer; BudgetError. No weight has
+/// been read then.
 PreparedGeneration prepare_generation(const GenerateOptions& options);
 
 struct GenerateReport {

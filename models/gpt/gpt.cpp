@@ -132,7 +132,7 @@ nn::KvCacheSizes Gpt::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.heads,
           .width = options_.width / options_.heads,
-          .dtype = compute_.value_or(tokens_.weight.dtype())};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_.weight.dtype()))};
 }
 
 Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {

@@ -124,7 +124,7 @@ nn::KvCacheSizes Llama::cache_sizes() const {
   return {.layers = options_.layers,
           .heads = options_.key_heads,
           .width = options_.width / options_.heads,
-          .dtype = compute_.value_or(tokens_.weight.dtype())};
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_.weight.dtype()))};
 }
 
 Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {

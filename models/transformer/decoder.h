@@ -28,6 +28,9 @@ class Decoder : public Model {
   std::int64_t check_extension(const char* name, const Tensor& ids, const nn::KvCache& cache) const;
 };
 
+/// The dtype of a cache that keeps rows of `dtype` as they are: `dtype`, or f16, which has all values of 8-bit floats.
+constexpr DType whole_cache_dtype(DType dtype) noexcept { return size_of(dtype) == 1 ? DType::f16 : dtype; }
+
 /// (B, T, C) -> the last position, (B, 1, C).
 Tensor last_position(const Tensor& x);
 

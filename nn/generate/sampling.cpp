@@ -42,11 +42,11 @@ std::vector<TokenChance> candidates(std::span<const float> logits, const Samplin
 
 void SamplingOptions::check() const {
   if (!(temperature >= 0) || std::isinf(temperature)) {
-    throw ValueError("sampling: temperature " + std::to_string(temperature) + "; finite and at least 0 is allowed");
+    throw ValueError("sampling: `temperature` " + std::to_string(temperature) + "; finite and at least 0 is allowed");
   }
-  if (top_k < 0) throw ValueError("sampling: top_k " + std::to_string(top_k) + "; at least 0 is allowed");
+  if (top_k < 0) throw ValueError("sampling: `top_k` " + std::to_string(top_k) + "; at least 0 is allowed");
   if (!(top_p > 0 && top_p <= 1)) {
-    throw ValueError("sampling: top_p " + std::to_string(top_p) + "; above 0 and at most 1 is allowed");
+    throw ValueError("sampling: `top_p` " + std::to_string(top_p) + "; above 0 and at most 1 is allowed");
   }
 }
 

@@ -110,7 +110,7 @@ TEST_CASE("decoder: bf16 products on every unit", "[models][decoder]") {
   }
 }
 
-TEST_CASE("decoder: parameters in f32, products in bf16", "[models][decoder]") {
+TEST_CASE("decoder: parameters in f32 with products in bf16, and all in 8 bits", "[models][decoder]") {
   const Threads alone;
   for (const bool is_llama : {false, true}) {
     nn::TensorOptions on;
@@ -118,6 +118,9 @@ TEST_CASE("decoder: parameters in f32, products in bf16", "[models][decoder]") {
     const auto model = made(is_llama, on);
     CHECK(model->cache_sizes().dtype == DType::bf16);
     check_bits(*model, 1, 1);
+    const auto narrow = made(is_llama, {cpu, DType::f8e4m3});  // whose values f16 keeps as they are
+    CHECK(narrow->cache_sizes().dtype == DType::f16);
+    check_bits(*narrow, 1, 9);
   }
 }
 

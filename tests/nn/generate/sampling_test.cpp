@@ -130,10 +130,10 @@ TEST_CASE("sampling: errors name the option and its value", "[nn][sampling]") {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
   for (const double bad : {-1.0, nan, inf}) CHECK_THROWS_AS(nn::draw_token(logits, {bad, 0, 1}, 0), ValueError);
   for (const double bad : {0.0, -0.5, 1.5, nan}) CHECK_THROWS_AS(nn::draw_token(logits, {1, 0, bad}, 0), ValueError);
-  CHECK(refusal([&] { nn::draw_token(logits, {1, -3, 1}, 0); }) == "sampling: top_k -3; at least 0 is allowed");
+  CHECK(refusal([&] { nn::draw_token(logits, {1, -3, 1}, 0); }) == "sampling: `top_k` -3; at least 0 is allowed");
   CHECK(refusal([&] {
           nn::draw_token(logits, {1, 0, 2}, 0);
-        }) == "sampling: top_p 2.000000; above 0 and at most 1 is allowed");
+        }) == "sampling: `top_p` 2.000000; above 0 and at most 1 is allowed");
   CHECK_THROWS_AS(nn::draw_token({}, {}, 0), ValueError);
   constexpr auto nanf = std::numeric_limits<float>::quiet_NaN(), inff = std::numeric_limits<float>::infinity();
   CHECK(refusal([&] { nn::draw_token(std::vector<float>{0, nanf}, {}, 0); }).find("of token 1") != std::string::npos);

@@ -61,6 +61,13 @@ int threads_of(const Bf16Operands& x, int threads) noexcept {
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
 }
 
+/// Threads that pack B. Few rows of A are one thread's, but reading B then takes all of the time.
+int packers_of(const Bf16Operands& x, int used, int threads) noexcept {
+  constexpr std::int64_t worthwhile_elements = 1 << 17;  // that pay for another thread
+  if (x.m > dot_rows) return used;
+  return static_cast<int>(std::clamp<std::int64_t>(x.n * x.k / worthwhile_elements, used, std::max(used, threads)));
+}
+
 /// One tile of C, one block of k.
 struct Block {
   std::int64_t row;    // of the tile
@@ -168,6 +175,7 @@ void finish_rows(const Output<float>& output, Finish<float> finish, OutputTile t
 
 void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Place& place, void* workspace, int threads,
               DotUnit unit) noexcept {
+  const int packers = packers_of(x, threads_of(x, threads), threads);
   threads = threads_of(x, threads);
   const Space space = space_of(x);
   auto* const sums = static_cast<float*>(workspace);
@@ -185,7 +193,7 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
       const std::int64_t panels = ceil_div(rows, dot_rows);
       for (std::int64_t p = 0; p == 0 || p < x.k; p += unit_depth) {
         const Block block{row, p, std::min(unit_depth, x.k - p)};
-        pack_right(x, block, column, columns, right_rows, packed, threads);
+        pack_right(x, block, column, columns, right_rows, packed, packers);
         const bool is_last = p + unit_depth >= x.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {

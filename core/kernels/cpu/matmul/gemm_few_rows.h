@@ -14,8 +14,8 @@
 
 namespace thimble::kernels::gemm_detail {
 
-/// Whether few_rows_gemm computes `args`, whose C has elements: up to 4 rows of one matrix, computed in f32, and a right
-/// operand of 2^16 elements and more, whose rows or columns lie side by side. Looks at no pointer.
+/// Whether few_rows_gemm computes `args`, whose C has elements: up to 4 rows of one matrix, computed in f32, and a
+/// right operand of 2^16 elements and more, whose rows or columns lie side by side. Looks at no pointer.
 bool has_few_rows(const GemmArgs& args) noexcept;
 
 /// Of sizes and threads alone: at most 1 MiB, and 48 KiB for each thread.
