@@ -105,19 +105,21 @@ TEST_CASE("generating: the dry run's bytes are the real ones", "[models][generat
 TEST_CASE("generating: bytes where attention takes more threads as it goes on", "[models][generating]") {
   const Threads some(2);
   const files_test::TemporaryFolder folder;
-  models::ModelOptions sizes;
-  sizes.layers = 1, sizes.heads = 4, sizes.width = 256, sizes.sequence = 600;
-  GenerateOptions o = options_for("char-gpt", weights_of(folder, "char-gpt", sizes));
-  o.shape.setup.batch = 4;
-  o.shape.tokens = 530;
+  models::ModelOptions sizes;  // all but attention is small, so that its workspace makes the peak
+  sizes.layers = 1, sizes.heads = 1, sizes.key_heads = 1, sizes.width = 128, sizes.hidden = 16, sizes.sequence = 600;
+  GenerateOptions o = options_for("tiny-llama", weights_of(folder, "tiny-llama", sizes));
+  o.shape.setup.batch = 8;
+  o.shape.tokens = 560;
+  o.prompt = "a";
   for (const DType cache : {DType::f32, DType::i8}) {
     o.shape.cache = cache;
     const models::PreparedGeneration prepared = models::prepare_generation(o);
-    const auto model = models::make_decoder(prepared.plan.shape, dry(cpu));
     nn::KvCache dry_cache(prepared.plan.cache, dry(cpu));
-    const std::size_t first = dry_cache.step_workspace_bytes(4, DType::f32);
-    dry_cache.advance(prepared.plan.cache.context - 1);
-    CHECK(dry_cache.step_workspace_bytes(4, DType::f32) > first);
+    const std::size_t first = dry_cache.step_workspace_bytes(1, DType::f32);
+    dry_cache.advance(prepared.plan.cache.context - 2);
+    const std::size_t last = dry_cache.step_workspace_bytes(1, DType::f32);
+    CHECK(last == 2 * first);
+    CHECK(prepared.plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] == last);
     const models::GenerateReport report = models::generate(prepared);
     CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
     CHECK(report.measured.total() == prepared.plan.peak_bytes);
