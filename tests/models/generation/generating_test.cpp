@@ -1,11 +1,15 @@
 // What a generation needs and writes: the dry run against the real one as integers, files of training runs, budgets.
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include <thimble/core/error.h>
 #include <thimble/core/files/file.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 #include <thimble/models/generation/generating.h>
+#include <thimble/models/llama/llama_files.h>
 #include <thimble/models/training/training.h>
 #include <thimble/nn/files/weights.h>
 #include <thimble/nn/quant/weight_only.h>
@@ -207,6 +211,33 @@ TEST_CASE("generating: what training leaves behind writes", "[models][generating
               models::prepare_generation(o);
             }),
             "run.safetensors"));
+}
+
+TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  const std::string tokenizer = folder / "tokenizer.json", path = folder / "llama";
+  const std::string text = "the quick brown fox jumps over the lazy dog and the fox is quick, the dog is lazy.\n";
+  data::write_tokenizer(tokenizer, data::train_bpe(text, {262, data::WordPattern::llama3, false, 1, {}}));
+  models::ModelOptions sizes = small_llama();
+  sizes.vocabulary = 262;
+  models::LlamaConfig config = models::llama_config("tiny-llama", sizes);
+  config.theta = 5000, config.is_tied = false, config.positions = 64;
+  models::Llama model(config, {});
+  models::save_llama(model, path);
+  GenerateOptions o = options_for("tiny-llama", path);
+  o.tokenizer = tokenizer, o.prompt = "the quick ", o.sampling.temperature = 0;
+  const models::PreparedGeneration prepared = models::prepare_generation(o);
+  REQUIRE(prepared.plan.shape.llama);
+  CHECK(prepared.plan.shape.llama->theta == 5000);
+  const models::GenerateReport report = models::generate(prepared);
+  CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
+  // The most likely token after the prompt is that of the model that was saved.
+  const NoGrad off;
+  const auto count = static_cast<std::int64_t>(prepared.prompt.size());
+  const auto logits =
+      to_host<float>(view::slice(model.forward(from_host(prepared.prompt, {1, count})).detach(), 1, count - 1, count));
+  CHECK(report.tokens[0][0] == std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 TEST_CASE("generating: weights in Q8_0 blocks", "[models][generating]") {
