@@ -31,6 +31,7 @@ int status_of(const std::exception_ptr& error);
 void add_train(CLI::App& program);
 void add_certify(CLI::App& program);
 void add_plan(CLI::App& program);
+void add_generate(CLI::App& program);
 void add_reproduce(CLI::App& program);
 void add_pack(CLI::App& program);
 void add_quantize(CLI::App& program);
@@ -51,7 +52,10 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
 /// `certify`. The setup lives inside of the options and is shared with them.
 void add_training_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions>& options);
 
-/// --dtype --precision --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
+/// --dtype and --precision, for whatever makes a model.
+void add_dtype_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
+
+/// These, --fp8-strict --fp8-history --fp8-margin --fp8-hybrid --loss-scale --loss-scale-interval.
 void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup);
 
 /// --weights --lora --lora-alpha --lora-targets --lora-dropout --base.

@@ -70,11 +70,11 @@ struct Command {
 };
 
 namespace bench = thimble::bench;
-constexpr Command commands[] = {{"reproduce", bench::add_reproduce}, {"plan", bench::add_plan},
-                                {"train", bench::add_train},         {"certify", bench::add_certify},
-                                {"pack", bench::add_pack},           {"quantize", bench::add_quantize},
-                                {"inspect", bench::add_inspect},     {"tokenizer", bench::add_tokenizer},
-                                {"devices", bench::add_devices},     {"models", bench::add_models}};
+constexpr Command commands[] = {
+    {"reproduce", bench::add_reproduce}, {"plan", bench::add_plan},       {"train", bench::add_train},
+    {"generate", bench::add_generate},   {"certify", bench::add_certify}, {"pack", bench::add_pack},
+    {"quantize", bench::add_quantize},   {"inspect", bench::add_inspect}, {"tokenizer", bench::add_tokenizer},
+    {"devices", bench::add_devices},     {"models", bench::add_models}};
 
 std::string names_of_commands() {
   std::string names;

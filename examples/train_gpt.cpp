@@ -14,6 +14,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/models/gpt/gpt.h>
 #include <thimble/nn/data/source.h>
 #include <thimble/nn/data/synthetic.h>

@@ -2,6 +2,7 @@
 // Named models: for programs that plan and train the models of the library; include it beside thimble.h.
 
 #include <thimble/models/datasets/dataset.h>
+#include <thimble/models/generation/generating.h>
 #include <thimble/models/llama/llama_files.h>
 #include <thimble/models/lora_theory.h>
 #include <thimble/models/model.h>

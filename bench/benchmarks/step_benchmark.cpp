@@ -4,6 +4,7 @@
 //                  [--units U] [--clip X] [--profile]
 //   step_benchmark MODEL [--batch N ...] --beside O1,bf16
 //   step_benchmark MODEL [--batch N] [--seq N ...] --dry
+//   step_benchmark MODEL [--batch N] [--seq N] [--dtype D] [--steps N] --generate
 //
 // The best of many steps counts, because other work on the machine only ever makes one slower. Batches are random.
 // `growth` is what the process's resident bytes grew by from the model on (gradients, optimizer state, activations and
@@ -16,6 +17,11 @@
 // With --beside steps of several policies take turns in one process, because a busy machine's speed changes from one
 // second to the next: `over` is the median over all turns of a step's processor time over that of the step without
 // --beside in the same turn, `least` the least time over its least.
+//
+// With --generate steps are a decoder's: one token for each sequence over a cache of --seq positions, half of which a
+// prompt has filled. They take turns with reading as many bytes as the weights and the cache's part in use have, on as
+// many threads: `read_gbs` is the best of that, `allowed` what it allows in tokens a second, `share` the median over
+// all turns of a step's rate over it. On one thread the clock is that of the thread.
 //
 // With --dry nothing is computed: what a step would need, in bytes.
 
@@ -34,11 +40,13 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/timing/ceiling.h>
+#include <thimble/bench/timing/kernel_timing.h>
 #include <thimble/bench/timing/step_profile.h>
 #include <thimble/core/error.h>
 #include <thimble/core/kernels/cpu/base/units.h>
 #include <thimble/core/threads/parallel.h>
 #include <thimble/memory/process/process.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/models/planning/costs.h>
 #include <thimble/models/training/random_run.h>
 
@@ -52,7 +60,7 @@ struct Options {
   std::int64_t steps = 8;
   std::size_t budget_bytes = 0, growth_bytes = 0;
   double clip = 0;
-  bool profiles = false, is_dry = false;
+  bool profiles = false, is_dry = false, generates = false;
   std::vector<std::string> beside;  // policies whose steps take turns with the setup's
 };
 
@@ -199,6 +207,61 @@ void take_turns(const Options& options) {
   while (!runs.empty()) runs.pop_back();  // each has a generator's scope
 }
 
+/// Bytes that a step of generation reads of the weights: all but rows of tables that are looked up.
+std::size_t weight_bytes(const models::Decoder& model) {
+  std::size_t bytes = 0;
+  bool has_head = false;
+  for (const nn::NamedTensor& p : model.parameters()) has_head = has_head || p.name == "lm_head.weight";
+  for (const nn::NamedTensor& p : model.parameters()) {
+    const bool is_looked_up = p.name == "wpe.weight" || (has_head && p.name == "model.embed_tokens.weight");
+    if (!is_looked_up) bytes += p.tensor.bytes();
+  }
+  return bytes;
+}
+
+void generate_tokens(const Options& options) {
+  const models::Setup& setup = options.setup;
+  const auto model = models::make_model(setup.model, setup.sizes, tensor_options(setup, cpu));
+  models::Decoder& decoder = models::require_decoder(*model, "--generate");
+  model->eval();
+  nn::KvCacheSizes sizes = decoder.cache_sizes();
+  sizes.batch = setup.batch, sizes.context = model->options().sequence;
+  models::Generation generation(decoder, sizes, {0, 0, 1}, setup.seed);
+  generation.read_all(
+      std::vector<std::int64_t>(static_cast<std::size_t>(std::max<std::int64_t>(1, sizes.context / 2))));
+  const std::int64_t steps = std::min(options.steps, sizes.context - generation.cache().length() - 1);
+  if (steps < 1) throw ValueError("--seq: " + std::to_string(sizes.context) + "; at least 4 is needed");
+  const auto bytes = static_cast<double>(weight_bytes(decoder)) +
+                     static_cast<double>(sizes.bytes_per_token() * static_cast<std::size_t>(sizes.batch)) *
+                         static_cast<double>(generation.cache().length());
+  const int threads = thread_count();
+  const std::int64_t part = (static_cast<std::int64_t>(bytes) / 4 / threads + 127) / 128 * 128;
+  Lines array = lines(static_cast<std::size_t>(part * threads) * sizeof(float));
+  const clockid_t clock = threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
+  std::vector<float> sums(static_cast<std::size_t>(threads));
+  double least = INFINITY, least_read = INFINITY;
+  std::vector<double> shares;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    const double begin = seconds(clock);
+    generation.read(generation.draw());
+    const double middle = seconds(clock);
+    parallel_threads(threads, [&](int thread) {
+      sums[static_cast<std::size_t>(thread)] = read_sum(kernels::isa(), floats(array) + thread * part, part);
+    });
+    const double end = seconds(clock);
+    if (i == 0) continue;  // brings pages and tables near
+    least = std::min(least, middle - begin), least_read = std::min(least_read, end - middle);
+    shares.push_back((end - middle) / (middle - begin));
+  }
+  const double sequences = static_cast<double>(sizes.batch);
+  std::printf("generate model=%s batch=%lld dtype=%s cache=%s positions=%lld isa=%s threads=%d ", setup.model.c_str(),
+              static_cast<long long>(sizes.batch), std::string(to_string(setup.dtype)).c_str(),
+              std::string(to_string(sizes.dtype)).c_str(), static_cast<long long>(generation.cache().length()),
+              std::string(to_string(kernels::isa())).c_str(), threads);
+  std::printf("read_mib=%.1f best_ms=%.2f tokens_per_s=%.1f read_gbs=%.2f allowed=%.1f share=%.3f\n", bytes / 0x1p20,
+              1e3 * least, sequences / least, 1e-9 * bytes / least_read, sequences / least_read, median(shares));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -213,6 +276,7 @@ int main(int argc, char** argv) {
   app.add_option("--beside", options->beside, "Other policies of --precision, whose steps take turns with these")
       ->type_name("P ...")
       ->delimiter(',');
+  app.add_flag("--generate", options->generates, "Steps write tokens over a cache, beside reading as many bytes");
   app.add_flag("--dry", options->is_dry, "Compute nothing; print what a step that keeps everything needs, in bytes");
   try {
     kernels::set_from_environment();
@@ -226,7 +290,12 @@ int main(int argc, char** argv) {
     if (!options->beside.empty() && (options->is_dry || options->profiles || has_budget)) {
       throw ValueError("--beside: not with --dry, --profile, --budget or --growth");
     }
-    if (options->is_dry) {
+    if (options->generates && (options->is_dry || options->profiles || has_budget || !options->beside.empty())) {
+      throw ValueError("--generate: not with --dry, --profile, --budget, --growth or --beside");
+    }
+    if (options->generates) {
+      generate_tokens(*options);
+    } else if (options->is_dry) {
       predict(options->setup);
     } else if (!options->beside.empty()) {
       take_turns(*options);

@@ -14,6 +14,7 @@
 #include <thimble/bench/commands.h>
 #include <thimble/bench/commands/flags.h>
 #include <thimble/bench/commands/fp8_report.h>
+#include <thimble/bench/commands/generation_output.h>
 #include <thimble/bench/commands/packing_report.h>
 #include <thimble/bench/report/plan_page.h>
 #include <thimble/bench/report/text.h>
@@ -365,7 +366,15 @@ void add_plan(CLI::App& program) {
   command->add_flag("--json", *is_json, "Print JSON");
   const auto files = std::make_shared<plan_detail::Files>();
   plan_detail::add_file_flags(*command, *files);
-  command->callback([options, is_json, files, dropout] {
+  const auto generation = std::make_shared<GenerationFlags>();
+  add_generation_flags(*command, generation);
+  command->callback([command, options, is_json, files, dropout, generation] {
+    if (generation->is_asked) {
+      return plan_generation(*command, *generation, options->setup, options->device, options->budget_bytes, *is_json);
+    }
+    for (const char* flag : {"--context", "--cache", "--prompt-tokens"}) {
+      if (command->get_option(flag)->count() > 0) throw ValueError(std::string(flag) + ": with --generate alone");
+    }
     files->check();
     if (options->is_inference && !files->plan.empty()) {
       throw ValueError("--save: --inference makes no plan that a run could follow; without it it is allowed");

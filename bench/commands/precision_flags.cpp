@@ -54,7 +54,7 @@ void add_integer_of(CLI::App& command, const std::shared_ptr<models::Setup>& set
 
 }  // namespace precision_flags_detail
 
-void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
+void add_dtype_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
   using namespace precision_flags_detail;
   const CLI::Option* const dtype =
       command
@@ -73,6 +73,11 @@ void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>
           },
           "Mixed precision: " + precision_names() + " (none: all is of --dtype)")
       ->type_name("P");
+}
+
+void add_precision_flags(CLI::App& command, const std::shared_ptr<models::Setup>& setup) {
+  using namespace precision_flags_detail;
+  add_dtype_flags(command, setup);
   command.add_flag("--fp8-strict", setup->fp8_strict,
                    "Under an FP8 policy a layer that falls back to a higher precision is an error");
   add_integer_of(command, setup, "--fp8-history", &models::Setup::fp8_history, 1, 1024,

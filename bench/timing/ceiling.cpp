@@ -58,6 +58,24 @@ THIMBLE_TARGET_AVX512 void triad_avx512(float* a, const float* b, const float* c
 }
 #endif
 
+/// Eight chains of sums: as many loads as the machine can have under way at a time.
+template <kernels::Isa target>
+struct ReadSum {
+  static THIMBLE_ALWAYS_INLINE void run(const float* x, std::int64_t n, float* result) {
+    using V = kernels::Simd<float, target>;
+    constexpr int chains = 8;
+    typename V::Vector sum[chains];
+    for (auto& chain : sum) V::broadcast(chain, 0);
+    for (std::int64_t i = 0; i < n; i += chains * V::lanes) {
+      for (int k = 0; k < chains; ++k) sum[k] += V::at(x + i + k * V::lanes);
+    }
+    *result = 0;
+    for (const auto& chain : sum) {
+      for (int lane = 0; lane < V::lanes; ++lane) *result += chain[lane];
+    }
+  }
+};
+
 void check_isa(const char* name, kernels::Isa isa) {
   if (kernels::is_supported(isa)) return;
   throw ValueError(std::string(name) + ": this machine does not support " + std::string(to_string(isa)) +
@@ -122,6 +140,16 @@ double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds)
                         }));
   }
   return 1e-6 * 3 * static_cast<double>(bytes) / least_ms;
+}
+
+float read_sum(kernels::Isa isa, const float* x, std::int64_t n) {
+  ceiling_detail::check_isa("read_sum", isa);
+  if (n % 128 != 0) throw ValueError("read_sum: " + std::to_string(n) + " elements; multiples of 128 are allowed");
+  float sum = 0;
+  kernels::with_target(isa, [&]<kernels::Isa target>() {
+    kernels::compiled_for<target, ceiling_detail::ReadSum<target>, const float*, std::int64_t, float*>(x, n, &sum);
+  });
+  return sum;
 }
 
 }  // namespace thimble::bench

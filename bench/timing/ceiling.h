@@ -29,4 +29,8 @@ void triad(kernels::Isa isa, float* a, const float* b, const float* c, float fac
 /// for each, three at least. Throws ValueError as above, and unless n > 0.
 double memory_gbs(kernels::Isa isa, int threads, std::int64_t n, double seconds);
 
+/// The sum of n floats in vectors of `isa`: all that reading them costs. n is a multiple of 128. Throws ValueError as
+/// above.
+float read_sum(kernels::Isa isa, const float* x, std::int64_t n);
+
 }  // namespace thimble::bench

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include <thimble/core/random/generator.h>
 #include <thimble/core/tensor/device.h>
@@ -19,6 +20,13 @@ struct AttentionOperand {
 };
 struct AttentionResult {
   void* data = nullptr;  ///< null: not wanted
+  std::int64_t batch = 0, row = 0, head = 0;
+};
+
+/// A factor for each row of keys or values: that of row t of head h of sample b lies b batch + t row + h head elements
+/// behind `data`.
+struct AttentionScales {
+  const float* data = nullptr;  ///< null: all are 1
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
@@ -40,6 +48,9 @@ struct AttentionProblem {
   bool allows_tf32 =
       false;  ///< f32 may be rounded to TF32 before products (core/launch/tf32.h); CPU kernels never do it
   AttentionOperand q, k, v;
+  /// The dtype of k and v where that is not `dtype`: floating or i8, rows times k_scale and v_scale. CPU forward alone.
+  std::optional<DType> kept = {};
+  AttentionScales k_scale, v_scale;
 };
 
 /// out = dropout(softmax(scale q k^T)) v; lse[b, h, t] = log sum_s exp(scale q k^T), a dense array.

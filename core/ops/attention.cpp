@@ -7,6 +7,7 @@
 #include <thimble/core/kernels/attention.h>
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/launch/tf32.h>
+#include <thimble/core/ops/cached_attention.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
@@ -27,9 +28,10 @@ struct Form {
   RandomSite site;
 };
 
-// q (B, T, H, D), k and v (B, S, H / group, D).
+// q (B, T, H, D), k and v (B, S, H / group, D); factors of the rows of k and v (B, S, H / group), or none.
 struct Operands {
   Tensor q, k, v;
+  Tensor k_scale = {}, v_scale = {};
 };
 
 void check_attributes(const Form& form, const AttentionProblem& p) {
@@ -56,6 +58,7 @@ AttentionProblem problem(const Form& form, const Operands& in) {
   p.batch = in.q.size(0), p.queries = in.q.size(1), p.heads = in.q.size(2), p.width = in.q.size(3);
   p.keys = in.k.size(1);
   p.group = p.heads / in.k.size(2);
+  if (in.k.dtype() != in.q.dtype()) p.kept = in.k.dtype();
   check_attributes(form, p);
   p.is_causal = form.is_causal;
   p.scale = form.scale ? *form.scale : 1 / std::sqrt(static_cast<double>(p.width));
@@ -76,10 +79,17 @@ To operand(const Addresses& at, const Tensor& x) {
   return {at(x), x.strides()[0], x.strides()[1], x.strides()[2]};
 }
 
+kernels::AttentionScales scales(const Addresses& at, const Tensor& x) {
+  if (!x.defined()) return {};
+  return {static_cast<const float*>(at(x)), x.strides()[0], x.strides()[1], x.strides()[2]};
+}
+
 void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) {
   p.q = operand<kernels::AttentionOperand>(at, in.q);
   p.k = operand<kernels::AttentionOperand>(at, in.k);
   p.v = operand<kernels::AttentionOperand>(at, in.v);
+  p.k_scale = scales(at, in.k_scale);
+  p.v_scale = scales(at, in.v_scale);
 }
 
 Tensor workspace(std::size_t bytes, Device device) {
@@ -88,7 +98,8 @@ Tensor workspace(std::size_t bytes, Device device) {
 
 // Writes out (B, T, H, D) and, where it is asked for, lse.
 void forward(const Form& form, const Operands& operands, const Tensor& out, bool keeps_lse, Tensor& lse) {
-  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v)};
+  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v),
+                    operands.k_scale, operands.v_scale};
   const AttentionProblem p = problem(form, in);
   if (keeps_lse) {
     lse = Tensor::empty({p.batch, p.heads, p.queries}, p.dtype == DType::f64 ? DType::f64 : DType::f32, out.device());
@@ -158,11 +169,9 @@ void check_packed(const Attention& op, const Tensor& qkv) {
   }
 }
 
-void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const std::string name = op.name;
-  for (const Tensor* x : {&q, &k, &v}) check_floating(op.name, *x);
+void check_shapes(const std::string& name, bool is_causal, const Tensor& q, const Tensor& k, const Tensor& v) {
+  check_floating(name.c_str(), q);
   const std::string all = "q " + describe(q) + ", k " + describe(k) + ", v " + describe(v);
-  if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) throw DTypeError(name + ": dtypes differ, " + all);
   if (q.device() != k.device() || q.device() != v.device()) throw DeviceError(name + ": devices differ, " + all);
   if (q.rank() != 4 || k.rank() != 4 || k.shape() != v.shape() || q.shape()[0] != k.shape()[0] ||
       q.shape()[3] != k.shape()[3] || q.shape()[3] == 0 || k.shape()[1] == 0) {
@@ -171,9 +180,39 @@ void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const 
   if (k.shape()[2] < 1 || q.shape()[2] % k.shape()[2] != 0) {
     throw ShapeError(name + ": the heads of k and v must divide those of q, got " + all);
   }
-  if (op.is_causal && k.shape()[1] < q.shape()[1]) {
+  if (is_causal && k.shape()[1] < q.shape()[1]) {
     throw ShapeError(name + ": a causal mask needs at least as many keys as queries, got " + all);
   }
+}
+
+void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const Tensor& k, const Tensor& v) {
+  for (const Tensor* x : {&q, &k, &v}) check_floating(op.name, *x);
+  if (q.dtype() != k.dtype() || q.dtype() != v.dtype()) {
+    throw DTypeError(std::string(op.name) + ": dtypes differ, q " + describe(q) + ", k " + describe(k) + ", v " +
+                     describe(v));
+  }
+  check_shapes(op.name, op.is_causal, q, k, v);
+}
+
+// What a cache holds, beside what check_separate says of shapes.
+void check_cached(const char* name, const Tensor& q, const CachedRows& rows) {
+  const DType dtype = rows.values.dtype();
+  const auto begin = [&] { return std::string(name) + ": rows " + describe(rows.values) + ", q " + describe(q); };
+  if (dtype != q.dtype() && q.device().is_cuda()) {
+    throw DeviceError(begin() + "; on a GPU rows of q's dtype are allowed");
+  }
+  if (!is_floating(dtype) && dtype != DType::i8) throw DTypeError(begin() + "; floating dtypes and i8 are allowed");
+  if (!rows.scales.defined()) return;
+  const Shape& shape = rows.values.shape();
+  if (rows.scales.dtype() != DType::f32 || rows.scales.shape() != Shape{shape[0], shape[1], shape[2]}) {
+    throw ShapeError(begin() + ": scales " + describe(rows.scales) + " are not f32 (B, S, G)");
+  }
+  if (dtype == q.dtype()) throw DTypeError(begin() + ": rows of q's dtype have no scales");
+}
+
+// (B, 1, G group, D) as (B, group, G, D): the queries that share keys, as if they were of as many positions.
+Tensor as_group(const Tensor& x, std::int64_t heads) {
+  return view::transpose(view::reshape(x, {x.size(0), heads, x.size(2) / heads, x.size(3)}), 1, 2);
 }
 
 }  // namespace attention_detail
@@ -232,6 +271,45 @@ double Attention::multiply_adds(std::span<const Tensor>, const Tensor& output) c
 
 double ScaledDotProductAttention::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
   return static_cast<double>(output.elements()) * static_cast<double>(inputs[1].size(1)) * (is_causal ? 1 : 2);
+}
+
+namespace attention_detail {
+
+// One position sees all keys, so the queries of a group can read them together.
+bool is_grouped(const Tensor& q, const CachedRows& keys) {
+  return q.size(1) == 1 && q.size(2) > keys.values.size(2) && q.elements() > 0;
+}
+
+constexpr const char* cached_name = "cached_attention";
+
+Form cached_form(const Tensor& q) { return {cached_name, q.size(1) > 1, {}, 0, {}}; }
+
+Operands cached_operands(const Tensor& q, const CachedRows& keys, const CachedRows& values) {
+  const Tensor queries = is_grouped(q, keys) ? as_group(q, keys.values.size(2)) : q;
+  return {queries, keys.values, values.values, keys.scales, values.scales};
+}
+
+}  // namespace attention_detail
+
+Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values) {
+  using namespace attention_detail;
+  check_shapes(cached_name, true, q, keys.values, values.values);
+  for (const CachedRows* rows : {&keys, &values}) check_cached(cached_name, q, *rows);
+  if (keys.values.dtype() != values.values.dtype()) {
+    throw DTypeError(std::string(cached_name) + ": keys " + describe(keys.values) + ", values " +
+                     describe(values.values));
+  }
+  const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
+  Tensor lse;
+  attention_detail::forward(cached_form(q), cached_operands(q, keys, values),
+                            is_grouped(q, keys) ? as_group(out, keys.values.size(2)) : out, false, lse);
+  return out;
+}
+
+std::size_t cached_attention_workspace(const Tensor& q, const CachedRows& keys) {
+  using namespace attention_detail;
+  const kernels::AttentionProblem p = problem(cached_form(q), cached_operands(q, keys, keys));
+  return kernels::attention_kernels(q.device()).forward_bytes(p, thread_count());
 }
 
 }  // namespace thimble::ops

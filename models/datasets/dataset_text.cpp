@@ -11,6 +11,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/memory/units.h>
 #include <thimble/models/bert/bert.h>
+#include <thimble/models/datasets/token_text.h>
 #include <thimble/nn/data/masking.h>
 #include <thimble/nn/data/sampler.h>
 #include <thimble/nn/data/store_open.h>
@@ -27,20 +28,16 @@ constexpr std::uint64_t most_text_bytes = (std::uint64_t{1} << 32) - 2;  // that
 class Text final : public Dataset {
  public:
   /// `is_masked`: samples hide some of their tokens, which are the targets; else targets are the next tokens.
-  Text(data::TokenStore train, data::TokenStore validation, std::optional<data::CharVocabulary> vocabulary,
-       std::shared_ptr<const data::Tokenizer> tokenizer, bool is_masked)
-      : train_(std::move(train)),
-        validation_(std::move(validation)),
-        vocabulary_(std::move(vocabulary)),
-        tokenizer_(std::move(tokenizer)),
-        is_masked_(is_masked) {
+  Text(data::TokenStore train, data::TokenStore validation, TokenText text, bool is_masked)
+      : train_(std::move(train)), validation_(std::move(validation)), text_(std::move(text)), is_masked_(is_masked) {
     const std::uint32_t sum = validation_.checksum(train_.checksum(crc32c(symbols())));
     digest_ = format_grouped(train_.size() + validation_.size()) + " tokens, " + sum_text(sum);
   }
 
   void fit(ModelOptions& sizes) const override {
-    if (vocabulary_) sizes.vocabulary = vocabulary_->size() + (is_masked_ ? 1 : 0);  // [MASK] comes last
-    if (tokenizer_ && sizes.vocabulary == 0) sizes.vocabulary = tokenizer_->size();
+    const auto& characters = text_.characters();
+    if (characters) sizes.vocabulary = characters->size() + (is_masked_ ? 1 : 0);  // [MASK] comes last
+    if (text_.tokenizer() && sizes.vocabulary == 0) sizes.vocabulary = text_.tokenizer()->size();
   }
 
   void open(const ModelOptions& sizes, std::int64_t samples, std::uint64_t seed) override {
@@ -60,7 +57,7 @@ class Text final : public Dataset {
     samples_ = samples;
     seed_ = seed;
     masking_.mask_token = bert_mask_token(sizes.vocabulary);
-    masking_.vocabulary = vocabulary_ ? vocabulary_->size() : sizes.vocabulary;
+    masking_.vocabulary = text_.characters() ? text_.characters()->size() : sizes.vocabulary;
     sampler_.emplace(train_.size(), sizes.sequence, samples, seed);
   }
 
@@ -98,26 +95,9 @@ class Text final : public Dataset {
     return train_.heap_bytes() + (train_.shares_heap(validation_) ? 0 : validation_.heap_bytes());
   }
 
-  std::string decode(const std::vector<std::int64_t>& tokens) const override {
-    if (vocabulary_) return vocabulary_->decode(std::vector<std::uint8_t>(tokens.begin(), tokens.end()));
-    std::string text;
-    if (tokenizer_) {
-      for (const std::int64_t token : tokens) {  // a model may have rows beyond the tokenizer's tokens
-        const auto id = static_cast<std::uint32_t>(token);
-        text += token < tokenizer_->size() ? tokenizer_->decode({&id, 1}) : "\uFFFD";
-      }
-      return text;
-    }
-    for (const std::int64_t token : tokens) text += (text.empty() ? "" : " ") + std::to_string(token);
-    return text;
-  }
-  std::string symbols() const final { return vocabulary_ ? vocabulary_->symbols() : std::string(); }
-
-  std::string tokenizer() const override {
-    if (!tokenizer_) return {};
-    const std::string file = data::format_tokenizer(tokenizer_->parts());
-    return format_grouped(tokenizer_->size()) + " tokens, " + sum_text(crc32c(std::as_bytes(std::span(file))));
-  }
+  std::string decode(const std::vector<std::int64_t>& tokens) const override { return text_.decode(tokens); }
+  std::string symbols() const final { return text_.symbols(); }
+  std::string tokenizer() const override { return text_.tokenizer_sum(); }
   std::string digest() const override { return digest_; }
 
  private:
@@ -175,8 +155,7 @@ class Text final : public Dataset {
   }
 
   data::TokenStore train_, validation_;
-  std::optional<data::CharVocabulary> vocabulary_;
-  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  TokenText text_;
   bool is_masked_;
   std::string digest_;
   data::MaskingOptions masking_;
@@ -186,24 +165,23 @@ class Text final : public Dataset {
 };
 
 /// Nine tenths to train on, rounded down, and the rest to validate with.
-std::unique_ptr<Dataset> split_90_10(const data::TokenStore& tokens, std::optional<data::CharVocabulary> vocabulary,
-                                     std::shared_ptr<const data::Tokenizer> tokenizer, bool is_masked) {
+std::unique_ptr<Dataset> split_90_10(const data::TokenStore& tokens, TokenText text, bool is_masked) {
   const std::int64_t train = tokens.size() / 10 * 9 + tokens.size() % 10 * 9 / 10;
-  return std::make_unique<Text>(tokens.part(0, train), tokens.part(train, tokens.size() - train), std::move(vocabulary),
-                                std::move(tokenizer), is_masked);
+  return std::make_unique<Text>(tokens.part(0, train), tokens.part(train, tokens.size() - train), std::move(text),
+                                is_masked);
 }
 
 std::unique_ptr<Dataset> from_text_file(const std::string& path, bool is_masked) {
   const auto file = std::make_shared<const InputFile>(path);
   const data::CharVocabulary vocabulary = data::vocabulary_of(*file);
-  return split_90_10(data::TokenStore(data::ByteStore(file, 0, file->bytes()), vocabulary), vocabulary, nullptr,
+  return split_90_10(data::TokenStore(data::ByteStore(file, 0, file->bytes()), vocabulary), TokenText(vocabulary),
                      is_masked);
 }
 
 std::unique_ptr<Dataset> from_characters(const std::string& text, bool is_masked) {
   const data::CharVocabulary vocabulary(text);
   return split_90_10(data::TokenStore(data::ByteStore(std::vector<std::uint8_t>(text.begin(), text.end())), vocabulary),
-                     vocabulary, nullptr, is_masked);
+                     TokenText(vocabulary), is_masked);
 }
 
 /// A text as tokens, each as narrow as the tokenizer's tokens allow.
@@ -214,8 +192,8 @@ std::unique_ptr<Dataset> from_tokenizer(std::string_view text, std::shared_ptr<c
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     bytes[i] = static_cast<std::uint8_t>(tokens[i / each] >> (8 * (i % each)));
   }
-  return split_90_10(data::TokenStore(data::ByteStore(std::move(bytes)), static_cast<int>(each)), std::nullopt,
-                     std::move(tokenizer), false);
+  return split_90_10(data::TokenStore(data::ByteStore(std::move(bytes)), static_cast<int>(each)),
+                     TokenText(std::move(tokenizer)), false);
 }
 
 // The one `*part*.bin` of a folder.
@@ -251,11 +229,11 @@ std::unique_ptr<Dataset> open_text(const std::string& path, std::string_view mod
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     return std::make_unique<detail::Text>(data::open_tokens(detail::token_file(path, "train")),
-                                          data::open_tokens(detail::token_file(path, "val")), std::nullopt, tokenizer,
+                                          data::open_tokens(detail::token_file(path, "val")), TokenText(tokenizer),
                                           is_masked);
   }
   if (std::filesystem::path(path).extension() == ".bin") {
-    return detail::split_90_10(data::open_tokens(path), std::nullopt, tokenizer, is_masked);
+    return detail::split_90_10(data::open_tokens(path), TokenText(tokenizer), is_masked);
   }
   if (tokenizer) {
     const std::vector<std::byte> text = read_whole_file(path, detail::most_text_bytes);

@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
-#include <thimble/core/random/philox.h>
-#include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/transformer/transformer.h>
 
@@ -36,6 +33,17 @@ kernels::Activation fused_gelu(const ModelOptions& sizes) {
   return sizes.build == Build::fused ? kernels::Activation::gelu_tanh : kernels::Activation::none;
 }
 
+// (B, T, 3C) -> (B, T, C).
+Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLayer& past) {
+  const std::int64_t width = qkv.size(2) / 3;
+  const auto third = [&](std::int64_t i) {
+    const Tensor part = view::slice(qkv, 2, i * width, (i + 1) * width);
+    return view::reshape(part, {qkv.size(0), qkv.size(1), heads, width / heads});
+  };
+  const PathScope scope("attn");
+  return view::reshape(past.attend(third(0), third(1), third(2)), {qkv.size(0), qkv.size(1), width});
+}
+
 }  // namespace gpt_detail
 
 GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
@@ -53,8 +61,9 @@ GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
       attention_dropout_(child<nn::Dropout>("attn.dropout", sizes.dropout, sizes.build == Build::textbook)),
       mlp_dropout_(child<nn::Dropout>("mlp.dropout", sizes.dropout, sizes.build == Build::textbook)) {}
 
-Tensor GptBlock::attend(const Tensor& x) {  // (B, T, C)
-  const Tensor qkv = qkv_(norm1_(x));       // (B, T, 3C)
+Tensor GptBlock::attend(const Tensor& x, const nn::CachedLayer* past) {  // (B, T, C)
+  const Tensor qkv = qkv_(norm1_(x));                                    // (B, T, 3C)
+  if (past != nullptr) return attention_out_(gpt_detail::attend_cached(qkv, sizes_.heads, *past));
   AttentionOptions options;
   options.causal = true;
   options.dropout = is_training() ? sizes_.dropout : 0;
@@ -73,13 +82,20 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
   return mlp_dropout_(down_(y));
 }
 
-Tensor GptBlock::forward(const Tensor& x) {
-  const Tensor y = nn::residual_sum(x, attend(x));
+Tensor GptBlock::add_parts(const Tensor& x, const nn::CachedLayer* past) {
+  const Tensor y = nn::residual_sum(x, attend(x, past));
   return nn::residual_sum(y, feed_forward(y));
 }
 
+Tensor GptBlock::forward(const Tensor& x) { return add_parts(x, nullptr); }
+
+Tensor GptBlock::extend(const Tensor& x, nn::CachedLayer past) {
+  const PathScope scope(path());
+  return add_parts(x, &past);
+}
+
 Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : Model(sizes),
+    : Decoder(sizes),
       compute_(on.compute),
       tokens_(child<nn::Embedding>("wte", sizes.vocabulary, sizes.width, on, gpt_detail::deviation)),
       positions_(child<nn::Embedding>("wpe", sizes.sequence, sizes.width, on, gpt_detail::deviation)),
@@ -103,11 +119,31 @@ Tensor Gpt::features(const Tensor& ids) {
   return norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_));
 }
 
-Tensor Gpt::forward(const Tensor& ids) {
-  const Tensor x = features(ids);
+Tensor Gpt::forward(const Tensor& ids) { return logits(features(ids)); }
+
+// What the head reads (B, T, C) -> (B, T, V).
+Tensor Gpt::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_));  // (B, T, V)
+  return linear(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_));
+}
+
+nn::KvCacheSizes Gpt::cache_sizes() const {
+  return {.layers = options_.layers,
+          .heads = options_.heads,
+          .width = options_.width / options_.heads,
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_.weight.dtype()))};
+}
+
+Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
+  const std::int64_t first = cache.length(), end = check_extension("gpt", ids, cache);
+  const PathScope scope(path());
+  Tensor x = add(tokens_(ids), slice(positions_.weight, 0, first, end));  // (B, T, C)
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    x = blocks_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
+  }
+  cache.advance(ids.size(1));
+  return logits(norm_(last_position(x)));
 }
 
 Tensor Gpt::loss(const Batch& batch) {
@@ -147,65 +183,6 @@ std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& optio
   if (std::none_of(gpt_detail::family.begin(), gpt_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("gpt");
   return std::make_unique<Gpt>(gpt_options(name, options), on);
-}
-
-namespace gpt_detail {
-
-// One draw from the softmax of `logits` over the top_k largest.
-std::int64_t draw(const std::vector<float>& logits, double temperature, std::int64_t top_k, double uniform) {
-  std::vector<std::int64_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) {
-    const float la = logits[static_cast<std::size_t>(a)], lb = logits[static_cast<std::size_t>(b)];
-    return la != lb ? la > lb : a < b;
-  });
-  if (temperature == 0) return order[0];
-  if (top_k > 0) order.resize(std::min(order.size(), static_cast<std::size_t>(top_k)));
-  std::vector<double> weights;
-  const double most = logits[static_cast<std::size_t>(order[0])];
-  for (const std::int64_t id : order) {
-    weights.push_back(std::exp((logits[static_cast<std::size_t>(id)] - most) / temperature));
-  }
-  double rest = uniform * std::accumulate(weights.begin(), weights.end(), 0.0);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    rest -= weights[i];
-    if (rest < 0) return order[i];
-  }
-  return order.back();
-}
-
-}  // namespace gpt_detail
-
-std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> prompt, std::int64_t count,
-                                   double temperature, std::int64_t top_k, std::uint64_t seed) {
-  if (!model.is_text() || model.is_masked())
-    throw ValueError("generate: the model does not give the tokens that come next");
-  if (prompt.empty()) throw ValueError("generate: the prompt has no tokens; at least one is needed");
-  if (!(temperature >= 0) || count < 0 || top_k < 0) {
-    throw ValueError("generate: temperature " + std::to_string(temperature) + ", count " + std::to_string(count) +
-                     ", top_k " + std::to_string(top_k) + "; each must be at least 0");
-  }
-  const NoGrad off;
-  const bool was_training = model.is_training();
-  model.eval();
-  const Device device = model.parameters().front().tensor.device();
-  std::vector<std::int64_t> tokens = std::move(prompt);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto window = std::min(static_cast<std::int64_t>(tokens.size()), model.options().sequence);
-    const std::vector<std::int64_t> last(tokens.end() - window, tokens.end());
-    const Tensor logits = model.forward(from_host(last, {1, window}, device, Category::input));  // (1, window, V)
-    const Tensor scores = contiguous(to_dtype(view::slice(logits, 1, window - 1, window), DType::f32));  // (1, 1, V)
-    if (device.is_dry) {
-      tokens.push_back(0);
-      continue;
-    }
-    const PhiloxBlock bits = philox4x32({{static_cast<std::uint32_t>(i), 0, 0, 0x67656e65u}},
-                                        {{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}});
-    tokens.push_back(
-        gpt_detail::draw(to_host<float>(scores), temperature, top_k, uniform_double(bits.word[0], bits.word[1])));
-  }
-  model.train(was_training);
-  return tokens;
 }
 
 }  // namespace thimble::models

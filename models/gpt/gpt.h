@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <thimble/models/theory.h>
+#include <thimble/models/transformer/decoder.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -17,12 +18,15 @@ namespace thimble::models {
 class GptBlock final : public nn::Layer {
  public:
   GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
+  /// The block of the positions behind those in the cache, which gets their keys and values.
+  Tensor extend(const Tensor& x, nn::CachedLayer past);
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
-  Tensor attend(const Tensor& x);
+  Tensor add_parts(const Tensor& x, const nn::CachedLayer* past);
+  Tensor attend(const Tensor& x, const nn::CachedLayer* past);
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
@@ -33,7 +37,7 @@ class GptBlock final : public nn::Layer {
   nn::Dropout &attention_dropout_, &mlp_dropout_;
 };
 
-class Gpt final : public Model {
+class Gpt final : public Decoder {
  public:
   Gpt(const ModelOptions& sizes, const nn::TensorOptions& on);
 
@@ -41,13 +45,16 @@ class Gpt final : public Model {
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
-  bool is_text() const noexcept override { return true; }
   std::string_view hidden_layers() const noexcept override { return "h."; }
+  nn::KvCacheSizes cache_sizes() const override;
+  std::int64_t most_positions() const noexcept override { return options_.sequence; }
+  Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
   /// From now on every block runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
   Tensor features(const Tensor& ids);
+  Tensor logits(const Tensor& x);
 
   std::optional<DType> compute_;
   nn::Embedding &tokens_, &positions_;
@@ -73,12 +80,5 @@ std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& optio
 /// parameters' dtype, and "token table cast" are V h numbers. What is kept with a chunked head is unknown. Throws
 /// ValueError as gpt_options does.
 Theory gpt_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
-
-/// Continues `prompt` (at least one token) by `count` tokens, drawn from softmax(logits / temperature) over the `top_k`
-/// most likely (0: all); temperature 0 takes the most likely. The same seed gives the same tokens. Runs without a tape,
-/// in evaluation mode, on the model's device; a dry one has no values, so there every token drawn is 0. The model reads
-/// tokens and gives those that come next. Throws ValueError.
-std::vector<std::int64_t> generate(Model& model, std::vector<std::int64_t> prompt, std::int64_t count,
-                                   double temperature = 0.8, std::int64_t top_k = 0, std::uint64_t seed = 0);
 
 }  // namespace thimble::models

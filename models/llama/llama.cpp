@@ -44,18 +44,20 @@ LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on)
       down_(child<nn::Linear>("mlp.down_proj", config.sizes.hidden, config.sizes.width, on,
                               llama_detail::projection())) {}
 
-Tensor LlamaLayer::attend(const Tensor& in) {  // (B, T, h)
+Tensor LlamaLayer::attend(const Tensor& in, const nn::CachedLayer* past) {  // (B, T, h)
   const ModelOptions& sizes = config_.sizes;
   const Tensor x = nn::as_operand(norm1_(in), compute_);         // once for the three of them
   const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count, D), a view
     return reshape(y, {x.size(0), x.size(1), count, sizes.width / sizes.heads});
   };
-  const RotaryOptions turns{config_.theta, 0, config_.scaling};
+  const RotaryOptions turns{config_.theta, past != nullptr ? past->cache.length() : 0, config_.scaling};
   const Tensor q = rotary(heads(query_(x), sizes.heads), turns);
   const Tensor k = rotary(heads(key_(x), sizes.key_heads), turns);
   const Tensor v = heads(value_(x), sizes.key_heads);
   const PathScope scope("self_attn");
-  const Tensor y = sizes.build == Build::fused ? attention(q, k, v) : attention_textbook(q, k, v);  // (B, T, a, D)
+  const Tensor y = past != nullptr               ? past->attend(q, k, v)
+                   : sizes.build == Build::fused ? attention(q, k, v)
+                                                 : attention_textbook(q, k, v);  // (B, T, a, D)
   return attention_out_(reshape(y, x.shape()));
 }
 
@@ -69,13 +71,20 @@ Tensor LlamaLayer::feed_forward(const Tensor& in) {
   return down_(gated());
 }
 
-Tensor LlamaLayer::forward(const Tensor& x) {
-  const Tensor y = nn::residual_sum(x, attend(x));
+Tensor LlamaLayer::add_parts(const Tensor& x, const nn::CachedLayer* past) {
+  const Tensor y = nn::residual_sum(x, attend(x, past));
   return nn::residual_sum(y, feed_forward(y));
 }
 
+Tensor LlamaLayer::forward(const Tensor& x) { return add_parts(x, nullptr); }
+
+Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
+  const PathScope scope(path());
+  return add_parts(x, &past);
+}
+
 Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
-    : Model(config.sizes),
+    : Decoder(config.sizes),
       config_(config),
       compute_(on.compute),
       tokens_((require_llama_sizes("llama", config.sizes),
@@ -102,11 +111,31 @@ Tensor Llama::features(const Tensor& ids) {
   return norm_(through_blocks(layers_, tokens_(ids), recomputes_blocks_));
 }
 
-Tensor Llama::forward(const Tensor& ids) {
-  const Tensor x = features(ids);
+Tensor Llama::forward(const Tensor& ids) { return logits(features(ids)); }
+
+// What the head reads (B, T, h) -> (B, T, V).
+Tensor Llama::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope head("head");
-  return linear(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_));  // (B, T, V)
+  return linear(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_));
+}
+
+nn::KvCacheSizes Llama::cache_sizes() const {
+  return {.layers = options_.layers,
+          .heads = options_.key_heads,
+          .width = options_.width / options_.heads,
+          .dtype = whole_cache_dtype(compute_.value_or(tokens_.weight.dtype()))};
+}
+
+Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
+  check_extension("llama", ids, cache);
+  const PathScope scope(path());
+  Tensor x = tokens_(ids);  // (B, T, h)
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    x = layers_[i]->extend(x, {cache, static_cast<std::int64_t>(i)});
+  }
+  cache.advance(ids.size(1));
+  return logits(norm_(last_position(x)));
 }
 
 Tensor Llama::loss(const Batch& batch) {

@@ -6,6 +6,7 @@
 // `model.layers.0.self_attn.q_proj.weight` (h, h) [out, in], ..., `lm_head.weight` (V, h) where it is not the token
 // table. models/llama/llama_files.h reads and writes their folders.
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -13,6 +14,7 @@
 
 #include <thimble/core/ops/elementwise/rotary.h>
 #include <thimble/models/theory.h>
+#include <thimble/models/transformer/decoder.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -33,12 +35,15 @@ struct LlamaConfig {
 class LlamaLayer final : public nn::Layer {
  public:
   LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on);
+  /// The layer of the positions behind those in the cache, which gets their keys and values.
+  Tensor extend(const Tensor& x, nn::CachedLayer past);
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
-  Tensor attend(const Tensor& in);
+  Tensor add_parts(const Tensor& x, const nn::CachedLayer* past);
+  Tensor attend(const Tensor& in, const nn::CachedLayer* past);
   Tensor feed_forward(const Tensor& in);
 
   LlamaConfig config_;
@@ -49,7 +54,7 @@ class LlamaLayer final : public nn::Layer {
   nn::Linear &gate_, &up_, &down_;
 };
 
-class Llama final : public Model {
+class Llama final : public Decoder {
  public:
   /// Throws ValueError as llama_config does.
   Llama(const LlamaConfig& config, const nn::TensorOptions& on);
@@ -59,13 +64,17 @@ class Llama final : public Model {
   Tensor forward(const Tensor& ids) override;
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
-  bool is_text() const noexcept override { return true; }
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
+  nn::KvCacheSizes cache_sizes() const override;
+  /// As many as a cache has room for: positions are turned, not learned.
+  std::int64_t most_positions() const noexcept override { return std::numeric_limits<std::int64_t>::max(); }
+  Tensor extend(const Tensor& ids, nn::KvCache& cache) override;
   /// From now on every layer runs under checkpoint(): it keeps its input alone. The results are the same bits.
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
   Tensor features(const Tensor& ids);
+  Tensor logits(const Tensor& x);
   const Tensor& head_weight() const { return head_ != nullptr ? head_->weight : tokens_.weight; }
 
   LlamaConfig config_;

@@ -6,6 +6,7 @@
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/dist/checkpoint.h>
 #include <thimble/memory/units.h>
+#include <thimble/models/datasets/token_text.h>
 #include <thimble/models/training/adapting.h>
 #include <thimble/models/training/recipe.h>
 #include <thimble/nn/files/checkpoint.h>
@@ -60,12 +61,7 @@ nn::Metadata metadata_of(const TrainOptions& options, const Dataset& data, const
   for (const auto& trait : checkpoints_detail::traits_of(options)) {
     if (trait.value != trait.usual) metadata[trait.key] = trait.value;
   }
-  std::string hexadecimal;  // characters may be any bytes; metadata are text
-  for (const char c : data.symbols()) {
-    constexpr char digits[] = "0123456789abcdef";
-    hexadecimal += {digits[static_cast<unsigned char>(c) >> 4], digits[static_cast<unsigned char>(c) & 15]};
-  }
-  if (!hexadecimal.empty()) metadata["characters"] = hexadecimal;
+  if (const std::string symbols = data.symbols(); !symbols.empty()) metadata["characters"] = to_hexadecimal(symbols);
   if (const std::string tokenizer = data.tokenizer(); !tokenizer.empty()) metadata["tokenizer"] = tokenizer;
   put_recipe(metadata, options, data, training);
   return metadata;

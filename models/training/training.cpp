@@ -7,7 +7,7 @@
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/parameter_store.h>
 #include <thimble/core/tensor/view.h>
-#include <thimble/models/gpt/gpt.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/nn/files/checkpoint.h>
 #include <thimble/nn/step/read.h>
 #include <thimble/optim/schedule.h>

@@ -44,8 +44,8 @@ Match match(const std::vector<NamedTensor>& targets, const WeightFiles& files, c
   Match result;
   std::set<const SafetensorsEntry*> used;
   for (const NamedTensor& target : targets) {
-    StoredWeight weight = files.find(target.name);
-    if (!weight.entry) weight = files.find(std::string(prefix) + target.name);
+    StoredWeight weight = files.find(options.prefix + target.name);
+    if (!weight.entry && options.prefix.empty()) weight = files.find(std::string(prefix) + target.name);
     if (weight.entry) {
       used.insert(weight.entry);
       result.pairs.emplace_back(weight, target);
@@ -56,6 +56,7 @@ Match match(const std::vector<NamedTensor>& targets, const WeightFiles& files, c
   for (const StoredWeight& weight : files.weights()) {
     const std::string& name = weight.entry->name;
     const auto& suffixes = options.skipped_suffixes;
+    if (!name.starts_with(options.prefix)) continue;
     const bool is_skipped = std::any_of(suffixes.begin(), suffixes.end(),
                                         [&](const std::string& suffix) { return has_suffix(name, suffix); });
     if (!is_skipped && !used.count(weight.entry)) result.unused.push_back(name);

@@ -26,6 +26,8 @@ struct LoadOptions {
   /// Every tensor of the model must be in the file, and every tensor of the file in the model. If not, those that
   /// match are loaded and the others named in the result.
   bool is_strict = true;
+  /// Stands before every name in the file; tensors without it are passed over. "model.": the model of a checkpoint.
+  std::string prefix = {};
 };
 
 struct LoadedWeights {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <thimble/core/error.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/models/gpt/gpt.h>
 #include <thimble/models/transformer/theory.h>
 #include <thimble/nn/files/checkpoint.h>

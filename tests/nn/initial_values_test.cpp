@@ -10,6 +10,7 @@
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 #include <thimble/models/bert/bert.h>
+#include <thimble/models/generation/generate.h>
 #include <thimble/models/gpt/gpt.h>
 #include <thimble/nn/layers/layers.h>
 

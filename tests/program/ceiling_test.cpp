@@ -58,3 +58,19 @@ TEST_CASE("ceiling: the triad of every instruction set computes what it is count
   CHECK_THROWS_AS(bench::memory_gbs(Isa::generic, thread_count() + 1, 16, 0), ValueError);
   CHECK_THROWS_AS(bench::memory_gbs(Isa::generic, 1, 0, 0), ValueError);
 }
+
+TEST_CASE("ceiling: reading sums every float once", "[ceiling]") {
+  constexpr std::int64_t n = 1280;
+  bench::Lines x = bench::lines(n * sizeof(float));
+  for (std::int64_t i = 0; i < n; ++i) bench::floats(x)[i] = static_cast<float>(i + 1);
+  for (const Isa isa : {Isa::generic, Isa::avx2, Isa::avx512}) {
+    CAPTURE(to_string(isa));
+    if (!kernels::is_supported(isa)) {
+      CHECK_THROWS_AS(bench::read_sum(isa, bench::floats(x), n), ValueError);
+      continue;
+    }
+    CHECK(bench::read_sum(isa, bench::floats(x), n) == n * (n + 1) / 2);  // whole numbers below 2^24
+    CHECK(bench::read_sum(isa, bench::floats(x), 0) == 0);
+  }
+  CHECK_THROWS_AS(bench::read_sum(Isa::generic, bench::floats(x), 100), ValueError);
+}

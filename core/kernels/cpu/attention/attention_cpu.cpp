@@ -24,13 +24,27 @@ struct ForwardTiles {
     q = carver.take<T>(p.width * panel);
     out = carver.take<T>(p.width * panel);
     scores = carver.take<T>(key_block * panel);
-    rows = carver.take<T>(p.dtype == dtype_of<T> ? 0 : key_block * p.width);
+    rows = carver.take<T>(p.dtype == dtype_of<T> && !p.kept ? 0 : key_block * p.width);
     largest = carver.take<T>(panel);
     sum = carver.take<T>(panel);
     old = carver.take<T>(panel);
     kept = carver.take<KeptBits>(p.has_dropout ? key_block / 32 * panel : 0);
   }
 };
+
+// Rows of keys or values, as read_rows, in the dtype that they are kept in and times their factors.
+template <class T>
+Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const AttentionScales& scales,
+                  std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count, T* buffer) {
+  if (!args.kept) return read_rows(args, x, b, h, first, count, buffer);
+  load_rows(x.data, *args.kept, b * x.batch + first * x.row + h * x.head, x.row, count, args.width, buffer, args.width);
+  if (scales.data == nullptr) return {buffer, args.width};
+  const float* factor = scales.data + b * scales.batch + first * scales.row + h * scales.head;
+  for (std::int64_t r = 0; r < count; ++r, factor += scales.row) {
+    for (std::int64_t d = 0; d < args.width; ++d) buffer[r * args.width + d] *= static_cast<T>(*factor);
+  }
+  return {buffer, args.width};
+}
 
 template <class T>
 void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
@@ -46,6 +60,12 @@ template <class T>
 void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                    std::int64_t first_query) {
   const std::int64_t queries = std::min(tiles.panel, args.queries - first_query);
+  // Few queries, as a decoder's one, need a half of the panel; the other one is zeros that nobody reads.
+  const std::int64_t columns = queries > tiles.panel / 2 ? tiles.panel : tiles.panel / 2;
+  if (columns < tiles.panel) {
+    std::fill_n(tiles.scores, key_block * tiles.panel, T(0));
+    std::fill_n(tiles.out, args.width * tiles.panel, T(0));
+  }
   const Rows<T> q = read_rows(args, args.q, b, h, first_query, queries, tiles.rows);
   pack_transposed(q, queries, args.width, static_cast<T>(args.scale), tiles.q);
   std::fill_n(tiles.largest, tiles.panel, -std::numeric_limits<T>::infinity());
@@ -53,16 +73,16 @@ void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std:
   const std::int64_t visible = visible_keys(args, first_query + queries);
   for (std::int64_t key = 0; key < visible; key += key_block) {
     const std::int64_t rows = std::min(key_block, visible - key);
-    const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
-    multiply<T>({rows, tiles.panel, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.scores, tiles.panel});
+    const Rows<T> k = read_kept(args, args.k, args.k_scale, b, h / args.group, key, rows, tiles.rows);
+    multiply<T>({rows, columns, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.scores, tiles.panel});
     hide_future(args, first_query, key, rows, tiles.scores);
     run_panel<OnlineSoftmax, T>(rows, tiles.scores, tiles.largest, tiles.sum, tiles.old);
     if (args.has_dropout) {
       draw_kept<T>(args, b, h, first_query, queries, key, rows, tiles.kept);
       run_panel<DropScores, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, tiles.scores);
     }
-    const Rows<T> v = read_rows(args, args.v, b, h / args.group, key, rows, tiles.rows);
-    multiply<T>({args.width, tiles.panel, rows, v.data, 1, v.stride, tiles.scores, tiles.panel, tiles.out, tiles.panel,
+    const Rows<T> v = read_kept(args, args.v, args.v_scale, b, h / args.group, key, rows, tiles.rows);
+    multiply<T>({args.width, columns, rows, v.data, 1, v.stride, tiles.scores, tiles.panel, tiles.out, tiles.panel,
                  key > 0, key > 0 ? tiles.old : nullptr});
   }
   finish_panel(args, tiles, b, h, first_query, queries);

@@ -21,6 +21,18 @@ Row read_row(const AttentionProblem& p, const AttentionOperand& x, std::int64_t 
   return row;
 }
 
+// Row t of keys or values, in the dtype that they are kept in and times its factor.
+Row read_kept_row(const AttentionProblem& p, const AttentionOperand& x, const AttentionScales& scales, std::int64_t b,
+                  std::int64_t h, std::int64_t t) {
+  AttentionProblem kept = p;
+  kept.dtype = p.kept.value_or(p.dtype);
+  Row row = read_row(kept, x, b, h, t);
+  if (scales.data == nullptr) return row;
+  for (double& value : row)
+    value *= static_cast<double>(scales.data[b * scales.batch + t * scales.row + h * scales.head]);
+  return row;
+}
+
 void write_row(const AttentionProblem& p, const AttentionResult& x, std::int64_t b, std::int64_t h, std::int64_t t,
                const double* row) {
   if (x.data) store_elements(row, x.data, p.dtype, b * x.batch + t * x.row + h * x.head, 1, p.width);
@@ -50,7 +62,7 @@ Probabilities probabilities(const AttentionProblem& p, const Row& q, std::int64_
   Probabilities result{Row(static_cast<std::size_t>(p.is_causal ? t + 1 + p.keys - p.queries : p.keys)), 0};
   double largest = -INFINITY, sum = 0;
   for (std::size_t s = 0; s < result.of_key.size(); ++s) {
-    result.of_key[s] = p.scale * dot(q, read_row(p, p.k, b, h / p.group, static_cast<std::int64_t>(s)));
+    result.of_key[s] = p.scale * dot(q, read_kept_row(p, p.k, p.k_scale, b, h / p.group, static_cast<std::int64_t>(s)));
     largest = std::max(largest, result.of_key[s]);
   }
   for (const double score : result.of_key) sum += std::exp(score - largest);
@@ -97,7 +109,7 @@ void attention_reference(const AttentionArgs& p) {
         Row out(static_cast<std::size_t>(p.width));
         for (std::size_t s = 0; s < row.of_key.size(); ++s) {
           const auto key = static_cast<std::int64_t>(s);
-          const Row v = read_row(p, p.v, b, h / p.group, key);
+          const Row v = read_kept_row(p, p.v, p.v_scale, b, h / p.group, key);
           const double weight = row.of_key[s] * dropout_factor(p, b, h, t, key);
           for (std::size_t d = 0; d < out.size(); ++d) out[d] += weight * v[d];
         }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <thimble/core/kernels/cpu/base/isa.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16_driver.h>
@@ -60,6 +61,13 @@ int threads_of(const Bf16Operands& x, int threads) noexcept {
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
 }
 
+/// Threads that pack B. Few rows of A are one thread's, but reading B then takes all of the time.
+int packers_of(const Bf16Operands& x, int used, int threads) noexcept {
+  constexpr std::int64_t worthwhile_elements = 1 << 17;  // that pay for another thread
+  if (x.m > dot_rows) return used;
+  return static_cast<int>(std::clamp<std::int64_t>(x.n * x.k / worthwhile_elements, used, std::max(used, threads)));
+}
+
 /// One tile of C, one block of k.
 struct Block {
   std::int64_t row;    // of the tile
@@ -72,10 +80,11 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
               std::int64_t columns, const std::uint8_t* packed, std::uint16_t* left, float* sums,
               const DotKernel& kernel) noexcept {
   alignas(64) std::uint8_t tail[dot_rows * step_bytes] = {};
-  alignas(64) float product[dot_rows * dot_columns];
+  alignas(64) float product[dot_rows * dot_columns] = {};
   const std::int64_t filled = round_up(block.depth, step_elements);
   DotTile tile{};
   tile.rows = rows;
+  tile.is_half = x.n <= block_columns;
   if (left != nullptr) {
     x.copy_left(block.row + first, rows, block.p, block.depth, filled, left);
     tile.a = reinterpret_cast<const std::uint8_t*>(left);
@@ -86,6 +95,7 @@ void add_rows(const Bf16Operands& x, const Space& space, const Block& block, std
     tile.a = reinterpret_cast<const std::uint8_t*>(a);
     tile.a_stride = x.a_stride * 2;
     tile.whole_steps = block.depth / step_elements;
+    if (x.n <= dot_columns && block.row + first + 2 * dot_rows <= x.m) tile.ahead = tile.a + dot_rows * tile.a_stride;
     const std::int64_t rest = block.depth % step_elements;
     tile.a_tail = rest != 0 ? tail : nullptr;
     for (int r = 0; rest != 0 && r < rows; ++r) {
@@ -128,10 +138,23 @@ void pack_right(const Bf16Operands& x, const Block& block, std::int64_t column, 
       for (std::int64_t p = begin; p < end; ++p) x.copy_right(block.p + p, column, columns, rows + p * columns);
     });
   }
+  // For few rows of A reading B is what takes time: every panel of some steps comes before the next steps, so that rows
+  // of B are read as they lie, and the next ones are asked for.
+  const std::int64_t run = x.m <= dot_rows ? 2 * step_elements : block.depth;
   split(ceil_div(columns, dot_columns), threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
-      pack_bf16_panel(b + first * column_stride, row_stride, column_stride, block.depth,
-                      std::min<std::int64_t>(dot_columns, columns - first), packed + packed_bytes(block.depth, first));
+    for (std::int64_t p = 0; p < block.depth; p += run) {
+      const std::int64_t next = std::min(p + run, block.depth), last = std::min(p + 2 * run, block.depth);
+      for (std::int64_t r = next; r < last && column_stride == 1; ++r) {
+        const std::uint16_t* const row = b + r * row_stride;
+        for (std::int64_t c = begin * dot_columns; c < std::min(end * dot_columns, columns); c += dot_columns) {
+          __builtin_prefetch(row + c);
+        }
+      }
+      for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
+        pack_bf16_panel(b + first * column_stride + p * row_stride, row_stride, column_stride,
+                        std::min(run, block.depth - p), std::min<std::int64_t>(dot_columns, columns - first),
+                        packed + packed_bytes(block.depth, first) + p / step_elements * step_block_bytes);
+      }
     }
   });
 }
@@ -152,6 +175,7 @@ void finish_rows(const Output<float>& output, Finish<float> finish, OutputTile t
 
 void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Place& place, void* workspace, int threads,
               DotUnit unit) noexcept {
+  const int packers = packers_of(x, threads_of(x, threads), threads);
   threads = threads_of(x, threads);
   const Space space = space_of(x);
   auto* const sums = static_cast<float*>(workspace);
@@ -169,7 +193,7 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
       const std::int64_t panels = ceil_div(rows, dot_rows);
       for (std::int64_t p = 0; p == 0 || p < x.k; p += unit_depth) {
         const Block block{row, p, std::min(unit_depth, x.k - p)};
-        pack_right(x, block, column, columns, right_rows, packed, threads);
+        pack_right(x, block, column, columns, right_rows, packed, packers);
         const bool is_last = p + unit_depth >= x.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {
@@ -195,6 +219,11 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   }
 }
 
+/// Whether C^T = B^T A^T is computed in place of C: few rows, and columns of B that lie side by side, as those of a
+/// decoder's weights. They are then read once, where they lie, and C^T's many rows are threads' work. An element has
+/// the same products in the same order, and the units' sums do not tell which factor is whose.
+bool is_turned(const GemmArgs& args) noexcept { return args.m <= block_columns && args.b_row_stride == 1; }
+
 /// The operands of one matrix of a gemm's batch: views.
 class Views final : public Bf16Operands {
  public:
@@ -203,10 +232,16 @@ class Views final : public Bf16Operands {
         row_stride_(args.a_row_stride),
         column_stride_(args.a_column_stride) {
     m = args.m, n = args.n, k = args.k;
-    reads_left = column_stride_ == 1, reads_right = true;
-    a = rows_, a_stride = row_stride_;
     b = static_cast<const std::uint16_t*>(args.b) + b_offset;
     b_row_stride = args.b_row_stride, b_column_stride = args.b_column_stride;
+    if (is_turned(args)) {
+      std::swap(m, n);
+      std::swap(rows_, b);
+      std::swap(row_stride_, b_column_stride);
+      std::swap(column_stride_, b_row_stride);
+    }
+    reads_left = column_stride_ == 1, reads_right = true;
+    a = rows_, a_stride = row_stride_;
   }
   void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
                  std::uint16_t* out) const noexcept override {
@@ -247,8 +282,10 @@ void compute_bf16(const GemmArgs& args, void* workspace, int threads, DotUnit un
   output.activation = args.activation;
   output.dtype = args.c_dtype;
   output.alpha = static_cast<float>(args.alpha);
+  output.bias_along_rows = gemm_bf16_detail::is_turned(args);
   output.rows.pixel = args.c_row_stride;
   output.column_stride = args.c_column_stride;
+  if (output.bias_along_rows) std::swap(output.rows.pixel, output.column_stride);
   std::int64_t count = 1;
   for (int i = 0; i < args.batch_rank; ++i) count *= args.batch[static_cast<std::size_t>(i)].size;
   for (std::int64_t index = 0; index < count; ++index) {

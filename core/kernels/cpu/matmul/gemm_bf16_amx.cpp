@@ -33,14 +33,12 @@ THIMBLE_TARGET_AMX void begin(int rows) {
 }
 THIMBLE_TARGET_AMX void end() { _tile_release(); }
 
-template <bool has_lower>
+template <bool has_lower, bool has_right>
 THIMBLE_TARGET_AMX void compute_rows(const DotTile& tile) {
   _tile_zero(0);
-  _tile_zero(1);
-  if constexpr (has_lower) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  if constexpr (has_right) _tile_zero(1);
+  if constexpr (has_lower) _tile_zero(2);
+  if constexpr (has_lower && has_right) _tile_zero(3);
   const std::uint8_t* b = tile.b;
   const std::uint8_t* a = tile.a;
   std::int64_t stride = tile.a_stride;
@@ -49,15 +47,16 @@ THIMBLE_TARGET_AMX void compute_rows(const DotTile& tile) {
       a = tile.a_tail;
       stride = step_bytes;
     }
+    ask_ahead(tile, (tile.steps() - s) * step_bytes);
     _tile_loadd(6, b, step_bytes);
     _tile_loadd(4, a, stride);
-    _tile_loadd(7, b + step_block_bytes / 2, step_bytes);
+    if constexpr (has_right) _tile_loadd(7, b + step_block_bytes / 2, step_bytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (has_right) _tile_dpbf16ps(1, 4, 7);
     if constexpr (has_lower) {
       _tile_loadd(5, a + 16 * stride, stride);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      if constexpr (has_right) _tile_dpbf16ps(3, 5, 7);
     }
     a += step_bytes;
     b += step_block_bytes;
@@ -65,15 +64,13 @@ THIMBLE_TARGET_AMX void compute_rows(const DotTile& tile) {
   float* const out = tile.out;
   const std::int64_t out_stride = tile.out_stride * 4;
   _tile_stored(0, out, out_stride);
-  _tile_stored(1, out + block_columns, out_stride);
-  if constexpr (has_lower) {
-    _tile_stored(2, out + 16 * tile.out_stride, out_stride);
-    _tile_stored(3, out + 16 * tile.out_stride + block_columns, out_stride);
-  }
+  if constexpr (has_right) _tile_stored(1, out + block_columns, out_stride);
+  if constexpr (has_lower) _tile_stored(2, out + 16 * tile.out_stride, out_stride);
+  if constexpr (has_lower && has_right) _tile_stored(3, out + 16 * tile.out_stride + block_columns, out_stride);
 }
 void compute(const DotTile& tile) {
-  if (tile.rows > 16) return compute_rows<true>(tile);
-  compute_rows<false>(tile);
+  if (tile.is_half) return tile.rows > 16 ? compute_rows<true, false>(tile) : compute_rows<false, false>(tile);
+  return tile.rows > 16 ? compute_rows<true, true>(tile) : compute_rows<false, true>(tile);
 }
 
 #undef THIMBLE_TARGET_AMX

@@ -68,10 +68,10 @@ inline std::int32_t pair_at(const std::uint8_t* a) noexcept {
 }
 
 /// Adds `steps` steps of `rows` rows of a, which lie a_stride bytes apart, to their sums.
-template <int rows>
+template <int rows, int halves>
 THIMBLE_TARGET_BF16 THIMBLE_ALWAYS_INLINE void add_steps(const std::uint8_t* first, std::int64_t a_stride,
                                                          std::int64_t steps, const std::uint8_t* b,
-                                                         __m512 (&sum)[rows][2]) {
+                                                         __m512 (&sum)[rows][halves]) {
   const std::uint8_t* a[rows];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) a[r] = first + r * a_stride;
@@ -79,40 +79,48 @@ THIMBLE_TARGET_BF16 THIMBLE_ALWAYS_INLINE void add_steps(const std::uint8_t* fir
   for (std::int64_t s = 0; s < steps; ++s, b += step_block_bytes / 2) {
     for (int g = 0; g < step_pairs; ++g, at += pair_bytes, b += block_columns * pair_bytes) {
       const auto left = (__m512bh)_mm512_load_si512(b);
-      const auto right = (__m512bh)_mm512_load_si512(b + step_block_bytes / 2);
+      const auto right = halves == 1 ? left : (__m512bh)_mm512_load_si512(b + step_block_bytes / 2);
 #pragma GCC unroll 8
       for (int r = 0; r < rows; ++r) {
         const auto value = (__m512bh)_mm512_set1_epi32(pair_at(a[r] + at));
         sum[r][0] = _mm512_dpbf16_ps(sum[r][0], value, left);
-        sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, right);
+        if constexpr (halves == 2) sum[r][1] = _mm512_dpbf16_ps(sum[r][1], value, right);
       }
     }
   }
 }
 
-template <int rows>
+template <int rows, int halves>
 THIMBLE_TARGET_BF16 void rows_avx512(const DotTile& tile, int first_row) {
-  __m512 sum[rows][2];
+  __m512 sum[rows][halves];
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) sum[r][0] = sum[r][1] = _mm512_setzero_ps();
-  add_steps<rows>(tile.a + first_row * tile.a_stride, tile.a_stride, tile.whole_steps, tile.b, sum);
+  for (int r = 0; r < rows; ++r) {
+    for (int half = 0; half < halves; ++half) sum[r][half] = _mm512_setzero_ps();
+  }
+  add_steps<rows, halves>(tile.a + first_row * tile.a_stride, tile.a_stride, tile.whole_steps, tile.b, sum);
   if (tile.a_tail != nullptr) {
-    add_steps<rows>(tile.a_tail + first_row * step_bytes, step_bytes, 1, tile.b + tile.whole_steps * step_block_bytes,
-                    sum);
+    add_steps<rows, halves>(tile.a_tail + first_row * step_bytes, step_bytes, 1,
+                            tile.b + tile.whole_steps * step_block_bytes, sum);
   }
   float* out = tile.out + first_row * tile.out_stride;
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r, out += tile.out_stride) {
     _mm512_storeu_ps(out, sum[r][0]);
-    _mm512_storeu_ps(out + block_columns, sum[r][1]);
+    if constexpr (halves == 2) _mm512_storeu_ps(out + block_columns, sum[r][1]);
   }
 }
-void compute_avx512(const DotTile& tile) {
-  constexpr void (*some_rows[])(const DotTile&, int) = {rows_avx512<1>, rows_avx512<2>, rows_avx512<3>, rows_avx512<4>,
-                                                        rows_avx512<5>, rows_avx512<6>, rows_avx512<7>};
+template <int halves>
+void halves_avx512(const DotTile& tile) {
+  constexpr void (*some_rows[])(const DotTile&, int) = {
+      rows_avx512<1, halves>, rows_avx512<2, halves>, rows_avx512<3, halves>, rows_avx512<4, halves>,
+      rows_avx512<5, halves>, rows_avx512<6, halves>, rows_avx512<7, halves>};
   int r = 0;
-  for (; r + 8 <= tile.rows; r += 8) rows_avx512<8>(tile, r);
+  for (; r + 8 <= tile.rows; r += 8) rows_avx512<8, halves>(tile, r);
   if (r < tile.rows) some_rows[tile.rows - r - 1](tile, r);
+}
+void compute_avx512(const DotTile& tile) {
+  if (tile.is_half) return halves_avx512<1>(tile);
+  halves_avx512<2>(tile);
 }
 
 inline constexpr DotKernel avx512{nothing_for, compute_avx512, nothing};

@@ -30,6 +30,9 @@ struct DotTile {
   int rows;
   float* out;
   std::int64_t out_stride;
+  bool is_half = false;  ///< the first 16 columns of the panel alone are wanted, and computed
+  /// Rows that a later call reads once, a_stride apart: asked for step by step while this one computes. Null: none.
+  const std::uint8_t* ahead = nullptr;
 
   std::int64_t steps() const noexcept { return whole_steps + (a_tail != nullptr ? 1 : 0); }
 };
@@ -37,6 +40,12 @@ struct DotTile {
 /// Computes a microtile. begin(rows) comes before the first one of a thread and whenever `rows` changes, end() after
 /// the last.
 ///
+/// Asks for the step of `ahead`'s rows that begins `at` bytes behind their begin.
+inline void ask_ahead(const DotTile& tile, std::int64_t at) noexcept {
+  if (tile.ahead == nullptr) return;
+  for (int r = 0; r < tile.rows; ++r) __builtin_prefetch(tile.ahead + r * tile.a_stride + at);
+}
+
 /// The bits of an element depend on the unit and on its row of a and column of b alone. Subnormal operands and results
 /// count as zero. AVX-512 and its model sum pairs in ascending k, the odd element of a pair first, each product by a
 /// fused multiply-add; AMX adds to the sum, every 32 elements, that of the even elements plus that of the odd ones.

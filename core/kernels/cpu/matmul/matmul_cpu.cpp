@@ -9,6 +9,7 @@
 #include <thimble/core/kernels/cpu/matmul/gemm_bf16.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_direct.h>
 #include <thimble/core/kernels/cpu/matmul/gemm_driver.h>
+#include <thimble/core/kernels/cpu/matmul/gemm_few_rows.h>
 #include <thimble/core/kernels/matmul.h>
 #include <thimble/core/kernels/table_for.h>
 
@@ -165,6 +166,7 @@ std::size_t gemm_workspace_bytes(const GemmArgs& args, int threads) noexcept {
   using namespace matmul_cpu_detail;
   if (is_empty(args)) return 0;
   if (args.dtype == DType::bf16 && bf16_unit(Product::gemm)) return bf16_workspace_bytes(args, threads);
+  if (has_few_rows(args)) return few_rows_bytes(args, threads);
   if (is_direct(args, isa())) return 0;
   switch (compute_type(args.dtype)) {
     case ComputeType::f32:
@@ -183,6 +185,7 @@ void gemm(const GemmArgs& args, void* workspace, int threads) noexcept {
   if (args.dtype == DType::bf16) {
     if (const auto unit = bf16_unit(Product::gemm)) return compute_bf16(args, workspace, threads, *unit);
   }
+  if (has_few_rows(args)) return few_rows_gemm(args, workspace, threads);
   if (is_direct(args, isa())) return direct_gemm(args, threads);
   switch (compute_type(args.dtype)) {
     case ComputeType::f32:

@@ -1,0 +1,148 @@
+// thimble generate: text that a trained model writes, in as many bytes as the dry run said.
+
+#include <cstdio>
+#include <iostream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/commands/generation_output.h>
+#include <thimble/core/error.h>
+#include <thimble/memory/bytes.h>
+#include <thimble/memory/units.h>
+
+namespace thimble::bench {
+namespace generate_detail {
+
+constexpr std::int64_t most_tokens = std::int64_t{1} << 24;
+
+void print_json(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
+  const models::GenerationPlan& plan = prepared.plan;
+  nlohmann::ordered_json by_category;
+  for (std::size_t i = 0; i < category_count; ++i) {
+    by_category[std::string(to_string(static_cast<Category>(i)))] = plan.peak_by_category[i];
+  }
+  nlohmann::ordered_json json{{"model", plan.shape.setup.model},
+                              {"parameters", r.parameters},
+                              {"device", to_string(prepared.options.device)},
+                              {"batch", plan.shape.setup.batch},
+                              {"context", plan.shape.context},
+                              {"prompt_tokens", plan.shape.prompt_tokens},
+                              {"tokens", plan.shape.tokens},
+                              {"cache", to_string(plan.cache.dtype)},
+                              {"cache_bytes_per_token", plan.cache.bytes_per_token()},
+                              {"cache_bytes", r.cache_bytes},
+                              {"predicted_peak_bytes", r.predicted_peak_bytes},
+                              {"measured_peak_bytes", r.measured_peak_bytes},
+                              {"peak_by_category", by_category},
+                              {"prompt_seconds", r.prompt_seconds},
+                              {"tokens_per_second", r.tokens_per_second},
+                              {"prompt", prepared.options.prompt},
+                              {"texts", r.texts}};
+  // What a model writes need not be UTF-8.
+  std::cout << json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) << "\n";
+}
+
+void print_figures(const models::PreparedGeneration& prepared, const models::GenerateReport& r) {
+  const models::GenerationPlan& plan = prepared.plan;
+  std::fprintf(stderr, "%s tokens, %.1f a second; the prompt's %lld in %.3f s\n",
+               format_grouped(plan.shape.setup.batch * plan.shape.tokens).c_str(), r.tokens_per_second,
+               static_cast<long long>(plan.shape.prompt_tokens), r.prompt_seconds);
+  std::fprintf(stderr, "arena: predicted %s bytes, measured %s; the cache %s (%s, %s for each token)\n",
+               format_grouped(r.predicted_peak_bytes).c_str(), format_grouped(r.measured_peak_bytes).c_str(),
+               format_grouped(r.cache_bytes).c_str(), std::string(to_string(plan.cache.dtype)).c_str(),
+               format_grouped(plan.cache.bytes_per_token()).c_str());
+}
+
+/// One sequence is written as it comes, several one after the other at the end.
+void run(const models::GenerateOptions& options, bool is_json) {
+  const models::PreparedGeneration prepared = models::prepare_generation(options);
+  const bool streams = !is_json && options.shape.setup.batch == 1;
+  if (streams) std::fputs(options.prompt.c_str(), stdout);
+  const models::GenerateReport report = generate(prepared, [&](const std::vector<std::string>& pieces) {
+    if (!streams) return;
+    std::fwrite(pieces[0].data(), 1, pieces[0].size(), stdout);
+    std::fflush(stdout);
+  });
+  if (is_json) {
+    print_json(prepared, report);
+  } else {
+    for (std::size_t b = 0; !streams && b < report.texts.size(); ++b) {
+      std::printf("--- %zu ---\n%s", b, options.prompt.c_str());
+      std::fwrite(report.texts[b].data(), 1, report.texts[b].size(), stdout);
+      std::printf("\n");
+    }
+    if (streams) std::printf("\n");
+    std::fflush(stdout);
+    print_figures(prepared, report);
+  }
+  if (report.measured_peak_bytes == report.predicted_peak_bytes) return;
+  std::fflush(stdout);
+  std::fprintf(stderr, "thimble: the arena's peak measured %s, predicted %s\n",
+               memory::exact_bytes(report.measured_peak_bytes).c_str(),
+               memory::exact_bytes(report.predicted_peak_bytes).c_str());
+  throw CLI::RuntimeError(not_predicted_status);
+}
+
+}  // namespace generate_detail
+
+void add_generate(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand("generate", "Write text with a trained model");
+  const auto options = std::make_shared<models::GenerateOptions>();
+  models::Setup& setup = options->shape.setup;
+  setup.batch = 1;
+  options->shape.tokens = 100;
+  command
+      ->add_option_function<std::string>(
+          "MODEL", [options](const std::string& text) { options->shape.setup.model = text; },
+          "Name of a model of the GPT or Llama family: see 'thimble models'")
+      ->required();
+  command
+      ->add_option("--weights", options->weights,
+                   "A safetensors file, an index or a folder: what 'thimble train --save-weights' or the hub has")
+      ->type_name("PATH");
+  command->add_option("--checkpoint", options->checkpoint, "What 'thimble train --save' has written")
+      ->type_name("FILE");
+  command->add_option("--tokenizer", options->tokenizer, "tokenizer.json (the characters that the file names)")
+      ->type_name("FILE");
+  command->add_option("--prompt", options->prompt, "The text to go on from")->type_name("TEXT")->required();
+  add_integer(*command, "--tokens", options->shape.tokens, 1, generate_detail::most_tokens, "Tokens to write (100)");
+  add_cache_flags(*command, std::shared_ptr<models::GenerationShape>(options, &options->shape));
+  add_integer(*command, "--batch", setup.batch, 1, std::int64_t{1} << 20, "Sequences, each by its own draws (1)");
+  add_integer(*command, "--heads", setup.sizes.heads, 1, std::int64_t{1} << 24,
+              "Attention heads, where the file does not name them (the model's own)");
+  constexpr double most = std::numeric_limits<double>::max();
+  add_number(*command, "--temperature", options->sampling.temperature, 0, most,
+             "What logits are divided by; 0: the most likely token (0.8)");
+  add_integer(*command, "--top-k", options->sampling.top_k, 0, generate_detail::most_tokens,
+              "Draw from so many of the most likely tokens; 0: from all (0)");
+  add_number(*command, "--top-p", options->sampling.top_p, 0, 1,
+             "Draw from the most likely tokens whose probabilities reach this (1)");
+  command
+      ->add_option_function<std::string>(
+          "--seed",
+          [options](const std::string& text) {
+            options->shape.setup.seed =
+                static_cast<std::uint64_t>(parse_integer("--seed", text, 0, std::numeric_limits<std::int64_t>::max()));
+          },
+          "Of the draws (1)")
+      ->type_name("N");
+  add_dtype_flags(*command, std::shared_ptr<models::Setup>(options, &setup));
+  add_size(*command, "--budget", options->budget_bytes, "Bytes that the arena may commit (no limit)");
+  command
+      ->add_option_function<std::string>(
+          "--device", [options](const std::string& text) { options->device = parse_device_flag("--device", text); },
+          "cpu or cuda (cpu)")
+      ->type_name("DEVICE");
+  add_compute_flags(*command);
+  const auto is_json = std::make_shared<bool>(false);
+  command->add_flag("--json", *is_json, "Print JSON");
+  command->callback([options, is_json] { generate_detail::run(*options, *is_json); });
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,34 @@
+#pragma once
+// Attention of new positions over keys and values that a cache keeps.
+
+#include <cstddef>
+
+#include <thimble/core/tensor/tensor.h>
+
+namespace thimble {
+
+/// Keys or values of all positions: (B, S, G, D), any strides, floating or i8, and a factor for each row, f32
+/// (B, S, G); none: they are the values.
+struct CachedRows {
+  Tensor values, scales;
+};
+
+namespace ops {
+
+/// softmax(q k^T / sqrt(D)) v of the last T of S positions: q (B, T, H, D) -> (B, T, H, D), where query t sees the keys
+/// s <= t + S - T and head h reads keys and values h / (H / G). Nothing is recorded or kept. Arithmetic is in f32, f64
+/// for f64; rows in another dtype than q's are converted in the CPU's cache, block by block, and times their factor.
+///
+/// A row of the result depends on its query and the rows it sees alone: it has the bits of that row of
+/// ScaledDotProductAttention over the whole window, whichever T is, where the rows are of q's dtype. (On the CPU; on
+/// CUDA devices as far as their kernels go, cuda/attention/attention.h.)
+///
+/// Throws as ScaledDotProductAttention; ShapeError, DTypeError for scales of another shape or dtype, and of rows that
+/// are of q's dtype; DeviceError for rows of another dtype than q's on a GPU.
+Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values);
+
+/// Bytes of its workspace on this thread's number of threads: all that it allocates that depends on S.
+std::size_t cached_attention_workspace(const Tensor& q, const CachedRows& keys);
+
+}  // namespace ops
+}  // namespace thimble

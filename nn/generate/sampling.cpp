@@ -1,0 +1,93 @@
+#include <thimble/nn/generate/sampling.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <thimble/core/error.h>
+#include <thimble/core/random/philox.h>
+
+namespace thimble::nn {
+namespace sampling_detail {
+
+/// Tokens with their logits, the largest first where they are cut. Throws ValueError for what has no softmax.
+std::vector<TokenChance> candidates(std::span<const float> logits, const SamplingOptions& options) {
+  if (logits.empty()) throw ValueError("sampling: no logits; at least one is needed");
+  std::vector<TokenChance> list;
+  list.reserve(logits.size());
+  for (const float logit : logits) {
+    const auto token = static_cast<std::int64_t>(list.size());
+    if (std::isnan(logit) || logit == INFINITY) {
+      throw ValueError("sampling: logit " + std::to_string(logit) + " of token " + std::to_string(token) +
+                       "; what is below infinity is allowed");
+    }
+    list.push_back({token, logit});
+  }
+  const auto is_before = [](const TokenChance& a, const TokenChance& b) {
+    return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
+  };
+  const std::size_t kept = options.temperature == 0 ? 1
+                           : options.top_k == 0     ? list.size()
+                                                    : std::min(list.size(), static_cast<std::size_t>(options.top_k));
+  if (kept < list.size()) {
+    std::partial_sort(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(kept), list.end(), is_before);
+    list.resize(kept);
+  } else if (options.top_p < 1) {
+    std::sort(list.begin(), list.end(), is_before);
+  }
+  return list;
+}
+
+}  // namespace sampling_detail
+
+void SamplingOptions::check() const {
+  if (!(temperature >= 0) || std::isinf(temperature)) {
+    throw ValueError("sampling: `temperature` " + std::to_string(temperature) + "; finite and at least 0 is allowed");
+  }
+  if (top_k < 0) throw ValueError("sampling: `top_k` " + std::to_string(top_k) + "; at least 0 is allowed");
+  if (!(top_p > 0 && top_p <= 1)) {
+    throw ValueError("sampling: `top_p` " + std::to_string(top_p) + "; above 0 and at most 1 is allowed");
+  }
+}
+
+std::vector<TokenChance> token_chances(std::span<const float> logits, const SamplingOptions& options) {
+  options.check();
+  std::vector<TokenChance> list = sampling_detail::candidates(logits, options);
+  double most = -INFINITY;
+  for (const TokenChance& c : list) most = std::max(most, c.probability);
+  if (most == -INFINITY) throw ValueError("sampling: all logits are -infinity; one that is finite is needed");
+  if (options.temperature == 0) return {{list.front().token, 1}};
+  double sum = 0;
+  for (TokenChance& c : list) sum += c.probability = std::exp((c.probability - most) / options.temperature);
+  if (options.top_p < 1) {
+    double running = 0;
+    std::size_t kept = 0;
+    while (kept < list.size() && running < options.top_p * sum) running += list[kept++].probability;
+    list.resize(kept);
+    sum = running;
+  }
+  for (TokenChance& c : list) c.probability /= sum;
+  return list;
+}
+
+std::int64_t draw_token(std::span<const float> logits, const SamplingOptions& options, double uniform) {
+  const std::vector<TokenChance> list = token_chances(logits, options);
+  double running = 0;
+  for (const TokenChance& c : list) {
+    running += c.probability;
+    if (running > uniform) return c.token;
+  }
+  // The sum of all may round to less than 1: the last that can be drawn at all.
+  const auto last = std::find_if(list.rbegin(), list.rend(), [](const TokenChance& c) { return c.probability > 0; });
+  return last->token;
+}
+
+double token_uniform(std::uint64_t seed, std::int64_t index, std::int64_t sequence) {
+  constexpr std::uint32_t generate_tag = 0x67656e65;  // "gene"
+  const PhiloxBlock bits =
+      philox4x32({{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(sequence), 0, generate_tag}},
+                 {{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)}});
+  return uniform_double(bits.word[0], bits.word[1]);
+}
+
+}  // namespace thimble::nn

@@ -1,0 +1,317 @@
+// What a generation needs and writes: the dry run against the real one as integers, files of training runs, budgets.
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/models/generation/generating.h>
+#include <thimble/models/llama/llama_files.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/files/weights.h>
+#include <thimble/nn/quant/weight_only.h>
+#include <thimble/nn/tokens/tokenizer_file.h>
+#include <thimble/nn/tokens/train_bpe.h>
+
+#include "support/catch.h"
+#include "support/files.h"
+#include "support/model_runs.h"
+
+using namespace thimble;
+using namespace thimble::testing;
+using models::GenerateOptions;
+
+namespace generating_test {
+
+constexpr const char* characters = "abcdefghijklmnopqrstuvwxyz .,";
+
+/// The message of the Error that f ends with; empty: it does not.
+template <class F>
+std::string refusal(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Weights of a small model with the characters that it writes.
+std::string weights_of(const files_test::TemporaryFolder& folder, const std::string& name, models::ModelOptions sizes) {
+  sizes.vocabulary = static_cast<std::int64_t>(std::string(characters).size());
+  const auto model = make_seeded<models::Model>(name, sizes);
+  const std::string path = folder / name;
+  nn::save_weights(*model, path,
+                   {{"characters", models::to_hexadecimal(data::CharVocabulary(characters).symbols())},
+                    {"heads", std::to_string(sizes.heads)}});
+  return path;
+}
+
+GenerateOptions options_for(const std::string& name, const std::string& weights) {
+  GenerateOptions o;
+  o.shape.setup.model = name;
+  o.shape.setup.batch = 1;
+  o.shape.tokens = 20;
+  o.weights = weights;
+  o.prompt = "a prompt, ";
+  return o;
+}
+
+models::ModelOptions small_gpt() {
+  models::ModelOptions o;
+  o.layers = 2, o.heads = 2, o.width = 64, o.sequence = 64;
+  return o;
+}
+models::ModelOptions small_llama() {
+  models::ModelOptions o = small_gpt();
+  o.heads = 4, o.key_heads = 2, o.hidden = 160;
+  return o;
+}
+
+}  // namespace generating_test
+
+using namespace generating_test;
+
+TEST_CASE("generating: the dry run's bytes are the real ones", "[models][generating]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  for (const bool is_llama : {false, true}) {
+    const std::string name = is_llama ? "tiny-llama" : "char-gpt";
+    const std::string weights = weights_of(folder, name, is_llama ? small_llama() : small_gpt());
+    for (const DType cache : {DType::f32, DType::f16, DType::bf16, DType::i8, DType::f8e4m3, DType::f8e5m2}) {
+      for (const std::int64_t batch : {1, 4}) {
+        INFO(name << ", cache " << to_string(cache) << ", batch " << batch);
+        GenerateOptions o = options_for(name, weights);
+        o.shape.cache = cache;
+        o.shape.setup.batch = batch;
+        o.shape.context = 50;
+        const models::PreparedGeneration prepared = models::prepare_generation(o);
+        const models::GenerateReport report = models::generate(prepared);
+        const std::size_t heads = 2, width = is_llama ? 16 : 32, scale = size_of(cache) == 1 ? 4 : 0;
+        CHECK(prepared.plan.cache.bytes_per_token() == 2 * 2 * heads * (width * size_of(cache) + scale));
+        CHECK(report.cache_bytes == static_cast<std::size_t>(batch) * 50 * prepared.plan.cache.bytes_per_token());
+        CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
+        CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
+        CHECK(report.measured.hole_bytes == prepared.plan.committed.hole_bytes);
+        CHECK(report.measured.rounding_bytes == prepared.plan.committed.rounding_bytes);
+        REQUIRE(report.texts.size() == static_cast<std::size_t>(batch));
+        for (const std::string& text : report.texts) CHECK(text.size() == 20);
+        if (batch > 1) CHECK(report.texts[0] != report.texts[1]);
+      }
+    }
+  }
+}
+
+TEST_CASE("generating: bytes where attention takes more threads as it goes on", "[models][generating]") {
+  const Threads some(2);
+  const files_test::TemporaryFolder folder;
+  models::ModelOptions sizes;  // all but attention is small, so that its workspace makes the peak
+  sizes.layers = 1, sizes.heads = 1, sizes.key_heads = 1, sizes.width = 128, sizes.hidden = 16, sizes.sequence = 600;
+  GenerateOptions o = options_for("tiny-llama", weights_of(folder, "tiny-llama", sizes));
+  o.shape.setup.batch = 8;
+  o.shape.tokens = 560;
+  o.prompt = "a";
+  for (const DType cache : {DType::f32, DType::i8}) {
+    o.shape.cache = cache;
+    const models::PreparedGeneration prepared = models::prepare_generation(o);
+    nn::KvCache dry_cache(prepared.plan.cache, dry(cpu));
+    const std::size_t first = dry_cache.step_workspace_bytes(1, DType::f32);
+    dry_cache.advance(prepared.plan.cache.context - 2);
+    const std::size_t last = dry_cache.step_workspace_bytes(1, DType::f32);
+    CHECK(last == 2 * first);
+    CHECK(prepared.plan.peak_by_category[static_cast<std::size_t>(Category::workspace)] == last);
+    const models::GenerateReport report = models::generate(prepared);
+    CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
+    CHECK(report.measured.total() == prepared.plan.peak_bytes);
+  }
+}
+
+TEST_CASE("generating: large models are told on dry devices", "[models][generating]") {
+  const Threads alone;
+  models::GenerationShape shape;
+  shape.setup.batch = 1;
+  const auto plan_of = [&](const char* name, std::int64_t context) {
+    shape.setup.model = name, shape.setup.dtype = DType::bf16, shape.context = context;
+    return models::plan_generation(shape, cpu);
+  };
+  const models::GenerationPlan gpt2 = plan_of("gpt2", 1024);
+  CHECK(gpt2.cache.bytes_per_token() == 36'864);
+  CHECK(gpt2.peak_by_category[static_cast<std::size_t>(Category::parameter)] == 2 * 124'439'808);
+  const models::GenerationPlan llama = plan_of("llama-3-8b", 8192);
+  CHECK(llama.cache.bytes_per_token() == 131'072);
+  CHECK(llama.cache.bytes() == std::size_t{1} << 30);
+  CHECK(llama.peak_by_category[static_cast<std::size_t>(Category::activation)] >= llama.cache.bytes());
+  for (const Device device : {cpu, cuda()}) {
+    shape.setup.model = "tiny-llama", shape.context = 64;
+    CHECK(models::plan_generation(shape, device).peak_bytes > 0);
+  }
+}
+
+TEST_CASE("generating: what training leaves behind writes", "[models][generating]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  for (const bool has_tokenizer : {false, true}) {
+    for (const char* name : {"char-gpt", "tiny-llama"}) {
+      INFO(name << (has_tokenizer ? " with a tokenizer" : ""));
+      models::TrainOptions t;
+      t.setup.model = name;
+      t.setup.sizes.layers = 1, t.setup.sizes.heads = 2, t.setup.sizes.width = 32, t.setup.sizes.sequence = 48;
+      t.setup.batch = 2;
+      t.data = "synthetic";
+      t.steps = 2;
+      t.save = folder / "run.ckpt";
+      t.save_weights = folder / "run.safetensors";
+      const std::string tokenizer = folder / "tokenizer.json";
+      if (has_tokenizer) {
+        const std::string text = "the quick brown fox jumps over the lazy dog and the fox is quick, the dog is lazy.\n";
+        data::write_tokenizer(tokenizer, data::train_bpe(text, {270, data::WordPattern::gpt2, false, 1, {}}));
+        t.setup.tokenizer = tokenizer;
+      }
+      models::train(models::prepare_training(t));
+      std::vector<std::string> texts;
+      for (const bool by_checkpoint : {false, true}) {
+        GenerateOptions o = options_for(name, by_checkpoint ? "" : t.save_weights);
+        if (by_checkpoint) o.checkpoint = t.save;
+        o.prompt = "the ";
+        o.shape.setup.seed = 5;
+        if (has_tokenizer) {
+          CHECK(has(refusal([&] { models::prepare_generation(o); }), "tokenizer.json, which is to be given"));
+          o.tokenizer = tokenizer;
+        } else {
+          GenerateOptions other = o;
+          other.prompt = "\x01";
+          CHECK(has(refusal([&] { models::prepare_generation(other); }), "character vocabulary: byte"));
+        }
+        const models::PreparedGeneration prepared = models::prepare_generation(o);
+        texts.push_back(models::generate(prepared).texts[0]);
+        GenerateOptions wrong = o;
+        wrong.shape.setup.model = std::string(name) == "char-gpt" ? "tiny-llama" : "char-gpt";
+        CHECK(has(refusal([&] { models::prepare_generation(wrong); }), "it is of the model"));
+      }
+      CHECK(texts[0] == texts[1]);
+      CHECK(!texts[0].empty());
+      // The same tokens as a model that is loaded by hand writes.
+      GenerateOptions o = options_for(name, t.save_weights);
+      o.prompt = "the ", o.tokenizer = has_tokenizer ? tokenizer : "", o.shape.setup.seed = 5;
+      const models::PreparedGeneration prepared = models::prepare_generation(o);
+      const auto model = models::make_decoder(prepared.plan.shape, cpu);
+      nn::load_weights(*model, t.save_weights);
+      const auto tokens = models::generate(*model, prepared.prompt, 20, 0.8, 0, 5);
+      CHECK(prepared.text.decode({tokens.begin() + static_cast<std::int64_t>(prepared.prompt.size()), tokens.end()}) ==
+            texts[0]);
+    }
+  }
+  CHECK(has(refusal([&] {
+              GenerateOptions o = options_for("char-gpt", "");
+              o.checkpoint = folder / "run.safetensors";
+              models::prepare_generation(o);
+            }),
+            "run.safetensors"));
+}
+
+TEST_CASE("generating: a folder with a config.json", "[models][generating]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  const std::string tokenizer = folder / "tokenizer.json", path = folder / "llama";
+  const std::string text = "the quick brown fox jumps over the lazy dog and the fox is quick, the dog is lazy.\n";
+  data::write_tokenizer(tokenizer, data::train_bpe(text, {262, data::WordPattern::llama3, false, 1, {}}));
+  models::ModelOptions sizes = small_llama();
+  sizes.vocabulary = 262;
+  models::LlamaConfig config = models::llama_config("tiny-llama", sizes);
+  config.theta = 5000, config.is_tied = false, config.positions = 64;
+  models::Llama model(config, {});
+  models::save_llama(model, path);
+  GenerateOptions o = options_for("tiny-llama", path);
+  o.tokenizer = tokenizer, o.prompt = "the quick ", o.sampling.temperature = 0;
+  const models::PreparedGeneration prepared = models::prepare_generation(o);
+  REQUIRE(prepared.plan.shape.llama);
+  CHECK(prepared.plan.shape.llama->theta == 5000);
+  const models::GenerateReport report = models::generate(prepared);
+  CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
+  // The most likely token after the prompt is that of the model that was saved.
+  const NoGrad off;
+  const auto count = static_cast<std::int64_t>(prepared.prompt.size());
+  const auto logits =
+      to_host<float>(view::slice(model.forward(from_host(prepared.prompt, {1, count})).detach(), 1, count - 1, count));
+  CHECK(report.tokens[0][0] == std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+TEST_CASE("generating: weights in Q8_0 blocks", "[models][generating]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  const std::string path = weights_of(folder, "char-gpt", small_gpt());
+  GenerateOptions o = options_for("char-gpt", path);
+  const models::PreparedGeneration whole = models::prepare_generation(o);
+  const auto model = models::make_decoder(whole.plan.shape, cpu);
+  const nn::LoadedWeights loaded = nn::load_weights(*model, path);
+  nn::quant::quantize_linear_weights(*model);
+  nn::Metadata metadata = loaded.metadata;
+  metadata["format"] = "thimble-q8_0-1";
+  o.weights = folder / "q8";
+  nn::save_weights(*model, o.weights, metadata);
+  const models::PreparedGeneration prepared = models::prepare_generation(o);
+  CHECK(prepared.plan.shape.has_q8_weights);
+  const models::GenerateReport report = models::generate(prepared);
+  CHECK(report.measured_peak_bytes == prepared.plan.peak_bytes);
+  CHECK(report.measured.live_bytes == prepared.plan.committed.live_bytes);
+  CHECK(report.texts[0].size() == 20);
+}
+
+TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][generating]") {
+  const Threads alone;
+  models::GenerationShape shape;
+  shape.setup.model = "char-gpt", shape.setup.batch = 8, shape.context = 256;
+  shape.prompt_tokens = 10, shape.tokens = 50;
+  const models::GenerationPlan plan = models::plan_generation(shape, cpu);
+  const nn::BudgetError error = models::refuse_generation(plan, cpu, plan.peak_bytes - 1);
+  const std::string text = error.what();
+  CHECK(has(text, "`context` "));
+  CHECK(has(text, "`cache` i8"));
+  CHECK(has(text, "`batch` 7"));
+  CHECK(error.minimum_bytes() < plan.peak_bytes);
+  const auto number_after = [&](const std::string& word) {
+    return std::stoll(text.substr(text.find(word) + word.size()));
+  };
+  const std::string offers = text.substr(text.find("what fits"));
+  models::GenerationShape shorter = shape;
+  shorter.context = std::stoll(offers.substr(offers.find("`context` ") + 10));
+  CHECK(models::plan_generation(shorter, cpu).peak_bytes < plan.peak_bytes);
+  shorter.context += 1;
+  CHECK((shorter.context == shape.context || models::plan_generation(shorter, cpu).peak_bytes >= plan.peak_bytes));
+  CHECK(number_after("needs ") == static_cast<long long>(plan.peak_bytes));
+  CHECK(has(models::refuse_generation(plan, cpu, 1).what(), "no shorter context"));
+
+  const files_test::TemporaryFolder folder;
+  GenerateOptions o = options_for("char-gpt", weights_of(folder, "char-gpt", small_gpt()));
+  o.budget_bytes = models::prepare_generation(o).plan.peak_bytes;
+  CHECK(models::generate(models::prepare_generation(o)).measured_peak_bytes == o.budget_bytes);
+  o.budget_bytes -= 1;
+  CHECK_THROWS_AS(models::prepare_generation(o), nn::BudgetError);
+}
+
+TEST_CASE("generating: bad options are refused", "[models][generating]") {
+  const Threads alone;
+  const files_test::TemporaryFolder folder;
+  const GenerateOptions good = options_for("char-gpt", weights_of(folder, "char-gpt", small_gpt()));
+  const auto with = [&](auto change) {
+    GenerateOptions o = good;
+    change(o);
+    return refusal([&] { models::prepare_generation(o); });
+  };
+  CHECK(with([](GenerateOptions&) {}).empty());
+  CHECK(has(with([](GenerateOptions& o) { o.weights = ""; }), "neither is given"));
+  CHECK(has(with([](GenerateOptions& o) { o.checkpoint = o.weights; }), "both is given"));
+  CHECK(has(with([](GenerateOptions& o) { o.prompt = ""; }), "`prompt`: it has no tokens"));
+  CHECK(has(with([](GenerateOptions& o) { o.shape.context = 65; }), "has learned 64 positions"));
+  CHECK(has(with([](GenerateOptions& o) { o.shape.context = 29; }), "at least 30 are needed"));
+  CHECK(has(with([](GenerateOptions& o) { o.sampling.top_p = 0; }), "top_p"));
+  CHECK(has(with([](GenerateOptions& o) { o.shape.setup.model = "bert-base"; }), "tokens that come next"));
+  CHECK(has(with([](GenerateOptions& o) { o.shape.setup.model = "no-such"; }), "no-such"));
+  CHECK(has(with([](GenerateOptions& o) { set_precision(o.shape.setup, "fp8"); }), "`precision`: fp8"));
+  CHECK(has(with([](GenerateOptions& o) { o.tokenizer = "t.json"; }), "has characters as tokens"));
+  CHECK(!with([](GenerateOptions& o) { o.weights += ".none"; }).empty());
+}
