@@ -49,7 +49,8 @@ int main() {
   std::printf("exponent  code 0        1        2        3        4        5        6        7\n");
   for (int e = 0; e < 16; ++e) {
     std::printf("%8d ", e);
-    for (int f = 0; f < 8; ++f) std::printf(" %8.4g", static_cast<double>(decode(static_cast<std::uint8_t>(e * 8 + f))));
+    for (int f = 0; f < 8; ++f)
+      std::printf(" %8.4g", static_cast<double>(decode(static_cast<std::uint8_t>(e * 8 + f))));
     std::printf("\n");
   }
   bool is_right = true;
