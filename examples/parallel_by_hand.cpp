@@ -1,6 +1,6 @@
 // A linear layer on two ranks, wrong and right side by side. The wrong one is an often-copied example: it splits the
-// samples, sums where it should put side by side, and divides by the number of ranks. Chapter 14 of the book (docs/book)
-// reads it. It needs nothing but C++20: g++ -std=c++20 parallel_by_hand.cpp
+// samples, sums where it should put side by side, and divides by the number of ranks. Chapter 14 of the book reads it.
+// It needs nothing but C++20: g++ -std=c++20 parallel_by_hand.cpp
 
 #include <algorithm>
 #include <cmath>
@@ -35,7 +35,7 @@ Matrix part_of_rows(const Matrix& m, int rank) {
   return make(height, columns(m), [&](int r, int c) { return m[rank * height + r][c]; });
 }
 
-// The two ways in which ranks put their results together. Each gets what all ranks have, and every rank gets the result.
+// The two ways in which ranks put their results together. Each takes what all ranks have; every rank gets the result.
 Matrix all_reduce(const std::vector<Matrix>& of) {  // the sum
   return make(static_cast<int>(of[0].size()), columns(of[0]), [&](int r, int c) {
     double sum = 0;

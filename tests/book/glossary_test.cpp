@@ -1,6 +1,7 @@
 // The glossary: the book's own words, each explained where it is first used, and the terms that headers explain.
 // `thimble_book_tests '[.write]'` writes the second part anew.
 
+#include <algorithm>
 #include <cctype>
 #include <fstream>
 #include <map>
@@ -19,6 +20,15 @@ const std::string begin_of_terms = "## Terms of the headers\n";
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
+}
+
+/// Headings and the question announce what is explained below them.
+std::string without_headings(const std::string& text) {
+  std::string rest;
+  for (const std::string& line : book::lines_of(text)) {
+    if (!line.starts_with("#") && !line.starts_with(">")) rest += line + "\n";
+  }
+  return rest;
 }
 
 struct Word {
@@ -52,9 +62,13 @@ std::size_t first_use(const std::string& text, const std::string& word) {
 
 /// Empty: the first use in the book is where the word is explained, in bold, in the chapter that the glossary names.
 std::string problem_of(const Word& word, const std::vector<book::Chapter>& chapters) {
-  const std::string name = lower(word.word);
+  // A name with capitals inside (ZeRO) is another word than that without (zero).
+  const bool is_name =
+      std::any_of(word.word.begin() + 1, word.word.end(), [](unsigned char c) { return std::isupper(c); });
+  const std::string name = is_name ? word.word : lower(word.word);
   for (const book::Chapter& chapter : chapters) {
-    std::string text = lower(book::prose_of(chapter.text, true));
+    std::string text = book::prose_of(without_headings(chapter.text), true);
+    if (!is_name) text = lower(text);
     for (char& c : text) {
       if (c == '\n') c = ' ';  // a word of two may stand on two lines
     }

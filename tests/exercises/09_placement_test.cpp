@@ -58,7 +58,7 @@ TEST_CASE("exercise 9.1: first fit in all orders", "[exercise]") {
 }
 
 TEST_CASE("exercise 9.2: three rectangles always reach the load", "[exercise]") {
-  // Of three intervals on a line two that do not meet can share a place, and if all three meet at one moment the load is
+  // Of three intervals two that do not meet can share a place, and where all three meet at one moment the load is
   // the sum. So there are none; the library agrees on random cases.
   std::mt19937 random(9);
   memory::PlacementOptions options;
