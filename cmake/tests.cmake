@@ -155,7 +155,7 @@ set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${
 thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp text_test.cpp weight_test.cpp)
 
 # The book (docs/book): its code, its commands' output, its pictures, its words; and the answers to its exercises.
-if(TARGET thimble_program AND NOT THIMBLE_SANITIZE)
+if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
   file(GLOB thimble_book_sources CONFIGURE_DEPENDS tests/book/*_test.cpp)
   add_executable(thimble_book_tests tests/house/sources.cpp tests/book/chapters.cpp ${thimble_book_sources})
   thimble_own_target(thimble_book_tests)

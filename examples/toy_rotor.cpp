@@ -12,11 +12,13 @@ struct Stage {
   int output, kept, forward, backward;  // units held by the output, units kept inside when recorded, two times
 };
 const int input = 2, impossible = 1 << 20;
-const std::vector<Stage> stages = {{4, 8, 2, 4}, {3, 6, 6, 9}, {1, 9, 1, 3}, {2, 2, 4, 6}, {1, 5, 2, 5}};
-const int last = static_cast<int>(stages.size()) - 1;
+const std::vector<Stage> chain = {{4, 8, 2, 4}, {3, 6, 6, 9}, {1, 9, 1, 3}, {2, 2, 4, 6}, {1, 5, 2, 5}};
+const int last = static_cast<int>(chain.size()) - 1;
 
-int activation(int i) { return i == 0 ? input : stages[i - 1].output; }  // a_i; its gradient d_i is as large
-int waiting(int b) { return b == last ? 0 : activation(b + 1); }         // d_{b+1}: none yet where the chain ends
+const Stage& stage(int i) { return chain[static_cast<std::size_t>(i)]; }
+
+int activation(int i) { return i == 0 ? input : stage(i - 1).output; }  // a_i; its gradient d_i is as large
+int waiting(int b) { return b == last ? 0 : activation(b + 1); }        // d_{b+1}: none yet where the chain ends
 
 struct Best {
   int time = impossible;
@@ -29,7 +31,7 @@ Best solve(int a, int b, int m) {
   if (const auto known = table.find({a, b, m}); known != table.end()) return known->second;
   Best best;
   // Record stage a: its inside stays until its backward, which needs room for d_a beside everything it reads.
-  const Stage& s = stages[a];
+  const Stage& s = stage(a);
   const int d_end = activation(a + 1) - waiting(b);  // d_{a+1} in place of d_{b+1}
   if (m >= std::max(s.kept + activation(a + 1), s.kept + d_end + activation(a))) {
     const int rest = a == b ? 0 : solve(a + 1, b, m - s.kept - activation(a + 1)).time;
@@ -38,9 +40,8 @@ Best solve(int a, int b, int m) {
   // Drop a .. j - 1: only a_j stays; when backward has come down to j, they start again from a_a.
   int forwards = 0, need = 0;
   for (int j = a + 1; j <= b; ++j) {
-    forwards += stages[j - 1].forward;
-    need =
-        std::max(need, (j - 1 > a ? activation(j - 1) : 0) + activation(j));  // input and output of the one that runs
+    forwards += stage(j - 1).forward;
+    need = std::max(need, (j - 1 > a ? activation(j - 1) : 0) + activation(j));  // its input and its output
     if (m < need) break;
     const int after = solve(j, b, m - activation(j)).time;
     const int again = solve(a, j - 1, m - activation(j) + waiting(b)).time;
@@ -56,7 +57,7 @@ std::string schedule(int a, int b, int m) {
     return "{" + std::to_string(a) + ".." + std::to_string(j - 1) + " -> [" +
            schedule(a, j - 1, m - activation(j) + waiting(b)) + "]} " + schedule(j, b, m - activation(j));
   }
-  return std::to_string(a) + (a == b ? "" : " " + schedule(a + 1, b, m - stages[a].kept - activation(a + 1)));
+  return std::to_string(a) + (a == b ? "" : " " + schedule(a + 1, b, m - stage(a).kept - activation(a + 1)));
 }
 
 int main() {

@@ -77,6 +77,15 @@ TEST_CASE("book: every exercise has an answer that runs", "[book]") {
   CHECK(answers == 3 * book::chapters().size());
 }
 
+TEST_CASE("book: the programs to read in one sitting are short", "[book]") {
+  for (const house::Source& file : house::all_files()) {
+    const std::size_t lines = count(file.text, "\n");
+    if (file.path == "examples/tiny_tape.cpp") CHECK(lines <= 100);
+    if (file.path == "examples/toy_rotor.cpp") CHECK(lines <= 80);
+    if (file.path.ends_with("_by_hand.cpp")) CHECK(lines <= 120);
+  }
+}
+
 TEST_CASE("book: links lead somewhere", "[book]") {
   const std::vector<house::Source> files = house::all_files();
   static const std::regex link("\\]\\(([^)#]+)(#[^)]*)?\\)");

@@ -90,8 +90,14 @@ std::map<std::string, std::string> terms_of(const std::string& text) {
   bool is_inside = false;
   std::string last;
   for (const std::string& line : book::lines_of(text)) {
+    if (!line.starts_with("//")) {
+      is_inside = false;
+      continue;
+    }
+    const bool may_begin = line.find("Terms") != std::string::npos || line.find("Glossary") != std::string::npos;
+    if (!is_inside && !may_begin) continue;
     std::smatch match;
-    if (std::regex_match(line, head)) {
+    if (may_begin && std::regex_match(line, head)) {
       is_inside = true;
     } else if (is_inside && (std::regex_match(line, match, term) || std::regex_match(line, match, dashed))) {
       last = match[1];

@@ -25,7 +25,7 @@ TEST_CASE("exercise 8.1: every second block freed", "[exercise]") {
   const memory::Stack stack = memory::make_resource(dry(cpu));
   std::vector<Block*> blocks;
   for (std::size_t i = 1; i <= 8; ++i) blocks.push_back(stack.top->allocate({.bytes = i * mib}));
-  for (const std::size_t odd : {0, 2, 4, 6}) stack.top->deallocate(blocks[odd], nullptr);
+  for (const std::size_t odd : {0U, 2U, 4U, 6U}) stack.top->deallocate(blocks[odd], nullptr);
   // 2 + 4 + 6 + 8 of 36 MiB are allocated.
   CHECK(stack.arena->statistics().height_bytes == 36 * mib);
   CHECK(stack.arena->statistics().fragmentation == Approx(1 - 20.0 / 36.0));
@@ -34,7 +34,7 @@ TEST_CASE("exercise 8.1: every second block freed", "[exercise]") {
   CHECK(offset(stack, seven) == 21 * mib);
   CHECK(stack.arena->statistics().height_bytes == 36 * mib);
   stack.top->deallocate(seven, nullptr);
-  for (const std::size_t even : {1, 3, 5, 7}) stack.top->deallocate(blocks[even], nullptr);
+  for (const std::size_t even : {1U, 3U, 5U, 7U}) stack.top->deallocate(blocks[even], nullptr);
 }
 
 TEST_CASE("exercise 8.2: blocks slide, pinned ones do not", "[exercise]") {
