@@ -44,8 +44,9 @@ std::vector<Shown> shown_commands(const std::string& text) {
     if (!lines[i].starts_with(mark)) continue;
     Shown shown;
     shown.command = lines[i].substr(mark.size(), lines[i].rfind(" -->") - mark.size());
-    shown.first_line = i + 2;
-    for (std::size_t k = i + 2; k < lines.size() && lines[k] != "```"; ++k) shown.lines.push_back(lines[k]);
+    shown.is_prompted = i + 2 < lines.size() && lines[i + 2] == "$ " + shown.command;
+    shown.first_line = i + (shown.is_prompted ? 3 : 2);
+    for (std::size_t k = shown.first_line; k < lines.size() && lines[k] != "```"; ++k) shown.lines.push_back(lines[k]);
     list.push_back(shown);
   }
   return list;

@@ -18,11 +18,12 @@ std::vector<Chapter> chapters();
 
 std::vector<std::string> lines_of(const std::string& text);
 
-/// A block between fences behind a line `<!-- run: COMMAND -->`.
+/// A block between fences behind a line `<!-- run: COMMAND -->`: "$ COMMAND", which readers see, and what it says.
 struct Shown {
   std::string command;
-  std::size_t first_line = 0;  ///< index of the line behind the opening fence
-  std::vector<std::string> lines;
+  bool is_prompted = false;        ///< the block begins with the command
+  std::size_t first_line = 0;      ///< index of the output's first line
+  std::vector<std::string> lines;  ///< of the output
 };
 std::vector<Shown> shown_commands(const std::string& text);
 

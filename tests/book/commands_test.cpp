@@ -26,6 +26,7 @@ TEST_CASE("book: commands say what is shown", "[book]") {
       ++commands;
       const book::Result result = book::run(shown.command);
       INFO(chapter.path << ": " << shown.command << "\nshown:\n" << joined(shown.lines) << "said:\n" << result.output);
+      CHECK(shown.is_prompted);
       CHECK(result.status >= 0);
       CHECK(book::matches(shown.lines, book::lines_of(result.output)));
     }
