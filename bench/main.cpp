@@ -64,17 +64,8 @@ std::string command_of(const CLI::App& program) {
   return chosen.empty() ? "thimble" : "thimble " + chosen.front()->get_name();
 }
 
-struct Command {
-  std::string_view name;
-  void (*add)(CLI::App& program);
-};
-
-namespace bench = thimble::bench;
-constexpr Command commands[] = {
-    {"reproduce", bench::add_reproduce}, {"plan", bench::add_plan},       {"train", bench::add_train},
-    {"generate", bench::add_generate},   {"certify", bench::add_certify}, {"pack", bench::add_pack},
-    {"quantize", bench::add_quantize},   {"inspect", bench::add_inspect}, {"tokenizer", bench::add_tokenizer},
-    {"devices", bench::add_devices},     {"models", bench::add_models}};
+using thimble::bench::Command;
+using thimble::bench::commands;
 
 std::string names_of_commands() {
   std::string names;

@@ -76,7 +76,7 @@ list(APPEND thimble_emulated_sources tests/emulated/block.cpp tests/emulated/fib
 set_source_files_properties(tests/emulated/block.cpp tests/emulated/fiber.cpp PROPERTIES COMPILE_OPTIONS -O2)
 
 file(GLOB_RECURSE thimble_test_sources CONFIGURE_DEPENDS tests/*_test.cpp)
-list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer)/")
+list(FILTER thimble_test_sources EXCLUDE REGEX "/tests/(house|consumer|book|exercises)/")
 if(THIMBLE_TEST_FILES)
   list(FILTER thimble_test_sources INCLUDE REGEX "/(${THIMBLE_TEST_FILES})_test\\.cpp$")
 endif()
@@ -159,6 +159,23 @@ target_compile_definitions(thimble_house_tests PRIVATE THIMBLE_HOUSE_CXX="${CMAK
                                                        THIMBLE_HOUSE_DIR="${PROJECT_BINARY_DIR}")
 set_target_properties(thimble_house_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 thimble_add_catch_tests(thimble_house_tests house folders_test.cpp layering_test.cpp text_test.cpp weight_test.cpp)
+
+# The book (docs/book): its code, its commands' output, its pictures, its words; and the answers to its exercises.
+if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
+  file(GLOB thimble_book_sources CONFIGURE_DEPENDS tests/book/*_test.cpp)
+  add_executable(thimble_book_tests tests/house/sources.cpp tests/book/chapters.cpp ${thimble_book_sources})
+  thimble_own_target(thimble_book_tests)
+  target_include_directories(thimble_book_tests PRIVATE ${thimble_include_dir})
+  target_link_libraries(thimble_book_tests PRIVATE thimble_test_main)
+  set_target_properties(thimble_book_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  thimble_add_catch_tests(thimble_book_tests book ${thimble_book_sources})
+  file(GLOB thimble_exercise_sources CONFIGURE_DEPENDS tests/exercises/*_test.cpp)
+  thimble_add_program(thimble_exercises ${thimble_exercise_sources})
+  target_compile_options(thimble_exercises PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_link_libraries(thimble_exercises PRIVATE thimble_test_main)
+  set_target_properties(thimble_exercises PROPERTIES UNITY_BUILD OFF)
+  thimble_add_catch_tests(thimble_exercises exercise ${thimble_exercise_sources})
+endif()
 
 # Programs that get the library in each of the ways there are. They compile inside of the test, as a user would. Tests of
 # the configuration CI are run by `ctest -C CI` alone.

@@ -1,0 +1,148 @@
+// Pictures of a step and of its plans.
+
+#include <algorithm>
+#include <set>
+
+#include <thimble/bench/book/drawing.h>
+#include <thimble/bench/book/figures.h>
+#include <thimble/bench/book/steps.h>
+#include <thimble/bench/report/plan_figures.h>
+#include <thimble/memory/placement/placement.h>
+#include <thimble/memory/units.h>
+
+namespace thimble::bench {
+namespace plans_detail {
+
+// The book's GPT with so many samples, planned for `budget_bytes` (0: none).
+PlanView view_of(std::size_t budget_bytes, std::int64_t batch = 8) {
+  models::PlanOptions options;
+  options.setup = book_gpt();
+  options.setup.batch = batch;
+  options.budget_bytes = budget_bytes;
+  return see_plan(options, models::make_plan(options));
+}
+
+constexpr std::size_t half_budget = 20 << 20;  // of a batch of 32
+
+// The blocks that come and go within the step, at their addresses.
+report::AddressMap map_of(const StepTrace& step, const StepLayout& layout, const std::string& name) {
+  report::AddressMap map;
+  map.name = name;
+  map.height = static_cast<double>(layout.height_bytes);
+  map.height_name = "height " + format_grouped(layout.height_bytes) + " B";
+  for (const Trace::Lifetime& life : lifetimes(step.events)) {
+    const auto time = [&](std::size_t index) {
+      return index < step.before ? 0.0 : static_cast<double>(index + 1 - step.before);
+    };
+    // A temporary that the tape holds for backward counts as an activation while it is held.
+    Category category = step.events[life.lower].category;
+    for (std::size_t i = life.lower; i < life.upper && i < step.events.size(); ++i) {
+      const bool is_held = step.events[i].block == life.block && step.events[i].category != Category::temporary;
+      if (is_held) category = step.events[i].category;
+    }
+    map.blocks.push_back({time(life.lower), time(life.upper), static_cast<double>(layout.offsets[life.block]),
+                          static_cast<double>(life.bytes), report::paint_of(category)});
+  }
+  return map;
+}
+
+}  // namespace plans_detail
+
+std::string draw_step_timeline() {
+  const PlanView view = plans_detail::view_of(0);
+  report::Timeline line = report::step_timeline(view, view.planned());
+  line.name = "timeline";
+  line.title = "One steady step of a small GPT: live bytes after every allocation and free";
+  line.bounds.clear();
+  return report::svg_stacked_area(line);
+}
+
+std::string draw_planned_timeline() {
+  const PlanView view = plans_detail::view_of(plans_detail::half_budget, 32);
+  report::Timeline line = report::step_timeline(view, view.planned());
+  line.name = "planned";
+  line.title = "A batch of 32 within 20 MiB: backward runs dropped layers again";
+  return report::svg_stacked_area(line);
+}
+
+std::string draw_budget_staircase() {
+  const PlanView view = plans_detail::view_of(plans_detail::half_budget, 32);
+  report::Plot plot = report::plans_plot(view);
+  plot.name = "plans";
+  plot.title = "All plans for a small GPT: bytes committed against more time";
+  return report::svg_plot(plot);
+}
+
+std::string draw_address_map() {
+  const PlanView view = plans_detail::view_of(0);
+  const StepTrace& step = view.planned();
+  report::AddressMaps maps;
+  maps.title = "Where the blocks of one step lie: a small GPT";
+  maps.description = "Each block as a rectangle: its lifetime across, its addresses upwards.";
+  maps.time_title = "allocation events";
+  maps.address_title = "";
+  maps.unit = report::Unit::bytes;
+  maps.map_height = 260;
+  maps.maps = {plans_detail::map_of(step, step.dynamic, "placed on demand, without knowing what comes"),
+               plans_detail::map_of(step, step.placed, "placed offline, with all lifetimes known")};
+  std::set<Category> seen;
+  for (const Trace::Event& event : step.events) seen.insert(event.category);
+  for (const Category category : report::stacking_order) {
+    if (seen.count(category) != 0) {
+      maps.kinds.emplace_back(std::string(report::label_of(category)), report::paint_of(category));
+    }
+  }
+  return report::svg_address_maps(maps);
+}
+
+std::string draw_six_rectangles() {
+  const std::vector<memory::Buffer> buffers = {{0, 5, 8, 4}, {1, 2, 6, 2}, {2, 4, 5, 3},
+                                               {3, 6, 8, 3}, {4, 4, 8, 1}, {5, 1, 5, 2}};
+  // First fit, in the order in which the buffers come.
+  std::vector<std::size_t> order = {0, 1, 2, 3, 4, 5}, first_fit(buffers.size());
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return buffers[a].lower < buffers[b].lower; });
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const memory::Buffer& buffer = buffers[order[i]];
+    std::vector<std::pair<std::size_t, std::size_t>> taken;
+    for (std::size_t k = 0; k < i; ++k) {
+      const memory::Buffer& other = buffers[order[k]];
+      if (other.lower < buffer.upper && buffer.lower < other.upper) {
+        taken.emplace_back(first_fit[order[k]], first_fit[order[k]] + other.bytes);
+      }
+    }
+    std::sort(taken.begin(), taken.end());
+    std::size_t at = 0;
+    for (const auto& [begin, end] : taken) {
+      if (begin >= at + buffer.bytes) break;
+      at = std::max(at, end);
+    }
+    first_fit[order[i]] = at;
+  }
+  memory::PlacementOptions options;
+  options.unit = 1;
+  const memory::Placement best = memory::place(buffers, options);
+  const auto map_of = [&](const std::string& name, const std::vector<std::size_t>& offsets) {
+    report::AddressMap map;
+    map.name = name;
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      const memory::Buffer& b = buffers[i];
+      map.height = std::max(map.height, static_cast<double>(offsets[i] + b.bytes));
+      map.blocks.push_back({static_cast<double>(b.lower), static_cast<double>(b.upper), static_cast<double>(offsets[i]),
+                            static_cast<double>(b.bytes), report::series_paints[i % report::series_paints.size()],
+                            std::string(1, static_cast<char>('A' + i)) + ", " + std::to_string(b.bytes)});
+    }
+    map.height_name = "height " + std::to_string(static_cast<int>(map.height));
+    return map;
+  };
+  report::AddressMaps maps;
+  maps.title = "Six rectangles whose load is " + std::to_string(best.load);
+  maps.description = "Six buffers with lifetimes and sizes, placed by first fit and by an exact search.";
+  maps.time_title = "time";
+  maps.unit = report::Unit::plain;
+  maps.map_height = 250;
+  maps.maps = {map_of("first fit, in the order in which they come", first_fit),
+               map_of("with all lifetimes known: as low as the load", best.offsets)};
+  return report::svg_address_maps(maps);
+}
+
+}  // namespace thimble::bench

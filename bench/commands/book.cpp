@@ -1,0 +1,95 @@
+// thimble book: the pictures of the book and its index of commands, made anew.
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+
+#include <thimble/bench/book/figures.h>
+#include <thimble/bench/commands.h>
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+
+namespace thimble::bench {
+namespace book_detail {
+
+struct Flags {
+  std::string folder, index;
+  std::vector<std::string> names;
+};
+
+// A cell of a table in Markdown.
+std::string cell(std::string text) {
+  for (std::size_t at = 0; (at = text.find_first_of("|<>*\n", at)) != std::string::npos; at += 2) {
+    text[at] == '\n' ? text.replace(at, 1, "  ") : text.insert(at, 1, '\\');
+  }
+  return text;
+}
+
+void add_options(std::string& text, const CLI::App& command) {
+  text += "| | |\n|---|---|\n";
+  for (const CLI::Option* const option : command.get_options()) {
+    const std::string name = option->get_name(option->get_positional(), true);
+    if (name.find("--help") != std::string::npos) continue;
+    text += "| `" + name + "` | " + cell(option->get_description()) + " |\n";
+  }
+}
+
+/// All commands with their flags, as they say them themselves.
+std::string command_index() {
+  std::string text =
+      "# Commands and flags\n\nMade by `thimble book --index FILE` from the program itself. `thimble COMMAND --help` "
+      "says the same.\n";
+  for (const Command& one : commands) {
+    CLI::App program("", "thimble");
+    one.add(program);
+    for (const CLI::App* const command : program.get_subcommands({})) {
+      text += "\n## thimble " + command->get_name() + "\n\n" + cell(command->get_description()) + ".\n\n";
+      if (command->get_subcommands({}).empty()) add_options(text, *command);
+      for (const CLI::App* const inner : command->get_subcommands({})) {
+        text += "### thimble " + command->get_name() + " " + inner->get_name() + "\n\n" +
+                cell(inner->get_description()) + ".\n\n";
+        add_options(text, *inner);
+        text += "\n";
+      }
+    }
+  }
+  return text;
+}
+
+void run(const Flags& flags) {
+  if (!flags.index.empty()) return write_file_atomically(flags.index, command_index());
+  std::vector<const BookFigure*> chosen;
+  for (const BookFigure& figure : book_figures()) {
+    const auto found = std::find(flags.names.begin(), flags.names.end(), figure.name);
+    if (flags.names.empty() || found != flags.names.end()) chosen.push_back(&figure);
+  }
+  for (const std::string& name : flags.names) {
+    if (std::none_of(chosen.begin(), chosen.end(), [&](const BookFigure* f) { return f->name == name; })) {
+      std::string all;
+      for (const BookFigure& figure : book_figures()) all += (all.empty() ? "" : ", ") + std::string(figure.name);
+      throw ValueError("book: there is no figure '" + name + "'; allowed: " + all);
+    }
+  }
+  if (!flags.folder.empty()) std::filesystem::create_directories(flags.folder);
+  for (const BookFigure* const figure : chosen) {
+    const std::string svg = flags.folder.empty() ? "" : figure->draw();
+    if (!svg.empty()) write_file_atomically(flags.folder + "/" + std::string(figure->name) + ".svg", svg);
+    std::printf("%-18s %s\n", std::string(figure->name).c_str(), std::string(figure->caption).c_str());
+  }
+}
+
+}  // namespace book_detail
+
+void add_book(CLI::App& program) {
+  CLI::App* const command = program.add_subcommand(
+      "book", "List the pictures of the book (docs/book), or draw them; write its index of commands");
+  const auto flags = std::make_shared<book_detail::Flags>();
+  command->add_option("NAMES", flags->names, "Figures (all)");
+  command->add_option("--figures", flags->folder, "Draw them into this folder, as SVG");
+  command->add_option("--index", flags->index, "Write the index of commands and flags to this file, and nothing else");
+  command->callback([flags] { book_detail::run(*flags); });
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,191 @@
+// thimble chain: the best schedules of a chain of stages that somebody writes down.
+
+#include <cstdio>
+#include <iostream>
+#include <sstream>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <thimble/bench/book/drawing.h>
+#include <thimble/bench/commands.h>
+#include <thimble/bench/commands/flags.h>
+#include <thimble/bench/report/figures.h>
+#include <thimble/bench/report/text.h>
+#include <thimble/core/error.h>
+#include <thimble/core/files/file.h>
+#include <thimble/core/files/file_stream.h>
+#include <thimble/memory/remat/frontier.h>
+#include <thimble/memory/units.h>
+#include <thimble/nn/fit/fit.h>
+
+namespace thimble::bench {
+namespace chain_detail {
+
+constexpr std::uint64_t most_file_bytes = 1 << 20;
+
+struct Flags {
+  std::vector<std::string> stages;
+  std::string file, picture, staircase;
+  std::size_t input = 0, budget = 0;
+  bool is_json = false;
+};
+
+// OUTPUT:KEPT:FORWARD:BACKWARD.
+remat::Stage stage_of(const std::string& text, std::size_t number) {
+  std::vector<std::string> fields;
+  std::istringstream in(text);
+  for (std::string field; std::getline(in, field, ':');) fields.push_back(field);
+  if (fields.size() != 4) {
+    throw ValueError("chain: stage " + std::to_string(number) + " is '" + text +
+                     "'; allowed: OUTPUT:KEPT:FORWARD:BACKWARD, two sizes and two whole numbers, as in 4MiB:8MiB:2:4");
+  }
+  constexpr std::int64_t longest = 1'000'000'000;
+  remat::Stage stage;
+  stage.name = std::to_string(number);
+  stage.output_bytes = stage.output_gradient_bytes = parse_size(fields[0]);
+  stage.forward_time = parse_integer("FORWARD", fields[2], 0, longest);
+  remat::Option option;
+  option.kept_bytes = parse_size(fields[1]);
+  option.forward_time = stage.forward_time;
+  option.backward_time = parse_integer("BACKWARD", fields[3], 0, longest);
+  stage.options = {option};
+  return stage;
+}
+
+// Stages of a file, one a line; what follows a # is a comment.
+std::vector<std::string> lines_of(const std::string& path) {
+  const std::vector<std::byte> bytes = read_whole_file(path, most_file_bytes);
+  std::istringstream in(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) {
+    line.resize(std::min(line.find('#'), line.size()));
+    const std::size_t first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos) continue;
+    lines.push_back(line.substr(first, line.find_last_not_of(" \t\r") - first + 1));
+  }
+  return lines;
+}
+
+remat::Chain chain_of(const Flags& flags) {
+  std::vector<std::string> texts = flags.stages;
+  if (texts.empty() == flags.file.empty()) throw ValueError("chain: either stages or --file, and not both");
+  if (!flags.file.empty()) texts = lines_of(flags.file);
+  if (texts.empty()) throw ValueError("chain: '" + flags.file + "' has no stages");
+  remat::Chain chain;
+  chain.input_bytes = chain.input_gradient_bytes = static_cast<remat::Bytes>(flags.input);
+  for (const std::string& text : texts) chain.stages.push_back(stage_of(text, chain.size()));
+  return chain;
+}
+
+double more(remat::Time time, remat::Time least) {
+  return least == 0 ? 0 : static_cast<double>(time) / static_cast<double>(least) - 1;
+}
+
+// What a schedule does, operation by operation, and what is held after each.
+std::string operations_text(const remat::Chain& chain, const remat::Schedule& schedule) {
+  remat::Simulator simulator(chain);
+  std::string text = "  operation            held\n";
+  for (const remat::Operation& operation : schedule) {
+    simulator.apply(operation);
+    std::string name = remat::to_string(operation), held = format_grouped(simulator.held_bytes());
+    if (operation.kind == remat::Operation::Kind::record) name.resize(name.find(" (option"), ' ');
+    name.resize(std::max<std::size_t>(name.size(), 14), ' ');
+    held.insert(0, held.size() < 12 ? 12 - held.size() : 0, ' ');
+    text += "  " + name + held + "\n";
+  }
+  return text;
+}
+
+std::string staircase_picture(const remat::Frontier& frontier) {
+  report::Plot plot;
+  plot.name = "chain";
+  plot.title = "What memory buys: time of the best schedule";
+  plot.caption = "Time of the fastest schedule against the bytes it is given; each step is another schedule.";
+  plot.x = {.title = "bytes at hand", .unit = report::Unit::bytes, .from_zero = false};
+  plot.y = {.title = "time", .from_zero = false};
+  report::Series series{"best schedule", report::Role::other, {}, "best", true};
+  for (const remat::Frontier::Point& point : frontier.points()) {
+    series.points.push_back({static_cast<double>(point.budget_bytes), static_cast<double>(point.time)});
+  }
+  plot.series = {series};
+  return report::svg_plot(plot);
+}
+
+void print_json(const remat::Frontier& frontier) {
+  nlohmann::ordered_json points = nlohmann::ordered_json::array();
+  for (const remat::Frontier::Point& point : frontier.points()) {
+    points.push_back({{"bytes", point.budget_bytes},
+                      {"time", point.time},
+                      {"schedule", remat::to_string(frontier.plan(point.budget_bytes))}});
+  }
+  std::cout << nlohmann::ordered_json{{"stages", frontier.chain().size()},
+                                      {"exact", frontier.is_exact()},
+                                      {"schedules", std::move(points)}}
+                   .dump(2)
+            << "\n";
+}
+
+void print_table(const remat::Frontier& frontier) {
+  const remat::Frontier::Point& all = frontier.points().back();
+  std::printf("%zu stages; recording every stage takes %s bytes and time %s%s\n", frontier.chain().size(),
+              format_grouped(all.budget_bytes).c_str(), format_grouped(all.time).c_str(),
+              frontier.is_exact() ? "" : " (too many choices to try all: times are bounds)");
+  std::printf("%14s %12s %9s  schedule\n", "bytes", "time", "more");
+  for (const remat::Frontier::Point& point : frontier.points()) {
+    std::printf("%14s %12s %7s %%  %s\n", format_grouped(point.budget_bytes).c_str(),
+                format_grouped(point.time).c_str(), report::format_fixed(100 * more(point.time, all.time), 1).c_str(),
+                remat::to_string(frontier.plan(point.budget_bytes)).c_str());
+  }
+}
+
+void run(const Flags& flags) {
+  const remat::Chain chain = chain_of(flags);
+  const remat::Frontier frontier(chain);
+  const auto budget = static_cast<remat::Bytes>(flags.budget);
+  if (budget > 0 && budget < frontier.minimum_budget()) {
+    const auto least = static_cast<std::size_t>(frontier.minimum_budget());
+    throw nn::BudgetError("chain: no schedule keeps " + format_grouped(budget) +
+                              " bytes; the smallest that one keeps is " + format_grouped(least),
+                          flags.budget, least);
+  }
+  const remat::Bytes chosen = budget > 0 ? budget : frontier.minimum_budget();
+  const remat::Schedule schedule = remat::to_schedule(frontier.plan(chosen), chain);
+  std::string picture;
+  if (!flags.picture.empty()) {
+    picture = report::svg_schedules(
+        "Stages and time", "Each operation of two schedules of the chain, and the bytes held.", chain,
+        {{"every stage recorded", remat::to_schedule(frontier.plan(frontier.points().back().budget_bytes), chain)},
+         {budget > 0 ? "the best within " + format_grouped(budget) + " bytes" : "the least memory", schedule}},
+        "bytes");
+  }
+  if (!flags.picture.empty()) write_file_atomically(flags.picture, picture);
+  if (!flags.staircase.empty()) write_file_atomically(flags.staircase, staircase_picture(frontier));
+  if (flags.is_json) return print_json(frontier);
+  print_table(frontier);
+  if (budget > 0) {
+    const remat::ScheduleCost cost = remat::simulate(chain, schedule);
+    std::printf("\nwithin %s bytes: time %s, peak %s\n%s", format_grouped(budget).c_str(),
+                format_grouped(cost.time).c_str(), format_grouped(cost.peak_bytes).c_str(),
+                operations_text(chain, schedule).c_str());
+  }
+}
+
+}  // namespace chain_detail
+
+void add_chain(CLI::App& program) {
+  CLI::App* const command =
+      program.add_subcommand("chain", "The best schedules of a chain of stages: what to keep, what to run again");
+  const auto flags = std::make_shared<chain_detail::Flags>();
+  command->add_option("STAGES", flags->stages,
+                      "OUTPUT:KEPT:FORWARD:BACKWARD of each: bytes of its output, bytes kept inside, two times");
+  command->add_option("--file", flags->file, "The stages from a file, one a line; # begins a comment");
+  add_size(*command, "--input", flags->input, "Bytes of the chain's input (0)");
+  add_size(*command, "--budget", flags->budget, "Show the operations of the best schedule within so many bytes");
+  command->add_option("--svg", flags->picture, "Draw the schedule of the budget, or of the least bytes");
+  command->add_option("--staircase", flags->staircase, "Draw time against bytes");
+  command->add_flag("--json", flags->is_json, "Print JSON");
+  command->callback([flags] { chain_detail::run(*flags); });
+}
+
+}  // namespace thimble::bench

@@ -1,0 +1,136 @@
+#include "chapters.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <regex>
+#include <sstream>
+#include <stdexcept>
+
+#include <sys/wait.h>
+
+#include "house/sources.h"
+#include "support/files.h"
+
+namespace book {
+
+namespace fs = std::filesystem;
+
+std::vector<Chapter> chapters() {
+  std::vector<Chapter> list;
+  for (const house::Source& file : house::all_files()) {
+    if (!file.path.starts_with(folder) || !file.path.ends_with(".md")) continue;
+    const std::string name = file.path.substr(std::string(folder).size());
+    if (std::isdigit(static_cast<unsigned char>(name[0])) == 0) continue;
+    list.push_back({file.path, file.text, std::stoi(name)});
+  }
+  return list;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+std::vector<Shown> shown_commands(const std::string& text) {
+  const std::string mark = "<!-- run: ";
+  const std::vector<std::string> lines = lines_of(text);
+  std::vector<Shown> list;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (!lines[i].starts_with(mark)) continue;
+    Shown shown;
+    shown.command = lines[i].substr(mark.size(), lines[i].rfind(" -->") - mark.size());
+    shown.is_prompted = i + 2 < lines.size() && lines[i + 2] == "$ " + shown.command;
+    shown.first_line = i + (shown.is_prompted ? 3 : 2);
+    for (std::size_t k = shown.first_line; k < lines.size() && lines[k] != "```"; ++k) shown.lines.push_back(lines[k]);
+    list.push_back(shown);
+  }
+  return list;
+}
+
+namespace {
+
+bool line_matches(const std::string& shown, const std::string& line) {
+  const std::string any = "\u2026";
+  std::size_t at = 0, from = 0;
+  bool is_first = true;
+  for (std::size_t end = shown.find(any); end != std::string::npos; end = shown.find(any, from)) {
+    const std::string part = shown.substr(from, end - from);
+    const std::size_t found = line.find(part, at);
+    if (found == std::string::npos || (is_first && found != 0)) return false;
+    at = found + part.size();
+    from = end + any.size();
+    is_first = false;
+  }
+  const std::string rest = shown.substr(from);
+  if (is_first) return line == shown;
+  return line.size() >= at + rest.size() && line.ends_with(rest);
+}
+
+}  // namespace
+
+bool matches(const std::vector<std::string>& shown, const std::vector<std::string>& output) {
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < shown.size(); ++i) {
+    if (shown[i] == "...") {
+      if (i + 1 == shown.size()) return true;
+      while (at < output.size() && !line_matches(shown[i + 1], output[at])) ++at;
+    } else if (at >= output.size() || !line_matches(shown[i], output[at++])) {
+      return false;
+    }
+  }
+  return at == output.size();
+}
+
+std::string prose_of(const std::string& text, bool keeps_bold) {
+  std::string prose;
+  bool is_code = false, is_formula = false;
+  for (std::string line : lines_of(text)) {
+    if (line.starts_with("```")) is_code = !is_code;
+    if (is_code || line.starts_with("```") || line.starts_with("<!--") || line.starts_with("![")) continue;
+    if (line.starts_with("$$")) {
+      if (line == "$$" || !line.ends_with("$$")) is_formula = !is_formula;
+      continue;
+    }
+    if (is_formula) {
+      if (line.ends_with("$$")) is_formula = false;
+      continue;
+    }
+    line = std::regex_replace(line, std::regex("\\$[^$]*\\$"), " x ");
+    line = std::regex_replace(line, std::regex("`[^`]*`"), " x ");
+    line = std::regex_replace(line, std::regex("\\]\\([^)]*\\)"), "] ");
+    if (!keeps_bold) line = std::regex_replace(line, std::regex("[*]"), "");
+    line = std::regex_replace(line, std::regex("[#>|\\[\\]]"), " ");
+    prose += line + "\n";
+  }
+  return prose;
+}
+
+std::size_t word_count(const std::string& prose) {
+  std::istringstream in(prose);
+  std::size_t count = 0;
+  for (std::string word; in >> word;) {
+    count += std::any_of(word.begin(), word.end(), [](unsigned char c) { return std::isalnum(c) != 0; }) ? 1 : 0;
+  }
+  return count;
+}
+
+Result run(const std::string& command) {
+  const char* const path = std::getenv("THIMBLE_PROGRAM");
+  if (path == nullptr) throw std::runtime_error("THIMBLE_PROGRAM names no program");
+  const files_test::TemporaryFolder place;
+  const fs::path program = fs::absolute(path);
+  fs::create_symlink(fs::absolute("docs"), place / "docs");
+  fs::create_symlink(program.parent_path().parent_path() / "examples", place / "examples");
+  fs::create_symlink(program, place / "thimble");
+  const std::string line = "cd '" + place.path() + "' && PATH=\"$PWD:$PATH\" THIMBLE_ISA=generic OMP_NUM_THREADS=2 " +
+                           "sh -c '" + command + "' > output.txt 2>&1";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, files_test::read_text_file(place / "output.txt")};
+}
+
+}  // namespace book

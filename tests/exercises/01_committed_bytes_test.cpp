@@ -1,0 +1,58 @@
+// Answers to the exercises of chapter 1, docs/book/01-why-220200960-bytes.md.
+
+#include <memory>
+
+#include <thimble/memory/policies/committed.h>
+#include <thimble/models/model.h>
+#include <thimble/models/training/setup.h>
+#include <thimble/nn/step/profile.h>
+
+#include "support/catch.h"
+
+using namespace thimble;
+
+namespace {
+
+nn::MemoryProfile resnet(std::int64_t batch, const char* optimizer, Device device) {
+  models::Setup setup;
+  setup.model = "resnet18", setup.sizes.image = 32, setup.batch = batch, setup.optimizer = optimizer;
+  return nn::profile_training(device, models::zero_batch_run(setup));
+}
+
+std::size_t of(const CategoryBytes& bytes, Category category) { return bytes[static_cast<std::size_t>(category)]; }
+
+}  // namespace
+
+TEST_CASE("exercise 1.1: which rows grow with the batch", "[exercise]") {
+  const CategoryBytes one = resnet(16, "momentum", dry(cpu)).peak_by_category;
+  const CategoryBytes two = resnet(32, "momentum", dry(cpu)).peak_by_category;
+  // Parameters and the optimizer's state belong to the model. Activations and the batch belong to the samples.
+  CHECK(of(two, Category::parameter) == of(one, Category::parameter));
+  CHECK(of(two, Category::optimizer) == of(one, Category::optimizer));
+  CHECK(of(two, Category::input) == 2 * of(one, Category::input));
+  const double growth =
+      static_cast<double>(of(two, Category::activation)) / static_cast<double>(of(one, Category::activation));
+  CHECK(growth > 1.8);
+  CHECK(growth < 2.2);
+}
+
+TEST_CASE("exercise 1.2: what an optimizer adds", "[exercise]") {
+  // Of one parameter sgd keeps nothing, momentum one number, adam two: four bytes each.
+  const auto state = [](const char* optimizer) {
+    return of(resnet(16, optimizer, dry(cpu)).peak_by_category, Category::optimizer);
+  };
+  const std::size_t parameters = 11'173'962;
+  CHECK(state("sgd") == 0);
+  CHECK(state("momentum") == 4 * parameters);
+  CHECK(state("adam") == 8 * parameters);
+}
+
+TEST_CASE("exercise 1.3: a real run commits the predicted bytes", "[exercise]") {
+  for (const std::int64_t batch : {1, 3, 5}) {
+    const nn::MemoryProfile predicted = resnet(batch, "momentum", dry(cpu));
+    const nn::MemoryProfile measured = resnet(batch, "momentum", cpu);
+    CHECK(measured.peak_bytes == predicted.peak_bytes);
+    CHECK(measured.peak_live_bytes == predicted.peak_live_bytes);
+    CHECK(measured.peak_bytes % (2 << 20) == 0);  // whole granules
+  }
+}

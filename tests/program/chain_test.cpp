@@ -1,0 +1,80 @@
+// thimble chain and thimble book, as a user calls them.
+
+#include <filesystem>
+
+#include <nlohmann/json.hpp>
+
+#include "support/catch.h"
+#include "support/program.h"
+#include "support/skip.h"
+
+namespace {
+
+using program_test::Output;
+using program_test::run;
+
+constexpr const char* stages = "4:8:2:4 3:6:6:9 1:9:1:3 2:2:4:6 1:5:2:5 --input 2";
+
+}  // namespace
+
+TEST_CASE("program chain: the best schedules of five stages", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::optional<Output> said = run(folder, std::string("chain --json ") + stages);
+  if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  REQUIRE(said->status == 0);
+  const nlohmann::json json = nlohmann::json::parse(said->out);
+  CHECK(json["stages"] == 5);
+  CHECK(json["exact"] == true);
+  // Found by brute force over all persistent schedules (tests/memory/remat): bytes and times of the staircase.
+  const std::vector<std::pair<int, int>> steps = {{19, 53}, {22, 51}, {27, 50}, {28, 45}, {36, 43}, {45, 42}};
+  REQUIRE(json["schedules"].size() == steps.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    CHECK(json["schedules"][i]["bytes"] == steps[i].first);
+    CHECK(json["schedules"][i]["time"] == steps[i].second);
+  }
+  CHECK(json["schedules"][5]["schedule"] == "[0 1 2 3 4]");
+
+  // The same from a file, with comments, sizes and both pictures.
+  files_test::write_text_file(folder / "stages",
+                              "# five\n4B:8B:2:4\n 3:6:6:9  # the dear one\n\n1:9:1:3\r\n2:2:4:6\n1:5:2:5");
+  const std::string pictures = " --svg '" + folder / "s.svg" + "' --staircase '" + folder / "t.svg" + "'";
+  const Output read = *run(folder, "chain --input 2 --file '" + folder / "stages" + "' --json" + pictures);
+  CHECK(read.out == said->out);
+  CHECK(files_test::read_text_file(folder / "s.svg").find("the least memory: time 53, peak 19") != std::string::npos);
+  CHECK(files_test::read_text_file(folder / "t.svg").starts_with("<?xml"));
+
+  const Output planned = *run(folder, std::string("chain --budget 30 ") + stages);
+  CHECK(planned.out.find("within 30 bytes: time 45, peak 28\n") != std::string::npos);
+}
+
+TEST_CASE("program chain: what is wrong is said, and nothing is written", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const auto fails = [&](const std::string& arguments, int status, const std::string& part) {
+    const std::optional<Output> said = run(folder, "chain " + arguments + " --svg '" + folder / "s.svg" + "'");
+    if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+    INFO(arguments << "\n" << said->error);
+    CHECK(said->status == status);
+    CHECK(said->error.find(part) != std::string::npos);
+    CHECK(said->out.empty());
+    CHECK_FALSE(std::filesystem::exists(folder / "s.svg"));
+  };
+  fails("", 2, "either stages or --file");
+  fails("1:1:1:1 --file x", 2, "either stages or --file");
+  fails("--file nowhere", 2, "nowhere");
+  fails("1:2:3", 2, "stage 0 is '1:2:3'; allowed: OUTPUT:KEPT:FORWARD:BACKWARD");
+  fails("1:1:1:1 1:2:x:4", 2, "FORWARD: 'x'");
+  fails("1:1:1:1 -- -1:2:3:4", 2, "-1");
+  fails("4:8:2:4 3:6:6:9 --budget 9", 3, "the smallest that one keeps is ");
+}
+
+TEST_CASE("program book: figures by name", "[program]") {
+  const files_test::TemporaryFolder folder;
+  const std::optional<Output> said = run(folder, "book 06-staircase --figures '" + folder / "figures" + "'");
+  if (!said) return thimble_test::skip("THIMBLE_PROGRAM names no program");
+  CHECK(said->status == 0);
+  CHECK(std::filesystem::exists(folder / "figures/06-staircase.svg"));
+  CHECK_FALSE(std::filesystem::exists(folder / "figures/01-bar.svg"));
+  const Output unknown = *run(folder, "book 99-none");
+  CHECK(unknown.status == 2);
+  CHECK(unknown.error.find("there is no figure '99-none'; allowed: 01-bar, ") != std::string::npos);
+}
