@@ -90,10 +90,10 @@ def row_kernels(figures, dtype, kind, rows, width):
     """Row norm and softmax: of words where there is such a kernel, of elements else; they touch a row up to three times."""
     s, type_ = size(dtype), {"f32": "float", "bf16": "bf16"}[dtype]
     n = rows * width * s
-    names = {"norm": (f"row_norm::Forward<{type_}*", "row_norm::Forward<*float*"),
-             "norm_gradient": (f"row_norm::InputGradient<{type_}*", "row_norm::InputGradient<*float*"),
+    names = {"norm": (f"WarpRows<row_norm::Forward<{type_}>>", "row_norm::Forward<*float*"),
+             "norm_gradient": (f"WarpRows<row_norm::InputGradient<{type_}>>", "row_norm::InputGradient<*float*"),
              "norm_sums": (f"row_norm::BlockSumsOfWords<{type_}*", "row_norm::BlockSums*<*float*"),
-             "softmax": (f"softmax::Forward<{type_}*", "softmax::Forward<float*"),
+             "softmax": (f"WarpRows<softmax::Forward<{type_}, true>>", "softmax::Forward<float*"),
              "sum": (f"reduce::SumColumns<{type_}*", "reduce::SumStretch<float*"),
              "bias": (f"matmul::BlockSumsOfWords<{type_}*", "matmul::BlockSums<*float*", "matmul::ColumnSum<float>")}[kind]
     name, one = find(figures, names)
@@ -120,7 +120,7 @@ def operators(figures):
         found["dropout", dtype] = [kernel(figures, [f"random::DropWords<{type_}>"], 2 * n)]
     found["attention", "bf16"] = [attention(figures, True, 1024, 16 * 12 * 1024, 64)]
     found["attention_grad", "bf16"] = [attention(figures, False, 1024, 16 * 12 * 1024, 64)]
-    found["adam", "f32"] = [kernel(figures, ["optimizer::Updates<AdamRule<float>*"],
+    found["adam", "f32"] = [kernel(figures, ["optimizer::UpdatesOfEights<AdamRule<float>*", "optimizer::Updates<AdamRule<float>*"],
                                    28 * rows * width)]
     for whole in (1024, 2048, 4096, 8192):
         found[f"linear_{whole}", "bf16"] = [product("cuBLASLt", 2.0 * whole**3, PRODUCT)]
@@ -134,14 +134,13 @@ def gpt2(figures):
     parameters = 124.4e6
     one = lambda *a, **k: kernel(figures, *a, **k)
     dense = lambda functor, which, must: one([f"elementwise::Dense<ops::{functor}, {which}, bf16>"], must)
-    cross = lambda which: one([f"cross_entropy::{which}<bf16*", f"cross_entropy::{which}<float*"], logits * (1 if which == "Forward" else 2),
-                              logits * (2 if which == "Forward" else 2))
+    cross = lambda which: one([f"cross_entropy::{which}<bf16, true>", f"cross_entropy::{which}<float*"], logits * (1 if which == "Forward" else 2))
     return [
         ("products of the layers, forward and both gradients", [product("cuBLASLt", 3 * 24.0 * rows * width**2, PRODUCT)], layers),
         ("head's product, forward and both gradients", [product("cuBLASLt", 3 * 2.0 * rows * width * words, UNALIGNED)], 1),
         ("attention, forward", [attention(figures, True, 1024, 16 * 12 * 1024, 64)], layers),
         ("attention, backward", [attention(figures, False, 1024, 16 * 12 * 1024, 64)], layers),
-        ("gelu, forward, behind the product", [one(["matmul::GeluWords*bf16*", "matmul::Gelu*"], 2 * wide)], layers),
+        ("gelu, forward, behind the product", [one(["matmul::ActivateWords<bf16>", "matmul::Gelu*"], 2 * wide)], layers),
         ("gelu, backward", [dense("GeluTanh", 0, 3 * wide)], layers),
         ("layer norms, forward", [row_kernels(figures, "bf16", "norm", rows, width)], 2 * layers + 1),
         ("layer norms, gradient of x", [row_kernels(figures, "bf16", "norm_gradient", rows, width)], 2 * layers + 1),
@@ -153,8 +152,8 @@ def gpt2(figures):
         ("cross entropy, forward", [cross("Forward")], 1),
         ("cross entropy, backward", [cross("Backward")], 1),
         ("embedding and its gradient", [one(["gather::SumRow<float>"], 2 * x + 2 * words * width)], 1),
-        ("length of the gradients", [one(["optimizer::SumStretches*"], 2 * parameters)], 1),
-        ("AdamW", [one(["optimizer::Updates<AdamRule<float>*bf16*", "optimizer::Updates<AdamRule<float>*"], 28 * parameters)], 1),
+        ("length of the gradients", [one(["optimizer::SumStretchesOfWords<bf16>", "optimizer::SumStretches*"], 2 * parameters)], 1),
+        ("AdamW", [one(["optimizer::UpdatesOfEights<AdamRule<float>*", "optimizer::Updates<AdamRule<float>*"], 28 * parameters)], 1),
     ]
 
 
