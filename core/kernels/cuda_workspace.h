@@ -19,7 +19,7 @@ inline constexpr std::size_t max_conv_workspace_bytes = std::size_t{64} << 20;
 
 /// True where cuBLASLt can compute the product: f32, f16 or bf16 operands, a result of their dtype or f32, at most one
 /// batch dimension, rows or columns side by side in every matrix, no activation of what is added to. A function of the
-/// arguments without pointers. (gelu is not the library's: whether its input is kept must not change its bits.)
+/// arguments without pointers. (Activations are not the library's: whether their input is kept must not change bits.)
 bool is_library_gemm(const GemmArgs& args) noexcept;
 
 /// 16 bytes for every element of c (room for a few partial sums), at most max_gemm_workspace_bytes; 0 where the

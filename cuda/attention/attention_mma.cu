@@ -137,12 +137,17 @@ struct Forward {
     }
   }
 
-  // Scales the scores, and makes those of keys that are not seen -infinity.
+  // What scores are multiplied by as powers of two are made of them; a scale that turns their order comes before.
+  THIMBLE_DEVICE float late_scale() const { return scale > 0 ? scale : 1.0f; }
+
+  // Makes the scores of keys that are not seen -infinity.
   THIMBLE_DEVICE void hide(const Warp& warp, Sums (&scores)[tile_keys / 8], std::int64_t t0, std::int64_t s0) const {
-    THIMBLE_UNROLL
-    for (int n = 0; n < tile_keys / 8; ++n) {
+    if (!(scale > 0)) {
       THIMBLE_UNROLL
-      for (float& score : scores[n].value) score *= scale;
+      for (int n = 0; n < tile_keys / 8; ++n) {
+        THIMBLE_UNROLL
+        for (float& score : scores[n].value) score *= scale;
+      }
     }
     if (seen_keys(p, t0, s0, tile_keys) == tile_keys) return;  // the first query sees least
     THIMBLE_UNROLL
@@ -158,15 +163,16 @@ struct Forward {
     }
   }
 
-  // Scores become 2^(score - largest so far); what was summed before is corrected for a new largest.
+  // Scores become 2^(score scale - largest so far); what was summed before is corrected for a new largest.
   THIMBLE_DEVICE void soften(Block& own, Sums (&scores)[tile_keys / 8]) const {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float top = own.largest[half];
+      float most = -INFINITY;
       THIMBLE_UNROLL
       for (int n = 0; n < tile_keys / 8; ++n) {
-        top = std::fmax(top, std::fmax(scores[n].value[2 * half], scores[n].value[2 * half + 1]));
+        most = std::fmax(most, std::fmax(scores[n].value[2 * half], scores[n].value[2 * half + 1]));
       }
+      float top = std::fmax(own.largest[half], most * late_scale());
       top = combine_rows(top, [](float a, float b) { return std::fmax(a, b); });
       const float base = top == -INFINITY ? 0.0f : top;
       const float correction = power_of_two(own.largest[half] - base);
@@ -175,7 +181,7 @@ struct Forward {
       for (int n = 0; n < tile_keys / 8; ++n) {
         THIMBLE_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          const float power = power_of_two(scores[n].value[e] - base);
+          const float power = power_of_two(std::fma(scores[n].value[e], late_scale(), -base));
           scores[n].value[e] = power;
           sum += power;
         }
