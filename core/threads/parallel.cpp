@@ -33,7 +33,7 @@ namespace thimble {
 namespace parallel_detail {
 
 constexpr int most_threads = 1024;                   // of a team; parts beyond them are computed by the caller
-constexpr std::chrono::microseconds spin_time{100};  // see docs/performance.md, "Threads that wait"
+constexpr std::chrono::microseconds spin_time{100};  // see docs/lab/performance.md, "Threads that wait"
 
 using Body = FunctionRef<void(int)>;
 

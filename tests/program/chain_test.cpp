@@ -45,6 +45,10 @@ TEST_CASE("program chain: the best schedules of five stages", "[program]") {
 
   const Output planned = *run(folder, std::string("chain --budget 30 ") + stages);
   CHECK(planned.out.find("within 30 bytes: time 45, peak 28\n") != std::string::npos);
+
+  // The input's gradient counts: backward holds the input, the inside, d_1 and d_0, 10 + 1 + 1 + 10.
+  const Output narrow = *run(folder, "chain 1:1:1:1 --input 10 --json");
+  CHECK(nlohmann::json::parse(narrow.out)["schedules"][0]["bytes"] == 22);
 }
 
 TEST_CASE("program chain: what is wrong is said, and nothing is written", "[program]") {
