@@ -96,6 +96,8 @@ std::optional<std::size_t> bytes_of(const GenerationShape& shape, Device device)
     return plan_generation(shape, device).peak_bytes;
   } catch (const ValueError&) {
     return std::nullopt;
+  } catch (const DeviceError&) {  // a cache that the device's kernels cannot read
+    return std::nullopt;
   }
 }
 
