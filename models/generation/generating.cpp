@@ -23,7 +23,7 @@ namespace generating_detail {
 class Writer {
  public:
   Writer(const GenerationShape& shape, Device device, const nn::SamplingOptions& sampling)
-      : shape_(shape), device_(device), model_(make_decoder(shape, device)) {
+      : model_(make_decoder(shape, device)) {
     if (shape.has_q8_weights) nn::quant::quantize_linear_weights(*model_);
     model_->eval();
     generation_.emplace(*model_, cache_of(shape, *model_), sampling, shape.setup.seed);
@@ -50,8 +50,6 @@ class Writer {
   }
 
  private:
-  const GenerationShape& shape_;
-  Device device_;
   std::unique_ptr<Decoder> model_;
   std::optional<Generation> generation_;
 };
@@ -97,6 +95,8 @@ std::optional<std::size_t> bytes_of(const GenerationShape& shape, Device device)
   try {
     return plan_generation(shape, device).peak_bytes;
   } catch (const ValueError&) {
+    return std::nullopt;
+  } catch (const DeviceError&) {  // a cache that the device's kernels cannot read
     return std::nullopt;
   }
 }

@@ -284,6 +284,11 @@ TEST_CASE("generating: a budget is kept, or refused with what fits", "[models][g
   CHECK((shorter.context == shape.context || models::plan_generation(shorter, cpu).peak_bytes >= plan.peak_bytes));
   CHECK(number_after("needs ") == static_cast<long long>(plan.peak_bytes));
   CHECK(has(models::refuse_generation(plan, cpu, 1).what(), "no shorter context"));
+  // A GPU's kernels read no narrower cache, so none is offered there.
+  const models::GenerationPlan on_gpu = models::plan_generation(shape, cuda());
+  const std::string offered = models::refuse_generation(on_gpu, cuda(), on_gpu.peak_bytes - 1).what();
+  CHECK(has(offered, "`batch` 7"));
+  CHECK_FALSE(has(offered, "`cache` i8"));
 
   const files_test::TemporaryFolder folder;
   GenerateOptions o = options_for("char-gpt", weights_of(folder, "char-gpt", small_gpt()));

@@ -74,7 +74,7 @@ std::string refusal(F&& f) {
 using namespace sampling_test;
 
 TEST_CASE("sampling: probabilities are those of the definition", "[nn][sampling]") {
-  for (const std::size_t count : {1, 2, 17, 100}) {
+  for (const std::size_t count : {1U, 2U, 17U, 100U}) {
     const std::vector<float> logits = some_logits(count, static_cast<std::uint32_t>(count));
     for (const double temperature : {0.0, 0.3, 1.0, 4.0}) {
       for (const std::int64_t top_k : {0, 1, 3, 50, 1000}) {

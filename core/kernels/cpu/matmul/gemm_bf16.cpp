@@ -23,6 +23,8 @@ using namespace gemm_detail;
 
 inline constexpr std::int64_t tile_rows = 1024, tile_columns = 256, unit_depth = 1024;
 inline constexpr std::int64_t step_elements = step_bytes / 2;
+// Few rows of A by so many elements of B, of whose columns so many are computed at a time (class Streamed).
+inline constexpr std::int64_t most_streamed_rows = 4, least_streamed = 1 << 16, stream_columns = 1024;
 inline constexpr std::int64_t worthwhile_work = 1 << 21;  // products that pay for another thread
 
 /// Bytes of packed panels: depth is filled up to a step, columns to a panel.
@@ -59,13 +61,6 @@ int threads_of(const Bf16Operands& x, int threads) noexcept {
   const std::int64_t panels = ceil_div(rows, dot_rows);
   const std::int64_t most = std::min(panels, rows * columns * std::min(unit_depth, x.k) / worthwhile_work);
   return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
-}
-
-/// Threads that pack B. Few rows of A are one thread's, but reading B then takes all of the time.
-int packers_of(const Bf16Operands& x, int used, int threads) noexcept {
-  constexpr std::int64_t worthwhile_elements = 1 << 17;  // that pay for another thread
-  if (x.m > dot_rows) return used;
-  return static_cast<int>(std::clamp<std::int64_t>(x.n * x.k / worthwhile_elements, used, std::max(used, threads)));
 }
 
 /// One tile of C, one block of k.
@@ -138,23 +133,10 @@ void pack_right(const Bf16Operands& x, const Block& block, std::int64_t column, 
       for (std::int64_t p = begin; p < end; ++p) x.copy_right(block.p + p, column, columns, rows + p * columns);
     });
   }
-  // For few rows of A reading B is what takes time: every panel of some steps comes before the next steps, so that rows
-  // of B are read as they lie, and the next ones are asked for.
-  const std::int64_t run = x.m <= dot_rows ? 2 * step_elements : block.depth;
   split(ceil_div(columns, dot_columns), threads, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t p = 0; p < block.depth; p += run) {
-      const std::int64_t next = std::min(p + run, block.depth), last = std::min(p + 2 * run, block.depth);
-      for (std::int64_t r = next; r < last && column_stride == 1; ++r) {
-        const std::uint16_t* const row = b + r * row_stride;
-        for (std::int64_t c = begin * dot_columns; c < std::min(end * dot_columns, columns); c += dot_columns) {
-          __builtin_prefetch(row + c);
-        }
-      }
-      for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
-        pack_bf16_panel(b + first * column_stride + p * row_stride, row_stride, column_stride,
-                        std::min(run, block.depth - p), std::min<std::int64_t>(dot_columns, columns - first),
-                        packed + packed_bytes(block.depth, first) + p / step_elements * step_block_bytes);
-      }
+    for (std::int64_t first = begin * dot_columns; first < end * dot_columns; first += dot_columns) {
+      pack_bf16_panel(b + first * column_stride, row_stride, column_stride, block.depth,
+                      std::min<std::int64_t>(dot_columns, columns - first), packed + packed_bytes(block.depth, first));
     }
   });
 }
@@ -175,7 +157,6 @@ void finish_rows(const Output<float>& output, Finish<float> finish, OutputTile t
 
 void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Place& place, void* workspace, int threads,
               DotUnit unit) noexcept {
-  const int packers = packers_of(x, threads_of(x, threads), threads);
   threads = threads_of(x, threads);
   const Space space = space_of(x);
   auto* const sums = static_cast<float*>(workspace);
@@ -193,7 +174,7 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
       const std::int64_t panels = ceil_div(rows, dot_rows);
       for (std::int64_t p = 0; p == 0 || p < x.k; p += unit_depth) {
         const Block block{row, p, std::min(unit_depth, x.k - p)};
-        pack_right(x, block, column, columns, right_rows, packed, packers);
+        pack_right(x, block, column, columns, right_rows, packed, threads);
         const bool is_last = p + unit_depth >= x.k;
         const int workers = static_cast<int>(std::min<std::int64_t>(threads, panels));
         parallel_threads(workers, [&](int thread) {
@@ -219,6 +200,112 @@ void multiply(const Bf16Operands& x, const Output<float>& output, const Bf16Plac
   }
 }
 
+/// One thread's columns of a streamed product. Of B a step at a time is packed, panel by panel of a tile, and goes on
+/// with the sums that the steps before them left: what is packed stays near, and B is read as its rows lie.
+class Streamed {
+ public:
+  static constexpr std::int64_t run = step_elements;
+  static constexpr std::int64_t packed_run = run / step_elements * step_block_bytes;
+  static constexpr std::int64_t sums = most_streamed_rows * stream_columns;  // floats
+  static constexpr std::int64_t thread_bytes = 2 * packed_run + 2 * sums * 4;
+
+  static int threads_of(const Bf16Operands& x, int threads) noexcept {
+    constexpr std::int64_t worthwhile_elements = 1 << 17;  // that pay for another thread
+    const std::int64_t most = std::min(x.n / dot_columns, x.n * x.k / worthwhile_elements);
+    return static_cast<int>(std::clamp<std::int64_t>(most, 1, threads));
+  }
+
+  Streamed(const Bf16Operands& x, std::uint8_t* space, DotUnit unit) noexcept
+      : x_(x),
+        packed_(space),
+        block_(reinterpret_cast<float*>(space + 2 * packed_run)),
+        total_(block_ + sums),
+        kernel_(dot_kernel(unit)) {}
+
+  /// Calls done(column, columns, sums) for every tile of columns.
+  template <class Done>
+  void compute(std::int64_t begin, std::int64_t end, Done&& done) noexcept {
+    kernel_.begin(static_cast<int>(x_.m));
+    for (std::int64_t column = begin; column < end; column += stream_columns) {
+      const std::int64_t columns = std::min(stream_columns, end - column);
+      for (std::int64_t p = 0; p == 0 || p < x_.k; p += unit_depth) {
+        const std::int64_t last = std::min(x_.k, p + unit_depth);
+        float* const to = p == 0 ? total_ : block_;
+        for (std::int64_t q = p; q == p || q < last; q += run) {
+          add_run(column, columns, q, std::min(run, last - q), to, q > p);
+        }
+        for (std::int64_t i = 0; p > 0 && i < x_.m * stream_columns; ++i) total_[i] += block_[i];
+      }
+      done(column, columns, total_);
+    }
+    kernel_.end();
+  }
+
+ private:
+  void add_run(std::int64_t column, std::int64_t columns, std::int64_t p, std::int64_t depth, float* to,
+               bool is_sum) noexcept {
+    alignas(64) std::uint8_t tail[most_streamed_rows * step_bytes] = {};
+    ask(column, columns, p + depth);
+    DotTile tile{};
+    tile.rows = static_cast<int>(x_.m);
+    tile.a = reinterpret_cast<const std::uint8_t*>(x_.a + p);
+    tile.a_stride = x_.a_stride * 2;
+    tile.whole_steps = depth / step_elements;
+    const std::int64_t rest = depth % step_elements;
+    tile.a_tail = rest != 0 ? tail : nullptr;
+    for (int r = 0; rest != 0 && r < tile.rows; ++r) {
+      std::memcpy(tail + r * step_bytes, x_.a + p + r * x_.a_stride + tile.whole_steps * step_elements,
+                  static_cast<std::size_t>(rest * 2));
+    }
+    tile.is_sum = is_sum;
+    tile.out_stride = stream_columns;
+    // A panel is computed after the next one has been packed: what was stored is then there to be loaded.
+    const auto pack = [&](std::int64_t first) {
+      pack_bf16_panel(x_.b + p * x_.b_row_stride + column + first, x_.b_row_stride, 1, depth,
+                      std::min<std::int64_t>(dot_columns, columns - first), place_of(first));
+    };
+    pack(0);
+    for (std::int64_t first = 0; first < columns; first += dot_columns) {
+      if (first + dot_columns < columns) pack(first + dot_columns);
+      tile.b = place_of(first);
+      tile.out = to + first;
+      kernel_.compute(tile);
+    }
+  }
+
+  std::uint8_t* place_of(std::int64_t first) const noexcept { return packed_ + first / dot_columns % 2 * packed_run; }
+
+  /// Asks for the rows of the next run.
+  void ask(std::int64_t column, std::int64_t columns, std::int64_t p) const noexcept {
+    for (std::int64_t r = p; r < std::min(x_.k, p + run); ++r) {
+      const std::uint16_t* const row = x_.b + r * x_.b_row_stride + column;
+      for (std::int64_t c = 0; c < columns; c += dot_columns) __builtin_prefetch(row + c);
+    }
+  }
+
+  const Bf16Operands& x_;
+  std::uint8_t* packed_;
+  float *block_, *total_;
+  const DotKernel& kernel_;
+};
+
+void multiply_streamed(const Bf16Operands& x, const Output<float>& output, const Bf16Place& place, void* workspace,
+                       int threads, DotUnit unit) noexcept {
+  threads = Streamed::threads_of(x, threads);
+  const std::int64_t each = round_up(ceil_div(x.n, threads), dot_columns);
+  const Microkernels<float>& micro = microkernels<float>(isa());
+  const Finish<float> finisher = finish<float>(isa());
+  parallel_threads(threads, [&](int thread) {
+    Streamed worker(x, static_cast<std::uint8_t*>(workspace) + thread * Streamed::thread_bytes, unit);
+    worker.compute(std::min(x.n, thread * each), std::min(x.n, (thread + 1) * each),
+                   [&](std::int64_t column, std::int64_t columns, float* sums) {
+                     const OutputTile tile{place.c_offset, place.bias_offset, 0, column, 0, 0};
+                     finish_rows(output, finisher, tile, x.m, columns, micro.lanes * micro.vectors, sums,
+                                 stream_columns);
+                   });
+  });
+}
+
 /// Whether C^T = B^T A^T is computed in place of C: few rows, and columns of B that lie side by side, as those of a
 /// decoder's weights. They are then read once, where they lie, and C^T's many rows are threads' work. An element has
 /// the same products in the same order, and the units' sums do not tell which factor is whose.
@@ -242,6 +329,7 @@ class Views final : public Bf16Operands {
     }
     reads_left = column_stride_ == 1, reads_right = true;
     a = rows_, a_stride = row_stride_;
+    is_streamed = m <= most_streamed_rows && reads_left && b_column_stride == 1 && n * k >= least_streamed;
   }
   void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,
                  std::uint16_t* out) const noexcept override {
@@ -261,12 +349,17 @@ namespace gemm_detail {
 
 std::size_t bf16_product_bytes(const Bf16Operands& operands, int threads) noexcept {
   using namespace gemm_bf16_detail;
+  if (operands.is_streamed) {
+    return static_cast<std::size_t>(Streamed::threads_of(operands, threads) * Streamed::thread_bytes);
+  }
   return static_cast<std::size_t>(space_of(operands).total(threads_of(operands, threads)));
 }
 
 void bf16_product(const Bf16Operands& operands, const Output<float>& output, const Bf16Place& place, void* workspace,
                   int threads, DotUnit unit) noexcept {
-  gemm_bf16_detail::multiply(operands, output, place, workspace, threads, unit);
+  using namespace gemm_bf16_detail;
+  operands.is_streamed ? multiply_streamed(operands, output, place, workspace, threads, unit)
+                       : multiply(operands, output, place, workspace, threads, unit);
 }
 
 std::size_t bf16_workspace_bytes(const GemmArgs& args, int threads) noexcept {

@@ -35,10 +35,19 @@ THIMBLE_TARGET_AMX void end() { _tile_release(); }
 
 template <bool has_lower, bool has_right>
 THIMBLE_TARGET_AMX void compute_rows(const DotTile& tile) {
-  _tile_zero(0);
-  if constexpr (has_right) _tile_zero(1);
-  if constexpr (has_lower) _tile_zero(2);
-  if constexpr (has_lower && has_right) _tile_zero(3);
+  float* const out = tile.out;
+  const std::int64_t out_stride = tile.out_stride * 4;
+  if (tile.is_sum) {
+    _tile_loadd(0, out, out_stride);
+    if constexpr (has_right) _tile_loadd(1, out + block_columns, out_stride);
+    if constexpr (has_lower) _tile_loadd(2, out + 16 * tile.out_stride, out_stride);
+    if constexpr (has_lower && has_right) _tile_loadd(3, out + 16 * tile.out_stride + block_columns, out_stride);
+  } else {
+    _tile_zero(0);
+    if constexpr (has_right) _tile_zero(1);
+    if constexpr (has_lower) _tile_zero(2);
+    if constexpr (has_lower && has_right) _tile_zero(3);
+  }
   const std::uint8_t* b = tile.b;
   const std::uint8_t* a = tile.a;
   std::int64_t stride = tile.a_stride;
@@ -61,8 +70,6 @@ THIMBLE_TARGET_AMX void compute_rows(const DotTile& tile) {
     a += step_bytes;
     b += step_block_bytes;
   }
-  float* const out = tile.out;
-  const std::int64_t out_stride = tile.out_stride * 4;
   _tile_stored(0, out, out_stride);
   if constexpr (has_right) _tile_stored(1, out + block_columns, out_stride);
   if constexpr (has_lower) _tile_stored(2, out + 16 * tile.out_stride, out_stride);

@@ -22,6 +22,8 @@ class Bf16Operands {
   /// A's rows, each side by side, `a_stride` apart.
   const std::uint16_t* a = nullptr;
   std::int64_t a_stride = 0;
+  /// A has at most 4 rows, and B is read as its rows lie, a few at a time: both in place, B's columns side by side.
+  bool is_streamed = false;
   /// Elements [p, p + depth) of `rows` rows of A from `row` on, each followed by zeros up to `filled`, one behind the
   /// other. Not called where A is read in place. By several threads at once.
   virtual void copy_left(std::int64_t row, int rows, std::int64_t p, std::int64_t depth, std::int64_t filled,

@@ -30,6 +30,7 @@ struct Model {
   static void run(const DotTile& tile) noexcept {
     for (int r = 0; r < tile.rows; ++r) {
       float sums[dot_columns] = {};
+      if (tile.is_sum) std::memcpy(sums, tile.out + r * tile.out_stride, sizeof(sums));
       for (std::int64_t s = 0; s < tile.steps(); ++s) {
         const std::uint8_t* const a = row_of(tile, s, r);
         for (int g = 0; g < step_pairs; ++g) add_pair(a + g * pair_bytes, tile.b + s * step_block_bytes, g, sums);
@@ -95,7 +96,10 @@ THIMBLE_TARGET_BF16 void rows_avx512(const DotTile& tile, int first_row) {
   __m512 sum[rows][halves];
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
-    for (int half = 0; half < halves; ++half) sum[r][half] = _mm512_setzero_ps();
+    const float* const before = tile.out + (first_row + r) * tile.out_stride;
+    for (int half = 0; half < halves; ++half) {
+      sum[r][half] = tile.is_sum ? _mm512_loadu_ps(before + half * block_columns) : _mm512_setzero_ps();
+    }
   }
   add_steps<rows, halves>(tile.a + first_row * tile.a_stride, tile.a_stride, tile.whole_steps, tile.b, sum);
   if (tile.a_tail != nullptr) {

@@ -30,6 +30,7 @@ struct DotTile {
   int rows;
   float* out;
   std::int64_t out_stride;
+  bool is_sum = false;   ///< out has the sums of the steps before these, which go on
   bool is_half = false;  ///< the first 16 columns of the panel alone are wanted, and computed
   /// Rows that a later call reads once, a_stride apart: asked for step by step while this one computes. Null: none.
   const std::uint8_t* ahead = nullptr;
