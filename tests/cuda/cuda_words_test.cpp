@@ -60,8 +60,8 @@ bool same(const Values& a, const Values& b) {
   });
 }
 
-/// What cvt.rn.satfinite gives by the PTX ISA: the nearest code, ties to the even one, beyond the largest finite one that
-/// one, of NaN 0x7F.
+/// What cvt.rn.satfinite gives by the PTX ISA: the nearest code, ties to the even one, beyond the largest finite one
+/// that one, of NaN 0x7F.
 template <class F>
 std::uint8_t converted(float x, const std::vector<double>& magnitudes) {
   if (std::isnan(x)) return 0x7F;
