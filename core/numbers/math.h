@@ -91,8 +91,8 @@ THIMBLE_HD inline float exp_of_moderate(float x) noexcept {
   return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127) << 23);
 }
 
-/// e^-a of a >= 0, given by its bits: those of exp_of_number(-a) in fewer steps. 2^exponent in two factors, of which the
-/// second is the same for all.
+/// e^-a of a >= 0, given by its bits: those of exp_of_number(-a) in fewer steps. 2^exponent in two factors, of which
+/// the second is the same for all.
 THIMBLE_HD inline float exp_of_negative(std::uint32_t a) noexcept {
   constexpr std::uint32_t most = 0x42D00000u;  // 104
   const Exponential e = exp_parts(-from_bits(a < most ? a : most));

@@ -123,9 +123,9 @@ Descriptors& descriptors_of(Device device, const ConvShape& s, DType dtype) {
   return *made;
 }
 
-/// One direction: ask(handle, descriptors, &bytes) for its workspace, then run(handle, descriptors, first image, bytes),
-/// once, or for some images after the other where they are `separable`. False: the library cannot, or needs more than
-/// there is.
+/// One direction: ask(handle, descriptors, &bytes) for its workspace, then run(handle, descriptors, first image,
+/// bytes), once, or for some images after the other where they are separable. False: the library cannot, or needs more
+/// than there is.
 template <class Ask, class Run>
 bool run_within(std::size_t workspace_bytes, const char* direction, const ConvShape& shape, DType dtype,
                 bool are_separable, const Ask& ask, const Run& run) {
