@@ -91,6 +91,25 @@ THIMBLE_HD inline float exp_of_moderate(float x) noexcept {
   return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127) << 23);
 }
 
+/// e^-a of a >= 0, given by its bits: those of exp_of_number(-a) in fewer steps. 2^exponent in two factors, of which
+/// the second is the same for all.
+THIMBLE_HD inline float exp_of_negative(std::uint32_t a) noexcept {
+  constexpr std::uint32_t most = 0x42D00000u;  // 104
+  const Exponential e = exp_parts(-from_bits(a < most ? a : most));
+  return e.value * from_bits(static_cast<std::uint32_t>(e.exponent + 127 + 64) << 23) * 0x1p-64f;
+}
+
+/// sigmoid(x), bit by bit, for processors whose divisions are slow, but not their fused multiply-adds: `reciprocal` is
+/// 1 / (1 + e^-|x|) within 2 units in the last place. One step of Newton makes it exact to half a unit, except below 2,
+/// and the quotient's remainder rounds that as a division does: tests/cuda/cuda_words_test.cpp.
+THIMBLE_HD inline float sigmoid_by(float x, float reciprocal) noexcept {
+  const float e = exp_of_negative(magnitude_of(x)), d = 1.0f + e;
+  float r = __builtin_fmaf(reciprocal, __builtin_fmaf(-d, reciprocal, 1.0f), reciprocal);
+  r = d == 0x1.fffffep+0f ? 0x1.000002p-1f : r;
+  const float n = bits_of(x) >> 31 != 0 ? e : 1.0f, q = n * r;
+  return unless_nan(x, bits_of(__builtin_fmaf(__builtin_fmaf(-d, q, n), r, q)));
+}
+
 }  // namespace detail
 
 /// e^x. Error < 1 ulp (largest found: 0.98); infinity from 88.72284 on, subnormal below -87.33655, zero below
@@ -219,10 +238,17 @@ THIMBLE_HD inline Normal<double> normal(double x) noexcept {
 /// 1 / (1 + e^-x). Error < 3 ulp (largest found: 2.41), also where the result is small: e^x / (1 + e^x) for x < 0.
 THIMBLE_HD inline float sigmoid(float x) noexcept {
   using namespace detail;
+#if defined(__CUDA_ARCH__)
+  float reciprocal;
+  const float denominator = 1.0f + exp_of_negative(magnitude_of(x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(denominator));
+  return sigmoid_by(x, reciprocal);
+#else
   const std::uint32_t if_negative = std::uint32_t{0} - (bits_of(x) >> 31);
   const float e = exp_of_number(from_bits(magnitude_of(x) | sign_bit));
   const float numerator = from_bits((bits_of(e) & if_negative) | (bits_of(1.0f) & ~if_negative));
   return unless_nan(x, bits_of(numerator / (1.0f + e)));
+#endif
 }
 THIMBLE_HD inline double sigmoid(double x) noexcept {
   const double e = THIMBLE_STD_MATH(exp)(-THIMBLE_STD_MATH(fabs)(x));

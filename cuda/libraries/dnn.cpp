@@ -1,12 +1,18 @@
 // cuDNN's part in convolutions: (N, H, W, C) images and (O, KH, KW, C / groups) weights, one deterministic algorithm
-// for each direction. Without cuDNN the own kernels compute all of them.
+// for each direction. Without cuDNN the own kernels compute all of them. Descriptors, and what an algorithm asks for as
+// workspace, are made once for each shape and kept. Where all images at once would need more workspace than there is
+// (few channels, which the library pads), it takes some of them at a time.
 
 #include <thimble/cuda/runtime/library.h>
 
 #if defined(THIMBLE_HAS_CUDNN)
 
+#include <algorithm>
+#include <array>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include <cudnn.h>
@@ -46,16 +52,15 @@ cudnnHandle_t handle_of(Device device, cudaStream_t stream) {
   return handle;
 }
 
-/// The descriptors of one call; destroyed with it.
-struct Call {
-  cudnnHandle_t handle = nullptr;
+/// The descriptors of a shape, and what its algorithms ask for.
+struct Descriptors {
   cudnnTensorDescriptor_t x = nullptr, y = nullptr;
   cudnnFilterDescriptor_t weight = nullptr;
   cudnnConvolutionDescriptor_t conv = nullptr;
+  /// Bytes for each direction, once asked; none: the library cannot.
+  std::map<const char*, std::optional<std::size_t>> workspaces;
 
-  Call(const ConvShape& s, DType dtype) {
-    const Device device = launching_device();
-    handle = handle_of(device, compute_stream(device));
+  Descriptors(const ConvShape& s, DType dtype, bool is_exact) {
     const cudnnDataType_t type = type_of(dtype);
     const auto narrow = [](std::int64_t value) { return static_cast<int>(value); };
     check_dnn(cudnnCreateTensorDescriptor(&x), "cudnnCreateTensorDescriptor");
@@ -76,13 +81,12 @@ struct Call {
                                               CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
               "cudnnSetConvolution2dDescriptor");
     check_dnn(cudnnSetConvolutionGroupCount(conv, narrow(s.groups)), "cudnnSetConvolutionGroupCount");
-    const bool is_exact = dtype == DType::f32 && !allows_tf32();  // tensor cores round f32 operands to TF32
     check_dnn(cudnnSetConvolutionMathType(conv, is_exact ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH),
               "cudnnSetConvolutionMathType");
   }
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
-  ~Call() {
+  Descriptors(const Descriptors&) = delete;
+  Descriptors& operator=(const Descriptors&) = delete;
+  ~Descriptors() {
     if (conv) cudnnDestroyConvolutionDescriptor(conv);
     if (weight) cudnnDestroyFilterDescriptor(weight);
     if (y) cudnnDestroyTensorDescriptor(y);
@@ -99,70 +103,135 @@ bool is_countable(const ConvShape& s) {
 
 constexpr float one = 1, zero = 0;
 
-/// One direction: ask(&bytes) for its workspace, then run(bytes). False: the library cannot, or needs more than there
-/// is.
+/// The descriptors of a shape on a device. One caller at a time.
+Descriptors& descriptors_of(Device device, const ConvShape& s, DType dtype) {
+  using Key = std::array<std::int64_t, 19>;
+  static std::map<Key, std::unique_ptr<Descriptors>> known;
+  const bool is_exact = dtype == DType::f32 && !allows_tf32();  // tensor cores round f32 operands to TF32
+  const Key key{device.index, static_cast<std::int64_t>(dtype),
+                is_exact,     s.images,
+                s.height,     s.width,
+                s.channels,   s.filters,
+                s.kernel_h,   s.kernel_w,
+                s.stride_h,   s.stride_w,
+                s.pad_top,    s.pad_bottom,
+                s.pad_left,   s.pad_right,
+                s.dilation_h, s.dilation_w,
+                s.groups};
+  std::unique_ptr<Descriptors>& made = known[key];
+  if (!made) made = std::make_unique<Descriptors>(s, dtype, is_exact);
+  return *made;
+}
+
+/// One direction: ask(handle, descriptors, &bytes) for its workspace, then run(handle, descriptors, first image,
+/// bytes), once, or for some images after the other where they are separable. False: the library cannot, or needs more
+/// than there is.
 template <class Ask, class Run>
-bool run_within(std::size_t workspace_bytes, const char* direction, const Ask& ask, const Run& run) {
-  std::size_t bytes = 0;
-  const cudnnStatus_t asked = ask(&bytes);
-  if (is_refusal(asked) || bytes > workspace_bytes) return false;
-  check_dnn(asked, direction);
-  const cudnnStatus_t ran = run(bytes);
-  if (is_refusal(ran)) return false;
-  check_dnn(ran, direction);
+bool run_within(std::size_t workspace_bytes, const char* direction, const ConvShape& shape, DType dtype,
+                bool are_separable, const Ask& ask, const Run& run) {
+  static std::mutex mutex;  // ranks that share a device share its descriptors
+  const std::lock_guard guard(mutex);
+  const Device device = launching_device();
+  const cudnnHandle_t handle = handle_of(device, compute_stream(device));
+  const auto with_images = [&](std::int64_t images) -> Descriptors& {
+    ConvShape some = shape;
+    some.images = images;
+    return descriptors_of(device, some, dtype);
+  };
+  const auto bytes_of = [&](Descriptors& d) {
+    const auto [at, is_new] = d.workspaces.try_emplace(direction);
+    if (!is_new) return at->second;
+    std::size_t bytes = 0;
+    const cudnnStatus_t asked = ask(handle, d, &bytes);
+    if (is_refusal(asked)) return at->second;
+    if (asked != CUDNN_STATUS_SUCCESS) d.workspaces.erase(at);
+    check_dnn(asked, direction);
+    return at->second = bytes;
+  };
+  const auto fits = [&](std::int64_t images) {
+    const std::optional<std::size_t> bytes = bytes_of(with_images(images));
+    return bytes && *bytes <= workspace_bytes;
+  };
+  std::int64_t together = shape.images;
+  while (!fits(together) || (shape.images % together != 0 && !fits(shape.images % together))) {
+    if (!are_separable || together == 1) return false;
+    together = (together + 1) / 2;
+  }
+  for (std::int64_t first = 0; first < shape.images; first += together) {
+    Descriptors& d = with_images(std::min(together, shape.images - first));
+    const cudnnStatus_t ran = run(handle, d, first, *bytes_of(d));
+    if (first == 0 && is_refusal(ran)) return false;
+    check_dnn(ran, direction);
+  }
   return true;
 }
+
+/// Where image `first` begins, of `elements` each.
+const void* image_at(const void* images, std::int64_t first, std::int64_t elements, DType dtype) {
+  return static_cast<const std::byte*>(images) + first * elements * static_cast<std::int64_t>(size_of(dtype));
+}
+void* image_at(void* images, std::int64_t first, std::int64_t elements, DType dtype) {
+  return static_cast<std::byte*>(images) + first * elements * static_cast<std::int64_t>(size_of(dtype));
+}
+std::int64_t input_elements(const ConvShape& s) { return s.height * s.width * s.channels; }
+std::int64_t output_elements(const ConvShape& s) { return s.out_height() * s.out_width() * s.filters; }
 
 }  // namespace dnn_detail
 
 bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   const Doing doing(args, workspace_bytes);
-  if (!is_countable(args.shape) || args.activation != Activation::none || args.pre_activation) return false;
-  const Call c(args.shape, args.dtype);
+  const ConvShape& s = args.shape;
+  if (!is_countable(s) || args.activation != Activation::none || args.pre_activation) return false;
   constexpr auto algorithm = CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;
   return run_within(
-      workspace_bytes, "cudnnConvolutionForward",
-      [&](std::size_t* bytes) {
-        return cudnnGetConvolutionForwardWorkspaceSize(c.handle, c.x, c.weight, c.conv, c.y, algorithm, bytes);
+      workspace_bytes, "cudnnConvolutionForward", s, args.dtype, true,
+      [&](cudnnHandle_t handle, const Descriptors& d, std::size_t* bytes) {
+        return cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.weight, d.conv, d.y, algorithm, bytes);
       },
-      [&](std::size_t bytes) {
-        return cudnnConvolutionForward(c.handle, &one, c.x, args.x, c.weight, args.weight, c.conv, algorithm, workspace,
-                                       bytes, &zero, c.y, args.y);
+      [&](cudnnHandle_t handle, const Descriptors& d, std::int64_t first, std::size_t bytes) {
+        return cudnnConvolutionForward(handle, &one, d.x, image_at(args.x, first, input_elements(s), args.dtype),
+                                       d.weight, args.weight, d.conv, algorithm, workspace, bytes, &zero, d.y,
+                                       image_at(args.y, first, output_elements(s), args.dtype));
       });
 }
 
 bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   const Doing doing(args, workspace_bytes);
-  if (!is_countable(args.shape)) return false;
-  const Call c(args.shape, args.dtype);
+  const ConvShape& s = args.shape;
+  if (!is_countable(s)) return false;
   constexpr auto algorithm = CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
   return run_within(
-      workspace_bytes, "cudnnConvolutionBackwardData",
-      [&](std::size_t* bytes) {
-        return cudnnGetConvolutionBackwardDataWorkspaceSize(c.handle, c.weight, c.y, c.conv, c.x, algorithm, bytes);
+      workspace_bytes, "cudnnConvolutionBackwardData", s, args.dtype, true,
+      [&](cudnnHandle_t handle, const Descriptors& d, std::size_t* bytes) {
+        return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, d.weight, d.y, d.conv, d.x, algorithm, bytes);
       },
-      [&](std::size_t bytes) {
-        return cudnnConvolutionBackwardData(c.handle, &one, c.weight, args.weight, c.y, args.dy, c.conv, algorithm,
-                                            workspace, bytes, args.accumulate ? &one : &zero, c.x, args.dx);
+      [&](cudnnHandle_t handle, const Descriptors& d, std::int64_t first, std::size_t bytes) {
+        return cudnnConvolutionBackwardData(handle, &one, d.weight, args.weight, d.y,
+                                            image_at(args.dy, first, output_elements(s), args.dtype), d.conv, algorithm,
+                                            workspace, bytes, args.accumulate ? &one : &zero, d.x,
+                                            image_at(args.dx, first, input_elements(s), args.dtype));
       });
 }
 
+// Sums over images: in f32 they may be added in parts, in 16 bits each part would be rounded.
 bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* workspace, std::size_t workspace_bytes) {
   using namespace dnn_detail;
   const Doing doing(args, workspace_bytes);
-  if (!is_countable(args.shape)) return false;
-  const Call c(args.shape, args.dtype);
+  const ConvShape& s = args.shape;
+  if (!is_countable(s)) return false;
   constexpr auto algorithm = CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
   return run_within(
-      workspace_bytes, "cudnnConvolutionBackwardFilter",
-      [&](std::size_t* bytes) {
-        return cudnnGetConvolutionBackwardFilterWorkspaceSize(c.handle, c.x, c.y, c.conv, c.weight, algorithm, bytes);
+      workspace_bytes, "cudnnConvolutionBackwardFilter", s, args.dtype, args.dtype == DType::f32,
+      [&](cudnnHandle_t handle, const Descriptors& d, std::size_t* bytes) {
+        return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, d.x, d.y, d.conv, d.weight, algorithm, bytes);
       },
-      [&](std::size_t bytes) {
-        return cudnnConvolutionBackwardFilter(c.handle, &one, c.x, args.x, c.y, args.dy, c.conv, algorithm, workspace,
-                                              bytes, args.accumulate ? &one : &zero, c.weight, args.dweight);
+      [&](cudnnHandle_t handle, const Descriptors& d, std::int64_t first, std::size_t bytes) {
+        return cudnnConvolutionBackwardFilter(handle, &one, d.x, image_at(args.x, first, input_elements(s), args.dtype),
+                                              d.y, image_at(args.dy, first, output_elements(s), args.dtype), d.conv,
+                                              algorithm, workspace, bytes, args.accumulate || first > 0 ? &one : &zero,
+                                              d.weight, args.dweight);
       });
 }
 

@@ -137,8 +137,8 @@ THIMBLE_DEVICE inline bool is_infinite(float value) {
   return (bit_cast<std::uint32_t>(value) & 0x7FFFFFFFu) == quant::infinity_bits;
 }
 
-// fp8_code of eight values. GPUs with FP8 units have an instruction, which differs in infinite values alone: it gives the
-// largest finite code for them.
+// fp8_code of eight values. GPUs with FP8 units have an instruction, which differs in infinite values alone: it gives
+// the largest finite code for them.
 template <class Code>
 THIMBLE_DEVICE inline void make_codes(const float (&values)[8], float inverse, std::uint8_t (&codes)[8]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890

@@ -124,8 +124,8 @@ struct StretchMomentsOfWords {
   }
 };
 
-// Merges the stretches of each channel, one after the other, in the first one's place. What each is of all rows so far is
-// found by the threads of a warp together, ahead of the channels' merges.
+// Merges the stretches of each channel, one after the other, in the first one's place. What each is of all rows so far
+// is found by the threads of a warp together, ahead of the channels' merges.
 struct MergeStretches {
   static constexpr int threads = 32;
   StretchGrid grid;

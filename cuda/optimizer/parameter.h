@@ -52,6 +52,20 @@ THIMBLE_DEVICE inline void write_eights(void* data, DType dtype, std::int64_t at
   dtype == DType::bf16 ? put.template operator()<bf16>() : put.template operator()<f16>();
 }
 
+/// Elements of any dtype, one by one.
+struct Array {
+  void* data;
+  DType dtype;
+  template <class T>
+  THIMBLE_DEVICE T get(std::int64_t i) const {
+    return load<T>(data, dtype, i);
+  }
+  template <class T>
+  THIMBLE_DEVICE void set(std::int64_t i, T value) const {
+    store<T>(data, dtype, i, value);
+  }
+};
+
 /// What the parameters of a launch share.
 struct ParameterKind {
   DType dtype;

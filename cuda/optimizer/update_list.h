@@ -41,6 +41,10 @@ struct UpdateEntry {
   NarrowExtra extra;
 };
 
+/// Elements of such a parameter that a team takes.
+inline constexpr std::int64_t update_stretch = 4096;
+inline std::int64_t update_stretches(std::int64_t n) { return (n + update_stretch - 1) / update_stretch; }
+
 /// The same of Adafactor, whose parameters are matrices.
 struct FactoredEntry {
   std::int64_t n, columns;  ///< elements; 0 of them: no rows
@@ -76,6 +80,15 @@ struct ListTable {
 using UpdateTable = ListTable<UpdateEntry>;
 using FactoredTable = ListTable<FactoredEntry>;
 inline constexpr std::size_t most_argument_bytes = 4096 - sizeof(std::int64_t);
+
+/// Whether are_words(entry) of all entries.
+template <class AreWords>
+bool all_of(const UpdateTable& table, const AreWords& are_words) {
+  for (int i = 0; i < table.count; ++i) {
+    if (!are_words(table.entries[i])) return false;
+  }
+  return true;
+}
 
 inline bool are_alike(const kernels::NarrowArgs& a, const kernels::NarrowArgs& b) {
   return (a.master == nullptr) == (b.master == nullptr) && (a.compensation == nullptr) == (b.compensation == nullptr) &&

@@ -1,5 +1,6 @@
-// Cross entropy on CUDA devices: a team for each row, which is read in words, once in each direction. Targets are not asked for bad ones, which would stall the device:
-// a row whose target is no class gets the loss NaN, and its gradient is that of no target.
+// Cross entropy on CUDA devices: a team for each row, which is read in words, once in each direction. Targets are not
+// asked for bad ones, which would stall the device: a row whose target is no class gets the loss NaN, and its gradient
+// is that of no target.
 
 #include <cmath>
 

@@ -8,7 +8,7 @@
 
 namespace thimble::cuda_kernels {
 
-/// The largest of some numbers, and the sum of e^(x - largest) over them. NaN and +infinity among them make the sum NaN.
+/// The largest of some numbers, and the sum of e^(x - largest) over them, which NaN and +infinity make NaN.
 template <class T>
 struct ExponentialSum {
   T largest = -static_cast<T>(INFINITY);

@@ -1,5 +1,6 @@
-// Softmax on CUDA devices: a warp or a team for each row, which is read in words, once for the largest and the sum, once
-// for the result. A thread sums its elements in the compute type, relative to its largest so far; all of them in f64.
+// Softmax on CUDA devices: a warp or a team for each row, which is read in words, once for the largest and the sum,
+// once for the result. A thread sums its elements in the compute type, relative to its largest so far; all of them in
+// f64.
 
 #include <cmath>
 

@@ -10,6 +10,7 @@
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/tape.h>
 #include <thimble/core/kernels/shared/fp8_code.h>
+#include <thimble/core/numbers/math.h>
 #include <thimble/core/ops/matmul/product.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
@@ -60,8 +61,8 @@ bool same(const Values& a, const Values& b) {
   });
 }
 
-/// What cvt.rn.satfinite gives by the PTX ISA: the nearest code, ties to the even one, beyond the largest finite one that
-/// one, of NaN 0x7F.
+/// What cvt.rn.satfinite gives by the PTX ISA: the nearest code, ties to the even one, beyond the largest finite one
+/// that one, of NaN 0x7F.
 template <class F>
 std::uint8_t converted(float x, const std::vector<double>& magnitudes) {
   if (std::isnan(x)) return 0x7F;
@@ -167,6 +168,20 @@ TEST_CASE("cuda_words: sums, pools and updates have the CPU's bits wherever they
       CHECK(same(run(cuda(), askew), here));
     }
   }
+}
+
+TEST_CASE("cuda_words: sigmoid without a division has the bits of the one with it", "[cuda]") {
+  std::uint64_t differences = 0;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += 3001) {
+    const float x = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    const float e = math::detail::exp_of_negative(math::detail::magnitude_of(x)), exact = 1.0f / (1.0f + e);
+    const std::uint32_t expected = std::bit_cast<std::uint32_t>(math::sigmoid(x));
+    for (const int off : {-2, -1, 0, 1, 2}) {
+      const float near = std::bit_cast<float>(std::bit_cast<std::uint32_t>(exact) + static_cast<std::uint32_t>(off));
+      differences += std::bit_cast<std::uint32_t>(math::detail::sigmoid_by(x, near)) != expected ? 1 : 0;
+    }
+  }
+  CHECK(differences == 0);
 }
 
 TEST_CASE("cuda_words: FP8 codes are those that the instruction of a GPU gives", "[cuda][fp8]") {

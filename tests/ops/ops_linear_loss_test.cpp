@@ -190,6 +190,22 @@ TEST_CASE("ops: linear cross entropy chooses its chunks by shape", "[linear_loss
   CHECK(LinearCrossEntropy::chunk_rows_of(2048, 8192, 4) == 512);
 }
 
+TEST_CASE("ops: linear cross entropy takes larger chunks on CUDA devices", "[linear_loss]") {
+  // A dry run counts them: chunks of 128 rows on the CPU, of 2,048 there.
+  const auto peak = [](Device device, std::int64_t chunk_rows) {
+    const auto stack = memory::make_resource(device);
+    const ResourceScope scope(stack.top);
+    const Tensor x = Tensor::empty({5000, 8}, DType::f32, device),
+                 weight = Tensor::empty({40'000, 8}, DType::f32, device);
+    const Tensor targets = Tensor::empty({5000}, DType::i64, device);
+    stack.ledger->reset_peak();
+    apply(LinearCrossEntropy{.chunk_rows = chunk_rows}, x, weight, Tensor(), targets);
+    return stack.ledger->max_allocated();
+  };
+  CHECK(peak(dry(cuda()), 0) == peak(dry(cuda()), 2048));
+  CHECK(peak(dry(cpu), 0) == peak(dry(cpu), 128));
+}
+
 TEST_CASE("ops: linear cross entropy and its operands", "[linear_loss]") {
   const Operands in(6, 4, 5);
   const auto head = [&](const Tensor& x, const Tensor& w, const Tensor& t, CrossEntropyOptions options = {},

@@ -22,7 +22,7 @@ namespace linear_cross_entropy_detail {
 using loss_detail::Form;
 
 // The products read the whole weight once per chunk, so a chunk has rows enough to make that cheap.
-constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128;
+constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128, fewest_rows_on_cuda = 2048;
 
 void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets) {
   const std::string name = form.name;
@@ -135,8 +135,9 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
                      " rows; allowed: at least 1, or 0 for as many as suit");
   }
   const std::int64_t rows = x.size(0), classes = weight.size(0);
-  const std::int64_t step = chunk_rows > 0 ? std::min(chunk_rows, std::max<std::int64_t>(rows, 1))
-                                           : chunk_rows_of(rows, classes, size_of(x.dtype()));
+  std::int64_t step = chunk_rows > 0 ? std::min(chunk_rows, std::max<std::int64_t>(rows, 1))
+                                     : chunk_rows_of(rows, classes, size_of(x.dtype()));
+  if (chunk_rows == 0 && x.device().is_cuda()) step = std::max(step, std::min(rows, detail::fewest_rows_on_cuda));
   const std::int64_t chunks = (rows + step - 1) / step;
   const bool has_gradients = needs[0] || needs[1] || needs[2];
   const DType statistic = loss_detail::loss_dtype(x.dtype());

@@ -35,7 +35,7 @@ struct LinearCrossEntropy {
   std::int64_t ignore_index = -100;
   double label_smoothing = 0;
   kernels::LossReduction reduction = kernels::LossReduction::mean;
-  std::int64_t chunk_rows = 0;  ///< rows whose logits are alive at a time; 0: chunk_rows_of
+  std::int64_t chunk_rows = 0;  ///< rows whose logits are alive at a time; 0: chunk_rows_of, on CUDA 2,048 at least
 
   /// Rows of a chunk for logits (rows, classes): as many as the chunk's bytes allow, a function of these numbers alone.
   static std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t classes, std::size_t element_bytes);
