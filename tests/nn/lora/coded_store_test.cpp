@@ -22,6 +22,8 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/near.h"
+#include "support/operator_table.h"
 
 using namespace thimble;
 using nn::quant::CodedStore;
@@ -157,6 +159,22 @@ TEST_CASE("coded store: a dry run takes the same blocks", "[lora][nf4]") {
     CHECK(real.arena->statistics() == dried.arena->statistics());
     CHECK(real.ledger->max_allocated() == dried.ledger->max_allocated());
     CHECK(real.ledger->bytes() == 0);
+  }
+}
+
+TEST_CASE("coded store: adapters are trained over it on a CUDA device", "[lora][nf4][cuda]") {
+  using namespace coded_store_test;
+  if (!testing::has_cuda()) return;
+  for (const WeightCode code : {WeightCode::int8, WeightCode::nf4}) {
+    INFO(to_string(code));
+    std::vector<std::vector<float>> there;
+    Made here(code, DType::f32), device(code, DType::f32, cuda());
+    train(device, cuda(), DType::f32, true, &there);
+    const auto expected = values_of_training(here, DType::f32);
+    REQUIRE(there.size() == expected.size());
+    for (std::size_t i = 0; i < there.size(); ++i) {
+      CHECK(thimble_test::largest_difference(there[i], expected[i]) <= 1e-4 * thimble_test::largest_of(expected[i]));
+    }
   }
 }
 
