@@ -163,6 +163,12 @@ void add_products(std::vector<FateCase>& rows) {
                       return linear(in[0], in[1], in[2], activation);
                     }});
   }
+  rows.push_back({"lora_linear", {{2, 3, 4}, {5, 4}, {5}, {2, 4}, {5, 2}}, [](Tensors in, Tensors) {
+                    return lora_linear(in[0], in[1], in[2], {}, in[3], in[4], 0.5);
+                  }});
+  rows.push_back({"lora_linear", {{2, 3, 4}, {5, 4}, {5}, {2, 3, 4}, {2, 4}, {5, 2}}, [](Tensors in, Tensors) {
+                    return lora_linear(in[0], in[1], in[2], in[3], in[4], in[5], 0.5);
+                  }});
   for (const Fp8Scaling scaling : {Fp8Scaling::delayed, Fp8Scaling::current, Fp8Scaling::block}) {
     rows.push_back({"fp8_linear", {{2, 3, 4}, {5, 4}, {5}}, [=](Tensors in, Tensors) {
                       return fp8_linear(in[0], in[1], in[2], {.scaling = scaling}, make_fp8_state(2, cpu), true,

@@ -37,7 +37,8 @@ template <class T>
 Rows<T> read_kept(const AttentionProblem& args, const AttentionOperand& x, const AttentionScales& scales,
                   std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count, T* buffer) {
   if (!args.kept) return read_rows(args, x, b, h, first, count, buffer);
-  load_rows(x.data, *args.kept, b * x.batch + first * x.row + h * x.head, x.row, count, args.width, buffer, args.width);
+  kernels::load_rows(x.data, *args.kept, b * x.batch + first * x.row + h * x.head, x.row, count, args.width, buffer,
+                     args.width);
   if (scales.data == nullptr) return {buffer, args.width};
   const float* factor = scales.data + b * scales.batch + first * scales.row + h * scales.head;
   for (std::int64_t r = 0; r < count; ++r, factor += scales.row) {
