@@ -89,8 +89,8 @@ class Optimizer {
   const std::vector<Named>& parameters() const noexcept { return parameters_; }
   /// The parameters as a tape takes them (Tape::train).
   const LeafSet& leaves() const noexcept { return leaves_; }
-  /// State tensors, named `<parameter>.<kind>`: what a checkpoint holds besides parameters and step_count(). Those that
-  /// are away are undefined until fetch_state().
+  /// State tensors, named PARAMETER.KIND: what a checkpoint holds besides parameters and step_count(). Those that are
+  /// away are undefined until fetch_state().
   std::vector<Named> state() const;
   /// The same, where those that are away have shape, dtype and device, and no bytes.
   std::vector<Named> state_outline() const;

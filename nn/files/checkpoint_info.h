@@ -11,8 +11,8 @@
 
 namespace thimble::nn {
 
-/// In the file, numbers stand under `thimble.*` in `__metadata__`: integers in decimal, rate and scale as the 16
-/// hexadecimal digits of their bits, so that every value comes back exact.
+/// In the file, numbers stand in its metadata, under names that begin with "thimble.": integers in decimal, rate and
+/// scale as the 16 hexadecimal digits of their bits, so that every value comes back exact.
 struct CheckpointInfo {
   std::string optimizer;                         ///< Optimizer::name()
   std::int64_t step_count = 0;                   ///< updates done, >= 0

@@ -28,8 +28,8 @@ std::string encode_record(std::string_view data);
 /// are buffered; `flush` hands whole records to the operating system. Not thread-safe.
 class EventWriter {
  public:
-  /// Makes the folder when it is missing, and in it `events.out.tfevents.<seconds>.<host>.<pid>` (with `.1`, `.2`, ...
-  /// appended when that name is taken) that begins with the version record. Throws FileError.
+  /// Makes the folder when it is missing, and in it events.out.tfevents.SECONDS.HOST.PID (with .1, .2, ... appended
+  /// when that name is taken) that begins with the version record. Throws FileError.
   explicit EventWriter(const std::string& folder);
   /// Flushes; a failure here cannot be reported, so call `flush` first where it matters.
   ~EventWriter();
