@@ -2,9 +2,10 @@
 # Opens the pages that the program writes in a browser without a window and uses them (page_check.js). Where there is
 # node, it reads the scripts first.
 #
-#   tests/pages/run.sh build/bin/thimble FOLDER [--pictures]
+#   tests/pages/run.sh build/bin/thimble FOLDER [--pictures | --write]
 #
-# FOLDER is made anew; with --pictures it gets a screenshot of every page. CHROMIUM names the browser. Exit status: 0
+# How a page looks is held against looks/, a screenshot of each in 64 x 40 shades of grey; --write writes them anew.
+# FOLDER is made anew; with --pictures it gets a long screenshot of every page. CHROMIUM names the browser. Exit status: 0
 # passed, 1 failed, 77 not run, because there is no Chromium.
 program=$1
 folder=$2
@@ -74,6 +75,35 @@ finds() { # NAME EDIT: the page holds no longer when its source is changed so
   fi
 }
 
+# look NAME [OPTION...]: the page's screenshot as shades of grey, a number of two digits each, into NAME.look.
+look() {
+  name=$1
+  shift
+  open_page "file://$folder/$name.html" --screenshot="$folder/$name.png" "$@" >/dev/null 2>&1
+  open_page "file://$here/thumbnail.html?file://$folder/$name.png" --allow-file-access-from-files --dump-dom 2>/dev/null |
+    sed -n 's/^.*<pre id="thumbnail">//; /^[0-9a-f]\{128\}$/p' >"$folder/$name.look"
+}
+# distance A B: the mean difference of their shades, of 255; "none" where one of them is no picture.
+distance() {
+  cat "$1" "$2" | awk '
+    function shade(text, i) { return index("0123456789abcdef", substr(text, i, 1)) * 16 + index("0123456789abcdef", substr(text, i + 1, 1)) }
+    { row[NR] = $0 }
+    END {
+      if (NR != 80) { print "none"; exit }
+      for (r = 1; r <= 40; ++r) for (i = 1; i < 128; i += 2) { d = shade(row[r], i) - shade(row[r + 40], i); sum += d < 0 ? -d : d }
+      printf "%.1f\n", sum / 2560
+    }'
+}
+# Fonts differ from machine to machine, and move a mean by 2 or so.
+most=6
+looks_like() { # NAME
+  look "$1"
+  far=$(distance "$here/looks/$1.txt" "$folder/$1.look")
+  echo "looks: $1, $far of at most $most away"
+  awk -v far="$far" -v most=$most 'BEGIN { exit !(far != "none" && far + 0 <= most) }'
+}
+
+export THIMBLE_ISA=generic OMP_NUM_THREADS=2 # figures in the pages are those of these kernels
 gpt="char-gpt --layers 3 --heads 2 --width 64 --seq 128 --batch 4"
 make "$folder/planned.html" plan $gpt --budget 8MiB --html "$folder/planned.html"
 make "$folder/kept.html" plan $gpt --html "$folder/kept.html"
@@ -81,6 +111,24 @@ make "$folder/forward.html" plan $gpt --inference --html "$folder/forward.html"
 make "$folder/infeasible.html" plan $gpt --budget 1 --html "$folder/infeasible.html"
 make "$folder/report.html" reproduce gpt-layer step-peak --quick --out "$folder"
 for name in planned kept forward infeasible report; do holds $name; done
+
+for name in planned kept infeasible report; do
+  if [ "$3" = --write ]; then
+    look $name && mkdir -p "$here/looks" && cp "$folder/$name.look" "$here/looks/$name.txt"
+  elif ! looks_like $name; then
+    status=1
+    echo "FAILED: $name.html does not look as it did; look at it, then run with --write"
+  fi
+done
+sed 's/<style>/<style media="print">/' "$folder/planned.html" >"$folder/bare.html"
+look bare
+far=$(distance "$here/looks/planned.txt" "$folder/bare.look")
+if awk -v far="$far" -v most=$most 'BEGIN { exit !(far == "none" || far + 0 <= most) }'; then
+  status=1
+  echo "FAILED: not found: a page without its styles ($far)"
+else
+  echo "found: a page without its styles ($far)"
+fi
 
 # The check itself: what it must not let pass.
 finds planned 's/this\.offset\[i\] + blocks/offset[i] + blocks/'     # maps that throw half-way
