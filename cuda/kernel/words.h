@@ -92,7 +92,10 @@ inline bool are_aligned(std::initializer_list<const void*> operands) {
   return addresses % 16 == 0;
 }
 
-/// f.template operator()<S>() for the dtypes that kernels take in words: f32, f16 and bf16. False: it is another one.
+/// Whether kernels take the dtype in words.
+inline bool is_word_dtype(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16; }
+
+/// f.template operator()<S>() for those dtypes. False: it is another one.
 template <class F>
 bool with_word_dtype(DType dtype, F&& f) {
   if (dtype == DType::f32) return f.template operator()<float>(), true;

@@ -183,8 +183,7 @@ void clip(const ClipNorm& norm, std::span<const ClipArgs> list) {
   for_each_table(
       list, [](const ClipArgs& a) { return update_stretches(a.n); },
       [](const ClipArgs& a, const UpdateTable& table) {
-        if (all_of(table, [](const UpdateEntry& e) { return are_aligned({e.p}); }) &&
-            with_word_dtype(a.dtype, []<class S>() {})) {
+        if (all_of(table, [](const UpdateEntry& e) { return are_aligned({e.p}); }) && is_word_dtype(a.dtype)) {
           return for_each_team(table.teams, ScaleEights{a.dtype, table});
         }
         with_compute_type(a.dtype, [&]<class T>() { for_each_team(table.teams, Scale<T>{a.dtype, table}); });

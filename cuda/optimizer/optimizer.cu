@@ -111,8 +111,7 @@ struct UpdatesOfEights {
 // Whether a launch can take eights.
 template <class Args>
 bool goes_in_eights(const Args& a, const UpdateTable& table) {
-  const auto is_word = [](DType dtype) { return with_word_dtype(dtype, []<class S>() {}); };
-  if (!is_word(a.dtype) || !is_word(a.gradient_dtype) || !is_word(a.state_dtype)) return false;
+  if (!is_word_dtype(a.dtype) || !is_word_dtype(a.gradient_dtype) || !is_word_dtype(a.state_dtype)) return false;
   const bool has_tensor = form_of(a.narrow) != NarrowForm::stochastic;
   return all_of(table, [&](const UpdateEntry& e) {
     return are_aligned({e.p, e.g, e.first.values, e.second.values, has_tensor ? e.extra.tensor : nullptr});
