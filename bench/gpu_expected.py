@@ -7,15 +7,14 @@
 The time of a kernel is the largest of three, and what a launch takes:
 
   memory    the bytes that it must move, over the share of the bandwidth that a copy reaches
-  issue     the bytes that its threads touch, times instructions for a byte, over the instructions that the GPU issues; an
+  issue     the same bytes, times instructions for a byte, over the instructions that the GPU issues; an
             instruction of a unit of half or an eighth of the rate counts twice or eight times, in its unit
-  waiting   the bytes that its threads touch, over those that are under way at a time (the loads of a trip of all resident
+  waiting   the same bytes, over those that are under way at a time (the loads of a trip of all resident
             threads), times the time that memory takes to answer
 
 Products take their operations over a share of the tensor cores' rate. The shares are guesses, so marked below.
 """
 import collections
-import fnmatch
 import os
 import sys
 
@@ -35,28 +34,22 @@ PLAIN_PRODUCT = 0.85  # of f32's rate: a product in f32
 MMA = 0.62  # of the tensor cores' rate: mma.sync, on Hopper
 OVERLAP = 0.45  # of the bound of attention, whose warps wait for each other and for softmax; of short rows, width 64
 
-Kernel = collections.namedtuple("Kernel", "names must touched threads", defaults=(None,))
 Part = collections.namedtuple("Part", "name seconds bound why")
 
 
-def find(figures, names):
-    for pattern in names:
-        for name, one in figures.items():
-            if fnmatch.fnmatchcase(name, pattern):
-                return name, one
-    sys.exit(f"gpu_expected.py: no kernel is called {' or '.join(names)}")
+def find(figures, name):
+    if name not in figures:
+        sys.exit(f"gpu_expected.py: no kernel is called {name}")
+    return name, figures[name]
 
 
-def kernel(figures, names, must, touched=None, threads=None):
-    """Part of a kernel that must move `must` bytes and touches `touched` (the same); threads: of all, where they do not fill the GPU."""
-    name, one = find(figures, names)
-    touched = touched or must
+def kernel(figures, name, must):
+    """Part of a kernel that must move `must` bytes."""
+    name, one = find(figures, name)
     slots = max(one.instructions, 2 * one.half, 8 * one.eighth) / max(1, one.moved)
     resident = min(2048, 65536 // (-(-one.registers // 8) * 8) // 256 * 256)
-    if threads:
-        resident = min(resident, threads / PROCESSORS)
     under_way = PROCESSORS * resident * max(one.loaded, one.moved - one.loaded)
-    bounds = {"memory": must / (COPY * BANDWIDTH), "issue": touched * slots / ISSUED, "waiting": touched / under_way * ANSWER}
+    bounds = {"memory": must / (COPY * BANDWIDTH), "issue": must * slots / ISSUED, "waiting": must / under_way * ANSWER}
     bound = max(bounds, key=bounds.get)
     return Part(name, bounds[bound] + LAUNCH, bound, f"{one.instructions} / {one.moved} B, {one.registers} registers")
 
@@ -72,7 +65,7 @@ def attention(figures, forward, length, rows, width):
     kernels, clocks = (("Forward", 2),) if forward else (("QueryGradient", 3), ("KeyGradients", 4)), 0
     beside = []
     for which, products in kernels:
-        _, one = find(figures, [f"attention_mma::{which}<bf16, 64>"])
+        _, one = find(figures, f"attention_mma::{which}<bf16, 64>")
         tensor = 4096 / (MMA * TENSOR / PROCESSORS / 4 / CLOCK)
         clocks += products * used / 4096 * max(tensor, one.instructions / one.tensor)
         beside.append(f"{one.instructions / one.tensor:.1f} instructions for one of {tensor:.1f} clocks")
@@ -87,21 +80,15 @@ def size(dtype):
 
 
 def row_kernels(figures, dtype, kind, rows, width):
-    """Row norm and softmax: of words where there is such a kernel, of elements else; they touch a row up to three times."""
-    s, type_ = size(dtype), {"f32": "float", "bf16": "bf16"}[dtype]
-    n = rows * width * s
-    names = {"norm": (f"WarpRows<row_norm::Forward<{type_}>>", "row_norm::Forward<*float*"),
-             "norm_gradient": (f"WarpRows<row_norm::InputGradient<{type_}>>", "row_norm::InputGradient<*float*"),
-             "norm_sums": (f"row_norm::BlockSumsOfWords<{type_}*", "row_norm::BlockSums*<*float*"),
-             "softmax": (f"WarpRows<softmax::Forward<{type_}, true>>", "softmax::Forward<float*"),
-             "sum": (f"reduce::SumColumns<{type_}*", "reduce::SumStretch<float*"),
-             "bias": (f"matmul::BlockSumsOfWords<{type_}*", "matmul::BlockSums<*float*", "matmul::ColumnSum<float>")}[kind]
-    name, one = find(figures, names)
-    by_words = one.loaded >= 16
-    passes = {"norm": 3, "norm_gradient": 3, "softmax": 3}.get(kind, 1)
-    must = n * {"norm": 2, "norm_gradient": 3, "norm_sums": 2, "softmax": 2, "sum": 1, "bias": 1}[kind]
-    touched = must if by_words else must + n * (passes - 1)
-    return kernel(figures, names, must, touched)
+    """What goes over rows, in words, whose rows fit in registers or are read once."""
+    type_ = {"f32": "float", "bf16": "bf16"}[dtype]
+    name, tensors = {"norm": (f"WarpRows<row_norm::Forward<{type_}>>", 2),
+                     "norm_gradient": (f"WarpRows<row_norm::InputGradient<{type_}>>", 3),
+                     "norm_sums": (f"row_norm::BlockSumsOfWords<{type_}>", 2),
+                     "softmax": (f"WarpRows<softmax::Forward<{type_}, true>>", 2),
+                     "sum": (f"reduce::SumColumns<{type_}>", 1),
+                     "bias": (f"matmul::BlockSumsOfWords<{type_}>", 1)}[kind]
+    return kernel(figures, name, tensors * rows * width * size(dtype))
 
 
 def operators(figures):
@@ -112,15 +99,15 @@ def operators(figures):
         rate = (PRODUCT, TENSOR) if dtype == "bf16" else (PLAIN_PRODUCT, PLAIN)
         found["matmul", dtype] = [product("cuBLASLt", 2.0 * 4096**3, *rate)]
         found["matmul_mlp", dtype] = [product("cuBLASLt", 2.0 * rows * 768 * 3072, *rate)]
-        found["add", dtype] = [kernel(figures, [f"elementwise::Dense<ops::Add, -1, {type_}>"], 3 * n)]
-        found["gelu", dtype] = [kernel(figures, [f"elementwise::Dense<ops::GeluTanh, -1, {type_}>"], 2 * n)]
+        found["add", dtype] = [kernel(figures, f"elementwise::Dense<ops::Add, -1, {type_}>", 3 * n)]
+        found["gelu", dtype] = [kernel(figures, f"elementwise::Dense<ops::GeluTanh, -1, {type_}>", 2 * n)]
         found["softmax", dtype] = [row_kernels(figures, dtype, "softmax", rows, width)]
         found["sum_rows", dtype] = [row_kernels(figures, dtype, "sum", rows, width)]
         found["layer_norm", dtype] = [row_kernels(figures, dtype, "norm", rows, width)]
-        found["dropout", dtype] = [kernel(figures, [f"random::DropWords<{type_}>"], 2 * n)]
+        found["dropout", dtype] = [kernel(figures, f"random::DropWords<{type_}>", 2 * n)]
     found["attention", "bf16"] = [attention(figures, True, 1024, 16 * 12 * 1024, 64)]
     found["attention_grad", "bf16"] = [attention(figures, False, 1024, 16 * 12 * 1024, 64)]
-    found["adam", "f32"] = [kernel(figures, ["optimizer::UpdatesOfEights<AdamRule<float>*", "optimizer::Updates<AdamRule<float>*"],
+    found["adam", "f32"] = [kernel(figures, "optimizer::UpdatesOfEights<AdamRule<float>>",
                                    28 * rows * width)]
     for whole in (1024, 2048, 4096, 8192):
         found[f"linear_{whole}", "bf16"] = [product("cuBLASLt", 2.0 * whole**3, PRODUCT)]
@@ -133,14 +120,14 @@ def gpt2(figures):
     x, wide, logits = 2 * rows * width, 2 * rows * 4 * width, 2 * rows * words
     parameters = 124.4e6
     one = lambda *a, **k: kernel(figures, *a, **k)
-    dense = lambda functor, which, must: one([f"elementwise::Dense<ops::{functor}, {which}, bf16>"], must)
-    cross = lambda which: one([f"cross_entropy::{which}<bf16, true>", f"cross_entropy::{which}<float*"], logits * (1 if which == "Forward" else 2))
+    dense = lambda functor, which, must: one(f"elementwise::Dense<ops::{functor}, {which}, bf16>", must)
+    cross = lambda which: one(f"cross_entropy::{which}<bf16, true>", logits * (1 if which == "Forward" else 2))
     return [
         ("products of the layers, forward and both gradients", [product("cuBLASLt", 3 * 24.0 * rows * width**2, PRODUCT)], layers),
         ("head's product, forward and both gradients", [product("cuBLASLt", 3 * 2.0 * rows * width * words, UNALIGNED)], 1),
         ("attention, forward", [attention(figures, True, 1024, 16 * 12 * 1024, 64)], layers),
         ("attention, backward", [attention(figures, False, 1024, 16 * 12 * 1024, 64)], layers),
-        ("gelu, forward, behind the product", [one(["matmul::ActivateWords<bf16>", "matmul::Gelu*"], 2 * wide)], layers),
+        ("gelu, forward, behind the product", [one("matmul::ActivateWords<bf16>", 2 * wide)], layers),
         ("gelu, backward", [dense("GeluTanh", 0, 3 * wide)], layers),
         ("layer norms, forward", [row_kernels(figures, "bf16", "norm", rows, width)], 2 * layers + 1),
         ("layer norms, gradient of x", [row_kernels(figures, "bf16", "norm_gradient", rows, width)], 2 * layers + 1),
@@ -148,12 +135,12 @@ def gpt2(figures):
         ("gradients of biases", [row_kernels(figures, "bf16", "bias", rows, n * width) for n in (3, 1, 4, 1)], layers),
         ("residual sums, forward", [dense("Add", -1, 3 * x)], 2 * layers + 1),
         ("sums of gradients, backward", [dense("Add", -1, 3 * x)], 2 * layers),
-        ("copies of q, k, v's gradients into one", [one(["copy::MoveDense"], 2 * 3 * x)], layers),
+        ("copies of q, k, v's gradients into one", [one("copy::MoveDense", 2 * 3 * x)], layers),
         ("cross entropy, forward", [cross("Forward")], 1),
         ("cross entropy, backward", [cross("Backward")], 1),
-        ("embedding and its gradient", [one(["gather::SumRow<float>"], 2 * x + 2 * words * width)], 1),
-        ("length of the gradients", [one(["optimizer::SumStretchesOfWords<bf16>", "optimizer::SumStretches*"], 2 * parameters)], 1),
-        ("AdamW", [one(["optimizer::UpdatesOfEights<AdamRule<float>*", "optimizer::Updates<AdamRule<float>*"], 28 * parameters)], 1),
+        ("embedding and its gradient", [one("gather::SumRow<float>", 2 * x + 2 * words * width)], 1),
+        ("length of the gradients", [one("clip::SumStretchesOfWords<bf16>", 2 * parameters)], 1),
+        ("AdamW", [one("optimizer::UpdatesOfEights<AdamRule<float>>", 28 * parameters)], 1),
     ]
 
 
