@@ -56,7 +56,7 @@ TEST_CASE("units: the table says what was measured, and is careful with what was
     bool gemm, forward, backward;  // on the unit
   };
   const Row rows[] = {
-      {xeon, DotUnit::amx, true, true, true},      {xeon, DotUnit::avx512, false, false, false},
+      {xeon, DotUnit::amx, true, true, true},       {xeon, DotUnit::avx512, false, false, false},
       {zen5, DotUnit::avx512, true, true, false},   {zen4, DotUnit::avx512, true, true, true},
       {next, DotUnit::avx512, false, false, false}, {other, DotUnit::avx512, false, false, false},
       {other, DotUnit::amx, false, false, false},
