@@ -6,14 +6,11 @@
 #include <thimble/core/kernels/optimizer.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/optim/named.h>
 #include <thimble/optim/optimizer.h>
 
 namespace thimble::optim {
 namespace moments_detail {
-
-bool is_named(const std::string& parameter, const std::string& name) {
-  return parameter == name || parameter.starts_with(name + ".");
-}
 
 std::int64_t blocks_of(std::int64_t elements) { return (elements + kernels::state_block - 1) / kernels::state_block; }
 
@@ -28,7 +25,7 @@ void check_format(const char* optimizer, const MomentFormat& format, const std::
     throw ValueError(begin + "tensors of fewer than " + std::to_string(format.smallest) + " elements; allowed: >= 0");
   }
   for (const std::string& name : format.full) {
-    const auto has = [&](const Named& p) { return moments_detail::is_named(p.name, name); };
+    const auto has = [&](const Named& p) { return is_named(p.name, name); };
     if (std::any_of(parameters.begin(), parameters.end(), has)) continue;
     throw ValueError(begin + "no parameter is named '" + name + "' or begins with '" + name + ".'");
   }
@@ -38,7 +35,7 @@ bool is_kept_full(const Named& parameter, const MomentFormat& format) {
   if (format.dtype == DType::f32 || parameter.tensor.dtype() == DType::f64) return true;
   if (parameter.whole_elements() < format.smallest) return true;
   return std::any_of(format.full.begin(), format.full.end(),
-                     [&](const std::string& name) { return moments_detail::is_named(parameter.name, name); });
+                     [&](const std::string& name) { return is_named(parameter.name, name); });
 }
 
 Moment make_moment(const Named& parameter, const MomentFormat& format, bool is_signed) {

@@ -8,13 +8,10 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
+#include <thimble/optim/named.h>
 
 namespace thimble::optim {
 namespace matrix_detail {
-
-bool is_named(const std::string& parameter, const std::string& name) {
-  return parameter == name || parameter.starts_with(name + ".");
-}
 
 Tensor as_matrix(const Tensor& t) {
   const std::int64_t rows = t.shape()[0];
@@ -34,7 +31,7 @@ void MatrixOptimizer::make_all_state() {
   require(options_.epsilon >= 0, "epsilon (allowed: >= 0)", options_.epsilon);
   require(options_.weight_decay >= 0, "weight decay (allowed: >= 0)", options_.weight_decay);
   for (const std::string& name : options_.elementwise) {
-    const auto has = [&](const Named& p) { return matrix_detail::is_named(p.name, name); };
+    const auto has = [&](const Named& p) { return is_named(p.name, name); };
     if (std::any_of(parameters().begin(), parameters().end(), has)) continue;
     throw ValueError(std::string(this->name()) + ": no parameter is named '" + name + "' or begins with '" + name +
                      ".'");
@@ -45,7 +42,7 @@ void MatrixOptimizer::make_all_state() {
                        "; allowed are dtypes up to f32");
     }
     const bool is_left_out = std::any_of(options_.elementwise.begin(), options_.elementwise.end(),
-                                         [&](const auto& name) { return matrix_detail::is_named(p.name, name); });
+                                         [&](const auto& name) { return is_named(p.name, name); });
     is_matrix_.push_back(p.tensor.rank() >= 2 && p.tensor.elements() > 0 && !is_left_out);
   }
   make_state([this](std::size_t index) {
