@@ -87,10 +87,11 @@ void check_state_numbers(const std::string& operation, const SafetensorsReader& 
       const std::size_t some = std::min(values.size(), (piece.size() - at) / size);
       convert(piece.data() + at, from, there.data(), dtype, static_cast<std::int64_t>(some));
       convert(there.data(), dtype, values.data(), DType::f64, static_cast<std::int64_t>(some));
-      const auto wrong = std::find_if_not(values.begin(), values.begin() + some, rule->allows) - values.begin();
-      if (static_cast<std::size_t>(wrong) == some) continue;
-      const auto index = static_cast<std::int64_t>((begin + at) / size) + wrong;
-      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(values[wrong]) + " at " +
+      const auto read = std::span(values).first(some);
+      const auto wrong = std::find_if_not(read.begin(), read.end(), rule->allows);
+      if (wrong == read.end()) continue;
+      const auto index = static_cast<std::int64_t>((begin + at) / size) + (wrong - read.begin());
+      throw ValueError(operation + ": tensor " + quote(target.name) + " has " + detail::text(*wrong) + " at " +
                        detail::place(target.tensor.shape(), index) + "; allowed are " + rule->allowed);
     }
   }
