@@ -45,7 +45,7 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   if (!is_pre) kept.values("norm 2 input", sh, whole);
   kept.values("layer output", sh, is_pre ? whole : operand);
   if (is_fp8) add_fp8_codes(kept, layers, *precision.fp8);
-  kept.casts("weight casts", 12 * h * h);
+  kept.casts("weight casts", 12 * h * h + (is_tiled ? 4 * h : 0));
   return kept.terms;
 }
 

@@ -53,7 +53,8 @@ std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe);
 /// probabilities", "attention mask", "gelu mask", "mlp mask" ("gelu output" is then the dropped one). Fused:
 /// "attention logsumexp".
 ///
-/// With feed-forward layers in tiles there are no "gelu input" and "gelu output".
+/// With feed-forward layers in tiles there are no "gelu input" and "gelu output", and "weight casts" have 4 h numbers
+/// more: the first bias, which a tile is made again with.
 ///
 /// Where products compute in a dtype of their own, the inputs of norms are of the parameters' dtype: "residual" and
 /// "layer output", or "norm 1 input" and "norm 2 input". "weight casts" are 12 h^2 numbers whatever the batch.

@@ -241,6 +241,7 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
   REQUIRE(report.techniques.size() == 14);
   CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
   for (const models::TechniquePrice& price : report.techniques) {
+    INFO(price.options << " " << price.minimum_bytes << " of " << options.budget_bytes);
     REQUIRE(price.time_overhead_in_budget.has_value());
     CHECK(*price.time_overhead_in_budget <= price.time_overhead);
   }
