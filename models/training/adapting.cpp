@@ -117,7 +117,9 @@ void check_weights(const Setup& setup) {
   if (setup.weights.empty() && setup.adapters.empty()) return;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
   if (!setup.weights.empty()) nn::load_weights(*model, setup.weights, adapting_detail::load_options());
-  if (!setup.adapters.empty()) nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
+  if (setup.adapters.empty()) return;
+  nn::add_lora(*model, adapting_detail::lora_options(setup));
+  nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
 }
 
 void begin_fine_tuning(const Setup& setup, Model& model, Device device) {

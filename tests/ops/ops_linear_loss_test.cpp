@@ -188,6 +188,7 @@ TEST_CASE("ops: linear cross entropy chooses its chunks by shape", "[linear_loss
   CHECK(LinearCrossEntropy::chunk_rows_of(100'000, 65, 4) == (16 << 20) / (65 * 4));
   CHECK(LinearCrossEntropy::chunk_rows_of(2048, 50257, 4) == 128);
   CHECK(LinearCrossEntropy::chunk_rows_of(2048, 8192, 4) == 512);
+  CHECK(LinearCrossEntropy::chunk_rows_of(1 << 20, 50257, 4) == 1 << 15);  // no more than 32 chunks
 }
 
 TEST_CASE("ops: linear cross entropy takes larger chunks on CUDA devices", "[linear_loss]") {

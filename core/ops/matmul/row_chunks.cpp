@@ -4,20 +4,23 @@
 #include <string>
 
 #include <thimble/core/error.h>
+#include <thimble/core/numbers/integers.h>
 #include <thimble/core/ops/reduction/loss_common.h>
 #include <thimble/core/tensor/copy.h>
 
 namespace thimble::ops {
 namespace row_chunks_detail {
 
-constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128, fewest_rows_on_cuda = 2048;
+constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128, fewest_rows_on_cuda = 2048,
+                       most_chunks = 32;
 
 }  // namespace row_chunks_detail
 
 std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t numbers, std::size_t element_bytes) {
   using namespace row_chunks_detail;
   const std::int64_t within = chunk_bytes / (numbers * static_cast<std::int64_t>(element_bytes));
-  return std::clamp<std::int64_t>(std::max(within, fewest_rows), 1, std::max<std::int64_t>(rows, 1));
+  const std::int64_t enough = std::max({within, fewest_rows, ceil_div(rows, most_chunks)});
+  return std::clamp<std::int64_t>(enough, 1, std::max<std::int64_t>(rows, 1));
 }
 
 std::int64_t chunk_rows_on(const char* operation, Device device, std::int64_t asked, std::int64_t rows,

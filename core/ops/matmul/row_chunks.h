@@ -10,7 +10,8 @@
 namespace thimble::ops {
 
 /// Rows of a chunk whose inner results take `numbers` elements for each row: as many as stay within 16 MiB, at least
-/// 128, because the products read their whole weights once per chunk; at most `rows`, at least 1.
+/// 128, because the products read their whole weights once per chunk, and at least a 32nd of all, so that the requests
+/// of a step do not grow with its rows; at most `rows`, at least 1.
 std::int64_t chunk_rows_of(std::int64_t rows, std::int64_t numbers, std::size_t element_bytes);
 
 /// The same for a device: on CUDA at least 2,048, as products of few rows do not fill it. `asked` > 0: that many.

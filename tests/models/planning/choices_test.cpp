@@ -242,7 +242,8 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
   CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
   for (const models::TechniquePrice& price : report.techniques) {
     INFO(price.options << " " << price.minimum_bytes << " of " << options.budget_bytes);
-    REQUIRE(price.time_overhead_in_budget.has_value());
+    CHECK(price.time_overhead_in_budget.has_value() == (price.minimum_bytes <= options.budget_bytes));
+    if (!price.time_overhead_in_budget) continue;  // so small a model that reading ahead costs more than it saves
     CHECK(*price.time_overhead_in_budget <= price.time_overhead);
   }
   // What is on already is not offered again.
