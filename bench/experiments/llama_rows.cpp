@@ -83,7 +83,8 @@ void add_heads_and_tiles(Rows& rows, const Small& small) {
     train.setup.sizes.feed_forward = models::FeedForward::tiled;
     if (has_chunks) train.setup.sizes.head = models::Head::chunked;
     rows.add(small, has_chunks ? "chunked head, tiles" : "tiles", train);
-    nn::Planner planner(training_program(prepare_training(train)), rows.options.device, nn::hardware("cpu"));
+    const models::PreparedTraining prepared = prepare_training(train);
+    nn::Planner planner(training_program(prepared), rows.options.device, nn::hardware("cpu"));
     train.budget_bytes = planner.smallest().peak_bytes;
     rows.add(small, has_chunks ? "chunked head, tiles, smallest budget" : "tiles, smallest budget", train);
   }

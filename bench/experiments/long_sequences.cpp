@@ -87,7 +87,7 @@ Subject small(const ExperimentOptions& options) {
   return subject;
 }
 
-report::Row row_of(const ExperimentOptions& options, const Subject& subject, const Way& way) {
+report::Row row_of(const Subject& subject, const Way& way) {
   models::PlanOptions plan;
   plan.setup = subject.setup;
   plan.device = subject.device;
@@ -156,7 +156,7 @@ report::Experiment long_sequences_experiment(const ExperimentOptions& options) {
     for (const Way& way : ways) {
       if (way.offloads_saved && subject.place.empty()) continue;
       options.progress("long-sequences: " + title + ", " + way.name);
-      experiment.rows.push_back(row_of(options, subject, way));
+      experiment.rows.push_back(row_of(subject, way));
       last = *report::find_number(experiment.rows.back(), "sequence");
       if (!first) first = last;
     }

@@ -101,6 +101,7 @@ struct Tiles {
   const TiledFeedForward& op;
   const Tensor &up, &up_bias, &gate, &down;
   std::int64_t rows, step, inner;
+  mutable Tensor workspace = {};
 
   Tiles(const TiledFeedForward& layer, const Tensor& x, const Tensor& up_, const Tensor& up_bias_, const Tensor& gate_,
         const Tensor& down_)
@@ -117,6 +118,16 @@ struct Tiles {
   Tensor buffer(const Tensor& like, std::int64_t columns) const {
     return Tensor::empty({std::min(step, rows), columns}, like.dtype(), like.device(), Category::workspace);
   }
+  /// A product in the workspace that all of them share: a step's requests do not grow with its tiles.
+  void multiply(MatmulCall call) const {
+    const std::int64_t bytes = matmul_workspace_bytes(call);
+    if (bytes > 0 && (!workspace.defined() || workspace.elements() < bytes)) {
+      workspace = Tensor();
+      workspace = Tensor::empty({bytes}, DType::u8, call.c.device(), Category::workspace);
+    }
+    call.workspace = workspace;
+    matmul_into(call);
+  }
   /// Each tile's first row and end.
   template <class F>
   void for_each(F&& f) const {
@@ -129,10 +140,10 @@ struct Tiles {
     if (!is_gated()) {
       MatmulCall call{op.name, x, in_out(up), result, up_bias, before};
       call.activation = op.activation;
-      return matmul_into(call);
+      return multiply(call);
     }
-    matmul_into({op.name, x, in_out(gate), before, {}, {}});
-    matmul_into({op.name, x, in_out(up), other, {}, {}});
+    multiply({op.name, x, in_out(gate), before, {}, {}});
+    multiply({op.name, x, in_out(up), other, {}, {}});
     elementwise_detail::run(op.name, SwiGlu(), {&before, &other}, result);
   }
 
@@ -141,12 +152,12 @@ struct Tiles {
     const Tensor left = view::transpose(op.weight_is_in_out ? x : dy);
     MatmulCall call{op.name, left, op.weight_is_in_out ? dy : x, sum.sum, {}, {}};
     call.accumulate = !is_first;
-    matmul_into(call);
+    multiply(call);
   }
 
   /// dy -> the gradient of what `weight` read, into `out`.
   void go_back(const Tensor& dy, const Tensor& weight, const Tensor& out) const {
-    matmul_into({op.name, dy, view::transpose(in_out(weight)), out, {}, {}});
+    multiply({op.name, dy, view::transpose(in_out(weight)), out, {}, {}});
   }
 };
 
@@ -168,7 +179,7 @@ Tensor TiledFeedForward::forward(const Tensor& x, const Tensor& up, const Tensor
     tiles.for_each([&](std::int64_t begin, std::int64_t end) {
       const auto part = [&](const Tensor& t) { return t.defined() ? view::slice(t, 0, 0, end - begin) : t; };
       tiles.make_inner(view::slice(in, 0, begin, end), part(before), part(result), part(result));
-      matmul_into({name, part(result), tiles.in_out(down), view::slice(y, 0, begin, end), last_bias, {}});
+      tiles.multiply({name, part(result), tiles.in_out(down), view::slice(y, 0, begin, end), last_bias, {}});
     });
   }
   saved.x_shape = x.shape();
