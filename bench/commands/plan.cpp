@@ -349,8 +349,7 @@ void add_plan(CLI::App& program) {
   add_size(*command, "--process-budget", options->process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
-  command->add_flag("--max-seq", options->finds_sequence,
-                    "Find the longest sequence for the budget, of a model over tokens");
+  command->add_flag("--max-seq", options->finds_sequence, "Text models: find the longest sequence for the budget");
   command->add_flag("--techniques", options->prices_techniques,
                     "List what each further technique would allow and cost; always where no plan fits the budget");
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <utility>
@@ -19,17 +18,6 @@
 
 namespace thimble::models {
 namespace planning_detail {
-
-constexpr std::int64_t most_of_extent = std::int64_t{1} << 24;
-
-/// The option that searches, and its unit, for errors.
-struct ExtentWords {
-  const char *option, *one, *many;
-};
-constexpr ExtentWords words_of(Extent extent) {
-  return extent == Extent::batch ? ExtentWords{"`finds_batch`", "a batch of 1", "samples"}
-                                 : ExtentWords{"`finds_sequence`", "a sequence of 1", "tokens"};
-}
 
 std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& graph) {
   std::vector<PlannedSegment> list;
@@ -194,47 +182,6 @@ void fit_process(PlanOptions& options, PlanReport& report, const memory::Process
   options.budget_bytes = options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
-struct Probe {
-  std::int64_t size;
-  double bytes;
-};
-
-/// Where the line through two probes meets the budget, strictly between `fits` and `fails`.
-std::int64_t by_line(const Probe& a, const Probe& b, double budget, std::int64_t fits, std::int64_t fails) {
-  const double per_one = (b.bytes - a.bytes) / static_cast<double>(b.size - a.size);
-  if (!(per_one > 0)) return fits + (fails - fits) / 2;
-  const double at = static_cast<double>(a.size) + std::floor((budget - a.bytes) / per_one);
-  return static_cast<std::int64_t>(std::clamp(at, static_cast<double>(fits + 1), static_cast<double>(fails - 1)));
-}
-
-/// By halving: what is asked is whether the fastest plan within the budget is fast enough, and that has no slope.
-Largest search_in_a_third(const std::function<nn::Planner(std::int64_t size)>& planner, std::size_t budget_bytes) {
-  constexpr double most_overhead = 1.0 / 3;
-  Largest found;
-  const auto fits = [&](std::int64_t size) {
-    ++found.probes;
-    try {
-      nn::Planner plans = planner(size);
-      const nn::Plan& plan = plans.fit(budget_bytes);
-      if (plan.time_overhead > most_overhead) return false;
-      found.size = size;
-      found.peak_bytes = plan.peak_bytes;
-      found.time_overhead = plan.time_overhead;
-      return true;
-    } catch (const nn::BudgetError&) {
-      if (size == 1) throw;
-      return false;
-    }
-  };
-  std::int64_t fails = 1;
-  while (fails <= most_of_extent && fits(fails)) fails *= 2;
-  while (fails - found.size > 1) {
-    const std::int64_t middle = found.size + (fails - found.size) / 2;
-    if (!fits(middle)) fails = middle;
-  }
-  return found;
-}
-
 /// The setup with that many samples or tokens.
 Setup with_size(Setup setup, Extent extent, std::int64_t size) {
   if (extent == Extent::batch) {
@@ -264,7 +211,7 @@ void require_sequence(const PlanOptions& options) {
 std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_bytes) {
   if (!options.finds_batch && !options.finds_sequence) return std::nullopt;
   const Extent extent = options.finds_batch ? Extent::batch : Extent::sequence;
-  const std::string option = words_of(extent).option;
+  const std::string option = options.finds_batch ? "`finds_batch`" : "`finds_sequence`";
   if (options.finds_batch && options.finds_sequence) {
     throw ValueError(option + ": not with `finds_sequence`; one of them is allowed");
   }
@@ -279,51 +226,6 @@ std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_b
 
 }  // namespace planning_detail
 
-Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,
-                       Extent extent) {
-  using planning_detail::Probe;
-  Largest found;
-  const planning_detail::ExtentWords words = planning_detail::words_of(extent);
-  const auto budget = static_cast<double>(budget_bytes);
-  const auto probe = [&](std::int64_t size) {
-    ++found.probes;
-    return Probe{size, static_cast<double>(peak(size))};
-  };
-  Probe fits = probe(1);
-  if (fits.bytes > budget) {
-    const auto one = static_cast<std::size_t>(fits.bytes);
-    throw nn::BudgetError(std::string(words.option) + ": " + words.one + " needs " + std::to_string(one) +
-                              " bytes, more than the budget of " + std::to_string(budget_bytes),
-                          budget_bytes, one);
-  }
-  // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
-  // further than 16 times, as the line of two small batches says little.
-  Probe before = fits, fails = probe(2);
-  while (fails.bytes <= budget) {
-    before = fits;
-    fits = fails;
-    if (fits.size >= planning_detail::most_of_extent) {
-      throw ValueError(std::string(words.option) + ": even " + std::to_string(fits.size) + " " + words.many +
-                       " are within the budget of " + std::to_string(budget_bytes) + " bytes");
-    }
-    const std::int64_t most = std::min(fits.size * 16, planning_detail::most_of_extent);
-    const std::int64_t ahead = planning_detail::by_line(before, fits, budget, fits.size, most + 1);
-    // One beyond the place where the line ends would be the first to fail.
-    fails = probe(std::clamp(ahead + 1, fits.size + 1, most));
-  }
-  // Between: by the line through the two, from the second try without progress by halving.
-  for (int tries = 0; fails.size - fits.size > 1; ++tries) {
-    const std::int64_t middle = tries % 3 == 2 ? fits.size + (fails.size - fits.size) / 2
-                                               : planning_detail::by_line(fits, fails, budget, fits.size, fails.size);
-    const Probe next = probe(middle);
-    (next.bytes <= budget ? fits : fails) = next;
-  }
-  found.size = fits.size;
-  found.peak_bytes = static_cast<std::size_t>(fits.bytes);
-  found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
-  return found;
-}
-
 Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search, Extent extent) {
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
@@ -336,7 +238,7 @@ Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSe
                        planner_options(setup, options.device));
   };
   if (search == BatchSearch::in_a_third && !options.is_inference) {
-    return planning_detail::search_in_a_third(planner, budget_bytes);
+    return search_in_a_third(planner, budget_bytes);
   }
   const auto peak = [&](std::int64_t size) -> std::size_t {
     const Setup setup = planning_detail::with_size(options.setup, extent, size);

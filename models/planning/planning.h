@@ -70,11 +70,10 @@ struct PlanReport {
 };
 
 /// Plans the program of a training run (PlannedRuns), as prepare_training does, all on dry devices: nothing is trained,
-/// and no memory beyond the planner's own is used. The plan's
-/// time_overhead is over a step with no technique switched on that keeps everything (plain_step_seconds). Throws
-/// ValueError (names, sizes, techniques that do not go together; `finds_batch`, `finds_sequence` and `auto` micro-batches
-/// without a budget, or two of them at once; `finds_sequence` of images or with `data`), BudgetError when not even one
-/// sample, or one token, fits.
+/// and no memory beyond the planner's own is used. The plan's time_overhead is over a step with no technique switched
+/// on that keeps everything (plain_step_seconds). Throws ValueError (names, sizes, techniques that do not go together;
+/// `finds_batch`, `finds_sequence` and `auto` micro-batches without a budget, or two of them at once; `finds_sequence`
+/// of images or with `data`), BudgetError when not even one sample, or one token, fits.
 PlanReport make_plan(const PlanOptions& options);
 
 /// Ranks of the setup that need the same, and what that is.
@@ -124,5 +123,8 @@ std::int64_t longest_sequence(const PlanOptions& options, std::size_t budget_byt
 /// The search alone: `peak(size)` gives bytes.
 Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,
                        Extent extent = Extent::batch);
+/// By halving, for BatchSearch::in_a_third: what is asked is whether the fastest plan within the budget is fast enough,
+/// and that has no slope.
+Largest search_in_a_third(const std::function<nn::Planner(std::int64_t size)>& planner, std::size_t budget_bytes);
 
 }  // namespace thimble::models
