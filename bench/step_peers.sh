@@ -102,6 +102,7 @@ round=0
 while [ "$round" -lt "$rounds" ]; do
   run_case char-gpt-b8 char-gpt 8 f32 ckpt
   run_case char-gpt-b16 char-gpt 16 f32 none
+  run_case tiny-llama-b8 tiny-llama 8 f32 ckpt
   run_case resnet50-b8 resnet50 8 f32 ckpt
   run_case resnet18-b128 resnet18 128 f32 none --image 32
   run_case char-gpt-b8-bf16 char-gpt 8 bf16 none

@@ -17,6 +17,7 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
   if (options.key_heads > 0) refuse("heads of keys", std::to_string(options.key_heads));
   if (options.hidden > 0) refuse("width of a gated layer", std::to_string(options.hidden));
   if (options.dropout > 0) refuse("dropout", std::to_string(options.dropout));
+  if (options.feed_forward == FeedForward::tiled) refuse("feed_forward", "tiled");
   if (!options.shares_kernels) {
     throw ValueError(std::string(name) + ": its convolutions share no kernels, so there is nothing to turn off");
   }

@@ -10,8 +10,8 @@ namespace thimble::models {
 /// Small images (at most 64 pixels) enter a network by a 3x3 convolution of stride 1, others by one of stride 2.
 constexpr bool has_small_stem(std::int64_t image) noexcept { return image <= 64; }
 
-/// Throws ValueError when an option belongs to other models (vocabulary, sequence, heads, dropout, shares_kernels), or
-/// the image is given and smaller than `smallest`.
+/// Throws ValueError when an option belongs to other models (vocabulary, sequence, heads, dropout, feed_forward,
+/// shares_kernels), or the image is given and smaller than `smallest`.
 void require_image_options(std::string_view name, const ModelOptions& options, std::int64_t smallest);
 
 /// Images (N, H, W, C) in `dtype` and targets (N) i64, zeros, booked as input. Throws ValueError unless samples >= 1.

@@ -150,6 +150,7 @@ LoraTheory lora_theory(std::string_view name, const ModelOptions& options, DType
   const ModelOptions& sizes = config.sizes;
   if (sizes.build != Build::fused) refuse(name, "in its textbook build");
   if (sizes.head != Head::full) refuse(name, "with a chunked head");
+  if (sizes.feed_forward != FeedForward::full) refuse(name, "with feed-forward layers in tiles");
 
   LoraTheory theory;
   Walk walk(dtype, lora, theory);

@@ -48,7 +48,8 @@ struct LoraTheory {
 };
 
 /// Of a named model, all of whose numbers are of `dtype` (f32, f16, bf16). Throws ValueError for another family, the
-/// textbook build, a chunked head, other dtypes, and a target that means no linear layer in a block.
+/// textbook build, a chunked head, feed-forward layers in tiles, other dtypes, and a target that means no linear layer
+/// in a block.
 LoraTheory lora_theory(std::string_view name, const ModelOptions& options, DType dtype, const nn::LoraOptions& lora,
                        std::optional<WeightCode> code = {});
 

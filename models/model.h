@@ -40,6 +40,11 @@ enum class Build : std::uint8_t { fused, textbook };
 /// never all logits (core/ops/matmul/linear_cross_entropy.h); the same loss, gradients summed in another order.
 enum class Head : std::uint8_t { full, chunked };
 
+/// How a transformer runs its feed-forward layers. full: their inner activations (N T f) are kept for backward. tiled:
+/// rows in tiles, whose inner results are made again in backward (core/ops/matmul/tiled_feed_forward.h); the same
+/// forward, gradients of weights summed in another order.
+enum class FeedForward : std::uint8_t { full, tiled };
+
 /// Sizes that differ from the named model's own; 0 or negative: as the model has them.
 struct ModelOptions {
   std::int64_t image = 0;     ///< height and width of images
@@ -53,7 +58,8 @@ struct ModelOptions {
   double dropout = -1;
   bool shares_kernels = true;  ///< sharedconv: false builds its plain twin, whose kernels are not shared
   Build build = Build::fused;
-  Head head = Head::full;  ///< of models over tokens in the fused build
+  Head head = Head::full;                        ///< of models over tokens in the fused build
+  FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
 };
 
 class Model : public nn::Module {

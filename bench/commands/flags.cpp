@@ -32,6 +32,7 @@ std::string flag_of(std::string option) {
       {"budget_bytes", "budget"},
       {"clip_norm", "clip"},
       {"finds_batch", "max-batch"},
+      {"finds_sequence", "max-seq"},
       {"fuses_optimizer", "fuse-optimizer"},
       {"is_inference", "inference"},
       {"is_int8", "int8"},
@@ -247,6 +248,18 @@ void add_setup_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
           },
           "Text models: full makes all logits, chunked those of some rows at a time (full)")
       ->type_name("H");
+  command
+      .add_option_function<std::string>(
+          "--feed-forward",
+          [setup](const std::string& text) {
+            if (text != "full" && text != "tiled") {
+              throw ValueError("--feed-forward: " + quote(text) + " is not one of full, tiled");
+            }
+            setup->sizes.feed_forward = text == "tiled" ? models::FeedForward::tiled : models::FeedForward::full;
+          },
+          "Transformers: full keeps inner activations, tiled makes those of some tokens at a time, and again in "
+          "backward (full)")
+      ->type_name("F");
   command.add_option("--tokenizer", setup->tokenizer, "GPT family: tokenizer.json that text is read and written by")
       ->type_name("FILE");
   command.add_flag("--fuse-optimizer", setup->fuses_optimizer,

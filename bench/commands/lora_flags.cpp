@@ -35,6 +35,11 @@ void add_lora_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
       ->type_name("PATTERN")
       ->delimiter(',');
   add_number(command, "--lora-dropout", s.lora_dropout, 0, 0.99, "Dropout of what adapters read (0)");
+  command  // after the flags that it is not with: callbacks run in this order
+      .add_option_function<std::string>(
+          "--adapters", [setup](const std::string& text) { set_adapters(*setup, text); },
+          "PEFT's folder of adapters to begin with, in place of --lora: rank, alpha, dropout and layers are its own")
+      ->type_name("FOLDER");
   const CLI::Option* const dtype = command.get_option("--dtype");
   command  // after --dtype: callbacks run in this order
       .add_option_function<std::string>(

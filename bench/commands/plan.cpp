@@ -85,9 +85,11 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   nlohmann::ordered_json json{{"parameters", report.parameters},
                               {"device", to_string(dry(options.device))},
                               {"batch", report.batch},
+                              {"sequence", report.sequence},
                               {"micro_batches", report.micro_batches},
                               {"fuses_optimizer", options.setup.fuses_optimizer},
                               {"chunked_head", options.setup.sizes.head == models::Head::chunked},
+                              {"tiled_feed_forward", options.setup.sizes.feed_forward == models::FeedForward::tiled},
                               {"clip_norm", report.clip_norm},
                               {"peak_bytes", report.plan.peak_bytes},
                               {"peak_by_category", by_category},
@@ -144,6 +146,7 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   std::string words;
   if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
   if (setup.sizes.head == models::Head::chunked && !is_inference) words += ", chunked head";
+  if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
   if (setup.ranks > 1) {
     words += ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
@@ -167,8 +170,9 @@ void print_techniques(const models::PlanReport& report) {
 
 void print_table(const models::PlanOptions& options, const models::PlanReport& report) {
   const models::Setup& setup = report.setup;
-  std::printf("%s, batch %lld%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
-              techniques_in_words(setup, report, options.is_inference).c_str(),
+  const std::string length = options.finds_sequence ? ", sequence " + format_grouped(report.sequence) : "";
+  std::printf("%s, batch %lld%s%s: %s parameters\n", setup.model.c_str(), static_cast<long long>(report.batch),
+              length.c_str(), techniques_in_words(setup, report, options.is_inference).c_str(),
               format_grouped(report.parameters).c_str());
   if (const std::string adapting = adapting_text(setup); !adapting.empty()) {
     std::printf("  %s\n", printable(adapting).c_str());
@@ -345,6 +349,7 @@ void add_plan(CLI::App& program) {
   add_size(*command, "--process-budget", options->process_budget_bytes,
            "Bytes that the whole process may hold: arena, code, heap, threads, data (no limit)");
   command->add_flag("--max-batch", options->finds_batch, "Find the largest batch for the budget");
+  command->add_flag("--max-seq", options->finds_sequence, "Text models: find the longest sequence for the budget");
   command->add_flag("--techniques", options->prices_techniques,
                     "List what each further technique would allow and cost; always where no plan fits the budget");
   command->add_flag("--inference", options->is_inference, "A forward without a tape instead of a training step");

@@ -154,15 +154,15 @@ void add_run_flags(CLI::App& command, const std::shared_ptr<models::TrainOptions
               "Checkpoints that stay: the newest, older ones as SAVE.step-K (1)");
   command.add_option("--save-weights", o.save_weights, "safetensors file of the parameters to write at the end");
   command.add_option("--save-adapters", o.save_adapters,
-                     "With --lora: PEFT's folder of the adapters to write at the end");
+                     "With --lora or --adapters: PEFT's folder of the adapters to write at the end");
   command.add_option("--resume", o.resume, "Checkpoint to go on from");
   command.add_option("--log", o.log, "Folder for TensorBoard's event files");
 }
 
 /// A name that was given must be one: an empty one would be taken for none.
 void require_names(CLI::App& command) {
-  for (const char* const flag :
-       {"--data", "--tokenizer", "--save", "--save-weights", "--save-adapters", "--resume", "--log", "--weights"}) {
+  for (const char* const flag : {"--data", "--tokenizer", "--save", "--save-weights", "--save-adapters", "--resume",
+                                 "--log", "--weights", "--adapters"}) {
     const CLI::Option* const option = command.get_option(flag);
     if (option->count() > 0 && option->results().front().empty()) {
       throw ValueError(std::string(flag) + ": '' is no name; that of a file or folder is allowed");

@@ -56,6 +56,10 @@ report::Experiment sharing_experiment(const ExperimentOptions& options);
 report::Experiment overhead_experiment(const ExperimentOptions& options);
 /// The largest batches of BERT-base and ViT-Large on cards of named sizes, plain and planned; dry.
 report::Experiment rules_of_thumb_experiment(const ExperimentOptions& options);
+/// The longest sequences of Llamas in budgets, way by way; large ones dry, a small one measured at its longest.
+report::Experiment long_sequences_experiment(const ExperimentOptions& options);
+/// Llama and Qwen, scaled down, in every form of training and in generation.
+report::Experiment llama_experiment(const ExperimentOptions& options);
 /// What GPT's layers keep against the time that plans add; gpt2 dry, a small one measured.
 report::Experiment gpt_curve_experiment(const ExperimentOptions& options);
 /// Known schedules on a network of 100 equal blocks: forwards and bytes.

@@ -22,6 +22,8 @@ const std::vector<NamedExperiment>& all_experiments() {
                                                  {"accumulation", accumulation_experiment},
                                                  {"sharing", sharing_experiment},
                                                  {"rules-of-thumb", rules_of_thumb_experiment},
+                                                 {"long-sequences", long_sequences_experiment},
+                                                 {"llama", llama_experiment},
                                                  {"overhead", overhead_experiment},
                                                  {"placement", placement_experiment},
                                                  {"distributed", distributed_experiment},

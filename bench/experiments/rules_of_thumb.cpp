@@ -40,7 +40,7 @@ constexpr Way ways[] = {{"plain", models::BatchSearch::plain, models::Head::full
 /// The largest batch, what it needs, and what one more would.
 report::Row row_of(const Rule& rule, models::PlanOptions plan, const Way& way) {
   plan.setup.sizes.head = way.head;
-  const models::LargestBatch largest = find_largest_batch(plan, plan.budget_bytes, way.search);
+  const models::Largest largest = find_largest(plan, plan.budget_bytes, way.search);
   report::Row row;
   row.config = {{"model", std::string(rule.model)},
                 {"tokens", rule.tokens},
@@ -48,7 +48,7 @@ report::Row row_of(const Rule& rule, models::PlanOptions plan, const Way& way) {
                 {"card", format_bytes(plan.budget_bytes)},
                 {"how", std::string(way.name)}};
   row.predicted_bytes = static_cast<std::int64_t>(largest.peak_bytes);
-  row.numbers = {{"batch", static_cast<double>(largest.batch)},
+  row.numbers = {{"batch", static_cast<double>(largest.size)},
                  {"time_overhead", largest.time_overhead},
                  {"probes", static_cast<double>(largest.probes)}};
   if (largest.next_peak_bytes > 0) {

@@ -1,6 +1,6 @@
 """A training step in PyTorch, the twin of step_benchmark: step_torch.py MODEL BATCH [STEPS] [ckpt] [bf16] [compile]
 
-MODEL: char-gpt, resnet50 (224 x 224) or resnet18 (32 x 32). Images are NHWC (channels_last), attention is
+MODEL: char-gpt, tiny-llama, resnet50 (224 x 224) or resnet18 (32 x 32). Images are NHWC (channels_last), attention is
 scaled_dot_product_attention where this PyTorch has it; AdamW and SGD run fused where it can. Prints one line in the form
 of step_benchmark; THREADS is read from OMP_NUM_THREADS. `growth` is that of the process's resident bytes from the model
 on, `saved` what autograd keeps for backward.
@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from torch_nets import Gpt, Resnet
+from torch_nets import Gpt, Llama, Resnet
 
 NAME, BATCH = sys.argv[1], int(sys.argv[2])
 STEPS = int(sys.argv[3]) if len(sys.argv) > 3 and sys.argv[3].isdigit() else 8
@@ -29,11 +29,11 @@ def rerun(block, x):
 
 
 def make():
-    if NAME == "char-gpt":
+    if NAME in ("char-gpt", "tiny-llama"):
         ids = torch.randint(0, 65, (BATCH, 256))
-        return Gpt(rerun=rerun), ids, torch.randint(0, 65, (BATCH * 256,))
+        return (Gpt if NAME == "char-gpt" else Llama)(rerun=rerun), ids, torch.randint(0, 65, (BATCH * 256,))
     if NAME not in ("resnet50", "resnet18"):
-        sys.exit(f"step_torch.py: '{NAME}' is not one of char-gpt, resnet50, resnet18")
+        sys.exit(f"step_torch.py: '{NAME}' is not one of char-gpt, tiny-llama, resnet50, resnet18")
     is_small = NAME == "resnet18"
     model = Resnet((2, 2, 2, 2), 1, 10, True, rerun) if is_small else Resnet((3, 4, 6, 3), 4, 1000, False, rerun)
     size, classes = (32, 10) if is_small else (224, 1000)
@@ -42,7 +42,7 @@ def make():
 
 
 def optimizer_of(model):
-    kind, options = (torch.optim.AdamW, {"lr": 1e-3}) if NAME == "char-gpt" else (
+    kind, options = (torch.optim.AdamW, {"lr": 1e-3}) if NAME in ("char-gpt", "tiny-llama") else (
         torch.optim.SGD, {"lr": 0.01, "momentum": 0.9})
     for choice in ({"fused": True}, {"foreach": True}, {}):
         try:

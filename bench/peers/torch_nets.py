@@ -1,4 +1,4 @@
-"""The models that benchmarks train in PyTorch: a GPT and ResNets. `rerun(block, x)` runs a block, with a checkpoint around
+"""The models that benchmarks train in PyTorch: a GPT, a Llama and ResNets. `rerun(block, x)` runs a block, with a checkpoint around
 it or without."""
 import torch
 from torch import nn
@@ -45,6 +45,57 @@ class Gpt(nn.Module):
 
     def forward(self, ids):
         x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = self.rerun(block, x)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, width, heads, key_heads, hidden, length):
+        super().__init__()
+        self.heads, self.key_heads = heads, key_heads
+        keys = width // heads * key_heads
+        self.norm1, self.norm2 = nn.RMSNorm(width, 1e-5), nn.RMSNorm(width, 1e-5)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, n, bias=False) for n in (width, keys, keys, width))
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+        half = width // heads // 2
+        angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(half) / half)[None, :]
+        self.register_buffer("cos", torch.cat([angles, angles], 1).cos())
+        self.register_buffer("sin", torch.cat([angles, angles], 1).sin())
+
+    def turned(self, x):
+        a, b = x.chunk(2, -1)
+        t = x.shape[2]
+        return x * self.cos[:t].to(x.dtype) + torch.cat([-b, a], -1) * self.sin[:t].to(x.dtype)
+
+    def attend(self, x):
+        b, t, c = x.shape
+        q = self.turned(self.q(x).view(b, t, self.heads, -1).transpose(1, 2))
+        k = self.turned(self.k(x).view(b, t, self.key_heads, -1).transpose(1, 2))
+        v = self.v(x).view(b, t, self.key_heads, -1).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.key_heads)
+        return self.out(y.transpose(1, 2).reshape(b, t, c))
+
+    def forward(self, x):
+        x = x + self.attend(self.norm1(x))
+        y = self.norm2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    def __init__(self, layers=6, heads=6, key_heads=2, width=384, hidden=1024, length=256, vocabulary=65,
+                 rerun=run_once):
+        super().__init__()
+        self.rerun = rerun
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads, key_heads, hidden, length) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width, 1e-5), nn.Linear(width, vocabulary, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids):
+        x = self.tokens(ids)
         for block in self.blocks:
             x = self.rerun(block, x)
         return self.head(self.norm(x)).flatten(0, 1)

@@ -23,6 +23,7 @@ std::string title_of(const bench::PlanView& view) {
   if (view.setup.micro_batches > 1) title += " in " + format_grouped(view.setup.micro_batches) + " micro-batches";
   if (view.setup.fuses_optimizer) title += ", optimizer fused into backward";
   if (view.setup.sizes.head == models::Head::chunked) title += ", chunked head";
+  if (view.setup.sizes.feed_forward == models::FeedForward::tiled) title += ", feed-forward layers in tiles";
   return title;
 }
 

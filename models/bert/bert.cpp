@@ -63,6 +63,9 @@ Tensor BertLayer::attend(const Tensor& in) {      // (B, T, C)
 }
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
+  if (sizes_.feed_forward == FeedForward::tiled) {
+    return mlp_dropout_(tiled_feed_forward(x, {up_, nullptr, down_, kernels::Activation::gelu_erf, compute_}));
+  }
   const Tensor y = bert_detail::gelu_if_textbook(up_(x), sizes_.build, "intermediate.gelu");  // (B, T, 4C)
   return mlp_dropout_(down_(y));
 }

@@ -48,6 +48,7 @@ Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLaye
 
 GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
     : sizes_(sizes),
+      compute_(on.compute),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on)),
       qkv_(child<nn::Linear>("attn.c_attn", sizes.width, 3 * sizes.width, on,
                              gpt_detail::projection(gpt_detail::deviation))),
@@ -74,6 +75,10 @@ Tensor GptBlock::attend(const Tensor& x, const nn::CachedLayer* past) {  // (B, 
 }
 
 Tensor GptBlock::feed_forward(const Tensor& x) {
+  if (sizes_.feed_forward == FeedForward::tiled) {
+    const FeedForwardParts parts{up_, nullptr, down_, gpt_detail::fused_gelu(sizes_), compute_};
+    return mlp_dropout_(tiled_feed_forward(norm2_(x), parts));
+  }
   Tensor y = up_(norm2_(x));  // (B, T, 4C)
   if (sizes_.build == Build::textbook) {
     const PathScope scope("mlp.gelu");

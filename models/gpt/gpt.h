@@ -30,6 +30,7 @@ class GptBlock final : public nn::Layer {
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
+  std::optional<DType> compute_;
   nn::LayerNorm& norm1_;
   nn::Linear &qkv_, &attention_out_;
   nn::LayerNorm& norm2_;

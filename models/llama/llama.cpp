@@ -62,6 +62,9 @@ Tensor LlamaLayer::attend(const Tensor& in, const nn::CachedLayer* past) {  // (
 }
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
+  if (config_.sizes.feed_forward == FeedForward::tiled) {
+    return tiled_feed_forward(norm2_(in), {up_, &gate_, down_, kernels::Activation::none, compute_});
+  }
   const Tensor x = nn::as_operand(norm2_(in), compute_);
   const Tensor gate = gate_(x), up = up_(x);  // (B, T, f)
   const auto gated = [&] {

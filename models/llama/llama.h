@@ -110,12 +110,12 @@ std::unique_ptr<Model> make_llama(std::string_view name, const ModelOptions& opt
 ///   attention logsumexp fused: 4 a s b (8 in f64); textbook: probabilities, e a s^2 b
 ///   gate, up            e s b f each; textbook: silu of the gate as well
 ///   gated               e s b f, what the last product reads
-/// so e s b (6 h + 2 g D + 3 f) + 4 a s b + 8 s b fused. Outside: "ids" and "targets" (input), "embedding output",
-/// "final norm statistics", "head input", and "log-probabilities" (textbook) or "logits" and "logsumexp" (fused). Under
-/// a policy with a dtype of its own for products, and in FP8, terms change as a pre-norm layer's do
-/// (models/transformer/theory.h): "weight casts", "head cast"; codes and "scales of codes" of each of the seven
-/// products whose sizes 16 divides. What is kept with a chunked head is unknown. Throws ValueError as llama_config
-/// does.
+/// with feed-forward layers in tiles neither of these two; so e s b (6 h + 2 g D + 3 f) + 4 a s b + 8 s b fused.
+/// Outside: "ids" and "targets" (input), "embedding output", "final norm statistics", "head input", and
+/// "log-probabilities" (textbook) or "logits" and "logsumexp" (fused). Under a policy with a dtype of its own for
+/// products, and in FP8, terms change as a pre-norm layer's do (models/transformer/theory.h): "weight casts", "head
+/// cast"; codes and "scales of codes" of each of the seven products whose sizes 16 divides. What is kept with a chunked
+/// head is unknown. Throws ValueError as llama_config does.
 Theory llama_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision);
 
 }  // namespace thimble::models

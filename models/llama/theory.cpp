@@ -51,9 +51,11 @@ std::vector<Term> layer_kept(const ModelOptions& sizes, const nn::Precision& pre
   if (!is_textbook) kept.statistics("attention logsumexp", n.a * n.s);
   kept.values("residual", sh, precision.parameters);
   Readers(n.h, {n.f, n.f}).add(kept, "norm 2 output", n.s, precision, false);
-  kept.values("gate, up", 2 * sf);
-  if (is_textbook) kept.values("silu of the gate", sf);
-  Readers(n.f, {n.h}).add(kept, "gated", n.s, precision, false);
+  if (sizes.feed_forward == FeedForward::full) {
+    kept.values("gate, up", 2 * sf);
+    if (is_textbook) kept.values("silu of the gate", sf);
+    Readers(n.f, {n.h}).add(kept, "gated", n.s, precision, false);
+  }
   kept.values("layer output", sh, precision.parameters);
   kept.casts("weight casts", 2 * n.h * n.h + 2 * n.keys * n.h + 3 * n.f * n.h);
   return kept.terms;

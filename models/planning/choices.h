@@ -26,9 +26,11 @@ struct ChoiceOptions {
   nn::CostModel costs = nn::hardware("cpu");
   std::size_t budget_bytes = 0;  ///< 0: none
   bool captures_steps = false;   ///< so that parameters cannot be away
+  bool prices_away = false;      ///< what waits in a tier is priced even where something fits
 };
 
-/// Whether a technique of this list is switched on: micro-batches, the chunked head, the fused optimizer.
+/// Whether a technique of this list is switched on: micro-batches, the chunked head, feed-forward layers in tiles, the
+/// fused optimizer.
 bool has_techniques(const Setup& setup) noexcept;
 
 /// Seconds of the step that overheads are counted from: the setup's with no technique switched on and everything kept,
@@ -46,10 +48,10 @@ struct TechniquePrice {
 };
 
 /// The setup as it is; then each technique that it leaves off and that can join it: the fused optimizer, the chunked
-/// head, 2, 4 and 8 micro-batches where they divide the batch; then the strongest combinations of these; then, where
-/// none fits the budget, parameters that are away between uses. Times are by the machine's numbers, even where others
-/// were measured. Takes about as long as planning each of them. Throws what
-/// the runs throw.
+/// head, feed-forward layers in tiles, 2, 4 and 8 micro-batches where they divide the batch; then the strongest
+/// combinations of these; then, where none fits the budget or it is asked for, the optimizer's state, gradients and
+/// parameters that wait in a tier, with the time of their transfers. Times are by the machine's numbers, even where
+/// others were measured. Takes about as long as planning each of them. Throws what the runs throw.
 std::vector<TechniquePrice> price_techniques(const ChoiceOptions& options, const Setup& setup);
 
 /// The list as one line, without the first entry: "with `fuses_optimizer` 123 bytes at 4 % more time; ...".

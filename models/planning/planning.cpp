@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include <thimble/autograd/node.h>
@@ -18,8 +18,6 @@
 
 namespace thimble::models {
 namespace planning_detail {
-
-constexpr std::int64_t most_samples = std::int64_t{1} << 24;
 
 std::vector<PlannedSegment> segments_of(const nn::Plan& plan, const TapeGraph& graph) {
   std::vector<PlannedSegment> list;
@@ -100,6 +98,9 @@ void check_inference(const PlanOptions& options) {
     if (is_asked) throw ValueError("`is_inference`: not with " + option + ", which is about training steps");
   }
   if (!options.is_int8) return;
+  if (s.sizes.feed_forward == FeedForward::tiled) {
+    throw ValueError("`is_int8`: not with `feed_forward` tiled, whose products have no codes; full is allowed");
+  }
   if (!s.precision.empty() && s.precision != "O0") {
     throw ValueError("`is_int8`: not with `precision` " + s.precision +
                      ", because the codes are made of a net in f32; O0, or no `precision`, is allowed");
@@ -115,7 +116,8 @@ void plan_training(const PlanOptions& options, const PlannedRuns& runs, const nn
                    PlanReport& report) {
   Setup setup = options.setup;
   const RunOfSetup run_of = [&runs](const Setup& other) { return runs.of(other); };
-  const ChoiceOptions choices{run_of, options.device, costs, report.budget_bytes};
+  ChoiceOptions choices{run_of, options.device, costs, report.budget_bytes};
+  choices.prices_away = options.prices_techniques;
   if (setup.micro_batches == auto_micro_batches) {
     const MicroBatchChoice choice = choose_micro_batches(choices, setup);
     setup.micro_batches = choice.count;
@@ -180,125 +182,89 @@ void fit_process(PlanOptions& options, PlanReport& report, const memory::Process
   options.budget_bytes = options.budget_bytes > 0 ? std::min(options.budget_bytes, left) : left;
 }
 
-struct Probe {
-  std::int64_t batch;
-  double bytes;
-};
-
-/// Where the line through two probes meets the budget, strictly between `fits` and `fails`.
-std::int64_t by_line(const Probe& a, const Probe& b, double budget, std::int64_t fits, std::int64_t fails) {
-  const double per_sample = (b.bytes - a.bytes) / static_cast<double>(b.batch - a.batch);
-  if (!(per_sample > 0)) return fits + (fails - fits) / 2;
-  const double at = static_cast<double>(a.batch) + std::floor((budget - a.bytes) / per_sample);
-  return static_cast<std::int64_t>(std::clamp(at, static_cast<double>(fits + 1), static_cast<double>(fails - 1)));
+/// The setup with that many samples or tokens.
+Setup with_size(Setup setup, Extent extent, std::int64_t size) {
+  if (extent == Extent::batch) {
+    setup.batch = whole_batch(setup, size);
+  } else {
+    setup.sizes.sequence = size;
+  }
+  return setup;
 }
 
-/// By halving: what is asked is whether the fastest plan within the budget is fast enough, and that has no slope.
-LargestBatch search_in_a_third(const std::function<nn::Planner(std::int64_t batch)>& planner,
-                               std::size_t budget_bytes) {
-  constexpr double most_overhead = 1.0 / 3;
-  LargestBatch found;
-  const auto fits = [&](std::int64_t batch) {
-    ++found.probes;
-    try {
-      nn::Planner plans = planner(batch);
-      const nn::Plan& plan = plans.fit(budget_bytes);
-      if (plan.time_overhead > most_overhead) return false;
-      found.batch = batch;
-      found.peak_bytes = plan.peak_bytes;
-      found.time_overhead = plan.time_overhead;
-      return true;
-    } catch (const nn::BudgetError&) {
-      if (batch == 1) throw;
-      return false;
-    }
-  };
-  std::int64_t fails = 1;
-  while (fails <= most_samples && fits(fails)) fails *= 2;
-  while (fails - found.batch > 1) {
-    const std::int64_t middle = found.batch + (fails - found.batch) / 2;
-    if (!fits(middle)) fails = middle;
+/// Of a model over tokens; else 0.
+std::int64_t sequence_of(const Setup& setup) {
+  return make_model(setup.model, setup.sizes, {dry(cpu)})->options().sequence;
+}
+
+/// Throws ValueError where the sequence of the setup's model cannot be searched for.
+void require_sequence(const PlanOptions& options) {
+  if (!make_model(options.setup.model, options.setup.sizes, {dry(cpu)})->is_text()) {
+    throw ValueError("`finds_sequence`: " + options.setup.model + " is over images; a model over tokens is allowed");
   }
-  return found;
+  if (!options.data.empty()) {
+    throw ValueError("`finds_sequence`: not with `data`, which has sequences of its own; without it, it is allowed");
+  }
+}
+
+/// What a plan searches for; none: nothing. Throws ValueError.
+std::optional<Extent> extent_of(const PlanOptions& options, std::size_t budget_bytes) {
+  if (!options.finds_batch && !options.finds_sequence) return std::nullopt;
+  const Extent extent = options.finds_batch ? Extent::batch : Extent::sequence;
+  const std::string option = options.finds_batch ? "`finds_batch`" : "`finds_sequence`";
+  if (options.finds_batch && options.finds_sequence) {
+    throw ValueError(option + ": not with `finds_sequence`; one of them is allowed");
+  }
+  if (budget_bytes == 0) {
+    throw ValueError(option + ": no budget; `budget_bytes`, or `hardware` with a memory, is needed");
+  }
+  if (options.setup.micro_batches == auto_micro_batches) {
+    throw ValueError(option + ": not with `micro_batches` auto; a number of them is allowed");
+  }
+  return extent;
 }
 
 }  // namespace planning_detail
 
-LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& peak, std::size_t budget_bytes) {
-  using planning_detail::Probe;
-  LargestBatch found;
-  const auto budget = static_cast<double>(budget_bytes);
-  const auto probe = [&](std::int64_t batch) {
-    ++found.probes;
-    return Probe{batch, static_cast<double>(peak(batch))};
-  };
-  Probe fits = probe(1);
-  if (fits.bytes > budget) {
-    const auto one = static_cast<std::size_t>(fits.bytes);
-    throw nn::BudgetError("`finds_batch`: a batch of 1 needs " + std::to_string(one) +
-                              " bytes, more than the budget of " + std::to_string(budget_bytes),
-                          budget_bytes, one);
-  }
-  // Upwards, until one fails: where the line of the last two leads, and at least twice as far as before; at first no
-  // further than 16 times, as the line of two small batches says little.
-  Probe before = fits, fails = probe(2);
-  while (fails.bytes <= budget) {
-    before = fits;
-    fits = fails;
-    if (fits.batch >= planning_detail::most_samples) {
-      throw ValueError("`finds_batch`: even " + std::to_string(fits.batch) + " samples are within the budget of " +
-                       std::to_string(budget_bytes) + " bytes");
-    }
-    const std::int64_t most = std::min(fits.batch * 16, planning_detail::most_samples);
-    const std::int64_t ahead = planning_detail::by_line(before, fits, budget, fits.batch, most + 1);
-    // One beyond the place where the line ends would be the first to fail.
-    fails = probe(std::clamp(ahead + 1, fits.batch + 1, most));
-  }
-  // Between: by the line through the two, from the second try without progress by halving.
-  for (int tries = 0; fails.batch - fits.batch > 1; ++tries) {
-    const std::int64_t middle = tries % 3 == 2 ? fits.batch + (fails.batch - fits.batch) / 2
-                                               : planning_detail::by_line(fits, fails, budget, fits.batch, fails.batch);
-    const Probe next = probe(middle);
-    (next.bytes <= budget ? fits : fails) = next;
-  }
-  found.batch = fits.batch;
-  found.peak_bytes = static_cast<std::size_t>(fits.bytes);
-  found.next_peak_bytes = static_cast<std::size_t>(fails.bytes);
-  return found;
-}
-
-LargestBatch find_largest_batch(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search) {
+Largest find_largest(const PlanOptions& given, std::size_t budget_bytes, BatchSearch search, Extent extent) {
   const Tf32Scope products(given.allows_tf32);
   PlanOptions options = given;
+  if (extent == Extent::sequence) planning_detail::require_sequence(options);
   const PlannedRuns runs(options.setup, options.device, options.data);
   std::map<std::int64_t, double> overheads;
-  const auto planner = [&](std::int64_t batch) {
-    options.setup.batch = whole_batch(given.setup, batch);
-    return nn::Planner(runs.of(options.setup), options.device, hardware_for(options.costs, options.device),
-                       planner_options(options.setup, options.device));
+  const auto planner = [&](std::int64_t size) {
+    const Setup setup = planning_detail::with_size(options.setup, extent, size);
+    return nn::Planner(runs.of(setup), options.device, hardware_for(options.costs, options.device),
+                       planner_options(setup, options.device));
   };
   if (search == BatchSearch::in_a_third && !options.is_inference) {
-    return planning_detail::search_in_a_third(planner, budget_bytes);
+    return search_in_a_third(planner, budget_bytes);
   }
-  const auto peak = [&](std::int64_t batch) -> std::size_t {
-    options.setup.batch = whole_batch(given.setup, batch);
-    PlanReport unused;
-    if (options.is_inference) return planning_detail::inference_plan(options, unused).peak_bytes;
-    if (search == BatchSearch::plain) {
-      return nn::profile_training(dry(options.device), runs.of(options.setup)).peak_bytes;
+  const auto peak = [&](std::int64_t size) -> std::size_t {
+    const Setup setup = planning_detail::with_size(options.setup, extent, size);
+    if (options.is_inference) {
+      PlanOptions forward = options;
+      forward.setup = setup;
+      PlanReport unused;
+      return planning_detail::inference_plan(forward, unused).peak_bytes;
     }
-    nn::Planner plans = planner(batch);
+    if (search == BatchSearch::plain) return nn::profile_training(dry(options.device), runs.of(setup)).peak_bytes;
+    nn::Planner plans = planner(size);
     const nn::Plan& plan = plans.smallest();
-    overheads[batch] = plan.time_overhead;
+    overheads[size] = plan.time_overhead;
     return plan.peak_bytes;
   };
-  LargestBatch found = search_batch(peak, budget_bytes);
-  found.time_overhead = overheads[found.batch];
+  Largest found = search_largest(peak, budget_bytes, extent);
+  found.time_overhead = overheads[found.size];
   return found;
 }
 
 std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes) {
-  return find_largest_batch(options, budget_bytes, BatchSearch::planned).batch;
+  return find_largest(options, budget_bytes, BatchSearch::planned).size;
+}
+
+std::int64_t longest_sequence(const PlanOptions& options, std::size_t budget_bytes) {
+  return find_largest(options, budget_bytes, BatchSearch::planned, Extent::sequence).size;
 }
 
 PlanReport make_plan(const PlanOptions& given) {
@@ -315,18 +281,15 @@ PlanReport make_plan(const PlanOptions& given) {
   if (options.device == cpu) base = memory::ProcessBase::measure();
   if (options.process_budget_bytes > 0) planning_detail::fit_process(options, report, base);
   report.budget_bytes = options.budget_bytes > 0 ? options.budget_bytes : machine.memory_bytes;
-  if (options.finds_batch) {
-    if (report.budget_bytes == 0)
-      throw ValueError("`finds_batch`: no budget; `budget_bytes`, or `hardware` with a memory, is needed");
-    if (options.setup.micro_batches == auto_micro_batches) {
-      throw ValueError("`finds_batch`: not with `micro_batches` auto; a number of them is allowed");
-    }
-    options.setup.batch = largest_batch(options, report.budget_bytes);
+  if (const auto extent = planning_detail::extent_of(options, report.budget_bytes)) {
+    const std::int64_t size = find_largest(options, report.budget_bytes, BatchSearch::planned, *extent).size;
+    options.setup = planning_detail::with_size(options.setup, *extent, size);
   }
   const PlannedRuns runs(options.setup, options.device, options.data);
   check_weights(options.setup);
   report.setup = options.setup;
   report.batch = options.setup.batch;
+  report.sequence = planning_detail::sequence_of(options.setup);
   report.micro_batches = options.setup.micro_batches;
   report.cost_model = nn::CostModel(machine).source;
   if (options.is_inference) {

@@ -27,6 +27,7 @@ struct PlanOptions {
   std::size_t budget_bytes = 0;  ///< 0: the hardware's memory, where it has one; else none
   CostOptions costs;
   bool finds_batch = false;        ///< the largest batch for the budget, in place of the setup's
+  bool finds_sequence = false;     ///< the longest sequence for the budget, of a model over tokens
   bool is_inference = false;       ///< a forward without a tape
   bool is_int8 = false;            ///< with is_inference: of the net in 8-bit codes (models/training/quantizing.h)
   bool allows_tf32 = false;        ///< f32 products of a GPU take the time of TF32 (core/launch/tf32.h)
@@ -49,6 +50,7 @@ struct PlanReport {
   PackedBytes packing;  ///< of the plan
   std::int64_t parameters = 0;
   std::int64_t batch = 0;
+  std::int64_t sequence = 0;  ///< of a model over tokens; else 0
   std::int64_t micro_batches = 1;
   double clip_norm = 0;  ///< 0: gradients are not clipped
   std::size_t budget_bytes = 0;
@@ -68,10 +70,10 @@ struct PlanReport {
 };
 
 /// Plans the program of a training run (PlannedRuns), as prepare_training does, all on dry devices: nothing is trained,
-/// and no memory beyond the planner's own is used. The plan's
-/// time_overhead is over a step with no technique switched on that keeps everything (plain_step_seconds). Throws
-/// ValueError (names, sizes, techniques that do not go together; `finds_batch` and `auto` micro-batches without a
-/// budget, or both at once), BudgetError when `finds_batch` finds that not even one sample fits.
+/// and no memory beyond the planner's own is used. The plan's time_overhead is over a step with no technique switched
+/// on that keeps everything (plain_step_seconds). Throws ValueError (names, sizes, techniques that do not go together;
+/// `finds_batch`, `finds_sequence` and `auto` micro-batches without a budget, or two of them at once; `finds_sequence`
+/// of images or with `data`), BudgetError when not even one sample, or one token, fits.
 PlanReport make_plan(const PlanOptions& options);
 
 /// Ranks of the setup that need the same, and what that is.
@@ -85,32 +87,44 @@ struct RankPlan {
 /// `is_inference`.
 std::vector<RankPlan> plan_ranks(const PlanOptions& options);
 
-/// What a batch is held against a budget with.
+/// What a batch or a sequence is held against a budget with.
 enum class BatchSearch : std::uint8_t {
   plain,      ///< everything is kept, nothing is placed
   planned,    ///< the smallest plan
   in_a_third  ///< the fastest plan within the budget, which takes at most a third more time: about another forward
 };
 
-struct LargestBatch {
-  std::int64_t batch = 0;
-  std::size_t peak_bytes = 0;       ///< within the budget
-  std::size_t next_peak_bytes = 0;  ///< of one more sample: beyond it; in_a_third: 0
-  double time_overhead = 0;         ///< of the plan
-  int probes = 0;                   ///< batches that were run dry
+/// What is made larger.
+enum class Extent : std::uint8_t {
+  batch,    ///< samples of a step
+  sequence  ///< tokens of a sample
 };
 
-/// A batch that fits while one more sample does not. Peaks are nearly linear in the batch: a line through the two
-/// nearest known peaks tells where to look next, and halving takes over where it does not close in. Every probe is a
-/// dry run, and both neighbours are probed. A batch is filled up to whole micro-batches, so that the largest one is a
-/// multiple of them. Throws BudgetError when a batch of 1 does not fit, ValueError when 2^24
-/// samples do.
-LargestBatch find_largest_batch(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search);
+struct Largest {
+  std::int64_t size = 0;            ///< samples or tokens
+  std::size_t peak_bytes = 0;       ///< within the budget
+  std::size_t next_peak_bytes = 0;  ///< of one more: beyond it; in_a_third: 0
+  double time_overhead = 0;         ///< of the plan
+  int probes = 0;                   ///< sizes that were run dry
+};
 
-/// The batch of find_largest_batch, planned.
+/// A size that fits while one more does not. Peaks are nearly linear in the batch, and in the sequence where no
+/// operator keeps the square of it: a line through the two nearest known peaks tells where to look next, and halving
+/// takes over where it does not close in. Every probe is a dry run, and both neighbours are probed. A batch is filled
+/// up to whole micro-batches, so that the largest one is a multiple of them. Throws BudgetError when a size of 1 does
+/// not fit, ValueError when 2^24 does, and for the sequence of a model over images.
+Largest find_largest(const PlanOptions& options, std::size_t budget_bytes, BatchSearch search,
+                     Extent extent = Extent::batch);
+
+/// The size of find_largest, planned.
 std::int64_t largest_batch(const PlanOptions& options, std::size_t budget_bytes);
+std::int64_t longest_sequence(const PlanOptions& options, std::size_t budget_bytes);
 
-/// The search alone: `peak(batch)` gives bytes.
-LargestBatch search_batch(const std::function<std::size_t(std::int64_t batch)>& peak, std::size_t budget_bytes);
+/// The search alone: `peak(size)` gives bytes.
+Largest search_largest(const std::function<std::size_t(std::int64_t size)>& peak, std::size_t budget_bytes,
+                       Extent extent = Extent::batch);
+/// By halving, for BatchSearch::in_a_third: what is asked is whether the fastest plan within the budget is fast enough,
+/// and that has no slope.
+Largest search_in_a_third(const std::function<nn::Planner(std::int64_t size)>& planner, std::size_t budget_bytes);
 
 }  // namespace thimble::models

@@ -54,9 +54,12 @@ nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Pla
 }
 
 std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
-  if (options.finds_batch || options.is_inference) {
-    throw ValueError(std::string(options.finds_batch ? "`finds_batch`" : "`is_inference`") + ": not with `ranks` " +
-                     std::to_string(options.setup.ranks) + "; one rank is allowed");
+  if (options.finds_batch || options.finds_sequence || options.is_inference) {
+    const char* const option = options.finds_batch      ? "`finds_batch`"
+                               : options.finds_sequence ? "`finds_sequence`"
+                                                        : "`is_inference`";
+    throw ValueError(std::string(option) + ": not with `ranks` " + std::to_string(options.setup.ranks) +
+                     "; one rank is allowed");
   }
   const Device on = dry(options.device);
   std::map<std::vector<std::int64_t>, std::vector<int>> groups;

@@ -5,6 +5,7 @@
 
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/core/tensor/parameter_store.h>
 #include <thimble/memory/units.h>
 #include <thimble/nn/files/weights.h>
 
@@ -27,6 +28,19 @@ nn::LoraOptions lora_options(const Setup& setup) {
   return options;
 }
 
+constexpr const char* gpt_prefix = "transformer.";  // of GPT-2's layers in transformers, and of no other family's
+
+/// What nn::load_adapters does to the memory of a model.
+void visit_adapters(Model& model) {
+  const ParameterUse use;
+  for (const nn::NamedLinear& layer : nn::adapted_layers(model)) {
+    for (const Tensor* half : {&layer.layer->lora_a, &layer.layer->lora_b}) {
+      fetch_parameters(*half);
+      if (half->storage()) half->storage()->bump_version();
+    }
+  }
+}
+
 }  // namespace adapting_detail
 
 void set_base(Setup& setup, const std::string& name) {
@@ -35,6 +49,26 @@ void set_base(Setup& setup, const std::string& name) {
   }
   setup.base = name;
   setup.dtype = name == "f32" ? DType::f32 : DType::bf16;
+}
+
+void set_adapters(Setup& setup, const std::string& folder) {
+  const char* const option = setup.lora_rank != 0          ? "`lora_rank`"
+                             : setup.lora_alpha            ? "`lora_alpha`"
+                             : setup.lora_dropout != 0     ? "`lora_dropout`"
+                             : !setup.lora_targets.empty() ? "`lora_targets`"
+                                                           : nullptr;
+  if (option != nullptr) {
+    throw ValueError(std::string("`adapters`: not with ") + option + ", which '" + folder +
+                     "' says itself; one of them is allowed");
+  }
+  nn::AdapterFiles files;
+  files.prefix = adapting_detail::gpt_prefix;
+  const nn::AdapterFolder found = nn::read_adapter_folder(folder, files);
+  setup.adapters = folder;
+  setup.lora_rank = found.options.rank;
+  setup.lora_alpha = found.options.alpha;
+  setup.lora_dropout = found.options.dropout;
+  setup.lora_targets = found.layers;
 }
 
 std::optional<WeightCode> base_code(const Setup& setup) {
@@ -80,9 +114,12 @@ void check_adapting(const Setup& setup) {
 }
 
 void check_weights(const Setup& setup) {
-  if (setup.weights.empty()) return;
+  if (setup.weights.empty() && setup.adapters.empty()) return;
   const auto model = make_model(setup.model, setup.sizes, tensor_options(setup, dry(cpu)));
-  nn::load_weights(*model, setup.weights, adapting_detail::load_options());
+  if (!setup.weights.empty()) nn::load_weights(*model, setup.weights, adapting_detail::load_options());
+  if (setup.adapters.empty()) return;
+  nn::add_lora(*model, adapting_detail::lora_options(setup));
+  nn::load_adapters(*model, setup.adapters, adapter_files(setup, *model));
 }
 
 void begin_fine_tuning(const Setup& setup, Model& model, Device device) {
@@ -94,11 +131,17 @@ void begin_fine_tuning(const Setup& setup, Model& model, Device device) {
     }
   }
   if (setup.lora_rank > 0) nn::add_lora(model, adapting_detail::lora_options(setup));
+  if (setup.adapters.empty()) return;
+  if (device.is_dry) {
+    adapting_detail::visit_adapters(model);
+  } else {
+    nn::load_adapters(model, setup.adapters, adapter_files(setup, model));
+  }
 }
 
 nn::AdapterFiles adapter_files(const Setup& setup, const Model& model) {
   nn::AdapterFiles files;
-  if (path_name(model.path()) == "gpt") files.prefix = "transformer.";
+  if (path_name(model.path()) == "gpt") files.prefix = adapting_detail::gpt_prefix;
   files.base = setup.weights;
   if (!model.is_text() || model.is_masked()) files.task.clear();
   return files;
@@ -107,6 +150,11 @@ nn::AdapterFiles adapter_files(const Setup& setup, const Model& model) {
 std::string adapting_text(const Setup& setup) {
   if (setup.lora_rank == 0) return {};
   const nn::LoraOptions options = adapting_detail::lora_options(setup);
+  if (!setup.adapters.empty()) {
+    return "LoRA of rank " + std::to_string(options.rank) + ", alpha " + format_real(options.alpha) + ", on " +
+           std::to_string(options.targets.size()) + " layers, from " + setup.adapters +
+           (setup.base.empty() ? "" : "; base " + setup.base);
+  }
   std::string targets;
   for (const std::string& t : options.targets) targets += (targets.empty() ? "" : ", ") + t;
   return "LoRA of rank " + std::to_string(options.rank) + ", alpha " + format_real(options.alpha) + ", on " +

@@ -15,6 +15,10 @@ namespace thimble::models {
 /// bf16, int8, nf4.
 void set_base(Setup& setup, const std::string& name);
 
+/// Has the setup's adapters be those of PEFT's folder: rank, alpha, dropout and layers are what it says, and training
+/// begins with its values. Throws what nn::read_adapter_folder throws, ValueError beside `lora_rank` and its fellows.
+void set_adapters(Setup& setup, const std::string& folder);
+
 /// The code of the base's linear weights; none: they are not coded.
 std::optional<WeightCode> base_code(const Setup& setup);
 
@@ -22,12 +26,13 @@ std::optional<WeightCode> base_code(const Setup& setup);
 /// of another dtype, and what ranks cannot do with a frozen base.
 void check_adapting(const Setup& setup);
 
-/// Whether `setup.weights` can be read into the setup's model: names, shapes and dtypes, on a dry device. Throws as
-/// nn::load_weights does; does nothing where no weights are named.
+/// Whether `setup.weights` and `setup.adapters` can be read into the setup's model: names, shapes and dtypes, on a dry
+/// device. Throws as nn::load_weights and nn::load_adapters do; does nothing where neither is named.
 void check_weights(const Setup& setup);
 
-/// Reads `setup.weights` into a model without adapters, then gives it those of the setup. On a dry device nothing is
-/// read, and memory goes the same ways. Throws as nn::load_weights and nn::add_lora do.
+/// Reads `setup.weights` into a model without adapters, then gives it those of the setup, with the values of
+/// `setup.adapters`. On a dry device nothing is read, and memory goes the same ways. Throws as nn::load_weights,
+/// nn::add_lora and nn::load_adapters do.
 void begin_fine_tuning(const Setup& setup, Model& model, Device device);
 
 /// How the adapters of the setup's model are written: the names of transformers, and where its weights came from.

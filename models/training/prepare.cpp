@@ -170,8 +170,8 @@ void check_fine_tuning(TrainOptions& options) {
     throw ValueError(
         "`save_weights`: the weights are frozen, and what is trained are adapters; `save_adapters` is allowed");
   }
-  if (options.setup.weights.empty()) return;
   check_weights(options.setup);
+  if (options.setup.weights.empty()) return;
   options.setup.weights_sum = nn::weights_sum(options.setup.weights);
 }
 

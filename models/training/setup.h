@@ -52,6 +52,8 @@ struct Setup {
   std::optional<double> lora_alpha = {};       ///< none: the rank, so that their product is added as it is
   std::vector<std::string> lora_targets = {};  ///< linear layers, as nn::LoraOptions has them
   double lora_dropout = 0;                     ///< of what adapters read
+  /// PEFT's folder (nn/lora/adapter_files.h) whose values adapters begin with: see set_adapters; empty: drawn values.
+  std::string adapters = {};
   /// Of frozen weights, with `lora_rank`: f32, bf16; int8, nf4: those of linear layers inside of blocks are coded
   /// (models/training/adapting.h) and decoded to `dtype`. Empty: as `dtype` or `precision` say.
   std::string base;

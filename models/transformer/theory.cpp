@@ -37,14 +37,15 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   if (is_textbook && layers.drops_results) kept.mask("attention mask", sh);
   kept.values(is_pre ? "residual" : "norm 1 input", sh, whole);
   kept.values(is_pre ? "norm 2 output" : "norm 1 output", sh, operand);
-  kept.values("gelu input", 4 * sh);
+  const bool is_tiled = layers.feed_forward == FeedForward::tiled;
+  if (!is_tiled) kept.values("gelu input", 4 * sh);
   if (is_textbook && layers.drops_gelu) kept.mask("gelu mask", 4 * sh);
-  kept.values("gelu output", 4 * sh, operand);
+  if (!is_tiled) kept.values("gelu output", 4 * sh, operand);
   if (is_textbook && layers.drops_results) kept.mask("mlp mask", sh);
   if (!is_pre) kept.values("norm 2 input", sh, whole);
   kept.values("layer output", sh, is_pre ? whole : operand);
   if (is_fp8) add_fp8_codes(kept, layers, *precision.fp8);
-  kept.casts("weight casts", 12 * h * h);
+  kept.casts("weight casts", 12 * h * h + (is_tiled ? 4 * h : 0));
   return kept.terms;
 }
 
@@ -56,7 +57,7 @@ TransformerLayers token_layers(const char* path, const ModelOptions& sizes, Norm
   layers.sequence = sizes.sequence, layers.width = sizes.width, layers.heads = sizes.heads;
   layers.drops_probabilities = layers.drops_results = sizes.dropout > 0;
   layers.norms = norms;
-  layers.build = sizes.build;
+  layers.build = sizes.build, layers.feed_forward = sizes.feed_forward;
   return layers;
 }
 

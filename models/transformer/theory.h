@@ -32,6 +32,7 @@ struct TransformerLayers {
   bool drops_gelu = false;           ///< dropout behind the gelu, as vision transformers have it
   NormPlace norms = NormPlace::pre;
   Build build = Build::fused;
+  FeedForward feed_forward = FeedForward::full;
 };
 
 /// Layers of a model over tokens of these sizes, which leave nothing open (models/transformer/transformer.h): dropout
@@ -51,6 +52,9 @@ std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe);
 /// "norm 1 output", "norm 2 input". Textbook: "probabilities", and for dropout "probability mask", "dropped
 /// probabilities", "attention mask", "gelu mask", "mlp mask" ("gelu output" is then the dropped one). Fused:
 /// "attention logsumexp".
+///
+/// With feed-forward layers in tiles there are no "gelu input" and "gelu output", and "weight casts" have 4 h numbers
+/// more: the first bias, which a tile is made again with.
 ///
 /// Where products compute in a dtype of their own, the inputs of norms are of the parameters' dtype: "residual" and
 /// "layer output", or "norm 1 input" and "norm 2 input". "weight casts" are 12 h^2 numbers whatever the batch.

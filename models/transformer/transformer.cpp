@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <string>
 
+#include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions/loss.h>
 #include <thimble/autograd/functions/view.h>
 #include <thimble/core/error.h>
 #include <thimble/core/numbers/integers.h>
+#include <thimble/core/ops/matmul/tiled_feed_forward.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/core/tensor/view.h>
 
@@ -23,6 +25,9 @@ void require_transformer_sizes(std::string_view name, const ModelOptions& sizes)
   if (sizes.key_heads > 0 && sizes.heads % sizes.key_heads != 0) {
     throw ValueError(std::string(name) + ": " + std::to_string(sizes.key_heads) +
                      " heads of keys and values do not divide " + std::to_string(sizes.heads) + " heads");
+  }
+  if (sizes.feed_forward == FeedForward::tiled && sizes.build == Build::textbook) {
+    throw ValueError(std::string(name) + ": the textbook build has full feed-forward layers alone");
   }
 }
 
@@ -76,6 +81,27 @@ Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build) {
 Tensor chunked_token_loss(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets) {
   const Tensor rows = reshape(x, {-1, x.size(-1)});  // (B T, C)
   return linear_cross_entropy(rows, weight, view::reshape(contiguous(targets), {-1}), {}, bias);
+}
+
+Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts) {
+  for (const nn::Linear* layer : {&parts.up, parts.gate, &parts.down}) {
+    if (layer == nullptr) continue;
+    const auto refuse = [&](const char* what, const char* allowed) {
+      throw ValueError("feed-forward layer in tiles: " + std::string(path_name(layer->path())) + what + "; " + allowed +
+                       ", or `feed_forward` full, is allowed");
+    };
+    if (layer->adapter() && !layer->is_merged()) {
+      refuse(" has an adapter", "`lora_targets` outside of feed-forward layers");
+    }
+    if (layer->fp8_status().runs) refuse(" runs in FP8", "a `precision` without it");
+    if (layer->has_quantized_weight()) refuse(" has a quantized weight", "one that is not");
+  }
+  const auto operand = [&](const Tensor& t) { return nn::as_operand(t, parts.compute); };
+  const ops::TiledFeedForward op{parts.activation, parts.up.weight_is_in_out()};
+  const Tensor in = operand(x), up = operand(parts.up.weight), up_bias = operand(parts.up.bias);
+  const Tensor gate = parts.gate != nullptr ? operand(parts.gate->weight) : Tensor();
+  const PathScope scope("mlp");
+  return apply(op, in, up, up_bias, gate, operand(parts.down.weight), operand(parts.down.bias));
 }
 
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device) {

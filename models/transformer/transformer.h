@@ -2,12 +2,14 @@
 // What the transformers share: sizes by name, the loss over tokens, blocks that are kept or recomputed.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include <thimble/autograd/checkpoint.h>
 #include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
 
@@ -27,7 +29,7 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
                            ModelOptions options);
 
 /// Throws ValueError unless the heads divide the width, heads of keys (where there are any) the heads, and the dropout
-/// is in [0, 1).
+/// is in [0, 1), and for feed-forward layers in tiles in the textbook build.
 void require_transformer_sizes(std::string_view name, const ModelOptions& sizes);
 
 /// Mean cross-entropy of logits (B, T, V) and class numbers (B, T); positions with target -100 do not count. The
@@ -36,6 +38,19 @@ Tensor token_loss(const Tensor& logits, const Tensor& targets, Build build);
 
 /// token_loss(linear(x, weight, bias), targets) of x (B, T, C) and weight (V, C) by chunks of rows, without the logits.
 Tensor chunked_token_loss(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets);
+
+/// The products of a feed-forward layer.
+struct FeedForwardParts {
+  const nn::Linear& up;
+  const nn::Linear* gate;  ///< null: there is none
+  const nn::Linear& down;
+  kernels::Activation activation;  ///< between up and down, without a gate
+  std::optional<DType> compute;    ///< that products compute in
+};
+
+/// down(act(up(x))) or down(silu(gate(x)) up(x)) of x (B, T, C) by tiles of rows, without the inner activations of all
+/// of them. Throws ValueError where one of the layers has an adapter, runs in FP8, or has a quantized weight.
+Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts);
 
 /// Ids and targets (samples, sequence), zeros, booked as input.
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device);

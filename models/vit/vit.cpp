@@ -73,6 +73,8 @@ Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
 
 VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
     : build_(sizes.build),
+      feed_forward_(sizes.feed_forward),
+      compute_(on.compute),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon)),
       attention_(child<VitAttention>("self_attention", sizes, on)),
       attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
@@ -85,6 +87,9 @@ VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
       mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
 
 Tensor VitBlock::feed_forward(const Tensor& x) {
+  if (feed_forward_ == FeedForward::tiled) {
+    return mlp_dropout_(tiled_feed_forward(norm2_(x), {up_, nullptr, down_, vit_detail::fused_gelu(build_), compute_}));
+  }
   Tensor y = up_(norm2_(x));  // (N, T, 4C)
   if (build_ == Build::textbook) {
     const PathScope scope("mlp.1");
@@ -161,7 +166,7 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   const vit_detail::Sizes* const own = vit_detail::find(name);
   if (!own) throw ValueError("vit: no model is named '" + std::string(name) + "'; there are vit-b16, vit-l16");
   ModelOptions of_images = options;
-  of_images.heads = 0, of_images.dropout = -1;  // options of vision transformers, too
+  of_images.heads = 0, of_images.dropout = -1, of_images.feed_forward = {};  // options of vision transformers, too
   require_image_options(name, of_images, vit_patch);
   ModelOptions sizes = options;
   const auto fill_in = [](std::int64_t& size, std::int64_t value) { size = size > 0 ? size : value; };
@@ -174,6 +179,10 @@ ModelOptions vit_options(std::string_view name, const ModelOptions& options) {
   sizes.vocabulary = sizes.sequence = 0;  // it has none
   if (sizes.dropout < 0) sizes.dropout = 0;
   require_transformer_sizes(name, sizes);
+  if (sizes.feed_forward == FeedForward::tiled && sizes.dropout > 0) {
+    throw ValueError(std::string(name) + ": feed-forward layers in tiles have no dropout inside, and `dropout` is " +
+                     std::to_string(sizes.dropout) + "; 0, or `feed_forward` full, is allowed");
+  }
   if (sizes.image % vit_patch != 0) {
     throw ValueError(std::string(name) + ": image " + std::to_string(sizes.image) + ": multiples of " +
                      std::to_string(vit_patch) + " pixels are allowed");

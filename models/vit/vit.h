@@ -50,6 +50,8 @@ class VitBlock final : public nn::Layer {
   Tensor feed_forward(const Tensor& x);
 
   Build build_;
+  FeedForward feed_forward_;
+  std::optional<DType> compute_;
   nn::LayerNorm& norm1_;
   VitAttention& attention_;
   nn::Dropout& attention_dropout_;

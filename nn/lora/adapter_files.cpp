@@ -185,6 +185,15 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
   write_file_atomically(config_path(folder), config.dump(2) + "\n");
 }
 
+AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles& files) {
+  using namespace adapter_files_detail;
+  AdapterFolder found{options_of(read_json(config_path(folder)), config_path(folder)), {}};
+  const SafetensorsReader file(tensors_path(folder));
+  for (const auto& [name, halves] : layers_of(file, files.prefix)) found.layers.push_back(name);
+  if (found.layers.empty()) throw ValueError(file.path() + ": there is no adapter");
+  return found;
+}
+
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files) {
   using namespace adapter_files_detail;
   const AdapterOptions options = options_of(read_json(config_path(folder)), config_path(folder));

@@ -3,6 +3,7 @@
 // with `base_model.model.<layer>.lora_A.weight` (r, I) and `.lora_B.weight` (O, r).
 
 #include <string>
+#include <vector>
 
 #include <thimble/nn/lora/lora.h>
 
@@ -27,5 +28,14 @@ void save_adapters(Module& module, const std::string& folder, const AdapterFiles
 /// what is not here (another kind of adapter, rsLoRA, DoRA, biases, ranks by layer, saved modules), a layer that the
 /// module lacks, or a half of an adapter; ShapeError, DTypeError.
 void load_adapters(Module& module, const std::string& folder, const AdapterFiles& files = {});
+
+/// What such a folder says of its adapters.
+struct AdapterFolder {
+  AdapterOptions options;
+  std::vector<std::string> layers;  ///< their names in the model, sorted
+};
+
+/// Reads that alone. Throws FileError and ValueError as load_adapters does.
+AdapterFolder read_adapter_folder(const std::string& folder, const AdapterFiles& files = {});
 
 }  // namespace thimble::nn

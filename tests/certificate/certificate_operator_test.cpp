@@ -15,6 +15,7 @@
 #include <thimble/autograd/apply.h>
 #include <thimble/autograd/functions.h>
 #include <thimble/autograd/graph.h>
+#include <thimble/core/ops/matmul/tiled_feed_forward.h>
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
 
@@ -163,6 +164,13 @@ void add_products(std::vector<FateCase>& rows) {
                       return linear(in[0], in[1], in[2], activation);
                     }});
   }
+  rows.push_back({"tiled_feed_forward", {{2, 3, 4}, {5, 4}, {5}, {4, 5}, {4}}, [](Tensors in, Tensors) {
+                    const ops::TiledFeedForward op{kernels::Activation::gelu_erf, false, 4};
+                    return apply(op, in[0], in[1], in[2], Tensor(), in[3], in[4]);
+                  }});
+  rows.push_back({"tiled_feed_forward", {{2, 3, 4}, {5, 4}, {5, 4}, {4, 5}}, [](Tensors in, Tensors) {
+                    return apply(ops::TiledFeedForward{.tile_rows = 4}, in[0], in[1], Tensor(), in[2], in[3], Tensor());
+                  }});
   rows.push_back({"lora_linear", {{2, 3, 4}, {5, 4}, {5}, {2, 4}, {5, 2}}, [](Tensors in, Tensors) {
                     return lora_linear(in[0], in[1], in[2], {}, in[3], in[4], 0.5);
                   }});

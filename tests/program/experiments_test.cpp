@@ -121,17 +121,17 @@ TEST_CASE("experiments: the largest batch is found with few probes", "[experimen
   for (const Case& c : cases) {
     for (const std::size_t budget : {1100, 1301, 2000, 9000, 70001}) {
       INFO(c.name << ", budget " << budget);
-      const models::LargestBatch found = models::search_batch(c.peak, budget);
-      CHECK(found.peak_bytes == c.peak(found.batch));
+      const models::Largest found = models::search_largest(c.peak, budget);
+      CHECK(found.peak_bytes == c.peak(found.size));
       CHECK(found.peak_bytes <= budget);
-      CHECK(found.next_peak_bytes == c.peak(found.batch + 1));
+      CHECK(found.next_peak_bytes == c.peak(found.size + 1));
       CHECK(found.next_peak_bytes > budget);
       CHECK(found.probes <= c.probes);
     }
   }
   const auto constant = [](std::int64_t) { return std::size_t{10}; };
-  CHECK_THROWS_AS(models::search_batch(constant, 9), nn::BudgetError);
-  CHECK_THROWS_AS(models::search_batch(constant, 10), ValueError);
+  CHECK_THROWS_AS(models::search_largest(constant, 9), nn::BudgetError);
+  CHECK_THROWS_AS(models::search_largest(constant, 10), ValueError);
 }
 
 TEST_CASE("experiments: schedules on a tape of 100 blocks run and hold what theory says", "[experiments]") {

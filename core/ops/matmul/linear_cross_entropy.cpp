@@ -11,6 +11,7 @@
 #include <thimble/core/ops/elementwise/binary.h>
 #include <thimble/core/ops/elementwise/elementwise.h>
 #include <thimble/core/ops/matmul/product.h>
+#include <thimble/core/ops/matmul/row_chunks.h>
 #include <thimble/core/ops/reduction/loss_common.h>
 #include <thimble/core/ops/reuse.h>
 #include <thimble/core/tensor/copy.h>
@@ -20,9 +21,6 @@ namespace thimble::ops {
 namespace linear_cross_entropy_detail {
 
 using loss_detail::Form;
-
-// The products read the whole weight once per chunk, so a chunk has rows enough to make that cheap.
-constexpr std::int64_t chunk_bytes = std::int64_t{16} << 20, fewest_rows = 128, fewest_rows_on_cuda = 2048;
 
 void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets) {
   const std::string name = form.name;
@@ -47,18 +45,6 @@ void check(const Form& form, const Tensor& x, const Tensor& weight, const Tensor
     throw ValueError(name + ": reduction none; mean and sum are allowed, because backward has one dy");
   }
 }
-
-// Sums over chunks; in f32 for narrow dtypes, unless there is nothing to add up.
-struct ChunkSum {
-  Tensor sum;
-  DType dtype = DType::f32;
-
-  ChunkSum(const Shape& shape, const Tensor& like, std::int64_t chunks) : dtype(like.dtype()) {
-    sum = Tensor::empty(shape, chunks > 1 ? loss_detail::loss_dtype(dtype) : dtype, like.device());
-    if (chunks == 0) fill(sum, 0);
-  }
-  Tensor rounded() { return sum.dtype() == dtype ? sum : to_dtype(sum, dtype); }
-};
 
 // One pass over the rows.
 struct Pass {
@@ -120,9 +106,7 @@ struct Pass {
 }  // namespace linear_cross_entropy_detail
 
 std::int64_t LinearCrossEntropy::chunk_rows_of(std::int64_t rows, std::int64_t classes, std::size_t element_bytes) {
-  namespace detail = linear_cross_entropy_detail;
-  const std::int64_t within = detail::chunk_bytes / (classes * static_cast<std::int64_t>(element_bytes));
-  return std::clamp<std::int64_t>(std::max(within, detail::fewest_rows), 1, std::max<std::int64_t>(rows, 1));
+  return ops::chunk_rows_of(rows, classes, element_bytes);
 }
 
 Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& targets,
@@ -130,14 +114,8 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
   namespace detail = linear_cross_entropy_detail;
   const loss_detail::Form form{name, true, ignore_index, label_smoothing, reduction};
   detail::check(form, x, weight, bias, targets);
-  if (chunk_rows < 0) {
-    throw ValueError(std::string(name) + ": chunks of " + std::to_string(chunk_rows) +
-                     " rows; allowed: at least 1, or 0 for as many as suit");
-  }
   const std::int64_t rows = x.size(0), classes = weight.size(0);
-  std::int64_t step = chunk_rows > 0 ? std::min(chunk_rows, std::max<std::int64_t>(rows, 1))
-                                     : chunk_rows_of(rows, classes, size_of(x.dtype()));
-  if (chunk_rows == 0 && x.device().is_cuda()) step = std::max(step, std::min(rows, detail::fewest_rows_on_cuda));
+  const std::int64_t step = chunk_rows_on(name, x.device(), chunk_rows, rows, classes, size_of(x.dtype()));
   const std::int64_t chunks = (rows + step - 1) / step;
   const bool has_gradients = needs[0] || needs[1] || needs[2];
   const DType statistic = loss_detail::loss_dtype(x.dtype());
@@ -151,7 +129,7 @@ Tensor LinearCrossEntropy::forward(const Tensor& x, const Tensor& weight, const 
     pass.one = full({}, 1, statistic, x.device());
   }
   Tensor dx;
-  std::optional<detail::ChunkSum> dweight, dbias;
+  std::optional<ChunkSum> dweight, dbias;
   if (needs[0]) dx = Tensor::empty(x.shape(), x.dtype(), x.device());
   if (needs[1]) dweight.emplace(weight.shape(), x, chunks);
   if (needs[2]) dbias.emplace(Shape{classes}, x, chunks);

@@ -71,6 +71,14 @@ void check(const MatmulCall& call) {
 
 }  // namespace matmul_detail
 
+std::int64_t matmul_workspace_bytes(const MatmulCall& call) {
+  if (call.c.elements() == 0) return 0;
+  kernels::GemmArgs args = matmul_detail::arguments(call);
+  args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
+  args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
+  return static_cast<std::int64_t>(kernels::matmul_kernels(call.c.device()).gemm_workspace_bytes(args, thread_count()));
+}
+
 void matmul_into(const MatmulCall& call) {
   matmul_detail::check(call);
   if (call.c.elements() == 0) return;
@@ -78,9 +86,7 @@ void matmul_into(const MatmulCall& call) {
   kernels::GemmArgs args = matmul_detail::arguments(call);
   const int threads = thread_count();
   const auto& kernels = kernels::matmul_kernels(device);
-  args.bias = call.bias.defined() ? &args : nullptr;  // that they are there counts, not where
-  args.pre_activation = call.pre_activation.defined() ? &args : nullptr;
-  const auto bytes = static_cast<std::int64_t>(kernels.gemm_workspace_bytes(args, threads));
+  const std::int64_t bytes = matmul_workspace_bytes(call);
   const auto run = [&](const Tensor* workspace) {
     launch(device, [&](const Addresses& at) {
       args.a = at(call.a);
@@ -93,7 +99,9 @@ void matmul_into(const MatmulCall& call) {
       kernels.gemm(args, workspace != nullptr ? at(*workspace) : nullptr, threads);
     });
   };
-  if (bytes > 0) {
+  if (bytes > 0 && call.workspace.defined()) {
+    run(&call.workspace);
+  } else if (bytes > 0) {
     const Tensor workspace = Tensor::empty({bytes}, DType::u8, device, Category::workspace);
     run(&workspace);
   } else {

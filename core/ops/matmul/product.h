@@ -17,7 +17,11 @@ struct MatmulCall {
   bool accumulate = false;
   kernels::Activation activation = kernels::Activation::none;
   Tensor a_scale = {}, b_scale = {};
+  Tensor workspace = {};  ///< u8, at least matmul_workspace_bytes(); undefined: the product takes one
 };
+
+/// What a product needs besides its operands, on this thread's number of threads.
+std::int64_t matmul_workspace_bytes(const MatmulCall& call);
 
 /// Takes the workspace, then launches. Throws ShapeError, DTypeError (floating and integer mixed), DeviceError.
 void matmul_into(const MatmulCall& call);

@@ -189,8 +189,10 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
     options.budget_bytes = choices_MiB;
     const models::PlanReport refused = models::make_plan(options);
     REQUIRE_FALSE(refused.is_feasible);
-    REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 9u : 6u));
-    CHECK(refused.techniques.back().options == "`offload` FOLDER `offloads_parameters`");
+    // Text: with tiles and with both; of either model four ways to send state away.
+    REQUIRE(refused.techniques.size() == (options.setup.model == "char-gpt" ? 14u : 9u));
+    CHECK(refused.techniques.back().options ==
+          "`offload` FOLDER `offloads_parameters` `offloads_gradients` `offloads_optimizer`");
     CHECK(refused.techniques[0].options.empty());
     CHECK(refused.techniques[0].minimum_bytes == refused.minimum_bytes);
     for (const models::TechniquePrice& price : refused.techniques) {
@@ -207,7 +209,12 @@ TEST_CASE("choices: the price of a technique is what a plan with it needs", "[ch
             (with.setup.micro_batches > 1 && options.setup.model == "resnet18"));
       if (with.setup.micro_batches > 2) continue;
       with.setup.offloads_parameters = files_test::contains(price.options, "`offloads_parameters`");
-      if (with.setup.offloads_parameters) {
+      with.setup.offloads_gradients = files_test::contains(price.options, "`offloads_gradients`");
+      with.setup.offloads_optimizer = files_test::contains(price.options, "`offloads_optimizer`");
+      if (files_test::contains(price.options, "`feed_forward` tiled")) {
+        with.setup.sizes.feed_forward = models::FeedForward::tiled;
+      }
+      if (files_test::contains(price.options, "`offload`")) {
         with.setup.offload = offload_test::disk_folder();
         if (with.setup.offload.empty()) continue;
       }
@@ -231,17 +238,26 @@ TEST_CASE("choices: prices inside of a feasible budget, where asked for", "[choi
   options.prices_techniques = true;
   options.budget_bytes = free.keep_everything_bytes;
   const models::PlanReport report = models::make_plan(options);
-  REQUIRE(report.techniques.size() == 8);
+  REQUIRE(report.techniques.size() == 14);
   CHECK(report.techniques[0].time_overhead_in_budget == 0.0);  // exactly: it is the step that is counted from
   for (const models::TechniquePrice& price : report.techniques) {
-    REQUIRE(price.time_overhead_in_budget.has_value());
+    INFO(price.options << " " << price.minimum_bytes << " of " << options.budget_bytes);
+    CHECK(price.time_overhead_in_budget.has_value() == (price.minimum_bytes <= options.budget_bytes));
+    if (!price.time_overhead_in_budget) continue;  // so small a model that reading ahead costs more than it saves
     CHECK(*price.time_overhead_in_budget <= price.time_overhead);
   }
   // What is on already is not offered again.
   options.setup.fuses_optimizer = true;
   const models::PlanReport fused = models::make_plan(options);
-  REQUIRE(fused.techniques.size() == 2);
-  CHECK(fused.techniques[1].options == "`head` chunked");
+  REQUIRE(fused.techniques.size() == 7);
+  const char* const expected[] = {"",
+                                  "`head` chunked",
+                                  "`feed_forward` tiled",
+                                  "`head` chunked `feed_forward` tiled",
+                                  "`offload` FOLDER `offloads_optimizer`",
+                                  "`offload` FOLDER `offloads_parameters`",
+                                  "`offload` FOLDER `offloads_parameters` `offloads_optimizer`"};
+  for (std::size_t i = 0; i < 7; ++i) CHECK(fused.techniques[i].options == expected[i]);
 }
 
 TEST_CASE("choices: overheads are counted from one step", "[choices]") {
@@ -313,4 +329,63 @@ TEST_CASE("choices: the largest batch is made of whole micro-batches", "[choices
   CHECK_FALSE(models::make_plan(options).is_feasible);
   options.setup.micro_batches = 1;
   CHECK(models::largest_batch(options, budget) < most);
+}
+
+TEST_CASE("choices: the longest sequence fits, and one more token does not", "[choices]") {
+  for (const bool is_tiled : {false, true}) {
+    models::PlanOptions options;
+    options.setup.model = "tiny-llama", options.setup.batch = 1;
+    options.setup.sizes.layers = 2, options.setup.sizes.width = 64, options.setup.sizes.heads = 4;
+    options.setup.sizes.hidden = 256;
+    options.setup.sizes.head = is_tiled ? models::Head::chunked : models::Head::full;
+    options.setup.sizes.feed_forward = is_tiled ? models::FeedForward::tiled : models::FeedForward::full;
+    const std::size_t budget = 24 * choices_MiB;
+    const models::Largest found =
+        models::find_largest(options, budget, models::BatchSearch::planned, models::Extent::sequence);
+    CHECK(found.peak_bytes <= budget);
+    CHECK(found.next_peak_bytes > budget);
+    options.budget_bytes = budget, options.finds_sequence = true;
+    const models::PlanReport longest = models::make_plan(options);
+    CHECK(longest.is_feasible);
+    CHECK(longest.sequence == found.size);
+    CHECK(longest.minimum_bytes == found.peak_bytes);
+    options.finds_sequence = false;
+    options.setup.sizes.sequence = found.size + 1;
+    const models::PlanReport beyond = models::make_plan(options);
+    CHECK_FALSE(beyond.is_feasible);
+    CHECK(beyond.minimum_bytes == found.next_peak_bytes);
+    CHECK(beyond.sequence == found.size + 1);
+  }
+}
+
+TEST_CASE("choices: what the search for a sequence refuses", "[choices]") {
+  models::PlanOptions options;
+  options.setup.model = "tiny-llama", options.setup.sizes.layers = 1;
+  options.finds_sequence = true;
+  const auto message = [&](auto&& change) -> std::string {
+    models::PlanOptions changed = options;
+    change(changed);
+    try {
+      models::make_plan(changed);
+      return "nothing was thrown";
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+  };
+  using Options = models::PlanOptions;
+  CHECK(message([](Options&) {}).starts_with("`finds_sequence`: no budget"));
+  CHECK(message([](Options& o) {
+          o.budget_bytes = choices_MiB, o.finds_batch = true;
+        }).starts_with("`finds_batch`: not with `finds_sequence`"));
+  CHECK(message([](Options& o) {
+          o.budget_bytes = choices_MiB, o.data = "text";
+        }).starts_with("`finds_sequence`: not with `data`"));
+  CHECK(message([](Options& o) {
+          o.budget_bytes = choices_MiB, o.setup.micro_batches = models::auto_micro_batches;
+        }).starts_with("`finds_sequence`: not with `micro_batches` auto"));
+  CHECK(message([](Options& o) {
+          o.budget_bytes = choices_MiB, o.setup.model = "vit-b16";
+        }).starts_with("`finds_sequence`: vit-b16 is over images"));
+  options.budget_bytes = choices_MiB;
+  CHECK_THROWS_AS(models::make_plan(options), nn::BudgetError);
 }

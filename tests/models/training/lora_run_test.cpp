@@ -273,3 +273,80 @@ TEST_CASE("lora runs: a plan of a large model commits nothing, and adds up", "[l
   CHECK(peak > theory.base_bytes + theory.adapter_bytes() + theory.optimizer_bytes(2));
   CHECK(peak < 2 * theory.base_elements);  // the base alone in bf16
 }
+
+TEST_CASE("lora runs: training begins with the adapters of a folder", "[lora]") {
+  using namespace lora_run_test;
+  const files_test::TemporaryFolder folder;
+  for (const char* const model : {"char-gpt", "tiny-llama"}) {
+    INFO(model);
+    models::TrainOptions first = options_of(model);
+    first.setup.lora_alpha = 8, first.setup.lora_dropout = 0.1;
+    first.setup.lora_targets = {std::string(model) == "char-gpt" ? "c_attn" : "q_proj"};
+    first.save_adapters = folder / (std::string(model) + "-first");
+    train_as_predicted(first);
+    models::TrainOptions next = options_of(model);
+    next.setup.lora_rank = 0;
+    models::set_adapters(next.setup, first.save_adapters);
+    CHECK(next.setup.lora_rank == 4);
+    CHECK(next.setup.lora_alpha == 8.0);
+    CHECK(next.setup.lora_dropout == 0.1);
+    CHECK(next.setup.lora_targets.size() == 3);
+    next.steps = 1, next.setup.rate = 0;
+    next.save_adapters = folder / (std::string(model) + "-next");
+    const Run same = train_as_predicted(next);
+    const auto tensors = [](const std::string& at) {
+      return files_test::read_text_file(at + "/adapter_model.safetensors");
+    };
+    CHECK(tensors(next.save_adapters) == tensors(first.save_adapters));  // at a rate of 0
+    models::TrainOptions drawn = first;
+    drawn.steps = 1, drawn.setup.rate = 0, drawn.save_adapters = folder / (std::string(model) + "-drawn");
+    CHECK(train_as_predicted(drawn).losses != same.losses);
+    // As many bytes with a coded base, and the bits of the free run in a budget.
+    next.setup.rate = 1e-3, next.steps = 5, next.save_adapters.clear();
+    models::set_base(next.setup, "nf4");
+    next.setup.batch = 16, next.setup.sizes.sequence = 64;
+    const Run plain = train_as_predicted(next);
+    next.budget_bytes = some_budget(next);
+    CHECK(train_as_predicted(next).losses == plain.losses);
+  }
+}
+
+TEST_CASE("lora runs: a folder of adapters that does not fit", "[lora]") {
+  using namespace lora_run_test;
+  const files_test::TemporaryFolder folder;
+  models::TrainOptions first = options_of("tiny-llama");
+  first.steps = 1, first.save_adapters = folder / "adapters";
+  train_as_predicted(first);
+  const auto message = [&](auto&& change) -> std::string {
+    models::TrainOptions next = options_of("tiny-llama");
+    next.setup.lora_rank = 0;
+    try {
+      change(next);
+      models::prepare_training(next);
+      return "nothing was thrown";
+    } catch (const Error& error) {
+      return error.what();
+    }
+  };
+  const auto begin_with = [&](models::TrainOptions& o) { models::set_adapters(o.setup, first.save_adapters); };
+  CHECK(message(begin_with) == "nothing was thrown");
+  const auto contains = [](const std::string& text, const char* part) {
+    INFO(text);
+    CHECK(files_test::contains(text, part));
+    return files_test::contains(text, part);
+  };
+  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora_rank = 2, begin_with(o); }),
+                 "`adapters`: not with `lora_rank`"));
+  CHECK(contains(message([&](models::TrainOptions& o) { o.setup.lora_targets = {"q_proj"}, begin_with(o); }),
+                 "`adapters`: not with `lora_targets`"));
+  CHECK(
+      contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.lora_rank = 2; }), "r 4 and lora_alpha"));
+  CHECK(contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.sizes.layers = 2; }),
+                 "target 'model.layers.2."));
+  CHECK(contains(message([&](models::TrainOptions& o) { begin_with(o), o.setup.sizes.width = 32; }),
+                 "the module needs (4, 32)"));
+  CHECK(contains(
+      message([&](models::TrainOptions& o) { begin_with(o), o.setup.model = "char-gpt", o.setup.sizes.key_heads = 0; }),
+      "means no linear layer"));
+  CHECK(contains(message([&](models::TrainOptions& o) { models::set_adapters(o.setup, folder / "none"); }), "none"));
+}

@@ -1,6 +1,7 @@
 // `--offload-parameters` in whole runs: the bits of the run that keeps its parameters, in the bytes that were
 // predicted; checkpoints go either way; a model whose parameters alone exceed the budget trains.
 
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -74,7 +75,63 @@ void check_bits(const std::string& name, const models::TrainOptions& options) {
   CHECK(other.report.measured_tier_bytes > plain.report.measured_tier_bytes);
 }
 
+/// What a refusal offers: options as it writes them, and the smallest budget with them.
+struct Offer {
+  std::string options;
+  std::size_t bytes = 0;
+};
+
+std::vector<Offer> offers_of(const std::string& message) {
+  std::vector<Offer> offers;
+  const std::regex form("with ((?:`[a-z_]+`(?: [A-Za-z0-9]+)? )+)[0-9.]+ [KMG]?i?B \\(([0-9]+) B\\)");
+  for (auto at = std::sregex_iterator(message.begin(), message.end(), form); at != std::sregex_iterator(); ++at) {
+    offers.push_back({(*at)[1], std::stoull((*at)[2])});
+  }
+  return offers;
+}
+
 }  // namespace
+
+TEST_CASE("parameters away: what a refusal offers trains within its budget, with the bits of the free run", "[store]") {
+  const std::string disk = offload_test::disk_folder();
+  if (disk.empty()) return;
+  models::TrainOptions options = options_of("char-gpt");
+  const Run plain = train_as_predicted(options);
+  models::TrainOptions small = options;
+  small.budget_bytes = std::size_t{1} << 20;
+  std::string message;
+  try {
+    models::prepare_training(small);
+    FAIL("a budget of 1 MiB was enough");
+  } catch (const nn::BudgetError& error) {
+    message = error.what();
+  }
+  INFO(message);
+  std::size_t followed = 0;
+  std::vector<std::string> names;
+  for (const Offer& offer : offers_of(message)) {
+    if (!files_test::contains(offer.options, "`offload` FOLDER `")) continue;
+    INFO(offer.options);
+    models::TrainOptions one = options;
+    one.setup.offload = disk;
+    one.setup.offloads_parameters = files_test::contains(offer.options, "`offloads_parameters`");
+    one.setup.offloads_gradients = files_test::contains(offer.options, "`offloads_gradients`");
+    one.setup.offloads_optimizer = files_test::contains(offer.options, "`offloads_optimizer`");
+    one.budget_bytes = offer.bytes;
+    const Run run = train_as_predicted(one);
+    CHECK(run.report.measured_peak_bytes <= offer.bytes);
+    CHECK(run.losses == plain.losses);
+    CHECK(run.report.evaluation->loss == plain.report.evaluation->loss);
+    names.push_back(offer.options);
+    ++followed;
+  }
+  CHECK(names ==
+        std::vector<std::string>{"`offload` FOLDER `offloads_optimizer` ",
+                                 "`offload` FOLDER `offloads_gradients` `offloads_optimizer` ",
+                                 "`offload` FOLDER `offloads_parameters` ",
+                                 "`offload` FOLDER `offloads_parameters` `offloads_gradients` `offloads_optimizer` "});
+  CHECK(followed == 4);
+}
 
 TEST_CASE("parameters away: the bits of the run that keeps them", "[store]") {
   if (offload_test::disk_folder().empty()) return;
