@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <regex>
 #include <set>
 
 #include "chapters.h"
@@ -79,6 +80,38 @@ TEST_CASE("book: every command within the prose runs", "[book]") {
     CHECK(result.status == 0);
   }
   CHECK_FALSE(commands.empty());
+}
+
+TEST_CASE("book: README's tables have the program's figures", "[book]") {
+  const std::string readme = files_test::read_text_file("README.md");
+  const std::string kept =
+      book::run("thimble reproduce resnet-batch gpt-layer --quick --out report >/dev/null 2>&1; cat report/*.csv")
+          .output;
+  static const std::regex bytes(R"(\| [^|]+ \| (\d[\d,]+\d) \| (\d[\d,]+\d) \|)");
+  static const std::regex budget(R"(\| ([\d.]+) (G[i]?B) \| ([\d.]+ GiB) \| ([\d.]+ %) \|)");
+  std::size_t experiments = 0, budgets = 0;
+  for (const std::string& line : book::lines_of(readme)) {
+    INFO(line);
+    std::smatch match;
+    if (std::regex_match(line, match, bytes)) {
+      std::string theory = match[1], predicted = match[2];
+      std::erase(theory, ',');
+      std::erase(predicted, ',');
+      CHECK(kept.find("," + theory + "," + predicted + "," + predicted + ",") != std::string::npos);
+      ++experiments;
+    } else if (std::regex_match(line, match, budget)) {
+      const std::string size = match[1].str() + match[2].str();
+      const std::string plan = book::run("thimble plan resnet50 --batch 184 --budget " + size).output;
+      static const std::regex peak(R"(  peak \(committed\) +[\d,]+ +([\d.]+ GiB)\n)");
+      std::smatch said;
+      REQUIRE(std::regex_search(plan, said, peak));
+      CHECK(said[1] == match[3]);
+      CHECK(plan.find("\ntime: " + match[4].str() + " over keeping everything") != std::string::npos);
+      ++budgets;
+    }
+  }
+  CHECK(experiments == 4);
+  CHECK(budgets == 4);
 }
 
 TEST_CASE("book: the index of commands is the program's", "[book]") {
