@@ -169,6 +169,9 @@ if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
   target_link_libraries(thimble_book_tests PRIVATE thimble_test_main)
   set_target_properties(thimble_book_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   thimble_add_catch_tests(thimble_book_tests book ${thimble_book_sources})
+  # What ./reproduce.sh runs once it has built the program: minutes.
+  thimble_add_test(book.reproduce COMMAND thimble_program reproduce all --quick --out ${PROJECT_BINARY_DIR}/book_report
+                   CONFIGURATIONS CI)
   file(GLOB thimble_exercise_sources CONFIGURE_DEPENDS tests/exercises/*_test.cpp)
   thimble_add_program(thimble_exercises ${thimble_exercise_sources})
   target_compile_options(thimble_exercises PRIVATE $<$<CONFIG:Release>:-O1>)

@@ -23,6 +23,8 @@ struct ExperimentOptions {
 
 /// Activation bytes of ResNets against the batch: linear, with the slope of the textbook count.
 report::Experiment resnet_batch_experiment(const ExperimentOptions& options);
+/// What the blocks of a ResNet-50 keep, on their main path and on their shortcut.
+report::Experiment resnet_branches_experiment(const ExperimentOptions& options);
 /// Activation bytes of one GPT layer against sequence, batch, width and heads: the formula of Korthikanti et al. 2022,
 /// and tiled attention beside it.
 report::Experiment gpt_layer_experiment(const ExperimentOptions& options);
@@ -67,6 +69,8 @@ report::Experiment known_schedules_experiment(const ExperimentOptions& options);
 
 /// Heights of the dynamic and of the placed arena against the load.
 report::Experiment placement_experiment(const ExperimentOptions& options);
+/// Holes between blocks: what freeing, trimming and compaction give back.
+report::Experiment fragmentation_experiment(const ExperimentOptions& options);
 
 /// A GPT and a ResNet train on generated data, inside memory that was predicted.
 report::Experiment training_experiment(const ExperimentOptions& options);

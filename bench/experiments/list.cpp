@@ -10,6 +10,7 @@ namespace thimble::bench {
 const std::vector<NamedExperiment>& all_experiments() {
   static const std::vector<NamedExperiment> list{{"training", training_experiment},
                                                  {"resnet-batch", resnet_batch_experiment},
+                                                 {"resnet-branches", resnet_branches_experiment},
                                                  {"gpt-layer", gpt_layer_experiment},
                                                  {"gpt-curve", gpt_curve_experiment},
                                                  {"step-peak", step_peak_experiment},
@@ -26,6 +27,7 @@ const std::vector<NamedExperiment>& all_experiments() {
                                                  {"llama", llama_experiment},
                                                  {"overhead", overhead_experiment},
                                                  {"placement", placement_experiment},
+                                                 {"fragmentation", fragmentation_experiment},
                                                  {"distributed", distributed_experiment},
                                                  {"distributed-zero", distributed_zero_experiment},
                                                  {"eight-bits", eight_bits_experiment},

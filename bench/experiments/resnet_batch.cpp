@@ -1,4 +1,4 @@
-// Experiment: what a ResNet keeps for backward, against the batch.
+// Experiments: what a ResNet keeps for backward, against the batch; and block by block, on each of two branches.
 
 #include <thimble/bench/experiments/experiments.h>
 #include <thimble/models/theory.h>
@@ -54,6 +54,42 @@ report::Row row_of(const ExperimentOptions& options, const Family& family, std::
   return row;
 }
 
+/// A bottleneck block of ResNet-50: `width` channels inside, four times as many behind it.
+struct Block {
+  const char* path;
+  std::int64_t width, image_in, image_out;  ///< pictures are square
+  bool has_convolution;                     ///< on the shortcut; else the input is added as it is
+
+  std::int64_t out() const { return 4 * width; }
+  // Outputs of 1x1, 3x3 and 1x1, the two ReLUs between them, and the ReLU behind the sum.
+  std::int64_t main_elements() const {
+    return 2 * width * image_in * image_in + (2 * width + 2 * out()) * image_out * image_out;
+  }
+  std::int64_t shortcut_elements() const { return has_convolution ? out() * image_out * image_out : 0; }
+  // Mean and 1 / deviation of each channel of a batch norm.
+  std::int64_t main_statistics() const { return 2 * (2 * width + out()); }
+  std::int64_t shortcut_statistics() const { return has_convolution ? 2 * out() : 0; }
+};
+
+report::Row branch_row(const Block& block, std::int64_t batch, bool is_shortcut, const ForwardBytes& predicted,
+                       const ForwardBytes& measured) {
+  report::Row row;
+  row.config = {{"block", std::string(block.path)},
+                {"branch", std::string(is_shortcut ? "shortcut" : "main path")},
+                {"batch", batch}};
+  row.theory_bytes = 4 * batch * (is_shortcut ? block.shortcut_elements() : block.main_elements());
+  row.remainder = {
+      {"batch-norm statistics", 4 * (is_shortcut ? block.shortcut_statistics() : block.main_statistics())}};
+  const auto bytes = [&](const ForwardBytes& of) {
+    const std::size_t shortcut = of.by_path[1].second;
+    return static_cast<std::int64_t>(is_shortcut ? shortcut : of.by_path[0].second - shortcut);
+  };
+  row.predicted_bytes = bytes(predicted);
+  row.measured_bytes = bytes(measured);
+  add_process(row, predicted.process.arena_bytes, measured.process);
+  return row;
+}
+
 }  // namespace resnet_batch_detail
 
 report::Experiment resnet_batch_experiment(const ExperimentOptions& options) {
@@ -95,6 +131,49 @@ report::Experiment resnet_batch_experiment(const ExperimentOptions& options) {
   }
   experiment.plots.push_back(plot);
   experiment.verdict = "Linear, with the theory's slope: in " + std::to_string(named) + " of " +
+                       std::to_string(experiment.rows.size()) +
+                       " rows theory and the named remainder give every predicted byte.";
+  return experiment;
+}
+
+report::Experiment resnet_branches_experiment(const ExperimentOptions& options) {
+  using namespace resnet_batch_detail;
+  report::Experiment experiment;
+  experiment.name = "resnet-branches";
+  experiment.title = "ResNet-50, branch by branch";
+  experiment.question = "What do a residual block's main path and its shortcut keep for backward?";
+  experiment.theory =
+      "a bottleneck block of <i>w</i> channels from <i>h</i> x <i>h</i> to <i>k</i> x <i>k</i> keeps on its main path "
+      "2 <i>w h</i><sup>2</sup> + 10 <i>w k</i><sup>2</sup> values, on a shortcut with a convolution "
+      "4 <i>w k</i><sup>2</sup>, on one that adds the input as it is none. Batch-norm statistics are named beside it.";
+  constexpr Block blocks[] = {{"resnet.layer1.0", 64, 56, 56, true},
+                              {"resnet.layer1.1", 64, 56, 56, false},
+                              {"resnet.layer2.0", 128, 56, 28, true},
+                              {"resnet.layer3.0", 256, 28, 14, true},
+                              {"resnet.layer4.0", 512, 14, 7, true}};
+  std::size_t named = 0;
+  for (const std::int64_t batch : options.is_quick ? std::vector<std::int64_t>{1} : std::vector<std::int64_t>{1, 8}) {
+    const models::Setup setup = setup_of({"resnet50", 224, {}}, batch);
+    options.progress("resnet-branches: batch " + std::to_string(batch));
+    std::vector<std::string> paths;
+    for (const Block& block : blocks) {
+      paths.insert(paths.end(), {block.path, std::string(block.path) + ".downsample"});
+    }
+    const ForwardBytes predicted = forward_bytes(dry(options.device), setup, paths);
+    const ForwardBytes measured = forward_bytes(options.device, setup, paths);
+    for (std::size_t i = 0; i < std::size(blocks); ++i) {
+      const auto of_block = [&](ForwardBytes bytes) {
+        bytes.by_path = {bytes.by_path[2 * i], bytes.by_path[2 * i + 1]};
+        return bytes;
+      };
+      for (const bool is_shortcut : {false, true}) {
+        report::Row row = branch_row(blocks[i], batch, is_shortcut, of_block(predicted), of_block(measured));
+        named += report::unnamed_bytes(row) == 0 ? 1 : 0;
+        experiment.rows.push_back(std::move(row));
+      }
+    }
+  }
+  experiment.verdict = "A shortcut that adds its input as it is keeps nothing. In " + std::to_string(named) + " of " +
                        std::to_string(experiment.rows.size()) +
                        " rows theory and the named remainder give every predicted byte.";
   return experiment;

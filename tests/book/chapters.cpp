@@ -12,7 +12,6 @@
 #include <sys/wait.h>
 
 #include "house/sources.h"
-#include "support/files.h"
 
 namespace book {
 
@@ -119,18 +118,106 @@ std::size_t word_count(const std::string& prose) {
   return count;
 }
 
-Result run(const std::string& command) {
+namespace {
+
+std::string big(std::size_t value) {
+  std::string text;
+  for (int shift = 24; shift >= 0; shift -= 8) text += static_cast<char>(value >> shift & 0xff);
+  return text;
+}
+
+/// Pictures of 28 x 28 in MNIST's files: a bar for each digit, at a place of its own, in noise.
+void write_pictures(const std::string& prefix, std::size_t count) {
+  constexpr std::size_t side = 28, digits = 10;
+  std::string images = big(0x803) + big(count) + big(side) + big(side), labels = big(0x801) + big(count);
+  std::minstd_rand random(static_cast<unsigned>(count));
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t digit = i % digits;
+    for (std::size_t y = 0; y < side; ++y) {
+      for (std::size_t x = 0; x < side; ++x) {
+        const bool is_bar = y / 3 == digit && x >= 4 && x < 24;
+        images += static_cast<char>((is_bar ? 200 : 0) + random() % 50);
+      }
+    }
+    labels += static_cast<char>(digit);
+  }
+  files_test::write_text_file(prefix + "-images-idx3-ubyte", images);
+  files_test::write_text_file(prefix + "-labels-idx1-ubyte", labels);
+}
+
+/// The chapters' prose in ASCII.
+std::string sample_text() {
+  std::string text;
+  for (const Chapter& chapter : chapters()) text += prose_of(chapter.text);
+  std::erase_if(text, [](char c) { return c != '\n' && (c < ' ' || c > '~'); });
+  return text.substr(0, 20'000);
+}
+
+}  // namespace
+
+std::vector<Script> scripts(const std::string& text) {
+  const std::string instead = "<!-- instead: ", not_run = "<!-- not run: ", end = " -->";
+  const std::vector<std::string> lines = lines_of(text);
+  std::vector<Script> list;
+  Script next;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const auto between = [&](const std::string& mark) {
+      return lines[i].substr(mark.size(), lines[i].rfind(end) - mark.size());
+    };
+    if (lines[i] == "<!-- run each -->") {
+      next.is_run_each = true;
+    } else if (lines[i].starts_with(instead)) {
+      next.instead.push_back(between(instead));
+    } else if (lines[i].starts_with(not_run)) {
+      next.why_not = between(not_run);
+    } else {
+      if (lines[i] == "```sh") {
+        next.line = i + 2;
+        for (++i; i < lines.size() && lines[i] != "```"; ++i) next.commands.push_back(lines[i]);
+        list.push_back(next);
+      }
+      next = {};
+    }
+  }
+  return list;
+}
+
+std::vector<std::string> commands_in_prose(const std::string& text) {
+  static const std::regex span("`(thimble [a-z]+ [^`]*)`"), capitals("(^|[^A-Za-z0-9])[A-Z]{3,}($|[^A-Za-z0-9])");
+  std::vector<std::string> list;
+  bool is_code = false;
+  for (const std::string& line : lines_of(text)) {
+    if (line.starts_with("```")) is_code = !is_code;
+    if (is_code || line.starts_with("<!--")) continue;
+    for (std::sregex_iterator match(line.begin(), line.end(), span), last; match != last; ++match) {
+      const std::string command = (*match)[1];
+      if (command.find("...") == std::string::npos && !std::regex_search(command, capitals)) list.push_back(command);
+    }
+  }
+  return list;
+}
+
+Place::Place() {
   const char* const path = std::getenv("THIMBLE_PROGRAM");
   if (path == nullptr) throw std::runtime_error("THIMBLE_PROGRAM names no program");
-  const files_test::TemporaryFolder place;
   const fs::path program = fs::absolute(path);
-  fs::create_symlink(fs::absolute("docs"), place / "docs");
-  fs::create_symlink(program.parent_path().parent_path() / "examples", place / "examples");
-  fs::create_symlink(program, place / "thimble");
-  const std::string line = "cd '" + place.path() + "' && PATH=\"$PWD:$PATH\" THIMBLE_ISA=generic OMP_NUM_THREADS=2 " +
-                           "sh -c '" + command + "' > output.txt 2>&1";
-  const int status = std::system(line.c_str());
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, files_test::read_text_file(place / "output.txt")};
+  fs::create_symlink(fs::absolute("docs"), folder_ / "docs");
+  fs::create_symlink(program.parent_path().parent_path() / "examples", folder_ / "examples");
+  fs::create_symlink(program, folder_ / "thimble");
+  fs::create_directory(folder_ / "mnist");
+  write_pictures(folder_ / "mnist/train", 200);
+  write_pictures(folder_ / "mnist/t10k", 100);
+  files_test::write_text_file(folder_ / "text.txt", sample_text());
 }
+
+Result Place::run(const std::string& command) const {
+  files_test::write_text_file(folder_ / "command.sh", command + "\n");
+  const std::string line = "cd '" + folder_.path() + "' && PATH=\"$PWD:$PATH\" THIMBLE_ISA=generic OMP_NUM_THREADS=2 " +
+                           "sh command.sh > output.txt 2>&1";
+  const int status = std::system(line.c_str());
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, files_test::read_text_file(folder_ / "output.txt")};
+}
+
+Result run(const std::string& command) { return Place().run(command); }
 
 }  // namespace book

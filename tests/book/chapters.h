@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "support/files.h"
+
 namespace book {
 
 inline constexpr const char* folder = "docs/book/";
@@ -36,6 +38,22 @@ std::string prose_of(const std::string& text, bool keeps_bold = false);
 
 std::size_t word_count(const std::string& prose);
 
+/// A block of commands, ```sh, and the lines right above it, which say how a test runs it:
+///   <!-- run each -->          every line as it stands, one after the other in one folder
+///   <!-- instead: COMMAND -->  one for each line of the block: a smaller one, of what takes minutes or another machine
+///   <!-- not run: WHY -->      nothing; tests/book/commands_test.cpp lists those that may
+struct Script {
+  std::size_t line = 0;  ///< of the block's first command, from 1
+  std::vector<std::string> commands, instead;
+  bool is_run_each = false;
+  std::string why_not;
+};
+std::vector<Script> scripts(const std::string& text);
+
+/// `thimble COMMAND ...` in backticks within prose, where it is whole: it names what it works on, and has no "..." and
+/// no word of capitals that stands for something (FILE, MODEL).
+std::vector<std::string> commands_in_prose(const std::string& text);
+
 /// Runs a command line as the book has it, in a folder of its own with docs/ in it, on two threads and the generic
 /// instruction set. `thimble` is the program under test; `examples/NAME` lies beside it.
 struct Result {
@@ -43,5 +61,16 @@ struct Result {
   std::string output;  ///< both streams
 };
 Result run(const std::string& command);
+
+/// The folder of several commands, which goes with it. Commands find there, besides what run() says, text.txt and
+/// mnist/, the data that pages speak of: 20 KB of this project's own prose, and some hundred pictures drawn here.
+class Place {
+ public:
+  Place();
+  Result run(const std::string& command) const;
+
+ private:
+  files_test::TemporaryFolder folder_;
+};
 
 }  // namespace book

@@ -105,16 +105,18 @@ std::string picture_of(const std::vector<house::Source>& files) {
     y += height + gap;
   }
   // An arrow to the next layer goes straight down; one that passes others goes around them on the left.
-  int lane = 0;
+  int lane = 0, around = 0;
   for (const auto& [layer, below] : arrows) {
     for (const std::string& target : below) {
       const bool is_next = box[target].first - box[layer].second == gap;
       const int x = left + 40 + lane++ * 70 % (width - left - 100);
-      const std::string way = is_next ? "M" + std::to_string(x) + " " + std::to_string(box[layer].second) + "V" +
-                                            std::to_string(box[target].first - 7)
-                                      : "M" + std::to_string(left) + " " + std::to_string(box[layer].second - 8) + "H" +
-                                            std::to_string(left - 16) + "V" + std::to_string(box[target].first + 12) +
-                                            "H" + std::to_string(left - 7);
+      const std::string way =
+          is_next ? "M" + std::to_string(x) + " " + std::to_string(box[layer].second) + "V" +
+                        std::to_string(box[target].first - 7)
+                  : "M" + std::to_string(left) + " " + std::to_string(box[layer].second - 8 - 5 * around) + "H" +
+                        std::to_string(left - 16 - 10 * around) + "V" +
+                        std::to_string(box[target].first + 12 + 8 * around) + "H" + std::to_string(left - 7);
+      if (!is_next) ++around;
       shapes += "<path data-from=\"" + layer + "\" data-to=\"" + target + "\" d=\"" + way + "\"/>\n";
     }
   }

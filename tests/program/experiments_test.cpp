@@ -204,7 +204,8 @@ TEST_CASE("experiments: the process of a part is watched from its set-up on", "[
 
 TEST_CASE("experiments: what runs a part of a step watches its process as well", "[experiments]") {
   for (auto* const run : {bench::resnet_batch_experiment, bench::gpt_layer_experiment, bench::gpt_curve_experiment,
-                          bench::checkpoint_depth_experiment, bench::sharing_experiment}) {
+                          bench::checkpoint_depth_experiment, bench::sharing_experiment,
+                          bench::resnet_branches_experiment, bench::fragmentation_experiment}) {
     const report::Experiment experiment = quick(run);
     const report::Tally tally = report::tally(experiment);
     INFO(experiment.name);
@@ -228,7 +229,11 @@ TEST_CASE("experiments: advice, by the figures", "[experiments]") {
                         {bench::accumulation_experiment, {"the activations fall 32-fold", "6 of 6 rows"}},
                         {bench::sharing_experiment,
                          {"100.0 % of what is kept for backward", "16 to 32 channels refuses it",
-                          "16 to 16 takes it in silence", "4 of 4 networks"}}};
+                          "16 to 16 takes it in silence", "4 of 4 networks"}},
+                        {bench::resnet_branches_experiment, {"adds its input as it is keeps nothing", "10 of 10 rows"}},
+                        {bench::fragmentation_experiment,
+                         {"0.0 % by trimming, 50.0 % by compaction", "50.0 % by trimming, 50.0 % by compaction",
+                          "33.3 % by trimming, 50.0 % by compaction", "takes all of it again", "15 of 15 rows"}}};
   for (const Case& c : cases) {
     const report::Experiment experiment = quick(c.run);
     INFO(experiment.verdict);
