@@ -11,40 +11,70 @@
 namespace thimble::memory::packing {
 namespace greedy_detail {
 
-/// What is placed, by ascending offset.
+/// What is placed.
 struct Shelf {
   std::int32_t lower, upper;
   std::int64_t offset, end;
 };
 
-struct Gap {
-  std::int64_t offset;
-  std::size_t position;  // of the first shelf at or above the gap
-};
+/// The shelves, by ascending offset, in lists of a stretch of sections each: an item that lives briefly among very many
+/// looks only at those that live near it. Few items have one list.
+class Shelves {
+ public:
+  explicit Shelves(const Problem& problem) {
+    constexpr std::size_t most_in_one_list = 8192, of_a_list = 256;
+    const std::size_t items = problem.items.size(), lists = items <= most_in_one_list ? 1 : items / of_a_list;
+    width_ = problem.sections / static_cast<std::int32_t>(lists) + 1;
+    lists_.resize(static_cast<std::size_t>((problem.sections - 1) / width_) + 1);
+  }
 
-Gap find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit fit) {
-  constexpr std::int64_t unbounded = std::numeric_limits<std::int64_t>::max();
-  std::int64_t at = 0;  // lowest offset above all that was passed
-  std::int64_t best_offset = -1, best_room = unbounded;
-  for (const Shelf& shelf : shelves) {
-    if (shelf.upper <= item.lower || shelf.lower >= item.upper || shelf.end <= at) continue;
-    if (shelf.offset - at >= item.size) {
-      if (fit == Fit::lowest) {
-        best_offset = at;
-        break;
-      }
-      if (shelf.offset - at < best_room) {
-        best_room = shelf.offset - at;
-        best_offset = at;
+  /// Offset of the gap that `item` goes into.
+  std::int64_t find_gap(const Item& item, Fit fit) {
+    const std::size_t first = list_of(item.lower), last = list_of(item.upper - 1);
+    if (first == last) return find_gap(lists_[first], item, fit);
+    seen_.clear();
+    for (std::size_t list = first; list <= last; ++list) {
+      for (const Shelf& shelf : lists_[list]) {
+        const bool is_first = list == std::max(first, list_of(shelf.lower));
+        if (is_first && shelf.upper > item.lower && shelf.lower < item.upper) seen_.push_back(shelf);
       }
     }
-    at = align_up(shelf.end, item.alignment);
+    std::sort(seen_.begin(), seen_.end(), [](const Shelf& a, const Shelf& b) { return a.offset < b.offset; });
+    return find_gap(seen_, item, fit);
   }
-  if (best_offset < 0) best_offset = at;
-  const auto above = std::lower_bound(shelves.begin(), shelves.end(), best_offset,
-                                      [](const Shelf& shelf, std::int64_t offset) { return shelf.offset < offset; });
-  return {best_offset, static_cast<std::size_t>(above - shelves.begin())};
-}
+
+  void add(const Shelf& shelf) {
+    for (std::size_t list = list_of(shelf.lower); list <= list_of(shelf.upper - 1); ++list) {
+      const auto above = std::lower_bound(lists_[list].begin(), lists_[list].end(), shelf.offset,
+                                          [](const Shelf& s, std::int64_t offset) { return s.offset < offset; });
+      lists_[list].insert(above, shelf);
+    }
+  }
+
+ private:
+  std::size_t list_of(std::int32_t section) const { return static_cast<std::size_t>(section / width_); }
+
+  static std::int64_t find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit fit) {
+    std::int64_t at = 0;  // lowest offset above all that was passed
+    std::int64_t best_offset = -1, best_room = std::numeric_limits<std::int64_t>::max();
+    for (const Shelf& shelf : shelves) {
+      if (shelf.upper <= item.lower || shelf.lower >= item.upper || shelf.end <= at) continue;
+      if (shelf.offset - at >= item.size) {
+        if (fit == Fit::lowest) return at;
+        if (shelf.offset - at < best_room) {
+          best_room = shelf.offset - at;
+          best_offset = at;
+        }
+      }
+      at = align_up(shelf.end, item.alignment);
+    }
+    return best_offset < 0 ? at : best_offset;
+  }
+
+  std::int32_t width_;                     // sections of a list
+  std::vector<std::vector<Shelf>> lists_;  // a shelf is in each that it lives in
+  std::vector<Shelf> seen_;                // by an item that lives in several lists
+};
 
 /// Largest sum of sizes over the sections of each item.
 std::vector<std::int64_t> loads_of(const Problem& problem) {
@@ -111,15 +141,12 @@ bool place_in_order(const Problem& problem, std::span<const std::int32_t> order,
   layout.offsets.resize(problem.items.size());
   layout.height = 0;
   std::int64_t excess = 0;
-  std::vector<greedy_detail::Shelf> shelves;
-  shelves.reserve(problem.items.size());
+  greedy_detail::Shelves shelves(problem);
   for (const std::int32_t i : order) {
     const Item& item = problem.items[static_cast<std::size_t>(i)];
-    const greedy_detail::Gap gap = greedy_detail::find_gap(shelves, item, fit);
-    const std::int64_t end = gap.offset + item.size;
-    shelves.insert(shelves.begin() + static_cast<std::ptrdiff_t>(gap.position),
-                   {item.lower, item.upper, gap.offset, end});
-    layout.offsets[static_cast<std::size_t>(i)] = gap.offset;
+    const std::int64_t offset = shelves.find_gap(item, fit), end = offset + item.size;
+    shelves.add({item.lower, item.upper, offset, end});
+    layout.offsets[static_cast<std::size_t>(i)] = offset;
     layout.height = std::max(layout.height, end);
     excess += std::max<std::int64_t>(0, end - bound.target);
     if (layout.height > bound.height || excess > bound.excess) return false;

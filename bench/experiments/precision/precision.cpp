@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/precision/precision.h>
 #include <thimble/bench/timing/processor_time.h>
 
 namespace thimble::bench {

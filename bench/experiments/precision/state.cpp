@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/precision/precision.h>
 #include <thimble/bench/report/text.h>
 
 namespace thimble::bench {

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-#include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/precision/precision.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/timing/processor_time.h>
 #include <thimble/core/error.h>

@@ -1,4 +1,4 @@
-#include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/precision/precision.h>
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <thimble/bench/experiments/precision.h>
+#include <thimble/bench/experiments/precision/precision.h>
 #include <thimble/bench/experiments/runs.h>
 #include <thimble/bench/report/text.h>
 #include <thimble/bench/timing/processor_time.h>
