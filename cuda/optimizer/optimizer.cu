@@ -111,7 +111,8 @@ struct UpdatesOfEights {
 // Whether a launch can take eights.
 template <class Args>
 bool goes_in_eights(const Args& a, const UpdateTable& table) {
-  if (!is_word_dtype(a.dtype) || !is_word_dtype(a.gradient_dtype) || !is_word_dtype(a.state_dtype)) return false;
+  const bool has_words = is_word_dtype(a.state_dtype) || a.state_dtype == DType::u8;
+  if (!is_word_dtype(a.dtype) || !is_word_dtype(a.gradient_dtype) || !has_words) return false;
   const bool has_tensor = form_of(a.narrow) != NarrowForm::stochastic;
   return all_of(table, [&](const UpdateEntry& e) {
     return are_aligned({e.p, e.g, e.first.values, e.second.values, has_tensor ? e.extra.tensor : nullptr});
@@ -137,9 +138,26 @@ struct Codes {
   THIMBLE_DEVICE float decode(std::int64_t i, float scale) const {
     return MakeCode<Code>::make().decode(codes[i]) * scale;
   }
-  THIMBLE_DEVICE void encode(std::int64_t i, const quant::BlockScale& s, float x) const {
+  THIMBLE_DEVICE void encode(std::int64_t i, const quant::BlockScale& s, float x) const { codes[i] = code_of(s, x); }
+
+  /// Eight neighbours from a multiple of 8; what would be behind the end is any number, and is not written.
+  THIMBLE_DEVICE void decode_eights(std::int64_t at, float scale, Eights& values) const {
+    const Words<std::uint8_t, 8> words = words_at<8>(codes, at);
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) values[e] = MakeCode<Code>::make().decode(words.values[e]) * scale;
+  }
+  THIMBLE_DEVICE void encode_eights(std::int64_t at, std::int64_t n, const quant::BlockScale& s,
+                                    const Eights& values) const {
+    Words<std::uint8_t, 8> words;
+    THIMBLE_UNROLL
+    for (int e = 0; e < 8; ++e) words.values[e] = code_of(s, values[e]);
+    put_eights(codes, at, n, words);
+  }
+
+ private:
+  THIMBLE_DEVICE static std::uint8_t code_of(const quant::BlockScale& s, float x) {
     const std::uint8_t code = s.is_finite ? MakeCode<Code>::make().encode(x * s.inverse) : std::uint8_t{0};
-    codes[i] = is_first ? code : not_lost(code, x);
+    return is_first ? code : not_lost(code, x);
   }
 };
 
@@ -190,6 +208,51 @@ struct BlockUpdates {
   }
 };
 
+// The same of f32, f16 and bf16 arrays that begin at multiples of 16 bytes: eight neighbours a thread.
+template <class Rule>
+struct BlockUpdatesOfEights {
+  static constexpr int threads = static_cast<int>(state_block) / 8;
+  static constexpr bool has_second = Rule::moments >= 2;
+  Kind kind;
+  Live<Step<Rule>> live_step;
+  UpdateTable table;
+
+  template <class Team>
+  THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
+    const Step<Rule>& step = live_step.get();
+    const int at = table.index_of(index);
+    const UpdateEntry entry = table.entries[at];
+    const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
+    const Codes<true> first(entry.first);
+    const Codes<false> second(entry.second);
+    const std::int64_t block = table.unit_of(index, at), i = block * state_block + 8 * team.rank();
+    const float first_scale = first.scales[block], second_scale = has_second ? second.scales[block] : 0;
+    const bool is_there = i < entry.n;
+    Eights m{}, v{};
+    std::uint32_t most_m = 0, most_v = 0;
+    if (is_there) {
+      Eights p, g;
+      first.decode_eights(i, first_scale, m);
+      if constexpr (has_second) second.decode_eights(i, second_scale, v);
+      read_eights(entry.g, kind.gradient_dtype, i, entry.n, g);
+      parameter.get_eights(i, entry.n, p);
+      THIMBLE_UNROLL
+      for (int e = 0; e < 8; ++e) {
+        p[e] = updated(step.rule, p[e], g[e], m[e], v[e]);
+        if (i + e >= entry.n) continue;
+        most_m = larger_of(most_m, magnitude_bits(m[e])), most_v = larger_of(most_v, magnitude_bits(v[e]));
+      }
+      parameter.set_eights(i, entry.n, p);
+    }
+    const quant::BlockScale of_m = first.rescale(team, block, most_m);
+    if (is_there) first.encode_eights(i, entry.n, of_m, m);
+    if constexpr (has_second) {
+      const quant::BlockScale of_v = second.rescale(team, block, most_v);
+      if (is_there) second.encode_eights(i, entry.n, of_v, v);
+    }
+  }
+};
+
 template <class Body, class Args, class Rule>
 void launch_updates(const Args& a, const UpdateTable& table, const Rule&) {
   static_assert(sizeof(Body) <= most_argument_bytes);
@@ -202,7 +265,10 @@ template <class Args>
 void launch_table(const Args& a, const UpdateTable& table) {
   if (a.state_dtype == DType::u8) {
     return with_rule<float>(a, [&]<class Rule>(const Rule& rule) {
-      if constexpr (Rule::moments > 0) launch_updates<BlockUpdates<Rule>>(a, table, rule);
+      if constexpr (Rule::moments > 0) {
+        if (goes_in_eights(a, table)) return launch_updates<BlockUpdatesOfEights<Rule>>(a, table, rule);
+        launch_updates<BlockUpdates<Rule>>(a, table, rule);
+      }
     });
   }
   with_compute_type(a.dtype, [&]<class T>() {

@@ -17,6 +17,24 @@ struct Shelf {
   std::int64_t offset, end;
 };
 
+/// Offset of the gap that `item` goes into.
+std::int64_t find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit fit) {
+  std::int64_t at = 0;  // lowest offset above all that was passed
+  std::int64_t best_offset = -1, best_room = std::numeric_limits<std::int64_t>::max();
+  for (const Shelf& shelf : shelves) {
+    if (shelf.upper <= item.lower || shelf.lower >= item.upper || shelf.end <= at) continue;
+    if (shelf.offset - at >= item.size) {
+      if (fit == Fit::lowest) return at;
+      if (shelf.offset - at < best_room) {
+        best_room = shelf.offset - at;
+        best_offset = at;
+      }
+    }
+    at = align_up(shelf.end, item.alignment);
+  }
+  return best_offset < 0 ? at : best_offset;
+}
+
 /// The shelves, by ascending offset, in lists of a stretch of sections each: an item that lives briefly among very many
 /// looks only at those that live near it. Few items have one list.
 class Shelves {
@@ -28,10 +46,9 @@ class Shelves {
     lists_.resize(static_cast<std::size_t>((problem.sections - 1) / width_) + 1);
   }
 
-  /// Offset of the gap that `item` goes into.
   std::int64_t find_gap(const Item& item, Fit fit) {
     const std::size_t first = list_of(item.lower), last = list_of(item.upper - 1);
-    if (first == last) return find_gap(lists_[first], item, fit);
+    if (first == last) return greedy_detail::find_gap(lists_[first], item, fit);
     seen_.clear();
     for (std::size_t list = first; list <= last; ++list) {
       for (const Shelf& shelf : lists_[list]) {
@@ -40,7 +57,7 @@ class Shelves {
       }
     }
     std::sort(seen_.begin(), seen_.end(), [](const Shelf& a, const Shelf& b) { return a.offset < b.offset; });
-    return find_gap(seen_, item, fit);
+    return greedy_detail::find_gap(seen_, item, fit);
   }
 
   void add(const Shelf& shelf) {
@@ -53,23 +70,6 @@ class Shelves {
 
  private:
   std::size_t list_of(std::int32_t section) const { return static_cast<std::size_t>(section / width_); }
-
-  static std::int64_t find_gap(const std::vector<Shelf>& shelves, const Item& item, Fit fit) {
-    std::int64_t at = 0;  // lowest offset above all that was passed
-    std::int64_t best_offset = -1, best_room = std::numeric_limits<std::int64_t>::max();
-    for (const Shelf& shelf : shelves) {
-      if (shelf.upper <= item.lower || shelf.lower >= item.upper || shelf.end <= at) continue;
-      if (shelf.offset - at >= item.size) {
-        if (fit == Fit::lowest) return at;
-        if (shelf.offset - at < best_room) {
-          best_room = shelf.offset - at;
-          best_offset = at;
-        }
-      }
-      at = align_up(shelf.end, item.alignment);
-    }
-    return best_offset < 0 ? at : best_offset;
-  }
 
   std::int32_t width_;                     // sections of a list
   std::vector<std::vector<Shelf>> lists_;  // a shelf is in each that it lives in

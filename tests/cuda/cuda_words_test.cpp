@@ -152,13 +152,18 @@ TEST_CASE("cuda_words: sums, pools and updates have the CPU's bits wherever they
         all.insert(all.end(), pooled.begin(), pooled.end());
       }
       for (const std::int64_t n : {5, 16, 4100}) {
-        Tensor p = make({n}, 1);
-        p.grad() = make({n}, 2).detach();
-        optim::Adam optimizer({{"p", p}}, {});
-        optimizer.step();
-        optimizer.step();
-        all.push_back(to_host<double>(p));
-        for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
+        for (const DType moments : {DType::f32, DType::u8}) {
+          Tensor p = make({n}, 1);
+          p.grad() = make({n}, 2).detach();
+          optim::AdamOptions options;
+          options.moments = {moments, 1, {}};
+          optim::Adam optimizer({{"p", p}}, options);
+          optimizer.step();
+          optimizer.step();
+          all.push_back(to_host<double>(p));
+          if (moments == DType::u8) continue;
+          for (const optim::Named& state : optimizer.state()) all.push_back(to_host<double>(state.tensor));
+        }
       }
       return all;
     };
