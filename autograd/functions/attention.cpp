@@ -31,11 +31,12 @@ Tensor rotary(const Tensor& x, const RotaryOptions& o) {
 }
 
 Tensor attention(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
-  return apply(ops::Attention{heads, o.causal, o.scale, o.dropout, next_random_site()}, qkv);
+  return apply(ops::Attention{heads, o.causal, o.scale, o.dropout, next_random_site(), o.window}, qkv, o.mask);
 }
 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  return apply(ops::ScaledDotProductAttention{o.causal, o.scale, o.dropout, next_random_site()}, q, k, v);
+  return apply(ops::ScaledDotProductAttention{o.causal, o.scale, o.dropout, next_random_site(), o.window}, q, k, v,
+               o.mask);
 }
 
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& o) {
@@ -58,6 +59,9 @@ Tensor attention_textbook(const Tensor& q, const Tensor& k, const Tensor& v, con
       q.size(2) % k.size(2) != 0) {
     throw ShapeError("attention_textbook: q " + describe(q) + ", k " + describe(k) + ", v " + describe(v) +
                      "; (B, T, H, D), (B, S, G, D), (B, S, G, D) are needed, and G divides H");
+  }
+  if (o.window != 0 || o.mask.defined()) {
+    throw ValueError("attention_textbook: a window or a mask is given; attention() has them");
   }
   const std::int64_t group = q.size(2) / k.size(2);
   const double scale = o.scale ? *o.scale : 1 / std::sqrt(static_cast<double>(q.size(3)));

@@ -18,6 +18,10 @@ struct AttentionOptions {
   bool causal = true;                ///< query t sees the keys s <= t alone
   double dropout = 0;                ///< probability in [0, 1) of dropping a softmax output
   std::optional<double> scale = {};  ///< factor of the scores; 1 / sqrt(C / H) unless given
+  std::int64_t window = 0;           ///< query t sees the keys with |t - s| < window alone; 0: no window
+  /// Which keys a query sees besides: boolean or floating that broadcasts to (B, H, T, S), or numbers of documents, i32
+  /// (B, S). core/ops/attention.h has the rules. Undefined: all.
+  Tensor mask = {};
 };
 
 struct RotaryOptions {
@@ -41,7 +45,7 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Attent
 
 /// The same values up to rounding, with the same mask for the same site, composed from recorded functions: matmul,
 /// softmax, dropout_textbook, matmul. Throws what those throw, and ShapeError or ValueError for qkv and heads that do
-/// not fit.
+/// not fit; ValueError for a window or a mask, which the tiled form has.
 Tensor attention_textbook(const Tensor& qkv, std::int64_t heads, const AttentionOptions& options = {});
 
 /// The same of q (B, T, H, D), k and v (B, S, G, D) -> (B, T, H, D), a view of (B, H, T, D). Keys and values are

@@ -44,7 +44,7 @@ double computed_pairs(const AttentionProblem& p) {
   double pairs = 0;
   for (std::int64_t t = 0; t < p.queries; t += panel) {
     const std::int64_t queries = std::min(panel, p.queries - t);
-    pairs += static_cast<double>(queries * kernels::attention_detail::visible_keys(p, t + queries));
+    pairs += static_cast<double>(queries * kernels::seen_range(p, 0, t + queries - 1).end);
   }
   return pairs;
 }

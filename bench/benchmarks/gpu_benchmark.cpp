@@ -106,7 +106,7 @@ void run(Device device, std::int64_t scale) {
     const double product = static_cast<double>(batch * heads * length) * static_cast<double>(length * width);
     const ops::ScaledDotProductAttention causal{true};
     ops::ScaledDotProductAttention::Saved saved;
-    const auto forward = [&] { causal.forward(q, k, v, Needs(7), saved); };
+    const auto forward = [&] { causal.forward(q, k, v, {}, Needs(7), saved); };
     report("attention", dtype, seconds_of(device, forward), 2 * product, "Gop/s");
     report("attention_grad", dtype, seconds_of(device, [&] { causal.backward(saved, dy, Needs(7)); }), 5 * product,
            "Gop/s");

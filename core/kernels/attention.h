@@ -30,6 +30,14 @@ struct AttentionScales {
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
+/// A mask that is brought along, for (b, h, t, s): that of (b, h, t, s) lies b batch + h head + t query + s key elements
+/// behind `data`. Boolean: the query sees the key. Floating: is added to the score.
+struct AttentionMask {
+  const void* data = nullptr;
+  DType dtype = DType::boolean;
+  std::int64_t batch = 0, head = 0, query = 0, key = 0;  ///< 0: the same for all
+};
+
 /// What forward and backward share. Probability (h, t, s) of sample b is dropped when its random word, word i % 4 of
 /// block (i / 4, site.first_sample + b) with i = (h queries + t) keys + s, is below `threshold`: the mask that dropout
 /// draws for a (B, H, T, S) tensor.
@@ -39,7 +47,15 @@ struct AttentionProblem {
   /// Heads of q that share one of k and v: head h reads theirs h / group. Divides `heads`. Gradients of k and v add up
   /// over a group's heads, ascending.
   std::int64_t group = 1;
-  bool is_causal = false;  ///< query t sees the keys s <= t + (keys - queries) alone; keys >= queries
+  bool is_causal = false;   ///< query t sees the keys s <= t + (keys - queries) alone; keys >= queries
+  std::int64_t window = 0;  ///< 0: none; else query t, whose own key is t + (keys - queries), sees those less far away
+  std::int64_t first_key = 0;  ///< those before it are not seen
+  /// Numbers of documents, (keys) that never descend for each sample, `documents_batch` elements apart: a query sees the
+  /// keys of its own key's document. Null: all are one's.
+  const std::int32_t* documents = nullptr;
+  std::int64_t documents_batch = 0;
+  bool has_mask = false;
+  AttentionMask mask;
   double scale = 1;
   bool has_dropout = false;
   std::uint32_t threshold = 0;
@@ -53,7 +69,8 @@ struct AttentionProblem {
   AttentionScales k_scale, v_scale;
 };
 
-/// out = dropout(softmax(scale q k^T)) v; lse[b, h, t] = log sum_s exp(scale q k^T), a dense array.
+/// out = dropout(softmax(scale q k^T + mask)) v over the keys that are seen (attention_range.h, and the mask);
+/// lse[b, h, t] = log sum_s exp(scale q k^T + mask), a dense array. A query that sees none: 0 in out and lse.
 struct AttentionArgs : AttentionProblem {
   AttentionResult out;
   void* lse = nullptr;  ///< null: not wanted

@@ -1,5 +1,6 @@
 #include <thimble/core/ops/attention.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -26,13 +27,18 @@ struct Form {
   std::optional<double> scale;
   double p;
   RandomSite site;
+  std::int64_t window = 0;
+  std::int64_t first_key = 0;  // keys before it are not seen
 };
 
 // q (B, T, H, D), k and v (B, S, H / group, D); factors of the rows of k and v (B, S, H / group), or none.
 struct Operands {
   Tensor q, k, v;
+  Tensor mask = {};
   Tensor k_scale = {}, v_scale = {};
 };
+
+bool has_documents(const Tensor& mask) { return mask.defined() && mask.dtype() == DType::i32; }
 
 void check_attributes(const Form& form, const AttentionProblem& p) {
   if (!(form.p >= 0 && form.p < 1)) {
@@ -61,6 +67,9 @@ AttentionProblem problem(const Form& form, const Operands& in) {
   if (in.k.dtype() != in.q.dtype()) p.kept = in.k.dtype();
   check_attributes(form, p);
   p.is_causal = form.is_causal;
+  p.window = form.window;
+  p.first_key = form.first_key;
+  p.has_mask = in.mask.defined() && !has_documents(in.mask);
   p.scale = form.scale ? *form.scale : 1 / std::sqrt(static_cast<double>(p.width));
   p.has_dropout = form.p > 0;
   p.threshold = static_cast<std::uint32_t>(std::floor(form.p * 0x1p32));
@@ -72,6 +81,8 @@ AttentionProblem problem(const Form& form, const Operands& in) {
 
 // The kernels read the last axis side by side.
 Tensor with_dense_rows(const Tensor& x) { return x.size(3) <= 1 || x.strides()[3] == 1 ? x : contiguous(x); }
+
+Tensor with_dense_documents(const Tensor& mask) { return has_documents(mask) ? contiguous(mask) : mask; }
 
 template <class To>
 To operand(const Addresses& at, const Tensor& x) {
@@ -88,6 +99,17 @@ void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) 
   p.q = operand<kernels::AttentionOperand>(at, in.q);
   p.k = operand<kernels::AttentionOperand>(at, in.k);
   p.v = operand<kernels::AttentionOperand>(at, in.v);
+  if (has_documents(in.mask)) {
+    p.documents = static_cast<const std::int32_t*>(at(in.mask));
+    p.documents_batch = in.mask.size(1);
+  } else if (in.mask.defined()) {
+    p.mask = {at(in.mask), in.mask.dtype()};
+    std::int64_t* const strides[] = {&p.mask.batch, &p.mask.head, &p.mask.query, &p.mask.key};
+    const int first = 4 - in.mask.rank();  // axes that it lacks are the same for all
+    for (int axis = 0; axis < in.mask.rank(); ++axis) {
+      *strides[first + axis] = in.mask.size(axis) == 1 ? 0 : in.mask.strides()[static_cast<std::size_t>(axis)];
+    }
+  }
   p.k_scale = scales(at, in.k_scale);
   p.v_scale = scales(at, in.v_scale);
 }
@@ -98,8 +120,12 @@ Tensor workspace(std::size_t bytes, Device device) {
 
 // Writes out (B, T, H, D) and, where it is asked for, lse.
 void forward(const Form& form, const Operands& operands, const Tensor& out, bool keeps_lse, Tensor& lse) {
-  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v),
-                    operands.k_scale, operands.v_scale};
+  const Operands in{with_dense_rows(operands.q),
+                    with_dense_rows(operands.k),
+                    with_dense_rows(operands.v),
+                    with_dense_documents(operands.mask),
+                    operands.k_scale,
+                    operands.v_scale};
   const AttentionProblem p = problem(form, in);
   if (keeps_lse) {
     lse = Tensor::empty({p.batch, p.heads, p.queries}, p.dtype == DType::f64 ? DType::f64 : DType::f32, out.device());
@@ -121,7 +147,8 @@ void forward(const Form& form, const Operands& operands, const Tensor& out, bool
 // Writes the gradients that are defined; all in (B, T or S, H, D).
 void backward(const Form& form, const Operands& operands, const Tensor& out, const Tensor& lse, const Tensor& dy,
               const Operands& gradients) {
-  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v)};
+  const Operands in{with_dense_rows(operands.q), with_dense_rows(operands.k), with_dense_rows(operands.v),
+                    with_dense_documents(operands.mask)};
   const Tensor dout = with_dense_rows(dy);
   const AttentionProblem p = problem(form, in);
   const int threads = thread_count();
@@ -194,6 +221,54 @@ void check_separate(const ScaledDotProductAttention& op, const Tensor& q, const 
   check_shapes(op.name, op.is_causal, q, k, v);
 }
 
+// Documents descend nowhere: looked at where the numbers are at hand.
+void check_documents(const std::string& name, const Tensor& documents) {
+  if (documents.device() != cpu) return;
+  const Tensor dense = contiguous(documents);
+  const Pin pin(dense);
+  const auto* const numbers = static_cast<const std::int32_t*>(pin.data());
+  const std::int64_t keys = dense.size(1);
+  for (std::int64_t i = 1; i < dense.elements(); ++i) {
+    if (i % keys == 0 || numbers[i] >= numbers[i - 1]) continue;
+    throw ValueError(name + ": documents descend from " + std::to_string(numbers[i - 1]) + " to " +
+                     std::to_string(numbers[i]) + " at key " + std::to_string(i % keys) + " of sample " +
+                     std::to_string(i / keys) + "; numbers that never descend are allowed");
+  }
+}
+
+// (B, H, T, S) is what the mask is for.
+void check_mask(const std::string& name, const Shape& all, std::int64_t window, const Tensor& mask, Device device,
+                bool needs_gradient) {
+  if (window < 0) {
+    throw ValueError(name + ": a window of " + std::to_string(window) + " keys; 1 and more are allowed, 0 is none");
+  }
+  if ((window > 0 || has_documents(mask)) && all[3] < all[2]) {
+    throw ShapeError(name + ": windows and documents need at least as many keys as queries, got scores " +
+                     to_string(all));
+  }
+  if (!mask.defined()) return;
+  const std::string words = name + ": mask " + describe(mask);
+  if (mask.device() != device) throw DeviceError(words + ", operands on " + to_string(device));
+  if (needs_gradient) throw ValueError(words + " requires a gradient; a mask has none");
+  if (has_documents(mask)) {
+    if (mask.shape() != Shape{all[0], all[3]}) {
+      throw ShapeError(words + ": documents of the keys of scores " + to_string(all) + " are (" +
+                       std::to_string(all[0]) + ", " + std::to_string(all[3]) + ")");
+    }
+    return check_documents(name, mask);
+  }
+  const bool is_narrow = is_floating(mask.dtype()) && size_of(mask.dtype()) == 1;
+  if (mask.dtype() != DType::boolean && (!is_floating(mask.dtype()) || is_narrow)) {
+    throw DTypeError(words + "; boolean, f64, f32, f16, bf16 and, for documents, i32 are allowed");
+  }
+  const int first = 4 - mask.rank();
+  bool fits = first >= 0;
+  for (int axis = 0; fits && axis < mask.rank(); ++axis) {
+    fits = mask.size(axis) == 1 || mask.size(axis) == all[first + axis];
+  }
+  if (!fits) throw ShapeError(words + " does not broadcast to scores " + to_string(all));
+}
+
 // What a cache holds, beside what check_separate says of shapes.
 void check_cached(const char* name, const Tensor& q, const CachedRows& rows) {
   const DType dtype = rows.values.dtype();
@@ -217,13 +292,17 @@ Tensor as_group(const Tensor& x, std::int64_t heads) {
 
 }  // namespace attention_detail
 
-Tensor Attention::forward(const Tensor& qkv, Needs needs, Saved& saved) const {
+Tensor Attention::forward(const Tensor& qkv, const Tensor& mask, Needs needs, Saved& saved) const {
   attention_detail::check_packed(*this, qkv);
+  attention_detail::check_mask(name, {qkv.size(0), heads, qkv.size(1), qkv.size(1)}, window, mask, qkv.device(),
+                               needs[1]);
   const Tensor packed = contiguous(qkv);
   const Tensor out = Tensor::empty({qkv.size(0), qkv.size(1), qkv.size(2) / 3}, qkv.dtype(), qkv.device());
-  attention_detail::forward({name, is_causal, scale, p, site}, attention_detail::thirds(packed, heads),
-                            attention_detail::as_heads(out, heads), needs.any(), saved.lse);
-  if (needs.any()) saved.qkv = qkv, saved.out = out;
+  attention_detail::Operands operands = attention_detail::thirds(packed, heads);
+  operands.mask = mask;
+  attention_detail::forward({name, is_causal, scale, p, site, window}, operands, attention_detail::as_heads(out, heads),
+                            needs.any(), saved.lse);
+  if (needs.any()) saved.qkv = qkv, saved.mask = mask, saved.out = out;
   return out;
 }
 
@@ -232,19 +311,22 @@ Gradients Attention::backward(Saved saved, Tensor dy, Needs) const {
   const Tensor packed = contiguous(saved.qkv);
   saved.qkv = Tensor();
   const Tensor dqkv = is_free ? packed : Tensor::empty_like(packed);  // (B, T, 3 C)
-  if (dqkv.elements() == 0) return {dqkv};
-  attention_detail::backward({name, is_causal, scale, p, site}, attention_detail::thirds(packed, heads),
+  if (dqkv.elements() == 0) return {dqkv, Tensor()};
+  attention_detail::Operands operands = attention_detail::thirds(packed, heads);
+  operands.mask = saved.mask;
+  attention_detail::backward({name, is_causal, scale, p, site, window}, operands,
                              attention_detail::as_heads(saved.out, heads), saved.lse,
                              attention_detail::as_heads(dy, heads), attention_detail::thirds(dqkv, heads));
-  return {dqkv};
+  return {dqkv, Tensor()};
 }
 
-Tensor ScaledDotProductAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, Needs needs,
-                                          Saved& saved) const {
+Tensor ScaledDotProductAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
+                                          Needs needs, Saved& saved) const {
   attention_detail::check_separate(*this, q, k, v);
+  attention_detail::check_mask(name, {q.size(0), q.size(2), q.size(1), k.size(1)}, window, mask, q.device(), needs[3]);
   const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
-  attention_detail::forward({name, is_causal, scale, p, site}, {q, k, v}, out, needs.any(), saved.lse);
-  if (needs.any()) saved.q = q, saved.k = k, saved.v = v, saved.out = out;
+  attention_detail::forward({name, is_causal, scale, p, site, window}, {q, k, v, mask}, out, needs.any(), saved.lse);
+  if (needs.any()) saved.q = q, saved.k = k, saved.v = v, saved.mask = mask, saved.out = out;
   return out;
 }
 
@@ -257,20 +339,32 @@ Gradients ScaledDotProductAttention::backward(Saved saved, Tensor dy, Needs need
     for (const Tensor* g : {&gradients.k, &gradients.v}) {
       if (g->defined()) fill(*g, 0);
     }
-    return {gradients.q, gradients.k, gradients.v};
+    return {gradients.q, gradients.k, gradients.v, Tensor()};
   }
-  attention_detail::backward({name, is_causal, scale, p, site}, {saved.q, saved.k, saved.v}, saved.out, saved.lse, dy,
-                             gradients);
-  return {gradients.q, gradients.k, gradients.v};
+  attention_detail::backward({name, is_causal, scale, p, site, window}, {saved.q, saved.k, saved.v, saved.mask},
+                             saved.out, saved.lse, dy, gradients);
+  return {gradients.q, gradients.k, gradients.v, Tensor()};
 }
 
+namespace attention_detail {
+
+// Of two products of (T, D) by (D, S): half of the keys are behind a causal mask, those outside of the window are not
+// computed with. What a mask hides is not known before it is there.
+double multiply_adds(const Tensor& output, std::int64_t keys, bool is_causal, std::int64_t window) {
+  const double all = static_cast<double>(output.elements()) * static_cast<double>(keys) * (is_causal ? 1 : 2);
+  if (window == 0 || window >= keys) return all;
+  const double share = static_cast<double>(window) / static_cast<double>(keys);
+  return all * share * (2 - share);
+}
+
+}  // namespace attention_detail
+
 double Attention::multiply_adds(std::span<const Tensor>, const Tensor& output) const {
-  // Two products of (T, D) by (D, T); half of the keys are behind a causal mask.
-  return static_cast<double>(output.elements()) * static_cast<double>(output.size(1)) * (is_causal ? 1 : 2);
+  return attention_detail::multiply_adds(output, output.size(1), is_causal, window);
 }
 
 double ScaledDotProductAttention::multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const {
-  return static_cast<double>(output.elements()) * static_cast<double>(inputs[1].size(1)) * (is_causal ? 1 : 2);
+  return attention_detail::multiply_adds(output, inputs[1].size(1), is_causal, window);
 }
 
 namespace attention_detail {
@@ -282,18 +376,28 @@ bool is_grouped(const Tensor& q, const CachedRows& keys) {
 
 constexpr const char* cached_name = "cached_attention";
 
-Form cached_form(const Tensor& q) { return {cached_name, q.size(1) > 1, {}, 0, {}}; }
+// The queries of a group are at one position: their window is a first key.
+Form cached_form(const Tensor& q, const CachedRows& keys, std::int64_t window) {
+  Form form{cached_name, q.size(1) > 1, {}, 0, {}};
+  if (q.size(1) > 1) {
+    form.window = window;
+  } else if (window > 0) {
+    form.first_key = std::max<std::int64_t>(0, keys.values.size(1) - window);
+  }
+  return form;
+}
 
 Operands cached_operands(const Tensor& q, const CachedRows& keys, const CachedRows& values) {
   const Tensor queries = is_grouped(q, keys) ? as_group(q, keys.values.size(2)) : q;
-  return {queries, keys.values, values.values, keys.scales, values.scales};
+  return {queries, keys.values, values.values, {}, keys.scales, values.scales};
 }
 
 }  // namespace attention_detail
 
-Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values) {
+Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values, std::int64_t window) {
   using namespace attention_detail;
   check_shapes(cached_name, true, q, keys.values, values.values);
+  check_mask(cached_name, {q.size(0), q.size(2), q.size(1), keys.values.size(1)}, window, {}, q.device(), false);
   for (const CachedRows* rows : {&keys, &values}) check_cached(cached_name, q, *rows);
   if (keys.values.dtype() != values.values.dtype()) {
     throw DTypeError(std::string(cached_name) + ": keys " + describe(keys.values) + ", values " +
@@ -301,14 +405,14 @@ Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRow
   }
   const Tensor out = Tensor::empty(q.shape(), q.dtype(), q.device());
   Tensor lse;
-  attention_detail::forward(cached_form(q), cached_operands(q, keys, values),
+  attention_detail::forward(cached_form(q, keys, window), cached_operands(q, keys, values),
                             is_grouped(q, keys) ? as_group(out, keys.values.size(2)) : out, false, lse);
   return out;
 }
 
 std::size_t cached_attention_workspace(const Tensor& q, const CachedRows& keys) {
   using namespace attention_detail;
-  const kernels::AttentionProblem p = problem(cached_form(q), cached_operands(q, keys, keys));
+  const kernels::AttentionProblem p = problem(cached_form(q, keys, 0), cached_operands(q, keys, keys));
   return kernels::attention_kernels(q.device()).forward_bytes(p, thread_count());
 }
 

@@ -12,10 +12,23 @@ namespace thimble::ops {
 /// The last axis holds q, k and v, each (H, D): GPT-2's layout. Vaswani et al. 2017 (arXiv:1706.03762), section 3.2;
 /// computed in tiles after Dao et al. 2022 (arXiv:2205.14135), algorithms 1 and 4.
 ///
-/// `scale` is 1 / sqrt(D) unless given. With `is_causal`, query t sees the keys s <= t. Probabilities are dropped with
+/// `scale` is 1 / sqrt(D) unless given. Query t sees
+///   with `is_causal`   the keys s <= t
+///   with `window` W    the keys with |t - s| < W (Beltagy et al. 2020, arXiv:2004.05150, section 3.1); 0: no window
+///   by a mask          in one of three forms:
+///     boolean    of a shape that broadcasts to (B, H, T, S), S = T here: true, the query sees the key. Keys that are
+///                padding are (B, 1, 1, S)
+///     floating   likewise; it is added to scale q k^T, so -infinity hides. Not f8
+///     i32        (B, S), numbers that never descend along a row: documents packed side by side, and a query sees the
+///                keys of its own key's document
+/// and only what all of them let it see. A query that sees no key has the result 0, and gradients of 0. Keys in windows
+/// and documents that nobody of a tile sees are not computed with; nor, on the CPU, where a boolean mask that is the
+/// same for all queries hides them. The mask has no gradient.
+///
+/// Probabilities are dropped with
 /// probability p in [0, 1) and the others divided by 1 - p: sample, element and mask are those that Dropout with this
 /// site has on the (B, H, T, T) probabilities. Any floating dtype; arithmetic in f32, f64 for f64. (On CUDA devices f16
-/// and bf16 go to tensor cores in widths D of 16, 32, ..., 256: P and dS are rounded to that type before their
+/// and bf16 go to tensor cores, but where a boolean or floating mask is given, in widths D of 16, 32, ..., 256: P and dS are rounded to that type before their
 /// products. So does f32 up to 128 where TF32 is allowed, core/launch/tf32.h: every factor of a product is rounded to
 /// TF32.)
 ///
@@ -24,24 +37,27 @@ namespace thimble::ops {
 /// where nobody else holds it.
 ///
 /// Keeps qkv, out and lse = log sum_s exp(scale q k^T), (B, H, T) in f32 (f64 for f64): with e bytes for an element,
-/// (3 B T C + B T C) e + 4 B H T bytes, in place of the 2 e B H T^2 + B H T^2 of probabilities and mask. Workspace per
+/// (3 B T C + B T C) e + 4 B H T bytes and the mask, in place of the 2 e B H T^2 + B H T^2 of probabilities and mask. Workspace per
 /// thread: forward a few tiles; backward 2 T D numbers more, with D rounded up to a multiple of the microkernel's
-/// columns. Values behind the causal mask must be finite.
+/// columns. Values of keys that are not seen must be finite.
 ///
-/// Throws ShapeError, DTypeError, ValueError.
+/// Throws ShapeError, DTypeError, DeviceError; ValueError also for a mask that requires a gradient, and on the CPU for
+/// documents that descend.
 struct Attention {
   static constexpr const char* name = "attention";
   static constexpr Cost cost = Cost::matmul;
   struct Saved {
-    Tensor qkv, out, lse;
+    Tensor qkv, mask, out, lse;
   };
   std::int64_t heads = 1;
   bool is_causal = false;
   std::optional<double> scale = {};
   double p = 0;
   RandomSite site = {};
+  std::int64_t window = 0;
 
-  Tensor forward(const Tensor& qkv, Needs needs, Saved& saved) const;
+  /// `mask` undefined: none.
+  Tensor forward(const Tensor& qkv, const Tensor& mask, Needs needs, Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };
@@ -49,20 +65,24 @@ struct Attention {
 /// The same of three tensors, which may be views: q (B, T, H, D), k and v (B, S, G, D), S >= 1 -> (B, T, H, D). G
 /// divides H, and head h reads keys and values h / (H / G), where they lie: grouped queries (Ainslie et al. 2023,
 /// arXiv:2305.13245, section 2.2). dk and dv add up over the heads of a group in ascending order, in the compute type.
-/// With `is_causal`, query t sees the keys s <= t + (S - T), and S must be at least T. Keeps q, k, v, out and lse.
-/// Throws as Attention, and DeviceError.
+/// Query t is at the place of key t + (S - T): with `is_causal` it sees the keys up to that one, with a window those less
+/// than W from it, with documents those of its document. All three need S >= T. Keeps q, k, v, the mask, out and lse.
+/// Throws as Attention.
 struct ScaledDotProductAttention {
   static constexpr const char* name = "scaled_dot_product_attention";
   static constexpr Cost cost = Cost::matmul;
   struct Saved {
-    Tensor q, k, v, out, lse;
+    Tensor q, k, v, mask, out, lse;
   };
   bool is_causal = false;
   std::optional<double> scale = {};
   double p = 0;
   RandomSite site = {};
+  std::int64_t window = 0;
 
-  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, Needs needs, Saved& saved) const;
+  /// `mask` undefined: none.
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, Needs needs,
+                 Saved& saved) const;
   Gradients backward(Saved saved, Tensor dy, Needs needs) const;
   double multiply_adds(std::span<const Tensor> inputs, const Tensor& output) const;
 };

@@ -16,7 +16,8 @@ struct CachedRows {
 namespace ops {
 
 /// softmax(q k^T / sqrt(D)) v of the last T of S positions: q (B, T, H, D) -> (B, T, H, D), where query t sees the keys
-/// s <= t + S - T and head h reads keys and values h / (H / G). Nothing is recorded or kept. Arithmetic is in f32, f64
+/// s <= t + S - T, with a `window` those of them that are less than that away (0: none), and head h reads keys and
+/// values h / (H / G). Nothing is recorded or kept. Arithmetic is in f32, f64
 /// for f64; rows in another dtype than q's are converted in the CPU's cache, block by block, and times their factor.
 ///
 /// A row of the result depends on its query and the rows it sees alone: it has the bits of that row of
@@ -25,9 +26,9 @@ namespace ops {
 ///
 /// Throws as ScaledDotProductAttention; ShapeError, DTypeError for scales of another shape or dtype, and of rows that
 /// are of q's dtype; DeviceError for rows of another dtype than q's on a GPU.
-Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values);
+Tensor cached_attention(const Tensor& q, const CachedRows& keys, const CachedRows& values, std::int64_t window = 0);
 
-/// Bytes of its workspace on this thread's number of threads: all that it allocates that depends on S.
+/// Bytes of its workspace on this thread's number of threads, with any window: all that it allocates that depends on S.
 std::size_t cached_attention_workspace(const Tensor& q, const CachedRows& keys);
 
 }  // namespace ops

@@ -37,7 +37,7 @@ TEST_CASE("kv cache on CUDA: the CPU's values, read in pieces", "[nn][kv_cache][
       const Tensor k = noise({2, positions, key_heads, width}, 2, dtype);
       const Tensor v = noise({2, positions, key_heads, width}, 3, dtype);
       ops::ScaledDotProductAttention::Saved saved;
-      const Tensor whole = ops::ScaledDotProductAttention{.is_causal = true}.forward(q, k, v, {}, saved);
+      const Tensor whole = ops::ScaledDotProductAttention{.is_causal = true}.forward(q, k, v, {}, {}, saved);
       nn::KvCache cache({1, 2, key_heads, width, positions, dtype}, cuda());
       std::int64_t begin = 0;
       for (const std::int64_t piece : {20, 1, 1, 13, 1, 1}) {

@@ -50,6 +50,20 @@ inline float keep_if(float x, KeptBits bits, int bit) noexcept {
 }
 inline double keep_if(double x, KeptBits bits, int bit) noexcept { return bits >> bit & 1 ? x : 0.0; }
 
+/// scores (rows, panel) = -infinity but where low[w] <= row < high[w].
+template <class T, int panel, bool is_fused>
+struct HideUnseen {
+  static void run(std::int64_t rows, const T* __restrict low, const T* __restrict high, T* __restrict scores) {
+    for (std::int64_t j = 0; j < rows; ++j) {
+      T* const __restrict z = scores + j * panel;
+      const T row = static_cast<T>(j);
+      for (int w = 0; w < panel; ++w) {
+        z[w] = row >= low[w] && row < high[w] ? z[w] : -std::numeric_limits<T>::infinity();
+      }
+    }
+  }
+};
+
 /// scores (rows, panel) = exp(scores - running maximum), with maximum, sum and the weight of what came before (`old`)
 /// brought up to date. A query that has met nothing but -infinity keeps 0 as the maximum it subtracts.
 template <class T, int panel, bool is_fused>
@@ -149,13 +163,15 @@ struct ScaleColumns {
   }
 };
 
-/// What a finished panel divides by, and the logarithms: lse = largest + log(sum), inverse = 1 / sum.
+/// What a finished panel divides by, and the logarithms: lse = largest + log(sum), inverse = 1 / sum; 0 and 0 where
+/// nothing is seen.
 template <class T, int panel, bool is_fused>
 struct FinishSums {
   static void run(const T* __restrict largest, const T* __restrict sum, T* __restrict inverse, T* __restrict lse) {
     for (int w = 0; w < panel; ++w) {
-      inverse[w] = T(1) / sum[w];
-      lse[w] = largest[w] + math::log(sum[w]);
+      const T inverse_sum = T(1) / sum[w], log_sum = largest[w] + math::log(sum[w]);
+      inverse[w] = sum[w] == 0 ? T(0) : inverse_sum;
+      lse[w] = sum[w] == 0 ? T(0) : log_sum;
     }
   }
 };

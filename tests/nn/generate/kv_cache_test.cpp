@@ -99,7 +99,7 @@ TEST_CASE("kv cache: attention has the bits of the whole window, however it is r
         const Tensor k = normal({batch, positions, key_heads, width}, 2, dtype);
         const Tensor v = normal({batch, positions, key_heads, width}, 3, dtype);
         ops::ScaledDotProductAttention::Saved saved;
-        const Tensor whole = ops::ScaledDotProductAttention{.is_causal = true}.forward(q, k, v, {}, saved);
+        const Tensor whole = ops::ScaledDotProductAttention{.is_causal = true}.forward(q, k, v, {}, {}, saved);
         KvCache cache({2, batch, key_heads, width, positions, dtype}, cpu);
         const std::vector<std::int64_t> ones(positions, 1);
         CHECK(same_bytes(through_cache(cache, q, k, v, ones), whole));

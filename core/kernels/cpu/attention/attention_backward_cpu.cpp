@@ -73,14 +73,15 @@ void load_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, st
 
 // scores (keys, panel) of a block become the dropped probabilities, dscores the gradients of the scores.
 template <class T>
-void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
-                         std::int64_t first_query, std::int64_t queries, std::int64_t key, std::int64_t rows) {
-  hide_future(args, first_query, key, rows, tiles.probabilities);
+void differentiate_block(const AttentionGradArgs& args, const BackwardTiles<T>& tiles, const PanelKeys& keys,
+                         std::int64_t b, std::int64_t h, std::int64_t first_query, std::int64_t key,
+                         std::int64_t rows) {
+  hide_unseen(args, keys, b, h, first_query, key, rows, tiles.probabilities);
   if (!args.has_dropout) {
     run_panel<ScoreGradients, T>(rows, tiles.lse, tiles.delta, tiles.probabilities, tiles.dscores);
     return;
   }
-  draw_kept<T>(args, b, h, first_query, queries, key, rows, tiles.kept);
+  draw_kept<T>(args, b, h, first_query, keys.queries, key, rows, tiles.kept);
   run_panel<DroppedScoreGradients, T>(rows, static_cast<T>(args.keep_scale), tiles.kept, tiles.lse, tiles.delta,
                                       tiles.probabilities, tiles.dscores);
 }
@@ -91,20 +92,24 @@ void backward_panel(const AttentionGradArgs& args, const BackwardTiles<T>& tiles
   const std::int64_t panel = tiles.panel, width = args.width, padded = tiles.padded;
   const std::int64_t queries = std::min(panel, args.queries - first_query);
   load_panel(args, tiles, b, h, first_query, queries);
-  const std::int64_t visible = visible_keys(args, first_query + queries);
-  for (std::int64_t key = 0; key < visible; key += key_block) {
-    const std::int64_t rows = std::min(key_block, visible - key);
+  const PanelKeys keys = panel_keys(args, b, first_query, queries);
+  bool is_first = true;
+  for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
+    const std::int64_t rows = std::min(key_block, keys.last - key);
+    if (is_hidden(args, b, h, key, rows)) continue;
     const Rows<T> v = read_rows(args, args.v, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, panel, width, v.data, v.stride, 1, tiles.dout, panel, tiles.dscores, panel});
     const Rows<T> k = read_rows(args, args.k, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, panel, width, k.data, k.stride, 1, tiles.q, panel, tiles.probabilities, panel});
-    differentiate_block(args, tiles, b, h, first_query, queries, key, rows);
-    multiply<T>({width, panel, rows, k.data, 1, k.stride, tiles.dscores, panel, tiles.dq, panel, key > 0});
+    differentiate_block(args, tiles, keys, b, h, first_query, key, rows);
+    multiply<T>({width, panel, rows, k.data, 1, k.stride, tiles.dscores, panel, tiles.dq, panel, !is_first});
+    is_first = false;
     multiply<T>(
         {rows, width, queries, tiles.dscores, panel, 1, tiles.q_rows, padded, tiles.dk + key * padded, padded, true});
     multiply<T>({rows, width, queries, tiles.probabilities, panel, 1, tiles.dout_rows, padded, tiles.dv + key * padded,
                  padded, true});
   }
+  if (is_first) std::fill_n(tiles.dq, width * panel, T(0));
   // q's rows are done with.
   if (args.dq.data) {
     store_transposed(args, args.dq, b, h, first_query, queries, static_cast<T>(args.scale), tiles.dq, tiles.q_rows);

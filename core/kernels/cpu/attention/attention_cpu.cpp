@@ -71,12 +71,14 @@ void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std:
   pack_transposed(q, queries, args.width, static_cast<T>(args.scale), tiles.q);
   std::fill_n(tiles.largest, tiles.panel, -std::numeric_limits<T>::infinity());
   std::fill_n(tiles.sum, tiles.panel, T(0));
-  const std::int64_t visible = visible_keys(args, first_query + queries);
-  for (std::int64_t key = 0; key < visible; key += key_block) {
-    const std::int64_t rows = std::min(key_block, visible - key);
+  const PanelKeys keys = panel_keys(args, b, first_query, queries);
+  bool is_first = true;
+  for (std::int64_t key = keys.first_block; key < keys.last; key += key_block) {
+    const std::int64_t rows = std::min(key_block, keys.last - key);
+    if (is_hidden(args, b, h, key, rows)) continue;
     const Rows<T> k = read_kept(args, args.k, args.k_scale, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({rows, columns, args.width, k.data, k.stride, 1, tiles.q, tiles.panel, tiles.scores, tiles.panel});
-    hide_future(args, first_query, key, rows, tiles.scores);
+    hide_unseen(args, keys, b, h, first_query, key, rows, tiles.scores);
     run_panel<OnlineSoftmax, T>(rows, tiles.scores, tiles.largest, tiles.sum, tiles.old);
     if (args.has_dropout) {
       draw_kept<T>(args, b, h, first_query, queries, key, rows, tiles.kept);
@@ -84,8 +86,10 @@ void forward_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std:
     }
     const Rows<T> v = read_kept(args, args.v, args.v_scale, b, h / args.group, key, rows, tiles.rows);
     multiply<T>({args.width, columns, rows, v.data, 1, v.stride, tiles.scores, tiles.panel, tiles.out, tiles.panel,
-                 key > 0, key > 0 ? tiles.old : nullptr});
+                 !is_first, is_first ? nullptr : tiles.old});
+    is_first = false;
   }
+  if (is_first) std::fill_n(tiles.out, args.width * tiles.panel, T(0));
   finish_panel(args, tiles, b, h, first_query, queries);
 }
 

@@ -15,6 +15,7 @@
 #include <thimble/core/kernels/cpu/attention/attention_move.h>
 #include <thimble/core/kernels/cpu/attention/attention_product.h>
 #include <thimble/core/kernels/cpu/base/compute.h>
+#include <thimble/core/kernels/shared/attention_range.h>
 #include <thimble/core/kernels/shared/attention_score.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 
@@ -88,21 +89,81 @@ void pack_transposed(const Rows<T>& rows, std::int64_t queries, std::int64_t wid
   run_panel<Transpose, T>(queries, width, factor, rows.data, rows.stride, tile, panel);
 }
 
-/// How many keys the queries before `end` see between them.
-inline std::int64_t visible_keys(const AttentionProblem& p, std::int64_t end) {
-  return p.is_causal ? end + p.keys - p.queries : p.keys;
+/// What the queries of a panel see.
+struct PanelKeys {
+  static constexpr std::int64_t most_queries = 32;
+  KeyRange seen[most_queries];  // of those that are there
+  std::int64_t queries;
+  std::int64_t first_block, last;         // keys of blocks from first_block to last are seen by some
+  std::int64_t begin_of_all, end_of_all;  // keys in between are seen by all
+};
+
+inline PanelKeys panel_keys(const AttentionProblem& p, std::int64_t b, std::int64_t first_query, std::int64_t queries) {
+  PanelKeys keys;
+  keys.queries = queries;
+  keys.begin_of_all = 0, keys.end_of_all = p.keys;
+  for (std::int64_t w = 0; w < queries; ++w) {
+    const KeyRange& seen = keys.seen[w] = seen_range(p, b, first_query + w);
+    keys.begin_of_all = std::max(keys.begin_of_all, seen.begin);
+    keys.end_of_all = std::min(keys.end_of_all, seen.end);
+  }
+  keys.first_block = keys.seen[0].begin / key_block * key_block;
+  keys.last = keys.seen[queries - 1].end;
+  return keys;
 }
 
-/// Sets the scores of keys that a query must not see to -infinity.
-template <class T>
-void hide_future(const AttentionProblem& p, std::int64_t first_query, std::int64_t first_key, std::int64_t rows,
-                 T* scores) {
-  if (!p.is_causal) return;
-  const std::int64_t panel = panel_queries<T>(isa());
-  const std::int64_t seen_by_all = first_query + p.keys - p.queries + 1 - first_key;
-  for (std::int64_t j = std::max<std::int64_t>(0, seen_by_all); j < rows; ++j) {
-    std::fill_n(scores + j * panel, std::min(j - seen_by_all + 1, panel), -std::numeric_limits<T>::infinity());
+/// Whether no query sees a key of a block, by a mask that is the same for all queries.
+inline bool is_hidden(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_key,
+                      std::int64_t rows) {
+  if (!p.has_mask || p.mask.dtype != DType::boolean || p.mask.query != 0) return false;
+  const auto* const sees = static_cast<const std::uint8_t*>(p.mask.data) + b * p.mask.batch + h * p.mask.head;
+  for (std::int64_t j = 0; j < rows; ++j) {
+    if (sees[(first_key + j) * p.mask.key] != 0) return false;
   }
+  return true;
+}
+
+/// Applies the mask that was brought along to the scores of a block.
+template <class T>
+void apply_mask(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t first_query,
+                std::int64_t queries, std::int64_t first_key, std::int64_t rows, T* scores) {
+  constexpr T lowest = -std::numeric_limits<T>::infinity();
+  const std::int64_t panel = panel_queries<T>(isa());
+  const bool is_same = p.mask.query == 0;  // for all queries
+  for (std::int64_t w = 0; w < (is_same ? 1 : queries); ++w) {
+    const std::int64_t at =
+        b * p.mask.batch + h * p.mask.head + (first_query + w) * p.mask.query + first_key * p.mask.key;
+    alignas(64) T added[key_block];
+    if (p.mask.dtype == DType::boolean) {
+      const auto* const sees = static_cast<const std::uint8_t*>(p.mask.data) + at;
+      for (std::int64_t j = 0; j < rows; ++j) added[j] = sees[j * p.mask.key] != 0 ? T(0) : lowest;
+    } else {
+      load_elements(p.mask.data, p.mask.dtype, at, p.mask.key, added, rows);
+    }
+    for (std::int64_t j = 0; j < rows; ++j) {
+      T* const z = scores + j * panel + w;
+      if (is_same) {
+        for (std::int64_t i = 0; i < panel; ++i) z[i] += added[j];
+      } else {
+        *z += added[j];
+      }
+    }
+  }
+}
+
+/// Sets the scores of keys that a query does not see to -infinity.
+template <class T>
+void hide_unseen(const AttentionProblem& p, const PanelKeys& keys, std::int64_t b, std::int64_t h,
+                 std::int64_t first_query, std::int64_t first_key, std::int64_t rows, T* scores) {
+  if (p.has_mask) apply_mask(p, b, h, first_query, keys.queries, first_key, rows, scores);
+  if (first_key >= keys.begin_of_all && first_key + rows <= keys.end_of_all) return;
+  alignas(64) T low[PanelKeys::most_queries] = {}, high[PanelKeys::most_queries];
+  std::fill_n(high, PanelKeys::most_queries, static_cast<T>(rows));
+  for (std::int64_t w = 0; w < keys.queries; ++w) {
+    low[w] = static_cast<T>(std::clamp<std::int64_t>(keys.seen[w].begin - first_key, 0, rows));
+    high[w] = static_cast<T>(std::clamp<std::int64_t>(keys.seen[w].end - first_key, 0, rows));
+  }
+  run_panel<HideUnseen, T>(rows, low, high, scores);
 }
 
 /// Dropout's decisions on a block of probabilities: (key_block / 32, panel) words.

@@ -53,18 +53,40 @@ double dropout_factor(const AttentionProblem& p, std::int64_t b, std::int64_t h,
   return block.word[i % 4] < p.threshold ? 0 : p.keep_scale;
 }
 
-// softmax(scale q k^T) of a query over the keys it sees, and the logarithm of the sum.
+// What the mask adds to a score.
+double mask_value(const AttentionProblem& p, std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) {
+  if (!p.has_mask) return 0;
+  const std::int64_t at = b * p.mask.batch + h * p.mask.head + t * p.mask.query + s * p.mask.key;
+  if (p.mask.dtype == DType::boolean) return static_cast<const std::uint8_t*>(p.mask.data)[at] != 0 ? 0 : -INFINITY;
+  double value = 0;
+  load_elements(p.mask.data, p.mask.dtype, at, 1, &value, 1);
+  return value;
+}
+
+bool is_seen(const AttentionProblem& p, std::int64_t b, std::int64_t t, std::int64_t s) {
+  const std::int64_t own = t + p.keys - p.queries;
+  if (s < p.first_key || (p.is_causal && s > own)) return false;
+  if (p.window > 0 && (s <= own - p.window || s >= own + p.window)) return false;
+  const std::int32_t* const documents = p.documents ? p.documents + b * p.documents_batch : nullptr;
+  return !documents || documents[s] == documents[own];
+}
+
+// softmax(scale q k^T + mask) of a query over the keys, 0 of those that it does not see, and the logarithm of the sum.
 struct Probabilities {
   Row of_key;
   double lse;
 };
 Probabilities probabilities(const AttentionProblem& p, const Row& q, std::int64_t b, std::int64_t h, std::int64_t t) {
-  Probabilities result{Row(static_cast<std::size_t>(p.is_causal ? t + 1 + p.keys - p.queries : p.keys)), 0};
+  Probabilities result{Row(static_cast<std::size_t>(p.keys), -INFINITY), 0};
   double largest = -INFINITY, sum = 0;
   for (std::size_t s = 0; s < result.of_key.size(); ++s) {
-    result.of_key[s] = p.scale * dot(q, read_kept_row(p, p.k, p.k_scale, b, h / p.group, static_cast<std::int64_t>(s)));
+    const auto key = static_cast<std::int64_t>(s);
+    if (!is_seen(p, b, t, key)) continue;
+    result.of_key[s] =
+        p.scale * dot(q, read_kept_row(p, p.k, p.k_scale, b, h / p.group, key)) + mask_value(p, b, h, t, key);
     largest = std::max(largest, result.of_key[s]);
   }
+  if (largest == -INFINITY) return {Row(static_cast<std::size_t>(p.keys)), 0};
   for (const double score : result.of_key) sum += std::exp(score - largest);
   result.lse = largest + std::log(sum);
   for (double& score : result.of_key) score = std::exp(score - result.lse);

@@ -1,0 +1,68 @@
+#pragma once
+// Which keys a query of attention sees: a range, whatever causality, a window and documents say together. Both of its
+// ends never descend from one query to the next, so a tile of queries sees the keys from its first one's begin to its
+// last one's end.
+
+#include <cstdint>
+
+namespace thimble::kernels {
+
+struct KeyRange {
+  std::int64_t begin, end;
+};
+
+/// The first of n ascending numbers that is `least` or more; n where there is none.
+constexpr std::int64_t first_from(const std::int32_t* numbers, std::int64_t n, std::int64_t least) {
+  std::int64_t begin = 0;
+  while (begin < n) {
+    const std::int64_t middle = begin + (n - begin) / 2;
+    if (numbers[middle] < least) {
+      begin = middle + 1;
+    } else {
+      n = middle;
+    }
+  }
+  return begin;
+}
+
+/// Of query t of sample b. Problem: AttentionProblem, or what has its fields.
+template <class Problem>
+constexpr KeyRange seen_range(const Problem& p, std::int64_t b, std::int64_t t) {
+  const std::int64_t at = t + p.keys - p.queries;  // the query's own key
+  KeyRange seen{p.first_key, p.is_causal && at + 1 < p.keys ? at + 1 : p.keys};
+  if (p.window > 0) {
+    if (seen.begin < at - p.window + 1) seen.begin = at - p.window + 1;
+    if (seen.end > at + p.window) seen.end = at + p.window;
+  }
+  if (p.documents) {
+    const std::int32_t* const numbers = p.documents + b * p.documents_batch;
+    const std::int64_t begin = first_from(numbers, p.keys, numbers[at]);
+    const std::int64_t end = first_from(numbers, p.keys, std::int64_t{numbers[at]} + 1);
+    if (seen.begin < begin) seen.begin = begin;
+    if (seen.end > end) seen.end = end;
+  }
+  return seen;
+}
+
+/// The queries [begin, end) of sample b that see one of the keys [first, last) or more; begin == end: none do.
+template <class Problem>
+constexpr KeyRange seeing_range(const Problem& p, std::int64_t b, std::int64_t first, std::int64_t last) {
+  // From the first query whose range ends behind `first` to the last whose range begins before `last`.
+  const auto find = [&](auto&& is_behind) {
+    std::int64_t begin = 0, end = p.queries;
+    while (begin < end) {
+      const std::int64_t middle = begin + (end - begin) / 2;
+      if (is_behind(seen_range(p, b, middle))) {
+        end = middle;
+      } else {
+        begin = middle + 1;
+      }
+    }
+    return begin;
+  };
+  const std::int64_t begin = find([&](const KeyRange& seen) { return seen.end > first; });
+  const std::int64_t end = find([&](const KeyRange& seen) { return seen.begin >= last; });
+  return {begin, end > begin ? end : begin};
+}
+
+}  // namespace thimble::kernels
