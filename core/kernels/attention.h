@@ -51,7 +51,8 @@ struct AttentionProblem {
   std::int64_t window = 0;  ///< 0: none; else query t, whose own key is t + (keys - queries), sees those less far away
   std::int64_t first_key = 0;  ///< those before it are not seen
   /// Numbers of documents, (keys) that never descend for each sample, `documents_batch` elements apart: a query sees the
-  /// keys of its own key's document. Null: all are one's.
+  /// keys of its own key's document.
+  bool has_documents = false;
   const std::int32_t* documents = nullptr;
   std::int64_t documents_batch = 0;
   bool has_mask = false;

@@ -69,7 +69,8 @@ AttentionProblem problem(const Form& form, const Operands& in) {
   p.is_causal = form.is_causal;
   p.window = form.window;
   p.first_key = form.first_key;
-  p.has_mask = in.mask.defined() && !has_documents(in.mask);
+  p.has_documents = has_documents(in.mask);
+  p.has_mask = in.mask.defined() && !p.has_documents;
   p.scale = form.scale ? *form.scale : 1 / std::sqrt(static_cast<double>(p.width));
   p.has_dropout = form.p > 0;
   p.threshold = static_cast<std::uint32_t>(std::floor(form.p * 0x1p32));

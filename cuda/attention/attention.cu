@@ -42,15 +42,18 @@ struct Forward {
       largest[i] = -static_cast<T>(INFINITY);
       total[i] = T(0);
     }
-    for (std::int64_t s0 = 0; s0 < p.keys && p.sees(t0 + tile - 1, s0); s0 += tile) {
+    const std::int64_t begin = p.seen(b, t0).begin / tile * tile, end = p.seen(b, t0 + tile - 1).end;
+    for (std::int64_t s0 = begin; s0 < end; s0 += tile) {
       load_rows(team, p, k, b, h / p.group, s0, p.keys, tile, ks);
       load_rows(team, p, v, b, h / p.group, s0, p.keys, tile, vs);
       team.sync();
       for (int e = team.rank(); e < tile * tile; e += Team::size) {
         const int i = e / tile, j = e % tile;
-        const bool is_seen = t0 + i < p.queries && s0 + j < p.keys && p.sees(t0 + i, s0 + j);
+        const KeyRange seen = p.seen(b, t0 + i);
+        const bool is_seen = t0 + i < p.queries && s0 + j >= seen.begin && s0 + j < seen.end;
         scores[i * score_stride + j] =
-            is_seen ? static_cast<T>(p.scale) * dot_rows<T>(qs + i * stride, ks + j * stride, p.width)
+            is_seen ? static_cast<T>(p.scale) * dot_rows<T>(qs + i * stride, ks + j * stride, p.width) +
+                          p.masked<T>(b, h, t0 + i, s0 + j)
                     : -static_cast<T>(INFINITY);
       }
       team.sync();
@@ -75,11 +78,12 @@ struct Forward {
     for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
       const std::int64_t i = e / p.width, d = e % p.width, t = t0 + i;
       if (t >= p.queries || !out.data) continue;
-      store<T>(out.data, p.dtype, b * out.batch + t * out.row + h * out.head + d, sums[i * stride + d] / total[i]);
+      const T value = total[i] == T(0) ? T(0) : sums[i * stride + d] / total[i];  // sees nothing
+      store<T>(out.data, p.dtype, b * out.batch + t * out.row + h * out.head + d, value);
     }
     for (int i = team.rank(); lse && i < tile && t0 + i < p.queries; i += Team::size) {
       lse[(b * p.heads + h) * p.queries + t0 + i] =
-          largest[i] + static_cast<T>(std::log(static_cast<double>(total[i])));
+          total[i] == T(0) ? T(0) : largest[i] + static_cast<T>(std::log(static_cast<double>(total[i])));
     }
   }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <thimble/core/kernels/attention.h>
+#include <thimble/core/kernels/shared/attention_range.h>
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/numbers/math.h>
 #include <thimble/cuda/kernel/element.h>
@@ -19,12 +20,17 @@ namespace attention_cuda_detail {
 using kernels::AttentionOperand;
 using kernels::AttentionProblem;
 using kernels::AttentionResult;
+using kernels::KeyRange;
 
 /// Sizes and what is done to scores.
 struct Problem {
   DType dtype;
   std::int64_t heads, group, queries, keys, width;
-  bool is_causal, has_dropout;
+  std::int64_t window, first_key;
+  const std::int32_t* documents;
+  std::int64_t documents_batch;
+  bool is_causal, has_dropout, has_mask;
+  kernels::AttentionMask mask;
   std::uint32_t threshold;
   double keep_scale, scale;
   Live<RandomSite> live_site;
@@ -35,8 +41,14 @@ struct Problem {
         queries(p.queries),
         keys(p.keys),
         width(p.width),
+        window(p.window),
+        first_key(p.first_key),
+        documents(p.documents),
+        documents_batch(p.documents_batch),
         is_causal(p.is_causal),
         has_dropout(p.has_dropout),
+        has_mask(p.has_mask),
+        mask(p.mask),
         threshold(p.threshold),
         keep_scale(p.keep_scale),
         scale(p.scale),
@@ -44,8 +56,18 @@ struct Problem {
 
   /// From one row of a tile in shared memory to the next: a column of neighbouring rows lies in different banks.
   THIMBLE_HD std::int64_t stride() const { return width + 1; }
-  /// Query t sees key s.
-  THIMBLE_DEVICE bool sees(std::int64_t t, std::int64_t s) const { return !is_causal || s <= t + (keys - queries); }
+  /// The keys that query t sees, but for the mask; of a query behind the last one, what that one does.
+  THIMBLE_DEVICE KeyRange seen(std::int64_t b, std::int64_t t) const {
+    return kernels::seen_range(*this, b, t < queries ? t : queries - 1);
+  }
+  /// What the mask adds to a score.
+  template <class T>
+  THIMBLE_DEVICE T masked(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
+    if (!has_mask) return T(0);
+    const std::int64_t at = b * mask.batch + h * mask.head + t * mask.query + s * mask.key;
+    if (mask.dtype != DType::boolean) return load<T>(mask.data, mask.dtype, at);
+    return static_cast<const std::uint8_t*>(mask.data)[at] != 0 ? T(0) : -static_cast<T>(INFINITY);
+  }
   /// What dropout multiplies the probability of (h, t, s) in sample b by.
   template <class T>
   THIMBLE_DEVICE T kept(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {

@@ -61,9 +61,11 @@ struct Backward {
       const int i = e / tile, j = e % tile;
       const std::int64_t t = t0 + i, s = s0 + j;
       probability[e] = gradient[e] = T(0);
-      if (t >= p.queries || s >= p.keys || !p.sees(t, s)) continue;
+      const KeyRange seen = p.seen(b, t);
+      if (t >= p.queries || s < seen.begin || s >= seen.end) continue;
       const T scale = static_cast<T>(p.scale), kept = p.kept<T>(b, h, t, s);
-      const T chance = math::exp(scale * dot_rows<T>(qs + i * stride, ks + j * stride, p.width) - lse[row(b, h, t)]);
+      const T score = scale * dot_rows<T>(qs + i * stride, ks + j * stride, p.width) + p.masked<T>(b, h, t, s);
+      const T chance = math::exp(score - lse[row(b, h, t)]);
       probability[e] = chance * kept;
       gradient[e] = scale * chance * (kept * dot_rows<T>(douts + i * stride, vs + j * stride, p.width) - delta[i]);
     }
@@ -90,7 +92,8 @@ struct QueryGradient {
     for (std::int64_t e = team.rank(); e < elements; e += Team::size) sums[e / p.width * stride + e % p.width] = T(0);
     team.sync();
     all.load_delta(team, b, h, t0, douts, delta);
-    for (std::int64_t s0 = 0; s0 < p.keys && p.sees(t0 + tile - 1, s0); s0 += tile) {
+    const std::int64_t begin = p.seen(b, t0).begin / tile * tile, end = p.seen(b, t0 + tile - 1).end;
+    for (std::int64_t s0 = begin; s0 < end; s0 += tile) {
       load_rows(team, p, all.k, b, h / p.group, s0, p.keys, tile, ks);
       load_rows(team, p, all.v, b, h / p.group, s0, p.keys, tile, vs);
       team.sync();
@@ -133,10 +136,11 @@ struct KeyGradients {
       const std::int64_t at = e / p.width * stride + e % p.width;  // this thread's in every loop of this kind
       dks[at] = dvs[at] = T(0);
     }
-    const std::int64_t tiles_of_head = (p.queries + tile - 1) / tile;
-    for (std::int64_t i = 0; i < p.group * tiles_of_head; ++i) {
-      const std::int64_t h = key_head * p.group + i / tiles_of_head, t0 = i % tiles_of_head * tile;
-      if (!p.sees(t0 + tile - 1, s0)) continue;
+    const KeyRange seeing = kernels::seeing_range(p, b, s0, s0 + tile < p.keys ? s0 + tile : p.keys);
+    const std::int64_t first = seeing.begin / tile * tile;
+    const std::int64_t tiles_of_head = (seeing.end - first + tile - 1) / tile;
+    for (std::int64_t i = 0; seeing.begin < seeing.end && i < p.group * tiles_of_head; ++i) {
+      const std::int64_t h = key_head * p.group + i / tiles_of_head, t0 = first + i % tiles_of_head * tile;
       load_rows(team, p, all.q, b, h, t0, p.queries, tile, qs);
       load_rows(team, p, all.dout, b, h, t0, p.queries, tile, douts);
       team.sync();

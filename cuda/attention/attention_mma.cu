@@ -55,10 +55,10 @@ struct Forward {
     const Stages<T, W> stages{{memory}, stage_rows};
     const Tile queries{Tile{memory}.at(holds_queries ? stage_rows : 2 * stage_rows, 0)};
     const int own_row = 16 * blocks * warp.rank;
-    const std::int64_t end = seen_end(p, t0 + tile_queries - 1);
+    const std::int64_t begin = seen_begin(p, t0) / tile_keys * tile_keys, end = seen_end(p, t0 + tile_queries - 1);
     AsyncLoads loads;
     load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, queries);
-    load_keys(team, loads, b, h, 0, stages.get(0));
+    load_keys(team, loads, b, h, begin, stages.get(0));
     loads.wait();
     team.sync();
     Block own[blocks];
@@ -73,11 +73,13 @@ struct Forward {
     }
     const bool has_queries = t0 + own_row < p.queries;
     int stage = 0;
-    for (std::int64_t s0 = 0; s0 < end; s0 += tile_keys, stage ^= 1) {
+    for (std::int64_t s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
       loads.wait();
       team.sync();  // the tile is there, and nobody reads the other stage
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
-      if (has_queries && s0 < seen_end(p, t0 + own_row + 16 * blocks - 1)) {
+      const bool sees_some =
+          s0 < seen_end(p, t0 + own_row + 16 * blocks - 1) && s0 + tile_keys > seen_begin(p, t0 + own_row);
+      if (has_queries && sees_some) {
         take_tile(warp, own, queries, own_row, stages.get(stage), b, h, t0 + own_row, s0);
       }
     }
@@ -149,16 +151,17 @@ struct Forward {
         for (float& score : scores[n].value) score *= scale;
       }
     }
-    if (seen_keys(p, t0, s0, tile_keys) == tile_keys) return;  // the first query sees least
+    // The first query sees least behind its own key, the last one before it.
+    if (seen_keys(p, t0, s0, tile_keys) == tile_keys && unseen_keys(p, t0 + 15, s0, tile_keys) == 0) return;
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Place at = lane_map::sums(warp.lane, 2 * half);
-      const int seen = seen_keys(p, t0 + at.row, s0, tile_keys);
+      const int seen = seen_keys(p, t0 + at.row, s0, tile_keys), unseen = unseen_keys(p, t0 + at.row, s0, tile_keys);
       THIMBLE_UNROLL
       for (int n = 0; n < tile_keys / 8; ++n) {
         float* const pair = scores[n].value + 2 * half;
-        if (8 * n + at.column >= seen) pair[0] = -INFINITY;
-        if (8 * n + at.column + 1 >= seen) pair[1] = -INFINITY;
+        if (8 * n + at.column >= seen || 8 * n + at.column < unseen) pair[0] = -INFINITY;
+        if (8 * n + at.column + 1 >= seen || 8 * n + at.column + 1 < unseen) pair[1] = -INFINITY;
       }
     }
   }

@@ -136,16 +136,27 @@ THIMBLE_DEVICE inline void load_rows(const Team& team, AsyncLoads& loads, const 
   }
 }
 
-/// The keys before this one are all that query t sees.
-THIMBLE_DEVICE inline std::int64_t seen_end(const Problem& p, std::int64_t t) {
-  const std::int64_t end = t + 1 + p.keys - p.queries;
-  return p.is_causal && end < p.keys ? end : p.keys;
+/// The keys that query t sees begin here, and end before the other one: kernels::seen_range without documents. In 32
+/// bits, for registers are few; so many keys nobody has.
+THIMBLE_DEVICE inline int seen_begin(const Problem& p, std::int64_t t) {
+  const int first = static_cast<int>(p.first_key);
+  const int begin = static_cast<int>(t + 1) + static_cast<int>(p.keys - p.queries - p.window);
+  return p.window > 0 && begin > first ? begin : first;
+}
+THIMBLE_DEVICE inline int seen_end(const Problem& p, std::int64_t t) {
+  const int keys = static_cast<int>(p.keys);
+  const int end = static_cast<int>(t) + static_cast<int>(p.keys - p.queries + (p.is_causal ? 1 : p.window));
+  return (p.is_causal || p.window > 0) && end < keys ? end : keys;
 }
 
-/// How many of the keys from s0 on query t sees, at most `most`.
+/// How many of the keys from s0 on query t sees or are before those, and how many are before them; at most `most`.
 THIMBLE_DEVICE inline int seen_keys(const Problem& p, std::int64_t t, std::int64_t s0, int most) {
-  const std::int64_t seen = seen_end(p, t) - s0;
-  return static_cast<int>(seen < 0 ? 0 : seen < most ? seen : most);
+  const int seen = seen_end(p, t) - static_cast<int>(s0);
+  return seen < 0 ? 0 : seen < most ? seen : most;
+}
+THIMBLE_DEVICE inline int unseen_keys(const Problem& p, std::int64_t t, std::int64_t s0, int most) {
+  const int unseen = seen_begin(p, t) - static_cast<int>(s0);
+  return unseen < 0 ? 0 : unseen < most ? unseen : most;
 }
 
 /// The site of dropout's mask, as a value; field by field, so that it stays in registers.

@@ -74,46 +74,49 @@ struct KeyGradients {
         own.v[c] = load_left(warp, own.values, own.row, 16 * c);
       }
     }
-    const std::int64_t first = p.is_causal ? first_query(s0) / tile_queries * tile_queries : 0;
+    const std::int64_t first = first_query(s0) / tile_queries * tile_queries, end = end_query(s0 + tile_keys - 1);
     const bool has_keys = s0 + own.row < p.keys;
     for (int column = 0; column < W; column += columns) {
       if (column >= p.width) break;
       clear(own.dk);
       clear(own.dv);
-      for (std::int64_t h = key_head * p.group; h < (key_head + 1) * p.group; ++h) {
+      for (std::int64_t h = key_head * p.group; first < end && h < (key_head + 1) * p.group; ++h) {
         if (column > 0 || h > key_head * p.group) team.sync();  // the walk before may still read its last stages
-        walk(team, loads, warp, own, stages, column, b, h, first, s0, has_keys);
+        walk(team, loads, warp, own, stages, column, b, h, first, end, s0, has_keys);
       }
       if (has_keys) finish(warp, own, column, b, key_head, s0 + own.row);
     }
   }
 
-  // Over the queries of one head, from `first` on.
+  // Over the queries of one head, from `first` to `end`.
   template <class Team>
   THIMBLE_DEVICE void walk(Team& team, AsyncLoads& loads, const Warp& warp, Own& own, const Stages<T, W>& stages,
-                           int column, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t s0,
-                           bool has_keys) const {
+                           int column, std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t end,
+                           std::int64_t s0, bool has_keys) const {
     load_queries(team, loads, b, h, first, stages.get(0));
     int stage = 0;
-    for (std::int64_t t0 = first; t0 < p.queries; t0 += tile_queries, stage ^= 1) {
+    for (std::int64_t t0 = first; t0 < end; t0 += tile_queries, stage ^= 1) {
       loads.wait();
       team.sync();  // the tile is there, and nobody reads the other stage
-      if (t0 + tile_queries < p.queries) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
+      if (t0 + tile_queries < end) load_queries(team, loads, b, h, t0 + tile_queries, stages.get(stage ^ 1));
       if (!has_keys) continue;
       THIMBLE_ROLLED
       for (int j = 0; j < tile_queries; j += queries_at_once) {
-        const bool sees_some = !p.is_causal || t0 + j + queries_at_once > first_query(s0 + own.row);
-        if (sees_some && t0 + j < p.queries) {
+        if (t0 + j + queries_at_once > first_query(s0 + own.row) && t0 + j < end_query(s0 + own.row + 15)) {
           take_queries(warp, own, stages.get(stage), j, column, b, h, t0 + j, s0 + own.row);
         }
       }
     }
   }
 
-  /// The first query that sees key s under a causal mask.
-  THIMBLE_DEVICE std::int64_t first_query(std::int64_t s) const {
-    const std::int64_t t = s - (p.keys - p.queries);
-    return t > 0 ? t : 0;
+  /// The queries that see key s begin here, and end before the other one.
+  THIMBLE_DEVICE int first_query(std::int64_t s) const {
+    const int t = static_cast<int>(s) - static_cast<int>(p.keys - p.queries + (p.is_causal ? 0 : p.window - 1));
+    return (p.is_causal || p.window > 0) && t > 0 ? t : 0;
+  }
+  THIMBLE_DEVICE int end_query(std::int64_t s) const {
+    const int t = static_cast<int>(s) + static_cast<int>(p.window - (p.keys - p.queries));
+    return p.window > 0 && t < static_cast<int>(p.queries) ? t : static_cast<int>(p.queries);
   }
 
   template <class Team>
@@ -174,7 +177,7 @@ struct KeyGradients {
         }
       }
     }
-    if (p.is_causal && first_query(s0 + 15) > t0) hide(warp, scores, gradient, t0, s0);
+    if (first_query(s0 + 15) > t0 || end_query(s0) < t0 + queries_at_once) hide(warp, scores, gradient, t0, s0);
     THIMBLE_UNROLL
     for (int n = 0; n < n_end; n += 2) {
       const auto probability = rounded<T>(scores[n], scores[n + 1]);
@@ -195,13 +198,14 @@ struct KeyGradients {
     THIMBLE_UNROLL
     for (int half = 0; half < 2; ++half) {
       const Place at = lane_map::sums(warp.lane, 2 * half);
-      const std::int64_t first = first_query(s0 + at.row) - t0;
-      const int hidden = static_cast<int>(first < 8 * N ? first : 8 * N);
+      const int hidden = first_query(s0 + at.row) - static_cast<int>(t0);
+      const int last = end_query(s0 + at.row) - static_cast<int>(t0);
       THIMBLE_UNROLL
       for (int n = 0; n < N; ++n) {
         THIMBLE_UNROLL
         for (int e = 2 * half; e < 2 * half + 2; ++e) {
-          if (8 * n + at.column + e % 2 < hidden) scores[n].value[e] = gradient[n].value[e] = 0;
+          const int query = 8 * n + at.column + e % 2;
+          if (query < hidden || query >= last) scores[n].value[e] = gradient[n].value[e] = 0;
         }
       }
     }

@@ -112,7 +112,8 @@ struct QueryGradient {
     AsyncLoads loads;
     load_rows<tile_queries>(team, loads, q, q.at(b, h), t0, p.queries, p.width, own.queries);
     load_rows<tile_queries>(team, loads, dout, dout.at(b, h), t0, p.queries, p.width, own.douts);
-    load_keys(team, loads, b, h, 0, stages.get(0));
+    const std::int64_t begin = seen_begin(p, t0) / tile_keys * tile_keys, end = seen_end(p, t0 + tile_queries - 1);
+    load_keys(team, loads, b, h, begin, stages.get(0));
     read_rows(warp, own, b, h, t0 + own.row);
     loads.wait();
     team.sync();
@@ -124,17 +125,16 @@ struct QueryGradient {
       }
     }
     clear(own.dq);
-    const std::int64_t end = seen_end(p, t0 + tile_queries - 1);
     const bool has_queries = t0 + own.row < p.queries;
     int stage = 0;
-    for (std::int64_t s0 = 0; s0 < end; s0 += tile_keys, stage ^= 1) {
+    for (std::int64_t s0 = begin; s0 < end; s0 += tile_keys, stage ^= 1) {
       loads.wait();
       team.sync();  // the tile is there, and nobody reads the other stage
       if (s0 + tile_keys < end) load_keys(team, loads, b, h, s0 + tile_keys, stages.get(stage ^ 1));
       if (!has_queries) continue;
       THIMBLE_ROLLED
       for (int j = 0; j < tile_keys; j += keys_at_once) {
-        if (s0 + j < seen_end(p, t0 + own.row + 15)) {
+        if (s0 + j < seen_end(p, t0 + own.row + 15) && s0 + j + keys_at_once > seen_begin(p, t0 + own.row)) {
           take_keys(warp, own, stages.get(stage), j, b, h, t0 + own.row, s0 + j);
         }
       }
@@ -194,16 +194,18 @@ struct QueryGradient {
         g = power_of_two(exponent) * (g - own.delta[e / 2]);
       }
     }
-    if (seen_keys(p, t0, s0, keys_at_once) < keys_at_once) {  // the first query sees least
+    // The first query sees least behind its own key, the last one before it.
+    if (seen_keys(p, t0, s0, keys_at_once) < keys_at_once || unseen_keys(p, t0 + 15, s0, keys_at_once) > 0) {
       THIMBLE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const Place at = lane_map::sums(warp.lane, 2 * half);
         const int seen = seen_keys(p, t0 + at.row, s0, keys_at_once);
+        const int unseen = unseen_keys(p, t0 + at.row, s0, keys_at_once);
         THIMBLE_UNROLL
         for (int n = 0; n < n_end; ++n) {
           float* const pair = gradient[n].value + 2 * half;
-          if (8 * n + at.column >= seen) pair[0] = 0;
-          if (8 * n + at.column + 1 >= seen) pair[1] = 0;
+          if (8 * n + at.column >= seen || 8 * n + at.column < unseen) pair[0] = 0;
+          if (8 * n + at.column + 1 >= seen || 8 * n + at.column + 1 < unseen) pair[1] = 0;
         }
       }
     }

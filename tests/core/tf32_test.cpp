@@ -92,7 +92,7 @@ AttentionRun run_attention(DType dtype, Device device, std::int64_t width, bool 
   const Tensor q = noise(1), k = noise(2), v = noise(3), dy = noise(4);
   const ops::ScaledDotProductAttention op{true, {}, 0.1, {11, 3, 5, 0x5eed5eedu}};
   ops::ScaledDotProductAttention::Saved saved;
-  const Tensor y = op.forward(q, k, v, Needs(7), saved);
+  const Tensor y = op.forward(q, k, v, {}, Needs(7), saved);
   Gradients gradients = op.backward(std::move(saved), dy, Needs(7));
   run.peak_bytes = stack.arena->statistics().peak_height_bytes;
   if (device.is_dry) return run;

@@ -177,7 +177,7 @@ Run run(const Sizes& n, DType dtype, double scale, const std::function<Tensor(co
   Run r{noise(queries, dtype, 1), noise(keys, dtype, 2), noise(keys, dtype, 3), noise(queries, dtype, 4), {}, {}, {}};
   const ops::ScaledDotProductAttention op{n.is_causal, scale, n.p, site};
   ops::ScaledDotProductAttention::Saved saved;
-  r.out = op.forward(view(r.q), view(r.k), view(r.v), Needs(7), saved);
+  r.out = op.forward(view(r.q), view(r.k), view(r.v), {}, Needs(7), saved);
   r.lse = saved.lse;
   r.gradients = op.backward(std::move(saved), view(r.dy), Needs(7));
   return r;
@@ -286,7 +286,7 @@ TEST_CASE("attention on tensor cores: a packed gradient where its operand lay", 
     ops::Attention op;
     op.heads = 2, op.is_causal = true, op.p = 0.1, op.site = site;
     ops::Attention::Saved saved;
-    op.forward(qkv, Needs(1), saved);
+    op.forward(qkv, {}, Needs(1), saved);
     const Tensor expected = op.backward(saved, clone(dy), Needs(1))[0];
     CHECK(expected.storage() != qkv.storage());
     saved.qkv = clone(qkv);
@@ -305,7 +305,7 @@ TEST_CASE("attention on tensor cores: results that are not wanted are not writte
   Run whole = run(n, dtype, 0.3, [](const Tensor& x) { return x; });
   const ops::ScaledDotProductAttention op{true, 0.3, 0, site};
   ops::ScaledDotProductAttention::Saved saved;
-  CHECK(same_bits(op.forward(whole.q, whole.k, whole.v, Needs(0), saved), whole.out));  // no lse
+  CHECK(same_bits(op.forward(whole.q, whole.k, whole.v, {}, Needs(0), saved), whole.out));  // no lse
   CHECK(!saved.lse.defined());
   for (int wanted = 0; wanted < 3; ++wanted) {
     saved = {whole.q, whole.k, whole.v, whole.out, whole.lse};

@@ -77,7 +77,7 @@ Bytes attention_of(DType dtype, std::int64_t queries, std::int64_t keys, std::in
   const ops::ScaledDotProductAttention op{is_causal, 0.2, 0.1, {11, 3, 5, 0x5eed5eedu}};
   ops::ScaledDotProductAttention::Saved saved;
   const Tensor out =
-      op.forward(noise(of_queries, 1, dtype), noise(of_keys, 2, dtype), noise(of_keys, 3, dtype), Needs(7), saved);
+      op.forward(noise(of_queries, 1, dtype), noise(of_keys, 2, dtype), noise(of_keys, 3, dtype), {}, Needs(7), saved);
   const Tensor lse = saved.lse;
   Gradients gradients = op.backward(std::move(saved), noise(of_queries, 4, dtype), Needs(7));
   return bytes_of({out, lse, gradients[0], gradients[1], gradients[2]});

@@ -301,7 +301,7 @@ TEST_CASE("ops: attention takes views, and writes its gradient where qkv lay") {
   ops::Attention op;
   op.heads = 2, op.is_causal = true;
   ops::Attention::Saved saved;
-  const Tensor y = op.forward(qkv, Needs(1), saved), dy = randn(y.shape());
+  const Tensor y = op.forward(qkv, {}, Needs(1), saved), dy = randn(y.shape());
   const Tensor expected = op.backward(saved, clone(dy), Needs(1))[0];
   CHECK(expected.storage() != qkv.storage());
   saved.qkv = clone(qkv);
