@@ -88,10 +88,12 @@ Tensor apply_list(const Op& op, std::span<const Tensor> inputs) {
 }
 
 /// Runs a structured operator: `apply(LayerNorm{.epsilon = 1e-5}, x, weight, bias)`. An undefined tensor stands for an
-/// operand that is absent.
+/// operand that is absent, and so do the last ones that are left out.
 template <Structured Op, class... In>
 Tensor apply(const Op& op, const In&... inputs) {
-  const std::array<Tensor, sizeof...(In)> list{inputs...};
+  constexpr int operands = node_detail::arity_of<Op>(), given = static_cast<int>(sizeof...(In));
+  static_assert(operands < 0 || given <= operands, "an operator has as many operands as its forward takes tensors");
+  const std::array<Tensor, static_cast<std::size_t>(operands < given ? given : operands)> list{inputs...};
   return apply_list(op, std::span<const Tensor>(list));
 }
 

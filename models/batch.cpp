@@ -55,8 +55,16 @@ Batch micro_batch(const Batch& batch, std::int64_t index, std::int64_t count) {
   if (count == 1) return batch;
   const std::int64_t begin = batch_detail::begin_of(batch, index, count),
                      end = batch_detail::begin_of(batch, index + 1, count);
+  return slice_samples(batch, begin, end);
+}
+
+Batch slice_samples(const Batch& batch, std::int64_t begin, std::int64_t end) {
   Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
   if (!batch.counts.empty()) part.counts.assign(batch.counts.begin() + begin, batch.counts.begin() + end);
+  part.mask = batch.mask;
+  if (!batch.mask.defined()) return part;
+  const bool has_samples = batch.mask.dtype() == DType::i32 || (batch.mask.rank() == 4 && batch.mask.size(0) > 1);
+  if (has_samples) part.mask = view::slice(batch.mask, 0, begin, end);
   return part;
 }
 

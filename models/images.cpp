@@ -16,6 +16,7 @@ void require_image_options(std::string_view name, const ModelOptions& options, s
   if (options.heads > 0) refuse("heads", std::to_string(options.heads));
   if (options.key_heads > 0) refuse("heads of keys", std::to_string(options.key_heads));
   if (options.hidden > 0) refuse("width of a gated layer", std::to_string(options.hidden));
+  if (options.window > 0) refuse("window", std::to_string(options.window));
   if (options.dropout > 0) refuse("dropout", std::to_string(options.dropout));
   if (options.feed_forward == FeedForward::tiled) refuse("feed_forward", "tiled");
   if (!options.shares_kernels) {

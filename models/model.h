@@ -19,7 +19,13 @@ struct Batch {
   Tensor input, target;
   /// Of each sample, how many of its targets count, known on the host; empty: as many of one as of another.
   std::vector<std::int64_t> counts = {};
+  /// What the attention of a model over tokens takes besides: AttentionOptions::mask. Undefined: nothing. Numbers of
+  /// documents (N, T), or a mask of four axes whose first one is the samples or 1, are cut with them.
+  Tensor mask = {};
 };
+
+/// Samples [begin, end) of a batch: views.
+Batch slice_samples(const Batch& batch, std::int64_t begin, std::int64_t end);
 
 /// How many targets of each of `samples` equal stretches of a batch's targets, which are on the host, count: are not
 /// `ignored`. Throws ShapeError when the samples do not divide the targets.
@@ -55,6 +61,7 @@ struct ModelOptions {
   std::int64_t layers = 0, heads = 0, width = 0;
   std::int64_t key_heads = 0;  ///< heads of keys and values, of models with grouped queries
   std::int64_t hidden = 0;     ///< width inside of a gated feed-forward layer
+  std::int64_t window = 0;     ///< models over tokens: each sees those less than this away alone; 0: all
   double dropout = -1;
   bool shares_kernels = true;  ///< sharedconv: false builds its plain twin, whose kernels are not shared
   Build build = Build::fused;

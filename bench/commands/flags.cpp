@@ -215,6 +215,8 @@ void add_model_flags(CLI::App& command, const std::shared_ptr<models::Setup>& se
               "llama: heads of keys and values, which divide --heads (in proportion)");
   add_integer(command, "--mlp", s.sizes.hidden, 1, largest_size,
               "llama: width inside of the feed-forward layer (in proportion to --width)");
+  add_integer(command, "--window", s.sizes.window, 1, largest_size,
+              "Text models: a token sees those less than this away alone (all)");
   command
       .add_option_function<std::string>(
           "--share",

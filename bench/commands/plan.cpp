@@ -146,6 +146,7 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   std::string words;
   if (report.micro_batches > 1) words += " in " + std::to_string(report.micro_batches) + " micro-batches";
   if (setup.sizes.head == models::Head::chunked && !is_inference) words += ", chunked head";
+  if (setup.sizes.window > 0) words += ", a window of " + std::to_string(setup.sizes.window);
   if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
   if (setup.ranks > 1) {

@@ -71,7 +71,7 @@ struct AttentionProblem {
 };
 
 /// out = dropout(softmax(scale q k^T + mask)) v over the keys that are seen (attention_range.h, and the mask);
-/// lse[b, h, t] = log sum_s exp(scale q k^T + mask), a dense array. A query that sees none: 0 in out and lse.
+/// lse[b, h, t] = log sum_s exp(scale q k^T + mask), a dense array. A query whose mask hides all keys: 0 in out and lse.
 struct AttentionArgs : AttentionProblem {
   AttentionResult out;
   void* lse = nullptr;  ///< null: not wanted

@@ -21,7 +21,7 @@ namespace thimble::ops {
 ///     floating   likewise; it is added to scale q k^T, so -infinity hides. Not f8
 ///     i32        (B, S), numbers that never descend along a row: documents packed side by side, and a query sees the
 ///                keys of its own key's document
-/// and only what all of them let it see. A query that sees no key has the result 0, and gradients of 0. Keys in windows
+/// and only what all of them let it see. A query whose keys the mask hides all has the result 0, and gradients of 0. Keys in windows
 /// and documents that nobody of a tile sees are not computed with; nor, on the CPU, where a boolean mask that is the
 /// same for all queries hides them. The mask has no gradient.
 ///

@@ -78,14 +78,17 @@ struct Forward {
     for (std::int64_t e = team.rank(); e < elements; e += Team::size) {
       const std::int64_t i = e / p.width, d = e % p.width, t = t0 + i;
       if (t >= p.queries || !out.data) continue;
-      const T value = total[i] == T(0) ? T(0) : sums[i * stride + d] / total[i];  // sees nothing
+      const T value = hides_all(total[i]) ? T(0) : sums[i * stride + d] / total[i];
       store<T>(out.data, p.dtype, b * out.batch + t * out.row + h * out.head + d, value);
     }
     for (int i = team.rank(); lse && i < tile && t0 + i < p.queries; i += Team::size) {
       lse[(b * p.heads + h) * p.queries + t0 + i] =
-          total[i] == T(0) ? T(0) : largest[i] + static_cast<T>(std::log(static_cast<double>(total[i])));
+          hides_all(total[i]) ? T(0) : largest[i] + static_cast<T>(std::log(static_cast<double>(total[i])));
     }
   }
+
+  // Only a mask may: scores that are -infinity of themselves give NaN.
+  THIMBLE_DEVICE bool hides_all(T sum) const { return p.has_mask && sum == T(0); }
 
   // A row of scores becomes e^(score - largest so far); what was summed before is corrected for a new largest.
   THIMBLE_DEVICE void update_row(Shared<T> row, Shared<T> largest, Shared<T> total, Shared<T> correction) const {

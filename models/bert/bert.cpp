@@ -49,12 +49,14 @@ BertLayer::BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on)
       mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
       norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon)) {}
 
-Tensor BertLayer::attend(const Tensor& in) {      // (B, T, C)
-  const Tensor x = nn::as_operand(in, compute_);  // once for the three of them
+Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
+  const Tensor x = nn::as_operand(in, compute_);                  // once for the three of them
   const Shape heads{x.size(0), x.size(1), sizes_.heads, sizes_.width / sizes_.heads};
   const Tensor q = reshape(query_(x), heads), k = reshape(key_(x), heads), v = reshape(value_(x), heads);
   AttentionOptions options;
   options.causal = false;
+  options.window = sizes_.window;
+  options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
   const PathScope scope("attention.self");
   const Tensor y = sizes_.build == Build::fused ? attention(q, k, v, options)
@@ -70,9 +72,16 @@ Tensor BertLayer::feed_forward(const Tensor& x) {
   return mlp_dropout_(down_(y));
 }
 
-Tensor BertLayer::forward(const Tensor& x) {
-  const Tensor y = norm1_(nn::residual_sum(x, attend(x)));
+Tensor BertLayer::add_parts(const Tensor& x, const Tensor& mask) {
+  const Tensor y = norm1_(nn::residual_sum(x, attend(x, mask)));
   return norm2_(nn::residual_sum(y, feed_forward(y)));
+}
+
+Tensor BertLayer::forward(const Tensor& x) { return add_parts(x, Tensor()); }
+
+Tensor BertLayer::masked(const Tensor& x, const Tensor& mask) {
+  const PathScope scope(path());
+  return add_parts(x, mask);
 }
 
 Bert::Bert(const ModelOptions& sizes, const nn::TensorOptions& on)
@@ -104,19 +113,24 @@ Tensor Bert::embed(const Tensor& ids) {  // (B, T)
 }
 
 // Ids (B, T) -> what the head reads (B, T, C).
-Tensor Bert::features(const Tensor& ids) {
+Tensor Bert::features(const Tensor& ids, const Tensor& mask) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("bert: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
                      " is allowed");
   }
   const PathScope scope(path());
-  const Tensor x = through_blocks(layers_, embed(ids), recomputes_blocks_);
+  const Tensor x = through_blocks(layers_, embed(ids), recomputes_blocks_,
+                                  [&](BertLayer& layer, const Tensor& in) { return layer.masked(in, mask); });
   return (*transform_norm_)(
       bert_detail::gelu_if_textbook((*transform_)(x), options_.build, "cls.predictions.transform.gelu"));
 }
 
-Tensor Bert::forward(const Tensor& ids) {
-  const Tensor x = features(ids);
+Tensor Bert::forward(const Tensor& ids) { return forward(ids, Tensor()); }
+
+Tensor Bert::forward(const Tensor& ids, const Tensor& mask) { return logits(features(ids, mask)); }
+
+// What the head reads (B, T, C) -> (B, T, V).
+Tensor Bert::logits(const Tensor& x) {
   const PathScope scope(path());
   const PathScope decoder("cls.predictions.decoder");
   return linear(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
@@ -125,16 +139,16 @@ Tensor Bert::forward(const Tensor& ids) {
 
 Tensor Bert::loss(const Batch& batch) {
   if (options_.head == Head::chunked) {
-    const Tensor x = features(batch.input);
+    const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
     return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(words_.weight, compute_),
                               nn::as_operand(bias_, compute_), batch.target);
   }
-  const Tensor logits = forward(batch.input);
+  const Tensor scores = forward(batch.input, batch.mask);
   const PathScope scope(path());
   const PathScope head("loss");
-  return token_loss(logits, batch.target, options_.build);
+  return token_loss(scores, batch.target, options_.build);
 }
 
 Batch Bert::empty_batch(std::int64_t samples, Device device) const {

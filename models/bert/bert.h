@@ -5,7 +5,8 @@
 // ..., `cls.predictions.transform.dense.weight`, `cls.predictions.bias`. What those files hold besides for other tasks
 // (`bert.pooler`, `cls.seq_relationship`) and the tied copy (`cls.predictions.decoder`) is not built.
 //
-// Samples are whole windows of text, so there is no padding and no mask for it; all tokens are of segment 0.
+// Samples of several lengths are padded: a mask says which tokens count, and those of padding change nothing of the
+// others. All tokens are of segment 0.
 
 #include <memory>
 #include <optional>
@@ -21,12 +22,15 @@ namespace thimble::models {
 class BertLayer final : public nn::Layer {
  public:
   BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on);
+  /// With what attention takes besides (AttentionOptions::mask).
+  Tensor masked(const Tensor& x, const Tensor& mask);
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
-  Tensor attend(const Tensor& in);
+  Tensor add_parts(const Tensor& x, const Tensor& mask);
+  Tensor attend(const Tensor& in, const Tensor& mask);
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
@@ -47,6 +51,8 @@ class Bert final : public Model {
 
   /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
   Tensor forward(const Tensor& ids) override;
+  /// The same where `mask` says what each token sees (AttentionOptions::mask): (B, 1, 1, T) boolean, false for padding.
+  Tensor forward(const Tensor& ids, const Tensor& mask);
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   bool is_text() const noexcept override { return true; }
@@ -57,7 +63,8 @@ class Bert final : public Model {
 
  private:
   Tensor embed(const Tensor& ids);
-  Tensor features(const Tensor& ids);
+  Tensor features(const Tensor& ids, const Tensor& mask);
+  Tensor logits(const Tensor& x);
 
   std::optional<DType> compute_;
   nn::Embedding &words_, &positions_, &types_;

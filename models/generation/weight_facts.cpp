@@ -90,6 +90,7 @@ void fill_in(GenerationShape& shape, const WeightFacts& facts) {
   }
   ModelOptions& sizes = setup.sizes;
   set_open(sizes.heads, number(facts, "heads"));
+  set_open(sizes.window, number(facts, "window"));
   if (facts.shapes.count("wte.weight") != 0) {
     set_open(sizes.vocabulary, size_of_matrix(facts, "wte.weight", 0));
     set_open(sizes.width, size_of_matrix(facts, "wte.weight", 1));

@@ -34,14 +34,14 @@ kernels::Activation fused_gelu(const ModelOptions& sizes) {
 }
 
 // (B, T, 3C) -> (B, T, C).
-Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLayer& past) {
+Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLayer& past, std::int64_t window) {
   const std::int64_t width = qkv.size(2) / 3;
   const auto third = [&](std::int64_t i) {
     const Tensor part = view::slice(qkv, 2, i * width, (i + 1) * width);
     return view::reshape(part, {qkv.size(0), qkv.size(1), heads, width / heads});
   };
   const PathScope scope("attn");
-  return view::reshape(past.attend(third(0), third(1), third(2)), {qkv.size(0), qkv.size(1), width});
+  return view::reshape(past.attend(third(0), third(1), third(2), window), {qkv.size(0), qkv.size(1), width});
 }
 
 }  // namespace gpt_detail
@@ -62,11 +62,13 @@ GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
       attention_dropout_(child<nn::Dropout>("attn.dropout", sizes.dropout, sizes.build == Build::textbook)),
       mlp_dropout_(child<nn::Dropout>("mlp.dropout", sizes.dropout, sizes.build == Build::textbook)) {}
 
-Tensor GptBlock::attend(const Tensor& x, const nn::CachedLayer* past) {  // (B, T, C)
-  const Tensor qkv = qkv_(norm1_(x));                                    // (B, T, 3C)
-  if (past != nullptr) return attention_out_(gpt_detail::attend_cached(qkv, sizes_.heads, *past));
+Tensor GptBlock::attend(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {  // (B, T, C)
+  const Tensor qkv = qkv_(norm1_(x));                                                        // (B, T, 3C)
+  if (past != nullptr) return attention_out_(gpt_detail::attend_cached(qkv, sizes_.heads, *past, sizes_.window));
   AttentionOptions options;
   options.causal = true;
+  options.window = sizes_.window;
+  options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
   const PathScope scope("attn");
   const Tensor y = sizes_.build == Build::fused ? attention(qkv, sizes_.heads, options)
@@ -87,16 +89,21 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
   return mlp_dropout_(down_(y));
 }
 
-Tensor GptBlock::add_parts(const Tensor& x, const nn::CachedLayer* past) {
-  const Tensor y = nn::residual_sum(x, attend(x, past));
+Tensor GptBlock::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
+  const Tensor y = nn::residual_sum(x, attend(x, mask, past));
   return nn::residual_sum(y, feed_forward(y));
 }
 
-Tensor GptBlock::forward(const Tensor& x) { return add_parts(x, nullptr); }
+Tensor GptBlock::forward(const Tensor& x) { return add_parts(x, Tensor(), nullptr); }
+
+Tensor GptBlock::masked(const Tensor& x, const Tensor& mask) {
+  const PathScope scope(path());
+  return add_parts(x, mask, nullptr);
+}
 
 Tensor GptBlock::extend(const Tensor& x, nn::CachedLayer past) {
   const PathScope scope(path());
-  return add_parts(x, &past);
+  return add_parts(x, Tensor(), &past);
 }
 
 Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on)
@@ -113,7 +120,7 @@ Gpt::Gpt(const ModelOptions& sizes, const nn::TensorOptions& on)
       }()) {}
 
 // Ids (B, T) -> what the head reads (B, T, C).
-Tensor Gpt::features(const Tensor& ids) {
+Tensor Gpt::features(const Tensor& ids, const Tensor& mask) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("gpt: ids " + to_string(ids.shape()) + "; (B, T) with T <= " + std::to_string(options_.sequence) +
                      " is allowed");
@@ -121,10 +128,13 @@ Tensor Gpt::features(const Tensor& ids) {
   const PathScope scope(path());
   const Tensor positions = slice(positions_.weight, 0, 0, ids.size(1));  // (T, C)
   Tensor x = dropout_(add(tokens_(ids), positions));                     // (B, T, C)
-  return norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_));
+  return norm_(through_blocks(blocks_, std::move(x), recomputes_blocks_,
+                              [&](GptBlock& block, const Tensor& in) { return block.masked(in, mask); }));
 }
 
-Tensor Gpt::forward(const Tensor& ids) { return logits(features(ids)); }
+Tensor Gpt::forward(const Tensor& ids) { return forward(ids, Tensor()); }
+
+Tensor Gpt::forward(const Tensor& ids, const Tensor& mask) { return logits(features(ids, mask)); }
 
 // What the head reads (B, T, C) -> (B, T, V).
 Tensor Gpt::logits(const Tensor& x) {
@@ -153,13 +163,13 @@ Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
 
 Tensor Gpt::loss(const Batch& batch) {
   if (options_.head == Head::chunked) {
-    const Tensor x = features(batch.input);
+    const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
     return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(tokens_.weight, compute_), Tensor(),
                               batch.target);
   }
-  const Tensor logits = forward(batch.input);
+  const Tensor logits = forward(batch.input, batch.mask);
   const PathScope scope(path());
   const PathScope head("loss");
   return token_loss(logits, batch.target, options_.build);

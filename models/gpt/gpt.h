@@ -20,13 +20,15 @@ class GptBlock final : public nn::Layer {
   GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
   /// The block of the positions behind those in the cache, which gets their keys and values.
   Tensor extend(const Tensor& x, nn::CachedLayer past);
+  /// With what attention takes besides (AttentionOptions::mask).
+  Tensor masked(const Tensor& x, const Tensor& mask);
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
-  Tensor add_parts(const Tensor& x, const nn::CachedLayer* past);
-  Tensor attend(const Tensor& x, const nn::CachedLayer* past);
+  Tensor add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past);
+  Tensor attend(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past);
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
@@ -44,6 +46,8 @@ class Gpt final : public Decoder {
 
   /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
   Tensor forward(const Tensor& ids) override;
+  /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Positions count through.
+  Tensor forward(const Tensor& ids, const Tensor& mask);
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "h."; }
@@ -54,7 +58,7 @@ class Gpt final : public Decoder {
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
-  Tensor features(const Tensor& ids);
+  Tensor features(const Tensor& ids, const Tensor& mask);
   Tensor logits(const Tensor& x);
 
   std::optional<DType> compute_;

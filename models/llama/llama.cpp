@@ -44,7 +44,7 @@ LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on)
       down_(child<nn::Linear>("mlp.down_proj", config.sizes.hidden, config.sizes.width, on,
                               llama_detail::projection())) {}
 
-Tensor LlamaLayer::attend(const Tensor& in, const nn::CachedLayer* past) {  // (B, T, h)
+Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::CachedLayer* past) {  // (B, T, h)
   const ModelOptions& sizes = config_.sizes;
   const Tensor x = nn::as_operand(norm1_(in), compute_);         // once for the three of them
   const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count, D), a view
@@ -54,10 +54,13 @@ Tensor LlamaLayer::attend(const Tensor& in, const nn::CachedLayer* past) {  // (
   const Tensor q = rotary(heads(query_(x), sizes.heads), turns);
   const Tensor k = rotary(heads(key_(x), sizes.key_heads), turns);
   const Tensor v = heads(value_(x), sizes.key_heads);
+  AttentionOptions options;
+  options.window = sizes.window;
+  options.mask = mask;
   const PathScope scope("self_attn");
-  const Tensor y = past != nullptr               ? past->attend(q, k, v)
-                   : sizes.build == Build::fused ? attention(q, k, v)
-                                                 : attention_textbook(q, k, v);  // (B, T, a, D)
+  const Tensor y = past != nullptr               ? past->attend(q, k, v, sizes.window)
+                   : sizes.build == Build::fused ? attention(q, k, v, options)
+                                                 : attention_textbook(q, k, v, options);  // (B, T, a, D)
   return attention_out_(reshape(y, x.shape()));
 }
 
@@ -74,16 +77,21 @@ Tensor LlamaLayer::feed_forward(const Tensor& in) {
   return down_(gated());
 }
 
-Tensor LlamaLayer::add_parts(const Tensor& x, const nn::CachedLayer* past) {
-  const Tensor y = nn::residual_sum(x, attend(x, past));
+Tensor LlamaLayer::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
+  const Tensor y = nn::residual_sum(x, attend(x, mask, past));
   return nn::residual_sum(y, feed_forward(y));
 }
 
-Tensor LlamaLayer::forward(const Tensor& x) { return add_parts(x, nullptr); }
+Tensor LlamaLayer::forward(const Tensor& x) { return add_parts(x, Tensor(), nullptr); }
+
+Tensor LlamaLayer::masked(const Tensor& x, const Tensor& mask) {
+  const PathScope scope(path());
+  return add_parts(x, mask, nullptr);
+}
 
 Tensor LlamaLayer::extend(const Tensor& x, nn::CachedLayer past) {
   const PathScope scope(path());
-  return add_parts(x, &past);
+  return add_parts(x, Tensor(), &past);
 }
 
 Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
@@ -105,16 +113,19 @@ Llama::Llama(const LlamaConfig& config, const nn::TensorOptions& on)
 }
 
 // Ids (B, T) -> what the head reads (B, T, h).
-Tensor Llama::features(const Tensor& ids) {
+Tensor Llama::features(const Tensor& ids, const Tensor& mask) {
   if (ids.rank() != 2 || ids.size(1) > options_.sequence) {
     throw ShapeError("llama: ids " + to_string(ids.shape()) +
                      "; (B, T) with T <= " + std::to_string(options_.sequence) + " is allowed");
   }
   const PathScope scope(path());
-  return norm_(through_blocks(layers_, tokens_(ids), recomputes_blocks_));
+  return norm_(through_blocks(layers_, tokens_(ids), recomputes_blocks_,
+                              [&](LlamaLayer& layer, const Tensor& in) { return layer.masked(in, mask); }));
 }
 
-Tensor Llama::forward(const Tensor& ids) { return logits(features(ids)); }
+Tensor Llama::forward(const Tensor& ids) { return forward(ids, Tensor()); }
+
+Tensor Llama::forward(const Tensor& ids, const Tensor& mask) { return logits(features(ids, mask)); }
 
 // What the head reads (B, T, h) -> (B, T, V).
 Tensor Llama::logits(const Tensor& x) {
@@ -143,13 +154,13 @@ Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
 
 Tensor Llama::loss(const Batch& batch) {
   if (options_.head == Head::chunked) {
-    const Tensor x = features(batch.input);
+    const Tensor x = features(batch.input, batch.mask);
     const PathScope scope(path());
     const PathScope head("loss");
     return chunked_token_loss(nn::as_operand(x, compute_), nn::as_operand(head_weight(), compute_), Tensor(),
                               batch.target);
   }
-  const Tensor logits = forward(batch.input);
+  const Tensor logits = forward(batch.input, batch.mask);
   const PathScope scope(path());
   const PathScope head("loss");
   return token_loss(logits, batch.target, options_.build);

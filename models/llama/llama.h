@@ -37,13 +37,15 @@ class LlamaLayer final : public nn::Layer {
   LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on);
   /// The layer of the positions behind those in the cache, which gets their keys and values.
   Tensor extend(const Tensor& x, nn::CachedLayer past);
+  /// With what attention takes besides (AttentionOptions::mask).
+  Tensor masked(const Tensor& x, const Tensor& mask);
 
  protected:
   Tensor forward(const Tensor& x) override;
 
  private:
-  Tensor add_parts(const Tensor& x, const nn::CachedLayer* past);
-  Tensor attend(const Tensor& in, const nn::CachedLayer* past);
+  Tensor add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past);
+  Tensor attend(const Tensor& in, const Tensor& mask, const nn::CachedLayer* past);
   Tensor feed_forward(const Tensor& in);
 
   LlamaConfig config_;
@@ -62,6 +64,9 @@ class Llama final : public Decoder {
   const LlamaConfig& config() const noexcept { return config_; }
   /// Ids (B, T) i64, T at most options().sequence -> logits (B, T, V). Throws ShapeError.
   Tensor forward(const Tensor& ids) override;
+  /// The same where `mask` says what each token sees besides (AttentionOptions::mask). Of documents side by side each
+  /// has what it has alone, for positions are turned: only their distances count.
+  Tensor forward(const Tensor& ids, const Tensor& mask);
   Tensor loss(const Batch& batch) override;
   Batch empty_batch(std::int64_t samples, Device device) const override;
   std::string_view hidden_layers() const noexcept override { return "model.layers."; }
@@ -73,7 +78,7 @@ class Llama final : public Decoder {
   void recompute_blocks(bool is_on = true) noexcept { recomputes_blocks_ = is_on; }
 
  private:
-  Tensor features(const Tensor& ids);
+  Tensor features(const Tensor& ids, const Tensor& mask);
   Tensor logits(const Tensor& x);
   const Tensor& head_weight() const { return head_ != nullptr ? head_->weight : tokens_.weight; }
 

@@ -58,6 +58,9 @@ class Keys {
     if (!has(key) || !json_.at(key).is_object()) refuse(key, "an object");
     return {json_.at(key), path_ + ": " + key};
   }
+  void require_zero(const char* key) const {
+    if (!json_.contains(key) || json_.at(key) != 0) refuse(key, "0");
+  }
   void require_flag(const char* key, bool value) const {
     if (flag(key, value) != value) refuse(key, value ? "true" : "false");
   }
@@ -86,17 +89,32 @@ void read_positions(const Keys& keys, LlamaConfig& config) {
   config.scaling = scaling;
 }
 
+// Mistral's, where it is a number, and Qwen's, where it is used: by the layers from `max_window_layers` on.
+std::int64_t read_window(const Keys& keys, const std::string& type) {
+  if (type == "mistral") return keys.has("sliding_window") ? keys.size("sliding_window") : 0;
+  if (!keys.flag("use_sliding_window", false)) return 0;
+  if (type != "qwen2") keys.refuse("use_sliding_window", "false");
+  keys.require_zero("max_window_layers");  // a window in every layer
+  return keys.size("sliding_window");
+}
+
 LlamaConfig read(const Keys& keys, const ModelOptions& options, const std::string& path) {
   LlamaConfig config;
   ModelOptions& sizes = config.sizes;
-  sizes = {.sequence = options.sequence, .dropout = options.dropout, .build = options.build, .head = options.head};
+  sizes = {.sequence = options.sequence,
+           .dropout = options.dropout,
+           .build = options.build,
+           .head = options.head,
+           .feed_forward = options.feed_forward};
   const std::string type = keys.text("model_type", "");
-  if (type != "llama" && type != "qwen2") keys.refuse("model_type", "\"llama\" or \"qwen2\"");
+  if (type != "llama" && type != "mistral" && type != "qwen2") {
+    keys.refuse("model_type", "\"llama\", \"mistral\" or \"qwen2\"");
+  }
   config.has_bias = type == "qwen2";
   if (keys.text("hidden_act", "silu") != "silu") keys.refuse("hidden_act", "\"silu\"");
   keys.require_flag("attention_bias", false);
   keys.require_flag("mlp_bias", false);
-  keys.require_flag("use_sliding_window", false);
+  sizes.window = read_window(keys, type);
   sizes.vocabulary = keys.size("vocab_size"), sizes.layers = keys.size("num_hidden_layers");
   sizes.width = keys.size("hidden_size"), sizes.hidden = keys.size("intermediate_size");
   sizes.heads = keys.size("num_attention_heads");
@@ -117,12 +135,14 @@ LlamaConfig read(const Keys& keys, const ModelOptions& options, const std::strin
 void refuse_sizes(const ModelOptions& options) {
   ModelOptions rest = options;
   rest.sequence = 0, rest.build = Build::fused, rest.head = Head::full, rest.dropout = -1;
+  rest.feed_forward = FeedForward::full;
   const ModelOptions none;
   const auto sizes = [](const ModelOptions& o) {
-    return std::array{o.image, o.channels, o.classes, o.vocabulary, o.layers, o.heads, o.width, o.key_heads, o.hidden};
+    return std::array{o.image, o.channels, o.classes,   o.vocabulary, o.layers,
+                      o.heads, o.width,    o.key_heads, o.hidden,     o.window};
   };
   if (sizes(rest) == sizes(none) && rest.shares_kernels) return;
-  throw ValueError("llama: sizes beside those of config.json; sequence, build and head are allowed");
+  throw ValueError("llama: sizes beside those of config.json; sequence, build, head and feed_forward are allowed");
 }
 
 }  // namespace llama_files_detail
@@ -149,8 +169,14 @@ void write_llama_config(const std::string& path, const LlamaConfig& config, DTyp
                                  : dtype == DType::bf16 ? "bfloat16"
                                  : dtype == DType::f16  ? "float16"
                                                         : "float32";
-  Json json{{"architectures", Json::array({config.has_bias ? "Qwen2ForCausalLM" : "LlamaForCausalLM"})},
-            {"model_type", config.has_bias ? "qwen2" : "llama"},
+  const bool is_mistral = sizes.window > 0 && !config.has_bias;
+  const char* const model = config.has_bias ? "Qwen2ForCausalLM"
+                            : is_mistral    ? "MistralForCausalLM"
+                                            : "LlamaForCausalLM";
+  Json json{{"architectures", Json::array({model})},
+            {"model_type", config.has_bias ? "qwen2"
+                           : is_mistral    ? "mistral"
+                                           : "llama"},
             {"hidden_act", "silu"},
             {"hidden_size", sizes.width},
             {"intermediate_size", sizes.hidden},
@@ -167,6 +193,8 @@ void write_llama_config(const std::string& path, const LlamaConfig& config, DTyp
                             {"high_freq_factor", config.scaling->high},
                             {"original_max_position_embeddings", config.scaling->original_length}};
   }
+  if (sizes.window > 0) json["sliding_window"] = sizes.window;
+  if (sizes.window > 0 && config.has_bias) json["use_sliding_window"] = true, json["max_window_layers"] = 0;
   json["tie_word_embeddings"] = config.is_tied;
   json["torch_dtype"] = dtype_name;
   json["vocab_size"] = sizes.vocabulary;

@@ -11,7 +11,7 @@ namespace recipe_detail {
 
 constexpr const char* data_key = "data";
 constexpr const char* data_name_key = "recipe.data_name";
-constexpr const char* heads_key = "heads";
+constexpr const char *heads_key = "heads", *window_key = "window";
 
 std::string name_of_data(const TrainOptions& options) {
   return printable(std::filesystem::path(options.data).filename().string());
@@ -58,17 +58,24 @@ void put_recipe(nn::Metadata& metadata, const TrainOptions& options, const Datas
   metadata[recipe_detail::data_name_key] = recipe_detail::name_of_data(options);
   const std::int64_t heads = training.model().options().heads;
   if (heads > 0) metadata[recipe_detail::heads_key] = std::to_string(heads);
+  const std::int64_t window = training.model().options().window;
+  if (window > 0) metadata[recipe_detail::window_key] = std::to_string(window);
 }
 
 std::string recipe_change(const nn::Metadata& before, const TrainOptions& options, const Dataset& data,
                           const Training& training, const std::string& start) {
   using namespace recipe_detail;
-  const std::string heads = at(before, heads_key), own = std::to_string(training.model().options().heads);
-  if (!heads.empty() && heads != own) {
-    throw ValueError(start + "was trained with `heads` " + heads +
-                     ", and that alone is allowed; this run is with `heads` " + own +
+  const auto require_same = [&](const char* key, const std::string& was, std::int64_t is) {
+    const std::string own = std::to_string(is);
+    if (was.empty() || was == own) return;
+    throw ValueError(start + "was trained with `" + key + "` " + was +
+                     ", and that alone is allowed; this run is with `" + key + "` " + own +
                      ", another function of the same parameters");
-  }
+  };
+  const ModelOptions& sizes = training.model().options();
+  require_same(heads_key, at(before, heads_key), sizes.heads);
+  const std::string window = at(before, window_key);
+  if (!at(before, heads_key).empty()) require_same(window_key, window.empty() ? "0" : window, sizes.window);
   std::string text;
   for (const RecipePart& part : recipe_of(options, data, training)) {
     const std::string old = at(before, in_file(part));

@@ -83,6 +83,7 @@ double Training::captured_step(std::int64_t step) {
     training_detail::require_equal_parts(next, parts_.options.micro_batches);
     nn::load_input(batch_.input, next.input);
     nn::load_input(batch_.target, next.target);
+    if (batch_.mask.defined()) nn::load_input(batch_.mask, next.mask);
   }
   const auto loss_of = [this](std::int64_t i) {
     return parts_.model->loss(micro_batch(batch_, i, parts_.options.micro_batches));
@@ -144,7 +145,7 @@ nn::Evaluation Training::evaluate() {
     const std::int64_t all_samples = batch.target.size(0);
     for (std::int64_t begin = 0; begin < all_samples; begin += most) {
       const std::int64_t end = std::min(begin + most, all_samples);
-      const Batch part{view::slice(batch.input, 0, begin, end), view::slice(batch.target, 0, begin, end)};
+      const Batch part = slice_samples(batch, begin, end);
       const double mean =
           parts_.model->is_text() ? nn::read_value(parts_.model->loss(part)) : evaluate_images(part, correct);
       loss += mean * static_cast<double>(end - begin);

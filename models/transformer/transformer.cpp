@@ -26,6 +26,10 @@ void require_transformer_sizes(std::string_view name, const ModelOptions& sizes)
     throw ValueError(std::string(name) + ": " + std::to_string(sizes.key_heads) +
                      " heads of keys and values do not divide " + std::to_string(sizes.heads) + " heads");
   }
+  if (sizes.window < 0 || (sizes.window > 0 && sizes.build == Build::textbook)) {
+    throw ValueError(std::string(name) + ": window " + std::to_string(sizes.window) +
+                     (sizes.window < 0 ? "; 1 and more are allowed, 0 is none" : "; the textbook build has none"));
+  }
   if (sizes.feed_forward == FeedForward::tiled && sizes.build == Build::textbook) {
     throw ValueError(std::string(name) + ": the textbook build has full feed-forward layers alone");
   }

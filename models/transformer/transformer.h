@@ -29,7 +29,7 @@ ModelOptions token_options(std::string_view kind, std::span<const TokenSizes> fa
                            ModelOptions options);
 
 /// Throws ValueError unless the heads divide the width, heads of keys (where there are any) the heads, and the dropout
-/// is in [0, 1), and for feed-forward layers in tiles in the textbook build.
+/// is in [0, 1), and for a window or feed-forward layers in tiles in the textbook build.
 void require_transformer_sizes(std::string_view name, const ModelOptions& sizes);
 
 /// Mean cross-entropy of logits (B, T, V) and class numbers (B, T); positions with target -100 do not count. The
@@ -55,11 +55,11 @@ Tensor tiled_feed_forward(const Tensor& x, const FeedForwardParts& parts);
 /// Ids and targets (samples, sequence), zeros, booked as input.
 Batch empty_token_batch(const ModelOptions& options, std::int64_t samples, Device device);
 
-/// x through all blocks, each under checkpoint() when `is_recomputed`: it then keeps its input alone.
-template <class Block>
-Tensor through_blocks(const std::vector<Block*>& blocks, Tensor x, bool is_recomputed) {
+/// x through all blocks by run(block, x), each under checkpoint() when `is_recomputed`: it then keeps its input alone.
+template <class Block, class Run>
+Tensor through_blocks(const std::vector<Block*>& blocks, Tensor x, bool is_recomputed, const Run& run) {
   for (Block* block : blocks) {
-    x = is_recomputed ? checkpoint([&](const Tensor& in) { return (*block)(in); }, x) : (*block)(x);
+    x = is_recomputed ? checkpoint([&](const Tensor& in) { return run(*block, in); }, x) : run(*block, x);
   }
   return x;
 }

@@ -137,7 +137,8 @@ Tensor Vit::forward(const Tensor& images) {
                      std::to_string(options_.image) + ", C) is allowed");
   }
   const PathScope scope(path());
-  const Tensor x = through_blocks(blocks_, embed(images), recomputes_blocks_);  // (N, T, C)
+  const Tensor x = through_blocks(blocks_, embed(images), recomputes_blocks_,
+                                  [](auto& block, const Tensor& in) { return block(in); });  // (N, T, C)
   if (options_.build == Build::textbook) return (*head_)(vit_detail::class_row((*norm_)(x)));
   const Tensor rows = concat({vit_detail::class_row(x)}, 0);  // (N, C), a copy: nothing holds the other tokens
   return (*head_)((*norm_)(rows));

@@ -114,12 +114,12 @@ CachedRows KvCache::seen(const Side& side, std::int64_t layer, std::int64_t end)
   return {of(side.values), of(side.scales)};
 }
 
-Tensor KvCache::attend(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v) {
+Tensor KvCache::attend(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t window) {
   check(layer, q, k, v);
   keep(keys_, layer, k);
   keep(values_, layer, v);
   const std::int64_t end = length_ + k.size(1);
-  return ops::cached_attention(q, seen(keys_, layer, end), seen(values_, layer, end));
+  return ops::cached_attention(q, seen(keys_, layer, end), seen(values_, layer, end), window);
 }
 
 std::size_t KvCache::step_workspace_bytes(std::int64_t heads, DType dtype) const {

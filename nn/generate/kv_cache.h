@@ -46,8 +46,8 @@ class KvCache {
   /// Keeps the k and v (B, T, G, D) of `layer` at the positions from length() on, and gives the attention of their
   /// queries q (B, T, H, D) over these and all before: (B, T, H, D). Throws ValueError where the context has no room
   /// or the cache has no such layer, ShapeError for other sizes, AutogradError while a tape records, and as
-  /// ops::cached_attention.
-  Tensor attend(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v);
+  /// ops::cached_attention, which says what a window is.
+  Tensor attend(std::int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t window = 0);
   /// Workspace of attend() for one position after length(), for queries of `heads` heads in `dtype`: all that a step
   /// allocates that depends on length().
   std::size_t step_workspace_bytes(std::int64_t heads, DType dtype) const;
@@ -75,7 +75,9 @@ class KvCache {
 struct CachedLayer {
   KvCache& cache;
   std::int64_t layer;
-  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v) const { return cache.attend(layer, q, k, v); }
+  Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t window = 0) const {
+    return cache.attend(layer, q, k, v, window);
+  }
 };
 
 }  // namespace thimble::nn

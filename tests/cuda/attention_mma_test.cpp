@@ -44,12 +44,14 @@ struct Sizes {
   bool is_causal;
   double p = 0;
   std::int64_t group = 1;
+  std::int64_t window = 0;
 };
 
 std::string describe(const Sizes& n, DType dtype) {
   return std::string(to_string(dtype)) + " B " + std::to_string(n.batch) + " T " + std::to_string(n.queries) + " S " +
          std::to_string(n.keys) + " H " + std::to_string(n.heads) + " by " + std::to_string(n.group) + " D " +
-         std::to_string(n.width) + (n.is_causal ? " causal" : "") + " p " + std::to_string(n.p);
+         std::to_string(n.width) + (n.is_causal ? " causal" : "") + " p " + std::to_string(n.p) + " window " +
+         std::to_string(n.window);
 }
 
 /// Values, and how far off they may be.
@@ -103,23 +105,25 @@ Reference reference(const Sizes& n, DType dtype, double scale, const Values& q, 
     for (std::int64_t h = 0; h < n.heads; ++h) {
       for (std::int64_t t = 0; t < n.queries; ++t) {
         const std::size_t row = at(n.queries, b, t, h);
-        const std::int64_t seen = n.is_causal ? t + 1 + n.keys - n.queries : n.keys;
+        const std::int64_t own = t + n.keys - n.queries, window = n.window > 0 ? n.window : n.keys + n.queries;
+        const std::int64_t first = std::max<std::int64_t>(0, own - window + 1);
+        const std::int64_t seen = std::min({n.is_causal ? own + 1 : n.keys, own + window, n.keys});
         double largest = -INFINITY, total = 0;
-        for (std::int64_t s = 0; s < seen; ++s) {
+        for (std::int64_t s = first; s < seen; ++s) {
           score[index(s)] = scale * dot(q, row, k, key_at(b, s, h));
           off[index(s)] = both * scale * magnitude(q, row, k, key_at(b, s, h));
           largest = std::max(largest, score[index(s)]);
         }
-        for (std::int64_t s = 0; s < seen; ++s) total += std::exp(score[index(s)] - largest);
+        for (std::int64_t s = first; s < seen; ++s) total += std::exp(score[index(s)] - largest);
         double less = 0, more = 0;
-        for (std::int64_t s = 0; s < seen; ++s) {
+        for (std::int64_t s = first; s < seen; ++s) {
           const double chance = std::exp(score[index(s)] - largest) / total;
           less += chance * std::exp(-off[index(s)]), more += chance * std::exp(off[index(s)]);
         }
         all.lse.value.push_back(largest + std::log(total));
         all.lse.allowed.push_back(std::max(std::log(more), -std::log(less)));
         const double delta = dot(given, row, dy, row);
-        for (std::int64_t s = 0; s < seen; ++s) {
+        for (std::int64_t s = first; s < seen; ++s) {
           const std::size_t key = key_at(b, s, h);
           const std::int64_t i = (h * n.queries + t) * n.keys + s;
           const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(i / 4),
@@ -175,7 +179,7 @@ struct Run {
 Run run(const Sizes& n, DType dtype, double scale, const std::function<Tensor(const Tensor&)>& view) {
   const Shape queries{n.batch, n.queries, n.heads, n.width}, keys{n.batch, n.keys, n.heads / n.group, n.width};
   Run r{noise(queries, dtype, 1), noise(keys, dtype, 2), noise(keys, dtype, 3), noise(queries, dtype, 4), {}, {}, {}};
-  const ops::ScaledDotProductAttention op{n.is_causal, scale, n.p, site};
+  const ops::ScaledDotProductAttention op{n.is_causal, scale, n.p, site, n.window};
   ops::ScaledDotProductAttention::Saved saved;
   r.out = op.forward(view(r.q), view(r.k), view(r.v), {}, Needs(7), saved);
   r.lse = saved.lse;
@@ -235,6 +239,13 @@ TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropou
       {2, 70, 70, 4, 64, true, 0, 2},  // heads that share keys and values
       {1, 70, 129, 6, 32, true, 0.2, 3},
       {1, 33, 40, 2, 144, false, 0, 2},
+      {1, 150, 150, 1, 32, true, 0, 1, 1},  // windows: of one key, within a tile, over several, on both sides
+      {2, 200, 200, 2, 64, true, 0.2, 2, 20},
+      {1, 260, 260, 1, 64, true, 0, 1, 150},
+      {1, 70, 201, 1, 32, true, 0, 1, 90},
+      {1, 150, 150, 1, 80, false, 0.1, 1, 33},
+      {1, 150, 210, 1, 32, false, 0, 1, 70},
+      {1, 100, 100, 1, 144, true, 0, 1, 40},
   };
   const Tf32Scope allowed(true);
   for (const DType dtype : dtypes) {
@@ -243,6 +254,7 @@ TEST_CASE("attention on tensor cores: lengths around the tiles, masks and dropou
     }
     // Every place of the mask's edge in a block.
     for (std::int64_t more = 0; more <= 33; ++more) check({1, 34, 34 + more, 1, 32, true}, dtype);
+    for (std::int64_t window = 1; window <= 33; ++window) check({1, 100, 100, 1, 32, true, 0, 1, window}, dtype);
   }
 }
 
@@ -308,7 +320,7 @@ TEST_CASE("attention on tensor cores: results that are not wanted are not writte
   CHECK(same_bits(op.forward(whole.q, whole.k, whole.v, {}, Needs(0), saved), whole.out));  // no lse
   CHECK(!saved.lse.defined());
   for (int wanted = 0; wanted < 3; ++wanted) {
-    saved = {whole.q, whole.k, whole.v, whole.out, whole.lse};
+    saved = {whole.q, whole.k, whole.v, {}, whole.out, whole.lse};
     Gradients alone = op.backward(std::move(saved), whole.dy, Needs(1u << wanted));
     for (int i = 0; i < 3; ++i) CHECK(alone[i].defined() == (i == wanted));
     CHECK(same_bits(alone[wanted], whole.gradients[wanted]));

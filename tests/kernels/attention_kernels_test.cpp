@@ -22,12 +22,15 @@ struct AttentionCase {
   double dropout = 0;
   DType dtype = DType::f32;
   std::int64_t group = 1;
+  std::int64_t window = 0;
+  enum class Mask { none, keys, all, added, documents } mask = Mask::none;  // keys: the same for all queries
 };
 
 std::string describe(const AttentionCase& c) {
   return std::string(to_string(c.dtype)) + " B " + std::to_string(c.batch) + " H " + std::to_string(c.heads) + " by " +
          std::to_string(c.group) + " T " + std::to_string(c.queries) + " S " + std::to_string(c.keys) + " D " +
-         std::to_string(c.width) + (c.is_causal ? " causal" : "") + " p " + std::to_string(c.dropout);
+         std::to_string(c.width) + (c.is_causal ? " causal" : "") + " p " + std::to_string(c.dropout) + " window " +
+         std::to_string(c.window) + " mask " + std::to_string(static_cast<int>(c.mask));
 }
 
 // Operands, results and gradients of one problem. q, k and v are thirds of rows of 3 H D elements, the first element at
@@ -41,7 +44,8 @@ struct AttentionRun {
         out(c.dtype, dout.count(), 4),
         lse(c.dtype == DType::f64 ? DType::f64 : DType::f32, c.batch * c.heads * c.queries, 5),
         dq(c.dtype, q.count(), 6),
-        dkv(c.dtype, kv.count(), 7) {
+        dkv(c.dtype, kv.count(), 7),
+        added(c.dtype, c.heads * c.queries * c.keys, 8) {
     AttentionArgs& f = forward;
     f.dtype = c.dtype;
     f.batch = c.batch, f.heads = c.heads, f.queries = c.queries, f.keys = c.keys, f.width = c.width;
@@ -57,6 +61,7 @@ struct AttentionRun {
     f.v = {at(kv, 1 + 2 * channels), c.keys * 3 * channels, 3 * channels, c.width};
     f.out = {at(out, 0), c.queries * channels, channels, c.width};
     f.lse = lse.bytes.data();
+    set_mask(c);
     AttentionGradArgs& g = backward;
     static_cast<AttentionProblem&>(g) = f;
     g.out = {f.out.data, f.out.batch, f.out.row, f.out.head};
@@ -82,10 +87,39 @@ struct AttentionRun {
     attention_grad_reference(backward);
   }
 
+  // Query 2 sees nothing by `all`, and the last sample no key of its first two blocks by `keys`.
+  void set_mask(const AttentionCase& c) {
+    AttentionArgs& f = forward;
+    f.window = c.window;
+    f.has_mask = c.mask != AttentionCase::Mask::none && c.mask != AttentionCase::Mask::documents;
+    f.has_documents = c.mask == AttentionCase::Mask::documents;
+    if (c.mask == AttentionCase::Mask::keys) {
+      for (std::int64_t i = 0; i < c.batch * c.keys; ++i) {
+        const bool is_last = i / c.keys == c.batch - 1 && c.keys > 130;
+        sees.push_back(is_last ? i % c.keys >= 130 : i % c.keys < c.keys - 3 || i % 2 == 0);
+      }
+      f.mask = {sees.data(), DType::boolean, c.keys, 0, 0, 1};
+    } else if (c.mask == AttentionCase::Mask::all) {
+      for (std::int64_t i = 0; i < c.batch * c.queries * c.keys; ++i) {
+        sees.push_back(i / c.keys % c.queries != 2 && i * i % 7 != 1);
+      }
+      f.mask = {sees.data(), DType::boolean, c.queries * c.keys, 0, c.keys, 1};
+    } else if (c.mask == AttentionCase::Mask::added) {
+      f.mask = {added.bytes.data(), c.dtype, 0, c.queries * c.keys, c.keys, 1};
+    } else if (f.has_documents) {
+      for (std::int64_t i = 0; i < c.batch * c.keys; ++i)
+        documents.push_back(static_cast<std::int32_t>(i % c.keys / 41 * 5));
+      f.documents = documents.data();
+      f.documents_batch = c.keys;
+    }
+  }
+
   static void* at(Data& data, std::int64_t element) { return element_at(data.bytes.data(), data.dtype, element); }
 
   std::int64_t channels;
-  Data q, kv, dout, out, lse, dq, dkv;
+  Data q, kv, dout, out, lse, dq, dkv, added;
+  std::vector<std::uint8_t> sees;
+  std::vector<std::int32_t> documents;
   AttentionArgs forward;
   AttentionGradArgs backward;
 };
@@ -148,6 +182,92 @@ TEST_CASE("attention kernels: the reference's values, and any thread count's bit
       {2, 6, 70, 70, 20, true, 0.2, DType::f32, 3},  // heads that share keys and values
       {1, 4, 35, 67, 33, false, 0, DType::f64, 4},
       {1, 4, 66, 66, 16, true, 0, DType::bf16, 2},
+  };
+  for (const AttentionCase& c : cases) check_case(c);
+}
+
+TEST_CASE("attention kernels: windows, masks and documents", "[attention]") {
+  using Mask = AttentionCase::Mask;
+  Settings settings;
+  const AttentionCase cases[] = {
+      {.batch = 1, .heads = 2, .queries = 150, .keys = 150, .width = 16, .is_causal = true, .window = 1},
+      {.batch = 1, .heads = 2, .queries = 200, .keys = 200, .width = 64, .is_causal = true, .window = 70},
+      {.batch = 1,
+       .heads = 2,
+       .queries = 70,
+       .keys = 201,
+       .width = 20,
+       .is_causal = true,
+       .dropout = 0.2,
+       .window = 40},
+      {.batch = 1, .heads = 1, .queries = 150, .keys = 150, .width = 24, .is_causal = false, .window = 33},
+      {.batch = 1, .heads = 1, .queries = 60, .keys = 60, .width = 24, .is_causal = false, .window = 1000},
+      {.batch = 2, .heads = 2, .queries = 140, .keys = 140, .width = 16, .is_causal = false, .mask = Mask::keys},
+      {.batch = 2,
+       .heads = 2,
+       .queries = 33,
+       .keys = 200,
+       .width = 16,
+       .is_causal = false,
+       .dropout = 0.1,
+       .mask = Mask::keys},
+      {.batch = 2, .heads = 2, .queries = 70, .keys = 70, .width = 20, .is_causal = true, .mask = Mask::all},
+      {.batch = 1, .heads = 2, .queries = 9, .keys = 5, .width = 20, .is_causal = false, .mask = Mask::all},
+      {.batch = 2,
+       .heads = 4,
+       .queries = 66,
+       .keys = 66,
+       .width = 16,
+       .is_causal = true,
+       .dropout = 0.2,
+       .group = 2,
+       .mask = Mask::added},
+      {.batch = 2, .heads = 2, .queries = 130, .keys = 130, .width = 16, .is_causal = false, .mask = Mask::documents},
+      {.batch = 2,
+       .heads = 4,
+       .queries = 130,
+       .keys = 130,
+       .width = 16,
+       .is_causal = true,
+       .dropout = 0.2,
+       .group = 4,
+       .window = 20,
+       .mask = Mask::documents},
+      {.batch = 2, .heads = 2, .queries = 50, .keys = 130, .width = 16, .is_causal = true, .mask = Mask::documents},
+      {.batch = 1,
+       .heads = 2,
+       .queries = 70,
+       .keys = 70,
+       .width = 20,
+       .is_causal = true,
+       .dtype = DType::f64,
+       .window = 9,
+       .mask = Mask::added},
+      {.batch = 2,
+       .heads = 2,
+       .queries = 70,
+       .keys = 140,
+       .width = 20,
+       .is_causal = false,
+       .dtype = DType::f64,
+       .mask = Mask::keys},
+      {.batch = 2,
+       .heads = 2,
+       .queries = 70,
+       .keys = 70,
+       .width = 20,
+       .is_causal = true,
+       .dtype = DType::bf16,
+       .mask = Mask::added},
+      {.batch = 2,
+       .heads = 2,
+       .queries = 70,
+       .keys = 70,
+       .width = 20,
+       .is_causal = true,
+       .dtype = DType::f16,
+       .window = 30,
+       .mask = Mask::all},
   };
   for (const AttentionCase& c : cases) check_case(c);
 }

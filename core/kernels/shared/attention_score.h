@@ -163,15 +163,16 @@ struct ScaleColumns {
   }
 };
 
-/// What a finished panel divides by, and the logarithms: lse = largest + log(sum), inverse = 1 / sum; 0 and 0 where
-/// nothing is seen.
+/// What a finished panel divides by, and the logarithms: lse = largest + log(sum), inverse = 1 / sum; `of_none` in both
+/// where a query has met nothing but -infinity.
 template <class T, int panel, bool is_fused>
 struct FinishSums {
-  static void run(const T* __restrict largest, const T* __restrict sum, T* __restrict inverse, T* __restrict lse) {
+  static void run(T of_none, const T* __restrict largest, const T* __restrict sum, T* __restrict inverse,
+                  T* __restrict lse) {
     for (int w = 0; w < panel; ++w) {
       const T inverse_sum = T(1) / sum[w], log_sum = largest[w] + math::log(sum[w]);
-      inverse[w] = sum[w] == 0 ? T(0) : inverse_sum;
-      lse[w] = sum[w] == 0 ? T(0) : log_sum;
+      inverse[w] = sum[w] == 0 ? of_none : inverse_sum;
+      lse[w] = sum[w] == 0 ? of_none : log_sum;
     }
   }
 };

@@ -51,7 +51,9 @@ template <class T>
 void finish_panel(const AttentionArgs& args, const ForwardTiles<T>& tiles, std::int64_t b, std::int64_t h,
                   std::int64_t first_query, std::int64_t queries) {
   T* const inverse = tiles.old;
-  run_panel<FinishSums, T>(tiles.largest, tiles.sum, inverse, tiles.scores);
+  // Only a mask may hide all keys: scores that are -infinity of themselves give NaN.
+  const T of_none = args.has_mask ? T(0) : std::numeric_limits<T>::quiet_NaN();
+  run_panel<FinishSums, T>(of_none, tiles.largest, tiles.sum, inverse, tiles.scores);
   run_panel<ScaleColumns, T>(args.width, inverse, tiles.out);
   store_transposed(args, args.out, b, h, first_query, queries, T(1), tiles.out, tiles.rows);
   if (args.lse) std::copy_n(tiles.scores, queries, static_cast<T*>(args.lse) + row_index(args, b, h, first_query));

@@ -86,7 +86,7 @@ Probabilities probabilities(const AttentionProblem& p, const Row& q, std::int64_
         p.scale * dot(q, read_kept_row(p, p.k, p.k_scale, b, h / p.group, key)) + mask_value(p, b, h, t, key);
     largest = std::max(largest, result.of_key[s]);
   }
-  if (largest == -INFINITY) return {Row(static_cast<std::size_t>(p.keys)), 0};
+  if (largest == -INFINITY && p.has_mask) return {Row(static_cast<std::size_t>(p.keys)), 0};
   for (const double score : result.of_key) sum += std::exp(score - largest);
   result.lse = largest + std::log(sum);
   for (double& score : result.of_key) score = std::exp(score - result.lse);
