@@ -77,6 +77,17 @@ void add_builds(Rows& rows, const Small& small) {
   }
 }
 
+void add_windows(Rows& rows, const Small& small) {
+  for (const bool is_smallest : {false, true}) {
+    models::TrainOptions train = training_of(rows.options, small);
+    train.setup.sizes.window = 50;
+    const models::PreparedTraining prepared = prepare_training(train);
+    nn::Planner planner(training_program(prepared), rows.options.device, nn::hardware("cpu"));
+    if (is_smallest) train.budget_bytes = planner.smallest().peak_bytes;
+    rows.add(small, is_smallest ? "window of 50, smallest budget" : "window of 50", train);
+  }
+}
+
 void add_heads_and_tiles(Rows& rows, const Small& small) {
   for (const bool has_chunks : {false, true}) {
     models::TrainOptions train = training_of(rows.options, small);
@@ -157,7 +168,8 @@ report::Experiment llama_experiment(const ExperimentOptions& options) {
   experiment.question = "Are today's models predicted to the byte, however they are trained and used?";
   experiment.theory =
       "Seven models of the family with two layers and a small width, their heads, shared keys and gated layers in "
-      "proportion, train two steps and evaluate: both builds, two dtypes, heads and feed-forward layers in tiles, "
+      "proportion, train two steps and evaluate: both builds, two dtypes, a window of attention, heads and "
+      "feed-forward layers in tiles, "
       "budgets, policies, optimizers, adapters over bases in four forms; then they write tokens. predicted: a dry run; "
       "measured: what the arena committed.";
   experiment.columns = loss_columns(3);
@@ -165,6 +177,7 @@ report::Experiment llama_experiment(const ExperimentOptions& options) {
   for (const Small& small : family) {
     if (options.is_quick && &small != &family[0]) break;
     add_builds(rows, small);
+    add_windows(rows, small);
     add_heads_and_tiles(rows, small);
     add_policies(rows, small);
     add_optimizers(rows, small);

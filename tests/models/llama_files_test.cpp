@@ -108,10 +108,36 @@ TEST_CASE("llama files: a configuration is written and read again", "[models][ll
   }
 }
 
+TEST_CASE("llama files: windows of Mistral's and of Qwen's configurations", "[models][llama][quick]") {
+  const auto window_of = [](const char* from, const char* type, const Json& more) {
+    Json json = Json::parse(from);
+    json["model_type"] = type;
+    json.update(more);
+    return read(json.dump()).sizes.window;
+  };
+  CHECK(window_of(older, "mistral", {{"sliding_window", 4096}}) == 4096);
+  CHECK(window_of(older, "mistral", {{"sliding_window", nullptr}}) == 0);
+  CHECK(window_of(older, "llama", {{"sliding_window", 4096}}) == 0);  // not a key of its own
+  CHECK(window_of(newer, "qwen2", {{"use_sliding_window", false}, {"sliding_window", 9}}) == 0);
+  const Json used{{"use_sliding_window", true}, {"sliding_window", 9}, {"max_window_layers", 0}};
+  CHECK(window_of(newer, "qwen2", used) == 9);
+  CHECK(error_of([&] {
+          window_of(newer, "qwen2", {{"use_sliding_window", true}, {"sliding_window", 9}, {"max_window_layers", 1}});
+        }).ends_with("max_window_layers is 1; allowed is 0"));
+  const TemporaryFolder folder;
+  for (const char* name : {"tiny-llama", "qwen2.5-0.5b"}) {
+    ModelOptions sizes = tiny();
+    sizes.window = 5;
+    write_llama_config(folder / "config.json", llama_config(name, sizes), DType::f32);
+    CHECK(read_llama_config(folder / "config.json", options_with(&ModelOptions::sequence, 16)).sizes.window == 5);
+  }
+  CHECK(Json::parse(read_text_file(folder / "config.json")).at("use_sliding_window") == true);
+}
+
 TEST_CASE("llama files: a configuration that is another model is refused by key", "[models][llama][quick]") {
   const struct {
     const char *key, *value, *allowed;
-  } rows[] = {{"model_type", "\"mistral\"", "\"llama\" or \"qwen2\""},
+  } rows[] = {{"model_type", "\"gemma\"", "\"llama\", \"mistral\" or \"qwen2\""},
               {"hidden_act", "\"gelu\"", "\"silu\""},
               {"attention_bias", "true", "false"},
               {"mlp_bias", "true", "false"},

@@ -30,15 +30,17 @@ constexpr std::int64_t positions = 70;  // past a block of 64 keys
 constexpr std::int64_t vocabulary = 37;
 
 /// Weights of more than 2^16 numbers and sums of several blocks: large enough for gemm_few_rows.h.
-models::ModelOptions sizes(bool is_llama, std::int64_t layers = 2) {
+models::ModelOptions sizes(bool is_llama, std::int64_t layers = 2, std::int64_t window = 0) {
   models::ModelOptions o;
   o.layers = layers, o.heads = 6, o.width = 192, o.vocabulary = vocabulary, o.sequence = positions;
   if (is_llama) o.key_heads = 2, o.hidden = 544;
+  o.window = window;
   return o;
 }
 
-std::unique_ptr<models::Decoder> made(bool is_llama, const nn::TensorOptions& on, std::int64_t layers = 2) {
-  auto model = make_seeded<models::Decoder>(is_llama ? "tiny-llama" : "gpt2", sizes(is_llama, layers), on);
+std::unique_ptr<models::Decoder> made(bool is_llama, const nn::TensorOptions& on, std::int64_t layers = 2,
+                                      std::int64_t window = 0) {
+  auto model = make_seeded<models::Decoder>(is_llama ? "tiny-llama" : "gpt2", sizes(is_llama, layers, window), on);
   model->eval();
   return model;
 }
@@ -97,6 +99,14 @@ TEST_CASE("decoder: each step has the bits of the whole window", "[models][decod
     }
   }
   kernels::set_isa(before);
+}
+
+TEST_CASE("decoder: each step of a window has the bits of the whole", "[models][decoder]") {
+  for (const bool is_llama : {false, true}) {
+    const Threads some(2);
+    const auto model = made(is_llama, {cpu, DType::f32}, 2, 20);
+    check_bits(*model, 2, 5);
+  }
 }
 
 TEST_CASE("decoder: bf16 products on every unit", "[models][decoder]") {

@@ -37,12 +37,12 @@ Tensor normal(const Shape& shape, std::uint64_t seed, DType dtype = DType::f32) 
 
 /// The attention of positions [0, S) of one layer through a cache, in pieces of these sizes.
 Tensor through_cache(KvCache& cache, const Tensor& q, const Tensor& k, const Tensor& v,
-                     const std::vector<std::int64_t>& pieces) {
+                     const std::vector<std::int64_t>& pieces, std::int64_t window = 0) {
   const Tensor out = Tensor::empty_like(q);
   std::int64_t begin = 0;
   for (const std::int64_t piece : pieces) {
     const auto part = [&](const Tensor& t) { return view::slice(t, 1, begin, begin + piece); };
-    copy_into(part(out), cache.attend(1, part(q), part(k), part(v)));
+    copy_into(part(out), cache.attend(1, part(q), part(k), part(v), window));
     cache.advance(piece);
     begin += piece;
   }
@@ -107,6 +107,14 @@ TEST_CASE("kv cache: attention has the bits of the whole window, however it is r
         CHECK(same_bytes(through_cache(cache, q, k, v, {70, 1, 1, 40, 38}), whole));
         cache.clear();
         CHECK(same_bytes(through_cache(cache, q, k, v, {positions}), whole));
+        for (const std::int64_t window : {1, 40}) {
+          const ops::ScaledDotProductAttention op{.is_causal = true, .window = window};
+          const Tensor windowed = op.forward(q, k, v, {}, {}, saved);
+          cache.clear();
+          CHECK(same_bytes(through_cache(cache, q, k, v, ones, window), windowed));
+          cache.clear();
+          CHECK(same_bytes(through_cache(cache, q, k, v, {70, 1, 1, 40, 38}, window), windowed));
+        }
       }
     }
   }
