@@ -25,6 +25,7 @@ struct Case {
   std::int64_t batch, heads, row_heads, length, width;
   bool is_causal;
   double dropout;
+  std::int64_t window = 0;
 };
 
 constexpr Case cases[] = {
@@ -36,6 +37,9 @@ constexpr Case cases[] = {
     {"T 197, all keys (vit)", 1, 12, 12, 197, 64, false, 0},
     {"T 512, head 80", 1, 4, 8, 512, 80, true, 0},
     {"T 1024, one head", 2, 1, 1, 1024, 64, false, 0},
+    {"T 4096", 1, 2, 12, 4096, 64, true, 0},
+    {"T 4096, window 1024", 1, 2, 12, 4096, 64, true, 0, 1024},
+    {"T 4096, window 256", 1, 2, 12, 4096, 64, true, 0, 256},
 };
 
 // Pairs (query, key) of a head that are computed: whole panels of queries, as wide as a tile of the microkernel.
@@ -44,14 +48,20 @@ double computed_pairs(const AttentionProblem& p) {
   double pairs = 0;
   for (std::int64_t t = 0; t < p.queries; t += panel) {
     const std::int64_t queries = std::min(panel, p.queries - t);
-    pairs += static_cast<double>(queries * kernels::seen_range(p, 0, t + queries - 1).end);
+    const std::int64_t begin = kernels::seen_range(p, 0, t).begin / kernels::attention_detail::key_block *
+                               kernels::attention_detail::key_block;
+    pairs += static_cast<double>(queries * (kernels::seen_range(p, 0, t + queries - 1).end - begin));
   }
   return pairs;
 }
 
 double needed_pairs(const AttentionProblem& p) {
-  const double t = static_cast<double>(p.queries);
-  return p.is_causal ? t * (t + 1) / 2 : t * static_cast<double>(p.keys);
+  double pairs = 0;
+  for (std::int64_t t = 0; t < p.queries; ++t) {
+    const kernels::KeyRange seen = kernels::seen_range(p, 0, t);
+    pairs += static_cast<double>(seen.end - seen.begin);
+  }
+  return pairs;
 }
 
 void print_rate(double ms, double pairs, double needed, double multiply_adds) {
@@ -68,6 +78,7 @@ void run(const Case& c, int threads, double seconds) {
   forward.batch = c.batch, forward.heads = c.heads, forward.width = c.width;
   forward.queries = forward.keys = c.length;
   forward.is_causal = c.is_causal;
+  forward.window = c.window;
   forward.scale = 1 / std::sqrt(static_cast<double>(c.width));
   forward.has_dropout = c.dropout > 0;
   forward.threshold = static_cast<std::uint32_t>(c.dropout * 0x1p32);

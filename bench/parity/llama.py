@@ -1,14 +1,14 @@
-"""Holds Llama and Qwen 2 with random weights against transformers, in f32 and f64: files, logits, gradients, training.
+"""Holds Llama, Mistral and Qwen 2 with random weights against transformers, in f32 and f64: files, logits, gradients, training.
 
 usage: llama.py PROGRAM [flags]; --help lists them. Exit status: 0 passed, 1 failed, 77 no torch or no transformers.
 
-For each of some small configurations (with and without grouped queries, a tied head, biases, Llama 3.1's scaling):
+For each of some small configurations (with and without grouped queries, a tied head, biases, Llama 3.1's scaling, a window):
   files      a folder that transformers writes, in shards, is what our side loads; the folder that our side writes, in
              shards, transformers loads: the same weights and the same logits, bit for bit, and no key is missing.
   logits     of the first batch: |ours - theirs| / |theirs| <= 1e-5 in f32, 1e-12 in f64
   gradients  of the first step, per tensor: <= 1e-5 in f32, 1e-10 in f64; a key's bias beside that of a query
   losses     of 10 steps of AdamW: <= 1e-4 in f32, 1e-10 in f64
-Both of our builds.
+Both of our builds; of a window the fused one alone.
 
 transformers computes norms and the angles of rotary positions in f32 whatever the model's dtype. In f32 nothing is
 changed; in f64 these two are computed in f64, by formulas of this file.
@@ -39,11 +39,12 @@ SCALING = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_fa
                original_max_position_embeddings=32)
 
 
-def config_of(kind, key_heads, hidden, tied, theta, eps, scaling=None):
-    Config = transformers.LlamaConfig if kind == "llama" else transformers.Qwen2Config
+def config_of(kind, key_heads, hidden, tied, theta, eps, scaling=None, **more):
+    Config = {"llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
+              "qwen2": transformers.Qwen2Config}[kind]
     rope = {"rope_theta": theta, **(scaling or {"rope_type": "default"})}
     return Config(num_key_value_heads=key_heads, intermediate_size=hidden, tie_word_embeddings=tied, rms_norm_eps=eps,
-                  rope_parameters=rope, **SIZES)
+                  rope_parameters=rope, **SIZES, **more)
 
 
 CASES = {
@@ -52,6 +53,9 @@ CASES = {
     "llama-3.2": lambda: config_of("llama", 3, 128, True, 100.0, 1e-5, SCALING),
     "qwen2 tied": lambda: config_of("qwen2", 1, 80, True, 1000000.0, 1e-6),
     "qwen2": lambda: config_of("qwen2", 2, 80, False, 1000000.0, 1e-6),
+    "mistral": lambda: config_of("mistral", 2, 100, False, 10000.0, 1e-5, sliding_window=7),
+    "qwen2 window": lambda: config_of("qwen2", 2, 80, False, 1000000.0, 1e-6, use_sliding_window=True,
+                                      sliding_window=11, max_window_layers=0),
 }
 
 
@@ -131,12 +135,12 @@ def relative(ours, theirs, beside=None):
 class Table:
     def __init__(self):
         self.passed = True
-        print(f"{'model':12}{'ours':15}{'quantity':52}{'measured':>11}{'allowed':>11}")
+        print(f"{'model':14}{'ours':15}{'quantity':52}{'measured':>11}{'allowed':>11}")
 
     def row(self, model, ours, what, value, allowed):
         is_fine = bool(value <= allowed)  # NaN is not
         self.passed &= is_fine
-        print(f"{model:12}{ours:15}{what:52}{value:11.2e}{allowed:11.2e}  {'ok' if is_fine else 'FAILED'}", flush=True)
+        print(f"{model:14}{ours:15}{what:52}{value:11.2e}{allowed:11.2e}  {'ok' if is_fine else 'FAILED'}", flush=True)
 
 
 def check_files(flags, table, name, config, folder, batches):
@@ -153,8 +157,8 @@ def check_files(flags, table, name, config, folder, batches):
     state, other = model.state_dict(), again.state_dict()
     problems += sum(key not in other or not torch.equal(t, other[key]) for key, t in state.items())
     for key in ("model_type", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "num_key_value_heads",
-                "intermediate_size", "max_position_embeddings"):
-        problems += getattr(config, key) != getattr(again.config, key)
+                "intermediate_size", "max_position_embeddings", "sliding_window"):
+        problems += getattr(config, key, None) != getattr(again.config, key, None)
     ids = torch.from_numpy(batches[0][0])
     with torch.no_grad():
         problems += not torch.equal(model(input_ids=ids).logits, again(input_ids=ids).logits)
@@ -170,7 +174,8 @@ def run_case(flags, table, name, folder):
     weights = check_files(flags, table, name, config, folder, batches)
     for dtype, (logits, gradient, loss) in BOUNDS.items():
         theirs = train_torch(random_model(config, flags.seed), config, batches, dtype)
-        for build, extra in [("fused", []), ("textbook", ["--textbook"])]:
+        builds = [("fused", []), ("textbook", ["--textbook"])]
+        for build, extra in builds[:1] if getattr(config, "sliding_window", None) else builds:
             label = f"{'f32' if dtype == torch.float32 else 'f64'} {build}"
             ours = train_ours(flags, folder, weights, batches, dtype, extra)
             table.row(name, label, "logits", relative(ours["logits"], theirs["logits"]), logits)
