@@ -89,6 +89,7 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
                               {"micro_batches", report.micro_batches},
                               {"fuses_optimizer", options.setup.fuses_optimizer},
                               {"chunked_head", options.setup.sizes.head == models::Head::chunked},
+                              {"window", options.setup.sizes.window},
                               {"tiled_feed_forward", options.setup.sizes.feed_forward == models::FeedForward::tiled},
                               {"clip_norm", report.clip_norm},
                               {"peak_bytes", report.plan.peak_bytes},
@@ -139,8 +140,6 @@ void print_line(const std::string& name, std::size_t bytes) {
   std::printf("  %-24s %18s  %14s\n", name.c_str(), format_grouped(bytes).c_str(), format_bytes(bytes).c_str());
 }
 
-std::string percent(double part) { return report::format_fixed(100 * part, 1) + " %"; }
-
 /// What is switched on, in words.
 std::string techniques_in_words(const models::Setup& setup, const models::PlanReport& report, bool is_inference) {
   std::string words;
@@ -160,11 +159,12 @@ void print_techniques(const models::PlanReport& report) {
   std::printf("what one more technique would allow (time over a step that keeps everything, without any of them)\n");
   std::printf("  %-34s %18s  %10s  %10s  %10s\n", "with", "smallest bytes", "", "at time", "in budget");
   for (const models::TechniquePrice& price : report.techniques) {
-    const std::string in_budget = price.time_overhead_in_budget ? percent(*price.time_overhead_in_budget) : "-";
+    const std::string in_budget =
+        price.time_overhead_in_budget ? report::format_percent(*price.time_overhead_in_budget) : "-";
     std::printf("  %-34s %18s  %10s  %10s  %10s%s%s\n",
                 price.options.empty() ? "(as it is)" : with_flags(price.options).c_str(),
                 format_grouped(price.minimum_bytes).c_str(), format_bytes(price.minimum_bytes).c_str(),
-                percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
+                report::format_percent(price.time_overhead).c_str(), in_budget.c_str(), price.note.empty() ? "" : "  ",
                 price.note.c_str());
   }
 }
@@ -233,9 +233,9 @@ void print_table(const models::PlanOptions& options, const models::PlanReport& r
     print_line(options.device.is_cuda() ? "pinned on the host" : "in files", report.plan.tier_bytes);
   }
   if (!report.techniques.empty()) print_techniques(report);
-  std::printf("time: %s over keeping everything, by the cost model '%s'\n", percent(report.plan.time_overhead).c_str(),
-              report.cost_model.c_str());
-  std::printf("planned in %.1f ms\n", report.ms);
+  const std::string overhead = report::format_percent(report.plan.time_overhead);
+  std::printf("time: %s over keeping everything, by the cost model '%s'\nplanned in %.1f ms\n", overhead.c_str(),
+              report.cost_model.c_str(), report.ms);
 }
 
 /// "0-2, 5".
@@ -253,9 +253,8 @@ std::string in_words(const std::vector<int>& ranks) {
 
 /// Live bytes at the peak of every distinct rank.
 void print_ranks(std::span<const models::RankPlan> plans) {
-  std::printf("ranks, by their shares\n");
-  std::printf("  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)", "parameter", "gradient",
-              "optimizer", "communication", "the rest");
+  std::printf("ranks, by their shares\n  %-14s %16s %16s %16s %16s %16s %16s\n", "rank", "peak (committed)",
+              "parameter", "gradient", "optimizer", "communication", "the rest");
   for (const models::RankPlan& plan : plans) {
     const CategoryBytes& bytes = plan.report.plan.peak_by_category;
     const auto of = [&](Category c) { return static_cast<std::int64_t>(bytes[static_cast<std::size_t>(c)]); };

@@ -67,8 +67,6 @@ std::vector<report::Column> columns() {
           {"ms_per_step", "ms per step", report::Unit::milliseconds, 1}};
 }
 
-std::string percent(double share) { return report::format_quantity(share, report::Unit::percent, 1); }
-
 report::Plot plot_of(const char* title, const char* x) {
   report::Plot plot;
   plot.name = "peak";
@@ -89,15 +87,14 @@ std::string rows_with_equal_peaks(const report::Experiment& experiment) {
 }  // namespace checkpoint_batch_detail
 
 std::string checkpoint_batch_verdict(std::span<const CheckpointedBatch> batches) {
-  using checkpoint_batch_detail::percent;
   const auto saved = [](const CheckpointedBatch& b) { return 1 - b.checkpointed_bytes / b.plain_bytes; };
   const auto slower = [](const CheckpointedBatch& b) { return b.checkpointed_ms / b.plain_ms - 1; };
   const auto first = std::find_if(batches.begin(), batches.end(), [&](const auto& b) { return saved(b) > 0; });
   if (first == batches.end()) return "Checkpointing saves nothing at any of these batches.";
   std::string text = "Checkpointing saves from a batch of " + std::to_string(first->batch) + " on";
   for (const CheckpointedBatch& b : batches) {
-    text += (&b == batches.data() ? ": " : ", ") + percent(saved(b)) + " at " + std::to_string(b.batch) + " (" +
-            percent(slower(b)) + " slower)";
+    text += (&b == batches.data() ? ": " : ", ") + report::format_percent(saved(b)) + " at " + std::to_string(b.batch) +
+            " (" + report::format_percent(slower(b)) + " slower)";
   }
   // The saving per sample is the same everywhere; what rises is its share, as the model's own bytes weigh less.
   const bool is_rising =
@@ -207,7 +204,7 @@ report::Experiment accumulation_experiment(const ExperimentOptions& options) {
       static_cast<double>(*whole.predicted_bytes) / static_cast<double>(*least.predicted_bytes), 2);
   experiment.verdict =
       "In " + std::to_string(parts) + " micro-batches the activations fall " + times + "-fold, the live peak to " +
-      percent(*report::find_number(least, "share")) + ", since state and gradients stay; a step takes " +
+      report::format_percent(*report::find_number(least, "share")) + ", since state and gradients stay; a step takes " +
       report::format_fixed(ms.back() / ms.front(), 2) + " times as long. " + rows_with_equal_peaks(experiment);
   return experiment;
 }

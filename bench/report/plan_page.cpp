@@ -23,11 +23,10 @@ std::string title_of(const bench::PlanView& view) {
   if (view.setup.micro_batches > 1) title += " in " + format_grouped(view.setup.micro_batches) + " micro-batches";
   if (view.setup.fuses_optimizer) title += ", optimizer fused into backward";
   if (view.setup.sizes.head == models::Head::chunked) title += ", chunked head";
+  if (view.setup.sizes.window > 0) title += ", a window of " + format_grouped(view.setup.sizes.window);
   if (view.setup.sizes.feed_forward == models::FeedForward::tiled) title += ", feed-forward layers in tiles";
   return title;
 }
-
-std::string percent(double fraction) { return format_fixed(100 * fraction, 1) + " %"; }
 
 // The figures in one paragraph.
 std::string headline(const bench::PlanView& view) {
@@ -45,8 +44,8 @@ std::string headline(const bench::PlanView& view) {
   if (is_training) {
     html += r.plan.tape == nullptr
                 ? "Everything that backward reads is kept. "
-                : "It takes " + percent(r.plan.time_overhead) + " more time than keeping everything, which needs " +
-                      in_words(r.keep_everything_bytes) + ". ";
+                : "It takes " + format_percent(r.plan.time_overhead) +
+                      " more time than keeping everything, which needs " + in_words(r.keep_everything_bytes) + ". ";
     if (r.is_feasible) html += "The smallest possible is " + in_words(r.minimum_bytes) + ".";
   }
   return html + "</p>\n";
@@ -63,7 +62,7 @@ std::string cards(const bench::PlanView& view) {
   html += byte_card("peak (committed)", r.plan.peak_bytes);
   if (r.planner != nullptr) {
     html += byte_card("smallest possible", r.minimum_bytes);
-    html += stat_card("more time", percent(r.plan.time_overhead), "than keeping everything");
+    html += stat_card("more time", format_percent(r.plan.time_overhead), "than keeping everything");
   }
   html += stat_card("parameters", format_grouped(r.parameters), "in " + escape_markup(view.setup.model));
   return html + "</dl>\n<p class=\"muted\">Times by the cost model: " + escape_markup(r.cost_model) + "</p>\n";

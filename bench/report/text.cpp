@@ -96,6 +96,8 @@ std::string format_quantity(double value, Unit unit, int decimals) {
   return format_fixed(value, decimals);
 }
 
+std::string format_percent(double share) { return format_quantity(share, Unit::percent, 1); }
+
 std::string format_exact(double value, Unit unit) {
   if (unit == Unit::bytes) value = std::round(value);
   const bool is_whole = std::abs(value) < 9.0e15 && value == std::floor(value);

@@ -11,6 +11,8 @@ namespace thimble::report {
 
 /// `decimals` digits after the point, digits before it in groups of three: "1,234.50".
 std::string format_fixed(double value, int decimals);
+/// A share as percent: 0.1234 is "12.3 %".
+std::string format_percent(double share);
 
 /// At most `decimals` digits after the point, no trailing zeros: "1,234.5", "32".
 std::string format_trimmed(double value, int decimals);

@@ -30,8 +30,8 @@ struct AttentionScales {
   std::int64_t batch = 0, row = 0, head = 0;
 };
 
-/// A mask that is brought along, for (b, h, t, s): that of (b, h, t, s) lies b batch + h head + t query + s key elements
-/// behind `data`. Boolean: the query sees the key. Floating: is added to the score.
+/// A mask that is brought along: that of (b, h, t, s) lies b batch + h head + t query + s key elements behind `data`.
+/// Boolean: the query sees the key. Floating: is added to the score.
 struct AttentionMask {
   const void* data = nullptr;
   DType dtype = DType::boolean;
@@ -50,8 +50,8 @@ struct AttentionProblem {
   bool is_causal = false;   ///< query t sees the keys s <= t + (keys - queries) alone; keys >= queries
   std::int64_t window = 0;  ///< 0: none; else query t, whose own key is t + (keys - queries), sees those less far away
   std::int64_t first_key = 0;  ///< those before it are not seen
-  /// Numbers of documents, (keys) that never descend for each sample, `documents_batch` elements apart: a query sees the
-  /// keys of its own key's document.
+  /// Numbers of documents, (keys) that never descend for each sample, `documents_batch` elements apart: a query sees
+  /// the keys of its own key's document.
   bool has_documents = false;
   const std::int32_t* documents = nullptr;
   std::int64_t documents_batch = 0;
@@ -71,7 +71,7 @@ struct AttentionProblem {
 };
 
 /// out = dropout(softmax(scale q k^T + mask)) v over the keys that are seen (attention_range.h, and the mask);
-/// lse[b, h, t] = log sum_s exp(scale q k^T + mask), a dense array. A query whose mask hides all keys: 0 in out and lse.
+/// lse[b, h, t] = log sum_s exp(scale q k^T + mask), a dense array. A query whose mask hides all keys: 0 in both.
 struct AttentionArgs : AttentionProblem {
   AttentionResult out;
   void* lse = nullptr;  ///< null: not wanted
