@@ -41,6 +41,7 @@ void add_tokenizer(CLI::App& program);
 void add_devices(CLI::App& program);
 void add_models(CLI::App& program);
 void add_chain(CLI::App& program);
+void add_pipeline(CLI::App& program);
 void add_book(CLI::App& program);
 
 struct Command {
@@ -60,6 +61,7 @@ inline constexpr Command commands[] = {{"reproduce", add_reproduce},
                                        {"devices", add_devices},
                                        {"models", add_models},
                                        {"chain", add_chain},
+                                       {"pipeline", add_pipeline},
                                        {"book", add_book}};
 
 /// The flags that name a model and its sizes, for all that make one: MODEL --batch --seq --image --layers --heads
