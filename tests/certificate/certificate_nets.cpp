@@ -275,7 +275,7 @@ class Transformer final : public Net {
     Tensor mixed;                                        // (N, T, C)
     {
       const PathScope scope(block.attention_path);
-      mixed = is_tiled ? apply_away(tier_, ops::Attention{heads, true, {}, 0.1, next_random_site()}, qkv)
+      mixed = is_tiled ? apply_away(tier_, ops::Attention{heads, true, {}, 0.1, next_random_site()}, qkv, Tensor())
                        : attention_textbook(qkv, heads, {.dropout = 0.1});
     }
     return nn::residual_sum(x, (*block.dropout)((*block.out)(mixed)));
