@@ -34,10 +34,10 @@ std::string svg_pipelines(const std::string& title, const std::string& descripti
   const auto to_x = [&](double seconds) { return left + (right - left) * (longest > 0 ? seconds / longest : 0); };
   double y = top;
   for (const ShownPipeline& shown : pipelines) {
-    svg.text(left, y + 18,
-             shown.name + ": time " + format_trimmed(shown.run.step_s, 2) + ", bubble " +
-                 format_percent(shown.run.bubble),
-             {.size = 13.5, .is_bold = true});
+    svg.text(
+        left, y + 18,
+        shown.name + ": time " + format_trimmed(shown.run.step_s, 2) + ", bubble " + format_percent(shown.run.bubble),
+        {.size = 13.5, .is_bold = true});
     y += above;
     for (std::size_t s = 0; s < shown.run.of_stage.size(); ++s, y += row) {
       svg.text(left - 10, y + row / 2 + 4, "stage " + std::to_string(s),
@@ -46,13 +46,15 @@ std::string svg_pipelines(const std::string& title, const std::string& descripti
         const double x = to_x(timed.begin_s), width = to_x(timed.end_s) - x;
         const bool is_later = timed.action.chunk % 2 != 0;  // chunks take turns in two strengths
         svg.rectangle(x, y, width, row - 3,
-                      {.fill = paint_of(timed.action.pass), .stroke = paints::surface, .stroke_width = 0.75,
+                      {.fill = paint_of(timed.action.pass),
+                       .stroke = paints::surface,
+                       .stroke_width = 0.75,
                        .opacity = is_later ? 0.6 : 1},
                       0, to_string(timed.action));
         const std::string number = std::to_string(timed.action.micro_batch);
         if (text_width(number, small_text) + 2 > width) continue;
         svg.text(x + width / 2, y + row / 2 + 2.5, number,
-                 {.fill = paints::on_series, .size = small_text, .anchor = "middle"});
+                 {.fill = paints::surface, .size = small_text, .anchor = "middle"});
       }
     }
     y += below;

@@ -87,8 +87,7 @@ void run(const Flags& flags) {
 }  // namespace pipeline_detail
 
 void add_pipeline(CLI::App& program) {
-  CLI::App* const command =
-      program.add_subcommand("pipeline", "What schedules of a pipeline of stages take and hold");
+  CLI::App* const command = program.add_subcommand("pipeline", "What schedules of a pipeline of stages take and hold");
   const auto flags = std::make_shared<pipeline_detail::Flags>();
   add_integer(*command, "--stages", flags->stages, 1, 1024, "Stages (4)");
   add_integer(*command, "--micro-batches", flags->micro_batches, 1, 4096,
