@@ -108,7 +108,7 @@ void set_operands(const Addresses& at, const Operands& in, AttentionProblem& p) 
     std::int64_t* const strides[] = {&p.mask.batch, &p.mask.head, &p.mask.query, &p.mask.key};
     const int first = 4 - in.mask.rank();  // axes that it lacks are the same for all
     for (int axis = 0; axis < in.mask.rank(); ++axis) {
-      *strides[first + axis] = in.mask.size(axis) == 1 ? 0 : in.mask.strides()[static_cast<std::size_t>(axis)];
+      *strides[first + axis] = in.mask.size(axis) == 1 ? 0 : in.mask.strides()[axis];
     }
   }
   p.k_scale = scales(at, in.k_scale);
