@@ -72,8 +72,8 @@ struct PipelineRun {
   double bubble = 0;
 };
 
-/// Runs a schedule: a stage begins its next action when it is free and what the action reads is there. Throws ValueError
-/// for costs of another number of pieces or below 0, and as check_schedule.
+/// Runs a schedule: a stage begins its next action when it is free and what the action reads is there. Throws
+/// ValueError for costs of another number of pieces or below 0, and as check_schedule.
 PipelineRun simulate(const Schedule& schedule, const PipelineCosts& costs);
 
 }  // namespace thimble::dist

@@ -91,7 +91,7 @@ void begin_capture(Device) {
   emulated::captured_launches = new Capture;
 }
 void* end_capture(Device, bool is_wanted) {
-  std::unique_ptr<Capture> recording(std::exchange(emulated::captured_launches, nullptr));
+  std::unique_ptr<Capture> capture(std::exchange(emulated::captured_launches, nullptr));
   return is_wanted ? capture.release() : nullptr;
 }
 void replay(Device, void* capture) {
