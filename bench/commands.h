@@ -41,6 +41,7 @@ void add_tokenizer(CLI::App& program);
 void add_devices(CLI::App& program);
 void add_models(CLI::App& program);
 void add_chain(CLI::App& program);
+void add_pipeline(CLI::App& program);
 void add_book(CLI::App& program);
 
 struct Command {
@@ -48,19 +49,11 @@ struct Command {
   void (*add)(CLI::App& program);
 };
 /// All commands, in the order of the program's help.
-inline constexpr Command commands[] = {{"reproduce", add_reproduce},
-                                       {"plan", add_plan},
-                                       {"train", add_train},
-                                       {"generate", add_generate},
-                                       {"certify", add_certify},
-                                       {"pack", add_pack},
-                                       {"quantize", add_quantize},
-                                       {"inspect", add_inspect},
-                                       {"tokenizer", add_tokenizer},
-                                       {"devices", add_devices},
-                                       {"models", add_models},
-                                       {"chain", add_chain},
-                                       {"book", add_book}};
+inline constexpr Command commands[] = {
+    {"reproduce", add_reproduce}, {"plan", add_plan},       {"train", add_train},       {"generate", add_generate},
+    {"certify", add_certify},     {"pack", add_pack},       {"quantize", add_quantize}, {"inspect", add_inspect},
+    {"tokenizer", add_tokenizer}, {"devices", add_devices}, {"models", add_models},     {"chain", add_chain},
+    {"pipeline", add_pipeline},   {"book", add_book}};
 
 /// The flags that name a model and its sizes, for all that make one: MODEL --batch --seq --image --layers --heads
 /// --width --share --seed.

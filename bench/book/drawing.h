@@ -11,6 +11,7 @@
 #include <thimble/bench/report/legend.h>
 #include <thimble/bench/report/palette.h>
 #include <thimble/bench/report/svg.h>
+#include <thimble/dist/pipeline/schedule.h>
 #include <thimble/memory/remat/schedule.h>
 
 namespace thimble::report {
@@ -50,6 +51,17 @@ struct ShownSchedule {
 /// what bytes are called: "bytes", "units". Throws what remat::simulate throws.
 std::string svg_schedules(const std::string& title, const std::string& description, const remat::Chain& chain,
                           const std::vector<ShownSchedule>& schedules, const std::string& unit_name);
+
+/// A run of a pipeline with its name.
+struct ShownPipeline {
+  std::string name;
+  int chunks = 1;  ///< of each stage
+  dist::PipelineRun run;
+};
+
+/// Stages downwards, time across: what each stage does when, one pipeline below the other.
+std::string svg_pipelines(const std::string& title, const std::string& description,
+                          const std::vector<ShownPipeline>& pipelines);
 
 /// A rectangle over time (across) and addresses (upwards).
 struct MapBlock {

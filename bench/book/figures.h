@@ -39,6 +39,7 @@ std::string draw_lost_updates();      ///< a weight in bf16 that does not move, 
 std::string draw_fp8_grid();          ///< the numbers of E4M3
 std::string draw_layer_errors();      ///< of a net in 8 bits
 std::string draw_rank_bytes();        ///< model state on each rank
+std::string draw_pipelines();         ///< of one model on four stages
 std::string draw_advice();            ///< what common advice changes
 
 }  // namespace thimble::bench

@@ -25,6 +25,7 @@ std::span<const BookFigure> book_figures() {
       BookFigure{"12-grid", "the numbers of E4M3", draw_fp8_grid},
       BookFigure{"13-errors", "how the error gathers through a net in 8 bits", draw_layer_errors},
       BookFigure{"14-ranks", "model state on each of eight ranks", draw_rank_bytes},
+      BookFigure{"14-pipelines", "eight micro-batches through four stages, three schedules", draw_pipelines},
       BookFigure{"15-advice", "what common advice changes in one step", draw_advice}};
   return figures;
 }

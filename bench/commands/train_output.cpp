@@ -129,7 +129,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
     json["cublaslt_first_refused"] = r.libraries->cublaslt.first_refused;
   }
   if (r.libraries && r.libraries->cudnn.refusals > 0) json["cudnn_first_refused"] = r.libraries->cudnn.first_refused;
-  if (options.captures_steps) json["recorded_launches"] = r.recorded_launches;
+  if (options.captures_steps) json["captured_launches"] = r.captured_launches;
   if (r.placed) {
     json["deviations"] = r.placed->deviations;
     json["unplaced_steps"] = r.placed->dynamic_steps;
@@ -189,7 +189,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
     std::printf("                   in f32 that of %zu parameters: %s\n", r.full_state.size(), names.c_str());
   }
   if (options.allows_tf32) std::printf("  f32 products     in TF32\n");
-  if (options.captures_steps) std::printf("  captured step    %zu launches in one call\n", r.recorded_launches);
+  if (options.captures_steps) std::printf("  captured step    %zu launches in one call\n", r.captured_launches);
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
                 static_cast<long long>(options.setup.batch / (options.setup.ranks * options.setup.micro_batches)));

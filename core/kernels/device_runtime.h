@@ -65,17 +65,17 @@ struct DeviceRuntime {
   void (*end_transfer)(Device device, void* transfer) = nullptr;
   /// All GPUs that can be used. Throws DeviceError where there is no driver.
   std::vector<GpuFacts> (*devices)() = nullptr;
-  /// Records this thread's launches on a device instead of running them, up to end_recording, which gives a handle (or
-  /// with `is_wanted` false drops what was recorded, and does not throw). Meanwhile uploads, downloads and
+  /// Captures this thread's launches on a device instead of running them, up to end_capture, which gives a handle (or
+  /// with `is_wanted` false drops what was captured, and does not throw). Meanwhile uploads, downloads and
   /// synchronizations throw DeviceError.
-  void (*begin_recording)(Device device) = nullptr;
-  void* (*end_recording)(Device device, bool is_wanted) = nullptr;
+  void (*begin_capture)(Device device) = nullptr;
+  void* (*end_capture)(Device device, bool is_wanted) = nullptr;
   /// Launches a captured graph, behind earlier launches.
-  void (*replay)(Device device, void* recording) = nullptr;
+  void (*replay)(Device device, void* capture) = nullptr;
   /// How many kernels and copies it has.
-  std::size_t (*recorded_launches)(void* recording) = nullptr;
+  std::size_t (*captured_launches)(void* capture) = nullptr;
   /// Waits for its replays and frees it.
-  void (*forget)(Device device, void* recording) noexcept = nullptr;
+  void (*forget)(Device device, void* capture) noexcept = nullptr;
   /// Asks the device; makes the process's context there where it has none. It does not wait for kernels.
   DeviceMemory (*memory)(Device device) = nullptr;
   /// How many kernels of the library's own the host has launched, in this process; a replay launches none.

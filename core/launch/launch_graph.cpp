@@ -11,14 +11,14 @@ LaunchGraph::LaunchGraph(Device device, const std::vector<Tensor>& uses, Functio
     : device_(device) {
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device);
   for (const Tensor& t : uses) pins_.push_back(std::make_unique<Pin>(t));
-  runtime.begin_recording(device);
+  runtime.begin_capture(device);
   if (cut != nullptr) cut->graph_ = this;
   try {
     work();
     if (cut != nullptr) cut->graph_ = nullptr;
   } catch (...) {
     if (cut != nullptr) cut->graph_ = nullptr;
-    runtime.end_recording(device, false);
+    runtime.end_capture(device, false);
     forget();
     throw;
   }
@@ -33,33 +33,33 @@ LaunchGraph::LaunchGraph(Device device, const std::vector<Tensor>& uses, Functio
 LaunchGraph::~LaunchGraph() { forget(); }
 
 void LaunchGraph::forget() noexcept {
-  for (void* const recording : recordings_) kernels::device_runtime(device_).forget(device_, recording);
-  recordings_.clear();
+  for (void* const capture : captures_) kernels::device_runtime(device_).forget(device_, capture);
+  captures_.clear();
 }
 
 void LaunchGraph::end_part() {
   const kernels::DeviceRuntime& runtime = kernels::device_runtime(device_);
-  recordings_.reserve(recordings_.size() + 1);
-  recordings_.push_back(runtime.end_recording(device_, true));
-  launches_ += runtime.recorded_launches(recordings_.back());
+  captures_.reserve(captures_.size() + 1);
+  captures_.push_back(runtime.end_capture(device_, true));
+  launches_ += runtime.captured_launches(captures_.back());
 }
 
 void LaunchGraph::Cut::operator()() const {
-  if (graph_ == nullptr) throw Error("launch_graph: a cut where nothing is recorded; allowed in the work of its graph");
+  if (graph_ == nullptr) throw Error("launch_graph: a cut where nothing is captured; allowed in the work of its graph");
   graph_->end_part();
-  kernels::device_runtime(graph_->device_).begin_recording(graph_->device_);
+  kernels::device_runtime(graph_->device_).begin_capture(graph_->device_);
 }
 
 void LaunchGraph::replay() {
-  for (void* const recording : recordings_) kernels::device_runtime(device_).replay(device_, recording);
+  for (void* const capture : captures_) kernels::device_runtime(device_).replay(device_, capture);
 }
 
 void LaunchGraph::replay(std::size_t part) {
-  if (part >= recordings_.size()) {
-    throw ValueError("launch_graph: part " + std::to_string(part) + " of " + std::to_string(recordings_.size()) +
+  if (part >= captures_.size()) {
+    throw ValueError("launch_graph: part " + std::to_string(part) + " of " + std::to_string(captures_.size()) +
                      "; the first is part 0");
   }
-  kernels::device_runtime(device_).replay(device_, recordings_[part]);
+  kernels::device_runtime(device_).replay(device_, captures_[part]);
 }
 
 }  // namespace thimble

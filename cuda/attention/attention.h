@@ -9,7 +9,7 @@
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/core/numbers/math.h>
 #include <thimble/cuda/kernel/element.h>
-#include <thimble/cuda/runtime/live.h>
+#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::cuda_kernels {
 
@@ -33,7 +33,7 @@ struct Problem {
   kernels::AttentionMask mask;
   std::uint32_t threshold;
   double keep_scale, scale;
-  Live<RandomSite> live_site;
+  StepArgument<RandomSite> site_argument;
   explicit Problem(const AttentionProblem& p)
       : dtype(p.dtype),
         heads(p.heads),
@@ -52,7 +52,7 @@ struct Problem {
         threshold(p.threshold),
         keep_scale(p.keep_scale),
         scale(p.scale),
-        live_site(p.has_dropout ? live(p.site) : Live<RandomSite>{p.site, nullptr}) {}
+        site_argument(p.has_dropout ? step_argument(p.site) : StepArgument<RandomSite>{p.site, nullptr}) {}
 
   /// From one row of a tile in shared memory to the next: a column of neighbouring rows lies in different banks.
   THIMBLE_HD std::int64_t stride() const { return width + 1; }
@@ -73,7 +73,7 @@ struct Problem {
   THIMBLE_DEVICE T kept(std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t s) const {
     if (!has_dropout) return T(1);
     const std::int64_t i = (h * queries + t) * keys + s;
-    const RandomSite& site = live_site.get();
+    const RandomSite& site = site_argument.get();
     const PhiloxBlock block = kernels::random_block(site, static_cast<std::uint32_t>(i / 4),
                                                     static_cast<std::uint32_t>(site.first_sample + b));
     return block.word[i % 4] < threshold ? T(0) : static_cast<T>(keep_scale);

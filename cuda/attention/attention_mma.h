@@ -161,7 +161,7 @@ THIMBLE_DEVICE inline int unseen_keys(const Problem& p, std::int64_t t, std::int
 
 /// The site of dropout's mask, as a value; field by field, so that it stays in registers.
 THIMBLE_DEVICE inline RandomSite site_of(const Problem& p) {
-  const RandomSite *const place = p.live_site.place, &value = p.live_site.value;
+  const RandomSite *const place = p.site_argument.place, &value = p.site_argument.value;
   RandomSite site;
   site.seed = place ? place->seed : value.seed;
   site.step = place ? place->step : value.step;

@@ -8,7 +8,7 @@
 #include <thimble/core/kernels/shared/random_bits.h>
 #include <thimble/cuda/kernel/element.h>
 #include <thimble/cuda/kernel/words.h>
-#include <thimble/cuda/runtime/live.h>
+#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace random_cuda_detail {
@@ -68,7 +68,7 @@ template <class T>
 struct Fill {
   Distribution distribution;
   double offset, factor, low, high, cdf_low, cdf_high, probability;
-  Live<RandomSite> live_site;
+  StepArgument<RandomSite> site_argument;
   void* out;
   DType dtype;
   std::int64_t elements, first_element, first_block;
@@ -76,7 +76,7 @@ struct Fill {
   THIMBLE_DEVICE void operator()(std::int64_t item) const {
     const std::int64_t number = first_block + item;
     const PhiloxBlock block =
-        random_block(live_site.get(), static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32));
+        random_block(site_argument.get(), static_cast<std::uint32_t>(number), static_cast<std::uint32_t>(number >> 32));
     const bool is_bernoulli = distribution == Distribution::bernoulli;
     const int count = is_bernoulli ? 4 : Numbers<T>::count;
     Numbers<T> numbers;
@@ -109,8 +109,8 @@ void fill(const RandomFillArgs& args) {
     const std::int64_t first_block = args.first_element / count;
     for_each_item((args.first_element + args.elements + count - 1) / count - first_block,
                   Fill<T>{args.distribution, args.offset, args.factor, args.low, args.high, args.cdf_low, args.cdf_high,
-                          args.probability, live(args.site), args.out, args.dtype, args.elements, args.first_element,
-                          first_block});
+                          args.probability, step_argument(args.site), args.out, args.dtype, args.elements,
+                          args.first_element, first_block});
   });
 }
 
@@ -118,7 +118,7 @@ void fill(const RandomFillArgs& args) {
 template <class T>
 struct Drop {
   std::int64_t sample_elements, sample_blocks;
-  Live<RandomSite> live_site;
+  StepArgument<RandomSite> site_argument;
   std::uint32_t threshold;
   T scale;
   const void* in;
@@ -128,7 +128,7 @@ struct Drop {
 
   THIMBLE_DEVICE void operator()(std::int64_t number) const {
     const std::int64_t sample = number / sample_blocks, in_sample = number % sample_blocks;
-    const RandomSite& site = live_site.get();
+    const RandomSite& site = site_argument.get();
     const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(in_sample),
                                            static_cast<std::uint32_t>(site.first_sample + sample));
     for (int i = 0; i < 4; ++i) {
@@ -145,7 +145,7 @@ struct Drop {
 template <class S>
 struct DropWords {
   std::int64_t sample_blocks;
-  Live<RandomSite> live_site;
+  StepArgument<RandomSite> site_argument;
   std::uint32_t threshold;
   float scale;
   const S* in;
@@ -154,7 +154,7 @@ struct DropWords {
 
   THIMBLE_DEVICE void operator()(std::int64_t number) const {
     const std::int64_t sample = number / sample_blocks, in_sample = number % sample_blocks;
-    const RandomSite& site = live_site.get();
+    const RandomSite& site = site_argument.get();
     const PhiloxBlock block = random_block(site, static_cast<std::uint32_t>(in_sample),
                                            static_cast<std::uint32_t>(site.first_sample + sample));
     Words<S, 4> words = words_at<4>(in, 4 * number);
@@ -173,7 +173,7 @@ template <class S>
 void drop_words(const DropoutArgs& args) {
   const std::int64_t blocks = args.sample_elements / 4;
   for_each_item(args.samples * blocks,
-                DropWords<S>{blocks, live(args.site), args.threshold, static_cast<float>(args.scale),
+                DropWords<S>{blocks, step_argument(args.site), args.threshold, static_cast<float>(args.scale),
                              static_cast<const S*>(args.in), static_cast<S*>(args.out), args.mask});
 }
 
@@ -185,7 +185,7 @@ void dropout(const DropoutArgs& args) {
   }
   const std::int64_t blocks = (args.sample_elements + 3) / 4;
   with_compute_type(args.dtype, [&]<class T>() {
-    for_each_item(args.samples * blocks, Drop<T>{args.sample_elements, blocks, live(args.site), args.threshold,
+    for_each_item(args.samples * blocks, Drop<T>{args.sample_elements, blocks, step_argument(args.site), args.threshold,
                                                  static_cast<T>(args.scale), args.in, args.out, args.dtype, args.mask});
   });
 }

@@ -16,7 +16,7 @@
 #include <thimble/cuda/kernel/words.h>
 #include <thimble/cuda/matmul/fp8_product.h>
 #include <thimble/cuda/runtime/library.h>
-#include <thimble/cuda/runtime/live.h>
+#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace fp8_cuda_detail {
@@ -95,7 +95,7 @@ struct MakeScale {
   std::int64_t length;
   float* next_scale;
   std::int64_t* steps;
-  Live<std::int64_t> step;
+  StepArgument<std::int64_t> step;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t) const {
@@ -128,7 +128,8 @@ void scale(const Fp8ScaleArgs& a) {
     for_each_team(parts, PartMagnitude<S>{static_cast<const S*>(a.values), a.count, part, a.known, a.history != nullptr,
                                           is_aligned(a.values, sizeof(Pack<S>))});
   });
-  const auto step = a.history ? live(a, [](const Fp8ScaleArgs& then) { return then.step; }) : Live<std::int64_t>{};
+  const auto step =
+      a.history ? step_argument(a, [](const Fp8ScaleArgs& then) { return then.step; }) : StepArgument<std::int64_t>{};
   for_each_team(
       1, MakeScale{parts, a.code_dtype, a.margin, a.known, a.scale, a.history, a.length, a.next_scale, a.steps, step});
 }

@@ -10,7 +10,7 @@
 #include <thimble/cuda/optimizer/adafactor.h>
 #include <thimble/cuda/optimizer/parameter.h>
 #include <thimble/cuda/optimizer/update_list.h>
-#include <thimble/cuda/runtime/live.h>
+#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace adafactor_cuda_detail {
@@ -44,7 +44,7 @@ struct List {
   ParameterKind kind;
   DType gradient_dtype;
   bool scales_by_parameter;
-  Live<Step> step;
+  StepArgument<Step> step;
   FactoredTable table;
 };
 
@@ -311,7 +311,7 @@ void run_phase(const List& list, std::size_t shared_bytes, const TeamsOf& teams_
 
 void run_phases(const AdafactorArgs& args, const FactoredTable& table) {
   const auto make = [](const AdafactorArgs& now) { return Step{AdafactorRule(now), now.narrow.site}; };
-  const List list{ParameterKind(args), args.gradient_dtype, args.scales_by_parameter, live(args, make), table};
+  const List list{ParameterKind(args), args.gradient_dtype, args.scales_by_parameter, step_argument(args, make), table};
   const auto of_shares = [](const FactoredEntry&) { return shares; };
   const auto of_factored = [](auto&& teams_of) {
     return [teams_of](const FactoredEntry& e) { return e.row_moment ? teams_of(e) : 0; };

@@ -13,7 +13,7 @@
 #include <thimble/cuda/optimizer/parameter.h>
 #include <thimble/cuda/optimizer/update_list.h>
 #include <thimble/cuda/runtime/dynamic_code.h>
-#include <thimble/cuda/runtime/live.h>
+#include <thimble/cuda/runtime/step_argument.h>
 
 namespace thimble::kernels {
 namespace optimizer_cuda_detail {
@@ -52,12 +52,12 @@ template <class Rule, class T>
 struct Updates {
   static constexpr int threads = 256;
   Kind kind;
-  Live<Step<Rule>> live_step;
+  StepArgument<Step<Rule>> step_argument;
   UpdateTable table;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
-    const Step<Rule>& step = live_step.get();
+    const Step<Rule>& step = step_argument.get();
     const int at = table.index_of(index);
     const UpdateEntry entry = table.entries[at];
     const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
@@ -82,12 +82,12 @@ template <class Rule>
 struct UpdatesOfEights {
   static constexpr int threads = 256;
   Kind kind;
-  Live<Step<Rule>> live_step;
+  StepArgument<Step<Rule>> step_argument;
   UpdateTable table;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
-    const Step<Rule>& step = live_step.get();
+    const Step<Rule>& step = step_argument.get();
     const int at = table.index_of(index);
     const UpdateEntry entry = table.entries[at];
     const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
@@ -169,13 +169,13 @@ struct BlockUpdates {
   static constexpr int threads = 64;
   static constexpr bool has_second = Rule::moments >= 2;
   Kind kind;
-  Live<Step<Rule>> live_step;
+  StepArgument<Step<Rule>> step_argument;
   UpdateTable table;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
     constexpr int own = static_cast<int>(state_block) / Team::size;
-    const Step<Rule> step = live_step.get();
+    const Step<Rule> step = step_argument.get();
     const int at = table.index_of(index);
     const UpdateEntry entry = table.entries[at];
     const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
@@ -214,12 +214,12 @@ struct BlockUpdatesOfEights {
   static constexpr int threads = static_cast<int>(state_block) / 8;
   static constexpr bool has_second = Rule::moments >= 2;
   Kind kind;
-  Live<Step<Rule>> live_step;
+  StepArgument<Step<Rule>> step_argument;
   UpdateTable table;
 
   template <class Team>
   THIMBLE_DEVICE void operator()(Team& team, std::int64_t index) const {
-    const Step<Rule>& step = live_step.get();
+    const Step<Rule>& step = step_argument.get();
     const int at = table.index_of(index);
     const UpdateEntry entry = table.entries[at];
     const Parameter parameter(kind.parameter, entry.p, entry.extra, step.site);
@@ -257,7 +257,7 @@ template <class Body, class Args, class Rule>
 void launch_updates(const Args& a, const UpdateTable& table, const Rule&) {
   static_assert(sizeof(Body) <= most_argument_bytes);
   const auto make = [](const Args& now) { return Step<Rule>{Rule(now), now.narrow.site}; };
-  for_each_team(table.teams, Body{Kind(a), live(a, make), table});
+  for_each_team(table.teams, Body{Kind(a), step_argument(a, make), table});
 }
 
 // Moments in 8 bits are of f32 updates.

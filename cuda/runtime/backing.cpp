@@ -124,7 +124,7 @@ class CudaBacking final : public Backing {
   }
   MoveTime move_time() noexcept override {
     if (under_way_.empty()) return {moved_ms_, 0};
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a question does not break a recording off
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // a question does not break a capture off
     cudaThreadExchangeStreamCaptureMode(&mode);
     while (!under_way_.empty()) {
       const Stretch& first = under_way_.front();

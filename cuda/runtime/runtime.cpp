@@ -75,15 +75,15 @@ DeviceState& state_of(Device device) {
   return *made.release();  // for the life of the process
 }
 
-// True between begin_recording and end_recording of this thread.
-constinit thread_local bool is_recording = false;
+// True between begin_capture and end_capture of this thread.
+constinit thread_local bool is_capturing = false;
 
-void refuse_recording(const char* what) {
-  if (is_recording) throw DeviceError(std::string(what) + ": launches are being recorded, and it is none");
+void refuse_while_capturing(const char* what) {
+  if (is_capturing) throw DeviceError(std::string(what) + ": launches are being captured, and it is none");
 }
 
 void upload(void* to, const void* from, std::size_t bytes) {
-  refuse_recording("upload");
+  refuse_while_capturing("upload");
   const Device device = launching_device();
   DeviceState& state = state_of(device);
   const std::lock_guard guard(state.upload_mutex);
@@ -108,7 +108,7 @@ void upload(void* to, const void* from, std::size_t bytes) {
 }
 
 void download(void* to, const void* from, std::size_t bytes) {
-  refuse_recording("download");
+  refuse_while_capturing("download");
   const Device device = launching_device();
   const DeviceState& state = state_of(device);
   check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, state.compute), "cudaMemcpyAsync", to, from, bytes,
@@ -148,50 +148,50 @@ void end_transfer(Device device, void* transfer) {
   check(cudaEventDestroy(event), "cudaEventDestroy", device);
 }
 
-struct Recording {
+struct Capture {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   std::size_t nodes = 0;
-  ~Recording() {
+  ~Capture() {
     if (executable) cudaGraphExecDestroy(executable);
     if (graph) cudaGraphDestroy(graph);
   }
 };
 
-void begin_recording(Device device) {
-  refuse_recording("begin_recording");
+void begin_capture(Device device) {
+  refuse_while_capturing("begin_capture");
   check(cudaStreamBeginCapture(state_of(device).compute, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture",
         "compute", device);
-  is_recording = true;
+  is_capturing = true;
 }
 
-void* end_recording(Device device, bool is_wanted) {
-  is_recording = false;
-  auto recording = std::make_unique<Recording>();
-  const cudaError_t error = cudaStreamEndCapture(state_of(device).compute, &recording->graph);
+void* end_capture(Device device, bool is_wanted) {
+  is_capturing = false;
+  auto capture = std::make_unique<Capture>();
+  const cudaError_t error = cudaStreamEndCapture(state_of(device).compute, &capture->graph);
   if (!is_wanted) {
     cudaGetLastError();  // a capture that was broken off is no failure of the device
     return nullptr;
   }
   check(error, "cudaStreamEndCapture", "compute", device);
-  check(cudaGraphInstantiate(&recording->executable, recording->graph, 0), "cudaGraphInstantiate", device);
-  check(cudaGraphGetNodes(recording->graph, nullptr, &recording->nodes), "cudaGraphGetNodes", device);
-  return recording.release();
+  check(cudaGraphInstantiate(&capture->executable, capture->graph, 0), "cudaGraphInstantiate", device);
+  check(cudaGraphGetNodes(capture->graph, nullptr, &capture->nodes), "cudaGraphGetNodes", device);
+  return capture.release();
 }
 
-void replay(Device device, void* recording) {
-  const auto* const own = static_cast<Recording*>(recording);
+void replay(Device device, void* capture) {
+  const auto* const own = static_cast<Capture*>(capture);
   check(cudaGraphLaunch(own->executable, state_of(device).compute), "cudaGraphLaunch", own->nodes, device);
 }
 
-std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->nodes; }
+std::size_t captured_launches(void* capture) { return static_cast<Capture*>(capture)->nodes; }
 
-void forget(Device device, void* recording) noexcept {
+void forget(Device device, void* capture) noexcept {
   try {
     synchronize(device);  // a replay may be under way
   } catch (const DeviceError&) {
   }
-  delete static_cast<Recording*>(recording);
+  delete static_cast<Capture*>(capture);
 }
 
 std::vector<kernels::GpuFacts> devices() {
@@ -255,10 +255,10 @@ constexpr kernels::DeviceRuntime table{upload,
                                        begin_transfer,
                                        end_transfer,
                                        devices,
-                                       begin_recording,
-                                       end_recording,
+                                       begin_capture,
+                                       end_capture,
                                        replay,
-                                       recorded_launches,
+                                       captured_launches,
                                        forget,
                                        device_memory,
                                        launch_count,
@@ -286,7 +286,7 @@ cudaStream_t copy_stream(Device device) { return runtime_detail::state_of(device
 cudaStream_t compute_stream() { return compute_stream(launching_device()); }
 
 void synchronize(Device device) {
-  runtime_detail::refuse_recording("synchronize");
+  runtime_detail::refuse_while_capturing("synchronize");
   const runtime_detail::DeviceState& state = runtime_detail::state_of(device);
   runtime_detail::waits.fetch_add(1, std::memory_order_relaxed);
   check(cudaStreamSynchronize(state.copy), "cudaStreamSynchronize", "copy", device);

@@ -17,13 +17,14 @@
 namespace thimble {
 namespace arena_detail {
 
-constexpr std::size_t unbounded_bytes = std::size_t{1} << 40;
+constexpr std::size_t unbounded_bytes = std::size_t{1} << 50;  // a trillion parameters have 14 TiB of model state
 
 // A process has 2^47 addresses, and hundreds of arenas are to find room in them: on the host an arena without a bound
 // reserves twice what the machine has, and can never fill it.
 std::size_t usual_reserve_bytes(Device device) {
-  const std::size_t memory = device == cpu ? process::physical_bytes() : 0;
-  return memory == 0 ? unbounded_bytes : std::min(unbounded_bytes, 2 * memory);
+  if (device.is_dry) return unbounded_bytes;
+  const std::size_t most = std::size_t{1} << 40, memory = device == cpu ? process::physical_bytes() : 0;
+  return memory == 0 ? most : std::min(most, 2 * memory);
 }
 
 double share_of_holes(std::size_t used, std::size_t of) {

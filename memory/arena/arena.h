@@ -53,9 +53,9 @@ class Arena final : public LockedResource {
   };
 
   struct Options {
-    std::size_t capacity_bytes = 0;  ///< bound of committed bytes, rounded down to granules; 0: 1 TiB, or reserve_bytes
-    /// Addresses to reserve; 0: the capacity, without one twice the machine's memory (1 TiB elsewhere than on the
-    /// host). Halved while refused.
+    std::size_t capacity_bytes = 0;  ///< bound of committed bytes, rounded down to granules; 0: 1 PiB, or reserve_bytes
+    /// Addresses to reserve; 0: the capacity, without one twice the machine's memory (on GPUs 1 TiB, dry 1 PiB).
+    /// Halved while refused.
     std::size_t reserve_bytes = 0;
     bool poison = false;  ///< fill new and freed blocks, and what a moved one leaves, with 0xFF
     Compaction compaction = Compaction::when_needed;

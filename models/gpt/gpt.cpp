@@ -181,11 +181,15 @@ Batch Gpt::empty_batch(std::int64_t samples, Device device) const {
 
 namespace gpt_detail {
 
-constexpr std::array<TokenSizes, 5> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
+constexpr std::array<TokenSizes, 9> family{{{"gpt2", 12, 12, 768, 1024, 50257, 0.1},
                                             {"gpt2-medium", 24, 16, 1024, 1024, 50257, 0.1},
                                             {"gpt2-large", 36, 20, 1280, 1024, 50257, 0.1},
                                             {"gpt2-xl", 48, 25, 1600, 1024, 50257, 0.1},
-                                            {"char-gpt", 6, 6, 384, 256, 65, 0.0}}};
+                                            {"char-gpt", 6, 6, 384, 256, 65, 0.0},
+                                            {"gpt-22b", 48, 64, 6144, 2048, 51200, 0.1},
+                                            {"gpt-175b", 96, 96, 12288, 2048, 51200, 0.1},
+                                            {"gpt-530b", 105, 128, 20480, 2048, 51200, 0.1},
+                                            {"gpt-1t", 128, 160, 25600, 2048, 51200, 0.1}}};
 
 }  // namespace gpt_detail
 

@@ -74,7 +74,9 @@ class Gpt final : public Decoder {
 ModelOptions gpt_options(std::string_view name, const ModelOptions& options = {});
 
 /// `gpt2` (124M), `gpt2-medium`, `gpt2-large`, `gpt2-xl`, `char-gpt` (6 layers, width 384, 6 heads, T 256, 65
-/// characters), with `options` replacing its sizes; null for another name. Throws ValueError as gpt_options does.
+/// characters), and `gpt-22b`, `gpt-175b`, `gpt-530b`, `gpt-1t` (T 2048, 51,200 tokens: Korthikanti et al. 2022,
+/// arXiv:2205.05198, table 3), with `options` replacing its sizes; null for another name. Throws ValueError as
+/// gpt_options does.
 std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on);
 
 /// Its memory in closed form (models/theory.h) for (N, options.sequence) ids, in both builds and under every policy.

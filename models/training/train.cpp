@@ -83,7 +83,7 @@ class TrainedModel final : public nn::LoopedRun {
     progress.loss = training_.step(step);
     progress.losses = {progress.loss};
     progress.rate = training_.optimizer().rate();
-    if (training_.recorded() != nullptr) recorded_launches_ = training_.recorded()->launches();
+    if (training_.recorded() != nullptr) captured_launches_ = training_.recorded()->launches();
     if (placed_ == nullptr) return;
     placed_->end_step();
     placed_->require_kept();
@@ -102,14 +102,14 @@ class TrainedModel final : public nn::LoopedRun {
   }
   std::int64_t steps_done() override { return training_.optimizer().step_count() + skipped_steps(); }
   std::int64_t skipped_steps() override { return training_.scaler() ? training_.scaler()->state().skipped_steps : 0; }
-  std::size_t recorded_launches() const noexcept { return recorded_launches_; }
+  std::size_t captured_launches() const noexcept { return captured_launches_; }
   bool is_replay() const override { return training_.recorded() != nullptr && training_.recorded()->is_captured(); }
 
  private:
   const PreparedTraining& prepared_;
   PlacedArena* placed_;  // null: nothing is placed, or steps begin and end themselves
   Training& training_;
-  std::size_t recorded_launches_ = 0;  // of the last replay
+  std::size_t captured_launches_ = 0;  // of the last replay
 };
 
 nn::LoopOptions loop_options(const PreparedTraining& prepared) {
@@ -195,7 +195,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   const nn::TrainControl agreed = detail::agreed(control, ranks);
   nn::TrainingLoop loop(run, loop_options, stack, report, agreed);
   loop.run(observer);
-  report.recorded_launches = run.recorded_launches();
+  report.captured_launches = run.captured_launches();
   if (training.scaler() != nullptr) report.scaler = training.scaler()->state();
   if (report.scaler) report.skipped_steps = static_cast<std::size_t>(report.scaler->skipped_steps);
   const bool is_complete = report.end == nn::TrainEnd::complete;

@@ -209,7 +209,7 @@ struct TrainReport : nn::LoopReport {
   std::size_t arena_rss_bytes = 0;              ///< of the arena's mapping at the end; 0 where the host has none of it
   std::optional<memory::DeviceUse> device_use;  ///< at the end, of a GPU
   std::optional<kernels::LibraryUse> libraries;   ///< of a GPU: what they did and refused in this process
-  std::size_t recorded_launches = 0;              ///< kernels and copies of a replay; 0: there was none
+  std::size_t captured_launches = 0;              ///< kernels and copies of a replay; 0: there was none
   std::optional<PlacedArena::Statistics> placed;  ///< whether steps kept their plan; none: nothing was placed
   std::string sample;
   std::vector<RankFigures> ranks;  ///< of each, where there are several

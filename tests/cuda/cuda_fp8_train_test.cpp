@@ -71,7 +71,7 @@ TEST_CASE("cuda fp8 train: losses near the CPU's, predicted bytes, a run that is
     recorded.captures_steps = true;
     recorded.save = folder / "recorded";
     const Run replayed = run(recorded);
-    CHECK(replayed.report.recorded_launches > 0);
+    CHECK(replayed.report.captured_launches > 0);
     CHECK(replayed.losses == got.losses);
     CHECK(read_text_file(recorded.save) == read_text_file(whole.save));
     CHECK(replayed.report.predicted_peak_bytes == replayed.report.measured_peak_bytes);

@@ -29,12 +29,12 @@ namespace emulated_detail {
 
 std::atomic<std::uint64_t> waits{0};
 
-using Recording = std::vector<std::function<void()>>;
+using Capture = std::vector<std::function<void()>>;
 
 // What CUDA refuses while launches are recorded, too.
-void refuse_recording(const char* what) {
-  if (emulated::recorded_launches != nullptr) {
-    throw DeviceError(std::string(what) + ": launches are being recorded, and it is none");
+void refuse_while_capturing(const char* what) {
+  if (emulated::captured_launches != nullptr) {
+    throw DeviceError(std::string(what) + ": launches are being captured, and it is none");
   }
 }
 
@@ -47,7 +47,7 @@ std::array<bool, 2> is_half_full{};
 std::size_t next_half = 0;
 
 void upload(void* to, const void* from, std::size_t bytes) {
-  refuse_recording("upload");
+  refuse_while_capturing("upload");
   const std::lock_guard guard(staging_mutex);
   for (std::size_t done = 0; done < bytes; done += half_bytes) {
     const std::size_t half = std::exchange(next_half, 1 - next_half);
@@ -56,12 +56,12 @@ void upload(void* to, const void* from, std::size_t bytes) {
   std::memcpy(to, from, bytes);
 }
 void download(void* to, const void* from, std::size_t bytes) {
-  refuse_recording("download");
+  refuse_while_capturing("download");
   emulated::count_wait();
   std::memcpy(to, from, bytes);
 }
 void synchronize(Device) {
-  refuse_recording("synchronize");
+  refuse_while_capturing("synchronize");
   emulated::count_wait();
 }
 std::uint64_t synchronization_count() { return waits.load(std::memory_order_relaxed); }
@@ -86,23 +86,23 @@ void end_transfer(Device, void* transfer) {
   std::memcpy(own->to, own->from, own->bytes);
 }
 
-void begin_recording(Device) {
-  refuse_recording("begin_recording");
-  emulated::recorded_launches = new Recording;
+void begin_capture(Device) {
+  refuse_while_capturing("begin_capture");
+  emulated::captured_launches = new Capture;
 }
-void* end_recording(Device, bool is_wanted) {
-  std::unique_ptr<Recording> recording(std::exchange(emulated::recorded_launches, nullptr));
-  return is_wanted ? recording.release() : nullptr;
+void* end_capture(Device, bool is_wanted) {
+  std::unique_ptr<Capture> capture(std::exchange(emulated::captured_launches, nullptr));
+  return is_wanted ? capture.release() : nullptr;
 }
-void replay(Device, void* recording) {
+void replay(Device, void* capture) {
   emulated::is_replaying = true;
-  for (const std::function<void()>& launch : *static_cast<Recording*>(recording)) launch();
+  for (const std::function<void()>& launch : *static_cast<Capture*>(capture)) launch();
   emulated::is_replaying = false;
 }
-std::size_t recorded_launches(void* recording) { return static_cast<Recording*>(recording)->size(); }
-void forget(Device, void* recording) noexcept {
+std::size_t captured_launches(void* capture) { return static_cast<Capture*>(capture)->size(); }
+void forget(Device, void* capture) noexcept {
   emulated::count_wait();
-  delete static_cast<Recording*>(recording);
+  delete static_cast<Capture*>(capture);
 }
 
 std::vector<kernels::GpuFacts> devices() {
@@ -127,10 +127,10 @@ const kernels::DeviceRuntime runtime{upload,
                                      begin_transfer,
                                      end_transfer,
                                      devices,
-                                     begin_recording,
-                                     end_recording,
+                                     begin_capture,
+                                     end_capture,
                                      replay,
-                                     recorded_launches,
+                                     captured_launches,
                                      forget,
                                      emulated::memory,
                                      launch_count,

@@ -123,12 +123,12 @@ inline std::atomic<std::uint64_t> launches{0};
 inline thread_local bool is_replaying = false;
 
 /// Where this thread's launches go while they are recorded; null: they are run.
-inline thread_local std::vector<std::function<void()>>* recorded_launches = nullptr;
+inline thread_local std::vector<std::function<void()>>* captured_launches = nullptr;
 
 template <class Run>
 void launch(const Run& run) {
   if (!is_replaying) launches.fetch_add(1, std::memory_order_relaxed);
-  if (recorded_launches != nullptr) return recorded_launches->push_back(run);
+  if (captured_launches != nullptr) return captured_launches->push_back(run);
   run();
 }
 

@@ -52,11 +52,9 @@ TEST_CASE("models gpt: parameter counts are the published ones", "[models][gpt]"
     const char* name;
     std::int64_t parameters;
     std::size_t tensors;
-  } rows[] = {{"gpt2", 124439808, 148},
-              {"gpt2-medium", 354823168, 292},
-              {"gpt2-large", 774030080, 436},
-              {"gpt2-xl", 1557611200, 580},
-              {"char-gpt", 10770816, 76}};
+  } rows[] = {{"gpt2", 124439808, 148},         {"gpt2-medium", 354823168, 292},  {"gpt2-large", 774030080, 436},
+              {"gpt2-xl", 1557611200, 580},     {"char-gpt", 10770816, 76},       {"gpt-22b", 22074273792, 580},
+              {"gpt-175b", 174615846912, 1156}, {"gpt-530b", 529600819200, 1264}, {"gpt-1t", 1008038758400, 1540}};
   for (const auto& row : rows) {
     INFO(row.name);
     const auto model = make_gpt(row.name, {}, {dry(cpu), DType::f32});

@@ -64,8 +64,8 @@ Run check_same(TrainOptions options) {
   CHECK(recorded.report.evaluation->loss == plain.report.evaluation->loss);
   CHECK(read_text_file(folder / "recorded") == read_text_file(folder / "plain"));
   CHECK(recorded.report.predicted_peak_bytes == recorded.report.measured_peak_bytes);
-  CHECK(recorded.report.recorded_launches > 0);
-  CHECK(plain.report.recorded_launches == 0);
+  CHECK(recorded.report.captured_launches > 0);
+  CHECK(plain.report.captured_launches == 0);
   CHECK((recorded.report.scaler == plain.report.scaler));
   return recorded;
 }
@@ -136,7 +136,7 @@ TEST_CASE("graph training: within a budget", "[cuda][graph]") {
   options.budget_bytes = least;
   const Run planned = run(options);
   CHECK(planned.losses == free.losses);
-  CHECK(planned.report.recorded_launches > free.report.recorded_launches);  // some are run again
+  CHECK(planned.report.captured_launches > free.report.captured_launches);  // some are run again
   CHECK(planned.report.predicted_peak_bytes == planned.report.measured_peak_bytes);
   CHECK(planned.report.measured_peak_bytes <= least);
 }
@@ -173,12 +173,12 @@ TEST_CASE("graph training: a run that goes on, and one that is over before there
   options.captures_steps = true;
   options.steps = 2;
   const Run half = run(options);
-  CHECK(half.report.recorded_launches == 0);
+  CHECK(half.report.captured_launches == 0);
   options.steps = 6;
   options.resume = options.save;
   options.save.clear(), options.save_every = 0;
   const Run rest = run(options);
-  CHECK(rest.report.recorded_launches > 0);
+  CHECK(rest.report.captured_launches > 0);
   CHECK(half.losses == std::vector<double>(whole.losses.begin(), whole.losses.begin() + 2));
   CHECK(rest.losses == std::vector<double>(whole.losses.begin() + 2, whole.losses.end()));
   CHECK(rest.report.evaluation->loss == whole.report.evaluation->loss);

@@ -11,7 +11,7 @@
 namespace thimble::cuda_kernels {
 
 template <class T>
-struct Live {
+struct StepArgument {
   T value;
   const T* place;  // null: `value`
   THIMBLE_DEVICE const T& get() const { return place ? *place : value; }
@@ -19,10 +19,10 @@ struct Live {
 
 /// What make(args) gives, made again for every replay with the arguments of its step.
 template <class Args, class Make>
-auto live(const Args& args, Make make) {
+auto step_argument(const Args& args, Make make) {
   using T = decltype(make(args));
   static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= kernels::StepBlock::alignment);
-  Live<T> made{make(args), nullptr};
+  StepArgument<T> made{make(args), nullptr};
   if (kernels::StepBlock* const block = kernels::current_step_block()) {
     made.place = static_cast<const T*>(block->add(
         sizeof(T), [args, make](const kernels::StepNumbers& recorded, const kernels::StepNumbers& now, std::byte* to) {
@@ -36,8 +36,8 @@ auto live(const Args& args, Make make) {
 }
 
 /// The same of arguments that kernels take as they are.
-inline auto live(const RandomSite& site) {
-  return live(site, [](const RandomSite& s) { return s; });
+inline auto step_argument(const RandomSite& site) {
+  return step_argument(site, [](const RandomSite& s) { return s; });
 }
 
 }  // namespace thimble::cuda_kernels

@@ -1,0 +1,229 @@
+#include <thimble/dist/pipeline/schedule.h>
+
+#include <algorithm>
+#include <limits>
+
+#include <thimble/core/error.h>
+
+namespace thimble::dist {
+namespace schedule_detail {
+
+void require_sizes(const char* name, int stages, int micro_batches) {
+  if (stages >= 1 && micro_batches >= 1) return;
+  throw ValueError(std::string(name) + ": " + std::to_string(stages) + " stages and " + std::to_string(micro_batches) +
+                   " micro-batches; 1 and more of each are allowed");
+}
+
+// `first` forwards, then a forward and a backward in turn, then the backwards that are left.
+std::vector<Action> in_turn(const std::vector<Action>& forwards, const std::vector<Action>& backwards,
+                            std::size_t first) {
+  std::vector<Action> list(forwards.begin(), forwards.begin() + static_cast<std::ptrdiff_t>(first));
+  for (std::size_t i = 0; i < backwards.size(); ++i) {
+    if (first + i < forwards.size()) list.push_back(forwards[first + i]);
+    list.push_back(backwards[i]);
+  }
+  return list;
+}
+
+std::vector<Action> all_of(Pass pass, int micro_batches) {
+  std::vector<Action> list;
+  for (int i = 0; i < micro_batches; ++i) list.push_back({pass, i, 0});
+  return list;
+}
+
+std::string at(int stage, const Action& action) {
+  return "pipeline schedule: stage " + std::to_string(stage) + ", " + to_string(action) + ": ";
+}
+
+// When each (piece, micro-batch) was passed forwards and backwards; negative: not yet.
+class Done {
+ public:
+  explicit Done(const Schedule& schedule)
+      : micro_batches_(static_cast<std::size_t>(schedule.micro_batches)),
+        ends_(2 * static_cast<std::size_t>(schedule.pieces()) * micro_batches_, -1.0) {}
+  double& operator()(Pass pass, int piece, int micro_batch) {
+    const std::size_t way = pass == Pass::backward ? 1 : 0;
+    return ends_[(2 * static_cast<std::size_t>(piece) + way) * micro_batches_ + static_cast<std::size_t>(micro_batch)];
+  }
+
+ private:
+  std::size_t micro_batches_;
+  std::vector<double> ends_;
+};
+
+void check_stage(const Schedule& schedule, int stage) {
+  const auto chunks = static_cast<std::size_t>(schedule.chunks);
+  const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
+  std::vector<char> forwards(chunks * micro_batches, 0);
+  std::vector<int> next_backward(chunks, 0);
+  for (const Action& action : schedule.of_stage[static_cast<std::size_t>(stage)]) {
+    if (action.chunk < 0 || action.chunk >= schedule.chunks || action.micro_batch < 0 ||
+        action.micro_batch >= schedule.micro_batches) {
+      throw PlanError(at(stage, action) + "there are chunks 0 to " + std::to_string(schedule.chunks - 1) +
+                      " and micro-batches 0 to " + std::to_string(schedule.micro_batches - 1));
+    }
+    const auto chunk = static_cast<std::size_t>(action.chunk), batch = static_cast<std::size_t>(action.micro_batch);
+    if (action.pass == Pass::forward) {
+      if (std::exchange(forwards[chunk * micro_batches + batch], char{1}) != 0)
+        throw PlanError(at(stage, action) + "twice");
+      continue;
+    }
+    if (forwards[chunk * micro_batches + batch] == 0) throw PlanError(at(stage, action) + "before its forward");
+    if (action.micro_batch != next_backward[chunk]) {
+      throw PlanError(at(stage, action) + "micro-batch " + std::to_string(next_backward[chunk]) + " is next, in order");
+    }
+    ++next_backward[chunk];
+  }
+  for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+    const int missing = next_backward[static_cast<std::size_t>(chunk)];
+    if (missing < schedule.micro_batches) throw PlanError(at(stage, {Pass::backward, missing, chunk}) + "is missing");
+  }
+}
+
+// Of a piece, where one number may stand for all.
+double of_piece(const std::vector<double>& seconds, int piece) {
+  return seconds.size() == 1 ? seconds.front() : seconds[static_cast<std::size_t>(piece)];
+}
+
+void check_costs(const Schedule& schedule, const PipelineCosts& costs) {
+  const auto pieces = static_cast<std::size_t>(schedule.pieces());
+  for (const std::vector<double>* list : {&costs.forward_s, &costs.backward_s}) {
+    if (list->size() != 1 && list->size() != pieces) {
+      throw ValueError("pipeline: times of " + std::to_string(list->size()) + " pieces; 1 or " +
+                       std::to_string(pieces) + " are allowed");
+    }
+    for (const double seconds : *list) {
+      if (!(seconds >= 0))
+        throw ValueError("pipeline: a time of " + std::to_string(seconds) + " s; 0 and more are allowed");
+    }
+  }
+  if (!(costs.link_s >= 0)) {
+    throw ValueError("pipeline: a link of " + std::to_string(costs.link_s) + " s; 0 and more are allowed");
+  }
+}
+
+// When what an action reads is there; negative: not yet. What another stage made takes the link's time.
+double ready_at(const Schedule& schedule, Done& done, const Action& action, int stage, double link_s) {
+  const int piece = action.chunk * schedule.stages + stage, last = schedule.pieces() - 1;
+  const bool is_forward = action.pass == Pass::forward;
+  if (is_forward && piece == 0) return 0;
+  if (!is_forward && piece == last) return done(Pass::forward, piece, action.micro_batch);
+  const double made = done(action.pass, is_forward ? piece - 1 : piece + 1, action.micro_batch);
+  return made < 0 ? made : made + (schedule.stages > 1 ? link_s : 0);
+}
+
+PipelineRun run(const Schedule& schedule, const PipelineCosts& costs) {
+  const auto stages = static_cast<std::size_t>(schedule.stages);
+  PipelineRun result;
+  result.of_stage.resize(stages);
+  result.busy_s.assign(stages, 0);
+  result.in_flight.assign(stages, 0);
+  Done done(schedule);
+  std::vector<std::size_t> next(stages, 0);
+  std::vector<double> free_at(stages, 0);
+  std::vector<int> held(stages, 0);
+  for (bool moves = true; moves;) {
+    moves = false;
+    for (std::size_t s = 0; s < stages; ++s) {
+      const int stage = static_cast<int>(s);
+      while (next[s] < schedule.of_stage[s].size()) {
+        const Action& action = schedule.of_stage[s][next[s]];
+        const double ready = ready_at(schedule, done, action, stage, costs.link_s);
+        if (ready < 0) break;
+        const int piece = action.chunk * schedule.stages + stage;
+        const double takes = of_piece(action.pass == Pass::forward ? costs.forward_s : costs.backward_s, piece);
+        const double begin = std::max(ready, free_at[s]);
+        free_at[s] = begin + takes;
+        done(action.pass, piece, action.micro_batch) = free_at[s];
+        result.of_stage[s].push_back({action, begin, free_at[s]});
+        result.busy_s[s] += takes;
+        result.step_s = std::max(result.step_s, free_at[s]);
+        held[s] += action.pass == Pass::forward ? 1 : -1;
+        result.in_flight[s] = std::max(result.in_flight[s], held[s]);
+        ++next[s];
+        moves = true;
+      }
+    }
+  }
+  for (std::size_t s = 0; s < stages; ++s) {
+    if (next[s] == schedule.of_stage[s].size()) continue;
+    throw PlanError(at(static_cast<int>(s), schedule.of_stage[s][next[s]]) + "waits for ever for another stage");
+  }
+  double busy = 0;
+  for (const double seconds : result.busy_s) busy += seconds;
+  const double all = result.step_s * static_cast<double>(stages);
+  result.bubble = busy > 0 ? (all - busy) / busy : 0;
+  return result;
+}
+
+}  // namespace schedule_detail
+
+std::string to_string(const Action& action) {
+  std::string text = (action.pass == Pass::forward ? "F" : "B") + std::to_string(action.micro_batch);
+  if (action.chunk > 0) text += "." + std::to_string(action.chunk);
+  return text;
+}
+
+Schedule gpipe(int stages, int micro_batches) {
+  using namespace schedule_detail;
+  require_sizes("gpipe", stages, micro_batches);
+  Schedule schedule{stages, 1, micro_batches, {}};
+  const std::vector<Action> stage = in_turn(all_of(Pass::forward, micro_batches), all_of(Pass::backward, micro_batches),
+                                            static_cast<std::size_t>(micro_batches));
+  schedule.of_stage.assign(static_cast<std::size_t>(stages), stage);
+  return schedule;
+}
+
+Schedule one_forward_one_backward(int stages, int micro_batches) {
+  using namespace schedule_detail;
+  require_sizes("1f1b", stages, micro_batches);
+  Schedule schedule{stages, 1, micro_batches, {}};
+  for (int stage = 0; stage < stages; ++stage) {
+    const int first = std::min(stages - stage - 1, micro_batches);
+    schedule.of_stage.push_back(in_turn(all_of(Pass::forward, micro_batches), all_of(Pass::backward, micro_batches),
+                                        static_cast<std::size_t>(first)));
+  }
+  return schedule;
+}
+
+Schedule interleaved(int stages, int micro_batches, int chunks) {
+  using namespace schedule_detail;
+  require_sizes("interleaved", stages, micro_batches);
+  if (chunks < 2) {
+    throw ValueError("interleaved: " + std::to_string(chunks) + " chunks of each stage; 2 and more are allowed");
+  }
+  if (micro_batches % stages != 0) {
+    throw ValueError("interleaved: " + std::to_string(micro_batches) + " micro-batches on " + std::to_string(stages) +
+                     " stages; a multiple is allowed");
+  }
+  Schedule schedule{stages, chunks, micro_batches, {}};
+  // As many micro-batches as stages pass all chunks before the next ones do.
+  std::vector<Action> forwards, backwards;
+  for (int k = 0; k < micro_batches * chunks; ++k) {
+    const int batch = k / (stages * chunks) * stages + k % stages, chunk = k % (stages * chunks) / stages;
+    forwards.push_back({Pass::forward, batch, chunk});
+    backwards.push_back({Pass::backward, batch, chunks - 1 - chunk});
+  }
+  for (int stage = 0; stage < stages; ++stage) {
+    const int first = std::min(2 * (stages - stage - 1) + (chunks - 1) * stages, micro_batches * chunks);
+    schedule.of_stage.push_back(in_turn(forwards, backwards, static_cast<std::size_t>(first)));
+  }
+  return schedule;
+}
+
+void check_schedule(const Schedule& schedule) {
+  if (static_cast<int>(schedule.of_stage.size()) != schedule.stages) {
+    throw PlanError("pipeline schedule: " + std::to_string(schedule.of_stage.size()) + " lists for " +
+                    std::to_string(schedule.stages) + " stages");
+  }
+  for (int stage = 0; stage < schedule.stages; ++stage) schedule_detail::check_stage(schedule, stage);
+  schedule_detail::run(schedule, {{0}, {0}, 0});
+}
+
+PipelineRun simulate(const Schedule& schedule, const PipelineCosts& costs) {
+  check_schedule(schedule);
+  schedule_detail::check_costs(schedule, costs);
+  return schedule_detail::run(schedule, costs);
+}
+
+}  // namespace thimble::dist
