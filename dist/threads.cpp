@@ -18,8 +18,10 @@
 #include <map>
 #include <mutex>
 #include <new>
-#include <thread>
+#include <system_error>
 #include <tuple>
+
+#include <pthread.h>
 
 #include <thimble/core/kernels/device_runtime.h>
 #include <thimble/dist/transport.h>
@@ -28,7 +30,11 @@ namespace thimble::dist {
 namespace threads_detail {
 
 constexpr std::chrono::seconds most_time_to_end{10};  // after the first failure
-constexpr std::size_t usual_parts = 16;               // between two ranks at a time: more of them ask the heap
+
+// Of a rank's thread, as a main thread has: kernels run on it, and so does the user's program. A process may have set a
+// smaller one for its other threads (memory/process/outside.h).
+constexpr std::size_t stack_bytes = std::size_t{8} << 20;
+constexpr std::size_t usual_parts = 16;  // between two ranks at a time: more of them ask the heap
 
 struct Failure {
   int rank;
@@ -242,6 +248,37 @@ void run_rank(World& world, int rank, const std::function<void(Communicator&)>& 
   world.end(1);
 }
 
+/// The thread of a rank.
+class RankThread {
+ public:
+  /// Throws std::system_error.
+  RankThread(World& world, int rank, const std::function<void(Communicator&)>& body)
+      : work_(std::make_unique<Work>(Work{world, rank, body})) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, stack_bytes);
+    const int error = pthread_create(&thread_, &attributes, run, work_.get());
+    pthread_attr_destroy(&attributes);
+    if (error != 0) throw std::system_error(error, std::generic_category(), "run_ranks: a thread");
+  }
+  void join() { pthread_join(thread_, nullptr); }
+
+ private:
+  struct Work {
+    World& world;
+    int rank;
+    const std::function<void(Communicator&)>& body;
+  };
+  static void* run(void* at) {
+    const Work& work = *static_cast<const Work*>(at);
+    run_rank(work.world, work.rank, work.body);
+    return nullptr;
+  }
+
+  std::unique_ptr<Work> work_;
+  pthread_t thread_{};
+};
+
 }  // namespace threads_detail
 
 void run_ranks(int ranks, const std::function<void(Communicator&)>& body, Device device) {
@@ -249,10 +286,10 @@ void run_ranks(int ranks, const std::function<void(Communicator&)>& body, Device
   if (ranks < 1) throw ValueError("run_ranks: " + std::to_string(ranks) + " ranks, allowed are 1 and more");
   if (device.is_cuda() && !device.is_dry) kernels::device_runtime(device);  // or there is no such device
   World world(ranks, device);
-  std::vector<std::thread> threads;
+  std::vector<RankThread> threads;
   threads.reserve(static_cast<std::size_t>(ranks));
   try {
-    for (int r = 0; r < ranks; ++r) threads.emplace_back(run_rank, std::ref(world), r, std::cref(body));
+    for (int r = 0; r < ranks; ++r) threads.emplace_back(world, r, body);
   } catch (...) {  // the system has no thread more
     const int begun = static_cast<int>(threads.size());
     world.fail(begun, text_of(std::current_exception()), std::current_exception());
@@ -268,7 +305,7 @@ void run_ranks(int ranks, const std::function<void(Communicator&)>& body, Device
       std::_Exit(EXIT_FAILURE);
     }
   }
-  for (std::thread& thread : threads) thread.join();
+  for (RankThread& thread : threads) thread.join();
   if (!world.failure) return;
   throw_named<ShapeError, DTypeError, DeviceError, ValueError, AutogradError, PlanError, FileError, OutOfMemory,
               RankError, Error, std::bad_alloc>(*world.failure);

@@ -5,6 +5,8 @@
 #include <random>
 #include <thread>
 
+#include <pthread.h>
+
 #include <thimble/core/random/generator.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/dist/threads.h>
@@ -25,6 +27,30 @@ TEST_CASE("communicator: every case on 1 to 8 threads") {
       CHECK_NOTHROW(dist::run_ranks(ranks, row.run));
     }
   }
+}
+
+TEST_CASE("communicator: a rank has room for kernels on its stack, whatever the process gives other threads") {
+  pthread_attr_t before, small;
+  REQUIRE(pthread_getattr_default_np(&before) == 0);
+  REQUIRE(pthread_getattr_default_np(&small) == 0);
+  REQUIRE(pthread_attr_setstacksize(&small, std::size_t{256} << 10) == 0);
+  REQUIRE(pthread_setattr_default_np(&small) == 0);
+  std::atomic<int> with_room = 0;
+  dist::run_ranks(3, [&](Communicator& c) {
+    pthread_attr_t own;
+    std::size_t bytes = 0;
+    require(pthread_getattr_np(pthread_self(), &own) == 0, "attributes of a thread");
+    pthread_attr_getstacksize(&own, &bytes);
+    pthread_attr_destroy(&own);
+    if (bytes < std::size_t{4} << 20) return;
+    volatile char frame[1 << 20];  // four times what other threads have
+    for (std::size_t i = 0; i < sizeof(frame); i += 512) frame[i] = static_cast<char>(c.rank());
+    c.barrier();
+    if (frame[0] == c.rank() && frame[sizeof(frame) - 512] == c.rank()) ++with_room;
+  });
+  pthread_setattr_default_np(&before);
+  pthread_attr_destroy(&before), pthread_attr_destroy(&small);
+  CHECK(with_room == 3);
 }
 
 namespace {
