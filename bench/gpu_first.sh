@@ -224,15 +224,13 @@ for word in $chosen; do
   [ -n "$found" ] || usage "'$word' is no stage"
   names+=" $found"
 done
-# What the programs miss of the system, PyTorch's packages may have.
+# cuBLASLt and cuDNN are loaded by name: PyTorch's packages have them where the system does not.
 libraries="the system's"
-missing() { ldd "$bin/thimble_tests" 2>/dev/null | awk '/not found/ { printf " %s", $1 }'; }
-if [ -n "$(missing)" ]; then
-  libraries="PyTorch's for$(missing)"
-  LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$("$python" -c 'import glob, sys
+packages=$("$python" -c 'import glob, sys
 print(":".join(f for p in sys.path for f in glob.glob(p + "/nvidia/*/lib") + glob.glob(p + "/torch/lib")))' 2>/dev/null)
-  export LD_LIBRARY_PATH
-  [ -z "$(missing)" ] || libraries="nowhere:$(missing)"
+if [ -n "$packages" ]; then
+  libraries="those in $packages, else the system's"
+  export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$packages
 fi
 
 mkdir -p "$out" || exit 2

@@ -1,5 +1,5 @@
 # Finds NVIDIA cuDNN next to the CUDA toolkit or under CUDNN_ROOT (a Python package of it will do, which has no plain
-# libcudnn.so), and defines the target CUDNN::cudnn.
+# libcudnn.so): CUDNN_INCLUDE_DIR, CUDNN_LIBRARY.
 find_path(CUDNN_INCLUDE_DIR cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
 find_library(CUDNN_LIBRARY NAMES cudnn libcudnn.so.9 HINTS ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
 mark_as_advanced(CUDNN_INCLUDE_DIR CUDNN_LIBRARY)
@@ -16,8 +16,3 @@ endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(CUDNN REQUIRED_VARS CUDNN_LIBRARY CUDNN_INCLUDE_DIR VERSION_VAR CUDNN_VERSION)
-if(CUDNN_FOUND AND NOT TARGET CUDNN::cudnn)
-  add_library(CUDNN::cudnn UNKNOWN IMPORTED)
-  set_target_properties(CUDNN::cudnn PROPERTIES IMPORTED_LOCATION "${CUDNN_LIBRARY}"
-                                                INTERFACE_INCLUDE_DIRECTORIES "${CUDNN_INCLUDE_DIR}")
-endif()

@@ -61,10 +61,15 @@ endif()
 target_compile_options(thimble_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--fmad=false;--expt-relaxed-constexpr;-Xcompiler=-ffp-contract=off>")
-set(thimble_cuda_libraries CUDA::cudart_static CUDA::cublas CUDA::cublasLt)
+# cuBLASLt and cuDNN are loaded where they are first called, from these folders where the system does not find them.
+set(thimble_cuda_libraries CUDA::cudart_static)
+get_target_property(cublaslt_library CUDA::cublasLt IMPORTED_LOCATION)
+cmake_path(GET cublaslt_library PARENT_PATH cublaslt_folder)
+target_compile_definitions(thimble_cuda PRIVATE THIMBLE_CUBLASLT_FOLDER="${cublaslt_folder}")
 if(CUDNN_FOUND)
-  target_compile_definitions(thimble_cuda PRIVATE THIMBLE_HAS_CUDNN)
-  list(APPEND thimble_cuda_libraries CUDNN::cudnn)
+  cmake_path(GET CUDNN_LIBRARY PARENT_PATH cudnn_folder)
+  target_compile_definitions(thimble_cuda PRIVATE THIMBLE_HAS_CUDNN THIMBLE_CUDNN_FOLDER="${cudnn_folder}")
+  target_include_directories(thimble_cuda SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR})
 endif()
 target_link_libraries(thimble_cuda PRIVATE ${thimble_cuda_libraries})
 if(BUILD_SHARED_LIBS)

@@ -20,21 +20,16 @@ install(FILES ${thimble_include_dir}/thimble/version.h ${PROJECT_SOURCE_DIR}/thi
 # A static library leaves its own dependencies to whoever links it.
 get_target_property(library_type thimble TYPE)
 set(thimble_needs_cuda FALSE)
-set(thimble_needs_cudnn FALSE)
 set(thimble_is_static FALSE)
 set(pc_libs "")
 set(pc_requires "")
 if(library_type STREQUAL "STATIC_LIBRARY")
   set(thimble_is_static TRUE)
   set(thimble_needs_cuda ${thimble_cuda})
-  set(thimble_needs_cudnn ${CUDNN_FOUND})
   set(pc_requires "zlib")
   string(APPEND pc_libs " -pthread")
   if(thimble_cuda)
-    string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcublas -lcublasLt -lcudart_static -ldl -lrt")
-    if(CUDNN_FOUND)
-      string(APPEND pc_libs " -lcudnn")
-    endif()
+    string(APPEND pc_libs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
   endif()
 endif()
 
@@ -44,9 +39,6 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/thimbleConfigVersion.cmak
 install(EXPORT thimbleTargets NAMESPACE thimble:: DESTINATION ${package_dir})
 install(FILES ${PROJECT_BINARY_DIR}/thimbleConfig.cmake ${PROJECT_BINARY_DIR}/thimbleConfigVersion.cmake
         DESTINATION ${package_dir})
-if(thimble_needs_cudnn)
-  install(FILES cmake/FindCUDNN.cmake DESTINATION ${package_dir})
-endif()
 
 # The way back from the pkg-config file to the prefix, so that an installed tree can be moved.
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")

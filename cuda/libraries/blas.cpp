@@ -58,8 +58,8 @@ bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t wo
   const std::optional<cublasLtMatmulAlgo_t> algorithm = choose_algorithm(handle, call, key);
   if (!algorithm) return false;
   const float alpha = static_cast<float>(args.alpha), beta = args.accumulate ? 1.0f : 0.0f;
-  check_blas(cublasLtMatmul(handle, call.operation, &alpha, args.b, call.a, args.a, call.b, &beta, args.c, call.c,
-                            args.c, call.c, &*algorithm, workspace, workspace_bytes, stream),
+  check_blas(blas().cublasLtMatmul(handle, call.operation, &alpha, args.b, call.a, args.a, call.b, &beta, args.c,
+                                   call.c, args.c, call.c, &*algorithm, workspace, workspace_bytes, stream),
              "cublasLtMatmul");
   return true;
 }

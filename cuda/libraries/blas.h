@@ -10,8 +10,30 @@
 
 #include <thimble/core/tensor/device.h>
 #include <thimble/core/tensor/dtype.h>
+#include <thimble/cuda/libraries/loaded.h>
 
 namespace thimble::gpu {
+
+struct Blas : LoadedLibrary {
+  Blas();
+  THIMBLE_LOADED_FUNCTION(cublasLtCreate);
+  THIMBLE_LOADED_FUNCTION(cublasLtGetStatusName);
+  THIMBLE_LOADED_FUNCTION(cublasLtGetStatusString);
+  THIMBLE_LOADED_FUNCTION(cublasLtGetVersion);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmul);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulAlgoGetHeuristic);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulDescCreate);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulDescDestroy);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulDescSetAttribute);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulPreferenceCreate);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulPreferenceDestroy);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatmulPreferenceSetAttribute);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatrixLayoutCreate);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatrixLayoutDestroy);
+  THIMBLE_LOADED_FUNCTION(cublasLtMatrixLayoutSetAttribute);
+};
+/// Loads it at the first call. Throws DeviceError.
+const Blas& blas();
 
 /// Throws DeviceError with the call that failed.
 void check_blas(cublasStatus_t status, const char* call);
@@ -38,7 +60,7 @@ struct BlasCall {
   ~BlasCall();
   template <class T>
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
-    check_blas(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
+    check_blas(blas().cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
                "cublasLtMatmulDescSetAttribute");
   }
 };

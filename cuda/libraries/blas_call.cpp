@@ -10,9 +10,16 @@
 
 namespace thimble::gpu {
 
+Blas::Blas() : LoadedLibrary("libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), THIMBLE_CUBLASLT_FOLDER) {}
+
+const Blas& blas() {
+  static const Blas& library = *new Blas;  // what is destroyed at exit may still call it
+  return library;
+}
+
 void check_blas(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
-  throw DeviceError(failure_text(call, cublasLtGetStatusName(status), cublasLtGetStatusString(status)));
+  throw DeviceError(failure_text(call, blas().cublasLtGetStatusName(status), blas().cublasLtGetStatusString(status)));
 }
 
 cublasLtHandle_t blas_handle(Device device) {
@@ -20,7 +27,7 @@ cublasLtHandle_t blas_handle(Device device) {
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
   cublasLtHandle_t& handle = handles[device.index];
-  if (!handle) make_handle(device, [&] { check_blas(cublasLtCreate(&handle), "cublasLtCreate"); });
+  if (!handle) make_handle(device, [&] { check_blas(blas().cublasLtCreate(&handle), "cublasLtCreate"); });
   return handle;
 }
 
@@ -47,26 +54,26 @@ cudaDataType_t blas_type(DType dtype) {
 }
 
 BlasCall::BlasCall(cublasComputeType_t compute, cudaDataType_t scale) {
-  check_blas(cublasLtMatmulDescCreate(&operation, compute, scale), "cublasLtMatmulDescCreate");
+  check_blas(blas().cublasLtMatmulDescCreate(&operation, compute, scale), "cublasLtMatmulDescCreate");
 }
 
 BlasCall::~BlasCall() {
-  if (c) cublasLtMatrixLayoutDestroy(c);
-  if (b) cublasLtMatrixLayoutDestroy(b);
-  if (a) cublasLtMatrixLayoutDestroy(a);
-  if (operation) cublasLtMatmulDescDestroy(operation);
+  if (c) blas().cublasLtMatrixLayoutDestroy(c);
+  if (b) blas().cublasLtMatrixLayoutDestroy(b);
+  if (a) blas().cublasLtMatrixLayoutDestroy(a);
+  if (operation) blas().cublasLtMatmulDescDestroy(operation);
 }
 
 cublasLtMatrixLayout_t blas_layout(cudaDataType_t type, const BlasColumns& m, std::int64_t matrices,
                                    std::int64_t batch_stride) {
   cublasLtMatrixLayout_t made = nullptr;
-  check_blas(cublasLtMatrixLayoutCreate(&made, type, static_cast<std::uint64_t>(m.rows),
-                                        static_cast<std::uint64_t>(m.columns), m.stride),
+  check_blas(blas().cublasLtMatrixLayoutCreate(&made, type, static_cast<std::uint64_t>(m.rows),
+                                               static_cast<std::uint64_t>(m.columns), m.stride),
              "cublasLtMatrixLayoutCreate");
   if (matrices == 1) return made;
   const auto count = static_cast<std::int32_t>(matrices);
   const auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, const auto& value) {
-    check_blas(cublasLtMatrixLayoutSetAttribute(made, attribute, &value, sizeof value),
+    check_blas(blas().cublasLtMatrixLayoutSetAttribute(made, attribute, &value, sizeof value),
                "cublasLtMatrixLayoutSetAttribute");
   };
   set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
@@ -84,13 +91,13 @@ namespace blas_choice_detail {
 
 struct Preference {
   cublasLtMatmulPreference_t made = nullptr;
-  Preference() { check_blas(cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate"); }
+  Preference() { check_blas(blas().cublasLtMatmulPreferenceCreate(&made), "cublasLtMatmulPreferenceCreate"); }
   Preference(const Preference&) = delete;
   Preference& operator=(const Preference&) = delete;
-  ~Preference() { cublasLtMatmulPreferenceDestroy(made); }
+  ~Preference() { blas().cublasLtMatmulPreferenceDestroy(made); }
   template <class T>
   void set(cublasLtMatmulPreferenceAttributes_t attribute, T value) {
-    check_blas(cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof value),
+    check_blas(blas().cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof value),
                "cublasLtMatmulPreferenceSetAttribute");
   }
 };
@@ -115,8 +122,8 @@ std::optional<cublasLtMatmulAlgo_t> choose_algorithm(cublasLtHandle_t handle, co
   preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
   cublasLtMatmulHeuristicResult_t result;
   int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, call.operation, call.a, call.b, call.c, call.c,
-                                                               preference.made, 1, &result, &count);
+  const cublasStatus_t status = blas().cublasLtMatmulAlgoGetHeuristic(handle, call.operation, call.a, call.b, call.c,
+                                                                      call.c, preference.made, 1, &result, &count);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return at->second;
   if (status != CUBLAS_STATUS_SUCCESS) known.erase(at);
   check_blas(status, "cublasLtMatmulAlgoGetHeuristic");

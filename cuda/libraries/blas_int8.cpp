@@ -31,8 +31,8 @@ bool library_int8_gemm(const Int8Gemm& args) {
   const std::optional<cublasLtMatmulAlgo_t> algorithm = choose_algorithm(handle, call, key);
   if (!algorithm) return false;
   const std::int32_t alpha = 1, beta = 0;
-  check_blas(cublasLtMatmul(handle, call.operation, &alpha, args.b, call.a, args.a, call.b, &beta, args.c, call.c,
-                            args.c, call.c, &*algorithm, nullptr, 0, stream),
+  check_blas(blas().cublasLtMatmul(handle, call.operation, &alpha, args.b, call.a, args.a, call.b, &beta, args.c,
+                                   call.c, args.c, call.c, &*algorithm, nullptr, 0, stream),
              "cublasLtMatmul");
   return true;
 }

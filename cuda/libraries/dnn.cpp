@@ -19,6 +19,7 @@
 
 #include <thimble/core/launch/launch.h>
 #include <thimble/core/launch/tf32.h>
+#include <thimble/cuda/libraries/loaded.h>
 #include <thimble/cuda/runtime/runtime.h>
 
 namespace thimble::gpu {
@@ -27,9 +28,39 @@ namespace dnn_detail {
 using kernels::Activation;
 using kernels::ConvShape;
 
+struct Dnn : LoadedLibrary {
+  Dnn() : LoadedLibrary("libcudnn.so." + std::to_string(CUDNN_MAJOR), THIMBLE_CUDNN_FOLDER) {}
+  THIMBLE_LOADED_FUNCTION(cudnnConvolutionBackwardData);
+  THIMBLE_LOADED_FUNCTION(cudnnConvolutionBackwardFilter);
+  THIMBLE_LOADED_FUNCTION(cudnnConvolutionForward);
+  THIMBLE_LOADED_FUNCTION(cudnnCreate);
+  THIMBLE_LOADED_FUNCTION(cudnnCreateConvolutionDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnCreateFilterDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnCreateTensorDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnDestroyConvolutionDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnDestroyFilterDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnDestroyTensorDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnGetConvolutionBackwardDataWorkspaceSize);
+  THIMBLE_LOADED_FUNCTION(cudnnGetConvolutionBackwardFilterWorkspaceSize);
+  THIMBLE_LOADED_FUNCTION(cudnnGetConvolutionForwardWorkspaceSize);
+  THIMBLE_LOADED_FUNCTION(cudnnGetErrorString);
+  THIMBLE_LOADED_FUNCTION(cudnnSetConvolution2dDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnSetConvolutionGroupCount);
+  THIMBLE_LOADED_FUNCTION(cudnnSetConvolutionMathType);
+  THIMBLE_LOADED_FUNCTION(cudnnSetFilter4dDescriptor);
+  THIMBLE_LOADED_FUNCTION(cudnnSetStream);
+  THIMBLE_LOADED_FUNCTION(cudnnSetTensor4dDescriptor);
+};
+
+/// Loads it at the first call. Throws DeviceError.
+const Dnn& dnn() {
+  static const Dnn& library = *new Dnn;  // what is destroyed at exit may still call it
+  return library;
+}
+
 void check_dnn(cudnnStatus_t status, const char* call) {
   if (status == CUDNN_STATUS_SUCCESS) return;
-  throw DeviceError(failure_text(call, cudnnGetErrorString(status), ""));
+  throw DeviceError(failure_text(call, dnn().cudnnGetErrorString(status), ""));
 }
 
 /// True where the library says that it cannot, which is no failure.
@@ -47,8 +78,8 @@ cudnnHandle_t handle_of(Device device, cudaStream_t stream) {
   static std::mutex mutex;
   const std::lock_guard guard(mutex);
   cudnnHandle_t& handle = handles[device.index];
-  if (!handle) make_handle(device, [&] { check_dnn(cudnnCreate(&handle), "cudnnCreate"); });
-  check_dnn(cudnnSetStream(handle, stream), "cudnnSetStream");
+  if (!handle) make_handle(device, [&] { check_dnn(dnn().cudnnCreate(&handle), "cudnnCreate"); });
+  check_dnn(dnn().cudnnSetStream(handle, stream), "cudnnSetStream");
   return handle;
 }
 
@@ -63,34 +94,34 @@ struct Descriptors {
   Descriptors(const ConvShape& s, DType dtype, bool is_exact) {
     const cudnnDataType_t type = type_of(dtype);
     const auto narrow = [](std::int64_t value) { return static_cast<int>(value); };
-    check_dnn(cudnnCreateTensorDescriptor(&x), "cudnnCreateTensorDescriptor");
-    check_dnn(cudnnCreateTensorDescriptor(&y), "cudnnCreateTensorDescriptor");
-    check_dnn(cudnnCreateFilterDescriptor(&weight), "cudnnCreateFilterDescriptor");
-    check_dnn(cudnnCreateConvolutionDescriptor(&conv), "cudnnCreateConvolutionDescriptor");
-    check_dnn(cudnnSetTensor4dDescriptor(x, CUDNN_TENSOR_NHWC, type, narrow(s.images), narrow(s.channels),
-                                         narrow(s.height), narrow(s.width)),
+    check_dnn(dnn().cudnnCreateTensorDescriptor(&x), "cudnnCreateTensorDescriptor");
+    check_dnn(dnn().cudnnCreateTensorDescriptor(&y), "cudnnCreateTensorDescriptor");
+    check_dnn(dnn().cudnnCreateFilterDescriptor(&weight), "cudnnCreateFilterDescriptor");
+    check_dnn(dnn().cudnnCreateConvolutionDescriptor(&conv), "cudnnCreateConvolutionDescriptor");
+    check_dnn(dnn().cudnnSetTensor4dDescriptor(x, CUDNN_TENSOR_NHWC, type, narrow(s.images), narrow(s.channels),
+                                               narrow(s.height), narrow(s.width)),
               "cudnnSetTensor4dDescriptor(x)");
-    check_dnn(cudnnSetTensor4dDescriptor(y, CUDNN_TENSOR_NHWC, type, narrow(s.images), narrow(s.filters),
-                                         narrow(s.out_height()), narrow(s.out_width())),
+    check_dnn(dnn().cudnnSetTensor4dDescriptor(y, CUDNN_TENSOR_NHWC, type, narrow(s.images), narrow(s.filters),
+                                               narrow(s.out_height()), narrow(s.out_width())),
               "cudnnSetTensor4dDescriptor(y)");
-    check_dnn(cudnnSetFilter4dDescriptor(weight, type, CUDNN_TENSOR_NHWC, narrow(s.filters),
-                                         narrow(s.channels / s.groups), narrow(s.kernel_h), narrow(s.kernel_w)),
+    check_dnn(dnn().cudnnSetFilter4dDescriptor(weight, type, CUDNN_TENSOR_NHWC, narrow(s.filters),
+                                               narrow(s.channels / s.groups), narrow(s.kernel_h), narrow(s.kernel_w)),
               "cudnnSetFilter4dDescriptor");
-    check_dnn(cudnnSetConvolution2dDescriptor(conv, narrow(s.pad_top), narrow(s.pad_left), narrow(s.stride_h),
-                                              narrow(s.stride_w), narrow(s.dilation_h), narrow(s.dilation_w),
-                                              CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
+    check_dnn(dnn().cudnnSetConvolution2dDescriptor(conv, narrow(s.pad_top), narrow(s.pad_left), narrow(s.stride_h),
+                                                    narrow(s.stride_w), narrow(s.dilation_h), narrow(s.dilation_w),
+                                                    CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT),
               "cudnnSetConvolution2dDescriptor");
-    check_dnn(cudnnSetConvolutionGroupCount(conv, narrow(s.groups)), "cudnnSetConvolutionGroupCount");
-    check_dnn(cudnnSetConvolutionMathType(conv, is_exact ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH),
+    check_dnn(dnn().cudnnSetConvolutionGroupCount(conv, narrow(s.groups)), "cudnnSetConvolutionGroupCount");
+    check_dnn(dnn().cudnnSetConvolutionMathType(conv, is_exact ? CUDNN_FMA_MATH : CUDNN_TENSOR_OP_MATH),
               "cudnnSetConvolutionMathType");
   }
   Descriptors(const Descriptors&) = delete;
   Descriptors& operator=(const Descriptors&) = delete;
   ~Descriptors() {
-    if (conv) cudnnDestroyConvolutionDescriptor(conv);
-    if (weight) cudnnDestroyFilterDescriptor(weight);
-    if (y) cudnnDestroyTensorDescriptor(y);
-    if (x) cudnnDestroyTensorDescriptor(x);
+    if (conv) dnn().cudnnDestroyConvolutionDescriptor(conv);
+    if (weight) dnn().cudnnDestroyFilterDescriptor(weight);
+    if (y) dnn().cudnnDestroyTensorDescriptor(y);
+    if (x) dnn().cudnnDestroyTensorDescriptor(x);
   }
 };
 
@@ -187,12 +218,12 @@ bool library_conv_forward(const kernels::ConvForwardArgs& args, void* workspace,
   return run_within(
       workspace_bytes, "cudnnConvolutionForward", s, args.dtype, true,
       [&](cudnnHandle_t handle, const Descriptors& d, std::size_t* bytes) {
-        return cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.weight, d.conv, d.y, algorithm, bytes);
+        return dnn().cudnnGetConvolutionForwardWorkspaceSize(handle, d.x, d.weight, d.conv, d.y, algorithm, bytes);
       },
       [&](cudnnHandle_t handle, const Descriptors& d, std::int64_t first, std::size_t bytes) {
-        return cudnnConvolutionForward(handle, &one, d.x, image_at(args.x, first, input_elements(s), args.dtype),
-                                       d.weight, args.weight, d.conv, algorithm, workspace, bytes, &zero, d.y,
-                                       image_at(args.y, first, output_elements(s), args.dtype));
+        return dnn().cudnnConvolutionForward(handle, &one, d.x, image_at(args.x, first, input_elements(s), args.dtype),
+                                             d.weight, args.weight, d.conv, algorithm, workspace, bytes, &zero, d.y,
+                                             image_at(args.y, first, output_elements(s), args.dtype));
       });
 }
 
@@ -205,13 +236,13 @@ bool library_conv_input_grad(const kernels::ConvInputGradArgs& args, void* works
   return run_within(
       workspace_bytes, "cudnnConvolutionBackwardData", s, args.dtype, true,
       [&](cudnnHandle_t handle, const Descriptors& d, std::size_t* bytes) {
-        return cudnnGetConvolutionBackwardDataWorkspaceSize(handle, d.weight, d.y, d.conv, d.x, algorithm, bytes);
+        return dnn().cudnnGetConvolutionBackwardDataWorkspaceSize(handle, d.weight, d.y, d.conv, d.x, algorithm, bytes);
       },
       [&](cudnnHandle_t handle, const Descriptors& d, std::int64_t first, std::size_t bytes) {
-        return cudnnConvolutionBackwardData(handle, &one, d.weight, args.weight, d.y,
-                                            image_at(args.dy, first, output_elements(s), args.dtype), d.conv, algorithm,
-                                            workspace, bytes, args.accumulate ? &one : &zero, d.x,
-                                            image_at(args.dx, first, input_elements(s), args.dtype));
+        return dnn().cudnnConvolutionBackwardData(handle, &one, d.weight, args.weight, d.y,
+                                                  image_at(args.dy, first, output_elements(s), args.dtype), d.conv,
+                                                  algorithm, workspace, bytes, args.accumulate ? &one : &zero, d.x,
+                                                  image_at(args.dx, first, input_elements(s), args.dtype));
       });
 }
 
@@ -225,13 +256,14 @@ bool library_conv_weight_grad(const kernels::ConvWeightGradArgs& args, void* wor
   return run_within(
       workspace_bytes, "cudnnConvolutionBackwardFilter", s, args.dtype, args.dtype == DType::f32,
       [&](cudnnHandle_t handle, const Descriptors& d, std::size_t* bytes) {
-        return cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, d.x, d.y, d.conv, d.weight, algorithm, bytes);
+        return dnn().cudnnGetConvolutionBackwardFilterWorkspaceSize(handle, d.x, d.y, d.conv, d.weight, algorithm,
+                                                                    bytes);
       },
       [&](cudnnHandle_t handle, const Descriptors& d, std::int64_t first, std::size_t bytes) {
-        return cudnnConvolutionBackwardFilter(handle, &one, d.x, image_at(args.x, first, input_elements(s), args.dtype),
-                                              d.y, image_at(args.dy, first, output_elements(s), args.dtype), d.conv,
-                                              algorithm, workspace, bytes, args.accumulate || first > 0 ? &one : &zero,
-                                              d.weight, args.dweight);
+        return dnn().cudnnConvolutionBackwardFilter(
+            handle, &one, d.x, image_at(args.x, first, input_elements(s), args.dtype), d.y,
+            image_at(args.dy, first, output_elements(s), args.dtype), d.conv, algorithm, workspace, bytes,
+            args.accumulate || first > 0 ? &one : &zero, d.weight, args.dweight);
       });
 }
 

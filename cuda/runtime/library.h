@@ -19,7 +19,8 @@ namespace thimble::gpu {
 bool library_gemm(const kernels::GemmArgs& args, void* workspace, std::size_t workspace_bytes);
 /// Without an activation, and with a bias for c in f16 and bf16 alone: no others are there for FP8.
 bool library_fp8_gemm(const kernels::Fp8GemmArgs& args, void* workspace, std::size_t workspace_bytes);
-/// Whether cuBLAS has scales of blocks, that of this build and that which is loaded: from 12.9 on.
+/// Whether cuBLAS has scales of blocks, that of this build and that which is loaded: from 12.9 on. Where none can be
+/// loaded, that of this build.
 bool library_has_fp8_blocks() noexcept;
 /// c (m, n) i32 = a (m, k) b (n, k)^T, all dense rows, without a workspace; k and n are multiples of 16.
 struct Int8Gemm {
