@@ -51,12 +51,14 @@ need_packages() {
   command -v cmake >/dev/null || exit 1
 }
 
-# configure DIR OPTION...: quiet unless it fails. A new DIR is for a full build.
+# configure DIR OPTION...: quiet unless it fails. A new DIR is for a full build. Without a GPU it leaves CUDA out, a
+# CUDA toolkit or not: the tests make a device of the host then. -DTHIMBLE_CUDA=ON compiles it anyway.
 configure() {
   local dir=$1 log first=()
   shift
   if [ ! -e "$dir/CMakeCache.txt" ]; then
     first=(-DTHIMBLE_UNITY=ON)
+    command -v nvidia-smi >/dev/null || first+=(-DTHIMBLE_CUDA=OFF)
     if command -v ninja >/dev/null; then first+=(-G Ninja); fi
   fi
   log=$(mktemp)
