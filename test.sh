@@ -6,5 +6,5 @@ cd "$(dirname "$0")"
 need_packages $test_packages
 configure build -DTHIMBLE_PROGRAM=ON -DTHIMBLE_TESTS=ON -DTHIMBLE_EXAMPLES=ON
 compile build all
-# Tests use threads of their own, so only every second core gets one.
-ctest --test-dir build --output-on-failure -j $(((cores + 1) / 2)) "$@"
+# Most tests use one thread, some use all: half of the cores, and one, get a test each.
+ctest --test-dir build --output-on-failure -j $(((cores + 2) / 2)) "$@"

@@ -169,6 +169,7 @@ if(TARGET thimble_program AND THIMBLE_EXAMPLES AND NOT THIMBLE_SANITIZE)
   target_link_libraries(thimble_book_tests PRIVATE thimble_test_main)
   set_target_properties(thimble_book_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   thimble_add_catch_tests(thimble_book_tests book ${thimble_book_sources})
+  set_tests_properties(book.commands PROPERTIES COST 100) # the longest of all begins first
   # What ./reproduce.sh runs once it has built the program: minutes.
   thimble_add_test(book.reproduce COMMAND thimble_program reproduce all --quick --out ${PROJECT_BINARY_DIR}/book_report
                    CONFIGURATIONS CI)
