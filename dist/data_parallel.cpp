@@ -7,10 +7,9 @@
 #include <utility>
 
 #include <thimble/core/error.h>
-#include <thimble/core/ops/elementwise/elementwise.h>
-#include <thimble/core/ops/elementwise/elementwise_functors.h>
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/dist/fold.h>
 #include <thimble/dist/shard_store.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
@@ -19,11 +18,6 @@ namespace thimble::dist {
 namespace data_parallel_detail {
 
 constexpr std::size_t none = ~std::size_t{0};
-
-void add_to(const Tensor& sum, const Tensor& term) {
-  elementwise_detail::run("add", ops::Add(), {&sum, &term}, sum);
-  if (sum.storage()) sum.storage()->bump_version();
-}
 
 /// Sets a leaf's gradient for the step that is under way.
 void set_gradient(const Tensor& parameter, Tensor gradient) {
@@ -268,9 +262,9 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
     return r == rank() ? own : window_of(incoming, (r < rank() ? r : r - 1) * n, {n});
   };
   if (sums_in_place()) {  // own = (g of ranks before) + own: a sum of two has the same bits either way round
-    for (int r = 1; r < rank(); ++r) data_parallel_detail::add_to(gradient_of(0), gradient_of(r));
-    if (rank() > 0) data_parallel_detail::add_to(own, gradient_of(0));
-    for (int r = rank() + 1; r < size(); ++r) data_parallel_detail::add_to(own, gradient_of(r));
+    for (int r = 1; r < rank(); ++r) add_to(gradient_of(0), gradient_of(r));
+    if (rank() > 0) add_to(own, gradient_of(0));
+    for (int r = rank() + 1; r < size(); ++r) add_to(own, gradient_of(r));
     return;
   }
   if (!load.has_sum) {
@@ -278,7 +272,7 @@ void DataParallel::sum(std::size_t index, const Tensor& incoming) {
     load.mine = Tensor::empty({n}, bucket.dtype, bucket.device, Category::gradient);
     copy_into(load.mine, gradient_of(0));
   }
-  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) data_parallel_detail::add_to(load.mine, gradient_of(r));
+  for (int r = load.has_sum ? 0 : 1; r < size(); ++r) add_to(load.mine, gradient_of(r));
   load.has_sum = true;
 }
 

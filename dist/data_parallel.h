@@ -40,9 +40,17 @@ namespace thimble::dist {
 
 class ShardStore;
 
+/// The other ranks that compute the same samples, and of each parameter the layer that it is a part of; below 0: it is
+/// whole.
+struct TeamParts {
+  Communicator* ranks = nullptr;  ///< null: parameters are whole
+  std::vector<int> layers = {};
+};
+
 struct DataParallelOptions {
   int zero = 0;                ///< stage: 0, 1, 2, 3
   BucketOptions buckets = {};  ///< bytes as PyTorch's (Li et al. 2020, arXiv:2006.15704, section 3.2.3)
+  TeamParts parts = {};        ///< where blocks are cut into parts: dist/parts.h
 };
 
 /// The parameters of a model on the ranks of a communicator. Every rank has made the model with the same values: what
@@ -114,6 +122,7 @@ class DataParallel final : public optim::Ranks {
   void gather(std::size_t bucket);
   void set_gradients(std::size_t bucket);
   void share_rows(const Tensor& rows);
+  Tensor own_square_sums(const optim::Optimizer& optimizer);
 
   Communicator& ranks_;
   std::vector<optim::Named> whole_;  // all parameters

@@ -8,6 +8,7 @@
 #include <thimble/core/tensor/context.h>
 #include <thimble/core/tensor/copy.h>
 #include <thimble/dist/data_parallel.h>
+#include <thimble/dist/parts.h>
 #include <thimble/dist/transit.h>
 #include <thimble/dist/window.h>
 #include <thimble/optim/clip.h>
@@ -53,6 +54,17 @@ Tensor DataParallel::sum_losses(std::span<const Tensor> own) {
 }
 
 Tensor DataParallel::gradient_square_sums(const optim::Optimizer& optimizer) {
+  const Tensor own = own_square_sums(optimizer);
+  if (options_.parts.ranks == nullptr || !own.defined()) return own;
+  std::vector<int> layers;  // of those that have a gradient
+  for (std::size_t i = 0; i < whole_.size(); ++i) {
+    if (has_gradient_[i]) layers.push_back(options_.parts.layers[i]);
+  }
+  return of_all_parts(*options_.parts.ranks, own, layers);
+}
+
+/// Of the parameters that this rank computes with.
+Tensor DataParallel::own_square_sums(const optim::Optimizer& optimizer) {
   if (is_gathered()) return optim::gradient_square_sums(optimizer.parameters());
   const PathScope path = ranks_path();
   // All stretches, by rank; of each the pieces by bucket.

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include <thimble/dist/team.h>
 #include <thimble/nn/layers/module.h>
 #include <thimble/optim/accumulate.h>
 
@@ -67,6 +68,7 @@ struct ModelOptions {
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
+  dist::Team team = {};  ///< the parts that blocks are cut into: models/transformer/cut_block.h
 };
 
 class Model : public nn::Module {

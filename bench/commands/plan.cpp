@@ -130,6 +130,7 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
   json["plan_ms"] = report.ms;
   if (!ranks.empty()) {
+    if (report.setup.tp > 1) json["tp"] = report.setup.tp;
     json["zero"] = report.setup.zero;
     json["ranks"] = ranks_of(ranks);
   }
@@ -148,6 +149,7 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   if (setup.sizes.window > 0) words += ", a window of " + std::to_string(setup.sizes.window);
   if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
+  if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
   if (setup.ranks > 1) {
     words += ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
              std::to_string(setup.zero) + " of ZeRO";

@@ -55,7 +55,9 @@ nlohmann::ordered_json ranks_of(const models::TrainReport& r) {
 
 void print_ranks(const models::TrainOptions& options, const models::TrainReport& r) {
   if (r.ranks.empty()) return;
-  std::printf("  ranks            %zu, ZeRO stage %d\n", r.ranks.size(), options.setup.zero);
+  std::printf("  ranks            %zu, ZeRO stage %d", r.ranks.size(), options.setup.zero);
+  if (options.setup.tp > 1) std::printf(", blocks in %d parts", options.setup.tp);
+  std::printf("\n");
   std::printf("    rank     predicted peak      measured peak              state           sent   process peak\n");
   for (std::size_t i = 0; i < r.ranks.size(); ++i) {
     const models::RankFigures& rank = r.ranks[i];
@@ -144,6 +146,7 @@ void print_train_json(const models::TrainOptions& options, const TrainExtra& ext
   if (r.evaluation && r.evaluation->accuracy) json["validation_accuracy"] = *r.evaluation->accuracy;
   if (options.sample > 0) json["sample"] = r.sample;
   if (!r.ranks.empty()) {
+    if (options.setup.tp > 1) json["tp"] = options.setup.tp;
     json["zero"] = options.setup.zero;
     json["ranks"] = train_output_detail::ranks_of(r);
   }
@@ -192,7 +195,7 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   if (options.captures_steps) std::printf("  captured step    %zu launches in one call\n", r.captured_launches);
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
-                static_cast<long long>(options.setup.batch / (options.setup.ranks * options.setup.micro_batches)));
+                static_cast<long long>(options.setup.batch / (models::data_ranks(options.setup) * options.setup.micro_batches)));
   }
   if (options.setup.fuses_optimizer)
     std::printf("                   fused into backward; gradients were not clipped\n");

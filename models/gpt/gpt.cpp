@@ -47,46 +47,50 @@ Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLaye
 }  // namespace gpt_detail
 
 GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : sizes_(sizes),
-      compute_(on.compute),
+    : CutBlock(sizes.team, on.compute),
+      sizes_(sizes),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on)),
-      qkv_(child<nn::Linear>("attn.c_attn", sizes.width, 3 * sizes.width, on,
-                             gpt_detail::projection(gpt_detail::deviation))),
-      attention_out_(child<nn::Linear>("attn.c_proj", sizes.width, sizes.width, on,
-                                       gpt_detail::projection(gpt_detail::residual_deviation(sizes)))),
+      qkv_(cut_outputs("attn.c_attn", sizes.width, 3 * sizes.width, on, gpt_detail::projection(gpt_detail::deviation),
+                       3)),
+      attention_out_(cut_inputs("attn.c_proj", sizes.width, sizes.width, on,
+                                gpt_detail::projection(gpt_detail::residual_deviation(sizes)))),
       norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on)),
-      up_(child<nn::Linear>("mlp.c_fc", sizes.width, 4 * sizes.width, on,
-                            gpt_detail::projection(gpt_detail::deviation, gpt_detail::fused_gelu(sizes)))),
-      down_(child<nn::Linear>("mlp.c_proj", 4 * sizes.width, sizes.width, on,
-                              gpt_detail::projection(gpt_detail::residual_deviation(sizes)))),
+      up_(cut_outputs("mlp.c_fc", sizes.width, 4 * sizes.width, on,
+                      gpt_detail::projection(gpt_detail::deviation, gpt_detail::fused_gelu(sizes)))),
+      down_(cut_inputs("mlp.c_proj", 4 * sizes.width, sizes.width, on,
+                       gpt_detail::projection(gpt_detail::residual_deviation(sizes)))),
       attention_dropout_(child<nn::Dropout>("attn.dropout", sizes.dropout, sizes.build == Build::textbook)),
       mlp_dropout_(child<nn::Dropout>("mlp.dropout", sizes.dropout, sizes.build == Build::textbook)) {}
 
 Tensor GptBlock::attend(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {  // (B, T, C)
-  const Tensor qkv = qkv_(norm1_(x));                                                        // (B, T, 3C)
-  if (past != nullptr) return attention_out_(gpt_detail::attend_cached(qkv, sizes_.heads, *past, sizes_.window));
+  const std::int64_t heads = sizes_.heads / team_.parts;                                     // of a part
+  if (past != nullptr) {
+    const Tensor qkv = (*qkv_.parts[0])(norm1_(x));  // (B, T, 3C)
+    return (*attention_out_.parts[0])(gpt_detail::attend_cached(qkv, heads, *past, sizes_.window));
+  }
   AttentionOptions options;
   options.causal = true;
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
-  const PathScope scope("attn");
-  const Tensor y = sizes_.build == Build::fused ? attention(qkv, sizes_.heads, options)
-                                                : attention_textbook(qkv, sizes_.heads, options);
-  return attention_dropout_(attention_out_(y));
+  return attention_dropout_(sum_of_parts(norm1_(x), attention_out_, [&](std::size_t p, Tensor in) {
+    const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
+    const PathScope scope = part_path("attn", p);
+    return sizes_.build == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
+  }));
 }
 
 Tensor GptBlock::feed_forward(const Tensor& x) {
   if (sizes_.feed_forward == FeedForward::tiled) {
-    const FeedForwardParts parts{up_, nullptr, down_, gpt_detail::fused_gelu(sizes_), compute_};
+    const FeedForwardParts parts{*up_.parts[0], nullptr, *down_.parts[0], gpt_detail::fused_gelu(sizes_), compute_};
     return mlp_dropout_(tiled_feed_forward(norm2_(x), parts));
   }
-  Tensor y = up_(norm2_(x));  // (B, T, 4C)
-  if (sizes_.build == Build::textbook) {
-    const PathScope scope("mlp.gelu");
-    y = gelu(y);
-  }
-  return mlp_dropout_(down_(y));
+  return mlp_dropout_(sum_of_parts(norm2_(x), down_, [&](std::size_t p, Tensor in) {
+    const Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+    if (sizes_.build == Build::fused) return y;
+    const PathScope scope = part_path("mlp.gelu", p);
+    return gelu(y);
+  }));
 }
 
 Tensor GptBlock::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
@@ -151,6 +155,7 @@ nn::KvCacheSizes Gpt::cache_sizes() const {
 }
 
 Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
+  if (options_.team.parts > 1) throw ValueError("gpt: a cache with blocks in parts; whole blocks are allowed");
   const std::int64_t first = cache.length(), end = check_extension("gpt", ids, cache);
   const PathScope scope(path());
   Tensor x = add(tokens_(ids), slice(positions_.weight, 0, first, end));  // (B, T, C)
@@ -201,7 +206,9 @@ std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& optio
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
   if (std::none_of(gpt_detail::family.begin(), gpt_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("gpt");
-  return std::make_unique<Gpt>(gpt_options(name, options), on);
+  const ModelOptions sizes = gpt_options(name, options);
+  require_parts(name, sizes, on);
+  return std::make_unique<Gpt>(sizes, on);
 }
 
 }  // namespace thimble::models

@@ -10,12 +10,13 @@
 
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/cut_block.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
 
 /// x + proj(attention(qkv(norm(x)))), then x + mlp(norm(x)).
-class GptBlock final : public nn::Layer {
+class GptBlock final : public CutBlock {
  public:
   GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
   /// The block of the positions behind those in the cache, which gets their keys and values.
@@ -32,11 +33,10 @@ class GptBlock final : public nn::Layer {
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
-  std::optional<DType> compute_;
   nn::LayerNorm& norm1_;
-  nn::Linear &qkv_, &attention_out_;
+  CutLinear qkv_, attention_out_;
   nn::LayerNorm& norm2_;
-  nn::Linear &up_, &down_;
+  CutLinear up_, down_;
   nn::Dropout &attention_dropout_, &mlp_dropout_;
 };
 

@@ -95,7 +95,7 @@ std::vector<Variant> variants_of(const Setup& setup) {
   const bool can_tile = may_tile(setup);
   if (can_tile) list.push_back(with_tiles(plain));
   for (std::int64_t count = 2; count <= most_priced && is_one; count *= 2) {
-    if (count <= setup.micro_batches || setup.batch % (setup.ranks * count) != 0) continue;
+    if (count <= setup.micro_batches || setup.batch % (data_ranks(setup) * count) != 0) continue;
     list.push_back(with_parts(plain, count, normalises_batches));
     most = count;
   }

@@ -16,8 +16,8 @@ namespace thimble::models {
 namespace rank_plans_detail {
 
 /// What bytes depend on: the sizes of a rank's parts, and whether it writes checkpoints.
-std::vector<std::int64_t> shares_of(const dist::DataParallel& parallel) {
-  std::vector<std::int64_t> sizes{parallel.rank() == 0 ? 1 : 0};
+std::vector<std::int64_t> shares_of(int rank, const dist::DataParallel& parallel) {
+  std::vector<std::int64_t> sizes{rank == 0 ? 1 : 0};
   for (const dist::Bucket& bucket : parallel.buckets()) {
     sizes.push_back(bucket.shard_elements(parallel.rank()));
     for (const dist::Piece& piece : bucket.pieces[static_cast<std::size_t>(parallel.rank())]) {
@@ -30,7 +30,7 @@ std::vector<std::int64_t> shares_of(const dist::DataParallel& parallel) {
 }  // namespace rank_plans_detail
 
 nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Planner& planner) {
-  if (setup.ranks == 1 || setup.zero < 3) return planner.fit(options.budget_bytes);
+  if (setup.ranks == 1 || (setup.zero < 3 && setup.tp == 1)) return planner.fit(options.budget_bytes);
   Setup of_rank = setup;
   of_rank.rank = 0;
   nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
@@ -69,7 +69,7 @@ std::vector<RankPlan> plan_ranks(const PlanOptions& options) {
     const ResourceScope scope(stack.top);
     of_rank.setup.rank = r;
     const TrainedParts parts(of_rank.setup, on);
-    groups[rank_plans_detail::shares_of(*parts.parallel)].push_back(r);
+    groups[rank_plans_detail::shares_of(r, *parts.parallel)].push_back(r);
   }
   std::vector<RankPlan> plans;
   for (auto& [shares, ranks] : groups) {

@@ -30,6 +30,20 @@
 namespace thimble::models {
 namespace prepare_detail {
 
+// Files have whole tensors, and a cache has whole blocks.
+void check_parts(const TrainOptions& options) {
+  if (options.setup.tp == 1) return;
+  const char* const other = !options.save.empty()            ? "`save`"
+                            : !options.resume.empty()        ? "`resume`"
+                            : !options.save_weights.empty()  ? "`save_weights`"
+                            : !options.setup.weights.empty() ? "`weights`"
+                            : options.sample > 0             ? "`sample`"
+                                                             : nullptr;
+  if (other == nullptr) return;
+  throw ValueError("`tp`: " + std::to_string(options.setup.tp) + " with " + other +
+                   "; `tp` 1, or none of save, resume, save_weights, weights and sample, is allowed");
+}
+
 namespace fs = std::filesystem;
 
 void require_writable(const char* option, const std::string& given, const fs::path& folder) {
@@ -205,6 +219,7 @@ void open_training(TrainOptions& options, PreparedTraining& prepared) {
   }
   prepared.data->fit(options.setup.sizes);
   check_techniques(options.setup, prepared.is_text);
+  check_parts(options);
   check_fine_tuning(options);
   TrainOptions checked = options;
   if (options.setup.micro_batches == auto_micro_batches) {

@@ -48,7 +48,7 @@ std::vector<RecipePart> recipe_of(const TrainOptions& options, const Dataset& da
     const bool is_tiled = model.options().feed_forward == FeedForward::tiled;
     list.push_back({"feed_forward", "`feed_forward`", is_tiled ? "tiled" : "full"});
   }
-  list.push_back({"micro_batches", "`micro_batches`", std::to_string(setup.ranks * setup.micro_batches)});
+  list.push_back({"micro_batches", "`micro_batches`", std::to_string(data_ranks(setup) * setup.micro_batches)});
   list.push_back({recipe_detail::data_key, "`data`", data.digest()});
   return list;
 }

@@ -23,7 +23,7 @@ namespace setup_detail {
 class Run final : public nn::TrainingRun {
  public:
   Run(const Setup& setup, Device device)
-      : parts_(setup, device), batch_(parts_.model->empty_batch(setup.batch / setup.ranks, device)) {}
+      : parts_(setup, device), batch_(parts_.model->empty_batch(setup.batch / data_ranks(setup), device)) {}
 
   void step() override {
     const std::int64_t count = parts_.options.micro_batches;
@@ -88,7 +88,8 @@ std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* o
   return memory::make_tier(device, options);
 }
 
-std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks) {
+std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks,
+                                  const dist::Team& team) {
   std::shared_ptr<ParameterStore> store;
   if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks);
   if (setup.offloads_parameters) {
@@ -97,7 +98,9 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   const ParameterStoreScope scope(store);
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
-  std::unique_ptr<Model> model = make_model(setup.model, setup.sizes, on);
+  ModelOptions sizes = setup.sizes;
+  sizes.team = team.ranks != nullptr ? team : dist::Team{.parts = setup.tp};
+  std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
   begin_fine_tuning(setup, *model, device);
   return model;
 }
@@ -118,15 +121,22 @@ void check_ranks(const Setup& setup) {
   if (setup.zero < 0 || setup.zero > 3) {
     throw ValueError("`zero`: stage " + std::to_string(setup.zero) + "; allowed are 0 to 3");
   }
+  if (setup.tp < 1 || (setup.ranks > 1 && setup.ranks % setup.tp != 0)) {
+    throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `ranks` " + std::to_string(setup.ranks) +
+                     "; a divisor of the ranks, or any number of parts on one rank, is allowed");
+  }
+  if (setup.tp > 1 && setup.lora_rank > 0) {
+    throw ValueError("`tp`: " + std::to_string(setup.tp) + " with `lora_rank`; blocks with adapters are whole");
+  }
   if (setup.ranks == 1) return;
   if (setup.micro_batches == auto_micro_batches) {
     throw ValueError("`micro_batches`: auto is for one rank, and there are " + std::to_string(setup.ranks) +
                      "; a number is allowed");
   }
-  const std::int64_t parts = setup.ranks * setup.micro_batches;
+  const std::int64_t parts = data_ranks(setup) * setup.micro_batches;
   if (setup.batch % parts != 0) {
     throw ValueError(
-        begin +
+        begin + (setup.tp > 1 ? " in teams of `tp` " + std::to_string(setup.tp) : "") +
         (setup.micro_batches > 1 ? " with `micro_batches` " + std::to_string(setup.micro_batches) + " each" : "") +
         " do not divide `batch` " + std::to_string(setup.batch) + "; a multiple of " + std::to_string(parts) +
         " is allowed");
@@ -191,7 +201,7 @@ void check_techniques(const Setup& setup, bool is_text) {
 }
 
 std::int64_t whole_batch(const Setup& setup, std::int64_t batch) {
-  const std::int64_t parts = setup.ranks * std::max<std::int64_t>(1, setup.micro_batches);
+  const std::int64_t parts = data_ranks(setup) * std::max<std::int64_t>(1, setup.micro_batches);
   return (batch + parts - 1) / parts * parts;
 }
 
@@ -203,7 +213,7 @@ nn::StepOptions step_options(const Setup& setup, bool is_text, Device device) {
   nn::StepOptions options;
   options.clip_norm = clip_norm(setup, is_text);
   options.micro_batches = setup.micro_batches;
-  options.micro_samples = setup.batch / (setup.ranks * setup.micro_batches);
+  options.micro_samples = setup.batch / (data_ranks(setup) * setup.micro_batches);
   if (setup.offloads_gradients) options.gradient_tier = make_tier(setup, device, "`offloads_gradients`");
   if (setup.fuses_optimizer) {
     const bool is_placed = PlacedArena::find(*current_resource(device)) != nullptr;

@@ -72,9 +72,16 @@ struct Setup {
   std::int64_t micro_batches = 1;
   int ranks = 1;                        ///< that train together, each on its share of the batch (dist/data_parallel.h)
   int rank = 0;                         ///< of these
-  int zero = 0;                         ///< stage of ZeRO: what ranks share out, 0 to 3
+  /// Tensor parallelism: how many parts blocks are cut into (dist/team.h). Of several ranks each has one part, and as
+  /// many in a row are a team, which computes the same samples; one rank alone has all parts. 1: blocks are whole
+  int tp = 1;
+  int zero = 0;                         ///< stage of ZeRO: what ranks with the same parts share out, 0 to 3
   std::size_t bucket_bytes = 25 << 20;  ///< of gradients that travel as one
 };
+
+/// Ranks that share the batch out, and which of them this one is: of several ranks each team counts as one.
+inline int data_ranks(const Setup& setup) noexcept { return setup.ranks == 1 ? 1 : setup.ranks / setup.tp; }
+inline int data_rank(const Setup& setup) noexcept { return setup.ranks == 1 ? 0 : setup.rank / setup.tp; }
 
 /// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.
 inline constexpr std::int64_t auto_micro_batches = 0;
@@ -156,9 +163,10 @@ struct OptimizerNumbers {
 OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
 
 /// The model that is trained, whose parameters are in a store where the setup says so: away, or in stage 3 of ZeRO
-/// shared out over `ranks`, which must live as long. Throws what make_model throws, ValueError where parameters are to
+/// shared out over `ranks`, which have the same parts. They and the team's must live as long. Throws what make_model throws, ValueError where parameters are to
 /// be offloaded and there is no place for that, or not on its device; FileError as a tier does.
-std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr);
+std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr,
+                                  const dist::Team& team = {});
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded without a place
 /// for it, or not on its device; FileError as a tier does.

@@ -1,9 +1,11 @@
 #include <thimble/models/training/trained_parts.h>
 
 #include <string>
+#include <utility>
 
 #include <thimble/core/error.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/transformer/cut_block.h>
 #include <thimble/nn/step/profile.h>
 
 namespace thimble::models {
@@ -23,12 +25,25 @@ dist::Communicator* choose(const Setup& setup, dist::Communicator* dry, dist::Co
                    "; the same alone is allowed");
 }
 
-std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks, const Model& model) {
+std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator* ranks, bool is_team) {
+  if (ranks == nullptr || setup.tp <= 1 || setup.ranks % setup.tp != 0) return nullptr;
+  return ranks->split([tp = setup.tp, is_team](int rank) {
+    return dist::Communicator::Place{.color = is_team ? rank / tp : rank % tp, .key = rank};
+  });
+}
+
+dist::Team team_of(const Setup& setup, dist::Communicator* ranks) {
+  return {setup.tp, ranks, ranks != nullptr ? ranks->rank() : 0};
+}
+
+std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks,
+                                                  dist::Communicator* team, const Model& model) {
   if (ranks == nullptr) return nullptr;
   const bool is_whole = !is_elementwise(optimizer_name(setup, model.is_text()));
   const dist::BucketOptions buckets{.bytes = setup.bucket_bytes, .keeps_parameters = is_whole};
-  return std::make_unique<dist::DataParallel>(*ranks, model.trainable(),
-                                              dist::DataParallelOptions{.zero = setup.zero, .buckets = buckets});
+  dist::DataParallelOptions options{.zero = setup.zero, .buckets = buckets};
+  if (team != nullptr) options.parts = {team, part_layers(model, model.trainable())};
+  return std::make_unique<dist::DataParallel>(*ranks, model.trainable(), std::move(options));
 }
 
 }  // namespace trained_parts_detail
@@ -38,8 +53,12 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       scope(generator),
       dry_ranks(trained_parts_detail::make_dry_ranks(setup, device)),
       ranks(trained_parts_detail::choose(setup, dry_ranks.get(), given)),
-      model(make_model(setup, device, ranks)),
-      parallel(trained_parts_detail::make_parallel(setup, ranks, *model)),
+      team_ranks(trained_parts_detail::split(setup, ranks, true)),
+      like_ranks(trained_parts_detail::split(setup, ranks, false)),
+      model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks,
+                       trained_parts_detail::team_of(setup, team_ranks.get()))),
+      parallel(trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(),
+                                                   *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
       scaler(make_scaler(setup)),
       options(step_options(setup, model->is_text(), device)) {

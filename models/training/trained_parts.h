@@ -23,7 +23,9 @@ struct TrainedParts {
   Generator generator;
   GeneratorScope scope;
   std::unique_ptr<dist::Communicator> dry_ranks;
-  dist::Communicator* ranks;  ///< null: this one alone
+  dist::Communicator* ranks;                       ///< null: this one alone
+  std::unique_ptr<dist::Communicator> team_ranks;  ///< that have the other parts; null: tp 1, or one rank
+  std::unique_ptr<dist::Communicator> like_ranks;  ///< that have the same parts; null: all
   std::unique_ptr<Model> model;
   std::unique_ptr<dist::DataParallel> parallel;  ///< null: one rank
   std::unique_ptr<optim::Optimizer> optimizer;

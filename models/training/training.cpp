@@ -41,7 +41,7 @@ void require_equal_parts(const Batch& batch, std::int64_t count) {
 
 BatchShare share_of(const Setup& setup) {
   if (setup.ranks == 1) return {};
-  return {setup.rank, setup.ranks, setup.micro_batches};
+  return {data_rank(setup), data_ranks(setup), setup.micro_batches};
 }
 
 double rate_at(const TrainOptions& options, double rate, std::int64_t step) {
@@ -132,7 +132,7 @@ nn::Evaluation Training::evaluate() {
   const std::int64_t count = options_.eval_batches > 0 ? std::min(all, options_.eval_batches) : all;
   double loss = 0;
   // Samples at a time, as in a step.
-  const std::int64_t most = options_.setup.batch / (options_.setup.ranks * parts_.options.micro_batches);
+  const std::int64_t most = options_.setup.batch / (data_ranks(options_.setup) * parts_.options.micro_batches);
   std::int64_t samples = 0, correct = 0;
   const Arena* const arena = device_.is_dry ? Arena::find(*current_resource(device_)) : nullptr;
   std::uint64_t layout = 0;

@@ -4,6 +4,7 @@
 
 #include <thimble/core/random/random.h>
 #include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
 
 namespace thimble::nn::init {
 
@@ -25,6 +26,47 @@ Tensor uniform(const Shape& shape, double bound, DType dtype, Device device) {
 
 Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, Device device) {
   return normal(shape, std::sqrt(2.0 / static_cast<double>(fan_out)), dtype, device);
+}
+
+Shape PartOf::shape() const {
+  Shape own = whole;
+  own[axis] /= parts;
+  return own;
+}
+
+void PartOf::for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const {
+  std::int64_t outer = 1, inner = 1;
+  for (int a = 0; a < axis; ++a) outer *= whole[a];
+  for (int a = axis + 1; a < whole.rank(); ++a) inner *= whole[a];
+  const std::int64_t stretch = whole[axis] / stretches * inner, run = stretch / parts;
+  for (std::int64_t i = 0; i < outer * stretches; ++i) f(i * stretch + part * run, i * run, run);
+}
+
+namespace detail {
+
+// A run is a tensor whose samples are its elements, so that a site's first sample says where it lies in the whole.
+Tensor drawn(const PartOf& part, DType dtype, Device device, RandomSite site,
+             FunctionRef<void(const Tensor&, const RandomSite&)> fill) {
+  const Tensor t = Tensor::empty(part.shape(), dtype, device, Category::parameter);
+  if (device.is_dry) return t;
+  const Tensor flat = view::reshape(t, {-1});
+  part.for_each_run([&](std::int64_t of_whole, std::int64_t own, std::int64_t count) {
+    site.first_sample = of_whole;
+    fill(view::slice(flat, 0, own, own + count), site);
+  });
+  return t;
+}
+
+}  // namespace detail
+
+Tensor normal_part(const PartOf& part, double deviation, DType dtype, Device device, const RandomSite& site) {
+  return detail::drawn(part, dtype, device, site,
+                       [&](const Tensor& t, const RandomSite& at) { fill_normal(t, 0, deviation, at); });
+}
+
+Tensor uniform_part(const PartOf& part, double bound, DType dtype, Device device, const RandomSite& site) {
+  return detail::drawn(part, dtype, device, site,
+                       [&](const Tensor& t, const RandomSite& at) { fill_uniform(t, -bound, bound, at); });
 }
 
 }  // namespace thimble::nn::init

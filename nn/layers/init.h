@@ -2,7 +2,9 @@
 // Initial values as the papers give them. Numbers come from the current generator, by the current path, with a count of
 // their own (core/random/generator.h).
 
+#include <thimble/core/random/generator.h>
 #include <thimble/core/tensor/tensor.h>
+#include <thimble/core/threads/parallel.h>
 
 namespace thimble::nn::init {
 
@@ -14,5 +16,21 @@ Tensor normal(const Shape& shape, double deviation, DType dtype, Device device);
 Tensor uniform(const Shape& shape, double bound, DType dtype, Device device);
 /// He et al. 2015, equation 10, over the fan out: normal with deviation sqrt(2 / fan_out). For ResNets.
 Tensor kaiming_fan_out(const Shape& shape, std::int64_t fan_out, DType dtype, Device device);
+
+/// Part number `part` of `parts` along an axis of a tensor of shape `whole`. Where several tensors lie side by side in
+/// it, `stretches` of one size, it has such a part of each.
+struct PartOf {
+  Shape whole;
+  int axis = 0;
+  std::int64_t parts = 1, part = 0, stretches = 1;
+
+  Shape shape() const;
+  /// f(element of the whole, element of the part, count) for each run of neighbours, in row-major order.
+  void for_each_run(FunctionRef<void(std::int64_t, std::int64_t, std::int64_t)> f) const;
+};
+
+/// What normal() and uniform() of the whole would have there, if it were drawn at `site`.
+Tensor normal_part(const PartOf& part, double deviation, DType dtype, Device device, const RandomSite& site);
+Tensor uniform_part(const PartOf& part, double bound, DType dtype, Device device, const RandomSite& site);
 
 }  // namespace thimble::nn::init

@@ -21,23 +21,50 @@ Tensor as_operand(const Tensor& t, std::optional<DType> compute) {
   return t.defined() && compute ? cast(t, *compute) : t;
 }
 
+namespace linear_detail {
+
+std::int64_t own_inputs(std::int64_t in, const LinearOptions& options) {
+  return options.part && options.part->by_inputs ? in / options.part->parts : in;
+}
+std::int64_t own_outputs(std::int64_t out, const LinearOptions& options) {
+  return options.part && !options.part->by_inputs ? out / options.part->parts : out;
+}
+
+// What a part has of a parameter of the whole layer, whose outputs lie along `axis`.
+init::PartOf part_of(const Shape& whole, int axis, const LinearPart& part) {
+  if (!part.by_inputs) return {whole, axis, part.parts, part.part, part.stretches};
+  return {whole, 1 - axis, part.parts, part.part};
+}
+
+}  // namespace linear_detail
+
 Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const LinearOptions& options)
     : options_(options),
       compute_(on.compute),
-      fp8_(on, in, out),
+      fp8_(on, linear_detail::own_inputs(in, options), linear_detail::own_outputs(out, options)),
       is_coded_(on.coded_weights != nullptr),
       is_in_block_(on.is_in_blocks) {
-  const Shape shape = options.weight_is_in_out ? Shape{in, out} : Shape{out, in};
-  const double bound = 1 / std::sqrt(static_cast<double>(in));
   const bool is_normal = options.deviation >= 0;
+  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const auto drawn = [&](const Shape& whole, int axis, const RandomSite& site) {
+    if (!options.part) {
+      return is_normal ? init::normal(whole, options.deviation, on.dtype, on.device)
+                       : init::uniform(whole, bound, on.dtype, on.device);
+    }
+    const init::PartOf part = linear_detail::part_of(whole, axis, *options.part);
+    return is_normal ? init::normal_part(part, options.deviation, on.dtype, on.device, site)
+                     : init::uniform_part(part, bound, on.dtype, on.device, site);
+  };
+  const LinearPart part = options.part.value_or(LinearPart{});
   {
     const ParameterStoreScope store(is_coded_ ? on.coded_weights : context().parameter_store);
-    weight = add_parameter("weight", is_normal ? init::normal(shape, options.deviation, on.dtype, on.device)
-                                               : init::uniform(shape, bound, on.dtype, on.device));
+    weight = add_parameter("weight", options.weight_is_in_out ? drawn({in, out}, 1, part.weight)
+                                                              : drawn({out, in}, 0, part.weight));
   }
   if (options.has_bias) {
-    bias = add_parameter("bias", is_normal ? init::constant({out}, 0, on.dtype, on.device)
-                                           : init::uniform({out}, bound, on.dtype, on.device));
+    bias = add_parameter("bias", is_normal ? init::constant({linear_detail::own_outputs(out, options)}, 0, on.dtype,
+                                                            on.device)
+                                           : drawn({out}, 0, part.bias));
   }
   if (fp8_.state().defined()) {
     add_buffer("fp8_amax", fp8_.state().amax);

@@ -12,6 +12,15 @@ namespace thimble::nn {
 /// dtype; t itself without a dtype to compute in, or when it is undefined.
 Tensor as_operand(const Tensor& t, std::optional<DType> compute);
 
+/// A linear layer as a part of one that is cut (models/transformer/cut_block.h). It begins with the values that the whole
+/// would have there.
+struct LinearPart {
+  bool by_inputs = false;  ///< a part of the inputs and all outputs; else all inputs and a part of the outputs
+  std::int64_t parts = 1, part = 0;
+  std::int64_t stretches = 1;  ///< of outputs, each cut by itself
+  RandomSite weight, bias;     ///< where the whole's values are drawn
+};
+
 struct LinearOptions {
   bool has_bias = true;
   /// Weight (I, O), as GPT-2's files have it, instead of (O, I).
@@ -20,6 +29,7 @@ struct LinearOptions {
   /// Deviation of the normal the weight starts from (bias 0). Negative: uniform in +-1/sqrt(I), weight and bias (He et
   /// al. 2015 with a = sqrt(5), PyTorch's default).
   double deviation = -1;
+  std::optional<LinearPart> part = {};  ///< none: it is whole
 };
 
 /// A low-rank adapter of a linear layer (Hu et al. 2021, arXiv:2106.09685).
@@ -32,6 +42,7 @@ struct AdapterOptions {
 /// (..., I) -> (..., O). In FP8 where the options have a recipe and 16 divides I and O (nn/precision/fp8.h).
 class Linear final : public Layer {
  public:
+  /// Of a part, `in` and `out` are the whole's, and the part divides what it cuts.
   Linear(std::int64_t in, std::int64_t out, const TensorOptions& on = {}, const LinearOptions& options = {});
   Parameter weight, bias;
 
@@ -65,6 +76,8 @@ class Linear final : public Layer {
   /// Throws what merge_adapter() would throw.
   void check_merge() const;
   bool is_merged() const noexcept { return is_merged_; }
+  /// Whether it is a part of a layer that is cut.
+  bool is_part() const noexcept { return options_.part.has_value(); }
   Parameter lora_a, lora_b;
 
  protected:

@@ -1,0 +1,89 @@
+#include <thimble/dist/parts.h>
+
+#include <string>
+#include <utility>
+
+#include <thimble/autograd/apply.h>
+#include <thimble/core/error.h>
+#include <thimble/core/ops/elementwise/elementwise.h>
+#include <thimble/core/ops/elementwise/elementwise_functors.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/view.h>
+#include <thimble/dist/fold.h>
+#include <thimble/dist/transit.h>
+#include <thimble/dist/window.h>
+
+namespace thimble::dist {
+
+Tensor EnterPart::forward(const Tensor& x, Needs, Saved&) const { return view::reshape(x, x.shape()); }
+
+Gradients EnterPart::backward(Saved, Tensor dy, Needs) const {
+  return {ranks != nullptr ? fold(*ranks, std::move(dy), true) : dy};
+}
+
+Tensor SumParts::forward(std::span<const Tensor> terms, Needs, Saved&) const {
+  for (const Tensor& term : terms) {
+    if (term.shape() != terms[0].shape())
+      throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; equal ones are allowed");
+    if (term.dtype() != terms[0].dtype())
+      throw DTypeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; one dtype is allowed");
+  }
+  if (ranks != nullptr) return fold(*ranks, terms[0]);
+  const Tensor sum = Tensor::empty(terms[0].shape(), terms[0].dtype(), terms[0].device());
+  if (terms.size() == 1) {
+    copy_into(sum, terms[0]);
+  } else {
+    elementwise_detail::run("add", ops::Add(), {&terms[0], &terms[1]}, sum);
+  }
+  for (std::size_t p = 2; p < terms.size(); ++p) add_to(sum, terms[p]);
+  return sum;
+}
+
+Gradients SumParts::backward(Saved, Tensor dy, Needs needs) const {
+  Gradients gradients;
+  for (int i = 0; needs.bits() >> i != 0; ++i) gradients.push_back(needs[i] ? dy : Tensor());
+  return gradients;
+}
+
+Tensor enter_part(const Team& team, const Tensor& x) {
+  return team.parts == 1 ? x : apply(EnterPart{team.ranks}, x);
+}
+
+Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
+  if (static_cast<int>(terms.size()) != team.count() || team.count() > Needs::max_operands) {
+    throw ValueError("sum_parts: " + std::to_string(terms.size()) + " terms of " + std::to_string(team.count()) +
+                     " parts; as many as there are, at most " + std::to_string(Needs::max_operands) + ", are allowed");
+  }
+  if (team.parts == 1) return terms[0];
+  return apply_list(SumParts{team.ranks}, terms);
+}
+
+Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int> layers) {
+  const std::int64_t n = own.elements();
+  const int size = ranks.size();
+  const PathScope path = ranks_path();
+  const Tensor rows = Tensor::empty({size, n}, own.dtype(), own.device(), Category::communication);
+  copy_into(window_of(rows, ranks.rank() * n, {n}), own);
+  Transit transit;
+  for (int r = 0; r < size; ++r) {
+    if (r == ranks.rank()) continue;
+    transit.send(r, window_of(rows, ranks.rank() * n, {n}));
+    transit.receive(r, window_of(rows, r * n, {n}));
+  }
+  transit.begin(ranks);
+  transit.wait();
+  std::int64_t count = 0;
+  for (const int layer : layers) count += layer < 0 ? 1 : size;
+  Tensor all = Tensor::empty({count}, own.dtype(), own.device(), Category::workspace);
+  std::int64_t at = 0;
+  for (std::int64_t begin = 0, end; begin < n; begin = end) {
+    const int layer = layers[static_cast<std::size_t>(begin)];
+    for (end = begin + 1; end < n && layers[static_cast<std::size_t>(end)] == layer;) ++end;
+    for (int r = 0; r < (layer < 0 ? 1 : size); ++r, at += end - begin) {
+      copy_into(window_of(all, at, {end - begin}), window_of(rows, (layer < 0 ? ranks.rank() : r) * n + begin, {end - begin}));
+    }
+  }
+  return all;
+}
+
+}  // namespace thimble::dist

@@ -1,0 +1,22 @@
+#pragma once
+// Tensor parallelism (Shoeybi et al. 2019, arXiv:1909.08053): a layer's work in parts, and who has them.
+//
+// In how many parts the work is cut is an attribute of the arithmetic: what parts give is added up in their order,
+// whoever has them. One rank alone computes all parts one after the other; of a team of ranks each has one part, with
+// the bits of that one rank. dist/parts.h has the operators.
+
+namespace thimble::dist {
+
+class Communicator;
+
+/// The parts of a layer's work, and which of them this rank has.
+struct Team {
+  int parts = 1;
+  Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
+  int rank = 0;                   ///< of these
+
+  int first() const noexcept { return rank; }
+  int count() const noexcept { return ranks != nullptr ? 1 : parts; }
+};
+
+}  // namespace thimble::dist

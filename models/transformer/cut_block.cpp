@@ -1,0 +1,105 @@
+#include <thimble/models/transformer/cut_block.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/dist/parts.h>
+#include <thimble/nn/layers/init.h>
+
+namespace thimble::models {
+
+CutLinear CutBlock::cut(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
+                        nn::LinearOptions options, nn::LinearPart part) {
+  CutLinear layer;
+  {
+    const PathScope own(path());
+    const PathScope below(name);
+    part.weight = initial_random_site();
+    if (options.has_bias && options.deviation < 0) part.bias = initial_random_site();
+  }
+  const bool has_bias = options.has_bias;
+  if (part.by_inputs) options.has_bias = false;
+  part.parts = team_.parts;
+  for (int p = team_.first(); p < team_.first() + team_.count(); ++p) {
+    part.part = p;
+    options.part = part;
+    layer.parts.push_back(&child<nn::Linear>(name + "." + std::to_string(p), in, out, on, options));
+  }
+  if (has_bias && part.by_inputs) {
+    layer.bias = add_parameter(name + ".bias", nn::init::constant({out}, 0, on.dtype, on.device));
+  }
+  return layer;
+}
+
+CutLinear CutBlock::cut_outputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
+                                const nn::LinearOptions& options, std::int64_t stretches) {
+  if (!is_cut()) return {{&child<nn::Linear>(name, in, out, on, options)}, {}};
+  nn::LinearPart part;
+  part.stretches = stretches;
+  return cut(name, in, out, on, options, part);
+}
+
+CutLinear CutBlock::cut_inputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
+                               const nn::LinearOptions& options) {
+  if (!is_cut()) return {{&child<nn::Linear>(name, in, out, on, options)}, {}};
+  nn::LinearPart part;
+  part.by_inputs = true;
+  return cut(name, in, out, on, options, part);
+}
+
+Tensor CutBlock::sum_of_parts(Tensor x, const CutLinear& last, FunctionRef<Tensor(std::size_t, Tensor)> run) {
+  if (!is_cut()) return (*last.parts[0])(run(0, std::move(x)));
+  x = nn::as_operand(x, compute_);  // once for all parts
+  std::vector<Tensor> terms;
+  for (std::size_t p = 0; p < last.parts.size(); ++p) {
+    Tensor own = dist::enter_part(team_, x);
+    if (p + 1 == last.parts.size()) x = Tensor();
+    terms.push_back((*last.parts[p])(run(p, std::move(own))));
+  }
+  const Tensor sum = dist::sum_parts(team_, terms);
+  terms.clear();
+  return last.bias.defined() ? add(sum, nn::as_operand(last.bias, compute_)) : sum;
+}
+
+PathScope CutBlock::part_path(const char* name, std::size_t p) const {
+  return PathScope(is_cut() ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name);
+}
+
+void require_parts(std::string_view name, const ModelOptions& sizes, const nn::TensorOptions& on) {
+  const std::int64_t parts = sizes.team.parts;
+  if (parts == 1) return;
+  const std::string start = std::string(name) + ": " + std::to_string(parts) + " parts";
+  if (parts < 1 || sizes.heads % parts != 0 || (sizes.key_heads > 0 && sizes.key_heads % parts != 0)) {
+    throw ValueError(start + " of " + std::to_string(sizes.heads) + " heads" +
+                     (sizes.key_heads > 0 ? ", " + std::to_string(sizes.key_heads) + " of keys and values" : "") +
+                     "; a divisor is allowed");
+  }
+  if (sizes.feed_forward == FeedForward::tiled) {
+    throw ValueError(start + " with feed-forward layers in tiles; full ones are allowed");
+  }
+  if (on.fp8) throw ValueError(start + " with products in FP8; f32, f16 and bf16 are allowed");
+  if (on.coded_weights != nullptr) throw ValueError(start + " with coded weights; plain ones are allowed");
+}
+
+std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters) {
+  std::map<const Leaf*, int> layers;
+  int count = 0;
+  model.for_each_module([&](const nn::Module& module) {
+    const auto* const linear = dynamic_cast<const nn::Linear*>(&module);
+    if (linear == nullptr || !linear->is_part()) return;
+    for (const nn::NamedTensor& p : linear->parameters()) layers[p.tensor.leaf().get()] = count;
+    ++count;
+  });
+  std::vector<int> list;
+  for (const nn::Named& p : parameters) {
+    const auto found = layers.find(p.tensor.leaf().get());
+    list.push_back(found == layers.end() ? -1 : found->second);
+  }
+  return list;
+}
+
+}  // namespace thimble::models

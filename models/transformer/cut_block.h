@@ -1,0 +1,61 @@
+#pragma once
+// Transformer blocks whose work is cut into parts: heads of attention, columns of the feed-forward layer (Shoeybi et
+// al. 2019, arXiv:1909.08053, section 3). Norms, biases behind a sum of parts, and all that lies outside of blocks are
+// whole on every rank.
+//
+//   attention     c_attn  cut by outputs, whole heads     c_proj  cut by inputs
+//   feed forward  c_fc    cut by outputs                  c_proj  cut by inputs
+//
+// Part p of a linear layer is a module of its own, "attn.c_attn.1". A layer in one part is an nn::Linear as any other.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <thimble/models/model.h>
+#include <thimble/nn/layers/layers.h>
+
+namespace thimble::models {
+
+/// The parts of a linear layer that this rank has, in their order.
+struct CutLinear {
+  std::vector<nn::Linear*> parts;
+  nn::Parameter bias;  ///< of a layer that is cut by inputs: added behind the sum; undefined in one part
+};
+
+class CutBlock : public nn::Layer {
+ protected:
+  explicit CutBlock(const dist::Team& team, std::optional<DType> compute) : team_(team), compute_(compute) {}
+
+  /// (in) -> (out / parts) each; where several tensors lie side by side in the output, `stretches` of one size, a part
+  /// has a part of each.
+  CutLinear cut_outputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
+                        const nn::LinearOptions& options, std::int64_t stretches = 1);
+  /// (in / parts) -> (out) each.
+  CutLinear cut_inputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
+                       const nn::LinearOptions& options);
+
+  /// The sum over all parts of last(run(p, x)), where p counts this rank's. run takes x over, so that x goes as soon as
+  /// it is read.
+  Tensor sum_of_parts(Tensor x, const CutLinear& last, FunctionRef<Tensor(std::size_t p, Tensor x)> run);
+  bool is_cut() const noexcept { return team_.parts > 1; }
+  /// What run() draws random numbers and allocates under: a path of the part's own.
+  PathScope part_path(const char* name, std::size_t p) const;
+
+  dist::Team team_;
+  std::optional<DType> compute_;
+
+ private:
+  CutLinear cut(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
+                nn::LinearOptions options, nn::LinearPart part);
+};
+
+/// Throws ValueError unless the parts divide heads and heads of keys, and for what is not done in parts: feed-forward
+/// layers in tiles, products in FP8, coded weights.
+void require_parts(std::string_view name, const ModelOptions& sizes, const nn::TensorOptions& on);
+
+/// Of each of these parameters of a model the number of the linear layer that it is a part of; -1: it is whole.
+std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters);
+
+}  // namespace thimble::models
