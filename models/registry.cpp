@@ -12,6 +12,7 @@
 #include <thimble/models/mlp/mlp.h>
 #include <thimble/models/resnet/resnet.h>
 #include <thimble/models/sharedconv/sharedconv.h>
+#include <thimble/models/transformer/cut_block.h>
 #include <thimble/models/vit/vit.h>
 
 namespace thimble::models {
@@ -94,7 +95,12 @@ Tensor Model::loss(const Batch& batch) {
 }
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
-  return registry_detail::row_of(name).make(name, options, on);
+  std::unique_ptr<Model> model = registry_detail::row_of(name).make(name, options, on);
+  if (options.team.parts > 1 && !has_parts(*model)) {
+    throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +
+                     " parts: its layers are whole, and 1 is allowed");
+  }
+  return model;
 }
 
 Theory make_theory(std::string_view name, const ModelOptions& options, const nn::Precision& precision) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
@@ -36,40 +37,49 @@ Tensor gelu_if_textbook(const Tensor& x, Build build, std::string_view name) {
 }  // namespace bert_detail
 
 BertLayer::BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : sizes_(sizes),
-      compute_(on.compute),
-      query_(child<nn::Linear>("attention.self.query", sizes.width, sizes.width, on, bert_detail::dense())),
-      key_(child<nn::Linear>("attention.self.key", sizes.width, sizes.width, on, bert_detail::dense())),
-      value_(child<nn::Linear>("attention.self.value", sizes.width, sizes.width, on, bert_detail::dense())),
-      attention_out_(child<nn::Linear>("attention.output.dense", sizes.width, sizes.width, on, bert_detail::dense())),
+    : CutBlock(sizes, on),
+      sizes_(sizes),
+      query_(cut_outputs("attention.self.query", sizes.width, sizes.width, on, bert_detail::dense())),
+      key_(cut_outputs("attention.self.key", sizes.width, sizes.width, on, bert_detail::dense())),
+      value_(cut_outputs("attention.self.value", sizes.width, sizes.width, on, bert_detail::dense())),
+      attention_out_(cut_inputs("attention.output.dense", sizes.width, sizes.width, on, bert_detail::dense())),
       attention_dropout_(child<nn::Dropout>("attention.output.dropout", sizes.dropout, sizes.build == Build::textbook)),
       norm1_(child<nn::LayerNorm>("attention.output.LayerNorm", sizes.width, on, bert_detail::epsilon)),
-      up_(child<nn::Linear>("intermediate.dense", sizes.width, 4 * sizes.width, on, bert_detail::dense_gelu(sizes))),
-      down_(child<nn::Linear>("output.dense", 4 * sizes.width, sizes.width, on, bert_detail::dense())),
+      up_(cut_outputs("intermediate.dense", sizes.width, 4 * sizes.width, on, bert_detail::dense_gelu(sizes))),
+      down_(cut_inputs("output.dense", 4 * sizes.width, sizes.width, on, bert_detail::dense())),
       mlp_dropout_(child<nn::Dropout>("output.dropout", sizes.dropout, sizes.build == Build::textbook)),
       norm2_(child<nn::LayerNorm>("output.LayerNorm", sizes.width, on, bert_detail::epsilon)) {}
 
 Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
-  const Tensor x = nn::as_operand(in, compute_);                  // once for the three of them
-  const Shape heads{x.size(0), x.size(1), sizes_.heads, sizes_.width / sizes_.heads};
-  const Tensor q = reshape(query_(x), heads), k = reshape(key_(x), heads), v = reshape(value_(x), heads);
   AttentionOptions options;
   options.causal = false;
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
-  const PathScope scope("attention.self");
-  const Tensor y = sizes_.build == Build::fused ? attention(q, k, v, options)
-                                                : attention_textbook(q, k, v, options);  // (B, T, H, D)
-  return attention_dropout_(attention_out_(reshape(y, x.shape())));
+  const auto of_part = [&](std::size_t p, const Tensor& x) {
+    const Shape heads{x.size(0), x.size(1), sizes_.heads / team_.parts, sizes_.width / sizes_.heads};
+    const Tensor q = reshape((*query_.parts[p])(x), heads), k = reshape((*key_.parts[p])(x), heads),
+                 v = reshape((*value_.parts[p])(x), heads);
+    const PathScope scope = part_path("attention.self", p);
+    const Tensor y = sizes_.build == Build::fused ? attention(q, k, v, options)
+                                                  : attention_textbook(q, k, v, options);  // (B, T, H / parts, D)
+    return reshape(y, {x.size(0), x.size(1), sizes_.width / team_.parts});
+  };
+  return attention_dropout_(
+      sum_of_parts(nn::as_operand(in, compute_), attention_out_, of_part));  // once for the three of them
 }
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
   if (sizes_.feed_forward == FeedForward::tiled) {
-    return mlp_dropout_(tiled_feed_forward(x, {up_, nullptr, down_, kernels::Activation::gelu_erf, compute_}));
+    return mlp_dropout_(tiled_feed_forward(
+        x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
   }
-  const Tensor y = bert_detail::gelu_if_textbook(up_(x), sizes_.build, "intermediate.gelu");  // (B, T, 4C)
-  return mlp_dropout_(down_(y));
+  return mlp_dropout_(sum_of_parts(x, down_, [&](std::size_t p, Tensor in) {
+    const Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+    if (sizes_.build == Build::fused) return y;
+    const PathScope scope = part_path("intermediate.gelu", p);
+    return gelu(y, GeluForm::erf);
+  }));
 }
 
 Tensor BertLayer::add_parts(const Tensor& x, const Tensor& mask) {

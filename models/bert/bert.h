@@ -14,12 +14,13 @@
 #include <vector>
 
 #include <thimble/models/theory.h>
+#include <thimble/models/transformer/cut_block.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
 
 /// norm(x + proj(attention(q, k, v))), then norm(x + mlp(x)).
-class BertLayer final : public nn::Layer {
+class BertLayer final : public CutBlock {
  public:
   BertLayer(const ModelOptions& sizes, const nn::TensorOptions& on);
   /// With what attention takes besides (AttentionOptions::mask).
@@ -34,11 +35,10 @@ class BertLayer final : public nn::Layer {
   Tensor feed_forward(const Tensor& x);
 
   ModelOptions sizes_;
-  std::optional<DType> compute_;
-  nn::Linear &query_, &key_, &value_, &attention_out_;
+  CutLinear query_, key_, value_, attention_out_;
   nn::Dropout& attention_dropout_;
   nn::LayerNorm& norm1_;
-  nn::Linear &up_, &down_;
+  CutLinear up_, down_;
   nn::Dropout& mlp_dropout_;
   nn::LayerNorm& norm2_;
 };

@@ -47,7 +47,7 @@ Tensor attend_cached(const Tensor& qkv, std::int64_t heads, const nn::CachedLaye
 }  // namespace gpt_detail
 
 GptBlock::GptBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : CutBlock(sizes.team, on.compute),
+    : CutBlock(sizes, on),
       sizes_(sizes),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on)),
       qkv_(cut_outputs("attn.c_attn", sizes.width, 3 * sizes.width, on, gpt_detail::projection(gpt_detail::deviation),
@@ -206,9 +206,7 @@ std::unique_ptr<Model> make_gpt(std::string_view name, const ModelOptions& optio
   const auto is_named = [&](const TokenSizes& row) { return row.name == name; };
   if (std::none_of(gpt_detail::family.begin(), gpt_detail::family.end(), is_named)) return nullptr;
   const PathScope scope("gpt");
-  const ModelOptions sizes = gpt_options(name, options);
-  require_parts(name, sizes, on);
-  return std::make_unique<Gpt>(sizes, on);
+  return std::make_unique<Gpt>(gpt_options(name, options), on);
 }
 
 }  // namespace thimble::models

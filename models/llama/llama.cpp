@@ -26,55 +26,54 @@ std::int64_t key_width(const ModelOptions& sizes) { return sizes.width / sizes.h
 }  // namespace llama_detail
 
 LlamaLayer::LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on)
-    : config_(config),
-      compute_(on.compute),
+    : CutBlock(config.sizes, on),
+      config_(config),
       norm1_(child<nn::RmsNorm>("input_layernorm", config.sizes.width, on, config.epsilon)),
-      query_(child<nn::Linear>("self_attn.q_proj", config.sizes.width, config.sizes.width, on,
-                               llama_detail::projection(config.has_bias))),
-      key_(child<nn::Linear>("self_attn.k_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
-                             llama_detail::projection(config.has_bias))),
-      value_(child<nn::Linear>("self_attn.v_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
-                               llama_detail::projection(config.has_bias))),
-      attention_out_(child<nn::Linear>("self_attn.o_proj", config.sizes.width, config.sizes.width, on,
-                                       llama_detail::projection())),
+      query_(cut_outputs("self_attn.q_proj", config.sizes.width, config.sizes.width, on,
+                         llama_detail::projection(config.has_bias))),
+      key_(cut_outputs("self_attn.k_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
+                       llama_detail::projection(config.has_bias))),
+      value_(cut_outputs("self_attn.v_proj", config.sizes.width, llama_detail::key_width(config.sizes), on,
+                         llama_detail::projection(config.has_bias))),
+      attention_out_(
+          cut_inputs("self_attn.o_proj", config.sizes.width, config.sizes.width, on, llama_detail::projection())),
       norm2_(child<nn::RmsNorm>("post_attention_layernorm", config.sizes.width, on, config.epsilon)),
-      gate_(
-          child<nn::Linear>("mlp.gate_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
-      up_(child<nn::Linear>("mlp.up_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
-      down_(child<nn::Linear>("mlp.down_proj", config.sizes.hidden, config.sizes.width, on,
-                              llama_detail::projection())) {}
+      gate_(cut_outputs("mlp.gate_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
+      up_(cut_outputs("mlp.up_proj", config.sizes.width, config.sizes.hidden, on, llama_detail::projection())),
+      down_(cut_inputs("mlp.down_proj", config.sizes.hidden, config.sizes.width, on, llama_detail::projection())) {}
 
 Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::CachedLayer* past) {  // (B, T, h)
   const ModelOptions& sizes = config_.sizes;
-  const Tensor x = nn::as_operand(norm1_(in), compute_);         // once for the three of them
-  const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count, D), a view
-    return reshape(y, {x.size(0), x.size(1), count, sizes.width / sizes.heads});
-  };
   const RotaryOptions turns{config_.theta, past != nullptr ? past->cache.length() : 0, config_.scaling};
-  const Tensor q = rotary(heads(query_(x), sizes.heads), turns);
-  const Tensor k = rotary(heads(key_(x), sizes.key_heads), turns);
-  const Tensor v = heads(value_(x), sizes.key_heads);
   AttentionOptions options;
   options.window = sizes.window;
   options.mask = mask;
-  const PathScope scope("self_attn");
-  const Tensor y = past != nullptr               ? past->attend(q, k, v, sizes.window)
-                   : sizes.build == Build::fused ? attention(q, k, v, options)
-                                                 : attention_textbook(q, k, v, options);  // (B, T, a, D)
-  return attention_out_(reshape(y, x.shape()));
+  const auto of_part = [&](std::size_t p, const Tensor& x) {
+    const auto heads = [&](const Tensor& y, std::int64_t count) {  // (B, T, count / parts, D), a view
+      return reshape(y, {x.size(0), x.size(1), count / team_.parts, sizes.width / sizes.heads});
+    };
+    const Tensor q = rotary(heads((*query_.parts[p])(x), sizes.heads), turns);
+    const Tensor k = rotary(heads((*key_.parts[p])(x), sizes.key_heads), turns);
+    const Tensor v = heads((*value_.parts[p])(x), sizes.key_heads);
+    const PathScope scope = part_path("self_attn", p);
+    const Tensor y = past != nullptr               ? past->attend(q, k, v, sizes.window)
+                     : sizes.build == Build::fused ? attention(q, k, v, options)
+                                                   : attention_textbook(q, k, v, options);
+    return reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts});
+  };
+  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_, of_part);  // once for the three of them
 }
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
   if (config_.sizes.feed_forward == FeedForward::tiled) {
-    return tiled_feed_forward(norm2_(in), {up_, &gate_, down_, kernels::Activation::none, compute_});
+    return tiled_feed_forward(norm2_(in), {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none,
+                                           compute_});
   }
-  const Tensor x = nn::as_operand(norm2_(in), compute_);
-  const Tensor gate = gate_(x), up = up_(x);  // (B, T, f)
-  const auto gated = [&] {
-    const PathScope scope("mlp");
+  return sum_of_parts(nn::as_operand(norm2_(in), compute_), down_, [&](std::size_t p, const Tensor& x) {
+    const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
+    const PathScope scope = part_path("mlp", p);
     return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
-  };
-  return down_(gated());
+  });
 }
 
 Tensor LlamaLayer::add_parts(const Tensor& x, const Tensor& mask, const nn::CachedLayer* past) {
@@ -142,6 +141,7 @@ nn::KvCacheSizes Llama::cache_sizes() const {
 }
 
 Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
+  if (options_.team.parts > 1) throw ValueError("llama: a cache with layers in parts; whole layers are allowed");
   check_extension("llama", ids, cache);
   const PathScope scope(path());
   Tensor x = tokens_(ids);  // (B, T, h)

@@ -15,6 +15,7 @@
 #include <thimble/core/ops/elementwise/rotary.h>
 #include <thimble/models/theory.h>
 #include <thimble/models/transformer/decoder.h>
+#include <thimble/models/transformer/cut_block.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {
@@ -32,7 +33,7 @@ struct LlamaConfig {
 };
 
 /// x + o(attention(rotary q, rotary k, v)), then x + down(silu(gate) up), each from a norm of x.
-class LlamaLayer final : public nn::Layer {
+class LlamaLayer final : public CutBlock {
  public:
   LlamaLayer(const LlamaConfig& config, const nn::TensorOptions& on);
   /// The layer of the positions behind those in the cache, which gets their keys and values.
@@ -49,11 +50,10 @@ class LlamaLayer final : public nn::Layer {
   Tensor feed_forward(const Tensor& in);
 
   LlamaConfig config_;
-  std::optional<DType> compute_;
   nn::RmsNorm& norm1_;
-  nn::Linear &query_, &key_, &value_, &attention_out_;
+  CutLinear query_, key_, value_, attention_out_;
   nn::RmsNorm& norm2_;
-  nn::Linear &gate_, &up_, &down_;
+  CutLinear gate_, up_, down_;
 };
 
 class Llama final : public Decoder {

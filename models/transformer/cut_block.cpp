@@ -12,6 +12,23 @@
 
 namespace thimble::models {
 
+CutBlock::CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on) : team_(sizes.team), compute_(on.compute) {
+  if (!is_cut()) return;
+  const std::string start = "blocks in " + std::to_string(team_.parts) + " parts: ";
+  const auto divides = [&](std::int64_t count, const char* what) {
+    if (count % team_.parts == 0) return;
+    throw ValueError(start + std::to_string(count) + " " + what + "; a divisor is allowed");
+  };
+  divides(sizes.heads, "heads");
+  divides(sizes.key_heads, "heads of keys and values");
+  divides(sizes.hidden, "columns inside of the feed-forward layer");
+  if (sizes.feed_forward == FeedForward::tiled) {
+    throw ValueError(start + "not with feed-forward layers in tiles; full ones are allowed");
+  }
+  if (on.fp8) throw ValueError(start + "not with products in FP8; f32, f16 and bf16 are allowed");
+  if (on.coded_weights != nullptr) throw ValueError(start + "not with coded weights; plain ones are allowed");
+}
+
 CutLinear CutBlock::cut(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
                         nn::LinearOptions options, nn::LinearPart part) {
   CutLinear layer;
@@ -54,6 +71,8 @@ CutLinear CutBlock::cut_inputs(const std::string& name, std::int64_t in, std::in
 Tensor CutBlock::sum_of_parts(Tensor x, const CutLinear& last, FunctionRef<Tensor(std::size_t, Tensor)> run) {
   if (!is_cut()) return (*last.parts[0])(run(0, std::move(x)));
   x = nn::as_operand(x, compute_);  // once for all parts
+  // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
+  if (team_.ranks == nullptr) x = dist::enter_part(team_, x);
   std::vector<Tensor> terms;
   for (std::size_t p = 0; p < last.parts.size(); ++p) {
     Tensor own = dist::enter_part(team_, x);
@@ -69,20 +88,13 @@ PathScope CutBlock::part_path(const char* name, std::size_t p) const {
   return PathScope(is_cut() ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name);
 }
 
-void require_parts(std::string_view name, const ModelOptions& sizes, const nn::TensorOptions& on) {
-  const std::int64_t parts = sizes.team.parts;
-  if (parts == 1) return;
-  const std::string start = std::string(name) + ": " + std::to_string(parts) + " parts";
-  if (parts < 1 || sizes.heads % parts != 0 || (sizes.key_heads > 0 && sizes.key_heads % parts != 0)) {
-    throw ValueError(start + " of " + std::to_string(sizes.heads) + " heads" +
-                     (sizes.key_heads > 0 ? ", " + std::to_string(sizes.key_heads) + " of keys and values" : "") +
-                     "; a divisor is allowed");
-  }
-  if (sizes.feed_forward == FeedForward::tiled) {
-    throw ValueError(start + " with feed-forward layers in tiles; full ones are allowed");
-  }
-  if (on.fp8) throw ValueError(start + " with products in FP8; f32, f16 and bf16 are allowed");
-  if (on.coded_weights != nullptr) throw ValueError(start + " with coded weights; plain ones are allowed");
+bool has_parts(const Model& model) {
+  bool has = false;
+  model.for_each_module([&](const nn::Module& module) {
+    const auto* const linear = dynamic_cast<const nn::Linear*>(&module);
+    has = has || (linear != nullptr && linear->is_part());
+  });
+  return has;
 }
 
 std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters) {

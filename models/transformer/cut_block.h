@@ -26,7 +26,10 @@ struct CutLinear {
 
 class CutBlock : public nn::Layer {
  protected:
-  explicit CutBlock(const dist::Team& team, std::optional<DType> compute) : team_(team), compute_(compute) {}
+  /// The block is cut as `sizes.team` says. Throws ValueError unless its parts divide heads, heads of keys and the
+  /// width inside of the feed-forward layer, and for what is not done in parts: feed-forward layers in tiles, products
+  /// in FP8, coded weights.
+  CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// (in) -> (out / parts) each; where several tensors lie side by side in the output, `stretches` of one size, a part
   /// has a part of each.
@@ -51,9 +54,8 @@ class CutBlock : public nn::Layer {
                 nn::LinearOptions options, nn::LinearPart part);
 };
 
-/// Throws ValueError unless the parts divide heads and heads of keys, and for what is not done in parts: feed-forward
-/// layers in tiles, products in FP8, coded weights.
-void require_parts(std::string_view name, const ModelOptions& sizes, const nn::TensorOptions& on);
+/// Whether any of its layers is a part.
+bool has_parts(const Model& model);
 
 /// Of each of these parameters of a model the number of the linear layer that it is a part of; -1: it is whole.
 std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters);
