@@ -1,0 +1,176 @@
+// The operators of tensor parallelism against plain loops, and parts of initial values against the whole.
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/autograd/gradcheck.h>
+#include <thimble/autograd/tape.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/dist/fold.h>
+#include <thimble/dist/parts.h>
+#include <thimble/dist/threads.h>
+#include <thimble/nn/layers/init.h>
+
+#include "support/catch.h"
+
+using namespace thimble;
+
+namespace {
+
+/// What rank r of a team has: numbers whose sum depends on the order.
+std::vector<float> numbers_of(int rank, std::int64_t n) {
+  Generator generator(static_cast<std::uint64_t>(rank) + 11);
+  const GeneratorScope scope(generator);
+  const Tensor t = mul(randn({n}), rank % 2 == 0 ? 1e4 : 1.0);
+  return to_host<float>(t);
+}
+
+}  // namespace
+
+TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "[parts]") {
+  const std::int64_t n = GENERATE(1, 2, 7, 1000);
+  const int ranks = GENERATE(1, 2, 3, 5);
+  const bool last_first = GENERATE(false, true);
+  std::vector<float> expected(static_cast<std::size_t>(n), 0);
+  for (int k = 0; k < ranks; ++k) {
+    const std::vector<float> of = numbers_of(last_first ? ranks - 1 - k : k, n);
+    for (std::size_t i = 0; i < expected.size(); ++i) expected[i] = k == 0 ? of[i] : expected[i] + of[i];
+  }
+  std::vector<std::vector<float>> sums(static_cast<std::size_t>(ranks));
+  dist::run_ranks(ranks, [&](dist::Communicator& team) {
+    const Tensor mine = from_host(numbers_of(team.rank(), n), {n});
+    const Tensor sum = dist::fold(team, mine, last_first);
+    CHECK((to_host<float>(mine) == numbers_of(team.rank(), n)));  // held here, so not written
+    sums[static_cast<std::size_t>(team.rank())] = to_host<float>(sum);
+  });
+  for (const std::vector<float>& sum : sums) CHECK((sum == expected));
+}
+
+TEST_CASE("parts: sums in another order have other bits", "[parts]") {  // or the test above would show nothing
+  std::vector<float> up(1000, 0), down(1000, 0);
+  for (int k = 0; k < 5; ++k) {
+    const std::vector<float> a = numbers_of(k, 1000), b = numbers_of(4 - k, 1000);
+    for (std::size_t i = 0; i < up.size(); ++i) up[i] += a[i], down[i] += b[i];
+  }
+  CHECK((up != down));
+}
+
+TEST_CASE("parts: gradients of all parts on one rank", "[parts]") {
+  const dist::Team team{.parts = 3};
+  const auto function = [&](std::span<const Tensor> in) {
+    std::vector<Tensor> terms;
+    for (int p = 0; p < 3; ++p) terms.push_back(mul(dist::enter_part(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
+    return dist::sum_parts(team, terms);
+  };
+  Generator generator(3);
+  const GeneratorScope scope(generator);
+  std::vector<Tensor> inputs;
+  for (int i = 0; i < 4; ++i) inputs.push_back(randn({2, 3}, DType::f64));
+  const GradcheckResult result = gradcheck(function, inputs);
+  INFO(result.report);
+  CHECK(result.passed);
+}
+
+TEST_CASE("parts: a team of ranks has the values and gradients of one rank", "[parts]") {
+  constexpr int parts = 4;
+  constexpr std::int64_t n = 301;
+  const auto input = [&] { return from_host(numbers_of(9, n), {n}).require_grad(); };
+  const auto weight = [&](int p) { return from_host(numbers_of(p, n), {n}); };
+  struct Result {
+    std::vector<float> y, dx;
+  };
+  const auto run = [&](const dist::Team& team) {
+    const Tensor x = input();
+    Tape tape;
+    const Recording on(tape);
+    std::vector<Tensor> terms;
+    for (int p = team.first(); p < team.first() + team.count(); ++p) {
+      terms.push_back(mul(dist::enter_part(team, x), weight(p)));
+    }
+    const Tensor sum = dist::sum_parts(team, terms);
+    tape.backward(mean(square(sum)));
+    return Result{to_host<float>(sum), to_host<float>(x.grad())};
+  };
+  const Result one = run({.parts = parts});
+  for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {  // by hand
+    float y = 0, dx = 0;
+    for (int p = 0; p < parts; ++p) {
+      const float term = numbers_of(9, n)[i] * numbers_of(p, n)[i];
+      y = p == 0 ? term : y + term;
+    }
+    const float dy = 2 * y / static_cast<float>(n);
+    for (int p = parts - 1; p >= 0; --p) {
+      const float term = dy * numbers_of(p, n)[i];
+      dx = p == parts - 1 ? term : dx + term;
+    }
+    REQUIRE(one.y[i] == y);
+    REQUIRE(one.dx[i] == Approx(dx).epsilon(1e-5));
+  }
+  dist::run_ranks(parts, [&](dist::Communicator& ranks) {
+    const Result own = run({parts, &ranks, ranks.rank()});
+    CHECK((own.y == one.y));
+    CHECK((own.dx == one.dx));
+  });
+}
+
+TEST_CASE("parts: terms that are not alike, or not as many as parts, are refused", "[parts]") {
+  const dist::Team team{.parts = 2};
+  const Tensor a = zeros({2, 3}), b = zeros({3, 2}), c = zeros({2, 3}, DType::f64);
+  CHECK_THROWS_AS(dist::sum_parts(team, std::vector{a, b}), ShapeError);
+  CHECK_THROWS_AS(dist::sum_parts(team, std::vector{a, c}), DTypeError);
+  CHECK_THROWS_WITH(dist::sum_parts(team, std::vector{a}),
+                    Catch::Contains("1 terms of 2 parts; as many as there are, at most 32, are allowed"));
+}
+
+TEST_CASE("parts: one number for each parameter, with those of other ranks", "[parts]") {
+  const std::vector<int> layers{-1, 0, 0, 1, -1, -1, 2};
+  const auto number = [&](int rank, std::size_t i) {  // of what is whole every rank has the same
+    return layers[i] < 0 ? static_cast<double>(i) : static_cast<double>(i) + 10.0 * (rank + 1);
+  };
+  const std::vector<double> expected{0, 11, 12, 21, 22, 31, 32, 13, 23, 33, 4, 5, 16, 26, 36};
+  dist::run_ranks(3, [&](dist::Communicator& ranks) {
+    std::vector<double> own;
+    for (std::size_t i = 0; i < layers.size(); ++i) own.push_back(number(ranks.rank(), i));
+    CHECK((to_host<double>(dist::of_all_parts(ranks, from_host(own, {7}), layers)) == expected));
+  });
+}
+
+TEST_CASE("parts: initial values of parts are those of the whole", "[parts]") {
+  const DType dtype = GENERATE(DType::f32, DType::bf16, DType::f64);
+  const bool is_normal = GENERATE(false, true);
+  const int axis = GENERATE(0, 1);
+  const std::int64_t stretches = GENERATE(1, 3);
+  const Shape whole{12, 24};
+  const RandomSite site{7, 0, 0, 1234};
+  const Tensor all = Tensor::empty(whole, dtype);
+  if (is_normal) {
+    fill_normal(all, 0, 0.3, site);
+  } else {
+    fill_uniform(all, -0.3, 0.3, site);
+  }
+  const std::vector<double> values = to_host<double>(to_dtype(all, DType::f64));
+  for (std::int64_t p = 0; p < 2; ++p) {
+    const nn::init::PartOf part{whole, axis, 2, p, stretches};
+    const Tensor own = is_normal ? nn::init::normal_part(part, 0.3, dtype, cpu, site)
+                                 : nn::init::uniform_part(part, 0.3, dtype, cpu, site);
+    Shape expected = whole;
+    expected[axis] /= 2;
+    REQUIRE(own.shape() == expected);
+    const std::vector<double> of_part = to_host<double>(to_dtype(own, DType::f64));
+    const std::int64_t stretch = whole[axis] / stretches;  // of the whole; the part has half of each
+    for (std::int64_t r = 0; r < expected[0]; ++r) {
+      for (std::int64_t c = 0; c < expected[1]; ++c) {
+        std::int64_t at[2] = {r, c};
+        const std::int64_t k = at[axis];
+        at[axis] = k / (stretch / 2) * stretch + p * (stretch / 2) + k % (stretch / 2);
+        REQUIRE(of_part[static_cast<std::size_t>(r * expected[1] + c)] ==
+                values[static_cast<std::size_t>(at[0] * whole[1] + at[1])]);
+      }
+    }
+  }
+}

@@ -1,0 +1,267 @@
+// Models whose blocks are in parts. Several ranks, which have one part each, against one rank that has all: losses,
+// parameters and norms bit for bit, on each rank the bytes that were predicted. One rank with parts against one whole
+// model, within rounding.
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <thimble/autograd/functions.h>
+#include <thimble/core/error.h>
+#include <thimble/core/random/random.h>
+#include <thimble/core/tensor/copy.h>
+#include <thimble/core/tensor/parameter_store.h>
+#include <thimble/dist/threads.h>
+#include <thimble/models/planning/planning.h>
+#include <thimble/models/training/trained_parts.h>
+#include <thimble/models/training/training.h>
+#include <thimble/nn/step/profile.h>
+
+#include "support/catch.h"
+
+using namespace thimble;
+
+namespace {
+
+struct Row {
+  std::string model;
+  int tp, dp, zero = 0;
+  std::int64_t micro_batches = 1;  // of a rank
+  std::string precision = {}, optimizer = {};
+  models::Build build = models::Build::fused;
+  double clip = 0.5;
+
+  std::string text() const {
+    return model + " in " + std::to_string(tp) + " parts, " + std::to_string(dp) + " teams, stage " +
+           std::to_string(zero) + ", " + std::to_string(micro_batches) + " micro-batches, " + precision + " " +
+           optimizer + (build == models::Build::textbook ? ", textbook" : "");
+  }
+};
+
+models::Setup setup_of(const Row& row) {
+  models::Setup setup;
+  setup.model = row.model;
+  models::ModelOptions& sizes = setup.sizes;
+  sizes.layers = 2, sizes.width = 48, sizes.heads = 12, sizes.sequence = 16, sizes.build = row.build;
+  if (row.model == "tiny-llama") {
+    sizes.key_heads = 4;
+  } else {
+    sizes.dropout = 0.1;
+  }
+  if (row.model == "bert-base") sizes.vocabulary = 96;
+  setup.batch = 8;
+  setup.optimizer = row.optimizer;
+  setup.ranks = row.tp * row.dp;
+  setup.tp = row.tp;
+  setup.zero = row.zero;
+  setup.micro_batches = row.micro_batches;
+  setup.bucket_bytes = 16 << 10;
+  setup.clip_norm = row.clip;
+  if (!row.precision.empty()) set_precision(setup, row.precision);
+  return setup;
+}
+
+/// The same by one rank, which has all parts and all micro-batches.
+models::Setup alone(models::Setup setup) {
+  setup.micro_batches *= data_ranks(setup);
+  setup.ranks = 1;
+  setup.zero = 0;
+  return setup;
+}
+
+struct Result {
+  std::vector<double> losses;
+  std::map<std::string, std::vector<std::byte>> parameters;
+};
+
+Result run(const models::Setup& setup, dist::Communicator* ranks, int steps = 3) {
+  models::TrainedParts parts(setup, cpu, ranks);
+  Generator words(5);
+  const GeneratorScope scope(words);
+  models::Batch all = parts.model->empty_batch(setup.batch, cpu);
+  const auto vocabulary = static_cast<double>(parts.model->options().vocabulary);
+  const auto draw = [&] { return to_dtype(uniform(all.input.shape(), 0, vocabulary, DType::f64), DType::i64); };
+  Result result;
+  const std::int64_t count = data_ranks(setup) * setup.micro_batches;
+  for (int step = 0; step < steps; ++step) {
+    all.input = draw();
+    all.target = draw();
+    const GeneratorScope own(parts.generator);
+    const Tensor loss = nn::training_step(
+        *parts.optimizer,
+        [&](std::int64_t i) {
+          return parts.model->loss(models::micro_batch(all, parts.parallel ? parts.parallel->number(i) : i, count));
+        },
+        parts.options);
+    result.losses.push_back(to_host<double>(to_dtype(loss, DType::f64))[0]);
+  }
+  const ParameterUse use;
+  for (const nn::NamedTensor& p : parts.model->parameters()) {
+    fetch_parameters(p.tensor);
+    const Tensor t = contiguous(p.tensor.detach());
+    std::vector<std::byte>& bytes = result.parameters[p.name];
+    bytes.resize(t.bytes());
+    std::memcpy(bytes.data(), Pin(t).data(), bytes.size());
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", "[tensor_parallel]") {
+  using models::Build;
+  const Row row = GENERATE(values<Row>({{"char-gpt", 2, 1},
+                                        {"char-gpt", 4, 1},
+                                        {"char-gpt", 2, 2, 0},
+                                        {"char-gpt", 2, 2, 1, 2},
+                                        {"char-gpt", 2, 2, 2},
+                                        {"char-gpt", 2, 2, 3},
+                                        {"char-gpt", 4, 2, 3, 2},
+                                        {"char-gpt", 3, 1, 0, 2},
+                                        {"char-gpt", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"char-gpt", 4, 1, 0, 1, "O1"},
+                                        {"char-gpt", 2, 2, 2, 1, "O2"},
+                                        {"char-gpt", 4, 2, 1, 1, "bf16"},
+                                        {"char-gpt", 2, 2, 1, 1, "", "adamw8"},
+                                        {"char-gpt", 2, 1, 0, 1, "", "adafactor"},
+                                        {"char-gpt", 2, 2, 2, 1, "", "adafactor"},
+                                        {"char-gpt", 2, 2, 1, 1, "", "", Build::fused, 0},
+                                        {"tiny-llama", 2, 1},
+                                        {"tiny-llama", 4, 1, 0, 1, "bf16"},
+                                        {"tiny-llama", 2, 2, 3, 1, "O1"},
+                                        {"tiny-llama", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"bert-base", 2, 1},
+                                        {"bert-base", 4, 1, 0, 1, "O1"},
+                                        {"bert-base", 2, 2, 3, 2, "bf16"},
+                                        {"bert-base", 2, 1, 0, 1, "", "", Build::textbook}}));
+  INFO(row.text());
+  const models::Setup setup = setup_of(row);
+  const Result one = run(alone(setup), nullptr);
+  CHECK(one.losses.front() != one.losses.back());
+  std::vector<Result> of_ranks(static_cast<std::size_t>(setup.ranks));
+  dist::run_ranks(setup.ranks, [&](dist::Communicator& ranks) {
+    models::Setup own = setup;
+    own.rank = ranks.rank();
+    of_ranks[static_cast<std::size_t>(own.rank)] = run(own, &ranks);
+  });
+  std::map<std::string, int> owners;
+  for (const Result& own : of_ranks) {
+    CHECK(own.losses == one.losses);
+    CHECK(own.parameters.size() < one.parameters.size());
+    for (const auto& [name, bytes] : own.parameters) {
+      INFO(name);
+      ++owners[name];
+      REQUIRE(one.parameters.count(name) == 1);
+      CHECK((bytes == one.parameters.at(name)));
+    }
+  }
+  REQUIRE(owners.size() == one.parameters.size());
+  for (const auto& [name, count] : owners) {  // a part is on one rank of each team, the rest on all
+    INFO(name);
+    CHECK((count == row.dp || count == setup.ranks));
+  }
+}
+
+TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding", "[tensor_parallel]") {
+  const std::string model = GENERATE("char-gpt", "tiny-llama", "bert-base");
+  const int tp = GENERATE(2, 4);
+  models::Setup setup = setup_of({model, tp, 1});
+  setup.ranks = 1;
+  setup.sizes.dropout = model == "tiny-llama" ? -1 : 0;  // which parts draw for themselves
+  setup.dtype = DType::f64;
+  models::Setup whole = setup;
+  whole.tp = 1;
+  INFO(model << " in " << tp << " parts");
+  const Result a = run(setup, nullptr), b = run(whole, nullptr);
+  for (std::size_t i = 0; i < a.losses.size(); ++i) CHECK(std::abs(a.losses[i] - b.losses[i]) < 1e-10);
+  std::size_t elements = 0, of_whole = 0;
+  for (const auto& p : a.parameters) elements += p.second.size();
+  for (const auto& p : b.parameters) of_whole += p.second.size();
+  CHECK(elements == of_whole);
+}
+
+TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget too", "[tensor_parallel]") {
+  const bool has_budget = GENERATE(false, true);
+  const Row row = GENERATE(values<Row>({{"char-gpt", 2, 1},
+                                        {"char-gpt", 2, 2, 1, 2},
+                                        {"char-gpt", 4, 1, 0, 1, "bf16"},
+                                        {"char-gpt", 2, 2, 3},
+                                        {"tiny-llama", 2, 2, 2},
+                                        {"bert-base", 4, 1, 0, 1, "O1"}}));
+  INFO(row.text() << (has_budget ? ", budget" : ""));
+  models::TrainOptions options;
+  options.setup = setup_of(row);
+  options.setup.sizes.sequence = 64;
+  options.data = "synthetic";
+  options.steps = 3;
+  options.eval_batches = 1;
+  models::TrainOptions one = options;
+  one.setup = alone(options.setup);
+  const models::TrainReport expected = models::train(models::prepare_training(one));
+  if (has_budget) {
+    models::TrainOptions dry = options;
+    dry.budget_bytes = 1;
+    std::size_t least = 0;
+    try {
+      models::prepare_training(dry);
+    } catch (const nn::BudgetError& error) {
+      least = error.minimum_bytes();
+    }
+    REQUIRE(least > 0);
+    options.budget_bytes = least + (std::size_t{64} << 10);
+  }
+  models::TrainReport report;
+  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
+    models::TrainOptions own = options;
+    own.ranks = &ranks;
+    own.setup.rank = ranks.rank();
+    models::TrainReport of_rank = models::train(models::prepare_training(own));
+    if (own.setup.rank == 0) report = std::move(of_rank);
+  });
+  CHECK(report.loss_last == expected.loss_last);
+  CHECK(report.loss_first != report.loss_last);
+  CHECK(report.differences() == "");
+  REQUIRE(report.evaluation);
+  CHECK(report.evaluation->loss == expected.evaluation->loss);
+  REQUIRE(report.ranks.size() == static_cast<std::size_t>(options.setup.ranks));
+  for (const models::RankFigures& rank : report.ranks) {
+    CHECK(rank.predicted_peak_bytes == rank.measured_peak_bytes);
+    if (has_budget) CHECK(rank.measured_peak_bytes <= options.budget_bytes);
+    CHECK(rank.sent_bytes > 0);
+  }
+}
+
+TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_parallel]") {
+  const auto why = [](const std::function<void(models::TrainOptions&)>& change) -> std::string {
+    models::TrainOptions options;
+    options.setup = setup_of({"char-gpt", 2, 1});
+    options.setup.ranks = 1;
+    options.data = "synthetic";
+    change(options);
+    try {
+      models::prepare_training(options);
+    } catch (const ValueError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(why([](auto&) {}) == "");
+  CHECK(why([](auto& o) { o.setup.tp = 5; }) == "blocks in 5 parts: 12 heads; a divisor is allowed");
+  CHECK(why([](auto& o) { o.setup.ranks = 3; }) ==
+        "`tp`: 2 with `ranks` 3; a divisor of the ranks, or any number of parts on one rank, is allowed");
+  CHECK(why([](auto& o) { o.setup.ranks = 4, o.setup.batch = 9; }).find("`ranks`: 4 in teams of `tp` 2 do not divide") ==
+        0);
+  CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
+  CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
+  CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`tp`: 2 with `save`") == 0);
+  CHECK(why([](auto& o) { o.setup.sizes.feed_forward = models::FeedForward::tiled; }).find("blocks in 2 parts: not") ==
+        0);
+  CHECK(why([](auto& o) { set_precision(o.setup, "fp8"); }).find("blocks in 2 parts: not with products in FP8") == 0);
+  CHECK(why([](auto& o) {
+          o.setup.model = "resnet18";
+          o.setup.sizes = {};
+        }) == "model: resnet18 in 2 parts: its layers are whole, and 1 is allowed");
+}
