@@ -24,7 +24,8 @@ Gradients EnterPart::backward(Saved, Tensor dy, Needs) const {
 Tensor SumParts::forward(std::span<const Tensor> terms, Needs, Saved&) const {
   for (const Tensor& term : terms) {
     if (term.shape() != terms[0].shape())
-      throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; equal ones are allowed");
+      throw ShapeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) +
+                       "; equal ones are allowed");
     if (term.dtype() != terms[0].dtype())
       throw DTypeError("sum_parts: terms " + describe(terms[0]) + " and " + describe(term) + "; one dtype is allowed");
   }
@@ -45,9 +46,7 @@ Gradients SumParts::backward(Saved, Tensor dy, Needs needs) const {
   return gradients;
 }
 
-Tensor enter_part(const Team& team, const Tensor& x) {
-  return team.parts == 1 ? x : apply(EnterPart{team.ranks}, x);
-}
+Tensor enter_part(const Team& team, const Tensor& x) { return team.parts == 1 ? x : apply(EnterPart{team.ranks}, x); }
 
 Tensor sum_parts(const Team& team, std::span<const Tensor> terms) {
   if (static_cast<int>(terms.size()) != team.count() || team.count() > Needs::max_operands) {
@@ -80,7 +79,8 @@ Tensor of_all_parts(Communicator& ranks, const Tensor& own, std::span<const int>
     const int layer = layers[static_cast<std::size_t>(begin)];
     for (end = begin + 1; end < n && layers[static_cast<std::size_t>(end)] == layer;) ++end;
     for (int r = 0; r < (layer < 0 ? 1 : size); ++r, at += end - begin) {
-      copy_into(window_of(all, at, {end - begin}), window_of(rows, (layer < 0 ? ranks.rank() : r) * n + begin, {end - begin}));
+      copy_into(window_of(all, at, {end - begin}),
+                window_of(rows, (layer < 0 ? ranks.rank() : r) * n + begin, {end - begin}));
     }
   }
   return all;

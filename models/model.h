@@ -68,7 +68,7 @@ struct ModelOptions {
   Build build = Build::fused;
   Head head = Head::full;                        ///< of models over tokens in the fused build
   FeedForward feed_forward = FeedForward::full;  ///< of transformers in the fused build
-  dist::Team team = {};  ///< the parts that blocks are cut into: models/transformer/cut_block.h
+  dist::Team team = {};                          ///< the parts that blocks are cut into: models/transformer/cut_block.h
 };
 
 class Model : public nn::Module {

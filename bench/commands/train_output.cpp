@@ -195,7 +195,8 @@ void print_train_table(const models::TrainOptions& options, const TrainExtra& ex
   if (options.captures_steps) std::printf("  captured step    %zu launches in one call\n", r.captured_launches);
   if (options.setup.micro_batches > 1) {
     std::printf("  micro-batches    %lld of %lld samples\n", static_cast<long long>(options.setup.micro_batches),
-                static_cast<long long>(options.setup.batch / (models::data_ranks(options.setup) * options.setup.micro_batches)));
+                static_cast<long long>(options.setup.batch /
+                                       (models::data_ranks(options.setup) * options.setup.micro_batches)));
   }
   if (options.setup.fuses_optimizer)
     std::printf("                   fused into backward; gradients were not clipped\n");

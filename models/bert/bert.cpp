@@ -71,8 +71,8 @@ Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
   if (sizes_.feed_forward == FeedForward::tiled) {
-    return mlp_dropout_(tiled_feed_forward(
-        x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
+    return mlp_dropout_(
+        tiled_feed_forward(x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
   }
   return mlp_dropout_(sum_of_parts(x, down_, [&](std::size_t p, Tensor in) {
     const Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/decoder.h>
 #include <thimble/models/transformer/cut_block.h>
+#include <thimble/models/transformer/decoder.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {

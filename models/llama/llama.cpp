@@ -66,8 +66,8 @@ Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::Cached
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
   if (config_.sizes.feed_forward == FeedForward::tiled) {
-    return tiled_feed_forward(norm2_(in), {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none,
-                                           compute_});
+    return tiled_feed_forward(norm2_(in),
+                              {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none, compute_});
   }
   return sum_of_parts(nn::as_operand(norm2_(in), compute_), down_, [&](std::size_t p, const Tensor& x) {
     const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)

@@ -14,8 +14,8 @@
 
 #include <thimble/core/ops/elementwise/rotary.h>
 #include <thimble/models/theory.h>
-#include <thimble/models/transformer/decoder.h>
 #include <thimble/models/transformer/cut_block.h>
+#include <thimble/models/transformer/decoder.h>
 #include <thimble/nn/layers/layers.h>
 
 namespace thimble::models {

@@ -40,24 +40,25 @@ std::vector<Term> layer_kept(const ModelOptions& sizes, const nn::Precision& pre
   const bool is_textbook = sizes.build == Build::textbook;
   const Widths n(sizes);
   const std::int64_t sh = n.s * n.h, sf = n.s * n.f;
+  const auto own = [&](std::int64_t all) { return all / sizes.team.parts * sizes.team.count(); };
   TermList kept(precision);
   kept.statistics("norm statistics", 2 * n.s);
   Readers(n.h, {n.h, n.keys, n.keys}).add(kept, "norm 1 output", n.s, precision, false);
-  kept.values("queries", sh);
-  kept.values("keys, values", 2 * n.s * (is_textbook ? n.h : n.keys));
-  if (is_textbook) kept.values("probabilities", n.a * n.s * n.s);
-  if (!is_textbook) kept.values("attention output", sh);
-  Readers(n.h, {n.h}).add(kept, "attention output", n.s, precision, !is_textbook);
-  if (!is_textbook) kept.statistics("attention logsumexp", n.a * n.s);
+  kept.values("queries", own(sh));
+  kept.values("keys, values", own(2 * n.s * (is_textbook ? n.h : n.keys)));
+  if (is_textbook) kept.values("probabilities", own(n.a * n.s * n.s));
+  if (!is_textbook) kept.values("attention output", own(sh));
+  Readers(own(n.h), {n.h}).add(kept, "attention output", n.s, precision, !is_textbook);
+  if (!is_textbook) kept.statistics("attention logsumexp", own(n.a * n.s));
   kept.values("residual", sh, precision.parameters);
   Readers(n.h, {n.f, n.f}).add(kept, "norm 2 output", n.s, precision, false);
   if (sizes.feed_forward == FeedForward::full) {
-    kept.values("gate, up", 2 * sf);
-    if (is_textbook) kept.values("silu of the gate", sf);
-    Readers(n.f, {n.h}).add(kept, "gated", n.s, precision, false);
+    kept.values("gate, up", own(2 * sf));
+    if (is_textbook) kept.values("silu of the gate", own(sf));
+    Readers(own(n.f), {n.h}).add(kept, "gated", n.s, precision, false);
   }
   kept.values("layer output", sh, precision.parameters);
-  kept.casts("weight casts", 2 * n.h * n.h + 2 * n.keys * n.h + 3 * n.f * n.h);
+  kept.casts("weight casts", own(2 * n.h * n.h + 2 * n.keys * n.h + 3 * n.f * n.h));
   return kept.terms;
 }
 
@@ -82,11 +83,13 @@ Theory llama_theory(std::string_view name, const ModelOptions& options, const nn
   Theory theory(precision);
   if (sizes.head == Head::chunked) theory.unknown = "Llama keeps with a chunked head";
   theory.weight({sizes.vocabulary, n.h}, config.is_tied ? 1 : 2);
-  theory.weight({n.h, n.h}, 2 * sizes.layers);
-  theory.weight({n.keys, n.h}, 2 * sizes.layers);
-  theory.weight({n.f, n.h}, 2 * sizes.layers);
-  theory.weight({n.h, n.f}, sizes.layers);
-  if (config.has_bias) theory.weight({n.h}, sizes.layers), theory.weight({n.keys}, 2 * sizes.layers);
+  const std::int64_t t = sizes.team.parts, of_parts = sizes.layers * sizes.team.count();
+  theory.weight({n.h / t, n.h}, of_parts);  // query
+  theory.weight({n.h, n.h / t}, of_parts);
+  theory.weight({n.keys / t, n.h}, 2 * of_parts);
+  theory.weight({n.f / t, n.h}, 2 * of_parts);
+  theory.weight({n.h, n.f / t}, of_parts);
+  if (config.has_bias) theory.weight({n.h / t}, of_parts), theory.weight({n.keys / t}, 2 * of_parts);
   theory.parameters.push_back({{n.h}, true, 2 * sizes.layers + 1});  // gains
   theory.buffers = sizes.layers * llama_theory_detail::fp8_state_bytes(sizes, precision);
   if (!theory.unknown.empty()) return theory;

@@ -57,7 +57,8 @@ Variant with_tiles(Variant v) {
 
 /// Whether the setup's transformer may run its feed-forward layers in tiles.
 bool may_tile(const Setup& setup) {
-  if (setup.sizes.feed_forward == FeedForward::tiled || setup.sizes.build == Build::textbook || setup.tp > 1) return false;
+  if (setup.sizes.feed_forward == FeedForward::tiled || setup.sizes.build == Build::textbook || setup.tp > 1)
+    return false;
   const ModelOptions sizes = make_model(setup.model, setup.sizes, {dry(cpu)})->options();
   const bool is_over_images = sizes.image > 0;
   return sizes.heads > 0 && setup.lora_rank == 0 && !fp8_layers(setup, dry(cpu)) &&

@@ -70,8 +70,8 @@ struct Setup {
   bool fuses_optimizer = false;  ///< parameters are updated during backward (nn/step/step.h); not with clipping
   /// Gradient accumulation; divides the batch, of several ranks each one's share. `auto_micro_batches`: to be chosen
   std::int64_t micro_batches = 1;
-  int ranks = 1;                        ///< that train together, each on its share of the batch (dist/data_parallel.h)
-  int rank = 0;                         ///< of these
+  int ranks = 1;  ///< that train together, each on its share of the batch (dist/data_parallel.h)
+  int rank = 0;   ///< of these
   /// Tensor parallelism: how many parts blocks are cut into (dist/team.h). Of several ranks each has one part, and as
   /// many in a row are a team, which computes the same samples; one rank alone has all parts. 1: blocks are whole
   int tp = 1;

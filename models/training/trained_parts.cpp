@@ -57,8 +57,8 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       like_ranks(trained_parts_detail::split(setup, ranks, false)),
       model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks,
                        trained_parts_detail::team_of(setup, team_ranks.get()))),
-      parallel(trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(),
-                                                   *model)),
+      parallel(
+          trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(), *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),
       scaler(make_scaler(setup)),
       options(step_options(setup, model->is_text(), device)) {

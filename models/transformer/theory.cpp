@@ -25,27 +25,28 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   const std::int64_t s = layers.sequence, h = layers.width, sh = s * h, as = layers.heads * s;
   const DType whole = precision.parameters, product = precision.compute.value_or(whole);
   const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // what products read
+  const auto own = [&](std::int64_t all) { return all / layers.team.parts * layers.team.count(); };
   TermList kept(precision);
   kept.statistics("norm statistics", 2 * 2 * s);  // two norms, mean and rstd
   if (is_pre) kept.values("norm 1 output", sh, operand);
-  kept.values("qkv", 3 * sh);
-  if (is_textbook) kept.values("probabilities", as * s);
-  if (is_textbook && layers.drops_probabilities) kept.mask("probability mask", as * s);
-  if (is_textbook && layers.drops_probabilities) kept.values("dropped probabilities", as * s);
-  kept.values("attention output", sh, is_textbook ? operand : product);
-  if (!is_textbook) kept.statistics("attention logsumexp", as);
+  kept.values("qkv", own(3 * sh));
+  if (is_textbook) kept.values("probabilities", own(as * s));
+  if (is_textbook && layers.drops_probabilities) kept.mask("probability mask", own(as * s));
+  if (is_textbook && layers.drops_probabilities) kept.values("dropped probabilities", own(as * s));
+  kept.values("attention output", own(sh), is_textbook ? operand : product);
+  if (!is_textbook) kept.statistics("attention logsumexp", own(as));
   if (is_textbook && layers.drops_results) kept.mask("attention mask", sh);
   kept.values(is_pre ? "residual" : "norm 1 input", sh, whole);
   kept.values(is_pre ? "norm 2 output" : "norm 1 output", sh, operand);
   const bool is_tiled = layers.feed_forward == FeedForward::tiled;
-  if (!is_tiled) kept.values("gelu input", 4 * sh);
-  if (is_textbook && layers.drops_gelu) kept.mask("gelu mask", 4 * sh);
-  if (!is_tiled) kept.values("gelu output", 4 * sh, operand);
+  if (!is_tiled) kept.values("gelu input", own(4 * sh));
+  if (is_textbook && layers.drops_gelu) kept.mask("gelu mask", own(4 * sh));
+  if (!is_tiled) kept.values("gelu output", own(4 * sh), operand);
   if (is_textbook && layers.drops_results) kept.mask("mlp mask", sh);
   if (!is_pre) kept.values("norm 2 input", sh, whole);
   kept.values("layer output", sh, is_pre ? whole : operand);
   if (is_fp8) add_fp8_codes(kept, layers, *precision.fp8);
-  kept.casts("weight casts", 12 * h * h + (is_tiled ? 4 * h : 0));
+  kept.casts("weight casts", own(12 * h * h) + (is_tiled ? 4 * h : 0));
   return kept.terms;
 }
 
@@ -58,6 +59,7 @@ TransformerLayers token_layers(const char* path, const ModelOptions& sizes, Norm
   layers.drops_probabilities = layers.drops_results = sizes.dropout > 0;
   layers.norms = norms;
   layers.build = sizes.build, layers.feed_forward = sizes.feed_forward;
+  layers.team = sizes.team;
   return layers;
 }
 
@@ -73,10 +75,13 @@ std::int64_t delayed_fp8_state_bytes(const nn::Fp8Recipe& recipe) {
 void add_layers(Theory& theory, const TransformerLayers& layers) {
   const std::int64_t n = layers.count, h = layers.width, of_qkv = 3 * h / layers.readers;
   theory.norm(h, 2 * n);
-  for (const Shape& weight : {Shape{of_qkv, h}, Shape{of_qkv}}) theory.weight(weight, layers.readers * n);
-  for (const Shape& weight : {Shape{h, h}, Shape{h}, Shape{4 * h, h}, Shape{4 * h}, Shape{h, 4 * h}, Shape{h}}) {
-    theory.weight(weight, n);
+  const std::int64_t t = layers.team.parts, of_parts = n * layers.team.count();
+  for (const Shape& weight : {Shape{of_qkv / t, h}, Shape{of_qkv / t}})
+    theory.weight(weight, layers.readers * of_parts);
+  for (const Shape& weight : {Shape{h, h / t}, Shape{4 * h / t, h}, Shape{4 * h / t}, Shape{h, 4 * h / t}}) {
+    theory.weight(weight, of_parts);
   }
+  theory.weight({h}, 2 * n);  // biases behind a sum of parts
   if (has_fp8_layers(theory.precision, h) && theory.precision.fp8->kind == Fp8Scaling::delayed) {
     theory.buffers += n * (layers.readers + 3) * delayed_fp8_state_bytes(*theory.precision.fp8);
   }

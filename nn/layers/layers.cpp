@@ -58,13 +58,13 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
   const LinearPart part = options.part.value_or(LinearPart{});
   {
     const ParameterStoreScope store(is_coded_ ? on.coded_weights : context().parameter_store);
-    weight = add_parameter("weight", options.weight_is_in_out ? drawn({in, out}, 1, part.weight)
-                                                              : drawn({out, in}, 0, part.weight));
+    weight = add_parameter(
+        "weight", options.weight_is_in_out ? drawn({in, out}, 1, part.weight) : drawn({out, in}, 0, part.weight));
   }
   if (options.has_bias) {
-    bias = add_parameter("bias", is_normal ? init::constant({linear_detail::own_outputs(out, options)}, 0, on.dtype,
-                                                            on.device)
-                                           : drawn({out}, 0, part.bias));
+    bias = add_parameter("bias",
+                         is_normal ? init::constant({linear_detail::own_outputs(out, options)}, 0, on.dtype, on.device)
+                                   : drawn({out}, 0, part.bias));
   }
   if (fp8_.state().defined()) {
     add_buffer("fp8_amax", fp8_.state().amax);

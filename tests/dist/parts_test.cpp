@@ -64,7 +64,8 @@ TEST_CASE("parts: gradients of all parts on one rank", "[parts]") {
   const dist::Team team{.parts = 3};
   const auto function = [&](std::span<const Tensor> in) {
     std::vector<Tensor> terms;
-    for (int p = 0; p < 3; ++p) terms.push_back(mul(dist::enter_part(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
+    for (int p = 0; p < 3; ++p)
+      terms.push_back(mul(dist::enter_part(team, in[0]), in[static_cast<std::size_t>(p) + 1]));
     return dist::sum_parts(team, terms);
   };
   Generator generator(3);

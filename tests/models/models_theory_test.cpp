@@ -9,7 +9,9 @@
 #include <thimble/autograd/tape.h>
 #include <thimble/core/error.h>
 #include <thimble/core/tensor/context.h>
+#include <thimble/dist/communicator.h>
 #include <thimble/memory/stack.h>
+#include <thimble/models/gpt/gpt.h>
 #include <thimble/models/training/setup.h>
 #include <thimble/optim/adafactor.h>
 #include <thimble/optim/adam.h>
@@ -51,6 +53,69 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
       held += stack.ledger->bytes(c);
     }
     CHECK(models::make_theory(row.model, setup.sizes).held_bytes(row.moments, 3) == static_cast<std::int64_t>(held));
+  }
+}
+
+TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "[models][theory]") {
+  const std::string name = GENERATE("char-gpt", "bert-base", "tiny-llama");
+  const int parts = GENERATE(1, 2, 4, 8);
+  const bool is_team = GENERATE(false, true);
+  const models::Build build = GENERATE(models::Build::fused, models::Build::textbook);
+  const std::string policy = GENERATE("O1", "bf16", "O0");
+  if (is_team && parts == 1) return;
+  INFO(name << ", " << parts << " parts, " << (is_team ? "team" : "one rank") << ", "
+            << (build == models::Build::fused ? "fused, " : "textbook, ") << policy);
+  models::Setup setup;
+  setup.model = name;
+  models::ModelOptions& sizes = setup.sizes;
+  sizes.layers = 2, sizes.width = 64, sizes.heads = 8, sizes.sequence = 32, sizes.build = build;
+  if (name == "tiny-llama") {
+    sizes.key_heads = 8, sizes.hidden = 96;
+  } else {
+    sizes.dropout = 0.1;
+  }
+  set_precision(setup, policy);
+  const auto ranks = dist::make_dry(parts - 1, parts);
+  sizes.team = {parts, is_team ? ranks.get() : nullptr, is_team ? parts - 1 : 0};
+  const memory::Stack stack = memory::make_resource(dry(cpu));
+  const ResourceScope scope(stack.top);
+  Generator generator(1);
+  const GeneratorScope random(generator);
+  const nn::TensorOptions on = models::tensor_options(setup, dry(cpu));
+  const auto model = models::make_model(name, sizes, on);
+  const models::Batch batch = model->empty_batch(3, dry(cpu));
+  Tape tape;
+  generator.start_pass();
+  {
+    const Recording on_tape(tape);
+    model->loss(batch);
+  }
+  const models::Theory theory = models::make_theory(name, sizes, nn::precision(policy));
+  CHECK(theory.state(0).parameter_elements == model->parameter_count());
+  CHECK(theory.held_bytes(0, 3) - theory.state(0).optimizer ==
+        static_cast<std::int64_t>(stack.ledger->bytes(Category::parameter) + stack.ledger->bytes(Category::input) +
+                                  stack.ledger->bytes(Category::activation)));
+}
+
+TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[models][theory]") {
+  // Korthikanti et al. 2022, section 4.2: sbh (10 + 24 / t + 5 a s / (h t)) bytes at 2 bytes a number.
+  for (const char* name : {"gpt-22b", "gpt-175b", "gpt-530b", "gpt-1t"}) {
+    for (const int t : {1, 2, 4, 8}) {
+      INFO(name << " in " << t << " parts");
+      models::ModelOptions options;
+      options.build = models::Build::textbook;
+      const auto ranks = dist::make_dry(0, t);
+      options.team = {t, t > 1 ? ranks.get() : nullptr, 0};
+      const models::ModelOptions sizes = models::gpt_options(name, options);
+      const std::int64_t s = sizes.sequence, h = sizes.width, a = sizes.heads, b = 3;
+      const models::Theory theory = models::make_theory(name, options, DType::bf16);
+      std::int64_t bytes = 0, statistics = 0;
+      for (const models::Term& term : theory.layers.at(0).kept) {
+        (term.name == "norm statistics" ? statistics : bytes) += term.bytes(b);
+      }
+      CHECK(bytes == s * b * h * 10 + s * b * h * 24 / t + 5 * a * s * s * b / t);
+      CHECK(statistics == 4 * s * b * 4);  // which they leave out
+    }
   }
 }
 

@@ -252,8 +252,9 @@ TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_para
   CHECK(why([](auto& o) { o.setup.tp = 5; }) == "blocks in 5 parts: 12 heads; a divisor is allowed");
   CHECK(why([](auto& o) { o.setup.ranks = 3; }) ==
         "`tp`: 2 with `ranks` 3; a divisor of the ranks, or any number of parts on one rank, is allowed");
-  CHECK(why([](auto& o) { o.setup.ranks = 4, o.setup.batch = 9; }).find("`ranks`: 4 in teams of `tp` 2 do not divide") ==
-        0);
+  CHECK(why([](auto& o) {
+          o.setup.ranks = 4, o.setup.batch = 9;
+        }).find("`ranks`: 4 in teams of `tp` 2 do not divide") == 0);
   CHECK(why([](auto& o) { o.setup.tp = 0; }).find("`tp`: 0") == 0);
   CHECK(why([](auto& o) { o.setup.lora_rank = 4; }).find("`tp`: 2 with `lora_rank`") == 0);
   CHECK(why([](auto& o) { o.save = "/tmp/file"; }).find("`tp`: 2 with `save`") == 0);
