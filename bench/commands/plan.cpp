@@ -130,8 +130,7 @@ void print_json(const models::PlanOptions& options, const models::PlanReport& re
   if (!report.techniques.empty()) json["techniques"] = techniques_of(report);
   json["plan_ms"] = report.ms;
   if (!ranks.empty()) {
-    if (report.setup.tp > 1) json["tp"] = report.setup.tp;
-    json["zero"] = report.setup.zero;
+    json.update({{"tp", report.setup.tp}, {"zero", report.setup.zero}});
     json["ranks"] = ranks_of(ranks);
   }
   std::cout << json.dump(2) << "\n";
@@ -150,10 +149,9 @@ std::string techniques_in_words(const models::Setup& setup, const models::PlanRe
   if (setup.sizes.feed_forward == models::FeedForward::tiled) words += ", feed-forward layers in tiles";
   if (setup.fuses_optimizer) words += ", optimizer fused into backward";
   if (setup.tp > 1) words += ", blocks in " + std::to_string(setup.tp) + " parts";
-  if (setup.ranks > 1) {
+  if (setup.ranks > 1)
     words += ", rank " + std::to_string(setup.rank) + " of " + std::to_string(setup.ranks) + " at stage " +
              std::to_string(setup.zero) + " of ZeRO";
-  }
   return words;
 }
 
@@ -396,8 +394,8 @@ void add_plan(CLI::App& program) {
       throw ValueError("--int8: nets in 8 bits are not trained; with --inference it is allowed");
     }
     // What is planned for another machine than this one has that one's units.
-    const bool is_named = !options->costs.hardware.empty();
-    const AssumedCapability units(is_named ? nn::hardware(options->costs.hardware).capability : 0);
+    const std::string& name = options->costs.hardware;
+    const AssumedCapability units(name.empty() ? 0 : nn::hardware(name).capability);
     models::PlanReport alone;
     std::vector<models::RankPlan> ranks;
     if (options->setup.ranks > 1) {

@@ -163,8 +163,9 @@ struct OptimizerNumbers {
 OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
 
 /// The model that is trained, whose parameters are in a store where the setup says so: away, or in stage 3 of ZeRO
-/// shared out over `ranks`, which have the same parts. They and the team's must live as long. Throws what make_model throws, ValueError where parameters are to
-/// be offloaded and there is no place for that, or not on its device; FileError as a tier does.
+/// shared out over `ranks`, which have the same parts. These and the team's ranks must live as long. Throws what
+/// make_model throws, ValueError where parameters are to be offloaded and there is no place for that, or not on its
+/// device; FileError as a tier does.
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr,
                                   const dist::Team& team = {});
 

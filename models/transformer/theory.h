@@ -11,7 +11,8 @@
 // The fused build keeps 16 e sbh and one number for each head and position in place of the a s^2 b terms.
 //
 // In t parts (models/transformer/cut_block.h) a rank has its own part of all but the norms, the inputs of the layer's
-// two halves and the masks on their results: with dropout at e = 2 sbh (10 + 24 / t + 5 a s / (h t)), their section 4.2.
+// two halves and the masks on their results: with dropout, at e = 2, sbh (10 + 24 / t + 5 a s / (h t)), as in their
+// section 4.2.
 //
 // A layer's input is the result of what comes before it, so here each layer owns its result.
 

@@ -12,8 +12,8 @@ namespace thimble::nn {
 /// dtype; t itself without a dtype to compute in, or when it is undefined.
 Tensor as_operand(const Tensor& t, std::optional<DType> compute);
 
-/// A linear layer as a part of one that is cut (models/transformer/cut_block.h). It begins with the values that the whole
-/// would have there.
+/// A linear layer as a part of one that is cut (models/transformer/cut_block.h). It begins with the values that the
+/// whole would have there.
 struct LinearPart {
   bool by_inputs = false;  ///< a part of the inputs and all outputs; else all inputs and a part of the outputs
   std::int64_t parts = 1, part = 0;
