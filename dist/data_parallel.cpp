@@ -95,6 +95,7 @@ std::vector<Bucket> DataParallel::buckets_of(const DataParallelOptions& options)
 }
 
 void DataParallel::make_leaves() {
+  if (store_ != nullptr) store_->let_go();  // what was written to a parameter since it was made goes into its shards
   std::vector<const Leaf*> leaves;
   std::vector<const Piece*> mine(whole_.size(), nullptr);
   for (const Bucket& bucket : buckets_) {

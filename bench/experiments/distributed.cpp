@@ -56,7 +56,7 @@ constexpr std::int64_t all_micro_batches = 12;  // over all ranks, so that one r
 models::TrainOptions training(const std::string& model, const Arithmetic& arithmetic, const ExperimentOptions& all) {
   models::TrainOptions options = generated_training(all, model, 4, 20);
   models::ModelOptions& sizes = options.setup.sizes;
-  const bool is_text = model != "resnet18";
+  const bool is_text = model != "resnet18" && model != "vit-b16";
   if (is_text) {
     sizes.layers = 2, sizes.width = 64, sizes.heads = 2, sizes.sequence = 16, sizes.dropout = 0.1;
     if (model == "bert-base") sizes.vocabulary = 96;
@@ -95,6 +95,22 @@ std::size_t least_budget(models::TrainOptions options) {
     }
   }
   return least;
+}
+
+/// Sums over the ranks; each rank's own bytes are compared as well.
+void add_ranks(report::Row& row, const models::TrainReport& result, std::int64_t steps) {
+  row.predicted_bytes = row.measured_bytes = 0;
+  double sent = 0;
+  for (std::size_t r = 0; r < result.ranks.size(); ++r) {
+    const auto predicted = static_cast<std::int64_t>(result.ranks[r].predicted_peak_bytes);
+    const auto measured = static_cast<std::int64_t>(result.ranks[r].measured_peak_bytes);
+    *row.predicted_bytes += predicted;
+    *row.measured_bytes += measured;
+    row.compared.push_back({"rank " + std::to_string(r), predicted, measured});
+    sent += static_cast<double>(result.ranks[r].sent_bytes);
+  }
+  row.no_process = "its ranks are threads of one process";
+  row.numbers = {{"sent", sent / static_cast<double>(steps)}, {"loss_last", result.loss_last}};
 }
 
 std::vector<std::byte> contents(const std::string& path) { return read_whole_file(path, std::uint64_t{1} << 30); }
@@ -145,20 +161,9 @@ report::Experiment distributed_experiment(const ExperimentOptions& options) {
                           {"ranks", std::int64_t{ranks}},
                           {"ZeRO", std::int64_t{zero}},
                           {"plan", std::string(has_budget ? "least budget" : "none")}};
-            row.predicted_bytes = row.measured_bytes = 0;
-            double sent = 0;
-            for (std::size_t r = 0; r < result.ranks.size(); ++r) {
-              const auto predicted = static_cast<std::int64_t>(result.ranks[r].predicted_peak_bytes);
-              const auto measured = static_cast<std::int64_t>(result.ranks[r].measured_peak_bytes);
-              *row.predicted_bytes += predicted;
-              *row.measured_bytes += measured;
-              row.compared.push_back({"rank " + std::to_string(r), predicted, measured});
-              sent += static_cast<double>(result.ranks[r].sent_bytes);
-            }
+            add_ranks(row, result, several.steps);
             const auto size = static_cast<std::int64_t>(whole.size());
             row.compared.push_back({"the file of one rank", size, is_same ? size : 0});
-            row.no_process = "its ranks are threads of one process";
-            row.numbers = {{"sent", sent / static_cast<double>(several.steps)}, {"loss_last", result.loss_last}};
             experiment.rows.push_back(row);
           }
         }
@@ -167,6 +172,68 @@ report::Experiment distributed_experiment(const ExperimentOptions& options) {
   }
   experiment.verdict = "The file and the last loss are those of one rank in " + std::to_string(same) + " of " +
                        std::to_string(experiment.rows.size()) + " rows; " + equal_rows(experiment, "rows") + ".";
+  return experiment;
+}
+
+report::Experiment distributed_parts_experiment(const ExperimentOptions& options) {
+  using namespace distributed_detail;
+  report::Experiment experiment;
+  experiment.name = "distributed-parts";
+  experiment.title = "Blocks in parts over teams of ranks";
+  experiment.question = "Has every rank of a team the bytes that were told, and the whole the losses of one rank?";
+  experiment.theory =
+      "One rank that computes all parts of each block, one after the other, adds up what they give in their order; t "
+      "ranks that have one part each add in the same order. So losses have the same bits, whoever has the parts. What "
+      "a "
+      "rank needs is said by a dry run of that rank alone. Figures are sums over the ranks; each rank's own are "
+      "compared "
+      "as well.";
+  experiment.columns = {{"sent", "sent per step", report::Unit::bytes},
+                        {"loss_last", "last loss", report::Unit::plain, 6}};
+  std::size_t same = 0;
+  for (const char* const model : {"char-gpt", "bert-base", "tiny-llama", "vit-b16"}) {
+    for (const Arithmetic& arithmetic : arithmetics) {
+      if (arithmetic.precision == std::string("fp8")) continue;
+      const bool is_first = &arithmetic == &arithmetics[0];
+      if (options.is_quick && !is_first) continue;
+      options.progress(std::string("distributed-parts: ") + model + ", " + arithmetic.name);
+      for (const int parts : options.is_quick ? std::vector{2} : std::vector{2, 4}) {
+        models::TrainOptions one = training(model, arithmetic, options);
+        models::ModelOptions& sizes = one.setup.sizes;
+        sizes.heads = 12, sizes.width = 96, sizes.layers = 2;
+        if (model != std::string("vit-b16")) sizes.sequence = 64;
+        if (model == std::string("vit-b16")) sizes.image = 32;
+        if (model == std::string("tiny-llama")) sizes.dropout = -1, sizes.key_heads = 4;
+        one.setup.tp = parts;
+        const models::TrainReport expected = train(prepare_training(one));
+        for (const int teams : {1, 2}) {
+          for (int zero = 0; zero <= (teams == 1 ? 0 : 3); zero += options.is_quick ? 3 : 1) {
+            for (const bool has_budget : {false, true}) {
+              if (has_budget && options.is_quick && zero != 0) continue;
+              models::TrainOptions several = one;
+              several.setup.ranks = parts * teams;
+              several.setup.zero = zero;
+              several.setup.micro_batches = all_micro_batches / teams;
+              several.setup.bucket_bytes = 64 << 10;
+              if (has_budget) several.budget_bytes = least_budget(several);
+              const models::TrainReport result = run_on_ranks(several);
+              same += result.loss_last == expected.loss_last && result.evaluation->loss == expected.evaluation->loss;
+              report::Row row;
+              row.config = {
+                  {"model", std::string(model)},  {"arithmetic", std::string(arithmetic.name)},
+                  {"parts", std::int64_t{parts}}, {"teams", std::int64_t{teams}},
+                  {"ZeRO", std::int64_t{zero}},   {"plan", std::string(has_budget ? "least budget" : "none")}};
+              add_ranks(row, result, several.steps);
+              experiment.rows.push_back(row);
+            }
+          }
+        }
+      }
+    }
+  }
+  experiment.verdict = "The last loss and the validation loss are those of one rank in " + std::to_string(same) +
+                       " of " + std::to_string(experiment.rows.size()) + " rows; " + equal_rows(experiment, "rows") +
+                       ".";
   return experiment;
 }
 

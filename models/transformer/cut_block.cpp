@@ -30,13 +30,13 @@ CutBlock::CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on) : tea
 }
 
 CutLinear CutBlock::cut(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
-                        nn::LinearOptions options, nn::LinearPart part) {
+                        nn::LinearOptions options, nn::LinearPart part, std::optional<RandomSite> drawn_at) {
   CutLinear layer;
   {
     const PathScope own(path());
     const PathScope below(name);
-    part.weight = initial_random_site();
-    if (options.has_bias && options.deviation < 0) part.bias = initial_random_site();
+    part.weight = drawn_at ? *drawn_at : initial_random_site();
+    if (options.has_bias && options.deviation < 0 && options.bound < 0) part.bias = initial_random_site();
   }
   const bool has_bias = options.has_bias;
   if (part.by_inputs) options.has_bias = false;
@@ -53,11 +53,12 @@ CutLinear CutBlock::cut(const std::string& name, std::int64_t in, std::int64_t o
 }
 
 CutLinear CutBlock::cut_outputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
-                                const nn::LinearOptions& options, std::int64_t stretches) {
+                                const nn::LinearOptions& options, std::int64_t stretches,
+                                std::optional<RandomSite> drawn_at) {
   if (!is_cut()) return {{&child<nn::Linear>(name, in, out, on, options)}, {}};
   nn::LinearPart part;
   part.stretches = stretches;
-  return cut(name, in, out, on, options, part);
+  return cut(name, in, out, on, options, part, drawn_at);
 }
 
 CutLinear CutBlock::cut_inputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
@@ -65,7 +66,16 @@ CutLinear CutBlock::cut_inputs(const std::string& name, std::int64_t in, std::in
   if (!is_cut()) return {{&child<nn::Linear>(name, in, out, on, options)}, {}};
   nn::LinearPart part;
   part.by_inputs = true;
-  return cut(name, in, out, on, options, part);
+  return cut(name, in, out, on, options, part, {});
+}
+
+std::vector<nn::Dropout*> CutBlock::cut_dropout(const std::string& name, double probability, bool is_textbook) {
+  if (!is_cut()) return {&child<nn::Dropout>(name, probability, is_textbook)};
+  std::vector<nn::Dropout*> parts;
+  for (int p = team_.first(); p < team_.first() + team_.count(); ++p) {
+    parts.push_back(&child<nn::Dropout>(name + "." + std::to_string(p), probability, is_textbook));
+  }
+  return parts;
 }
 
 Tensor CutBlock::sum_of_parts(Tensor x, const CutLinear& last, FunctionRef<Tensor(std::size_t, Tensor)> run) {

@@ -32,12 +32,16 @@ class CutBlock : public nn::Layer {
   CutBlock(const ModelOptions& sizes, const nn::TensorOptions& on);
 
   /// (in) -> (out / parts) each; where several tensors lie side by side in the output, `stretches` of one size, a part
-  /// has a part of each.
+  /// has a part of each. The whole's weight is drawn at `drawn_at`; none: where a module of that name draws its own.
   CutLinear cut_outputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
-                        const nn::LinearOptions& options, std::int64_t stretches = 1);
+                        const nn::LinearOptions& options, std::int64_t stretches = 1,
+                        std::optional<RandomSite> drawn_at = {});
   /// (in / parts) -> (out) each.
   CutLinear cut_inputs(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
                        const nn::LinearOptions& options);
+
+  /// What drops inner results of this rank's parts: `name`, or a module for each part.
+  std::vector<nn::Dropout*> cut_dropout(const std::string& name, double probability, bool is_textbook);
 
   /// The sum over all parts of last(run(p, x)), where p counts this rank's. run takes x over, so that x goes as soon as
   /// it is read.
@@ -51,7 +55,7 @@ class CutBlock : public nn::Layer {
 
  private:
   CutLinear cut(const std::string& name, std::int64_t in, std::int64_t out, const nn::TensorOptions& on,
-                nn::LinearOptions options, nn::LinearPart part);
+                nn::LinearOptions options, nn::LinearPart part, std::optional<RandomSite> drawn_at);
 };
 
 /// Whether any of its layers is a part.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include <thimble/autograd/functions.h>
 #include <thimble/core/error.h>
@@ -45,57 +46,67 @@ nn::LinearOptions zeros_head() {
 }  // namespace vit_detail
 
 VitAttention::VitAttention(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : heads_(sizes.heads),
-      build_(sizes.build),
-      compute_(on.compute),
-      in_weight_(add_parameter(
-          "in_proj_weight",
-          nn::init::uniform({3 * sizes.width, sizes.width}, vit_detail::glorot_bound(sizes.width, 3 * sizes.width),
-                            on.dtype, on.device))),
-      in_bias_(add_parameter("in_proj_bias", nn::init::constant({3 * sizes.width}, 0, on.dtype, on.device))),
-      in_fp8_(on, sizes.width, 3 * sizes.width),
-      out_(child<nn::Linear>("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width))) {
+    : CutBlock(sizes, on), heads_(sizes.heads), build_(sizes.build), in_fp8_(on, sizes.width, 3 * sizes.width) {
+  const double bound = vit_detail::glorot_bound(sizes.width, 3 * sizes.width);
+  if (is_cut()) {
+    nn::LinearOptions in;
+    in.bound = bound;
+    in_parts_ = cut_outputs("in_proj", sizes.width, 3 * sizes.width, on, in, 3, initial_random_site());
+  } else {
+    in_weight_ =
+        add_parameter("in_proj_weight", nn::init::uniform({3 * sizes.width, sizes.width}, bound, on.dtype, on.device));
+    in_bias_ = add_parameter("in_proj_bias", nn::init::constant({3 * sizes.width}, 0, on.dtype, on.device));
+  }
+  out_ = cut_inputs("out_proj", sizes.width, sizes.width, on, vit_detail::dense(sizes.width, sizes.width));
   if (!in_fp8_.state().defined()) return;
   add_buffer("fp8_amax", in_fp8_.state().amax);
   add_buffer("fp8_scale", in_fp8_.state().scale);
   add_buffer("fp8_steps", in_fp8_.state().steps);
 }
 
-Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
+Tensor VitAttention::project(const Tensor& x) {  // (N, T, C) -> (N, T, 3C)
   const Tensor in = nn::as_operand(x, compute_), weight = nn::as_operand(in_weight_, compute_),
                bias = nn::as_operand(in_bias_, compute_);
-  const Tensor qkv =
-      in_fp8_.runs() ? in_fp8_(in, weight, bias, is_training()) : linear(in, weight, bias);  // (N, T, 3C)
+  return in_fp8_.runs() ? in_fp8_(in, weight, bias, is_training()) : linear(in, weight, bias);
+}
+
+Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
   AttentionOptions options;
   options.causal = false;
-  return out_(build_ == Build::fused ? attention(qkv, heads_, options) : attention_textbook(qkv, heads_, options));
+  const std::int64_t heads = heads_ / team_.parts;  // of a part
+  return sum_of_parts(x, out_, [&](std::size_t p, const Tensor& in) {
+    const Tensor qkv = is_cut() ? (*in_parts_.parts[p])(in) : project(in);
+    return build_ == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
+  });
 }
 
 VitBlock::VitBlock(const ModelOptions& sizes, const nn::TensorOptions& on)
-    : build_(sizes.build),
+    : CutBlock(sizes, on),
+      build_(sizes.build),
       feed_forward_(sizes.feed_forward),
-      compute_(on.compute),
       norm1_(child<nn::LayerNorm>("ln_1", sizes.width, on, vit_detail::epsilon)),
       attention_(child<VitAttention>("self_attention", sizes, on)),
       attention_dropout_(child<nn::Dropout>("dropout", sizes.dropout, sizes.build == Build::textbook)),
       norm2_(child<nn::LayerNorm>("ln_2", sizes.width, on, vit_detail::epsilon)),
-      up_(child<nn::Linear>("mlp.0", sizes.width, 4 * sizes.width, on,
-                            vit_detail::dense(sizes.width, 4 * sizes.width, vit_detail::fused_gelu(sizes.build)))),
-      gelu_dropout_(child<nn::Dropout>("mlp.2", sizes.dropout, sizes.build == Build::textbook)),
-      down_(child<nn::Linear>("mlp.3", 4 * sizes.width, sizes.width, on,
-                              vit_detail::dense(4 * sizes.width, sizes.width))),
+      up_(cut_outputs("mlp.0", sizes.width, 4 * sizes.width, on,
+                      vit_detail::dense(sizes.width, 4 * sizes.width, vit_detail::fused_gelu(sizes.build)))),
+      gelu_dropouts_(cut_dropout("mlp.2", sizes.dropout, sizes.build == Build::textbook)),
+      down_(cut_inputs("mlp.3", 4 * sizes.width, sizes.width, on, vit_detail::dense(4 * sizes.width, sizes.width))),
       mlp_dropout_(child<nn::Dropout>("mlp.4", sizes.dropout, sizes.build == Build::textbook)) {}
 
 Tensor VitBlock::feed_forward(const Tensor& x) {
   if (feed_forward_ == FeedForward::tiled) {
-    return mlp_dropout_(tiled_feed_forward(norm2_(x), {up_, nullptr, down_, vit_detail::fused_gelu(build_), compute_}));
+    return mlp_dropout_(tiled_feed_forward(
+        norm2_(x), {*up_.parts[0], nullptr, *down_.parts[0], vit_detail::fused_gelu(build_), compute_}));
   }
-  Tensor y = up_(norm2_(x));  // (N, T, 4C)
-  if (build_ == Build::textbook) {
-    const PathScope scope("mlp.1");
-    y = gelu(y, GeluForm::erf);
-  }
-  return mlp_dropout_(down_(gelu_dropout_(y)));
+  return mlp_dropout_(sum_of_parts(norm2_(x), down_, [&](std::size_t p, Tensor in) {
+    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (N, T, 4C / parts)
+    if (build_ == Build::textbook) {
+      const PathScope scope = part_path("mlp.1", p);
+      y = gelu(y, GeluForm::erf);
+    }
+    return (*gelu_dropouts_[p])(y);
+  }));
 }
 
 Tensor VitBlock::forward(const Tensor& x) {

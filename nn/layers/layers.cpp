@@ -44,8 +44,8 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
       fp8_(on, linear_detail::own_inputs(in, options), linear_detail::own_outputs(out, options)),
       is_coded_(on.coded_weights != nullptr),
       is_in_block_(on.is_in_blocks) {
-  const bool is_normal = options.deviation >= 0;
-  const double bound = 1 / std::sqrt(static_cast<double>(in));
+  const bool is_normal = options.deviation >= 0, has_bound = options.bound >= 0;
+  const double bound = has_bound ? options.bound : 1 / std::sqrt(static_cast<double>(in));
   const auto drawn = [&](const Shape& whole, int axis, const RandomSite& site) {
     if (!options.part) {
       return is_normal ? init::normal(whole, options.deviation, on.dtype, on.device)
@@ -62,9 +62,9 @@ Linear::Linear(std::int64_t in, std::int64_t out, const TensorOptions& on, const
         "weight", options.weight_is_in_out ? drawn({in, out}, 1, part.weight) : drawn({out, in}, 0, part.weight));
   }
   if (options.has_bias) {
-    bias = add_parameter("bias",
-                         is_normal ? init::constant({linear_detail::own_outputs(out, options)}, 0, on.dtype, on.device)
-                                   : drawn({out}, 0, part.bias));
+    bias = add_parameter("bias", is_normal || has_bound ? init::constant({linear_detail::own_outputs(out, options)}, 0,
+                                                                         on.dtype, on.device)
+                                                        : drawn({out}, 0, part.bias));
   }
   if (fp8_.state().defined()) {
     add_buffer("fp8_amax", fp8_.state().amax);

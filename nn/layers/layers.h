@@ -29,6 +29,8 @@ struct LinearOptions {
   /// Deviation of the normal the weight starts from (bias 0). Negative: uniform in +-1/sqrt(I), weight and bias (He et
   /// al. 2015 with a = sqrt(5), PyTorch's default).
   double deviation = -1;
+  /// Instead of 1/sqrt(I), of a negative deviation: the bound of the uniform values of the weight; the bias is 0.
+  double bound = -1;
   std::optional<LinearPart> part = {};  ///< none: it is whole
 };
 

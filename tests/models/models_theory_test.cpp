@@ -57,7 +57,7 @@ TEST_CASE("models theory: the textbook build holds its closed form when backward
 }
 
 TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "[models][theory]") {
-  const std::string name = GENERATE("char-gpt", "bert-base", "tiny-llama");
+  const std::string name = GENERATE("char-gpt", "bert-base", "tiny-llama", "vit-b16");
   const int parts = GENERATE(1, 2, 4, 8);
   const bool is_team = GENERATE(false, true);
   const models::Build build = GENERATE(models::Build::fused, models::Build::textbook);
@@ -68,7 +68,12 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
   models::Setup setup;
   setup.model = name;
   models::ModelOptions& sizes = setup.sizes;
-  sizes.layers = 2, sizes.width = 64, sizes.heads = 8, sizes.sequence = 32, sizes.build = build;
+  sizes.layers = 2, sizes.width = 64, sizes.heads = 8, sizes.build = build;
+  if (name == "vit-b16") {
+    sizes.image = 32;
+  } else {
+    sizes.sequence = 32;
+  }
   if (name == "tiny-llama") {
     sizes.key_heads = 8, sizes.hidden = 96;
   } else {

@@ -45,7 +45,12 @@ models::Setup setup_of(const Row& row) {
   models::Setup setup;
   setup.model = row.model;
   models::ModelOptions& sizes = setup.sizes;
-  sizes.layers = 2, sizes.width = 48, sizes.heads = 12, sizes.sequence = 16, sizes.build = row.build;
+  sizes.layers = 2, sizes.width = 48, sizes.heads = 12, sizes.build = row.build;
+  if (row.model == "vit-b16") {
+    sizes.image = 32;
+  } else {
+    sizes.sequence = 16;
+  }
   if (row.model == "tiny-llama") {
     sizes.key_heads = 4;
   } else {
@@ -82,13 +87,17 @@ Result run(const models::Setup& setup, dist::Communicator* ranks, int steps = 3)
   Generator words(5);
   const GeneratorScope scope(words);
   models::Batch all = parts.model->empty_batch(setup.batch, cpu);
-  const auto vocabulary = static_cast<double>(parts.model->options().vocabulary);
-  const auto draw = [&] { return to_dtype(uniform(all.input.shape(), 0, vocabulary, DType::f64), DType::i64); };
+  const models::ModelOptions& sizes = parts.model->options();
+  const auto classes = static_cast<double>(parts.model->is_text() ? sizes.vocabulary : sizes.classes);
+  const auto draw = [&](const Tensor& like) {  // ids, classes, or numbers of images
+    const Tensor numbers = uniform(like.shape(), 0, like.dtype() == DType::i64 ? classes : 1, DType::f64);
+    return to_dtype(numbers, like.dtype());
+  };
   Result result;
   const std::int64_t count = data_ranks(setup) * setup.micro_batches;
   for (int step = 0; step < steps; ++step) {
-    all.input = draw();
-    all.target = draw();
+    all.input = draw(all.input);
+    all.target = draw(all.target);
     const GeneratorScope own(parts.generator);
     const Tensor loss = nn::training_step(
         *parts.optimizer,
@@ -136,7 +145,11 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
                                         {"bert-base", 2, 1},
                                         {"bert-base", 4, 1, 0, 1, "O1"},
                                         {"bert-base", 2, 2, 3, 2, "bf16"},
-                                        {"bert-base", 2, 1, 0, 1, "", "", Build::textbook}}));
+                                        {"bert-base", 2, 1, 0, 1, "", "", Build::textbook},
+                                        {"vit-b16", 2, 1},
+                                        {"vit-b16", 4, 2, 2, 1, "O1"},
+                                        {"vit-b16", 2, 2, 3, 1, "bf16"},
+                                        {"vit-b16", 2, 1, 0, 1, "", "", Build::textbook}}));
   INFO(row.text());
   const models::Setup setup = setup_of(row);
   const Result one = run(alone(setup), nullptr);
@@ -166,7 +179,7 @@ TEST_CASE("tensor parallel: several ranks have the bits of one with all parts", 
 }
 
 TEST_CASE("tensor parallel: a model in parts is the whole model, within rounding", "[tensor_parallel]") {
-  const std::string model = GENERATE("char-gpt", "tiny-llama", "bert-base");
+  const std::string model = GENERATE("char-gpt", "tiny-llama", "bert-base", "vit-b16");
   const int tp = GENERATE(2, 4);
   models::Setup setup = setup_of({model, tp, 1});
   setup.ranks = 1;
@@ -190,11 +203,12 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
                                         {"char-gpt", 4, 1, 0, 1, "bf16"},
                                         {"char-gpt", 2, 2, 3},
                                         {"tiny-llama", 2, 2, 2},
-                                        {"bert-base", 4, 1, 0, 1, "O1"}}));
+                                        {"bert-base", 4, 1, 0, 1, "O1"},
+                                        {"vit-b16", 2, 2, 1}}));
   INFO(row.text() << (has_budget ? ", budget" : ""));
   models::TrainOptions options;
   options.setup = setup_of(row);
-  options.setup.sizes.sequence = 64;
+  if (row.model != "vit-b16") options.setup.sizes.sequence = 64;
   options.data = "synthetic";
   options.steps = 3;
   options.eval_batches = 1;
