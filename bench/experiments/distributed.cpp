@@ -205,6 +205,7 @@ report::Experiment distributed_parts_experiment(const ExperimentOptions& options
         if (model == std::string("vit-b16")) sizes.image = 32;
         if (model == std::string("tiny-llama")) sizes.dropout = -1, sizes.key_heads = 4;
         one.setup.tp = parts;
+        one.setup.batch = 24, one.setup.micro_batches = 2;
         const models::TrainReport expected = train(prepare_training(one));
         for (const int teams : {1, 2}) {
           for (int zero = 0; zero <= (teams == 1 ? 0 : 3); zero += options.is_quick ? 3 : 1) {
@@ -213,7 +214,7 @@ report::Experiment distributed_parts_experiment(const ExperimentOptions& options
               models::TrainOptions several = one;
               several.setup.ranks = parts * teams;
               several.setup.zero = zero;
-              several.setup.micro_batches = all_micro_batches / teams;
+              several.setup.micro_batches = one.setup.micro_batches / teams;
               several.setup.bucket_bytes = 64 << 10;
               if (has_budget) several.budget_bytes = least_budget(several);
               const models::TrainReport result = run_on_ranks(several);
