@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace thimble {
 
@@ -25,9 +26,9 @@ class FunctionRef<R(Args...)> {
   FunctionRef(F&& f) noexcept  // NOLINT(google-explicit-constructor): a reference to any callable
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
         call_([](void* object, Args... args) -> R {
-          return (*static_cast<std::remove_reference_t<F>*>(object))(static_cast<Args>(args)...);
+          return (*static_cast<std::remove_reference_t<F>*>(object))(std::forward<Args>(args)...);
         }) {}
-  R operator()(Args... args) const { return call_(object_, static_cast<Args>(args)...); }
+  R operator()(Args... args) const { return call_(object_, std::forward<Args>(args)...); }
 
  private:
   void* object_;

@@ -60,13 +60,13 @@ Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
     const Shape heads{x.size(0), x.size(1), sizes_.heads / team_.parts, sizes_.width / sizes_.heads};
     const Tensor q = reshape((*query_.parts[p])(x), heads), k = reshape((*key_.parts[p])(x), heads),
                  v = reshape((*value_.parts[p])(x), heads);
-    const PathScope scope = part_path("attention.self", p);
+    const PathScope scope(part_name("attention.self", p));
     const Tensor y = sizes_.build == Build::fused ? attention(q, k, v, options)
                                                   : attention_textbook(q, k, v, options);  // (B, T, H / parts, D)
-    return reshape(y, {x.size(0), x.size(1), sizes_.width / team_.parts});
+    return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes_.width / team_.parts}));
   };
   return attention_dropout_(
-      sum_of_parts(nn::as_operand(in, compute_), attention_out_, of_part));  // once for the three of them
+      sum_of_parts(nn::as_operand(in, compute_), attention_out_.bias, of_part));  // once for the three of them
 }
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
@@ -74,11 +74,11 @@ Tensor BertLayer::feed_forward(const Tensor& x) {
     return mlp_dropout_(
         tiled_feed_forward(x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
   }
-  return mlp_dropout_(sum_of_parts(x, down_, [&](std::size_t p, Tensor in) {
-    const Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
-    if (sizes_.build == Build::fused) return y;
-    const PathScope scope = part_path("intermediate.gelu", p);
-    return gelu(y, GeluForm::erf);
+  return mlp_dropout_(sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
+    const Tensor y =  // (B, T, 4C / parts)
+        bert_detail::gelu_if_textbook((*up_.parts[p])(std::exchange(in, Tensor())), sizes_.build,
+                                      part_name("intermediate.gelu", p));
+    return (*down_.parts[p])(y);
   }));
 }
 

@@ -73,10 +73,12 @@ Tensor GptBlock::attend(const Tensor& x, const Tensor& mask, const nn::CachedLay
   options.window = sizes_.window;
   options.mask = mask;
   options.dropout = is_training() ? sizes_.dropout : 0;
-  return attention_dropout_(sum_of_parts(norm1_(x), attention_out_, [&](std::size_t p, Tensor in) {
+  return attention_dropout_(sum_of_parts(norm1_(x), attention_out_.bias, [&](std::size_t p, Tensor in) {
     const Tensor qkv = (*qkv_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 3C / parts)
-    const PathScope scope = part_path("attn", p);
-    return sizes_.build == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
+    const PathScope scope(part_name("attn", p));
+    const Tensor y =
+        sizes_.build == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
+    return (*attention_out_.parts[p])(y);
   }));
 }
 
@@ -85,11 +87,13 @@ Tensor GptBlock::feed_forward(const Tensor& x) {
     const FeedForwardParts parts{*up_.parts[0], nullptr, *down_.parts[0], gpt_detail::fused_gelu(sizes_), compute_};
     return mlp_dropout_(tiled_feed_forward(norm2_(x), parts));
   }
-  return mlp_dropout_(sum_of_parts(norm2_(x), down_, [&](std::size_t p, Tensor in) {
-    const Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
-    if (sizes_.build == Build::fused) return y;
-    const PathScope scope = part_path("mlp.gelu", p);
-    return gelu(y);
+  return mlp_dropout_(sum_of_parts(norm2_(x), down_.bias, [&](std::size_t p, Tensor in) {
+    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+    if (sizes_.build == Build::textbook) {
+      const PathScope scope(part_name("mlp.gelu", p));
+      y = gelu(y);
+    }
+    return (*down_.parts[p])(y);
   }));
 }
 

@@ -55,13 +55,14 @@ Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::Cached
     const Tensor q = rotary(heads((*query_.parts[p])(x), sizes.heads), turns);
     const Tensor k = rotary(heads((*key_.parts[p])(x), sizes.key_heads), turns);
     const Tensor v = heads((*value_.parts[p])(x), sizes.key_heads);
-    const PathScope scope = part_path("self_attn", p);
+    const PathScope scope(part_name("self_attn", p));
     const Tensor y = past != nullptr               ? past->attend(q, k, v, sizes.window)
                      : sizes.build == Build::fused ? attention(q, k, v, options)
                                                    : attention_textbook(q, k, v, options);
-    return reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts});
+    return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts}));
   };
-  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_, of_part);  // once for the three of them
+  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_.bias,
+                      of_part);  // once for the three of them
 }
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
@@ -69,10 +70,13 @@ Tensor LlamaLayer::feed_forward(const Tensor& in) {
     return tiled_feed_forward(norm2_(in),
                               {*up_.parts[0], gate_.parts[0], *down_.parts[0], kernels::Activation::none, compute_});
   }
-  return sum_of_parts(nn::as_operand(norm2_(in), compute_), down_, [&](std::size_t p, const Tensor& x) {
+  return sum_of_parts(nn::as_operand(norm2_(in), compute_), down_.bias, [&](std::size_t p, const Tensor& x) {
     const Tensor gate = (*gate_.parts[p])(x), up = (*up_.parts[p])(x);  // (B, T, f / parts)
-    const PathScope scope = part_path("mlp", p);
-    return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
+    const auto gated = [&] {
+      const PathScope scope(part_name("mlp", p));
+      return config_.sizes.build == Build::fused ? swiglu(gate, up) : mul(silu(gate), up);
+    };
+    return (*down_.parts[p])(gated());
   });
 }
 

@@ -78,24 +78,25 @@ std::vector<nn::Dropout*> CutBlock::cut_dropout(const std::string& name, double 
   return parts;
 }
 
-Tensor CutBlock::sum_of_parts(Tensor x, const CutLinear& last, FunctionRef<Tensor(std::size_t, Tensor)> run) {
-  if (!is_cut()) return (*last.parts[0])(run(0, std::move(x)));
+Tensor CutBlock::sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(std::size_t, Tensor)> term_of) {
+  if (!is_cut()) return term_of(0, std::move(x));
   x = nn::as_operand(x, compute_);  // once for all parts
   // Where all parts are here, their gradients are added up before those of x's other readers, as a team's are.
   if (team_.ranks == nullptr) x = dist::enter_part(team_, x);
+  const auto count = static_cast<std::size_t>(team_.count());
   std::vector<Tensor> terms;
-  for (std::size_t p = 0; p < last.parts.size(); ++p) {
+  for (std::size_t p = 0; p < count; ++p) {
     Tensor own = dist::enter_part(team_, x);
-    if (p + 1 == last.parts.size()) x = Tensor();
-    terms.push_back((*last.parts[p])(run(p, std::move(own))));
+    if (p + 1 == count) x = Tensor();
+    terms.push_back(term_of(p, std::move(own)));
   }
   const Tensor sum = dist::sum_parts(team_, terms);
   terms.clear();
-  return last.bias.defined() ? add(sum, nn::as_operand(last.bias, compute_)) : sum;
+  return bias.defined() ? add(sum, nn::as_operand(bias, compute_)) : sum;
 }
 
-PathScope CutBlock::part_path(const char* name, std::size_t p) const {
-  return PathScope(is_cut() ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name);
+std::string CutBlock::part_name(const char* name, std::size_t p) const {
+  return is_cut() ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name;
 }
 
 bool has_parts(const Model& model) {

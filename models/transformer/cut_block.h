@@ -43,12 +43,12 @@ class CutBlock : public nn::Layer {
   /// What drops inner results of this rank's parts: `name`, or a module for each part.
   std::vector<nn::Dropout*> cut_dropout(const std::string& name, double probability, bool is_textbook);
 
-  /// The sum over all parts of last(run(p, x)), where p counts this rank's. run takes x over, so that x goes as soon as
-  /// it is read.
-  Tensor sum_of_parts(Tensor x, const CutLinear& last, FunctionRef<Tensor(std::size_t p, Tensor x)> run);
+  /// The sum over all parts of term_of(p, x), where p counts this rank's, and a bias, which may be undefined. term_of
+  /// takes x over, so that x goes as soon as it is read.
+  Tensor sum_of_parts(Tensor x, const Tensor& bias, FunctionRef<Tensor(std::size_t p, Tensor x)> term_of);
   bool is_cut() const noexcept { return team_.parts > 1; }
-  /// What run() draws random numbers and allocates under: a path of the part's own.
-  PathScope part_path(const char* name, std::size_t p) const;
+  /// What a part draws random numbers and allocates under.
+  std::string part_name(const char* name, std::size_t p) const;
 
   dist::Team team_;
   std::optional<DType> compute_;

@@ -74,9 +74,10 @@ Tensor VitAttention::forward(const Tensor& x) {  // (N, T, C)
   AttentionOptions options;
   options.causal = false;
   const std::int64_t heads = heads_ / team_.parts;  // of a part
-  return sum_of_parts(x, out_, [&](std::size_t p, const Tensor& in) {
+  return sum_of_parts(x, out_.bias, [&](std::size_t p, const Tensor& in) {
     const Tensor qkv = is_cut() ? (*in_parts_.parts[p])(in) : project(in);
-    return build_ == Build::fused ? attention(qkv, heads, options) : attention_textbook(qkv, heads, options);
+    return (*out_.parts[p])(build_ == Build::fused ? attention(qkv, heads, options)
+                                                   : attention_textbook(qkv, heads, options));
   });
 }
 
@@ -99,13 +100,13 @@ Tensor VitBlock::feed_forward(const Tensor& x) {
     return mlp_dropout_(tiled_feed_forward(
         norm2_(x), {*up_.parts[0], nullptr, *down_.parts[0], vit_detail::fused_gelu(build_), compute_}));
   }
-  return mlp_dropout_(sum_of_parts(norm2_(x), down_, [&](std::size_t p, Tensor in) {
+  return mlp_dropout_(sum_of_parts(norm2_(x), down_.bias, [&](std::size_t p, Tensor in) {
     Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (N, T, 4C / parts)
     if (build_ == Build::textbook) {
-      const PathScope scope = part_path("mlp.1", p);
+      const PathScope scope(part_name("mlp.1", p));
       y = gelu(y, GeluForm::erf);
     }
-    return (*gelu_dropouts_[p])(y);
+    return (*down_.parts[p])((*gelu_dropouts_[p])(y));
   }));
 }
 
