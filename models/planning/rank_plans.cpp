@@ -35,9 +35,8 @@ nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Pla
   of_rank.rank = 0;
   nn::Planner first(options.run_of(of_rank), options.device, options.costs, planner_options(of_rank, options.device));
   std::size_t target = options.budget_bytes, most = 0;
-  constexpr int tries = 4;  // blocks of shards differ by grains, arenas by granules
-  for (int i = 0; i < tries; ++i) {
-    const nn::Plan plan = first.fit(target);
+  // The plan on this rank; `most` is what it needs on the one that needs most.
+  const auto place_on_all = [&](const nn::Plan& plan) {
     nn::Plan own;
     most = 0;
     for (of_rank.rank = 0; of_rank.rank < of_rank.ranks; ++of_rank.rank) {
@@ -45,8 +44,17 @@ nn::Plan fit_in_budget(const ChoiceOptions& options, const Setup& setup, nn::Pla
       most = std::max(most, placed.peak_bytes);
       if (of_rank.rank == setup.rank) own = std::move(placed);
     }
-    if (most <= options.budget_bytes) return own;
-    target -= std::min(target, most - options.budget_bytes);
+    return own;
+  };
+  constexpr int tries = 4;  // blocks of shards differ by grains, arenas by granules
+  try {
+    for (int i = 0; i < tries; ++i) {
+      nn::Plan own = place_on_all(first.fit(target));
+      if (most <= options.budget_bytes) return own;
+      target -= std::min(target, most - options.budget_bytes);
+    }
+  } catch (const nn::BudgetError& error) {  // of rank 0
+    place_on_all(first.fit(error.minimum_bytes()));
   }
   throw nn::BudgetError("fit: no plan needs as little as " + memory::exact_bytes(options.budget_bytes) +
                             " on every rank; one needs " + memory::exact_bytes(most),
