@@ -142,11 +142,16 @@ nn::TrainControl agreed(const nn::TrainControl& control, dist::Communicator* ran
 
 /// Every rank's, on every rank.
 std::vector<RankFigures> gather_figures(const TrainReport& report, const memory::Stack& stack,
-                                        dist::Communicator* ranks) {
+                                        const dist::Communicator::Volume& volume, dist::Communicator* ranks) {
   if (ranks == nullptr) return {};
-  const RankFigures own{report.predicted_peak_bytes, report.measured_peak_bytes, stack.ledger->peak_by_category(),
-                        report.state_bytes,          report.measured_tier_bytes, report.process_peak_bytes,
-                        ranks->volume().bytes_sent,  ranks->volume().messages};
+  const RankFigures own{report.predicted_peak_bytes,
+                        report.measured_peak_bytes,
+                        stack.ledger->peak_by_category(),
+                        report.state_bytes,
+                        report.measured_tier_bytes,
+                        report.process_peak_bytes,
+                        volume.bytes_sent,
+                        volume.messages};
   std::vector<RankFigures> all(static_cast<std::size_t>(ranks->size()));
   ranks->all_gather(&own, sizeof(own), all.data());
   return all;
@@ -217,7 +222,7 @@ TrainReport train(const PreparedTraining& prepared, const nn::TrainObserver& obs
   if (options.device == cpu) {
     report.arena_rss_bytes = process::mapping_rss_bytes(stack.arena->base(), stack.arena->reserved_bytes());
   }
-  report.ranks = detail::gather_figures(report, stack, ranks);
+  report.ranks = detail::gather_figures(report, stack, training.volume(), ranks);
   return report;
 }
 

@@ -66,6 +66,16 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
   options.ranks = parallel.get();
 }
 
+dist::Communicator::Volume TrainedParts::volume() const {
+  dist::Communicator::Volume sum{0, 0};
+  for (const dist::Communicator* of : {ranks, team_ranks.get(), like_ranks.get()}) {
+    if (of == nullptr) continue;
+    sum.bytes_sent += of->volume().bytes_sent;
+    sum.messages += of->volume().messages;
+  }
+  return sum;
+}
+
 dist::WholeState whole_state(const Setup& setup, Device device) {
   const Device on = dry(device);
   const memory::Stack stack = memory::make_resource(on, nn::profile_options(on));

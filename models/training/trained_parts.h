@@ -31,6 +31,9 @@ struct TrainedParts {
   std::unique_ptr<optim::Optimizer> optimizer;
   std::unique_ptr<optim::GradScaler> scaler;  ///< null: the loss is not scaled
   nn::StepOptions options;
+
+  /// What this rank has begun to send to others, of its team and of those with the same parts. Zeros: one rank.
+  dist::Communicator::Volume volume() const;
 };
 
 /// The state that one rank's optimizer of the setup has, whatever `setup` shares out: by a dry twin.

@@ -117,6 +117,7 @@ class Training {
   void visit_load();
   /// The ranks; null: this is the only one.
   dist::DataParallel* parallel() noexcept { return parts_.parallel.get(); }
+  dist::Communicator::Volume volume() const { return parts_.volume(); }
   /// The optimizer's state of all ranks.
   const dist::WholeState& whole_state();
   /// The captured step; null where steps are not captured, and before the first.

@@ -47,6 +47,9 @@ TEST_CASE("parts: a fold adds in the order of ranks, or from the last one on", "
     const Tensor sum = dist::fold(team, mine, last_first);
     CHECK((to_host<float>(mine) == numbers_of(team.rank(), n)));  // held here, so not written
     sums[static_cast<std::size_t>(team.rank())] = to_host<float>(sum);
+    const auto begin_of = [&](int r) { return n * r / ranks; };  // of a rank's share
+    const std::int64_t own = begin_of(team.rank() + 1) - begin_of(team.rank());
+    CHECK(static_cast<std::int64_t>(team.volume().bytes_sent) == 4 * ((n - own) + (ranks - 1) * own));
   });
   for (const std::vector<float>& sum : sums) CHECK((sum == expected));
 }
