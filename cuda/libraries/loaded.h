@@ -1,6 +1,6 @@
 #pragma once
 // Shared libraries of NVIDIA's that are loaded where they are first called, and stay. A program that computes on the
-// CPU has none of their bytes: linked, cuBLASLt and cuDNN would take 200 MiB of its memory before main() begins.
+// CPU has none of their bytes: linked, cuBLASLt and cuDNN would take hundreds of MiB before main() begins.
 
 #include <string>
 
