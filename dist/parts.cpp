@@ -15,6 +15,8 @@
 
 namespace thimble::dist {
 
+int Team::first() const noexcept { return ranks != nullptr ? ranks->rank() : 0; }
+
 Tensor EnterPart::forward(const Tensor& x, Needs, Saved&) const { return view::reshape(x, x.shape()); }
 
 Gradients EnterPart::backward(Saved, Tensor dy, Needs) const {

@@ -5,6 +5,8 @@
 // whoever has them. One rank alone computes all parts one after the other; of a team of ranks each has one part, with
 // the bits of that one rank. dist/parts.h has the operators.
 
+#include <cstdint>
+
 namespace thimble::dist {
 
 class Communicator;
@@ -13,10 +15,11 @@ class Communicator;
 struct Team {
   int parts = 1;
   Communicator* ranks = nullptr;  ///< of as many ranks, which have one part each; null: this rank has all
-  int rank = 0;                   ///< of these
 
-  int first() const noexcept { return rank; }
+  int first() const noexcept;
   int count() const noexcept { return ranks != nullptr ? 1 : parts; }
+  /// What of `all` is in this rank's parts.
+  std::int64_t own(std::int64_t all) const noexcept { return all / parts * count(); }
 };
 
 }  // namespace thimble::dist

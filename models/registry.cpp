@@ -1,5 +1,6 @@
 // The models by name, each with its theory. A new model is a row of the list.
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -96,7 +97,8 @@ Tensor Model::loss(const Batch& batch) {
 
 std::unique_ptr<Model> make_model(std::string_view name, const ModelOptions& options, const nn::TensorOptions& on) {
   std::unique_ptr<Model> model = registry_detail::row_of(name).make(name, options, on);
-  if (options.team.parts > 1 && !has_parts(*model)) {
+  const auto is_whole = [](int layer) { return layer < 0; };
+  if (options.team.parts > 1 && std::ranges::all_of(part_layers(*model, model->trainable()), is_whole)) {
     throw ValueError("model: " + std::string(name) + " in " + std::to_string(options.team.parts) +
                      " parts: its layers are whole, and 1 is allowed");
   }

@@ -36,8 +36,8 @@ void add_rank_flags(CLI::App& command, const std::shared_ptr<models::Setup>& set
       "Ranks that train together, each on its share of the batch; mpirun and srun say it themselves (1)");
   add("--tp", setup->tp, 1, ranks_detail::most_ranks,
       "Parts that blocks are cut into: of several ranks each has one part, and as many in a row compute the same "
-      "samples; "
-      "one rank has all (1)");
+      "samples; one "
+      "rank has all (1)");
   add("--zero", setup->zero, 0, 3,
       "What ranks share out: 0 nothing, 1 the optimizer's state, 2 gradients as well, 3 parameters as well (0)");
   command

@@ -184,10 +184,8 @@ report::Experiment distributed_parts_experiment(const ExperimentOptions& options
   experiment.theory =
       "One rank that computes all parts of each block, one after the other, adds up what they give in their order; t "
       "ranks that have one part each add in the same order. So losses have the same bits, whoever has the parts. What "
-      "a "
-      "rank needs is said by a dry run of that rank alone. Figures are sums over the ranks; each rank's own are "
-      "compared "
-      "as well.";
+      "a rank needs is said by a dry run of that rank alone. Figures are sums over the ranks; each rank's own are "
+      "compared as well.";
   experiment.columns = {{"sent", "sent per step", report::Unit::bytes},
                         {"loss_last", "last loss", report::Unit::plain, 6}};
   std::size_t same = 0;

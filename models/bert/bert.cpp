@@ -65,8 +65,8 @@ Tensor BertLayer::attend(const Tensor& in, const Tensor& mask) {  // (B, T, C)
                                                   : attention_textbook(q, k, v, options);  // (B, T, H / parts, D)
     return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes_.width / team_.parts}));
   };
-  return attention_dropout_(
-      sum_of_parts(nn::as_operand(in, compute_), attention_out_.bias, of_part));  // once for the three of them
+  // The operand is cast once for the three of them.
+  return attention_dropout_(sum_of_parts(nn::as_operand(in, compute_), attention_out_.bias, of_part));
 }
 
 Tensor BertLayer::feed_forward(const Tensor& x) {
@@ -75,9 +75,11 @@ Tensor BertLayer::feed_forward(const Tensor& x) {
         tiled_feed_forward(x, {*up_.parts[0], nullptr, *down_.parts[0], kernels::Activation::gelu_erf, compute_}));
   }
   return mlp_dropout_(sum_of_parts(x, down_.bias, [&](std::size_t p, Tensor in) {
-    const Tensor y =  // (B, T, 4C / parts)
-        bert_detail::gelu_if_textbook((*up_.parts[p])(std::exchange(in, Tensor())), sizes_.build,
-                                      part_name("intermediate.gelu", p));
+    Tensor y = (*up_.parts[p])(std::exchange(in, Tensor()));  // (B, T, 4C / parts)
+    if (sizes_.build == Build::textbook) {
+      const PathScope scope(part_name("intermediate.gelu", p));
+      y = gelu(y, GeluForm::erf);
+    }
     return (*down_.parts[p])(y);
   }));
 }

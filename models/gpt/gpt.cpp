@@ -159,7 +159,6 @@ nn::KvCacheSizes Gpt::cache_sizes() const {
 }
 
 Tensor Gpt::extend(const Tensor& ids, nn::KvCache& cache) {
-  if (options_.team.parts > 1) throw ValueError("gpt: a cache with blocks in parts; whole blocks are allowed");
   const std::int64_t first = cache.length(), end = check_extension("gpt", ids, cache);
   const PathScope scope(path());
   Tensor x = add(tokens_(ids), slice(positions_.weight, 0, first, end));  // (B, T, C)

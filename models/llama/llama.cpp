@@ -61,8 +61,8 @@ Tensor LlamaLayer::attend(const Tensor& in, const Tensor& mask, const nn::Cached
                                                    : attention_textbook(q, k, v, options);
     return (*attention_out_.parts[p])(reshape(y, {x.size(0), x.size(1), sizes.width / team_.parts}));
   };
-  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_.bias,
-                      of_part);  // once for the three of them
+  // The operand is cast once for the three of them.
+  return sum_of_parts(nn::as_operand(norm1_(in), compute_), attention_out_.bias, of_part);
 }
 
 Tensor LlamaLayer::feed_forward(const Tensor& in) {
@@ -145,7 +145,6 @@ nn::KvCacheSizes Llama::cache_sizes() const {
 }
 
 Tensor Llama::extend(const Tensor& ids, nn::KvCache& cache) {
-  if (options_.team.parts > 1) throw ValueError("llama: a cache with layers in parts; whole layers are allowed");
   check_extension("llama", ids, cache);
   const PathScope scope(path());
   Tensor x = tokens_(ids);  // (B, T, h)

@@ -40,7 +40,7 @@ std::vector<Term> layer_kept(const ModelOptions& sizes, const nn::Precision& pre
   const bool is_textbook = sizes.build == Build::textbook;
   const Widths n(sizes);
   const std::int64_t sh = n.s * n.h, sf = n.s * n.f;
-  const auto own = [&](std::int64_t all) { return all / sizes.team.parts * sizes.team.count(); };
+  const auto own = [&](std::int64_t all) { return sizes.team.own(all); };
   TermList kept(precision);
   kept.statistics("norm statistics", 2 * n.s);
   Readers(n.h, {n.h, n.keys, n.keys}).add(kept, "norm 1 output", n.s, precision, false);

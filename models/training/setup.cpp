@@ -89,7 +89,7 @@ std::shared_ptr<Tier> make_tier(const Setup& setup, Device device, const char* o
 }
 
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks,
-                                  const dist::Team& team) {
+                                  dist::Communicator* team) {
   std::shared_ptr<ParameterStore> store;
   if (ranks != nullptr && setup.zero == 3) store = std::make_shared<dist::ShardStore>(*ranks);
   if (setup.offloads_parameters) {
@@ -99,7 +99,7 @@ std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Commu
   nn::TensorOptions on = tensor_options(setup, device);
   if (const auto code = base_code(setup)) on.coded_weights = std::make_shared<nn::quant::CodedStore>(*code);
   ModelOptions sizes = setup.sizes;
-  sizes.team = team.ranks != nullptr ? team : dist::Team{.parts = setup.tp};
+  sizes.team = {setup.tp, team};
   std::unique_ptr<Model> model = make_model(setup.model, sizes, on);
   begin_fine_tuning(setup, *model, device);
   return model;

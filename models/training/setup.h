@@ -2,6 +2,7 @@
 // A named model with its optimizer, sizes and techniques, from which plans and training runs are made. Errors name an
 // option as it is spelled here, in backticks: "`micro_batches`: 3 does not divide `batch` 8".
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -80,8 +81,12 @@ struct Setup {
 };
 
 /// Ranks that share the batch out, and which of them this one is: of several ranks each team counts as one.
-inline int data_ranks(const Setup& setup) noexcept { return setup.ranks == 1 ? 1 : setup.ranks / setup.tp; }
-inline int data_rank(const Setup& setup) noexcept { return setup.ranks == 1 ? 0 : setup.rank / setup.tp; }
+inline int data_ranks(const Setup& setup) noexcept {
+  return setup.ranks == 1 || setup.tp < 1 ? setup.ranks : std::max(1, setup.ranks / setup.tp);
+}
+inline int data_rank(const Setup& setup) noexcept {
+  return setup.ranks == 1 || setup.tp < 1 ? setup.rank : setup.rank / setup.tp;
+}
 
 /// The number of micro-batches is to be chosen for a budget (models/planning/choices.h). No run can be made before.
 inline constexpr std::int64_t auto_micro_batches = 0;
@@ -163,11 +168,12 @@ struct OptimizerNumbers {
 OptimizerNumbers optimizer_numbers(const Setup& setup, const Model& model);
 
 /// The model that is trained, whose parameters are in a store where the setup says so: away, or in stage 3 of ZeRO
-/// shared out over `ranks`, which have the same parts. These and the team's ranks must live as long. Throws what
+/// shared out over `ranks`, which have the same parts. These and `team`, the ranks that have the
+/// other parts, must live as long. Throws what
 /// make_model throws, ValueError where parameters are to be offloaded and there is no place for that, or not on its
 /// device; FileError as a tier does.
 std::unique_ptr<Model> make_model(const Setup& setup, Device device, dist::Communicator* ranks = nullptr,
-                                  const dist::Team& team = {});
+                                  dist::Communicator* team = nullptr);
 
 /// Throws ValueError for an unknown name or a rate out of range, or when the state is to be offloaded without a place
 /// for it, or not on its device; FileError as a tier does.

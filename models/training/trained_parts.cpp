@@ -32,10 +32,6 @@ std::unique_ptr<dist::Communicator> split(const Setup& setup, dist::Communicator
   });
 }
 
-dist::Team team_of(const Setup& setup, dist::Communicator* ranks) {
-  return {setup.tp, ranks, ranks != nullptr ? ranks->rank() : 0};
-}
-
 std::unique_ptr<dist::DataParallel> make_parallel(const Setup& setup, dist::Communicator* ranks,
                                                   dist::Communicator* team, const Model& model) {
   if (ranks == nullptr) return nullptr;
@@ -55,8 +51,7 @@ TrainedParts::TrainedParts(const Setup& setup, Device device, dist::Communicator
       ranks(trained_parts_detail::choose(setup, dry_ranks.get(), given)),
       team_ranks(trained_parts_detail::split(setup, ranks, true)),
       like_ranks(trained_parts_detail::split(setup, ranks, false)),
-      model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks,
-                       trained_parts_detail::team_of(setup, team_ranks.get()))),
+      model(make_model(setup, device, like_ranks ? like_ranks.get() : ranks, team_ranks.get())),
       parallel(
           trained_parts_detail::make_parallel(setup, like_ranks ? like_ranks.get() : ranks, team_ranks.get(), *model)),
       optimizer(parallel ? make_optimizer(setup, *model, parallel->parameters()) : make_optimizer(setup, *model)),

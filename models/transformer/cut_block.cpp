@@ -99,15 +99,6 @@ std::string CutBlock::part_name(const char* name, std::size_t p) const {
   return is_cut() ? std::string(name) + "." + std::to_string(team_.first() + static_cast<int>(p)) : name;
 }
 
-bool has_parts(const Model& model) {
-  bool has = false;
-  model.for_each_module([&](const nn::Module& module) {
-    const auto* const linear = dynamic_cast<const nn::Linear*>(&module);
-    has = has || (linear != nullptr && linear->is_part());
-  });
-  return has;
-}
-
 std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters) {
   std::map<const Leaf*, int> layers;
   int count = 0;

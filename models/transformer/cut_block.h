@@ -58,9 +58,6 @@ class CutBlock : public nn::Layer {
                 nn::LinearOptions options, nn::LinearPart part, std::optional<RandomSite> drawn_at);
 };
 
-/// Whether any of its layers is a part.
-bool has_parts(const Model& model);
-
 /// Of each of these parameters of a model the number of the linear layer that it is a part of; -1: it is whole.
 std::vector<int> part_layers(const Model& model, const std::vector<nn::Named>& parameters);
 

@@ -10,6 +10,9 @@
 namespace thimble::models {
 
 std::int64_t Decoder::check_extension(const char* name, const Tensor& ids, const nn::KvCache& cache) const {
+  if (options_.team.parts > 1) {
+    throw ValueError(std::string(name) + ": a cache with blocks in parts; whole blocks are allowed");
+  }
   const nn::KvCacheSizes own = cache_sizes();
   const nn::KvCacheSizes& other = cache.sizes();
   if (other.layers != own.layers || other.heads != own.heads || other.width != own.width) {

@@ -19,7 +19,8 @@ class Decoder : public Model {
   /// Reads ids (B, T), T >= 1, behind the positions that the cache has: it gets theirs, and the result are the logits
   /// (B, 1, V) of what comes after the last one, in evaluation mode those of forward() over the whole window, bit for
   /// bit, in the fused build and with a cache of cache_sizes().dtype. After an error the cache has the length it had.
-  /// Throws ShapeError, ValueError where the context is full, and as nn::KvCache::attend.
+  /// Throws ShapeError, ValueError where the context is full or blocks are in parts, and as
+  /// nn::KvCache::attend.
   virtual Tensor extend(const Tensor& ids, nn::KvCache& cache) = 0;
 
  protected:

@@ -25,7 +25,7 @@ std::vector<Term> layer_kept(const TransformerLayers& layers, const nn::Precisio
   const std::int64_t s = layers.sequence, h = layers.width, sh = s * h, as = layers.heads * s;
   const DType whole = precision.parameters, product = precision.compute.value_or(whole);
   const DType operand = is_fp8 ? precision.fp8->format().forward : product;  // what products read
-  const auto own = [&](std::int64_t all) { return all / layers.team.parts * layers.team.count(); };
+  const auto own = [&](std::int64_t all) { return layers.team.own(all); };
   TermList kept(precision);
   kept.statistics("norm statistics", 2 * 2 * s);  // two norms, mean and rstd
   if (is_pre) kept.values("norm 1 output", sh, operand);

@@ -116,7 +116,7 @@ TEST_CASE("parts: a team of ranks has the values and gradients of one rank", "[p
     REQUIRE(one.dx[i] == Approx(dx).epsilon(1e-5));
   }
   dist::run_ranks(parts, [&](dist::Communicator& ranks) {
-    const Result own = run({parts, &ranks, ranks.rank()});
+    const Result own = run({parts, &ranks});
     CHECK((own.y == one.y));
     CHECK((own.dx == one.dx));
   });

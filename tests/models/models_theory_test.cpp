@@ -81,7 +81,7 @@ TEST_CASE("models theory: blocks in parts, on one rank and on each of a team", "
   }
   set_precision(setup, policy);
   const auto ranks = dist::make_dry(parts - 1, parts);
-  sizes.team = {parts, is_team ? ranks.get() : nullptr, is_team ? parts - 1 : 0};
+  sizes.team = {parts, is_team ? ranks.get() : nullptr};
   const memory::Stack stack = memory::make_resource(dry(cpu));
   const ResourceScope scope(stack.top);
   Generator generator(1);
@@ -110,7 +110,7 @@ TEST_CASE("models theory: a layer in parts keeps what the literature counts", "[
       models::ModelOptions options;
       options.build = models::Build::textbook;
       const auto ranks = dist::make_dry(0, t);
-      options.team = {t, t > 1 ? ranks.get() : nullptr, 0};
+      options.team = {t, t > 1 ? ranks.get() : nullptr};
       const models::ModelOptions sizes = models::gpt_options(name, options);
       const std::int64_t s = sizes.sequence, h = sizes.width, a = sizes.heads, b = 3;
       const models::Theory theory = models::make_theory(name, options, DType::bf16);

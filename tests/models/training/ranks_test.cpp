@@ -11,9 +11,11 @@
 
 #include "support/catch.h"
 #include "support/files.h"
+#include "support/train_ranks.h"
 
 using namespace thimble;
 using files_test::TemporaryFolder;
+using thimble::testing::train;
 
 namespace {
 
@@ -53,20 +55,6 @@ models::TrainOptions options_of(const Row& row) {
   options.steps = 5;
   options.eval_batches = 2;
   return options;
-}
-
-/// Trains on as many threads as the setup has ranks; the report of rank 0.
-models::TrainReport train(const models::TrainOptions& options) {
-  if (options.setup.ranks == 1) return models::train(models::prepare_training(options));
-  models::TrainReport report;
-  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
-    models::TrainOptions own = options;
-    own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
-    models::TrainReport of_rank = models::train(models::prepare_training(own));
-    if (own.setup.rank == 0) report = std::move(of_rank);
-  });
-  return report;
 }
 
 /// The same training by one rank.

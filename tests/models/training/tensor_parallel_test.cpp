@@ -21,6 +21,7 @@
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"
+#include "support/train_ranks.h"
 
 using namespace thimble;
 
@@ -228,14 +229,7 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
     REQUIRE(least > 0);
     options.budget_bytes = least;
   }
-  models::TrainReport report;
-  dist::run_ranks(options.setup.ranks, [&](dist::Communicator& ranks) {
-    models::TrainOptions own = options;
-    own.ranks = &ranks;
-    own.setup.rank = ranks.rank();
-    models::TrainReport of_rank = models::train(models::prepare_training(own));
-    if (own.setup.rank == 0) report = std::move(of_rank);
-  });
+  const models::TrainReport report = testing::train(options);
   CHECK(report.loss_last == expected.loss_last);
   CHECK(report.loss_first != report.loss_last);
   CHECK(report.differences() == "");
