@@ -18,6 +18,7 @@
 #include <thimble/models/planning/planning.h>
 #include <thimble/models/training/trained_parts.h>
 #include <thimble/models/training/training.h>
+#include <thimble/models/transformer/decoder.h>
 #include <thimble/nn/step/profile.h>
 
 #include "support/catch.h"
@@ -245,6 +246,20 @@ TEST_CASE("tensor parallel: each rank commits what was predicted, with a budget 
     const std::int64_t stream = options.setup.batch / row.dp * tokens * 48 * (row.precision.empty() ? 4 : 2);
     CHECK(static_cast<std::int64_t>(rank.sent_bytes) >= 3 * 2 * 4 * stream * 2 * (row.tp - 1) / row.tp);
   }
+}
+
+TEST_CASE("tensor parallel: a cache is for whole blocks", "[tensor_parallel]") {
+  const std::string name = GENERATE("char-gpt", "tiny-llama");
+  models::ModelOptions sizes = setup_of({name, 2, 1}).sizes;
+  sizes.team.parts = 2;
+  const auto model = models::make_model(name, sizes);
+  auto& decoder = dynamic_cast<models::Decoder&>(*model);
+  nn::KvCacheSizes cached = decoder.cache_sizes();
+  cached.batch = 1, cached.context = 4;
+  nn::KvCache cache(cached, cpu);
+  CHECK_THROWS_WITH(decoder.extend(zeros({1, 1}, DType::i64), cache),
+                    Catch::Contains("a cache with blocks in parts; whole blocks are allowed"));
+  CHECK(cache.length() == 0);
 }
 
 TEST_CASE("tensor parallel: what is not done in parts is refused", "[tensor_parallel]") {
